@@ -1,0 +1,130 @@
+"""TernGrad: every element becomes -s, 0 or +s."""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from gossamer import kernels
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.contracts import Codec, Echo, LinearCodec, Seat
+from gossamer.core.parts import part, require
+from gossamer.core.verbs import Program, all_reduce
+from gossamer.core.wire import expect, pack, take
+
+
+@final
+@part("ternary")
+class Ternary(Codec, LinearCodec):
+    """TernGrad: clip at `clip` standard deviations, then round each element at random to a level of its tensor's scale.
+
+    s = min(c sigma, max |g|) per tensor;  t = sign(g) floor(L min(|g|/s, 1) + u), u ~ U[0, 1);  decoded s t / L.
+    Unbiased for the clipped gradient; with L = 1 its variance is s |f|_1 - |f|^2. `clip=0` switches clipping off.
+
+    Wire: ceil(d / 5) + 4 bytes a tensor for one level (base 3); 4 ceil(d / fields) for more, fields of log2(2 L + 1) bits.
+    Under `allreduce` the scale is shared (one all-reduce of 4 bytes a tensor) and levels travel in int32 lanes wide enough
+    for the sum of N: exact integers, bit-equal whatever the order.
+
+    >>> from gossamer.core.draw import Draw
+    >>> block = Block.of({"w": torch.tensor([0.5, -0.5, 0.0])})
+    >>> codec = Ternary(clip=0.0)
+    >>> wire = codec.encode(block, {}, Seat(0, 1, 0, Draw(0, 0, 0)))
+    >>> wire.numel(), codec.decode(wire, block)
+    (5, tensor([ 0.5000, -0.5000,  0.0000]))
+
+    Paper: Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NIPS 2017.
+    """
+
+    clip: float = 2.5
+    levels: int = 1
+
+    def __post_init__(self) -> None:
+        require(
+            self.clip >= 0, f"ternary: clip must be 0 (off) or positive, got {self.clip}; the paper uses 2.5"
+        )
+        require(1 <= self.levels <= 127, f"ternary: levels must be between 1 and 127, got {self.levels}")
+
+    @property
+    def unbiased(self) -> bool:
+        return self.clip == 0
+
+    @property
+    def needs_feedback(self) -> bool:
+        return False  # clipping shortens a gradient by about one percent and keeps its direction
+
+    @property
+    def contracts(self) -> bool:
+        return False  # its variance can exceed the gradient itself
+
+    def omega(self, layout: Layout) -> float:
+        """Per tensor of d elements at most (1 + sqrt d) / 2 - 1 with one level, d / (4 L^2) with L of them."""
+        if not self.unbiased:
+            return float("inf")
+        largest = max((s.numel for s in layout.segments), default=0)
+        return min(
+            (largest**0.5 - 1) / 2 if self.levels == 1 else float("inf"), largest / (4 * self.levels**2)
+        )
+
+    def wire_bytes(self, layout: Layout) -> int:
+        return 4 * len(layout.segments) + _payload_bytes(layout.numel, self.levels)
+
+    def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
+        flat, key = block.flat.float(), seat.draw.key(f"{block.name}/ternary")
+        scales = _scales(flat, block.layout, self.clip)
+        if self.levels == 1:
+            return pack(scales, kernels.ternary_encode(flat, block.layout.bounds, scales, key))
+        levels = kernels.ternary_levels(flat, block.layout.bounds, scales, key, self.levels)
+        return pack(scales, kernels.lanes_pack(levels, self.levels, 1))
+
+    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
+        expect(wire, self.wire_bytes(layout), "ternary")
+        scales, payload = take(wire, torch.float32, len(layout.segments))
+        if self.levels > 1:
+            lanes, _ = take(payload, torch.int32, payload.numel() // 4)
+            summed = kernels.lanes_unpack(lanes, layout.numel, self.levels, 1)
+            into.add_(_scaled(summed, scales, layout, self.levels), alpha=weight)
+        elif into.dtype == torch.float32:
+            kernels.ternary_accumulate(payload, layout.bounds, scales, into, weight)
+        else:
+            narrow = torch.zeros(layout.numel, device=into.device)
+            kernels.ternary_accumulate(payload, layout.bounds, scales, narrow, weight)
+            into.add_(narrow)
+
+    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+        """The packed-lane form: agree on scales, then sum integers."""
+        flat, layout, key = block.flat.float(), block.layout, seat.draw.key(f"{block.name}/ternary")
+        own = _scales(flat, layout, self.clip).nan_to_num(
+            nan=float("inf")
+        )  # a maximum may swallow NaN, never inf
+        scales = yield from all_reduce(own, "max")
+        levels = kernels.ternary_levels(flat, layout.bounds, scales, key, self.levels)
+        lanes = yield from all_reduce(kernels.lanes_pack(levels, self.levels, seat.size))
+        summed = kernels.lanes_unpack(lanes, layout.numel, self.levels, seat.size)
+        mean = _scaled(summed, scales, layout, self.levels * seat.size).to(block.flat.dtype)
+
+        def add_sent(into: Tensor, weight: float) -> None:
+            into.add_(_scaled(levels, scales, layout, self.levels), alpha=weight)
+
+        return Echo(mean, add_sent)
+
+
+def _scales(flat: Tensor, layout: Layout, clip: float) -> Tensor:
+    if clip == 0:
+        return kernels.absmax(flat, layout.bounds)
+    largest, std = kernels.absmax_and_std(flat, layout.bounds)
+    # A constant tensor has no deviation; its largest element must not be clipped to nothing.
+    return torch.where(std > 0, torch.minimum(clip * std, largest), largest)
+
+
+def _scaled(levels: Tensor, scales: Tensor, layout: Layout, steps: int) -> Tensor:
+    """Levels times their tensor's scale; a scale that is not finite makes NaN also where the level is zero."""
+    unit = torch.where(scales.isfinite(), scales / steps, torch.nan)
+    counts = torch.tensor([s.numel for s in layout.segments], device=scales.device)
+    return levels.float().mul_(torch.repeat_interleave(unit, counts, output_size=layout.numel))
+
+
+def _payload_bytes(n: int, levels: int) -> int:
+    if levels == 1:
+        return kernels.ternary_bytes(n)
+    fields = 31 // (2 * levels).bit_length()
+    return 4 * -(-n // fields)

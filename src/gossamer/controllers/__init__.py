@@ -1,0 +1,7 @@
+"""Floor 4: how much, as training goes. One controller per file, one import line here."""
+
+from gossamer.controllers.accordion import Accordion
+from gossamer.controllers.accordion_batch import AccordionBatch
+from gossamer.controllers.fixed import Fixed
+
+__all__ = ["Accordion", "AccordionBatch", "Fixed"]

@@ -1,0 +1,63 @@
+"""Accordion: compress hard only while training can bear it."""
+
+from typing import Any, final
+
+import torch
+
+from gossamer.controllers.regimes import EpochWatch, rate_dropped
+from gossamer.core.block import State
+from gossamer.core.contracts import Controller, Exchange, Facts
+from gossamer.core.parts import part, require
+
+
+@final
+@part("accordion")
+class Accordion(Controller):
+    """Per parameter: the mild exchange in critical regimes, the harsh one elsewhere.
+
+    Over every `interval`-th epoch of `epoch` steps the agreed gradients are summed to D. A parameter is critical if
+    | |D_old| - |D_now| | >= threshold |D_old|. All start mild; a learning rate that falls by `drop` at once makes all mild
+    until the next check. Memories and warm starts are kept on a switch. The gradients that count are the decoded means,
+    which every rank has, so the decision costs no traffic and is the same everywhere.
+
+    Wire: nothing of its own.
+
+    >>> from gossamer.codecs import PowerSGD
+    >>> from gossamer.exchanges import AllReduced
+    >>> Accordion(AllReduced(PowerSGD(rank=4)), AllReduced(PowerSGD(rank=1)), 100)
+    accordion(allreduce(powersgd(rank=4)), allreduce(powersgd(rank=1)), 100)
+
+    Paper: Agarwal et al., Accordion: Adaptive Gradient Communication via Critical Learning Regime Identification, MLSys 2021.
+    """
+
+    mild: Exchange
+    harsh: Exchange
+    epoch: int
+    interval: int = 10
+    threshold: float = 0.5
+    drop: float = 2.0
+
+    def __post_init__(self) -> None:
+        require(self.epoch >= 1, f"accordion: epoch must be at least 1 step, got {self.epoch}")
+        require(self.interval >= 1, f"accordion: interval must be at least 1 epoch, got {self.interval}")
+        require(
+            self.threshold > 0,
+            f"accordion: threshold must be positive, got {self.threshold}; the paper uses 0.5",
+        )
+        require(self.drop > 1, f"accordion: drop must be above 1, got {self.drop}; 2 means 'halved or less'")
+
+    def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
+        if rate_dropped(facts, state, self.drop):
+            return self._route(recipe, state, {_name(k): True for k in state if k.startswith("mild:")})
+        verdict = EpochWatch(self.epoch, self.interval, self.threshold).watch(facts, state)
+        return recipe if verdict is None else self._route(recipe, state, verdict)
+
+    def _route(self, recipe: Any, state: State, verdict: dict[str, bool]) -> Any:
+        for name, mild in verdict.items():
+            state[f"mild:{name}"] = torch.tensor(mild)
+        harsh = [_name(k) for k, mild in state.items() if k.startswith("mild:") and not mild]
+        return recipe.route(self.mild, self.harsh, sorted(harsh))
+
+
+def _name(key: str) -> str:
+    return key.removeprefix("mild:")

@@ -1,0 +1,62 @@
+"""Critical regimes: when the accumulated gradient changes fast, training is fragile."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Facts
+
+
+class EpochWatch:
+    """Accumulates gradients over every `interval`-th epoch, and compares the norm with the last accumulated one.
+
+    ratio = | |D_old| - |D_now| | / |D_old|;  critical if ratio >= threshold, or if |D_old| = 0. All of it lives in `state`.
+    """
+
+    def __init__(self, epoch: int, interval: int, threshold: float) -> None:
+        self.epoch, self.interval, self.threshold = epoch, interval, threshold
+
+    def watch(self, facts: Facts, state: State) -> dict[str, bool] | None:
+        """At the end of a watched epoch after the first: which parameters are in a critical regime."""
+        epoch, position = divmod(facts.step - 1, self.epoch)
+        if epoch % self.interval:
+            return None
+        accumulate(facts.blocks, state, fresh=position == 0)
+        if position != self.epoch - 1:
+            return None
+        verdict = dict[str, bool]()
+        for name, norm in norms(state).items():
+            old = state.get(f"old:{name}")
+            state[f"old:{name}"] = torch.tensor(norm, dtype=torch.float64)
+            if old is not None:
+                verdict[name] = critical(float(old), norm, self.threshold)
+        for key in [k for k in state if k.startswith("delta:")]:
+            del state[key]
+        return verdict or None
+
+
+def accumulate(blocks: Sequence[Block], state: State, fresh: bool) -> None:
+    for block in blocks:
+        for name, gradient in block.tensors():
+            key = f"delta:{name}"
+            state[key] = gradient.clone() if fresh or key not in state else state[key] + gradient
+
+
+def norms(state: Mapping[str, Tensor]) -> dict[str, float]:
+    prefix = "delta:"
+    return {
+        k.removeprefix(prefix): float(v.double().norm()) for k, v in state.items() if k.startswith(prefix)
+    }
+
+
+def critical(old: float, now: float, threshold: float) -> bool:
+    return old == 0 or abs(old - now) / old >= threshold
+
+
+def rate_dropped(facts: Facts, state: State, factor: float) -> bool:
+    """True where the learning rate fell by `factor` or more since the last step: a step decay, not a smooth schedule."""
+    last = state.get("lr")
+    state["lr"] = torch.tensor(facts.lr, dtype=torch.float64)
+    return last is not None and facts.lr * factor <= float(last)

@@ -1,0 +1,1 @@
+"""Floor 0: the words that everything above is written in."""

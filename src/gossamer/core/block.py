@@ -1,0 +1,132 @@
+"""A block is one flat tensor and the table of the parameters that lie in it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+
+class Segment(NamedTuple):
+    """One parameter, or a run of its elements, inside a block."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+class Layout:
+    """The table of a block: which parameter lies where. Made once, used at every step."""
+
+    def __init__(self, segments: tuple[Segment, ...], dtype: torch.dtype = torch.float32) -> None:
+        self.segments = segments
+        self.dtype = dtype
+        self._chunks: dict[int, tuple[Layout, ...]] = {}
+
+    @staticmethod
+    def of(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype = torch.float32) -> "Layout":
+        """Lay parameters end to end, in the order given."""
+        segments, offset = list[Segment](), 0
+        for name, shape in shapes.items():
+            segments.append(Segment(name, tuple(shape), offset))
+            offset += prod(shape)
+        return Layout(tuple(segments), dtype)
+
+    @cached_property
+    def bounds(self) -> tuple[int, ...]:
+        return (*(s.offset for s in self.segments), self.numel)
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(s.numel for s in self.segments)
+
+    @cached_property
+    def name(self) -> str:
+        """What errors and random draws call this block."""
+        return self.segments[0].name if self.segments else "empty"
+
+    def chunks(self, count: int) -> "tuple[Layout, ...]":
+        """Cut into `count` runs of nearly equal length; a parameter may be cut anywhere."""
+        if count not in self._chunks:
+            edges = [self.numel * i // count for i in range(count + 1)]
+            self._chunks[count] = tuple(self._run(lo, hi) for lo, hi in zip(edges, edges[1:]))
+        return self._chunks[count]
+
+    def _run(self, lo: int, hi: int) -> "Layout":
+        inside = list[Segment]()
+        for s in self.segments:
+            begin, end = max(lo, s.offset), min(hi, s.offset + s.numel)
+            if begin < end:
+                inside.append(Segment(f"{s.name}@{begin - s.offset}", (end - begin,), begin - lo))
+        return Layout(tuple(inside), self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A flat tensor (float32, or float64 for double-precision models) and its layout."""
+
+    flat: Tensor
+    layout: Layout
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor]) -> "Block":
+        """A block holding copies of these tensors.
+
+        >>> block = Block.of({"w": torch.ones(2, 3), "b": torch.zeros(3)})
+        >>> block.layout.bounds
+        (0, 6, 9)
+        >>> {name: tuple(t.shape) for name, t in block.tensors()}
+        {'w': (2, 3), 'b': (3,)}
+        """
+        flat = torch.cat([t.detach().reshape(-1) for t in tensors.values()])
+        return Block(flat, Layout.of({n: tuple(t.shape) for n, t in tensors.items()}, flat.dtype))
+
+    @property
+    def name(self) -> str:
+        return self.layout.name
+
+    @property
+    def numel(self) -> int:
+        return self.layout.numel
+
+    def like(self, flat: Tensor) -> "Block":
+        return Block(flat, self.layout)
+
+    def zeros(self) -> "Block":
+        return Block(torch.zeros_like(self.flat), self.layout)
+
+    def chunks(self, count: int) -> "tuple[Block, ...]":
+        """Views of `count` runs of nearly equal length."""
+        layouts = self.layout.chunks(count)
+        flats = self.flat.split([c.numel for c in layouts])
+        return tuple(Block(f, c) for f, c in zip(flats, layouts, strict=True))
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter as a view in its own shape."""
+        for s in self.layout.segments:
+            yield s.name, self.flat[s.offset : s.offset + s.numel].view(s.shape)
+
+
+class Draft(State):
+    """A state under revision: reads fall through to what is settled, writes wait for `commit`.
+
+    Parts never write into a state tensor; they assign a new one. So a step that is skipped (a non-finite gradient
+    anywhere) leaves no trace: its drafts are dropped.
+    """
+
+    def __init__(self, settled: State) -> None:
+        super().__init__(settled)
+        self._settled = settled
+
+    def commit(self) -> None:
+        self._settled.clear()
+        self._settled.update(self)

@@ -1,0 +1,406 @@
+"""What each kind of part promises. Every contract ends with its law; `tests/laws` is those laws."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.draw import Draw
+from gossamer.core.parts import Part
+from gossamer.core.verbs import Program
+
+Policy = Literal["equal", "mean", "owner", "drop"]
+"""What becomes of a state entry when the world changes its size. It is equal on all ranks; every new rank gets the mean
+of the old ranks' entries; each element lives with the owner of its chunk; or it starts anew."""
+
+
+class Seat(NamedTuple):
+    """Where I sit: my rank, the size of the world, the step, my dice, and the units gradients come in."""
+
+    rank: int
+    size: int
+    step: int
+    draw: Draw
+    scale: float = 1.0  # gradients arrive multiplied by this (a loss scaler's factor)
+    lr: float = 1.0  # the learning rate the block's parameters will be stepped with
+    shift: float = (
+        0.0  # the rate at which a memory around the exchange follows what was sent; 0: there is none
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Echo:
+    """The outcome of an exchange: what all ranks agreed on, and, on demand, what got through of mine."""
+
+    mean: Tensor
+    add_sent: Callable[[Tensor, float], None]  # into += weight * (what got through of mine)
+
+
+class Codec(Part):
+    """I write alone, anyone can read.
+
+    `encode` turns a block into one wire; `accumulate` adds `weight` times what a wire says to a flat tensor.
+    `wire_bytes` is the wire's length, known without the data, or None where it depends on the data; `wire_limit`
+    bounds it then.
+
+    Law: decoding never reads past a wire nor trusts it; a non-finite element in makes a non-finite element out;
+    zero in makes exactly zero out; if `unbiased`, the expected decoding is the block, else the codec contracts.
+    """
+
+    kind: ClassVar[str] = "codec"
+
+    @abstractmethod
+    def omega(self, layout: Layout) -> float:
+        """E|decode - x|^2 <= omega |x|^2 for an unbiased codec; inf for a biased one."""
+
+    @property
+    @abstractmethod
+    def unbiased(self) -> bool: ...
+
+    @property
+    def needs_feedback(self) -> bool:
+        """True if training need not converge without error feedback around this codec."""
+        return not self.unbiased
+
+    @property
+    def contracts(self) -> bool:
+        """True if E|x - decode|^2 < |x|^2, so that error feedback around it is stable."""
+        return True
+
+    @property
+    def whole(self) -> bool:
+        """True if the codec must see all parameters in one block (a global top-k)."""
+        return False
+
+    @abstractmethod
+    def wire_bytes(self, layout: Layout) -> int | None: ...
+
+    def wire_limit(self, layout: Layout) -> int:
+        """The longest wire possible, for codecs whose wires depend on the data."""
+        fixed = self.wire_bytes(layout)
+        return 16 * layout.numel + 1024 if fixed is None else fixed
+
+    @abstractmethod
+    def encode(self, block: Block, state: State, seat: Seat) -> Tensor: ...
+
+    @abstractmethod
+    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None: ...
+
+    def decode(self, wire: Tensor, like: Block) -> Tensor:
+        """What a wire says, as a new flat tensor."""
+        out = torch.zeros_like(like.flat)
+        self.accumulate(wire, like.layout, out, 1.0)
+        return out
+
+
+class LinearCodec(Part):
+    """What we write adds up: the exchange is a sum of messages, perhaps in several rounds.
+
+    Law: the mean is bit-equal on all ranks; permuting the ranks changes it by rounding only; what got through of mine,
+    averaged over ranks, is the mean.
+    """
+
+    kind: ClassVar[str] = "codec"
+
+    @abstractmethod
+    def omega(self, layout: Layout) -> float: ...
+
+    @property
+    @abstractmethod
+    def unbiased(self) -> bool: ...
+
+    @property
+    def needs_feedback(self) -> bool:
+        """True if training need not converge without error feedback around this codec."""
+        return not self.unbiased
+
+    @property
+    def contracts(self) -> bool:
+        return True
+
+    @property
+    def whole(self) -> bool:
+        """True if the codec must see all parameters in one block."""
+        return False
+
+    def policy(self, key: str) -> Policy:
+        return "mean"
+
+    @abstractmethod
+    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]: ...
+
+
+class Exchange(Part):
+    """Who talks to whom, to agree on an average.
+
+    Law: all ranks get bit-equal means; the bytes in the ledger are the bytes handed to the backend.
+    """
+
+    kind: ClassVar[str] = "exchange"
+
+    @property
+    @abstractmethod
+    def unbiased(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def needs_feedback(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def contracts(self) -> bool: ...
+
+    @property
+    def whole(self) -> bool:
+        """True if all parameters must lie in one block."""
+        return False
+
+    @property
+    def bucket_mb(self) -> float:
+        """How many megabytes of gradient to put in one block, unless the recipe says otherwise; measured."""
+        return 25.0
+
+    @abstractmethod
+    def omega(self, layout: Layout) -> float:
+        """The relative variance that the exchange adds to one rank's block at most; inf where it is biased."""
+
+    def policy(self, key: str) -> Policy:
+        return "mean"
+
+    @abstractmethod
+    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]: ...
+
+
+class Send(Protocol):
+    """The rest of the way: what a memory hands its block to."""
+
+    def __call__(self, block: Block, seat: Seat) -> Program[Echo]: ...
+
+
+class Memory(Part):
+    """Middleware around an exchange; it keeps what did not get through. Stacks like an onion.
+
+    Law: with error feedback, the sum of all means plus the mean residual equals the sum of all mean inputs. State is
+    assigned, never written into, so that a skipped step leaves no trace.
+    """
+
+    kind: ClassVar[str] = "memory"
+
+    @property
+    def mends_bias(self) -> bool:
+        """True if a biased codec converges inside this memory."""
+        return False
+
+    @property
+    def needs_unbiased(self) -> bool:
+        """True if the memory is only right around an unbiased exchange."""
+        return False
+
+    def policy(self, key: str) -> Policy:
+        return "mean"
+
+    def follow(self, omega: float) -> float:
+        """The rate at which this memory follows what was sent, given the exchange's relative variance; 0: it does not."""
+        return 0.0
+
+    @abstractmethod
+    def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]: ...
+
+
+class Peers(NamedTuple):
+    """One rank's neighbours in one round: it sends `share` of its mass to each of `to`, and hears from `source`."""
+
+    to: tuple[int, ...]
+    source: tuple[int, ...]
+    share: float
+
+
+class Topology(Part):
+    """Who is whose neighbour in which round: pure arithmetic, no process groups.
+
+    Law: `j in peers(i).to` iff `i in peers(j).source`; nobody is its own neighbour; `share * len(to) < 1`.
+    """
+
+    kind: ClassVar[str] = "topology"
+
+    @abstractmethod
+    def peers(self, rank: int, size: int, round: int) -> Peers: ...
+
+
+class Mixer(Part):
+    """Who talks to whom, to pull parameters together without ever agreeing exactly.
+
+    `push` takes the model a rank holds and returns the wires to send; `absorb` takes the wires that came. Between the
+    two a rank holds less than its share; `settle` is the model it then holds.
+
+    Law: the sum of all numerators, those in flight included, and the sum of all weights, never change.
+    """
+
+    kind: ClassVar[str] = "exchange"
+
+    def policy(self, key: str) -> Policy:
+        return "drop"
+
+    @abstractmethod
+    def numerator(self, block: Block, state: State) -> Tensor:
+        """What sums to the same total over all ranks whatever is mixed; `block` is the model."""
+
+    @abstractmethod
+    def push(self, block: Block, state: State, seat: Seat, round: int) -> Program[list[Tensor]]: ...
+
+    @abstractmethod
+    def absorb(self, block: Block, state: State, arrived: Sequence[Tensor]) -> Tensor: ...
+
+
+class Settled(NamedTuple):
+    """How a step with backup workers ended: the mean of the accepted gradients, who was accepted, agreed numbers."""
+
+    mean: Tensor
+    accepted: tuple[int, ...]
+    facts: Tensor
+
+
+class Quorum(Part):
+    """Who is waited for: the first ranks to claim a ticket; the others' gradients of this step are dropped.
+
+    `claim` runs on the compute lane when a rank's gradient is ready. `settle` runs on every rank's comm lane, also while
+    its compute lane is late; `offer` gives this rank's gradient and numbers, or None if it has none for this step yet.
+
+    Law: every rank gets the same Settled for a step; with no backups it is the plain mean, bit for bit.
+    """
+
+    kind: ClassVar[str] = "exchange"
+
+    @abstractmethod
+    def claim(self, seat: Seat) -> Program[int]: ...
+
+    @abstractmethod
+    def settle(
+        self,
+        like: Block,
+        state: State,
+        seat: Seat,
+        offer: Callable[[], tuple[Tensor, Tensor] | None],
+        facts: int,
+    ) -> Program[Settled]: ...
+
+
+class Loop(Protocol):
+    """What a schedule sees of the training it drives; a list holds one flat tensor per block."""
+
+    @property
+    def step(self) -> int:
+        """1 at the first optimizer step."""
+        ...
+
+    @property
+    def lrs(self) -> list[float]:
+        """The learning rate of each block's parameters."""
+        ...
+
+    @property
+    def states(self) -> list[State]:
+        """The schedule's own state, per block."""
+        ...
+
+    @property
+    def mixer(self) -> Mixer:
+        """The recipe's exchange, where it mixes."""
+        ...
+
+    def parameters(self) -> list[Tensor]:
+        """Copies of the parameters (under push-sum: of the numerators)."""
+        ...
+
+    def assign(self, values: Sequence[Tensor]) -> None:
+        """Write parameters; push-sum weights become 1."""
+        ...
+
+    def average_gradients(self) -> Program[None]:
+        """Join what backward started; afterwards every gradient is the agreed mean."""
+        ...
+
+    def average(self, values: Sequence[Tensor]) -> Program[list[Tensor] | None]:
+        """Through memory and exchange; None where any rank's values were not finite, and no memory was touched."""
+        ...
+
+    def launch(self, values: Sequence[Tensor]) -> Program[None]:
+        """Start averaging; `land` gets the result later."""
+        ...
+
+    def land(self) -> Program[list[Tensor] | None]: ...
+
+    def in_flight(self) -> bool: ...
+
+    def mix(self, mixer: Mixer, round: int) -> Program[None]:
+        """One round of mixing, from push to absorb."""
+        ...
+
+    def launch_mix(self, mixer: Mixer, round: int) -> Program[None]: ...
+
+    def land_mix(self, mixer: Mixer) -> Program[None]: ...
+
+    def reset_optimizer(self) -> None:
+        """Zero the optimizer's buffers."""
+        ...
+
+    def average_optimizer(self) -> Program[None]:
+        """Average the optimizer's buffers over all ranks, densely."""
+        ...
+
+
+class Schedule(Part):
+    """One training step: what is exchanged before and after the optimizer descends.
+
+    Law: `step` yields Descend exactly once; all ranks start the same programs in the same order; what was launched lands
+    by schedule, never by arrival.
+    """
+
+    kind: ClassVar[str] = "schedule"
+
+    @property
+    def averages_gradients(self) -> bool:
+        """True if gradients are averaged before each descent, and may start on their way during backward."""
+        return False
+
+    @property
+    def mixes(self) -> bool:
+        """True if the recipe's exchange must be a mixer."""
+        return False
+
+    @property
+    def accumulate(self) -> int:
+        """How many micro-batches make one step."""
+        return 1
+
+    @property
+    def lr_factor(self) -> float:
+        """What the learning rate is multiplied by while this schedule is in force."""
+        return 1.0
+
+    @abstractmethod
+    def step(self, loop: Loop) -> Program[None]: ...
+
+
+class Facts(NamedTuple):
+    """What a controller may look at: numbers that are bit-equal on every rank."""
+
+    step: int
+    lr: float
+    blocks: Sequence[Block]  # this step's agreed mean gradients
+
+
+class Controller(Part):
+    """How much, as training goes: a pure function from facts and state to another recipe.
+
+    Law: equal facts give equal recipes on all ranks; with equal levels it changes nothing, bit for bit.
+    """
+
+    kind: ClassVar[str] = "controller"
+
+    @abstractmethod
+    def decide(self, facts: Facts, recipe: Any, state: State) -> Any: ...

@@ -1,0 +1,285 @@
+"""Parts: frozen values that print as the text they are read from, and are found by name.
+
+`repr` and `parse` are inverses: `parse("gather(qsgd(bits=4))")` is `Gather(Qsgd(bits=4))`, and prints as that text.
+"""
+
+import ast
+import difflib
+import math
+from abc import ABC
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from gossamer.core.errors import RecipeError
+
+P = TypeVar("P", bound="Part")
+
+
+class Part(ABC):
+    """A frozen dataclass with a name; the base of codecs, exchanges, memories, schedules, controllers, topologies."""
+
+    kind: ClassVar[str] = "part"
+    name: ClassVar[str] = "part"
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(_arguments(self))})"
+
+
+class Registry:
+    """All parts, by name."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, type[Part]] = {}
+
+    def add(self, part: type[Part]) -> None:
+        if part.name in self._parts:
+            raise ValueError(f"two parts are called {part.name!r}: {self._parts[part.name]} and {part}")
+        self._parts[part.name] = part
+
+    def get(self, name: str) -> type[Part] | None:
+        return self._parts.get(name)
+
+    def of(self, *kinds: str) -> dict[str, type[Part]]:
+        """All parts of these kinds (all parts if none is named), sorted by name."""
+        return {n: p for n, p in sorted(self._parts.items()) if not kinds or p.kind in kinds}
+
+
+registry = Registry()
+
+
+@dataclass_transform(frozen_default=True)
+def part(name: str) -> Callable[[type[P]], type[P]]:
+    """Make a class a part: a frozen dataclass, registered under `name`."""
+
+    def register(cls: type[P]) -> type[P]:
+        cls.name = name
+        made = dataclass(frozen=True, repr=False)(cls)
+        registry.add(made)
+        return made
+
+    return register
+
+
+def require(condition: bool, message: str) -> None:
+    """Refuse a value at construction, with the reason and the fix."""
+    if not condition:
+        raise RecipeError(message)
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """A hint for a misspelt word: the nearest known one, and all of them."""
+    close = difflib.get_close_matches(word, known, n=1)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Known: {', '.join(sorted(set(known))) or 'none'}."
+
+
+def parse(text: str, names: Mapping[str, Callable[..., Any]] | None = None) -> Any:
+    """Read a part, or a sum of parts (as a tuple), from text.
+
+    `names` adds words for the terms of the sum, such as presets. Where a word is both, the first term is the preset if
+    its arguments fit, and any later term is the part. Nothing is executed: the text is read as a Python expression and
+    bound by signature.
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise RecipeError(
+            f"{text!r} cannot be read: {error}. A recipe looks like 'gather(qsgd(bits=4))'."
+        ) from None
+    first, *others = _terms(tree)
+    words = dict(names or {})
+    values = [_read_first(first, words), *(_read(t, _without_parts(words)) for t in others)]
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _terms(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return [*_terms(node.left), *_terms(node.right)]
+    return [node]
+
+
+def _read_first(node: ast.expr, names: Mapping[str, Callable[..., Any]]) -> Any:
+    try:
+        return _read(node, names)
+    except RecipeError:
+        word = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        if word not in names or registry.get(word) is None:
+            raise
+        return _read(node, {})
+
+
+def _without_parts(names: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    return {n: make for n, make in names.items() if registry.get(n) is None}
+
+
+def _read(node: ast.expr, names: Mapping[str, Callable[..., Any]]) -> Any:
+    match node:
+        case ast.Constant(value=bool() | int() | float() | str() | None as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            return tuple(_read(item, {}) for item in items)
+        case ast.Name(id="inf" | "nan" as word):
+            return float(word)
+        case ast.Name(id=word):
+            return _call(word, [], [], names)
+        case ast.Call(func=ast.Name(id=word), args=args, keywords=keywords):
+            return _call(word, args, keywords, names)
+        case _:
+            raise RecipeError(
+                f"{ast.unparse(node)!r} has no place in a recipe: "
+                "only numbers, strings, tuples and calls of named parts do."
+            )
+
+
+def _call(
+    word: str, args: list[ast.expr], keywords: list[ast.keyword], names: Mapping[str, Callable[..., Any]]
+) -> Any:
+    values = [_read(a, {}) for a in args]
+    named = dict[str, Any]()
+    for keyword in keywords:
+        if keyword.arg is None:
+            raise RecipeError(f"{word}: '**' has no place in a recipe")
+        named[keyword.arg] = _read(keyword.value, {})
+    if word in names:
+        return _bind(names[word], word, values, named, list(_signature(names[word])))
+    found = registry.get(word)
+    if found is None:
+        raise RecipeError(f"there is no part called {word!r}. {nearest(word, [*names, *registry.of()])}")
+    return _bind(found, word, values, named, [f.name for f in fields(found)])  # pyright: ignore[reportArgumentType]
+
+
+def _signature(function: Callable[..., Any]) -> Mapping[str, Any]:
+    import inspect
+
+    return inspect.signature(function).parameters
+
+
+def _bind(
+    make: Callable[..., Any], word: str, values: list[Any], named: dict[str, Any], accepted: list[str]
+) -> Any:
+    if len(values) > len(accepted):
+        raise RecipeError(
+            f"{word} takes at most {len(accepted)} arguments ({', '.join(accepted)}), got {len(values)}"
+        )
+    bound = dict(zip(accepted, values))
+    for key, value in named.items():
+        if key not in accepted:
+            raise RecipeError(f"{word} has no argument {key!r}. {nearest(key, accepted)}")
+        if key in bound:
+            raise RecipeError(f"{word}: {key!r} is given twice")
+        bound[key] = value
+    hints = get_type_hints(make) if not isinstance(make, type) else _hints(make)
+    for key, value in bound.items():
+        bound[key] = _fit(value, hints.get(key, Any), f"{word}: {key}")
+    try:
+        return make(**bound)
+    except TypeError as error:
+        missing = [k for k in accepted if k not in bound and _is_required(make, k)]
+        if not missing:
+            raise RecipeError(f"{word}: {error}") from None
+        raise RecipeError(
+            f"{word} needs {', '.join(missing)}; for instance {_sample(word, missing[0])}"
+        ) from None
+
+
+def _is_required(make: Callable[..., Any], key: str) -> bool:
+    import inspect
+
+    return inspect.signature(make).parameters[key].default is inspect.Parameter.empty
+
+
+def _sample(word: str, missing: str) -> str:
+    samples = {
+        "codec": "fp32()",
+        "exchange": "allreduce(fp32())",
+        "topology": "ring()",
+        "every": "8",
+        "n": "3",
+    }
+    return f"{word}({samples.get(missing, '...')})"
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _fit(value: Any, hint: Any, where: str) -> Any:
+    """Check a value against an annotation; an int is welcome where a float is asked for."""
+    if hint is Any or _matches(value, hint):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and _matches(float(value), hint):
+        return float(value)
+    raise RecipeError(f"{where} must be {_describe(hint)}, got {value!r}")
+
+
+def _matches(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return any(_matches(value, h) for h in get_args(hint))
+    if origin is Literal:
+        return value in get_args(hint) and type(value) in {type(a) for a in get_args(hint)}
+    if origin is tuple:
+        inner = get_args(hint)[0]
+        return isinstance(value, tuple) and all(_matches(v, inner) for v in value)
+    if hint in (int, float):
+        return type(value) is hint
+    if isinstance(value, Part) and isinstance(hint, type) and issubclass(hint, Part):
+        return (
+            value.kind == hint.kind
+        )  # a part of the right kind but the wrong sort is refused by the part itself
+    return isinstance(hint, type) and isinstance(value, hint)
+
+
+def _describe(hint: Any) -> str:
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(_describe(h) for h in get_args(hint))
+    if origin is Literal:
+        return "one of " + ", ".join(repr(a) for a in get_args(hint))
+    if isinstance(hint, type) and issubclass(hint, Part):
+        known = [n for n, p in registry.of().items() if issubclass(p, hint)]
+        return f"a {hint.kind} ({', '.join(known)})" if known else f"a {hint.kind}"
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", NoneType: "None"}
+    return words.get(hint, str(hint))
+
+
+def _arguments(value: Part) -> list[str]:
+    """Fields without a default come first and bare; the others by name, and only where they differ."""
+    out = list[str]()
+    for f in fields(value):  # pyright: ignore[reportArgumentType]
+        item = getattr(value, f.name)
+        if f.default is MISSING and f.default_factory is MISSING:
+            out.append(_text(item))
+        elif not _same(item, _default(f)):
+            out.append(f"{f.name}={_text(item)}")
+    return out
+
+
+def _default(field: Any) -> Any:
+    return field.default if field.default is not MISSING else field.default_factory()
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(_text(v) for v in value)}{',' if len(value) == 1 else ''})"
+    return repr(value)

@@ -1,0 +1,177 @@
+"""What an algorithm can ask of the network.
+
+An algorithm is a generator. It yields one of the verbs below and is sent the answer; nothing in it knows which
+fabric answers. The functions at the end are the typed face for authors: `mean = yield from all_reduce(x)`.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from gossamer.core.errors import WireError
+
+T = TypeVar("T")
+ReduceOp = Literal["sum", "max", "min"]
+
+
+@dataclass(frozen=True, eq=False)
+class AllReduce:
+    """Give a tensor, get the reduction of all ranks' tensors; the given tensor may be overwritten."""
+
+    tensor: Tensor
+    op: ReduceOp = "sum"
+
+
+@dataclass(frozen=True, eq=False)
+class AllGather:
+    """Give a wire, get every rank's wire in rank order; all wires have the same length."""
+
+    wire: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class AllToAll:
+    """Give one wire per rank, get one from every rank; `lengths[j]` bytes come from rank j."""
+
+    wires: Sequence[Tensor]
+    lengths: Sequence[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Send:
+    """Hand a wire to one rank and go on; the wire must not be written to afterwards."""
+
+    to: int
+    wire: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Receive:
+    """Wait for the next wire of `length` bytes from one rank."""
+
+    source: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Draw the next ticket of a counter all ranks share; the first ticket is 1."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Closed:
+    """Wait until `count` tickets are drawn, and learn which ranks drew them, in order."""
+
+    name: str
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class Compute:
+    """Do local work; `seconds` is what it costs on a virtual clock."""
+
+    work: Callable[[], Any]
+    label: str
+    seconds: float = 0.0
+
+
+class Ticket(Generic[T]):
+    """A program under way: join it to get its result."""
+
+    def done(self) -> bool:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """Put a program on a comm lane; lanes run their programs one after the other, in the order of starting."""
+
+    program: "Program[Any]"
+    label: str = ""
+    step: int = 0
+    lane: str = "comm"
+
+
+@dataclass(frozen=True, eq=False)
+class Join:
+    """Wait for a started program and get its result."""
+
+    ticket: Ticket[Any]
+
+
+@dataclass(frozen=True)
+class Descend:
+    """The optimizer steps now. Answered with False where the user's scaler skipped the step."""
+
+
+Verb = AllReduce | AllGather | AllToAll | Send | Receive | Claim | Closed | Compute | Start | Join | Descend
+Program = Generator[Verb, Any, T]
+
+
+def all_reduce(tensor: Tensor, op: ReduceOp = "sum") -> Program[Tensor]:
+    return (yield AllReduce(tensor, op))
+
+
+def all_gather(wire: Tensor) -> Program[list[Tensor]]:
+    return (yield AllGather(wire))
+
+
+def all_to_all(wires: Sequence[Tensor], lengths: Sequence[int]) -> Program[list[Tensor]]:
+    return (yield AllToAll(wires, lengths))
+
+
+def send(to: int, wire: Tensor) -> Program[None]:
+    yield Send(to, wire)
+
+
+def receive(source: int, length: int) -> Program[Tensor]:
+    return (yield Receive(source, length))
+
+
+def claim(name: str) -> Program[int]:
+    return (yield Claim(name))
+
+
+def closed(name: str, count: int) -> Program[tuple[int, ...]]:
+    return (yield Closed(name, count))
+
+
+def start(program: "Program[T]", label: str = "", step: int = 0, lane: str = "comm") -> Program[Ticket[T]]:
+    return (yield Start(program, label, step, lane))
+
+
+def join(ticket: Ticket[T]) -> Program[T]:
+    return (yield Join(ticket))
+
+
+def all_gather_ragged(wire: Tensor, limit: int) -> Program[list[Tensor]]:
+    """Gather wires whose lengths depend on the data: lengths first (8 bytes), then wires padded to the longest.
+
+    `limit` is the most bytes any rank may announce; more is a corrupt length, refused before anything is allocated.
+    """
+    length = torch.tensor([wire.numel()], dtype=torch.int64, device=wire.device)
+    answers = yield from all_gather(length.view(torch.uint8))
+    lengths = [int(a.clone().view(torch.int64)) for a in answers]
+    for rank, n in enumerate(lengths):
+        if not 0 <= n <= limit:
+            raise WireError(f"rank {rank} announces a wire of {n} bytes; at most {limit} are possible here")
+    padded = wire.new_zeros(max(lengths))
+    padded[: wire.numel()] = wire
+    wires = yield from all_gather(padded)
+    return [w[:n] for w, n in zip(wires, lengths, strict=True)]
+
+
+def all_to_all_ragged(wires: Sequence[Tensor], limit: int) -> Program[list[Tensor]]:
+    """Exchange wires whose lengths depend on the data: lengths first (8 bytes a rank), then the wires themselves."""
+    own = torch.tensor([w.numel() for w in wires], dtype=torch.int64, device=wires[0].device)
+    announced = yield from all_to_all([n.view(torch.uint8) for n in own.split(1)], [8] * len(wires))
+    lengths = [int(a.clone().view(torch.int64)) for a in announced]
+    for rank, n in enumerate(lengths):
+        if not 0 <= n <= limit:
+            raise WireError(f"rank {rank} announces a wire of {n} bytes; at most {limit} are possible here")
+    return (yield from all_to_all(wires, lengths))

@@ -1,0 +1,55 @@
+"""All-reduce: messages that can be summed on their way."""
+
+from typing import final
+
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.contracts import Echo, Exchange, LinearCodec, Policy, Seat
+from gossamer.core.parts import part, require
+from gossamer.core.verbs import Program
+
+
+@final
+@part("allreduce")
+class AllReduced(Exchange):
+    """One all-reduce (or the few that the codec asks for). For codecs whose messages add up.
+
+    Wire: 2 (N-1)/N of the codec's message each way, whatever N.
+
+    >>> from gossamer.codecs import FP32
+    >>> AllReduced(FP32())
+    allreduce(fp32())
+    """
+
+    codec: LinearCodec
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.codec, LinearCodec),  # pyright: ignore[reportUnnecessaryIsInstance]
+            f"allreduce({self.codec}): messages of {self.codec.name} cannot be summed on their way; "
+            f"use scatter({self.codec}) (bytes do not grow with N) or gather({self.codec})",
+        )
+
+    @property
+    def unbiased(self) -> bool:
+        return self.codec.unbiased
+
+    @property
+    def needs_feedback(self) -> bool:
+        return self.codec.needs_feedback
+
+    @property
+    def contracts(self) -> bool:
+        return self.codec.contracts
+
+    @property
+    def whole(self) -> bool:
+        return self.codec.whole
+
+    def omega(self, layout: Layout) -> float:
+        return self.codec.omega(layout)
+
+    def policy(self, key: str) -> Policy:
+        return self.codec.policy(key)
+
+    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+        return (yield from self.codec.average(block, state, seat))

@@ -1,0 +1,72 @@
+"""Backup workers: the step ends when enough gradients are in, not when the last one is."""
+
+from collections.abc import Callable
+from typing import final
+
+import torch
+from torch import Tensor
+
+from gossamer.codecs import FP32
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Exchange, Quorum, Seat, Settled
+from gossamer.core.parts import part, require
+from gossamer.core.verbs import Program, all_reduce, claim, closed
+from gossamer.exchanges.allreduce import AllReduced
+
+
+@final
+@part("first")
+class First(Quorum):
+    """Average the first N of N + b gradients; the b latest are dropped, and their workers are told.
+
+    A rank whose gradient is ready claims a ticket for the step. The N-th ticket closes it; then all ranks enter one
+    exchange of flag g, flag = 1 for the first N. A late rank takes part with zeros while it still computes, and applies
+    every update it missed in order, so all replicas stay bit-equal. `backups=0` is synchronous SGD.
+
+    It hides slow computing, not a dead process or a slow link: those are errors within the deadline.
+
+    Wire: that of `over` (late ranks send zeros), one store round trip, and 8 bytes a parameter group.
+
+    >>> First(backups=1)
+    first()
+
+    Paper: Chen, Pan, Monga, Bengio, Jozefowicz, Revisiting Distributed Synchronous SGD, 2016.
+    """
+
+    backups: int = 1
+    over: Exchange = AllReduced(FP32())
+
+    def __post_init__(self) -> None:
+        require(self.backups >= 0, f"first: backups must be 0 or more, got {self.backups}")
+        require(
+            not self.over.needs_feedback,
+            f"first(over={self.over}): a dropped gradient's residual would be lost silently; "
+            "use an exchange that needs no memory, such as scatter(qsgd())",
+        )
+
+    def claim(self, seat: Seat) -> Program[int]:
+        return (yield from claim(f"step/{seat.step}"))
+
+    def settle(
+        self,
+        like: Block,
+        state: State,
+        seat: Seat,
+        offer: Callable[[], tuple[Tensor, Tensor] | None],
+        facts: int,
+    ) -> Program[Settled]:
+        wanted = seat.size - self.backups
+        require(wanted >= 1, f"first(backups={self.backups}): {seat.size} ranks leave nobody to wait for")
+        accepted = yield from closed(f"step/{seat.step}", wanted)
+        mine = offer() if seat.rank in accepted else None
+        flat, numbers = (
+            mine
+            if mine is not None
+            else (torch.zeros_like(like.flat), torch.zeros(facts, dtype=torch.float64))
+        )
+        echo = yield from self.over.average(like.like(flat), state, seat)
+        # The fastest rank speaks for all: one learning rate for one update, although a late rank's scheduler lags.
+        said = numbers.clone() if seat.rank == accepted[0] else torch.zeros(facts, dtype=torch.float64)
+        agreed = yield from all_reduce(said)
+        mean = echo.mean if wanted == seat.size else echo.mean.mul_(seat.size / wanted)
+        return Settled(mean, accepted, agreed)

@@ -1,0 +1,81 @@
+"""Push-sum gossip: nobody ever waits for everybody, and the average is still right."""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Mixer, Seat, Topology
+from gossamer.core.parts import part
+from gossamer.core.verbs import Program, receive, send
+from gossamer.core.wire import expect, pack, take
+from gossamer.topologies import Exponential
+
+
+@final
+@part("push_sum")
+class PushSum(Mixer):
+    """Stochastic gradient push: share (x, w) with a few peers; the model is x / w.
+
+    send (p x, p w) to each peer;  keep the rest;  add what arrives;  z = x / w.  Sums of x and of w over all ranks never
+    change, so z tends to the average whatever the graph, the order or the delay. x and w travel in one message.
+
+    Wire: 4 d + 4 bytes a block and peer (8 d + 4 in double precision).
+
+    >>> PushSum()
+    push_sum()
+    >>> from gossamer.topologies import Ring
+    >>> PushSum(Ring())
+    push_sum(topology=ring())
+
+    Paper: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
+    """
+
+    topology: Topology = Exponential()
+
+    def numerator(self, block: Block, state: State) -> Tensor:
+        return numerator(block, state)[0]
+
+    def push(self, block: Block, state: State, seat: Seat, round: int) -> Program[list[Tensor]]:
+        """Settle what is kept now; the program returned sends and receives, whenever it runs."""
+        x, w = numerator(block, state)
+        peers = self.topology.peers(seat.rank, seat.size, round)
+        message = pack(x * peers.share, w * peers.share)
+        keep = 1 - peers.share * len(peers.to)
+        state["x"], state["w"] = x * keep, w * keep
+        return _deliver(message, peers.to, peers.source)
+
+    def absorb(self, block: Block, state: State, arrived: Sequence[Tensor]) -> Tensor:
+        """Add what came. `block` is the model as the optimizer left it since the push."""
+        x, w = numerator(block, state)
+        for wire in arrived:
+            expect(wire, block.numel * x.element_size() + 4, "push_sum")
+            more, rest = take(wire, x.dtype, block.numel)
+            x, w = x + more, w + take(rest, torch.float32)[0]
+        state["x"], state["w"] = x, w
+        return model(x, w)
+
+
+def numerator(block: Block, state: State) -> tuple[Tensor, Tensor]:
+    """x and w, brought up to date with what the optimizer did to z = x / w."""
+    if "x" not in state:
+        return block.flat, torch.ones((), dtype=torch.float32)
+    x, w = state["x"], state["w"]
+    if float(w) == 1:
+        return block.flat, w
+    return x + (block.flat - model(x, w)), w  # x -= rate * direction: the step is taken on the numerator
+
+
+def model(x: Tensor, w: Tensor) -> Tensor:
+    return x if float(w) == 1 else x / w.to(x)
+
+
+def _deliver(message: Tensor, to: Sequence[int], source: Sequence[int]) -> Program[list[Tensor]]:
+    for rank in to:
+        yield from send(rank, message)
+    arrived = list[Tensor]()
+    for rank in source:
+        arrived.append((yield from receive(rank, message.numel())))
+    return arrived

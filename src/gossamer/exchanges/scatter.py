@@ -1,0 +1,151 @@
+"""Scatter: two phases, so that bytes do not grow with the number of workers."""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.contracts import Codec, Echo, Exchange, Policy, Seat
+from gossamer.core.parts import part, require
+from gossamer.core.verbs import (
+    Program,
+    all_gather,
+    all_gather_ragged,
+    all_to_all,
+    all_to_all_ragged,
+)
+
+
+@final
+@part("scatter")
+class Scatter(Exchange):
+    """Cut the block into N chunks; every chunk's owner sums what all send it, encodes the mean again and tells everybody.
+
+    All-to-all of N - 1 chunk wires, decode and sum in rank order, encode, all-gather. The owner's own share never travels
+    and is exact. `feedback` is how much of the second encoding's error the owner adds to its next mean: 1 repairs a biased
+    codec, 0 suits an unbiased one (these are the defaults); under DIANA it is DIANA's rate, so that all follow one mean.
+
+    Wire: 2 (N-1)/N of one message each way, whatever N.
+
+    >>> from gossamer.codecs import Ternary
+    >>> Scatter(Ternary())
+    scatter(ternary())
+    """
+
+    codec: Codec
+    feedback: float | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.codec, Codec),  # pyright: ignore[reportUnnecessaryIsInstance]
+            f"scatter({self.codec}): {self.codec.name} writes messages only their sum can be read from; "
+            f"use allreduce({self.codec})",
+        )
+        require(
+            not self.codec.whole,
+            f"scatter({self.codec}): chunks have no global top-k; use gather({self.codec})",
+        )
+        require(
+            self.feedback is None or 0 <= self.feedback <= 1,
+            f"scatter: feedback must lie in [0, 1], got {self.feedback}; leave it out for the codec's own",
+        )
+
+    @property
+    def unbiased(self) -> bool:
+        return self.codec.unbiased
+
+    @property
+    def needs_feedback(self) -> bool:
+        return self.codec.needs_feedback
+
+    @property
+    def contracts(self) -> bool:
+        return self.codec.contracts
+
+    @property
+    def bucket_mb(self) -> float:
+        return 6.0
+
+    def omega(self, layout: Layout) -> float:
+        return self.codec.omega(layout)
+
+    def policy(self, key: str) -> Policy:
+        return {"owed": "owner", "owed_scale": "equal"}.get(key, "mean")  # pyright: ignore[reportReturnType]
+
+    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+        codec, rank = self.codec, seat.rank
+        chunks = block.chunks(seat.size)
+        wires = [
+            codec.encode(c, state, seat) if j != rank else block.flat.new_zeros(0, dtype=torch.uint8)
+            for j, c in enumerate(chunks)
+        ]
+        arrived = yield from _exchange(codec, wires, chunks[rank].layout, rank)
+        total = torch.zeros_like(chunks[rank].flat)
+        for j, wire in enumerate(arrived):
+            if j == rank:
+                total.add_(chunks[rank].flat)
+            else:
+                codec.accumulate(wire, chunks[rank].layout, total, 1.0)
+        answer = self._answer(chunks[rank].like(total.div_(seat.size)), block, state, seat)
+        answers = yield from _publish(codec, answer, block.layout.chunks(seat.size))
+        mean = torch.zeros_like(block.flat)
+        for wire, chunk in zip(answers, block.like(mean).chunks(seat.size), strict=True):
+            codec.accumulate(wire, chunk.layout, chunk.flat, 1.0)
+
+        def add_sent(into: Tensor, weight: float) -> None:
+            for j, (wire, chunk) in enumerate(zip(wires, block.like(into).chunks(seat.size), strict=True)):
+                if j == rank:
+                    chunk.flat.add_(chunks[rank].flat, alpha=weight)
+                else:
+                    codec.accumulate(wire, chunk.layout, chunk.flat, weight)
+
+        return Echo(mean, add_sent)
+
+    def _answer(self, mean: Block, block: Block, state: State, seat: Seat) -> Tensor:
+        """Encode my chunk's mean; what the encoding loses is owed to the next step."""
+        again = seat._replace(draw=seat.draw.again())
+        rate = seat.shift or (self.feedback if self.feedback is not None else float(not self.codec.unbiased))
+        if rate == 0:
+            return self.codec.encode(mean, state, again)
+        owed = _owed(block, state, seat)
+        asked = mean if owed is None else mean.like(mean.flat + owed)
+        wire = self.codec.encode(asked, state, again)
+        error = torch.zeros_like(mean.flat) if owed is None else owed.clone()
+        error.add_(mean.flat, alpha=rate)
+        self.codec.accumulate(wire, mean.layout, error, -rate)
+        state["owed_scale"] = torch.tensor(seat.scale, dtype=torch.float64)
+        state["owed"] = torch.zeros_like(block.flat)  # full length, so that it is saved by parameter name
+        block.like(state["owed"]).chunks(seat.size)[seat.rank].flat.copy_(error)
+        return wire
+
+
+def _owed(block: Block, state: State, seat: Seat) -> Tensor | None:
+    """What earlier answers of mine left out, in the units gradients come in today."""
+    if "owed" not in state:
+        return None
+    owed = block.like(state["owed"]).chunks(seat.size)[seat.rank].flat
+    factor = seat.scale / float(state["owed_scale"])
+    return owed if factor == 1 else owed * factor
+
+
+def _exchange(codec: Codec, wires: Sequence[Tensor], mine: Layout, rank: int) -> Program[list[Tensor]]:
+    length = codec.wire_bytes(mine)
+    if length is None:
+        return (yield from all_to_all_ragged(wires, codec.wire_limit(mine)))
+    return (yield from all_to_all(wires, [length if j != rank else 0 for j in range(len(wires))]))
+
+
+def _publish(codec: Codec, wire: Tensor, layouts: Sequence[Layout]) -> Program[list[Tensor]]:
+    """Gather the answers; chunks differ by an element or a table entry, so the shorter wires are padded."""
+    lengths = [codec.wire_bytes(c) for c in layouts]
+    if any(n is None for n in lengths):
+        return (yield from all_gather_ragged(wire, max(codec.wire_limit(c) for c in layouts)))
+    known = [n for n in lengths if n is not None]
+    padded = wire
+    if wire.numel() < max(known):
+        padded = wire.new_zeros(max(known))
+        padded[: wire.numel()] = wire
+    answers = yield from all_gather(padded)
+    return [a[:n] for a, n in zip(answers, known, strict=True)]

@@ -1,0 +1,71 @@
+"""What ranks tell one another outside of the collectives: who is where, who claimed what."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from torch.distributed import (  # pyright: ignore[reportPrivateImportUsage]
+    HashStore,
+    PrefixStore,
+    Store,
+)
+
+
+def poll(ready: Callable[[], bool], seconds: float, halt: threading.Event) -> bool:
+    """Ask again and again, ever more slowly, until it is so (True), or time is up or we are told to stop (False)."""
+    end, pause = time.monotonic() + seconds, 0.001
+    while not ready():
+        if time.monotonic() >= end or halt.wait(pause):
+            return False
+        pause = min(1.5 * pause, 0.005)
+    return True
+
+
+class Board:
+    """A key-value store that all ranks of one fabric write to and read from.
+
+    A client of a TCPStore serves one request at a time, so nothing here ever blocks in the store: waiting is asking
+    again. Keys are short and values are plain text; they are kept as long as the store lives.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._store = store
+
+    @staticmethod
+    def alone() -> "Board":
+        return Board(HashStore(), 0, 1)
+
+    def fork(self, prefix: str) -> "Board":
+        """A board of its own under this one, over a connection of its own where torch has that (2.7 and later)."""
+        clone = getattr(self._store, "clone", None)
+        try:
+            store: Store = self._store if clone is None else clone()
+        except RuntimeError:  # not every store can be cloned
+            store = self._store
+        return Board(PrefixStore(prefix, store), self.rank, self.size)
+
+    def raise_flag(self, name: str, text: str) -> None:
+        self._store.set(name, text)
+
+    def flag_is_up(self, name: str) -> bool:
+        return self._store.check([name])
+
+    def meet(self, key: str, text: str, wait: Callable[[Callable[[], bool]], object]) -> dict[int, str]:
+        """Post a text, wait as told for everybody else's, and read those that are there, by rank."""
+        self._store.set(f"{key}/{self.rank}", text)
+        others = [r for r in range(self.size) if r != self.rank]
+        keys = [f"{key}/{r}" for r in others]
+        wait(lambda: self._store.check(keys))
+        return {r: self._store.get(k).decode() for r, k in zip(others, keys, strict=True) if self._store.check([k])}
+
+    def claim(self, name: str) -> int:
+        ticket = self._store.add(f"claim/{name}", 1)
+        self._store.set(f"claim/{name}/{ticket}", str(self.rank))
+        return ticket
+
+    def holders(self, name: str, count: int) -> tuple[int, ...] | None:
+        """The ranks that drew the first `count` tickets, in order; None while fewer are drawn."""
+        keys = [f"claim/{name}/{i}" for i in range(1, count + 1)]
+        return tuple(int(self._store.get(k)) for k in keys) if self._store.check(keys) else None

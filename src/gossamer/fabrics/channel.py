@@ -1,0 +1,143 @@
+"""One process group, and the verbs that need nothing else."""
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, ReduceOp, Send, Verb
+
+_OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+# What gloo and NCCL both add up; gloo takes bool too but leaves values in it that are not booleans.
+_FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+_SUMMABLE = _FLOATS | {torch.int32, torch.int64, torch.uint8, torch.int8}
+
+# The first name appeared in torch 2.13, which warns at the second.
+_all_gather: Any = getattr(
+    dist, "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+)
+
+Crossing = AllReduce | AllGather | AllToAll | Send | Receive
+
+
+class Channel:
+    """Blocking, straight-line calls on one process group; with a single rank nothing reaches a backend."""
+
+    def __init__(self, group: dist.ProcessGroup | None, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._group = group
+        self._sending = list[tuple[Any, Tensor]]()  # isend does not keep its tensor alive on every backend
+        self._own = deque[Tensor]()  # sent by this rank to itself
+        nccl = group is not None and dist.get_backend(group) == "nccl"
+        self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+    def answer(self, verb: Crossing) -> Any:
+        match verb:
+            case AllReduce(tensor, op):
+                return self._all_reduce(tensor, op)
+            case AllGather(wire):
+                return self._all_gather(wire)
+            case AllToAll(wires, lengths):
+                return self._all_to_all(wires, lengths)
+            case Send(to, wire):
+                return self._send(to, wire)
+            case Receive(source, length):
+                return self._receive(source, length)
+
+    def flush(self) -> None:
+        """Wait until everything sent has left."""
+        sending, self._sending = self._sending, []
+        for work, _ in sending:
+            work.wait()
+
+    def hang_up(self) -> None:
+        """Close the connections, where that is known to be safe; peers that wait for this rank then fail at once.
+
+        Only to be called where nothing is under way on this group. NCCL's way of closing waits for its peers.
+        """
+        self._sending.clear()
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized() and dist.get_backend(group) == "gloo":
+            with suppress(ValueError):  # the user has destroyed it already
+                dist.destroy_process_group(group)
+
+    def _all_reduce(self, tensor: Tensor, op: ReduceOp) -> Tensor:
+        if self.size > 1 and tensor.numel():
+            flat = tensor.contiguous()
+            dist.all_reduce(flat, _OPS[op], group=self._group)
+            if flat is not tensor:
+                tensor.copy_(flat)
+        return tensor
+
+    def _all_gather(self, wire: Tensor) -> list[Tensor]:
+        if self.size == 1 or wire.numel() == 0:
+            return [wire] * self.size
+        out = wire.new_empty(self.size * wire.numel())
+        _all_gather(out, wire.contiguous(), group=self._group)
+        return list(out.split(wire.numel()))
+
+    def _all_to_all(self, wires: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
+        """The own slot never travels. A rank with nothing to say still takes part: the others may have."""
+        if self.size == 1:
+            return [wires[0]]
+        there = [0 if j == self.rank else w.numel() for j, w in enumerate(wires)]
+        back = [0 if j == self.rank else n for j, n in enumerate(lengths)]
+        parcel = torch.cat([w for j, w in enumerate(wires) if j != self.rank])
+        out = parcel.new_empty(sum(back))
+        dist.all_to_all_single(out, parcel, back, there, group=self._group)
+        answer = list(out.split(back))
+        answer[self.rank] = wires[self.rank]
+        return answer
+
+    def _send(self, to: int, wire: Tensor) -> None:
+        if to == self.rank:
+            self._own.append(wire)
+        elif wire.numel():
+            wire = wire.contiguous()
+            work = dist.isend(wire, dst=self._global(to), group=self._group)
+            self._sending.append((work, wire))
+
+    def _receive(self, source: int, length: int) -> Tensor:
+        if source == self.rank:
+            if not self._own or self._own[0].numel() != length:
+                raise ValueError(f"rank {source} receives {length} bytes from itself that it has not sent")
+            return self._own.popleft()
+        # Zeroed, because gloo takes a shorter message without a word and leaves the rest as it was.
+        out = torch.zeros(length, dtype=torch.uint8, device=self._device)
+        if length:
+            dist.recv(out, src=self._global(source), group=self._group)
+        return out
+
+    def _global(self, rank: int) -> int:
+        return dist.get_global_rank(cast(dist.ProcessGroup, self._group), rank)
+
+
+def refuse(verb: Verb, size: int, rank: int) -> None:
+    """Find what a backend would answer by hanging, by aborting, or with wrong numbers."""
+    match verb:
+        case AllReduce(tensor, _) if tensor.dtype not in _SUMMABLE:
+            raise TypeError(f"no backend reduces {tensor.dtype}; convert it, to int32 or float32 for instance")
+        case AllGather(wire) | Send(_, wire):
+            _expect_wire(wire)
+        case AllToAll(wires, lengths):
+            if not len(wires) == len(lengths) == size:
+                raise ValueError(f"{len(wires)} wires and {len(lengths)} lengths given to {size} ranks")
+            if wires[rank].numel() != lengths[rank]:
+                raise ValueError(f"{lengths[rank]} bytes expected of a wire of {wires[rank].numel()} to oneself")
+            for wire in wires:
+                _expect_wire(wire)
+        case _:
+            pass
+    if (peer := verb.to if isinstance(verb, Send) else verb.source if isinstance(verb, Receive) else 0) >= size:
+        raise ValueError(f"there is no rank {peer} among {size}")
+
+
+def _expect_wire(wire: Tensor) -> None:
+    if wire.dtype != torch.uint8 or wire.dim() != 1:
+        raise TypeError(f"a wire is one row of uint8, not {wire.dtype} of shape {tuple(wire.shape)}")

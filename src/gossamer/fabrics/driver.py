@@ -1,0 +1,191 @@
+"""Runs a program on a lane: hands its verbs to whoever answers them, and explains what goes wrong."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+from gossamer.core.errors import PeerError
+from gossamer.core.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Claim,
+    Closed,
+    Compute,
+    Descend,
+    Join,
+    Program,
+    Start,
+    Ticket,
+    Verb,
+)
+from gossamer.fabrics.board import Board, poll
+from gossamer.fabrics.channel import Channel, Crossing, refuse
+from gossamer.fabrics.lane import Running
+from gossamer.fabrics.ledger import traffic
+from gossamer.fabrics.positions import Position, explain, position
+
+_PATIENCE = 1.0  # seconds that a rank in trouble gives the others to say where they are
+
+
+class Office(Protocol):
+    """What a driver asks of the fabric it belongs to."""
+
+    def start(self, program: Program[Any], label: str = "", step: int = 0, lane: str = "comm") -> Ticket[Any]: ...
+    def join(self, ticket: Ticket[Any]) -> Any: ...
+    def note(self, verb: Verb, ticket: Running, seconds: float) -> None: ...
+
+
+class _Trouble(Exception):
+    """The network or a peer failed; not the program."""
+
+
+class NetworkDriver:
+    """Answers a lane's verbs on a channel and a board of its own."""
+
+    def __init__(self, office: Office, channel: Channel, board: Board, deadline: float, check: int) -> None:
+        self._office, self._channel, self._board = office, channel, board
+        self._deadline, self._check = deadline, check
+        self._collectives = 0
+
+    def drive(self, ticket: Running, halt: threading.Event) -> Any:
+        program, answer, error = ticket.program, None, None
+        while True:
+            try:
+                verb = program.send(answer) if error is None else program.throw(error)
+            except StopIteration as stop:
+                self._channel.flush()
+                return stop.value
+            ticket.verb, answer, error = verb, None, None
+            try:
+                answer = self._answer(verb, ticket, halt)
+            except _Trouble:  # not for the program to handle: the lane is lost
+                with suppress(RuntimeError):
+                    program.close()
+                raise
+            except Exception as failure:
+                error = failure
+            if halt.is_set():
+                raise _Trouble("the lane was closed")
+
+    def _answer(self, verb: Verb, ticket: Running, halt: threading.Event) -> Any:
+        match verb:
+            case AllReduce() | AllGather() | AllToAll():
+                refuse(verb, self._channel.size, self._channel.rank)
+                self._collectives += 1
+                if self._collectives <= self._check and self._channel.size > 1:
+                    self._compare(ticket, halt)
+                return self._cross(verb, ticket)
+            case Compute(work):
+                return work()
+            case Start(program, label, step, lane):
+                return self._office.start(program, label, step, lane)
+            case Join(other):
+                return self._office.join(other)
+            case Claim(name):
+                return _network(lambda: self._board.claim(name))
+            case Closed(name, count):
+                return _network(lambda: self._closed(name, count, halt))
+            case Descend():
+                raise RuntimeError("only the program that a host drives may yield Descend, not one on a lane")
+            case _:
+                refuse(verb, self._channel.size, self._channel.rank)
+                return self._cross(verb, ticket)
+
+    def _cross(self, verb: Crossing, ticket: Running) -> Any:
+        begin = time.perf_counter()
+        try:
+            answer = self._channel.answer(verb)
+        except RuntimeError as error:
+            raise _Trouble(_first_line(error)) from error
+        self._office.note(verb, ticket, time.perf_counter() - begin)
+        return answer
+
+    def _closed(self, name: str, count: int, halt: threading.Event) -> tuple[int, ...]:
+        """No deadline here: a quorum may take as long as a step takes; whoever joins has one."""
+        holders: tuple[int, ...] | None = None
+
+        def ready() -> bool:
+            nonlocal holders
+            holders = self._board.holders(name, count)
+            return holders is not None or self._board.flag_is_up("broken")
+
+        poll(ready, float("inf"), halt)
+        if holders is None:
+            raise _Trouble("another rank has left this lane")
+        return holders
+
+    def _compare(self, ticket: Running, halt: threading.Event) -> None:
+        """Before one of a lane's first collectives, see that all ranks are about to do the same: gloo aborts the
+        process where sizes differ, and adds up different buckets of one size without a word.
+        """
+        mine, rank = self._position(ticket), self._channel.rank
+        posts = _network(lambda: self._meet(f"check/{self._collectives}", mine, self._deadline, halt))
+        if not all(mine.agrees(rank, post, other) for other, post in posts.items()):
+            raise _Trouble("the ranks are about to do different things")
+        if len(posts) < self._channel.size - 1:
+            raise _Trouble("not all ranks have come to it")
+
+    def _meet(self, key: str, mine: Position, seconds: float, halt: threading.Event) -> dict[int, Position]:
+        def wait(ready: Callable[[], bool]) -> None:
+            poll(lambda: ready() or (key != "end" and self._board.flag_is_up("broken")), seconds, halt)
+
+        posts = self._board.meet(key, mine.write(), wait)
+        return {rank: Position.read(text) for rank, text in posts.items()}
+
+    def _position(self, ticket: Running | None, trouble: str = "") -> Position:
+        step, label, verb = (ticket.step, ticket.label, ticket.verb) if ticket else (0, "", None)
+        return position(step, label, self._collectives, verb)._replace(trouble=trouble)
+
+    def account(self, ticket: Running | None, error: BaseException, inside: bool) -> BaseException:
+        """Tell the others that this lane is lost, learn where they are, and make the error that says so.
+
+        An error of the program's own goes to its joiner as it is, without waiting for anybody.
+        """
+        own = not isinstance(error, _Trouble | TimeoutError)
+        reason = f"{type(error).__name__}: {_first_line(error)}" if own else str(error)
+        mine, found = self._position(ticket, reason), dict[int, Position]()
+        unheard = True
+
+        def ask() -> None:
+            nonlocal unheard
+            with suppress(RuntimeError):
+                self._board.raise_flag("broken", reason)
+                found.update(self._meet("end", mine, _PATIENCE, threading.Event()))
+                unheard = False
+
+        # The store's host may be gone in a way that makes its clients wait; nobody may wait for them.
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        if inside:
+            self._channel.hang_up()  # wakes the peers that wait for us
+        if own:
+            return error
+        asking.join(_PATIENCE + 0.5)
+        told = self._tell(ticket, mine, dict(found), unheard)
+        told.__cause__ = error.__cause__
+        return told
+
+    def _tell(self, ticket: Running | None, mine: Position, found: dict[int, Position], unheard: bool) -> PeerError:
+        size, rank = self._channel.size, self._channel.rank
+        handed = traffic(ticket.verb, rank, size)[0] if ticket and ticket.verb else 0
+        others = (
+            "The store does not answer: the process that hosts it, as a rule rank 0, is gone or cut off."
+            if unheard
+            else explain(rank, size, mine, found)
+        )
+        return PeerError(f"rank {rank} of {size}: {mine}, {handed} bytes. {others}")
+
+
+def _network(ask: Callable[[], Any]) -> Any:
+    """What goes wrong in here is the network's doing, or a peer's."""
+    try:
+        return ask()
+    except RuntimeError as error:
+        raise _Trouble(_first_line(error)) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,125 @@
+"""A lane: one thread that drives started programs, one after the other, each to its end."""
+
+import queue
+import threading
+from contextlib import suppress
+from typing import Any, Protocol
+
+import torch
+
+from gossamer.core.errors import GossamerError
+from gossamer.core.verbs import Program, Ticket, Verb
+from gossamer.fabrics.stream import Passage
+
+
+class Running(Ticket[Any]):
+    """A started program: waiting in its lane, under way, or ended with a result or an error."""
+
+    def __init__(self, program: Program[Any], label: str, step: int, lane: "Lane") -> None:
+        self.program, self.label, self.step, self.lane = program, label, step, lane
+        self.passage = Passage.of(program)
+        self.verb: Verb | None = None  # what it waits for
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.ended = threading.Event()
+
+    def done(self) -> bool:
+        return self.ended.is_set()
+
+    def end(self, result: Any, error: BaseException | None) -> None:
+        if not self.ended.is_set():  # the first word counts: a lane given up may come back later
+            self.result, self.error = result, error
+            self.ended.set()
+
+
+class Driver(Protocol):
+    """What does a lane's work: runs a program, and finds out about a failure."""
+
+    def drive(self, ticket: Running, halt: threading.Event) -> Any: ...
+    def account(self, ticket: Running | None, error: BaseException, inside: bool) -> BaseException: ...
+
+
+class Lane:
+    """Runs programs in the order they come in.
+
+    The first failure breaks a lane for good: after it the ranks would no longer agree on which collective is next, and
+    a reduction could pair up with the wrong one without a word.
+    """
+
+    def __init__(self, name: str, driver: Driver, deadline: float) -> None:
+        self.name = name
+        self.broken: BaseException | None = None
+        self._driver, self._deadline = driver, deadline
+        self._queue = queue.SimpleQueue[Running | None]()
+        self._now: Running | None = None
+        self._lock = threading.Lock()
+        self._failing = False
+        self._halt = threading.Event()  # set once the lane is broken or closed, so that nobody polls on
+        self._thread = threading.Thread(target=self._work, name=f"gossamer-{name}", daemon=True)
+        self._thread.start()
+
+    def put(self, ticket: Running) -> None:
+        with self._lock:
+            if self.broken is None:
+                self._queue.put(ticket)
+                return
+        ticket.end(None, self.broken)
+
+    def wait(self, ticket: Running) -> None:
+        """Wait until a ticket has ended; past the deadline give the lane up, so that it ends with an error."""
+        if ticket.ended.is_set():
+            return
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(f"lane {self.name!r} joins {ticket.label!r}, which waits behind it: a deadlock")
+        if ticket.ended.wait(self._deadline + 0.25):  # let a backend with the same deadline speak first
+            return
+        self._fail(self._now, TimeoutError(f"not done after {self._deadline:g} seconds"), inside=False)
+        if not ticket.ended.wait(3.0):  # its own thread may be failing at this very moment
+            ticket.end(None, self.broken or GossamerError(f"lane {self.name!r} is stuck"))
+
+    def close(self, patience: float) -> bool:
+        """End the lane; what has not ended ends with an error. False if it is stuck in the backend."""
+        self._stop(GossamerError(f"lane {self.name!r} was closed"))
+        if threading.current_thread() is not self._thread:
+            self._thread.join(patience)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        stream: torch.cuda.Stream | None = None
+        with torch.no_grad():
+            while (ticket := self._queue.get()) is not None:
+                self._now = ticket
+                try:
+                    if ticket.passage is None:
+                        result = self._driver.drive(ticket, self._halt)
+                    else:
+                        stream = stream or ticket.passage.new_stream()
+                        with ticket.passage.aboard(stream):
+                            result = self._driver.drive(ticket, self._halt)
+                except BaseException as error:
+                    self._fail(ticket, error, inside=True)
+                    return
+                self._now = None
+                ticket.end(result, None)
+                del ticket, result  # an idle lane keeps nothing alive
+
+    def _fail(self, ticket: Running | None, error: BaseException, inside: bool) -> None:
+        with self._lock:
+            if self._failing or self.broken is not None:
+                return
+            self._failing = True
+        self._stop(self._driver.account(ticket, error, inside))
+
+    def _stop(self, error: BaseException) -> None:
+        """Take no more programs; all that have not ended end with this error."""
+        with self._lock:
+            self.broken = self.broken or error
+            waiting: list[Running | None] = [self._now]
+            with suppress(queue.Empty):
+                while True:
+                    waiting.append(self._queue.get_nowait())
+            self._queue.put(None)
+        self._halt.set()
+        for ticket in waiting:
+            if ticket is not None:
+                ticket.end(None, self.broken)

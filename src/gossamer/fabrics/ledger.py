@@ -1,0 +1,90 @@
+"""The ledger: every request that crossed the network, with its bytes and seconds."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, Send, Verb
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One request. `handed` is what was given to the backend, `sent` and `received` what crosses this rank's link."""
+
+    step: int
+    rank: int
+    verb: str
+    label: str
+    handed: int
+    sent: int
+    received: int
+    seconds: float
+
+
+class Ledger:
+    """All entries of one rank, or of all ranks of a simulation; totals are kept even when entries are dropped."""
+
+    def __init__(self, keep: int = 100_000) -> None:
+        self.keep = keep
+        self.entries = list[Entry]()
+        self.handed = self.sent = self.received = self.requests = 0
+        self.seconds = 0.0
+
+    def note(self, entry: Entry) -> None:
+        self.requests += 1
+        self.handed += entry.handed
+        self.sent += entry.sent
+        self.received += entry.received
+        self.seconds += entry.seconds
+        if len(self.entries) < self.keep:
+            self.entries.append(entry)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def write(self, path: Path) -> None:
+        """One JSON object per line."""
+        path.write_text("".join(json.dumps(asdict(e)) + "\n" for e in self.entries))
+
+    @staticmethod
+    def read(path: Path) -> "Ledger":
+        ledger = Ledger()
+        for line in path.read_text().splitlines():
+            ledger.note(Entry(**json.loads(line)))
+        return ledger
+
+    def by_verb(self) -> dict[str, tuple[int, int]]:
+        """Requests and bytes sent, by verb."""
+        return _sums(self.entries)
+
+
+def _sums(entries: Iterable[Entry]) -> dict[str, tuple[int, int]]:
+    out = dict[str, tuple[int, int]]()
+    for e in entries:
+        count, sent = out.get(e.verb, (0, 0))
+        out[e.verb] = count + 1, sent + e.sent
+    return out
+
+
+def traffic(verb: Verb, rank: int, size: int) -> tuple[int, int, int]:
+    """Bytes handed to the backend, sent over this rank's link, and received over it.
+
+    All-reduce and all-gather are counted as rings: 2 (N-1)/N of the tensor, and N-1 wires, each way.
+    """
+    match verb:
+        case AllReduce(tensor):
+            n = tensor.numel() * tensor.element_size()
+            crossed = 2 * (size - 1) * n // size
+            return n, crossed, crossed
+        case AllGather(wire):
+            return wire.numel(), (size - 1) * wire.numel(), (size - 1) * wire.numel()
+        case AllToAll(wires, lengths):
+            sent = sum(w.numel() for j, w in enumerate(wires) if j != rank)
+            return sent, sent, sum(n for j, n in enumerate(lengths) if j != rank)
+        case Send(_, wire):
+            return wire.numel(), wire.numel(), 0
+        case Receive(_, length):
+            return 0, 0, length
+        case _:
+            return 0, 0, 0

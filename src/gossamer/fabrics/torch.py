@@ -1,0 +1,164 @@
+"""The torch fabric: answers verbs on real processes, over torch.distributed."""
+
+import atexit
+import threading
+from collections import Counter
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch.distributed as dist
+
+from gossamer.core.errors import PeerError
+from gossamer.core.verbs import Compute, Descend, Join, Program, Start, Ticket, Verb
+from gossamer.fabrics.board import Board, poll
+from gossamer.fabrics.channel import Channel
+from gossamer.fabrics.driver import NetworkDriver
+from gossamer.fabrics.lane import Lane, Running
+from gossamer.fabrics.ledger import Entry, Ledger, traffic
+
+T = TypeVar("T")
+
+_made = Counter[str]()  # fabrics made so far on each group, to tell their keys in the store apart
+
+
+class TorchFabric:
+    """Runs programs over a torch.distributed process group (None: the default group, or this process alone).
+
+    Every lane is a thread with a process group of its own. All ranks of the group make their fabrics, and open lanes,
+    in the same order. The first `check` collectives of a lane are compared across ranks before they begin, so that
+    ranks which disagree learn how instead of hanging, aborting or adding up the wrong things; 0 turns that off.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        deadline: float = 300.0,
+        ledger: Ledger | None = None,
+        check: int = 32,
+    ) -> None:
+        if group is None and dist.is_initialized():
+            group = dist.group.WORLD
+        self.rank = 0 if group is None else group.rank()
+        self.size = 1 if group is None else group.size()
+        self.ledger = Ledger() if ledger is None else ledger
+        self._group, self._deadline, self._check = group, deadline, check
+        self._lanes = dict[str, Lane]()
+        self._channels = dict[str, Channel]()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._board = self._make_board()
+        self.open_lane("comm")
+        # A thread that wakes while the interpreter is taken down aborts the process: end the lanes before.
+        atexit.register(self.close)
+
+    def open_lane(self, name: str) -> None:
+        """Open another lane; all ranks do so, in the same order."""
+        if name in self._lanes:
+            raise ValueError(f"there is a lane {name!r} already")
+        self._await_all(name)
+        channel = Channel(self._make_group(), self.rank, self.size)
+        driver = NetworkDriver(self, channel, self._board.fork(f"lane/{name}"), self._deadline, self._check)
+        self._channels[name] = channel
+        self._lanes[name] = Lane(name, driver, self._deadline)
+
+    def start(self, program: Program[T], label: str = "", step: int = 0, lane: str = "comm") -> Ticket[T]:
+        """Put a program on a lane and go on."""
+        if lane not in self._lanes:
+            raise ValueError(f"no lane {lane!r}; open are {', '.join(self._lanes)}. Open it on all ranks first.")
+        ticket = Running(program, label, step, self._lanes[lane])
+        ticket.lane.put(ticket)
+        return ticket
+
+    def join(self, ticket: Ticket[T]) -> T:
+        """Wait for a started program, at most as long as the deadline; its exceptions are raised here."""
+        if not isinstance(ticket, Running):
+            raise TypeError(f"{ticket!r} is no ticket of this fabric")
+        ticket.lane.wait(ticket)
+        if ticket.error is not None:
+            raise ticket.error
+        if ticket.passage is not None:
+            ticket.passage.land(ticket.result)
+        return ticket.result
+
+    def run(self, program: Program[T]) -> T:
+        """Drive a program on this thread; what it asks of the network is answered on lane "comm"."""
+        answer, error = None, None
+        while True:
+            try:
+                verb = program.send(answer) if error is None else program.throw(error)
+            except StopIteration as stop:
+                return stop.value
+            answer, error = None, None
+            try:
+                answer = self._answer(verb)
+            except Exception as failure:
+                error = failure
+
+    def close(self) -> None:
+        """End all lanes. Programs that have not ended do so with an error; a lane stuck in the backend is left."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        # A group of some ranks only is named after its ranks: destroyed, its name would come back with stale keys.
+        whole = self.size > 1 and dist.is_initialized() and self.size == dist.get_world_size()
+        for name, lane in self._lanes.items():
+            if lane.close(patience=0.5) and whole:
+                self._channels[name].hang_up()
+
+    def note(self, verb: Verb, ticket: Running, seconds: float) -> None:
+        """Write an answered request into the ledger; lanes share it."""
+        numbers = traffic(verb, self.rank, self.size)
+        with self._lock:
+            self.ledger.note(Entry(ticket.step, self.rank, type(verb).__name__, ticket.label, *numbers, seconds))
+
+    def _answer(self, verb: Verb) -> Any:
+        match verb:
+            case Start(program, label, step, lane):
+                return self.start(program, label, step, lane)
+            case Join(ticket):
+                return self.join(ticket)
+            case Compute(work):
+                return work()
+            case Descend():
+                raise RuntimeError("Descend is for a host to answer: it knows the optimizer, a fabric does not")
+            case _:
+                return self.join(self.start(_alone(verb)))
+
+    def _make_board(self) -> Board:
+        if self._group is None:
+            return Board.alone()
+        ranks = dist.get_process_group_ranks(self._group)
+        name = f"gossamer/{self._group.group_name}/{ranks[0]}"
+        _made[name] += 1
+        store = dist.distributed_c10d._get_default_store()
+        return Board(store, self.rank, self.size).fork(f"{name}/{_made[name]}")
+
+    def _await_all(self, lane: str) -> None:
+        """Making a group blocks without saying for whom; so meet first."""
+        mine = f"opens lane {lane!r} with deadline {self._deadline:g} and check {self._check}"
+        halt = threading.Event()
+        posts = self._board.meet(f"open/{len(self._lanes)}", mine, lambda ready: poll(ready, self._deadline, halt))
+        missing = [r for r in range(self.size) if r != self.rank and r not in posts]
+        if missing:
+            raise PeerError(f"rank {self.rank} {mine}, but after that time there is no word from ranks {missing}")
+        for rank, text in posts.items():
+            if text != mine:
+                raise PeerError(f"rank {self.rank} {mine}, but rank {rank} {text}")
+
+    def _make_group(self) -> dist.ProcessGroup | None:
+        if self._group is None or self.size == 1:
+            return None
+        ranks = dist.get_process_group_ranks(self._group)
+        group = dist.new_group(
+            ranks,
+            timeout=timedelta(seconds=self._deadline),
+            backend=dist.get_backend_config(self._group),
+            use_local_synchronization=self.size < dist.get_world_size(),
+        )
+        return cast(dist.ProcessGroup, group)  # this rank is one of `ranks`
+
+
+def _alone(verb: Verb) -> Program[Any]:
+    return (yield verb)

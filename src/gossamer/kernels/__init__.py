@@ -1,0 +1,47 @@
+"""Fast code for wires: encode, decode and select, bit-equal on CPU and GPU.
+
+Each kernel exists as readable torch operations (`reference`), as a Numba loop (`cpu`) and, where it pays, as a Triton
+program (`gpu`). The functions here check their arguments and pick the twin by the tensor's device.
+"""
+
+from gossamer.kernels.backends import backends, using, warmup
+from gossamer.kernels.cast import cast_accumulate, cast_feedback
+from gossamer.kernels.errors import CorruptWire
+from gossamer.kernels.hashing import mix3
+from gossamer.kernels.indices import index_decode, index_encode
+from gossamer.kernels.lanes import lanes_pack, lanes_unpack
+from gossamer.kernels.quantise import bucket_norms, quantise_accumulate, quantise_bytes, quantise_encode
+from gossamer.kernels.scales import absmax, absmax_and_std
+from gossamer.kernels.select import compact, scatter_add, topk
+from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_feedback
+from gossamer.kernels.ternary import ternary_accumulate, ternary_bytes, ternary_encode, ternary_levels
+
+__all__ = [
+    "CorruptWire",
+    "absmax",
+    "absmax_and_std",
+    "backends",
+    "bucket_norms",
+    "cast_accumulate",
+    "cast_feedback",
+    "compact",
+    "index_decode",
+    "index_encode",
+    "lanes_pack",
+    "lanes_unpack",
+    "mix3",
+    "quantise_accumulate",
+    "quantise_bytes",
+    "quantise_encode",
+    "scatter_add",
+    "sign_accumulate",
+    "sign_bytes",
+    "sign_feedback",
+    "ternary_accumulate",
+    "ternary_bytes",
+    "ternary_encode",
+    "ternary_levels",
+    "topk",
+    "using",
+    "warmup",
+]

@@ -1,0 +1,105 @@
+"""How fast each kernel is beside a plain memory copy of its input.
+
+One thread. Every timing of a kernel is preceded by one of libc's memcpy on the same input, so that both see the same
+disturbances; medians within a round, the best of the rounds. A ratio of 1 means: as fast as copying the input.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer import kernels
+from gossamer.kernels.backends import chosen
+
+_REPEATS = 7
+_KEY = (0x243F6A88, 0x85A308D3)
+
+
+class Row(NamedTuple):
+    kernel: str
+    backend: str
+    elements: int
+    gb_per_s: float
+    ratio_to_memcpy: float
+
+
+def measure(elements: int = 25_600_000, rounds: int = 3) -> list[Row]:
+    """One row per kernel on the CPU; GB/s counts the float32 input only."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        kernels.warmup()
+        x = torch.randn(elements, generator=torch.Generator().manual_seed(0))
+        copy = _memcpy(x)
+        backend = chosen(x.device)
+        rows: list[Row] = []
+        for name, call in _calls(x):
+            ratio, seconds = max(_round(copy, call) for _ in range(rounds))
+            rows.append(Row(name, backend, elements, 4 * elements / seconds / 1e9, ratio))
+        return rows
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _calls(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
+    n = x.numel()
+    bounds, out = (0, n), torch.zeros(n)
+    scales = kernels.absmax(x, bounds)
+    yield "absmax", lambda: kernels.absmax(x, bounds)
+    wire = kernels.ternary_encode(x, bounds, scales, _KEY)
+    yield "ternary.encode", lambda: kernels.ternary_encode(x, bounds, scales, _KEY)
+    yield "ternary.decode", lambda: kernels.ternary_accumulate(wire, bounds, scales, out)
+    norms = kernels.bucket_norms(x, 512, "max")
+    codes = kernels.quantise_encode(x, 4, 512, norms, _KEY)
+    yield "quantise4.encode", lambda: kernels.quantise_encode(x, 4, 512, norms, _KEY)
+    yield "quantise4.decode", lambda: kernels.quantise_accumulate(codes, 4, 512, norms, out)
+    pending = torch.zeros(n)
+    yield "sign_feedback", lambda: kernels.sign_feedback(x, pending, scales, bounds)
+    yield "cast_feedback.bf16", lambda: kernels.cast_feedback(x, pending.zero_(), torch.bfloat16)
+    yield from _selections(x)
+
+
+def _selections(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
+    n = x.numel()
+    counts = {"0.1%": max(n // 1000, 1), "1%": max(n // 100, 1)}
+    bars = {name: float(x[kernels.topk(x, k).long()].abs().min()) for name, k in counts.items()}
+    for name, bar in bars.items():
+        yield f"compact.{name}", lambda bar=bar: kernels.compact(x, bar)
+    for name, k in counts.items():
+        yield f"topk.{name}", lambda k=k: kernels.topk(x, k)
+    chosen_indices = kernels.topk(x, counts["1%"])
+    wire = kernels.index_encode(chosen_indices, n)
+    yield "index.encode.1%", lambda: kernels.index_encode(chosen_indices, n)
+    yield "index.decode.1%", lambda: kernels.index_decode(wire, counts["1%"], n)
+
+
+def _memcpy(x: Tensor) -> Callable[[], object]:
+    target = torch.zeros_like(x)
+    memcpy = ctypes.CDLL(None).memcpy
+    memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    length = x.numel() * x.element_size()
+    return lambda: memcpy(target.data_ptr(), x.data_ptr(), length)
+
+
+def _round(copy: Callable[[], object], call: Callable[[], object]) -> tuple[float, float]:
+    """(memcpy time / kernel time, kernel time), medians of alternated repeats."""
+    call()
+    copies: list[float] = []
+    calls: list[float] = []
+    for _ in range(_REPEATS):
+        copies.append(_seconds(copy))
+        calls.append(_seconds(call))
+    return statistics.median(copies) / statistics.median(calls), statistics.median(calls)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

@@ -1,0 +1,26 @@
+"""The one way in which loops are compiled here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar, cast
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int32]
+Longs = npt.NDArray[np.int64]
+Rows = Bytes  # two dimensions: (blocks, width)
+Blocks = Bytes  # three dimensions: (blocks, rows, width)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def kernel(function: Callable[P, R]) -> Callable[P, R]:
+    """Compiles for this host without fast-math: results must not depend on how a loop was vectorised."""
+    return cast(Callable[P, R], numba.njit(nogil=True, cache=True)(function))

@@ -1,0 +1,85 @@
+"""Uniform levels per bucket: each block of 512 is rounded into a buffer in L1, then packed."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, kernel
+from gossamer.kernels.cpu.hashing import start
+from gossamer.kernels.cpu.hints import prefetch, wide
+from gossamer.kernels.cpu.planes import CHUNK, pack_chunk, unpack_chunk
+from gossamer.kernels.cpu.rounding import round_codes
+from gossamer.kernels.cpu.scales import top_bits
+from gossamer.kernels.layout import ONE, levels_of, plane_bytes
+
+
+def max_norms(x: Tensor, bucket: int) -> Tensor:
+    out = torch.empty(-(-x.numel() // bucket))
+    _max_norms(x.detach().numpy().view(np.int32), bucket, out.numpy().view(np.int32))
+    return out
+
+
+def encode(x: Tensor, bits: int, bucket: int, gains: Tensor, key: tuple[int, int], offset: int) -> Tensor:
+    wire = torch.empty(plane_bytes(x.numel(), bits), dtype=torch.uint8)
+    top = np.int32(ONE // 2 if bits == 1 else levels_of(bits) * ONE)
+    counter, k1 = start(key, offset)
+    _encode(x.detach().numpy(), bits, bucket, gains.numpy(), top, counter, k1, wire.numpy())
+    return wire
+
+
+def accumulate(wire: Tensor, bits: int, bucket: int, units: Tensor, out: Tensor) -> None:
+    scale, shift = (2, 1) if bits == 1 else (1, levels_of(bits))
+    _accumulate(wire.numpy(), bits, bucket, units.numpy(), np.int32(scale), np.int32(shift), out.detach().numpy())
+
+
+@kernel
+def _max_norms(bits: Ints, bucket: int, out: Ints) -> None:
+    for i in range(out.size):
+        out[i] = top_bits(bits[i * bucket : (i + 1) * bucket])
+
+
+@kernel
+def _encode(
+    x: Floats, bits: int, bucket: int, gains: Floats, top: np.int32, counter: np.uint32, k1: np.uint32, wire: Bytes
+) -> None:
+    wide()
+    codes = np.zeros(CHUNK, np.uint8)
+    for lo in range(0, x.size, CHUNK):
+        hi = min(lo + CHUNK, x.size)
+        prefetch(x, hi, hi + CHUNK)
+        a = lo
+        while a < hi:
+            i = a // bucket
+            b = min(hi, (i + 1) * bucket)
+            here = np.uint32(counter + np.uint32(a))
+            round_codes(x[a:b], gains[i], top, top, here, k1, codes[a - lo : b - lo])
+            a = b
+        pack_chunk(codes, bits, hi - lo, wire[lo // 8 * bits :])
+
+
+@kernel
+def _accumulate(
+    wire: Bytes, bits: int, bucket: int, units: Floats, scale: np.int32, shift: np.int32, out: Floats
+) -> None:
+    wide()
+    codes = np.zeros(CHUNK, np.uint8)
+    for lo in range(0, out.size, CHUNK):
+        hi = min(lo + CHUNK, out.size)
+        prefetch(out, hi, hi + CHUNK)
+        unpack_chunk(wire[lo // 8 * bits :], bits, hi - lo, codes)
+        a = lo
+        while a < hi:
+            i = a // bucket
+            b = min(hi, (i + 1) * bucket)
+            _add(out[a:b], codes[a - lo : b - lo], units[i], scale, shift)
+            a = b
+
+
+@kernel
+def _add(out: Floats, codes: Bytes, unit: np.float32, scale: np.int32, shift: np.int32) -> None:
+    wide()
+    for j in range(out.size):
+        level = np.int32(np.int32(np.int32(codes[j]) * scale) - shift)
+        out[j] += unit * np.float32(level)

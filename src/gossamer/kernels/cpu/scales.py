@@ -1,0 +1,80 @@
+"""Magnitude and deviation per segment."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.kernels.cpu.compile import Doubles, Floats, Ints, Longs, kernel
+from gossamer.kernels.layout import edges
+
+_CHUNK = 2048
+
+
+def absmax(x: Tensor, bounds: tuple[int, ...]) -> Tensor:
+    out = torch.empty(len(bounds) - 1)
+    _absmax(x.detach().numpy().view(np.int32), edges(bounds), out.numpy().view(np.int32))
+    return out
+
+
+def absmax_and_std(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    top, std = torch.empty(len(bounds) - 1), torch.empty(len(bounds) - 1)
+    values = x.detach().numpy()
+    _absmax_and_std(values, values.view(np.int32), edges(bounds), top.numpy().view(np.int32), std.numpy())
+    return top, std
+
+
+@kernel
+def top_bits(bits: Ints) -> np.int32:
+    """Integer maximum of the magnitude bits: it vectorises, and carries NaN."""
+    top = np.int32(0)
+    for j in range(bits.size):
+        magnitude = np.int32(bits[j] & np.int32(0x7FFFFFFF))
+        if magnitude > top:
+            top = magnitude
+    return top
+
+
+@kernel
+def _absmax(bits: Ints, edges: Longs, out: Ints) -> None:
+    for i in range(out.size):
+        out[i] = top_bits(bits[edges[i] : edges[i + 1]])
+
+
+@kernel
+def _absmax_and_std(x: Floats, bits: Ints, edges: Longs, top: Ints, std: Floats) -> None:
+    sums = np.empty(2, np.float64)
+    for i in range(top.size):
+        a, b = edges[i], edges[i + 1]
+        sums[:] = 0.0
+        best = np.int32(0)
+        for lo in range(a, b, _CHUNK):
+            hi = min(lo + _CHUNK, b)
+            best = max(best, top_bits(bits[lo:hi]))
+            _moments(x[lo:hi], np.float64(x[a]), sums)
+        top[i] = best
+        n = max(b - a, 1)
+        variance = (sums[1] - sums[0] * sums[0] / n) / n
+        # written so that NaN passes and a rounding error below zero does not
+        std[i] = np.float32(0.0) if variance < 0.0 else np.float32(np.sqrt(variance))
+
+
+@kernel
+def _moments(x: Floats, pivot: float, sums: Doubles) -> None:
+    """Adds sum(x - pivot) and sum((x - pivot) ** 2), in eight lanes so that it vectorises in a fixed order."""
+    first = np.zeros(8, np.float64)
+    second = np.zeros(8, np.float64)
+    whole = x.size // 8 * 8
+    for j in range(0, whole, 8):
+        for lane in range(8):
+            d = np.float64(x[j + lane]) - pivot
+            first[lane] += d
+            second[lane] += d * d
+    for j in range(whole, x.size):
+        d = np.float64(x[j]) - pivot
+        first[0] += d
+        second[0] += d * d
+    for lane in range(8):
+        sums[0] += first[lane]
+        sums[1] += second[lane]

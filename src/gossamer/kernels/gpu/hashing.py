@@ -1,0 +1,51 @@
+"""The hash, and stochastic rounding with it."""
+
+# pyright: basic
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def codes(x, gain, top, base, counter, k1):
+    """(clamp(int32(x * gain), -top, top) + base + fraction) >> 23; NaN ends at the top."""
+    limit = top.to(tl.float32)
+    fixed = x * gain
+    fixed = tl.where(fixed < limit, fixed, limit)
+    fixed = tl.where(fixed > -limit, fixed, -limit)
+    return (fixed.to(tl.int32) + base + fraction(counter, k1)) >> 23
+
+
+@triton.jit
+def fraction(x, k1):
+    """The 23 top bits of mix3; the first key word has already been added to the counter x (uint32)."""
+    x = x ^ (x >> 17)
+    x = x * 0xED5AD4BB
+    x = x ^ (x >> 11)
+    x = x + k1.to(tl.uint32)
+    x = x * 0xAC4C1B51
+    x = x ^ (x >> 15)
+    x = x * 0x31848BAB
+    x = x ^ (x >> 14)
+    return (x >> 9).to(tl.int32)
+
+
+@triton.jit
+def segment_of(edges, index, count, STEPS: tl.constexpr):
+    """Binary search for the segment of each index; STEPS must be at least log2(count)."""
+    low = tl.zeros_like(index)
+    high = tl.zeros_like(index) + (count - 1)
+    for _ in tl.static_range(STEPS):
+        middle = (low + high + 1) // 2
+        reached = tl.load(edges + middle) <= index
+        low = tl.where(reached, middle, low)
+        high = tl.where(reached, high, middle - 1)
+    return low
+
+
+def words(key: tuple[int, int], offset: int) -> tuple[int, int]:
+    """First counter and second key word as signed 32-bit integers, the type in which launches take them."""
+
+    def signed(x: int) -> int:
+        return (x + 2**31) % 2**32 - 2**31
+
+    return signed(key[0] + offset), signed(key[1])

@@ -1,0 +1,82 @@
+"""Where every bit lies: the arithmetic that all backends share.
+
+All wires are planar. A vector is cut into blocks; inside a block whose rows are `width` bytes wide, byte j holds the
+elements j, j + width, j + 2 * width, ... so that loads, arithmetic and stores are contiguous on every machine.
+The last, shorter block follows the same rule with the smallest width that holds it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+TRITS = 5  # trits per byte: 3 ** 5 = 243 <= 256
+TERNARY_BLOCK = 64 * TRITS
+PLANE_BLOCK = 64 * 8  # in a full block a plane of width w takes 64 * w bytes
+INDEX_BLOCK = 128  # gaps that share one Rice parameter
+
+ONE = 1 << 23  # fixed-point one of the stochastic rounding: 23 fraction bits, as many as float32 has
+GUARD = ONE + 4  # the gain is a touch larger, so that |x| == scale never rounds below its level
+TINY = 2.0**-100  # scales below this would overflow the gain; such values are written as zero
+
+
+def planes(bits: int) -> tuple[int, ...]:
+    """Power-of-two widths that add up to `bits`, widest first; the first plane holds the lowest code bits."""
+    if not 1 <= bits <= 8:
+        raise ValueError(f"bits must be between 1 and 8, got {bits}")
+    return tuple(width for width in (8, 4, 2, 1) if bits & width)
+
+
+def plane_bytes(n: int, bits: int) -> int:
+    """Bytes of n codes of `bits` bits."""
+    full, tail = divmod(n, PLANE_BLOCK)
+    return full * 64 * bits + sum(-(-tail * width // 8) for width in planes(bits))
+
+
+def ternary_bytes(n: int) -> int:
+    """Bytes of n trits: ceil(n / 5)."""
+    return -(-n // TRITS)
+
+
+def levels_of(bits: int) -> int:
+    """Largest level s of a `bits`-bit code: 2 ** (bits - 1) - 1, and 1 for the two points of a one-bit code."""
+    return max((1 << (bits - 1)) - 1, 1)
+
+
+def gains(scales: Tensor, top: float) -> Tensor:
+    """Per-segment factor that turns |x| = scale into `top` fixed-point units; 0 where the scale is 0 or tiny."""
+    return torch.where(scales < TINY, 0.0, (top * GUARD) / scales)
+
+
+def units(scales: Tensor, weight: float, top: int) -> Tensor:
+    """Per-segment value of one level, weight * scale / top in float32; NaN when that is not finite."""
+    unit = scales * torch.tensor(weight, dtype=torch.float32, device=scales.device) / top
+    return torch.where(unit.isfinite(), unit, torch.nan)
+
+
+@lru_cache(maxsize=1024)
+def edges(bounds: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """Checked segment boundaries as an array; cached because a model has a few tables and many steps."""
+    if not bounds or bounds[0] != 0 or any(a > b for a, b in pairwise(bounds)):
+        raise ValueError(f"bounds must start at 0 and not decrease, got {bounds[:8]}")
+    table = np.array(bounds, dtype=np.int64)
+    table.flags.writeable = False
+    return table
+
+
+@lru_cache(maxsize=1024)
+def edges_on(bounds: tuple[int, ...], device: torch.device) -> Tensor:
+    """The same table as a tensor on a device."""
+    return torch.tensor(bounds, dtype=torch.int64, device=device)
+
+
+def require_bounds(bounds: tuple[int, ...], n: int) -> int:
+    """Number of segments, after checking that they cover exactly n elements."""
+    if int(edges(bounds)[-1]) != n:
+        raise ValueError(f"bounds end at {bounds[-1]} but there are {n} elements")
+    return len(bounds) - 1

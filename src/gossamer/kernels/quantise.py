@@ -1,0 +1,67 @@
+"""Uniform levels with one norm per bucket: codes of 1 to 8 bits, packed as planes of power-of-two widths."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from gossamer.kernels import layout
+from gossamer.kernels.backends import twin
+from gossamer.kernels.errors import require_count, require_length, require_vector
+from gossamer.kernels.hashing import Key
+
+
+def quantise_bytes(n: int, bits: int) -> int:
+    """Bytes of n codes of `bits` bits: n * bits / 8, each plane of the last block rounded up."""
+    return layout.plane_bytes(n, bits)
+
+
+def bucket_norms(x: Tensor, bucket: int, kind: Literal["max", "l2"]) -> Tensor:
+    """max |x| or sqrt(sum(x ** 2)) of every `bucket` consecutive elements.
+
+    Reads 4 bytes per element. "max" is bit-equal everywhere; "l2" depends on the order of summation.
+    """
+    require_vector("x", x)
+    _require_bucket(bucket)
+    if kind not in ("max", "l2"):
+        raise ValueError(f'kind must be "max" or "l2", got {kind!r}')
+    return twin("quantise", f"{kind}_norms", x.device)(x, bucket)
+
+
+def quantise_encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, offset: int = 0) -> Tensor:
+    """code = s + floor(x * s / norm + u), clamped to [0, 2 * s], with s = 2 ** (bits - 1) - 1; unbiased.
+
+    One bit has two points: +norm with probability (1 + x / norm) / 2, else -norm.
+    u is the top 23 bits of mix3(offset + i). Reads 4 and writes bits / 8 bytes per element.
+    """
+    require_vector("x", x)
+    require_vector("norms", norms)
+    require_count("norms", norms, _buckets(x.numel(), bucket))
+    layout.planes(bits)
+    gains = layout.gains(norms, 0.5 if bits == 1 else layout.levels_of(bits))
+    return twin("quantise", "encode", x.device)(x, bits, bucket, gains, key, offset)
+
+
+def quantise_accumulate(
+    wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weight: float = 1.0
+) -> None:
+    """out += weight * norm / s * (code - s), in place; a bucket whose norm is not finite becomes NaN throughout.
+
+    Reads bits / 8 + 4 and writes 4 bytes per element.
+    """
+    require_vector("out", out)
+    require_count("norms", norms, _buckets(out.numel(), bucket))
+    require_length(f"quantise {bits} bits", wire, quantise_bytes(out.numel(), bits))
+    units = layout.units(norms, weight, layout.levels_of(bits))
+    twin("quantise", "accumulate", out.device)(wire, bits, bucket, units, out)
+
+
+def _buckets(n: int, bucket: int) -> int:
+    _require_bucket(bucket)
+    return -(-n // bucket)
+
+
+def _require_bucket(bucket: int) -> None:
+    if bucket < 1:
+        raise ValueError(f"bucket must be at least 1, got {bucket}")

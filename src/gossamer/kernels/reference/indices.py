@@ -1,0 +1,77 @@
+"""Rice coding of gaps, all positions computed at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from gossamer.kernels.layout import INDEX_BLOCK
+
+_PARAMETERS = 32
+
+
+def encode(indices: Tensor, n: int) -> Tensor:
+    count = indices.numel()
+    gaps = indices.long().diff(prepend=indices.new_full((1,), -1).long()) - 1
+    rice = _parameters(gaps)
+    each = rice.repeat_interleave(INDEX_BLOCK)[:count]
+    ends = ((gaps >> each) + 1).cumsum(0) - 1  # where each unary quotient has its one
+    starts = each.cumsum(0) - each
+    low_bytes = -(-int(each.sum()) // 8)
+    unary_bytes = -(-(int(ends[-1]) + 1) // 8) if count else 0
+    if rice.numel() + low_bytes + unary_bytes >= 4 * count:
+        return torch.cat([indices.new_zeros(1, dtype=torch.uint8), indices.view(torch.uint8)])
+    low = torch.zeros(8 * low_bytes, dtype=torch.uint8, device=indices.device)
+    for bit in range(int(each.max())):
+        has = each > bit
+        low[starts[has] + bit] = ((gaps[has] >> bit) & 1).to(torch.uint8)
+    unary = torch.zeros(8 * unary_bytes, dtype=torch.uint8, device=indices.device)
+    unary[ends] = 1
+    mode = torch.ones(1, dtype=torch.uint8, device=indices.device)
+    return torch.cat([mode, rice.to(torch.uint8), _to_bytes(low), _to_bytes(unary)])
+
+
+def decode(wire: Tensor, count: int, n: int) -> Tensor | None:
+    blocks = -(-count // INDEX_BLOCK)
+    rice = wire[1 : 1 + blocks].long()
+    if rice.numel() < blocks or bool((rice >= _PARAMETERS).any()):
+        return None
+    each = rice.repeat_interleave(INDEX_BLOCK)[:count]
+    starts = each.cumsum(0) - each
+    low_end = 1 + blocks + -(-int(each.sum()) // 8)
+    if wire.numel() < low_end:
+        return None
+    low, ends = _to_bits(wire[1 + blocks : low_end]), _to_bits(wire[low_end:]).nonzero().view(-1)
+    if ends.numel() != count or (wire.numel() - low_end) != (int(ends[-1]) // 8 + 1 if count else 0):
+        return None
+    quotients = ends.diff(prepend=ends.new_full((1,), -1)) - 1
+    if bool((quotients > (n >> each)).any()):
+        return None
+    gaps = quotients << each
+    for bit in range(int(each.max()) if count else 0):
+        has = each > bit
+        gaps[has] |= low[starts[has] + bit].long() << bit
+    indices = (gaps + 1).cumsum(0) - 1
+    return indices.int() if count == 0 or int(indices[-1]) < n else None
+
+
+def _parameters(gaps: Tensor) -> Tensor:
+    """The cheapest parameter of each block; the smallest one if several are."""
+    blocks = pad(gaps, (0, -gaps.numel() % INDEX_BLOCK)).view(-1, INDEX_BLOCK)
+    sizes = torch.full((blocks.shape[0], 1), INDEX_BLOCK, device=gaps.device)
+    sizes[-1:] = gaps.numel() - INDEX_BLOCK * (blocks.shape[0] - 1)
+    costs = [(blocks >> r).sum(1, keepdim=True) + sizes * r for r in range(_PARAMETERS)]
+    stacked = torch.cat(costs, 1)
+    # argmin does not promise the first of equals, so the parameter itself breaks the tie
+    return (stacked * _PARAMETERS + torch.arange(_PARAMETERS, device=gaps.device)).argmin(1)
+
+
+def _to_bytes(bits: Tensor) -> Tensor:
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (bits.view(-1, 8) << shifts).sum(1, dtype=torch.uint8)
+
+
+def _to_bits(wire: Tensor) -> Tensor:
+    shifts = torch.arange(8, dtype=torch.uint8, device=wire.device)
+    return ((wire[:, None] >> shifts) & 1).view(-1)

@@ -1,0 +1,59 @@
+"""Folding a vector into planar rows and back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from gossamer.kernels.layout import PLANE_BLOCK, planes
+
+
+def fold(codes: Tensor, rows: int, block: int) -> tuple[Tensor, Tensor]:
+    """Full blocks as (blocks, rows, block / rows) and the padded tail as (1, rows, smallest width)."""
+    cut = codes.numel() // block * block
+    tail = codes[cut:]
+    width = -(-tail.numel() // rows)
+    tail = pad(tail, (0, rows * width - tail.numel()))
+    return codes[:cut].view(-1, rows, block // rows), tail.view(1, rows, width)
+
+
+def unfold(full: Tensor, tail: Tensor, n: int) -> Tensor:
+    """The inverse of `fold`."""
+    return torch.cat([full.reshape(-1), tail.reshape(-1)])[:n]
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """uint8 codes as planes; each block's planes follow one another."""
+    full: list[Tensor] = []
+    tail: list[Tensor] = []
+    below = 0
+    for width in planes(bits):
+        plane = (codes >> below) & ((1 << width) - 1)
+        for parts, folded in zip((full, tail), fold(plane, 8 // width, PLANE_BLOCK), strict=True):
+            shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=codes.device).view(1, -1, 1)
+            parts.append((folded << shifts).sum(1, dtype=torch.uint8))
+        below += width
+    return torch.cat([torch.cat(full, 1).reshape(-1), torch.cat(tail, 1).reshape(-1)])
+
+
+def unpack(wire: Tensor, bits: int, n: int) -> Tensor:
+    """The inverse of `pack`."""
+    cut = n // PLANE_BLOCK
+    full, tail = wire[: cut * 64 * bits].view(cut, 64 * bits), wire[cut * 64 * bits :].view(1, -1)
+    codes = torch.zeros(n, dtype=torch.uint8, device=wire.device)
+    below = start = begin = 0
+    for width in planes(bits):
+        stop = start + 64 * width
+        end = begin + -(-(n - cut * PLANE_BLOCK) * width // 8)
+        shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=wire.device).view(1, -1, 1)
+        plane = unfold(full[:, None, start:stop] >> shifts, tail[:, None, begin:end] >> shifts, n)
+        codes |= (plane & ((1 << width) - 1)) << below
+        below, start, begin = below + width, stop, end
+    return codes
+
+
+def spread(table: Tensor, bounds: tuple[int, ...]) -> Tensor:
+    """One table entry per element, from one per segment."""
+    lengths = torch.tensor(bounds, device=table.device).diff()
+    return table.repeat_interleave(lengths, output_size=bounds[-1])

@@ -1,0 +1,27 @@
+"""Magnitude and deviation per segment."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+
+def absmax(x: Tensor, bounds: tuple[int, ...]) -> Tensor:
+    # as integers, magnitudes keep their order and every NaN lies above infinity
+    magnitude = x.view(torch.int32) & 0x7FFFFFFF
+    out = torch.zeros(len(bounds) - 1, dtype=torch.int32, device=x.device)
+    for i, (a, b) in enumerate(pairwise(bounds)):
+        if b > a:
+            out[i] = magnitude[a:b].max()
+    return out.view(torch.float32)
+
+
+def absmax_and_std(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    std = torch.zeros(len(bounds) - 1, dtype=torch.float64, device=x.device)
+    for i, (a, b) in enumerate(pairwise(bounds)):
+        if b > a:
+            centred = x[a:b].double() - x[a]
+            std[i] = (centred - centred.mean()).square().mean().sqrt()
+    return absmax(x, bounds), std.float()

@@ -1,0 +1,52 @@
+"""Sign bits with error feedback."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from gossamer.kernels.layout import PLANE_BLOCK
+from gossamer.kernels.reference.planes import pack, spread, unpack
+
+
+def feedback(
+    g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    said = spread(scales_prev, bounds)
+    pending.sub_(torch.where(pending >= 0, said, -said)).add_(g)
+    bits = (pending >= 0).to(torch.uint8)
+    return pack(bits, 1), means(pending, bounds)
+
+
+def accumulate(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor) -> None:
+    bits = unpack(wire, 1, out.numel()).int()
+    out += (2 * bits - 1) * spread(units, bounds)
+
+
+def means(p: Tensor, bounds: tuple[int, ...]) -> Tensor:
+    """mean |p| per segment."""
+    out = torch.zeros(len(bounds) - 1, dtype=torch.float64, device=p.device)
+    for i, (a, b) in enumerate(pairwise(bounds)):
+        if b > a:
+            out[i] = _sum(p[a:b].abs()) / (b - a)
+    return out.float()
+
+
+def _sum(x: Tensor) -> Tensor:
+    """Float64 sum in one order for all backends: 8 rows of 64 per block, then halves onto halves."""
+    rows = pad(x, (0, -x.numel() % PLANE_BLOCK)).double().view(-1, 8, 64)
+    lanes = rows[:, 0]
+    for i in range(1, 8):
+        lanes = lanes + rows[:, i]
+    return _halve(_halve(lanes).view(1, -1))[0]
+
+
+def _halve(x: Tensor) -> Tensor:
+    x = pad(x, (0, (1 << (x.shape[1] - 1).bit_length()) - x.shape[1]))
+    while x.shape[1] > 1:
+        half = x.shape[1] // 2
+        x = x[:, :half] + x[:, half:]
+    return x[:, 0]

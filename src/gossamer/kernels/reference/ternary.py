@@ -1,0 +1,48 @@
+"""Base-3 coding.
+
+The byte of a value v < 243 is ceil(v * 256 / 243), v read as the fraction v / 243 in fixed point. Multiplying the byte
+by 3 ** i modulo 256 then shifts i trits out at the top, and times 3 >> 8 reads the next one: no division on the way
+back.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gossamer.kernels.layout import ONE, TERNARY_BLOCK, TRITS
+from gossamer.kernels.reference import hashing
+from gossamer.kernels.reference.planes import fold, spread, unfold
+from gossamer.kernels.reference.rounding import fixed_point
+
+
+def levels(
+    x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], top: int, offset: int
+) -> Tensor:
+    fractions = hashing.fractions(x.numel(), key, offset, x.device)
+    return ((fixed_point(x * spread(gains, bounds), top * ONE) + fractions) >> 23).to(torch.int8)
+
+
+def encode(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], offset: int) -> Tensor:
+    trits = levels(x, bounds, gains, key, 1, offset).int() + 1
+    return torch.cat([_bytes(part).view(-1) for part in fold(trits, TRITS, TERNARY_BLOCK)])
+
+
+def accumulate(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor) -> None:
+    n = out.numel()
+    cut = n // TERNARY_BLOCK * (TERNARY_BLOCK // TRITS)
+    full, tail = wire[:cut].view(-1, 1, TERNARY_BLOCK // TRITS), wire[cut:].view(1, 1, -1)
+    trits = unfold(_trits(full), _trits(tail), n) - 1
+    out += trits * spread(units, bounds)
+
+
+def _bytes(trits: Tensor) -> Tensor:
+    value = torch.zeros_like(trits[:, 0])
+    for i in range(TRITS):
+        value = value * 3 + trits[:, i]
+    return ((value * 256 + 242) // 243).to(torch.uint8)
+
+
+def _trits(wire: Tensor) -> Tensor:
+    powers = torch.tensor([3**i for i in range(TRITS)], dtype=torch.int32, device=wire.device).view(1, -1, 1)
+    return (((wire.int() * powers) & 255) * 3) >> 8

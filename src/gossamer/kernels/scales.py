@@ -1,0 +1,32 @@
+"""Per-segment scales: the largest magnitude and the standard deviation."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gossamer.kernels.backends import twin
+from gossamer.kernels.errors import require_vector
+from gossamer.kernels.layout import require_bounds
+
+Bounds = tuple[int, ...]
+
+
+def absmax(x: Tensor, bounds: Bounds) -> Tensor:
+    """max |x| per segment; NaN if any element is NaN, 0 for an empty segment.
+
+    A maximum does not depend on the order, so this is bit-equal everywhere. Reads 4 bytes per element.
+    """
+    require_vector("x", x)
+    require_bounds(bounds, x.numel())
+    return twin("scales", "absmax", x.device)(x, bounds)
+
+
+def absmax_and_std(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
+    """max |x| and sqrt(mean((x - mean) ** 2)) per segment, in one pass of 4 bytes per element.
+
+    Sums are float64 around the segment's first element, so a constant segment gives exactly 0. The order of
+    summation differs between backends: the deviation agrees to float32 rounding, not to the bit.
+    """
+    require_vector("x", x)
+    require_bounds(bounds, x.numel())
+    return twin("scales", "absmax_and_std", x.device)(x, bounds)

@@ -1,0 +1,43 @@
+"""Choosing elements by magnitude, and adding chosen elements back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gossamer.kernels.backends import twin
+from gossamer.kernels.errors import CorruptWire, require_count, require_vector
+
+
+def compact(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Indices (int32, ascending) and values of the elements with |x| >= threshold; NaN counts as selected.
+
+    Reads 4 bytes per element and writes 8 per selected one. On a GPU this is a handful of torch operations.
+    """
+    require_vector("x", x)
+    return twin("select", "compact", x.device)(x, threshold)
+
+
+def topk(x: Tensor, k: int) -> Tensor:
+    """Indices (int32, ascending) of exactly the k largest |x|; the lowest index wins a tie, NaN is the largest.
+
+    Large inputs: a sampled lower bound, one compaction, an exact selection among the survivors; about one read of
+    the input. On a GPU this is a handful of torch operations.
+    """
+    require_vector("x", x)
+    if not 0 <= k <= x.numel():
+        raise ValueError(f"k must be between 0 and {x.numel()}, got {k}")
+    return twin("select", "topk", x.device)(x, k)
+
+
+def scatter_add(out: Tensor, indices: Tensor, values: Tensor, weight: float = 1.0) -> None:
+    """out[indices] += weight * values, in place; an index outside raises before anything is written.
+
+    Reads 12 and writes 4 bytes per index. Repeated indices add up, in order on a CPU.
+    """
+    require_vector("out", out)
+    require_vector("indices", indices, torch.int32)
+    require_vector("values", values)
+    require_count("values", values, indices.numel())
+    if not twin("select", "scatter_add", out.device)(out, indices, values, weight):
+        raise CorruptWire(f"scatter_add: an index lies outside [0, {out.numel()})")

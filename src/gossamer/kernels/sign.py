@@ -1,0 +1,41 @@
+"""One bit per element with error feedback, in a single pass over memory."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gossamer.kernels import layout
+from gossamer.kernels.backends import twin
+from gossamer.kernels.errors import require_count, require_length, require_vector
+from gossamer.kernels.scales import Bounds
+
+
+def sign_bytes(n: int) -> int:
+    """Bytes of n sign bits: ceil(n / 8)."""
+    return layout.plane_bytes(n, 1)
+
+
+def sign_feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
+    """Sign bits and mean |p| per segment of p = g + e, where e is what the last message did not say.
+
+    `pending` holds the last p and is overwritten: e = pending - scale_prev * sign(pending), taken late so that one
+    pass is enough. sign(0) is +1 and its bit is 1. Sums are float64 in one fixed order: bit-equal everywhere.
+    Reads 8 and writes 4 + 1/8 bytes per element.
+    """
+    require_vector("g", g)
+    require_vector("pending", pending)
+    require_count("pending", pending, g.numel())
+    require_vector("scales_prev", scales_prev)
+    require_count("scales_prev", scales_prev, layout.require_bounds(bounds, g.numel()))
+    return twin("sign", "feedback", g.device)(g, pending, scales_prev, bounds)
+
+
+def sign_accumulate(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float = 1.0) -> None:
+    """out += weight * scale * (+1 or -1), in place; a segment whose scale is not finite becomes NaN throughout.
+
+    Reads 1/8 + 4 and writes 4 bytes per element.
+    """
+    require_vector("out", out)
+    require_count("scales", scales, layout.require_bounds(bounds, out.numel()))
+    require_length("sign", wire, sign_bytes(out.numel()))
+    twin("sign", "accumulate", out.device)(wire, bounds, layout.units(scales, weight, 1), out)

@@ -1,0 +1,58 @@
+"""Base-3 coding of values rounded at random to -scale, 0 or +scale: five trits per byte."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gossamer.kernels import layout
+from gossamer.kernels.backends import twin
+from gossamer.kernels.errors import require_count, require_length, require_vector
+from gossamer.kernels.hashing import Key
+from gossamer.kernels.layout import ternary_bytes
+from gossamer.kernels.scales import Bounds
+
+__all__ = ["ternary_accumulate", "ternary_bytes", "ternary_encode", "ternary_levels"]
+
+
+def ternary_encode(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, offset: int = 0) -> Tensor:
+    """Trits sign(x) * Bernoulli(min(|x| / scale, 1)), packed base 3.
+
+    t = (int32(x * 2**23 / scale) + (mix3(offset + i) >> 9)) >> 23, which rounds up with the fraction's probability:
+    unbiased wherever |x| <= scale.
+    Reads 4 and writes 1/5 bytes per element.
+    """
+    gains = _gains(x, bounds, scales, 1)
+    return twin("ternary", "encode", x.device)(x, bounds, gains, key, offset)
+
+
+def ternary_levels(
+    x: Tensor, bounds: Bounds, scales: Tensor, key: Key, top: int = 1, offset: int = 0
+) -> Tensor:
+    """The same rounding to int8 levels in [-top, top], unpacked: floor(x * top / scale + u).
+
+    With top = 1 these are the trits of `ternary_encode`. Reads 4 and writes 1 byte per element.
+    """
+    if not 1 <= top <= 127:
+        raise ValueError(f"top must be between 1 and 127, got {top}")
+    gains = _gains(x, bounds, scales, top)
+    return twin("ternary", "levels", x.device)(x, bounds, gains, key, top, offset)
+
+
+def ternary_accumulate(
+    wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float = 1.0
+) -> None:
+    """out += weight * scale * trit, in place; a segment whose scale is not finite becomes NaN throughout.
+
+    Reads 1/5 + 4 and writes 4 bytes per element.
+    """
+    require_vector("out", out)
+    require_count("scales", scales, layout.require_bounds(bounds, out.numel()))
+    require_length("ternary", wire, ternary_bytes(out.numel()))
+    twin("ternary", "accumulate", out.device)(wire, bounds, layout.units(scales, weight, 1), out)
+
+
+def _gains(x: Tensor, bounds: Bounds, scales: Tensor, top: int) -> Tensor:
+    require_vector("x", x)
+    require_vector("scales", scales)
+    require_count("scales", scales, layout.require_bounds(bounds, x.numel()))
+    return layout.gains(scales, top)

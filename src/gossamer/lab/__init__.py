@@ -1,0 +1,33 @@
+"""Floor 1: a small network of slow hosts on one machine, made of kernel namespaces and shaped links.
+
+>>> from gossamer.lab import available, run_lab
+>>> if available() is None:
+...     result = run_lab(2, "200mbit", ["true"])
+...     assert result.exit_code == 0
+"""
+
+from .command import print_line, run_lab
+from .counters import Counters, in_lab, own_counters, read_counters
+from .errors import LabError
+from .rates import Link, format_rate, parse_latency, parse_link, parse_links, parse_rate
+from .result import HostResult, LabResult
+from .ways import available
+
+__all__ = [
+    "Counters",
+    "HostResult",
+    "LabError",
+    "LabResult",
+    "Link",
+    "available",
+    "format_rate",
+    "in_lab",
+    "own_counters",
+    "parse_latency",
+    "parse_link",
+    "parse_links",
+    "parse_rate",
+    "print_line",
+    "read_counters",
+    "run_lab",
+]

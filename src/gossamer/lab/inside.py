@@ -1,0 +1,211 @@
+"""The keeper: process 1 of a lab's private namespaces. It makes the network, runs the hosts and ends them.
+
+It is run by path, as a script, so that it starts in milliseconds and imports only the standard library.
+When it ends, for whatever reason, the kernel kills every process of the lab and takes the network away with
+it: nothing to clean up, nothing to find later. It reads its plan as one line of JSON from standard
+input, which then stays open: when it closes, the owner has gone or wants the end. It writes one JSON object
+per event to standard output.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+CLONE_NEWUTS, CLONE_NEWNET = 0x04000000, 0x40000000
+DEVICES = Path("/proc/self/net/dev")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def unshare(flags: int) -> None:
+    """Leave a namespace for a new one (`os.unshare` exists from Python 3.12 on)."""
+    if _libc.unshare(flags) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+
+
+def enter(namespace: int) -> None:
+    """Enter the network namespace behind a file descriptor."""
+    if _libc.setns(namespace, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def read_line() -> bytes:
+    """Read one line from the owner, who writes nothing after it."""
+    text = b""
+    while not text.endswith(b"\n"):
+        part = os.read(0, 1 << 16)
+        if not part:
+            sys.exit()
+        text += part
+    return text
+
+
+def tell(**event: Any) -> None:
+    """Write one event to the owner, who may be gone."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, json.dumps(event).encode() + b"\n")
+
+
+def batch(tool: str, text: str) -> None:
+    """Feed lines to `ip` or `tc`."""
+    done = subprocess.run([tool, "-batch", "-"], input=text, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{Path(tool).name} failed: {done.stderr.strip()}")
+
+
+def open_network() -> int:
+    """Return a file descriptor of this process's network namespace."""
+    return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def make_network(plan: dict[str, Any]) -> list[int]:
+    """Make the bridge and the hosts' networks; return one namespace per host."""
+    middle, hosts = open_network(), list[int]()
+    for _ in plan["hosts"]:
+        unshare(CLONE_NEWNET)
+        hosts.append(open_network())
+    enter(middle)
+    batch(plan["tools"]["ip"], plan["ip"].format(namespaces=[f"/proc/1/fd/{host}" for host in hosts]))
+    batch(plan["tools"]["tc"], plan["tc"])
+    for host, namespace in zip(plan["hosts"], hosts):
+        enter(namespace)
+        batch(plan["tools"]["ip"], host["ip"])
+        batch(plan["tools"]["tc"], host["tc"])
+    enter(middle)
+    return hosts
+
+
+def name_hosts(plan: dict[str, Any]) -> None:
+    """Let names resolve: an /etc/hosts that only this lab sees, since no name server can be reached."""
+    mount, umount = plan["tools"]["mount"], plan["tools"]["umount"]
+    lines = ["127.0.0.1 localhost", "::1 localhost"]
+    for host in plan["hosts"]:  # the second form is how a server that speaks IPv6 too sees its clients
+        lines += [f"{host['address']} {host['name']}", f"::ffff:{host['address']} {host['name']}"]
+    # The file must lie on some file system: one in memory, out of sight again as soon as the file is bound.
+    subprocess.run([mount, "-t", "tmpfs", "tmpfs", "/tmp"], check=True)
+    Path("/tmp/hosts").write_text("\n".join(lines) + "\n")
+    subprocess.run([mount, "--bind", "/tmp/hosts", "/etc/hosts"], check=True)
+    subprocess.run([umount, "/tmp"], check=True)
+
+
+def start(host: dict[str, Any], namespace: int, command: list[str], environment: dict[str, str]) -> int:
+    """Start the command on a host, in a session of its own; return its process id."""
+    process = os.fork()
+    if process:
+        os.close(host["output"])
+        return process
+    try:
+        os.setsid()
+        enter(namespace)
+        unshare(CLONE_NEWUTS)
+        socket.sethostname(host["name"])
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(host["output"], 1)
+        os.dup2(host["output"], 2)
+        for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        os.execvpe(command[0], command, {**environment, **host["environment"]})
+    except BaseException as error:  # whatever it is, this copy of the keeper must not live on
+        os.write(2, f"gossamer lab: cannot run {command[0]!r}: {error}\n".encode())
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _note(number: int, frame: object) -> None:
+    """Do nothing: a signal must have a handler to ring the bell."""
+
+
+class Keeper:
+    """The hosts that still run, and when patience with them ends."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.plan = plan
+        self.alive: dict[int, int] = {}
+        self.failed = self.stopping = False
+        self.ask_at = time.monotonic() + plan["timeout"] if plan["timeout"] else float("inf")
+        self.kill_at = float("inf")
+
+    def run(self, hosts: list[int]) -> None:
+        """Start all hosts and stay until the last has ended."""
+        wake, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(bell)
+        signal.signal(signal.SIGCHLD, _note)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for rank, (host, namespace) in enumerate(zip(self.plan["hosts"], hosts)):
+            self.alive[start(host, namespace, self.plan["command"], self.plan["environment"])] = rank
+        watched = [0, wake]
+        while self.alive:
+            patience = min(self.ask_at, self.kill_at) - time.monotonic()
+            ready, _, _ = select.select(watched, [], [], max(0.0, min(patience, 3600.0)))
+            if wake in ready:
+                os.read(wake, 4096)
+                self.collect()
+            if 0 in ready and not os.read(0, 4096):
+                watched.remove(0)
+                self.ask("owner")
+            self.look_at_clock()
+
+    def collect(self) -> None:
+        """Take note of every process that has ended; as process 1 we inherit strangers too."""
+        while self.alive:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                return
+            rank = self.alive.pop(process, None)
+            if rank is None:
+                continue
+            code = os.waitstatus_to_exitcode(status)
+            tell(event="exit", rank=rank, code=code if code >= 0 else 128 - code, stopped=self.stopping)
+            if code != 0 and not self.failed:
+                self.failed = True
+                self.ask_at = min(self.ask_at, time.monotonic() + self.plan["grace"])
+
+    def look_at_clock(self) -> None:
+        """Ask the hosts to end, and later make them."""
+        now = time.monotonic()
+        if now >= self.kill_at:
+            os.kill(-1, signal.SIGKILL)  # everything in this pid namespace but process 1
+            self.kill_at = float("inf")
+        elif now >= self.ask_at:
+            self.ask("failure" if self.failed else "timeout")
+
+    def ask(self, reason: str) -> None:
+        """Send SIGTERM to every host's process group, once."""
+        self.ask_at = float("inf")
+        if self.stopping:
+            return
+        self.stopping = True
+        tell(event="stop", reason=reason)
+        self.kill_at = time.monotonic() + self.plan["kill_after"]
+        for process in self.alive:
+            try:
+                os.killpg(process, signal.SIGTERM)
+            except ProcessLookupError:  # it has not reached setsid yet, or has just ended
+                os.kill(process, signal.SIGTERM)
+
+
+def main() -> None:
+    """Read the plan, make the network, run the hosts, report."""
+    plan = json.loads(read_line())
+    for host in plan["hosts"]:
+        os.set_inheritable(host["output"], False)
+    try:
+        name_hosts(plan)
+        hosts = make_network(plan)
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        tell(event="error", text=str(error))
+        return
+    tell(event="start", devices=DEVICES.read_text())
+    Keeper(plan).run(hosts)
+    tell(event="end", devices=DEVICES.read_text())
+
+
+if __name__ == "__main__":
+    main()

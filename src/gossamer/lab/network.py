@@ -1,0 +1,97 @@
+"""The shape of a lab: which links exist and what `ip` and `tc` must be told to make them."""
+
+from typing import Any
+
+from .rates import Link
+
+INTERFACE = "lab0"
+MASTER_PORT = 29500  # free by construction: rank 0's network is new
+MOST_HOSTS = 250
+_PACKET = 1514
+_SMALLEST_BURST = 9_000
+_LARGEST_SEGMENT = 65_536
+
+
+def address(rank: int) -> str:
+    """Return a host's address; labs cannot clash, since each has a network of its own."""
+    return f"10.0.0.{rank + 1}"
+
+
+def port(rank: int) -> str:
+    """Return the name of the bridge's end of a host's cable."""
+    return f"port{rank}"
+
+
+def plan_middle(links: tuple[Link, ...]) -> dict[str, str]:
+    """Plan the bridge, its end of each cable, and what it may send to each host.
+
+    `{namespaces[3]}` stands for host 3's network, which only the keeper knows.
+    """
+    ports = [port(rank) for rank in range(len(links))]
+    ip = ["link set lo up", "link add name bridge0 type bridge mcast_snooping 0", _quiet("bridge0")]
+    for rank, name in enumerate(ports):
+        ip += [f"link add name {name} type veth peer name {INTERFACE} netns {{namespaces[{rank}]}}"]
+        ip += [f"link set dev {name} master bridge0", _quiet(name)]
+    tc = [shape(name, link.down, None) for name, link in zip(ports, links)]
+    return {"ip": "\n".join(ip), "tc": "\n".join(tc)}
+
+
+def plan_hosts(links: tuple[Link, ...], latency: int | None) -> list[dict[str, Any]]:
+    """Plan each host: its name, its address, its end of the cable, and what it may send."""
+    cut = f"link set dev {INTERFACE} gso_max_size {segment(links)}"
+    common = f"link set lo up\n{cut}\n{_quiet(INTERFACE)}"
+    return [
+        {
+            "name": f"host{rank}",
+            "address": address(rank),
+            "ip": f"{common}\naddress add {address(rank)}/24 dev {INTERFACE}",
+            "tc": shape(INTERFACE, link.up, latency),
+            "environment": {"RANK": str(rank)},
+        }
+        for rank, link in enumerate(links)
+    ]
+
+
+def _quiet(device: str) -> str:
+    # Without an IPv6 link-local address the kernel sends nothing of its own: counters show the program only.
+    return f"link set dev {device} addrgenmode none up"
+
+
+def shape(device: str, rate: int | None, latency: int | None) -> str:
+    """Return the `tc` lines that limit, and perhaps delay, what leaves a device.
+
+    The delay sits at the sender's end only: a packet from any host to any other meets it once.
+    """
+    lines: list[str] = []
+    parent = "root"
+    if latency is not None:
+        waiting = 1000 + (rate or 10_000_000_000) // 8 * latency // 1_000_000 // _PACKET
+        lines += [f"qdisc add dev {device} root handle 1: netem delay {latency}us limit {waiting}"]
+        parent = "parent 1:1 handle 10:"
+    if rate is not None:
+        burst, limit = buckets(rate)
+        lines += [f"qdisc add dev {device} {parent} tbf rate {rate}bit burst {burst}b limit {limit}b"]
+    return "\n".join(lines)
+
+
+def buckets(rate: int) -> tuple[int, int]:
+    """Return how many bytes a shaper lets through at once, and how many may wait before it drops.
+
+    A burst is free speed after every pause, which would flatter those who send little: it is a millisecond's
+    worth, or one small segment. The queue holds a tenth of a second, as a switch's would: several senders to
+    one host fill it, and drops (resent, so counted twice) stay rare.
+    """
+    burst = max(rate // 8 // 1000, _SMALLEST_BURST)
+    return burst, max(rate // 8 // 10, 64 * _PACKET) + burst
+
+
+def segment(links: tuple[Link, ...]) -> int:
+    """Return how large a segment the hosts may hand to their interface: one that fits every burst.
+
+    A larger one would be cut into packets by the shaper. That costs a core at high rates, and each packet's
+    headers would be counted, 4.5 % of the bytes. A segment is counted as one packet, as on any card that cuts
+    segments itself, yet pays for all its headers in time.
+    """
+    rates = [rate for link in links for rate in (link.up, link.down) if rate is not None]
+    smallest = min((buckets(rate)[0] for rate in rates), default=_LARGEST_SEGMENT)
+    return min(_LARGEST_SEGMENT, smallest * 9 // 10)

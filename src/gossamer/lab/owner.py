@@ -1,0 +1,161 @@
+"""The owner's side of a lab: start the keeper, listen to it and to the hosts, and tell it when to end.
+
+The keeper (`inside.py`) lives exactly as long as the pipe to its standard input is open. Closing it is the
+one way to end a lab, and it happens by itself when this process dies, however it dies.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .counters import Counters, parse_devices
+from .errors import LabError
+from .network import port
+from .output import Lines
+from .rates import Link
+from .result import TIMED_OUT, HostResult, LabResult
+from .ways import find_way
+
+_KEEPER = str(Path(__file__).with_name("inside.py"))
+_CHUNK = 1 << 16
+OnLine = Callable[[int, str], None]
+Plan = dict[str, Any]
+Streams = dict[int, tuple[int | None, Lines]]  # by file: whose it is (None: the keeper), and its open line
+
+
+@dataclass
+class _Story:
+    """What the keeper has told so far."""
+
+    links: tuple[Link, ...]
+    began: float
+    devices: dict[str, Counters]
+    exits: dict[int, HostResult]
+    first_failure: int | None = None
+    timed_out: bool = False
+    error: str = ""
+    noise: str = ""
+    result: LabResult | None = None
+
+    def hear(self, line: str) -> None:
+        """Take one line: an event, or the complaint of a keeper that could not even start."""
+        if not line.startswith("{"):
+            self.noise += line + "\n"
+            return
+        event: dict[str, Any] = json.loads(line)
+        match event["event"]:
+            case "start":
+                self.began, self.devices = time.monotonic(), parse_devices(event["devices"])
+            case "exit":
+                self._exit(event["rank"], event["code"], event["stopped"])
+            case "stop":
+                self.timed_out = event["reason"] == "timeout"
+            case "end":
+                self._end(parse_devices(event["devices"]))
+            case _:
+                self.error = event["text"]
+
+    def _exit(self, rank: int, code: int, stopped: bool) -> None:
+        if code != 0 and not stopped and self.first_failure is None:
+            self.first_failure = rank
+        seconds = time.monotonic() - self.began
+        self.exits[rank] = HostResult(rank, self.links[rank], code, stopped, seconds, Counters())
+
+    def _end(self, devices: dict[str, Counters]) -> None:
+        hosts = tuple(self._counted(self.exits[rank], devices) for rank in sorted(self.exits))
+        failed = 0 if self.first_failure is None else self.exits[self.first_failure].exit_code
+        code = failed or (TIMED_OUT if self.timed_out else 0)
+        seconds = time.monotonic() - self.began
+        self.result = LabResult(code, self.first_failure, self.timed_out, seconds, hosts)
+
+    def _counted(self, host: HostResult, devices: dict[str, Counters]) -> HostResult:
+        # Seen from the other end of the cable, where no program of the host can touch it: in is out.
+        near = devices[port(host.rank)] - self.devices[port(host.rank)]
+        far = Counters(near.received_bytes, near.sent_bytes, near.received_packets, near.sent_packets)
+        return HostResult(host.rank, host.link, host.exit_code, host.stopped, host.seconds, far)
+
+
+def own_lab(plan: Plan, links: tuple[Link, ...], on_line: OnLine) -> LabResult:
+    """Run a planned lab from beginning to end."""
+    story = _Story(links, time.monotonic(), {}, {})
+    with _keeper(plan) as (process, streams):
+        try:
+            _listen(streams, story, on_line)
+        except BaseException as error:
+            assert process.stdin is not None
+            process.stdin.close()
+            # After ctrl-C the hosts' last words still count; after a failing `on_line` nobody wants them.
+            heard = on_line if isinstance(error, KeyboardInterrupt) else _ignore
+            _listen(streams, story, heard)
+            raise
+        process.wait()
+    if story.result is None:
+        why = story.error or story.noise.strip() or f"its keeper ended with {process.returncode}"
+        raise LabError(f"the lab broke down: {why}")
+    return story.result
+
+
+def _ignore(rank: int, line: str) -> None:
+    """Take a line and drop it."""
+
+
+@contextlib.contextmanager
+def _keeper(plan: Plan) -> Generator[tuple[subprocess.Popen[bytes], Streams]]:
+    """Start the keeper; yield it and the streams to read."""
+    pipes = [os.pipe() for _ in plan["hosts"]]
+    for host, (_, end) in zip(plan["hosts"], pipes):
+        host["output"] = end
+    process = subprocess.Popen(
+        [*find_way(), sys.executable, "-I", "-S", _KEEPER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=0,
+        pass_fds=[end for _, end in pipes],
+        start_new_session=True,  # ctrl-C on the terminal is for the owner, who then ends the lab in order
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        for _, end in pipes:
+            os.close(end)
+        with contextlib.suppress(BrokenPipeError):  # it has died already; what it said will be heard
+            _write(process.stdin.fileno(), json.dumps(plan).encode() + b"\n")
+        streams: Streams = {start: (rank, Lines()) for rank, (start, _) in enumerate(pipes)}
+        yield process, {process.stdout.fileno(): (None, Lines()), **streams}
+    finally:
+        process.kill()
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+        for start, _ in pipes:
+            os.close(start)
+
+
+def _write(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]
+
+
+def _listen(streams: Streams, story: _Story, on_line: OnLine) -> None:
+    """Read every stream to its end; streams that have ended leave the dict, so that a second call goes on."""
+    with selectors.DefaultSelector() as selector:
+        for stream in streams:
+            selector.register(stream, selectors.EVENT_READ)
+        while streams:
+            for key, _ in selector.select():
+                data = os.read(key.fd, _CHUNK)
+                rank, lines = streams[key.fd]
+                if not data:
+                    selector.unregister(key.fd)
+                    del streams[key.fd]
+                for line in lines.feed(data):
+                    story.hear(line) if rank is None else on_line(rank, line)

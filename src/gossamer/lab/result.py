@@ -1,0 +1,41 @@
+"""What became of a lab and of each of its hosts."""
+
+from dataclasses import dataclass
+
+from .counters import Counters
+from .rates import Link
+
+TIMED_OUT = 124  # as the program `timeout` says it
+
+
+@dataclass(frozen=True)
+class HostResult:
+    """What one host did: `stopped` says that the lab ended it, and it did not end by itself."""
+
+    rank: int
+    link: Link
+    exit_code: int
+    stopped: bool
+    seconds: float
+    counters: Counters
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that left the host, with packet headers."""
+        return self.counters.sent_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes that reached the host, with packet headers."""
+        return self.counters.received_bytes
+
+
+@dataclass(frozen=True)
+class LabResult:
+    """What became of a lab: 0, the exit code of the first failure, or 124 when it took too long."""
+
+    exit_code: int
+    first_failure: int | None
+    timed_out: bool
+    seconds: float
+    hosts: tuple[HostResult, ...]

@@ -1,0 +1,7 @@
+"""Floor 3: what is kept back when a message does not say everything. One memory per file, one import line here."""
+
+from gossamer.memories.diana import DIANA
+from gossamer.memories.error_feedback import ErrorFeedback
+from gossamer.memories.none import NoMemory
+
+__all__ = ["DIANA", "ErrorFeedback", "NoMemory"]

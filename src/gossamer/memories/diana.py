@@ -1,0 +1,74 @@
+"""DIANA: send differences to a learned gradient, not gradients."""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Memory, Policy, Seat, Send
+from gossamer.core.parts import part, require
+from gossamer.core.verbs import Program
+
+
+@final
+@part("diana")
+class DIANA(Memory):
+    """Each worker learns its own gradient h_i; only the quantised difference travels, and it shrinks to nothing.
+
+    D_i = g_i - h_i;  send Q(D_i);  h_i += a Q(D_i);  g = h + mean Q(D_i) with the old h;  h += a mean Q(D_i);
+    v = momentum v + g.  Unbiased, and with full gradients it converges to the exact optimum where Q alone stalls.
+    a = 1 / (1 + w) unless given, w the relative variance of the quantiser; larger values void the theory.
+
+    Wire: that of the exchange inside. Memory: one copy of the gradient per worker and one shared (one more for momentum).
+
+    >>> DIANA(momentum=0.9)
+    diana(momentum=0.9)
+
+    Paper: Mishchenko, Gorbunov, Takac, Richtarik, Distributed Learning with Compressed Gradient Differences, 2019.
+    """
+
+    alpha: float | None = None
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(
+            self.alpha is None or 0 < self.alpha <= 1,
+            f"diana: alpha must lie in (0, 1], got {self.alpha}; leave it out to follow from the codec",
+        )
+        require(0 <= self.momentum < 1, f"diana: momentum must lie in [0, 1), got {self.momentum}")
+
+    @property
+    def needs_unbiased(self) -> bool:
+        return True
+
+    def follow(self, omega: float) -> float:
+        return 1 / (1 + omega) if self.alpha is None else self.alpha
+
+    def policy(self, key: str) -> Policy:
+        return "equal" if key in ("common", "velocity", "unit") else "mean"
+
+    def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
+        own, common = self._learned(block, state, seat.scale)
+        echo = yield from send(block.like(block.flat - own), seat)
+        rate = seat.shift
+        learned = own.clone()
+        echo.add_sent(learned, rate)
+        state["own"], state["common"] = learned, torch.add(common, echo.mean, alpha=rate)
+        state["unit"] = torch.tensor(seat.scale, dtype=torch.float64)
+        mean = common + echo.mean
+        if self.momentum == 0:
+            return mean
+        velocity = state.get("velocity")
+        state["velocity"] = mean if velocity is None else torch.add(mean, velocity, alpha=self.momentum)
+        return state["velocity"].clone()
+
+    def _learned(self, block: Block, state: State, scale: float) -> tuple[Tensor, Tensor]:
+        if "own" not in state:
+            return torch.zeros_like(block.flat), torch.zeros_like(block.flat)
+        factor = scale / float(state["unit"])
+        if factor == 1:
+            return state["own"], state["common"]
+        if "velocity" in state:
+            state["velocity"] = state["velocity"] * factor
+        return state["own"] * factor, state["common"] * factor

@@ -1,0 +1,65 @@
+"""Error feedback: what did not get through today is added to what is sent tomorrow."""
+
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Memory, Seat, Send
+from gossamer.core.parts import part, require
+from gossamer.core.verbs import Program
+
+
+@final
+@part("error_feedback")
+class ErrorFeedback(Memory):
+    """p = g + decay e;  send p;  e = p - (what got through of mine).
+
+    The residual is against my own contribution, not against the mean, so it stays bounded on unequal data. With decay 1
+    nothing is lost: sum of means + mean residual = sum of mean gradients.
+
+    It is kept free of the loss scale. `units="update"` also follows the learning rate: what was held back under a large
+    rate weighs as much when it is sent under a small one (the form of the theory; for SGD with rate decays). With Adam,
+    whose step does not scale with the gradient, keep `units="gradient"`.
+
+    Wire: that of the exchange inside. Memory: one copy of the gradient.
+
+    >>> ErrorFeedback(units="update")
+    error_feedback(units='update')
+
+    Paper: Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019.
+    """
+
+    units: Literal["gradient", "update"] = "gradient"
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.decay <= 1,
+            f"error_feedback: decay must lie in (0, 1], got {self.decay}; 1 loses nothing",
+        )
+
+    @property
+    def mends_bias(self) -> bool:
+        return True
+
+    def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
+        if self.units == "update" and seat.lr == 0:
+            echo = yield from send(block, seat)  # a step of length zero neither pays debts nor makes any
+            return echo.mean
+        unit = seat.scale if self.units == "gradient" else seat.scale / seat.lr
+        pending = self._pending(block, state, unit)
+        echo = yield from send(block.like(pending), seat)
+        residual = pending.clone() if pending is block.flat else pending
+        echo.add_sent(residual, -1.0)
+        state["residual"] = residual
+        state["unit"] = torch.tensor(unit, dtype=torch.float64)
+        return echo.mean
+
+    def _pending(self, block: Block, state: State, unit: float) -> Tensor:
+        residual = state.get("residual")
+        if residual is None:
+            return block.flat
+        # The residual was left in the units of its own step: another loss scale, or another learning rate.
+        return torch.add(block.flat, residual, alpha=self.decay * unit / float(state["unit"]))

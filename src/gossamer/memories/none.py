@@ -1,0 +1,32 @@
+"""No memory: what did not get through is forgotten."""
+
+from typing import final
+
+from torch import Tensor
+
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Memory, Seat, Send
+from gossamer.core.parts import part
+from gossamer.core.verbs import Program
+
+
+@final
+@part("none")
+class NoMemory(Memory):
+    """Hand the block on and take the mean as it comes. Right for unbiased codecs.
+
+    A biased codec (top-k, low rank) needs error feedback; `allow_biased=True` lets it through without, for experiments.
+
+    >>> NoMemory(allow_biased=True)
+    none(allow_biased=True)
+    """
+
+    allow_biased: bool = False
+
+    @property
+    def mends_bias(self) -> bool:
+        return self.allow_biased
+
+    def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
+        echo = yield from send(block, seat)
+        return echo.mean

@@ -1,0 +1,65 @@
+"""Local steps while the last round's average is still on its way."""
+
+from typing import final
+
+import torch
+
+from gossamer.core.contracts import Loop, Schedule
+from gossamer.core.parts import part, require
+from gossamer.core.verbs import Descend, Program
+from gossamer.schedules.slowmo import remember_anchor
+
+
+@final
+@part("overlap_local_sgd")
+class OverlapLocalSGD(Schedule):
+    """Every `every` steps: land the average launched a round ago, pull towards it, launch the next.
+
+    D = mean_i (a - x_i), launched after the last pull;  v = beta v - D;  a += v;  x_i = (1 - alpha) x_i + alpha a.
+    The average travels during a whole round, so a slow network costs nothing until it is slower than the round. It lands
+    by schedule, never by arrival. (1 - alpha) mean x + alpha a is conserved by the mixing, so with a constant gradient the
+    model moves (1 - alpha) / (1 - alpha beta) times as fast as with plain averaging: raise the learning rate accordingly.
+
+    Wire: the exchange's bytes once per `every` steps, hidden behind computing.
+
+    >>> OverlapLocalSGD(every=8)
+    overlap_local_sgd(8)
+
+    Paper: Wang, Liang, Joshi, Overlap Local-SGD: An Algorithmic Approach to Hide Communication Delays in Distributed SGD,
+    ICASSP 2020.
+    """
+
+    every: int
+    alpha: float = 0.6
+    beta: float = 0.7
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"overlap_local_sgd: every must be at least 1 step, got {self.every}")
+        require(
+            0 < self.alpha < 1,
+            f"overlap_local_sgd: alpha must lie strictly between 0 and 1, got {self.alpha}: "
+            "1 freezes the model, 0 never synchronises; the paper uses 0.6",
+        )
+        require(
+            0 <= self.beta < 1,
+            f"overlap_local_sgd: beta must lie in [0, 1), got {self.beta}; the paper uses 0.7",
+        )
+
+    def step(self, loop: Loop) -> Program[None]:
+        remember_anchor(loop)
+        yield Descend()
+        if loop.step % self.every:
+            return
+        if loop.in_flight():
+            means = yield from loop.land()
+            for state, mean in zip(
+                loop.states, means or []
+            ):  # a round that was not finite leaves the anchor alone
+                velocity = (
+                    -mean if "velocity" not in state else torch.sub(self.beta * state["velocity"], mean)
+                )
+                state["velocity"], state["anchor"] = velocity, state["anchor"] + velocity
+        anchors = [s["anchor"] for s in loop.states]
+        pulled = [torch.lerp(x, a, self.alpha) for x, a in zip(loop.parameters(), anchors)]
+        loop.assign(pulled)
+        yield from loop.launch([a - x for x, a in zip(pulled, anchors)])

@@ -1,0 +1,118 @@
+"""Local steps, then an average; and slow momentum over the rounds."""
+
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from gossamer.core.contracts import Loop, Mixer, Schedule
+from gossamer.core.parts import part, require
+from gossamer.core.verbs import Descend, Program
+
+
+@final
+@part("slowmo")
+class SlowMo(Schedule):
+    """`every` local steps, an exact average, and a momentum step over the round.
+
+    a: the anchor, equal on all ranks.  D = mean_i (a - x_i);  v = beta (lr_t / lr_(t-1)) v + D;  a -= alpha v;  x_i = a.
+    The velocity form of the paper's u = v / lr: no division by a small rate. `by_lr=False` leaves the ratio out (block
+    momentum). `inner` mixes parameters after each local step (SlowMo over stochastic gradient push). `buffers` says what
+    becomes of the optimizer's state at a round: "maintain", "reset" or "average".
+
+    The difference D passes through the recipe's memory and exchange, so it can be quantised like a gradient. A round whose
+    average is not finite is dropped: every rank returns to the anchor.
+
+    Wire: the exchange's bytes once per `every` steps, and the mixer's at each.
+
+    >>> SlowMo(every=12)
+    slowmo(12)
+
+    Paper: Wang, Tantia, Ballas, Rabbat, SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum,
+    ICLR 2020.
+    """
+
+    every: int
+    beta: float = 0.7
+    alpha: float = 1.0
+    by_lr: bool = True
+    buffers: Literal["maintain", "reset", "average"] = "maintain"
+    inner: Mixer | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            self.every >= 1, f"slowmo: every must be at least 1 step, got {self.every}; the paper uses 12"
+        )
+        require(
+            0 <= self.beta < 1, f"slowmo: beta must lie in [0, 1), got {self.beta}; the paper uses 0.4 to 0.8"
+        )
+        require(self.alpha > 0, f"slowmo: alpha must be positive, got {self.alpha}; 0 would freeze the model")
+
+    def step(self, loop: Loop) -> Program[None]:
+        remember_anchor(loop)
+        yield Descend()
+        if self.inner is not None:
+            yield from loop.mix(self.inner, loop.step - 1)
+        if loop.step % self.every:
+            return
+        means = yield from loop.average(differences(loop))
+        if means is None:
+            loop.assign([s["anchor"] for s in loop.states])
+            return
+        for state, mean, lr in zip(loop.states, means, loop.lrs):
+            state["anchor"] = state["anchor"] - self.alpha * self._velocity(state, mean, lr)
+        loop.assign([s["anchor"] for s in loop.states])
+        if self.buffers == "reset":
+            loop.reset_optimizer()
+        elif self.buffers == "average":
+            yield from loop.average_optimizer()
+
+    def _velocity(self, state: dict[str, Tensor], mean: Tensor, lr: float) -> Tensor:
+        if self.beta == 0:
+            return mean
+        velocity, last = state.get("velocity"), float(state.get("lr", torch.zeros(())))
+        ratio = lr / last if self.by_lr and last else float(not self.by_lr)
+        new = mean if velocity is None else torch.add(mean, velocity, alpha=self.beta * ratio)
+        state["velocity"], state["lr"] = new, torch.tensor(lr, dtype=torch.float64)
+        return new
+
+
+@final
+@part("local_sgd")
+class LocalSGD(Schedule):
+    """`every` local steps, then an exact average: SlowMo with beta 0 and alpha 1.
+
+    D = mean_i (a - x_i);  x_i = a = a - D.  After `warmup` steps, during which it averages at every step.
+
+    Wire: the exchange's bytes once per `every` steps.
+
+    >>> LocalSGD(every=8)
+    local_sgd(8)
+
+    Paper: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019.
+    """
+
+    every: int
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        require(
+            self.every >= 1, f"local_sgd: every must be at least 1 step, got {self.every}; 4 to 16 are usual"
+        )
+        require(self.warmup >= 0, f"local_sgd: warmup must be 0 steps or more, got {self.warmup}")
+
+    def step(self, loop: Loop) -> Program[None]:
+        rounds = SlowMo(1 if loop.step <= self.warmup else self.every, beta=0.0)
+        yield from rounds.step(loop)
+
+
+def remember_anchor(loop: Loop) -> None:
+    """At the first step, the anchor is the model all ranks start from."""
+    if any("anchor" not in s for s in loop.states):
+        for state, x in zip(loop.states, loop.parameters()):
+            state["anchor"] = x
+
+
+def differences(loop: Loop) -> list[Tensor]:
+    """Anchor minus parameters: it points like a gradient."""
+    return [s["anchor"] - x for s, x in zip(loop.states, loop.parameters())]

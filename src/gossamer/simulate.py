@@ -1,0 +1,129 @@
+"""Floor 6: a whole training run in one process, on a virtual clock.
+
+The same worker, recipe and algorithms as on real processes; only the fabric differs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.core.verbs import Compute, Program
+from gossamer.fabrics.ledger import Ledger
+from gossamer.fabrics.sim import Network, simulate
+from gossamer.recipe import Recipe
+from gossamer.worker import Channel, Worker
+
+Backward = Callable[[nn.Module, int, int], float]  # (model, rank, step): leaves gradients in .grad, returns the loss
+Seconds = Callable[[int, int], float]  # (rank, step): how long the step computes on the virtual clock
+
+
+@dataclass
+class Replica:
+    """One virtual rank: its model, optimizer and worker, and what it saw."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    worker: Worker
+    losses: list[float] = field(default_factory=list)
+    clock: float = 0.0
+
+    def flat(self) -> Tensor:
+        """All parameters, end to end."""
+        return torch.cat([p.detach().reshape(-1) for p in self.model.parameters()])
+
+
+@dataclass
+class Run:
+    replicas: list[Replica]
+    ledger: Ledger
+
+    @property
+    def seconds(self) -> float:
+        return max(r.clock for r in self.replicas)
+
+
+def replicas(
+    recipe: "str | Recipe",
+    model: Callable[[], nn.Module],
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    size: int,
+    seed: int = 0,
+) -> list[Replica]:
+    """Virtual ranks that start from the same parameters."""
+    parsed, out = Recipe.of(recipe), list[Replica]()
+    start = model().state_dict()
+    for rank in range(size):
+        mine = model()
+        mine.load_state_dict(start)
+        opt = optimizer(mine)
+        named = {n: p for n, p in mine.named_parameters() if p.requires_grad}
+        out.append(Replica(mine, opt, Worker(parsed, named, opt, rank, size, seed)))
+    return out
+
+
+def train(
+    ranks: Sequence[Replica],
+    backward: Backward,
+    steps: int,
+    network: Network | None = None,
+    seconds: Seconds = lambda rank, step: 0.0,
+) -> Run:
+    """Train all ranks for `steps` optimizer steps each, side by side.
+
+    >>> def linear(): return nn.Linear(2, 1, bias=False)
+    >>> def sgd(model): return torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> def backward(model, rank, step):
+    ...     loss = (model(torch.ones(1, 2)) - rank).square().sum(); loss.backward(); return loss.item()
+    >>> run = train(replicas("allreduce", linear, sgd, size=2), backward, steps=50)
+    >>> round(float(run.replicas[0].model(torch.ones(1, 2))), 3)
+    0.5
+    """
+    ledger = Ledger()
+    outcome = simulate([_run(r, backward, steps, seconds) for r in ranks], network, ledger)
+    for replica, clock in zip(ranks, outcome.clocks, strict=True):
+        replica.clock = clock
+    return Run(list(ranks), ledger)
+
+
+def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> Program[None]:
+    worker = replica.worker
+    last = worker.step + steps
+    if worker.stand is not None:
+        worker.stand.apply = lambda mean, rates: _catch_up(replica, mean, rates)
+        if worker.step not in worker.stand.tickets:
+            yield from worker.stand.open()
+    while worker.step < last:
+        rank, step = worker.rank, worker.step
+        loss = yield Compute(lambda: _gradients(replica, backward), "compute", seconds(rank, step))
+        replica.losses.append(loss)
+        gradients = [_gradient(c) for c in worker.channels]
+        yield from worker.train_step(gradients, lambda: _descend(replica))
+
+
+def _gradients(replica: Replica, backward: Backward) -> float:
+    replica.optimizer.zero_grad(set_to_none=True)
+    return backward(replica.model, replica.worker.rank, replica.worker.step)
+
+
+def _gradient(channel: Channel) -> Tensor:
+    return channel.gather([torch.zeros_like(p) if p.grad is None else p.grad for p in channel.parameters])
+
+
+def _descend(replica: Replica) -> None:
+    """Put the agreed gradients where the optimizer looks for them, and step."""
+    worker = replica.worker
+    if worker.recipe.schedule.averages_gradients:
+        for channel, mean in zip(worker.channels, worker.means, strict=True):
+            channel.put_gradient(mean)
+        if not worker.finite:
+            return  # as a loss scaler would
+    replica.optimizer.step()
+
+
+def _catch_up(replica: Replica, mean: Tensor, rates: Tensor) -> None:
+    for group, rate in zip(replica.optimizer.param_groups, rates.tolist(), strict=True):
+        group["lr"] = rate
+    replica.worker.channels[0].put_gradient(mean)
+    replica.optimizer.step()

@@ -1,0 +1,22 @@
+"""Everybody with everybody."""
+
+from typing import final
+
+from gossamer.core.contracts import Peers, Topology
+from gossamer.core.parts import part
+
+
+@final
+@part("complete")
+class Complete(Topology):
+    """Everybody sends 1/N of its mass to every other rank: exact agreement in one round.
+
+    Wire: N - 1 messages of d numbers a round; more than an all-reduce, so a yardstick rather than a choice.
+
+    >>> Complete().peers(rank=1, size=4, round=0)
+    Peers(to=(0, 2, 3), source=(0, 2, 3), share=0.25)
+    """
+
+    def peers(self, rank: int, size: int, round: int) -> Peers:
+        others = tuple(r for r in range(size) if r != rank)
+        return Peers(others, others, 1 / size if others else 0.0)

@@ -1,0 +1,43 @@
+"""The one-peer directed exponential graph."""
+
+from typing import final
+
+from gossamer.core.contracts import Peers, Topology
+from gossamer.core.parts import part, require
+
+
+@final
+@part("exponential")
+class Exponential(Topology):
+    """In round k everybody sends to the ranks j (p+1)^(k mod L) ahead, j = 1..p, and keeps 1/(p+1) of its mass.
+
+    One peer: hops 1, 2, 4, ... of L = ceil(log2 N); for N a power of two, L rounds are an exact average.
+
+    Wire: p messages of d numbers a round, one hop of latency.
+
+    >>> [Exponential().peers(0, 8, k).to for k in range(4)]
+    [(1,), (2,), (4,), (1,)]
+
+    Paper: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
+    """
+
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.count >= 1, f"exponential: count must be at least 1 peer, got {self.count}")
+
+    def peers(self, rank: int, size: int, round: int) -> Peers:
+        hops = self._hops(size, round)
+        to = tuple((rank + h) % size for h in hops)
+        source = tuple((rank - h) % size for h in hops)
+        return Peers(to, source, 1 / (len(hops) + 1) if hops else 0.0)
+
+    def _hops(self, size: int, round: int) -> list[int]:
+        """Distinct and never 0: for some N and p the plain formula sends to itself, or twice to one rank."""
+        base, periods = self.count + 1, 0
+        while base**periods < size:  # integers: a logarithm rounds wrongly at exact powers
+            periods += 1
+        if periods == 0:
+            return []
+        step = base ** (round % periods)
+        return sorted({j * step % size for j in range(1, base)} - {0})

@@ -1,0 +1,23 @@
+"""The one-way ring."""
+
+from typing import final
+
+from gossamer.core.contracts import Peers, Topology
+from gossamer.core.parts import part
+
+
+@final
+@part("ring")
+class Ring(Topology):
+    """Everybody sends half of its mass to the next rank.
+
+    Wire: one message of d numbers a round. Disagreement shrinks by cos(pi / N) a round: slow for many ranks.
+
+    >>> Ring().peers(rank=3, size=4, round=0)
+    Peers(to=(0,), source=(2,), share=0.5)
+    """
+
+    def peers(self, rank: int, size: int, round: int) -> Peers:
+        if size == 1:
+            return Peers((), (), 0.0)
+        return Peers(((rank + 1) % size,), ((rank - 1) % size,), 0.5)

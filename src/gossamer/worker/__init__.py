@@ -1,0 +1,6 @@
+"""Floor 5: a recipe bound to the parameters of one rank; it knows nothing of processes."""
+
+from gossamer.worker.channels import Channel
+from gossamer.worker.worker import Worker, rest, until_descend
+
+__all__ = ["Channel", "Worker", "rest", "until_descend"]

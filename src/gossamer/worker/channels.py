@@ -1,0 +1,84 @@
+"""Channels: the blocks a model is cut into, and the way each of them goes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.contracts import Exchange, Memory, Mixer, Quorum
+from gossamer.recipe import Recipe
+
+ROLES = ("memory", "exchange", "schedule", "mixer")
+
+
+@dataclass(eq=False)
+class Channel:
+    """Parameters that travel together, and all that is remembered about them."""
+
+    layout: Layout
+    parameters: tuple[Tensor, ...]
+    exchange: Exchange | Mixer | Quorum
+    memory: Memory
+    shift: float
+    states: dict[str, State] = field(default_factory=lambda: {role: {} for role in ROLES})
+
+    @property
+    def name(self) -> str:
+        return self.layout.name
+
+    def read(self) -> Tensor:
+        """The parameters' values as one new flat tensor, in the block's precision."""
+        return self.gather([p.detach() for p in self.parameters])
+
+    def gather(self, tensors: "list[Tensor]") -> Tensor:
+        return torch.cat([t.reshape(-1).to(self.layout.dtype) for t in tensors])
+
+    def write(self, flat: Tensor) -> None:
+        """Copy a flat tensor into the parameters; never rebind them, others hold views."""
+        with torch.no_grad():
+            torch._foreach_copy_(
+                [p.data for p in self.parameters], [v for _, v in Block(flat, self.layout).tensors()]
+            )
+
+    def put_gradient(self, mean: Tensor) -> None:
+        """Hand the optimizer views of the agreed gradient; no copy unless the parameter is narrower."""
+        for p, (_, view) in zip(self.parameters, Block(mean, self.layout).tensors(), strict=True):
+            p.grad = view if view.dtype == p.dtype else view.to(p.dtype)
+
+    def empty(self) -> Tensor:
+        device = self.parameters[0].device
+        return torch.zeros(self.layout.numel, dtype=self.layout.dtype, device=device)
+
+
+def build(recipe: Recipe, parameters: Mapping[str, Tensor], groups: Mapping[str, int]) -> list[Channel]:
+    """Cut a model into channels: backward order, one way and one learning rate each, no longer than a bucket."""
+    limit = int(recipe.bucket_mb * 2**20)
+    finished = list[list[str]]()
+    filling = dict[object, list[str]]()
+    for name in reversed(list(parameters)):
+        p = parameters[name]
+        exchange, memory = recipe.way(name, tuple(p.shape))
+        dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
+        key = exchange, memory, dtype, groups[name], p.device
+        bucket = filling.setdefault(key, [])
+        if not bucket:
+            finished.append(bucket)
+        bucket.append(name)
+        whole = isinstance(exchange, Quorum) or (isinstance(exchange, Exchange) and exchange.whole)
+        if not whole and sum(parameters[n].numel() for n in bucket) * dtype.itemsize >= limit:
+            del filling[key]
+    # A channel can travel once its last parameter is there, so channels go in the order they are filled.
+    position = {n: i for i, n in enumerate(reversed(list(parameters)))}
+    finished.sort(key=lambda names: position[names[-1]])
+    return [_channel(recipe, {n: parameters[n] for n in names}) for names in finished]
+
+
+def _channel(recipe: Recipe, members: Mapping[str, Tensor]) -> Channel:
+    first = next(iter(members))
+    dtype = torch.float64 if members[first].dtype == torch.float64 else torch.float32
+    layout = Layout.of({n: tuple(p.shape) for n, p in members.items()}, dtype)
+    exchange, memory = recipe.way(first, tuple(members[first].shape))
+    omega = exchange.omega(layout) if isinstance(exchange, Exchange) else 0.0
+    return Channel(layout, tuple(members.values()), exchange, memory, memory.follow(omega))

@@ -1,0 +1,312 @@
+"""The worker: drives a recipe's parts over a model's channels, as requests that any fabric can answer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer import kernels
+from gossamer.core.block import Block, Draft, State
+from gossamer.core.contracts import Echo, Exchange, Facts, Mixer, Quorum, Seat
+from gossamer.core.draw import Draw
+from gossamer.core.errors import AttachError
+from gossamer.core.verbs import Descend, Program, Start, Ticket, all_reduce, join, start
+from gossamer.recipe import Recipe
+from gossamer.worker.channels import build
+from gossamer.worker.quorum import Stand
+
+
+class Worker:
+    """One rank's side of a training run; it is the `Loop` that schedules see."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        parameters: Mapping[str, Tensor],
+        optimizer: torch.optim.Optimizer,
+        rank: int,
+        size: int,
+        seed: int = 0,
+    ) -> None:
+        self.recipe, self.rank, self.size, self.seed = recipe, rank, size, seed
+        self.named, self.optimizer = dict(parameters), optimizer
+        self.step = 1  # the step that is being computed
+        self.scale = 1.0  # what gradients are multiplied by: a loss scaler's factor
+        self.control: State = {}
+        self.means: list[Tensor] = []
+        self.finite = True
+        self.measuring = False
+        self.errors: dict[str, float] = {}  # relative compression error of each parameter, when last measured
+        self.channels = build(recipe, self.named, self._rate_groups())
+        self.stand = Stand(self) if isinstance(recipe.exchange, Quorum) else None
+        self._tickets = dict[int, Ticket[Tensor]]()
+        self._drafts = dict[int, tuple[Draft, Draft]]()
+        self._flight: list[Ticket[Tensor]] = []
+        self._landed: list[Tensor] | None = None
+        self._messages: list[Ticket[list[Tensor]]] = []
+        self._arrived: list[list[Tensor]] | None = None
+
+    # -- what schedules see ------------------------------------------------------------------------------------------
+
+    @property
+    def lrs(self) -> list[float]:
+        rates = self._rates()
+        return [rates[c.layout.segments[0].name] for c in self.channels]
+
+    @property
+    def states(self) -> list[State]:
+        return [c.states["schedule"] for c in self.channels]
+
+    @property
+    def mixer(self) -> Mixer:
+        assert isinstance(self.recipe.exchange, Mixer)
+        return self.recipe.exchange
+
+    def parameters(self) -> list[Tensor]:
+        inner = (
+            self.recipe.exchange
+            if isinstance(self.recipe.exchange, Mixer)
+            else getattr(self.recipe.schedule, "inner", None)
+        )
+        if inner is None:
+            return [c.read() for c in self.channels]
+        return [inner.numerator(Block(c.read(), c.layout), c.states["mixer"]) for c in self.channels]
+
+    def assign(self, values: Sequence[Tensor]) -> None:
+        for channel, value in zip(self.channels, values, strict=True):
+            channel.write(value)
+            channel.states["mixer"].clear()
+
+    def average_gradients(self) -> Program[None]:
+        if self.stand is not None:
+            yield from self.stand.average_gradients()
+        else:
+            self.means = []
+            for i in range(len(self.channels)):
+                self.means.append((yield from join(self._tickets[i])))
+            self._settle()
+        if self.finite:
+            self._control(self.means)
+
+    def average(self, values: Sequence[Tensor]) -> Program[list[Tensor] | None]:
+        yield from self.launch(values)
+        return (yield from self.land())
+
+    def launch(self, values: Sequence[Tensor]) -> Program[None]:
+        self._flight = []
+        for i, value in enumerate(values):
+            self._flight.append((yield self.program(i, value)))
+
+    def land(self) -> Program[list[Tensor] | None]:
+        yield from self.quiesce()
+        means, self._landed = self._landed, None
+        return means
+
+    def quiesce(self) -> Program[None]:
+        """Wait for what is in flight, without letting it land: afterwards the state is all there is."""
+        if self._flight:
+            means = list[Tensor]()
+            for ticket in self._flight:
+                means.append((yield from join(ticket)))
+            self._flight, self.means = [], means
+            self._settle()
+            self._landed = means if self.finite else None
+            if self.finite:
+                self._control(means)
+        if self._messages:
+            self._arrived = []
+            for ticket in self._messages:
+                self._arrived.append((yield from join(ticket)))
+            self._messages = []
+
+    def in_flight(self) -> bool:
+        return bool(self._flight) or self._landed is not None
+
+    def mix(self, mixer: Mixer, round: int) -> Program[None]:
+        yield from self.launch_mix(mixer, round)
+        yield from self.land_mix(mixer)
+
+    def launch_mix(self, mixer: Mixer, round: int) -> Program[None]:
+        self._messages = []
+        for i, c in enumerate(self.channels):
+            push = mixer.push(Block(c.read(), c.layout), c.states["mixer"], self.seat(i), round)
+            self._messages.append((yield from start(push, c.name, self.step)))
+
+    def land_mix(self, mixer: Mixer) -> Program[None]:
+        yield from self.quiesce()
+        arrived, self._arrived = self._arrived, None
+        for c, wires in zip(self.channels, arrived or []):
+            c.write(mixer.absorb(Block(c.read(), c.layout), c.states["mixer"], wires))
+
+    def reset_optimizer(self) -> None:
+        for tensor in self._buffers():
+            tensor.zero_()
+
+    def average_optimizer(self) -> Program[None]:
+        buffers = self._buffers()
+        if not buffers:
+            return
+        flat = torch.cat([b.reshape(-1).float() for b in buffers])
+        total = yield from all_reduce(flat)
+        for buffer, mean in zip(buffers, (total / self.size).split([b.numel() for b in buffers])):
+            buffer.copy_(mean.view_as(buffer))
+
+    # -- what hosts call ---------------------------------------------------------------------------------------------
+
+    def seat(self, index: int) -> Seat:
+        draw = Draw(self.seed, self.step, self.rank)
+        return Seat(
+            self.rank, self.size, self.step, draw, self.scale, self.lrs[index], self.channels[index].shift
+        )
+
+    def program(self, index: int, flat: Tensor) -> Start:
+        """The request that sends one channel's values on their way; its state waits in drafts until all have arrived."""
+        channel = self.channels[index]
+        exchange, block = channel.exchange, Block(flat, channel.layout)
+        assert isinstance(exchange, Exchange)
+        kept, carried = Draft(channel.states["memory"]), Draft(channel.states["exchange"])
+        self._drafts[index] = kept, carried
+
+        def send(block: Block, seat: Seat) -> Program[Echo]:
+            echo = yield from exchange.average(block, carried, seat)
+            if self.measuring:
+                self._measure(block, echo)
+            return echo
+
+        return Start(channel.memory.around(block, kept, send, self.seat(index)), channel.name, self.step)
+
+    def expect(self, index: int, ticket: Ticket[Tensor]) -> None:
+        """Note a gradient that is on its way, for `average_gradients` to join."""
+        self._tickets[index] = ticket
+
+    def train_step(self, gradients: Sequence[Tensor], descend: Callable[[], Any]) -> Program[None]:
+        """One whole step, for fabrics that need no hooks: send gradients, run the schedule, descend when it says so."""
+        if self.recipe.schedule.averages_gradients:
+            for i, flat in enumerate(gradients):
+                if self.stand is not None:
+                    yield from self.stand.offer(flat)
+                else:
+                    self.expect(i, (yield self.program(i, flat)))
+        steps = self.recipe.schedule.step(self)
+        yield from until_descend(steps)
+        descend()
+        yield from rest(steps, True)
+        self.end_step()
+
+    def end_step(self) -> None:
+        """Count the step, and adopt what the controller decided in it."""
+        self.step += 1
+        if self._next is not None:
+            self._adopt(self._next)
+
+    def pending(self) -> tuple[list[Tensor] | None, list[list[Tensor]] | None]:
+        """What has arrived and not landed, after `quiesce`."""
+        return self._landed, self._arrived
+
+    def restore_pending(self, landed: list[Tensor] | None, arrived: list[list[Tensor]] | None) -> None:
+        self._landed, self._arrived, self._flight, self._messages = landed, arrived, [], []
+
+    def restore_routes(self, routes: Mapping[str, Exchange]) -> None:
+        """A controller's choice, from a checkpoint."""
+        if dict(self.recipe.routes) != dict(routes):
+            self.recipe = replace(self.recipe, routes=dict(routes))
+            self.channels = build(self.recipe, self.named, self._rate_groups())
+
+    # -- the inside ------------------------------------------------------------------------------------------------
+
+    _next: Recipe | None = None
+
+    def _settle(self) -> None:
+        """All or nothing: memories move on only if every channel's agreed mean is finite, which all ranks see alike."""
+        self.finite = all_finite(self.means)
+        for kept, carried in self._drafts.values() if self.finite else ():
+            kept.commit()
+            carried.commit()
+        self._drafts.clear()
+        self._tickets.clear()
+
+    def _control(self, means: Sequence[Tensor]) -> None:
+        blocks = [
+            Block(m / self.scale if self.scale != 1 else m, c.layout) for m, c in zip(means, self.channels)
+        ]
+        decided = self.recipe.controller.decide(
+            Facts(self.step, max(self.lrs), blocks), self.recipe, self.control
+        )
+        self._next = decided if decided != self.recipe else None
+
+    def _adopt(self, recipe: Recipe) -> None:
+        from gossamer.worker.checkpoint import carry_over
+
+        old, self._next, self.recipe = self.channels, None, recipe
+        self.channels = build(recipe, self.named, self._rate_groups())
+        carry_over(old, self.channels, self.size)
+
+    def _measure(self, block: Block, echo: Echo) -> None:
+        lost = block.flat.clone()
+        echo.add_sent(lost, -1.0)
+        for (name, gone), (_, given) in zip(block.like(lost).tensors(), block.tensors(), strict=True):
+            norm = float(given.norm())
+            self.errors[name] = float(gone.norm()) / norm if norm else 0.0
+
+    def _rates(self) -> dict[str, float]:
+        by_id = {id(p): float(g["lr"]) for g in self.optimizer.param_groups for p in g["params"]}
+        return {n: by_id.get(id(p), 0.0) for n, p in self.named.items()}
+
+    def _rate_groups(self) -> dict[str, int]:
+        """Parameters with different learning rates do not share a channel; groups that share a rate do."""
+        rates = self._rates()
+        known = sorted(set(rates.values()))
+        return {n: known.index(r) for n, r in rates.items()}
+
+    def _buffers(self) -> list[Tensor]:
+        """The optimizer's tensors that follow the gradient (momenta), not its counters."""
+        state = self.optimizer.state
+        found = list[Tensor]()
+        for p in self.named.values():
+            values: dict[str, Any] = state.get(p, {})
+            found += [
+                t
+                for _, t in sorted(values.items())
+                if isinstance(t, Tensor) and t.shape == p.shape and t.dim()
+            ]
+        return found
+
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """One question to the device for all of them."""
+    peaks = list[Tensor]()
+    for t in tensors:
+        if t.numel():
+            peaks.append(
+                kernels.absmax(t, (0, t.numel())).view(()) if t.dtype == torch.float32 else t.abs().amax()
+            )
+    return not peaks or bool(torch.stack([p.float() for p in peaks]).isfinite().all())
+
+
+def until_descend(steps: Program[None]) -> Program[None]:
+    """Run a schedule up to the moment the optimizer must step."""
+    answer: Any = None
+    while True:
+        try:
+            verb = steps.send(answer)
+        except StopIteration:
+            raise AttachError("the schedule ended without a descent") from None
+        if isinstance(verb, Descend):
+            return
+        answer = yield verb
+
+
+def rest(steps: Program[None], descended: bool) -> Program[None]:
+    """Run a schedule from the descent to its end."""
+    answer: Any = descended
+    while True:
+        try:
+            verb = steps.send(answer)
+        except StopIteration:
+            return
+        answer = yield verb
+
+
+__all__ = ["Worker", "all_finite", "rest", "until_descend"]

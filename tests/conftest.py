@@ -1,0 +1,35 @@
+"""Settings for all tests, and gangs of processes that live as long as the session."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before torch is loaded, and for the processes that tests start: one thread each, or they fight for the cores.
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so that gangs find the functions of test modules
+
+import pytest
+import torch
+from hypothesis import settings
+from tests.gang import Gang
+
+torch.set_num_threads(1)
+settings.register_profile("gossamer", derandomize=True, deadline=None)
+settings.load_profile("gossamer")
+
+
+def _gang(size: int) -> Iterator[Gang]:
+    gang = Gang(size)
+    yield gang
+    gang.close()
+
+
+@pytest.fixture(scope="session")
+def gang2() -> Iterator[Gang]:
+    yield from _gang(2)
+
+
+@pytest.fixture(scope="session")
+def gang4() -> Iterator[Gang]:
+    yield from _gang(4)

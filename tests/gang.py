@@ -1,0 +1,110 @@
+"""A gang of real processes joined by gloo, started once and used by many tests."""
+
+import multiprocessing
+import os
+import pickle
+import socket
+import traceback
+from collections.abc import Callable, Collection
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+
+class GangError(Exception):
+    """A function raised on some rank, a rank died, or did not answer in time."""
+
+
+class Gang:
+    """Runs `fn(rank, size, *args)` of a test module on all ranks at once, and returns what they returned.
+
+    After anything went wrong the processes are replaced: the ranks may no longer be in step.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+
+    def run(
+        self, fn: Callable[..., Any], *args: Any, timeout: float = 60.0, lost: Collection[int] = ()
+    ) -> list[Any]:
+        """Call on all ranks. The ranks in `lost` are expected to die; None stands for their result."""
+        if not self._processes:
+            self._begin()
+        order = pickle.dumps((fn, args))
+        for pipe in self._pipes:
+            pipe.send_bytes(order)
+        answers = self._collect(timeout)
+        wrong = {
+            r: text
+            for r, (fine, text) in answers.items()
+            if not fine and not (r in lost and text == "the process died")
+        }
+        if wrong or lost:
+            self.close()
+        if wrong:
+            raise GangError("\n".join(f"--- rank {r} of {self.size}:\n{text}" for r, text in wrong.items()))
+        return [None if r in lost else answers[r][1] for r in range(self.size)]
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes = [], []
+
+    def _begin(self) -> None:
+        port = free_port()
+        context = multiprocessing.get_context("spawn")
+        for rank in range(self.size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self.size, port, theirs), daemon=True)
+            process.start()
+            theirs.close()  # so that the pipe ends with the process
+            self._processes.append(process)
+            self._pipes.append(ours)
+
+    def _collect(self, timeout: float) -> dict[int, tuple[bool, Any]]:
+        answers = dict[int, tuple[bool, Any]]()
+        while len(answers) < self.size:
+            pending = {p: r for r, p in enumerate(self._pipes) if r not in answers}
+            ready = wait(list(pending), timeout)
+            if not ready:
+                answers |= {r: (False, f"no answer within {timeout:g} seconds") for r in pending.values()}
+            for pipe in ready:
+                try:
+                    answers[pending[pipe]] = pickle.loads(pipe.recv_bytes())
+                except (EOFError, OSError):
+                    answers[pending[pipe]] = False, "the process died"
+        return answers
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
+    import warnings
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    warnings.simplefilter("error")
+    while True:
+        try:
+            fn, args = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            return
+        try:
+            answer = True, fn(rank, size, *args)
+        except BaseException:
+            answer = False, traceback.format_exc()
+        pipe.send_bytes(pickle.dumps(answer))

@@ -1,0 +1,78 @@
+"""The Triton programs write the same bits as the reference.
+
+Without a GPU they run in Triton's interpreter, which must be chosen before Triton is imported: hence a process of
+its own. It checks the programs' logic, not the code generated for a device.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gossamer import kernels
+
+SCRIPT = """
+import torch
+from gossamer import kernels
+device = "cuda" if torch.cuda.is_available() else "cpu"
+KEY = (0xFFFFFFF0, 0x12345678)
+
+def both(call):
+    results = []
+    for backend in ("torch", "triton"):
+        with kernels.using(backend):
+            results.append([r.cpu() for r in call()])
+    for a, b in zip(*results):
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), (n, a, b)
+
+for n in (0, 1, 4, 319, 321, 512, 700, 2050, 5300):
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(device)
+    for bounds in ((0, n), (0, n // 3, n // 3, n - n // 7, n)):
+        both(lambda: [kernels.absmax(x, bounds)])
+        scales = kernels.absmax(x, bounds)
+        both(lambda: [kernels.ternary_encode(x, bounds, scales, KEY, n)])
+        both(lambda: [kernels.ternary_levels(x, bounds, scales, KEY, 5, n)])
+        wire = kernels.ternary_encode(x, bounds, scales, KEY)
+        def decode():
+            out = x.clone()
+            kernels.ternary_accumulate(wire, bounds, scales, out, 0.3)
+            return [out]
+        both(decode)
+        def rounds():
+            pending, said, seen = torch.zeros_like(x), torch.zeros_like(scales), []
+            for _ in range(2):
+                wire, said = kernels.sign_feedback(x, pending, said, bounds)
+                out = x.clone()
+                kernels.sign_accumulate(wire, bounds, said, out, 0.1)
+                seen += [wire, said, pending.clone(), out]
+            return seen
+        both(rounds)
+    for bits, bucket in ((1, 512), (2, 100), (3, 64), (4, 512), (5, 512), (6, 7), (7, 512), (8, 2560)):
+        norms = kernels.bucket_norms(x, bucket, "max")
+        both(lambda: [kernels.quantise_encode(x, bits, bucket, norms, KEY, n)])
+        codes = kernels.quantise_encode(x, bits, bucket, norms, KEY, n)
+        def decode():
+            out = x.clone()
+            kernels.quantise_accumulate(codes, bits, bucket, norms, out, 0.7)
+            return [out]
+        both(decode)
+    def cast():
+        residual = x * 1e-3
+        return [kernels.cast_feedback(x * 3, residual, torch.bfloat16), residual]
+    both(cast)
+print("equal")
+"""
+
+
+@pytest.mark.skipif("triton" not in kernels.backends(), reason="triton is not installed")
+def test_triton_writes_the_same_bits():
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    if not torch.cuda.is_available():
+        environment["TRITON_INTERPRET"] = "1"
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == "equal"

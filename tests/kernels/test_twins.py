@@ -1,0 +1,209 @@
+"""The Numba loops write and read the very same bits as the torch reference."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer import kernels
+
+pytestmark = pytest.mark.skipif("numba" not in kernels.backends(), reason="numba is not installed")
+
+SIZES = [0, 1, 2, 3, 4, 5, 63, 64, 65, 319, 320, 321, 511, 512, 513, 1000, 5003]
+KEY = (0x9E3779B9, 0xDEADBEEF)
+
+
+def cut(n: int, parts: int, seed: int) -> tuple[int, ...]:
+    inner = torch.randint(0, n + 1, (parts - 1,), generator=torch.Generator().manual_seed(seed))
+    return (0, *sorted(inner.tolist()), n)
+
+
+def values(n: int, seed: int) -> torch.Tensor:
+    x = torch.randn(n, generator=torch.Generator().manual_seed(seed))
+    return torch.where(x.abs() < 0.1, 0.0, x) * 10.0 ** (seed % 7 - 3)
+
+
+def both(call):
+    with kernels.using("torch"):
+        a = call()
+    with kernels.using("numba"):
+        b = call()
+    for left, right in zip(a, b, strict=True):
+        assert left.dtype == right.dtype
+        assert left.shape == right.shape
+        if left.dtype == torch.float32:
+            assert torch.equal(left.isnan(), right.isnan())
+            left, right = left.nan_to_num(0.0), right.nan_to_num(0.0)
+        assert torch.equal(left, right)
+    return a
+
+
+cases = given(
+    n=st.sampled_from(SIZES) | st.integers(0, 3000), parts=st.integers(1, 5), seed=st.integers(0, 2**20)
+)
+
+
+@settings(deadline=None)
+@cases
+def test_absmax(n, parts, seed):
+    x = values(n, seed)
+    if n > 3 and seed % 3 == 0:
+        x[seed % n] = [float("nan"), float("inf"), -float("inf")][seed % 9 // 3]
+    bounds = cut(n, parts, seed)
+    both(lambda: [kernels.absmax(x, bounds)])
+
+
+@settings(deadline=None)
+@cases
+def test_deviation(n, parts, seed):
+    x, bounds = values(n, seed), cut(n, parts, seed)
+    with kernels.using("torch"):
+        top, std = kernels.absmax_and_std(x, bounds)
+    with kernels.using("numba"):
+        top2, std2 = kernels.absmax_and_std(x, bounds)
+    assert torch.equal(top, top2)
+    torch.testing.assert_close(std, std2, rtol=1e-6, atol=0)
+
+
+@settings(deadline=None)
+@cases
+def test_ternary(n, parts, seed):
+    x, bounds, start = values(n, seed), cut(n, parts, seed), values(n, seed + 1)
+    scales = kernels.absmax(x, bounds) * (0.5 if seed % 2 else 1.0)
+    offset = seed * 7919
+    (wire,) = both(lambda: [kernels.ternary_encode(x, bounds, scales, KEY, offset)])
+    assert wire.numel() == kernels.ternary_bytes(n)
+
+    def decode():
+        out = start.clone()
+        kernels.ternary_accumulate(wire, bounds, scales, out, 0.3)
+        return [out]
+
+    both(decode)
+    (levels,) = both(lambda: [kernels.ternary_levels(x, bounds, scales, KEY, 1, offset)])
+    out = torch.zeros(n)
+    kernels.ternary_accumulate(wire, bounds, scales, out)
+    lengths = torch.tensor(bounds).diff()
+    assert torch.equal(out, levels * scales.repeat_interleave(lengths))
+    both(lambda: [kernels.ternary_levels(x, bounds, scales, KEY, 1 + seed % 127, offset)])
+
+
+@settings(deadline=None)
+@given(
+    n=st.sampled_from(SIZES),
+    bits=st.integers(1, 8),
+    bucket=st.sampled_from([1, 3, 64, 100, 512, 2560]),
+    seed=st.integers(0, 2**20),
+)
+def test_quantise(n, bits, bucket, seed):
+    x, start = values(n, seed), values(n, seed + 1)
+    (norms,) = both(lambda: [kernels.bucket_norms(x, bucket, "max")])
+    (wire,) = both(lambda: [kernels.quantise_encode(x, bits, bucket, norms, KEY, seed)])
+    assert wire.numel() == kernels.quantise_bytes(n, bits)
+
+    def decode():
+        out = start.clone()
+        kernels.quantise_accumulate(wire, bits, bucket, norms, out, 0.7)
+        return [out]
+
+    both(decode)
+    out = torch.zeros(n)
+    kernels.quantise_accumulate(wire, bits, bucket, norms, out)
+    top = max(2 ** (bits - 1) - 1, 1)
+    spacing = norms.repeat_interleave(bucket)[:n] * (2 if bits == 1 else 1) / top
+    assert bool(((out - x).abs() <= spacing * (1 + 1e-6)).all())
+
+
+@settings(deadline=None)
+@cases
+def test_sign_feedback(n, parts, seed):
+    bounds = cut(n, parts, seed)
+
+    def rounds():
+        pending, scales, results = torch.zeros(n), torch.zeros(parts), []
+        for step in range(3):
+            wire, scales = kernels.sign_feedback(values(n, seed + step), pending, scales, bounds)
+            out = values(n, seed + 9)
+            kernels.sign_accumulate(wire, bounds, scales, out, 0.25)
+            results += [wire, scales, pending.clone(), out]
+        return results
+
+    assert both(rounds)[0].numel() == -(-n // 8)
+
+
+@settings(deadline=None)
+@given(
+    n=st.sampled_from(SIZES),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    seed=st.integers(0, 99),
+)
+def test_cast(n, dtype, seed):
+    g = values(n, seed)
+    if n > 4:
+        g[:4] = torch.tensor([float("nan"), float("inf"), 1e-40, 3.4e38])
+
+    def step():
+        residual, out = values(n, seed + 1), torch.zeros(n)
+        wire = kernels.cast_feedback(g, residual, dtype)
+        kernels.cast_accumulate(wire, dtype, out, 0.5)
+        return [wire, residual, out]
+
+    wire, residual, _ = both(step)
+    ok = torch.isfinite(g) & (g.abs() < 6e4)
+    p = (g + values(n, seed + 1))[ok]
+    assert torch.equal(wire.view(dtype)[ok], p.to(dtype))
+    assert torch.equal(residual[ok], p - p.to(dtype).float())
+
+
+@settings(deadline=None)
+@cases
+def test_selection(n, parts, seed):
+    x = values(n, seed)
+    if seed % 2:
+        x = (x * 2).round() / 2  # many ties
+    if n > 5 and seed % 5 == 0:
+        x[seed % n] = float("nan")
+    both(lambda: kernels.compact(x, float(seed % 4)))
+    both(lambda: [kernels.topk(x, n * (seed % 11) // 10)])
+
+
+@settings(deadline=None)
+@cases
+def test_lanes(n, parts, seed):
+    top, size = ((1, 8), (1, 1), (7, 3), (127, 100))[seed % 4]
+    levels = (torch.arange(n) * 31 % (2 * top + 1) - top).to(torch.int8)
+    (lanes,) = both(lambda: [kernels.lanes_pack(levels, top, size)])
+    (total,) = both(lambda: [kernels.lanes_unpack(lanes * size, n, top, size)])
+    assert torch.equal(total, levels.int() * size)
+
+
+@settings(deadline=None)
+@given(
+    n=st.integers(1, 200_000),
+    density=st.sampled_from([0.0, 0.001, 0.01, 0.1, 0.5, 1.0]),
+    clustered=st.booleans(),
+    seed=st.integers(0, 2**20),
+)
+def test_indices(n, density, clustered, seed):
+    generator = torch.Generator().manual_seed(seed)
+    chance = torch.full((n,), density)
+    if clustered:
+        chance *= (torch.arange(n) // 1000 % 10 == 0).float()
+    indices = torch.bernoulli(chance, generator=generator).nonzero().view(-1).int()
+    (wire,) = both(lambda: [kernels.index_encode(indices, n)])
+    assert wire.numel() <= 1 + 4 * indices.numel()
+    (back,) = both(lambda: [kernels.index_decode(wire, indices.numel(), n)])
+    assert torch.equal(back, indices)
+
+
+@settings(deadline=None)
+@given(n=st.integers(1, 3000), count=st.integers(0, 500), seed=st.integers(0, 2**20))
+def test_scatter_add(n, count, seed):
+    indices = torch.randint(0, n, (count,), generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
+
+    def add():
+        out = torch.ones(n)
+        kernels.scatter_add(out, indices, values(count, seed), 0.1)
+        return [out]
+
+    both(add)

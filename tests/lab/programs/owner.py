@@ -1,0 +1,18 @@
+"""The owner of a lab of stubborn processes, to be killed. Starts without importing all of gossamer."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+STUBBORN = "trap '' TERM; setsid sleep 60 & sleep 60 & echo ready; wait"
+
+if __name__ == "__main__":
+    package = ModuleType("gossamer")
+    package.__path__ = [str(Path(__file__).parents[3] / "src" / "gossamer")]
+    sys.modules["gossamer"] = package
+    from gossamer.lab import run_lab
+
+    command = sys.argv[1] if len(sys.argv) > 1 else STUBBORN
+    result = run_lab(2, "100mbit", ["sh", "-c", command], grace=0.2, kill_after=0.3)
+    print("end", result.exit_code, flush=True)
+    sys.exit(result.exit_code)

@@ -1,0 +1,85 @@
+"""Rates are read strictly, and an error names the nearest correct form."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.core.errors import GossamerError
+from gossamer.lab import (
+    LabError,
+    Link,
+    format_rate,
+    parse_latency,
+    parse_link,
+    parse_links,
+    parse_rate,
+)
+
+rates = st.none() | st.integers(10_000, 100_000_000_000)
+links = st.builds(Link, rates, rates)
+
+
+@given(rates)
+def test_a_rate_survives_writing_and_reading(rate: int | None) -> None:
+    assert parse_rate(format_rate(rate)) == rate
+
+
+@given(st.lists(links, min_size=1, max_size=8))
+def test_links_survive_writing_and_reading(wanted: list[Link]) -> None:
+    assert parse_links(",".join(map(str, wanted)), len(wanted)) == tuple(wanted)
+    assert parse_links(wanted, len(wanted)) == tuple(wanted)
+
+
+@given(st.text(max_size=20) | st.text(alphabet="0123456789.kmgbits/ ", max_size=12))
+def test_any_text_is_a_rate_or_a_clear_error(text: str) -> None:
+    with contextlib.suppress(LabError):
+        rate = parse_rate(text)
+        assert rate is None or 10_000 <= rate <= 100_000_000_000
+
+
+@given(st.text(alphabet="0123456789.kmgbits/, ", max_size=12), st.integers(1, 4))
+def test_any_text_is_a_list_of_links_or_a_clear_error(text: str, hosts: int) -> None:
+    with contextlib.suppress(LabError):
+        assert len(parse_links(text, hosts)) == hosts
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("200", "'200mbit'"),
+        ("200m", "'200mbit'"),
+        ("200Mbps", "'1600mbit', if you meant bytes"),
+        ("25MB/s", "'200mbit', if you meant bytes"),
+        ("200mbit/s", "'200mbit'"),
+        ("1.5 gbit", "'1.5gbit'"),
+        (".5gbit", "'0.5gbit'"),
+        ("none", "'unshaped'"),
+        ("", "'unshaped'"),
+        ("0mbit", "between 10kbit and 100gbit"),
+        ("-1mbit", "kbit, mbit or gbit"),
+        ("9" * 400 + "mbit", "kbit, mbit or gbit"),
+        ("inf", "'unshaped'"),
+        ("1/2/3mbit", "3 rates"),
+        ("1gbit/", "'unshaped'"),
+    ],
+)
+def test_nonsense_is_refused_with_the_nearest_correct_form(text: str, nearest: str) -> None:
+    with pytest.raises(GossamerError) as caught:
+        parse_link(text)
+    assert nearest in str(caught.value)
+
+
+def test_one_rate_serves_all_and_a_wrong_number_is_refused() -> None:
+    assert parse_links("200mbit", 3) == (Link(200_000_000, 200_000_000),) * 3
+    assert parse_links(None, 2) == (Link(), Link())
+    assert parse_links("1gbit, 100mbit/20mbit", 2)[1] == Link(100_000_000, 20_000_000)
+    with pytest.raises(LabError, match="3 rates for 4 hosts"):
+        parse_links("1gbit,1gbit,1gbit", 4)
+
+
+@pytest.mark.parametrize("text", ["", "10", "0ms", "-1ms", "1h", "11s", "ms"])
+def test_a_wrong_delay_is_refused(text: str) -> None:
+    with pytest.raises(LabError, match="delay"):
+        parse_latency(text)
