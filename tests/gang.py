@@ -25,9 +25,7 @@ class Gang:
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
 
-    def run(
-        self, fn: Callable[..., Any], *args: Any, timeout: float = 60.0, lost: Collection[int] = ()
-    ) -> list[Any]:
+    def run(self, fn: Callable[..., Any], *args: Any, timeout: float = 60.0, lost: Collection[int] = ()) -> list[Any]:
         """Call on all ranks. The ranks in `lost` are expected to die; None stands for their result."""
         if not self._processes:
             self._begin()
@@ -72,7 +70,7 @@ class Gang:
             pending = {p: r for r, p in enumerate(self._pipes) if r not in answers}
             ready = wait(list(pending), timeout)
             if not ready:
-                answers |= {r: (False, f"no answer within {timeout:g} seconds") for r in pending.values()}
+                answers |= dict.fromkeys(pending.values(), (False, f"no answer within {timeout:g} seconds"))
             for pipe in ready:
                 try:
                     answers[pending[pipe]] = pickle.loads(pipe.recv_bytes())

@@ -71,8 +71,6 @@ def test_triton_writes_the_same_bits():
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
     if not torch.cuda.is_available():
         environment["TRITON_INTERPRET"] = "1"
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "equal"

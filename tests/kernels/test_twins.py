@@ -38,9 +38,7 @@ def both(call):
     return a
 
 
-cases = given(
-    n=st.sampled_from(SIZES) | st.integers(0, 3000), parts=st.integers(1, 5), seed=st.integers(0, 2**20)
-)
+cases = given(n=st.sampled_from(SIZES) | st.integers(0, 3000), parts=st.integers(1, 5), seed=st.integers(0, 2**20))
 
 
 @settings(deadline=None)

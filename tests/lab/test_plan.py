@@ -1,5 +1,6 @@
 """What can be checked of a lab without making one: its plan, its counters, its lines, its refusals."""
 
+import resource
 from collections.abc import Iterator
 
 import pytest
@@ -84,3 +85,9 @@ def test_without_privilege_the_reason_says_what_to_do(monkeypatch: pytest.Monkey
 def test_nonsense_is_refused_before_anything_starts(hosts: int, command: list[str], options: dict[str, float]) -> None:
     with pytest.raises(LabError):
         run_lab(hosts, None, command, **options)  # type: ignore[arg-type]
+
+
+def test_too_few_open_files_are_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    with pytest.raises(LabError, match="ulimit -n 450"):
+        run_lab(200, None, ["true"])

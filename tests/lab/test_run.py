@@ -42,6 +42,12 @@ def test_counters_match_the_bytes_that_were_sent(run: Run) -> None:
     assert receiver.sent_bytes < 0.05 * size
 
 
+@pytest.mark.parametrize("rate", ["10kbit", "64.5kbit/100gbit", "100gbit"])
+def test_the_slowest_and_the_fastest_rate_can_be_made(run: Run, rate: str) -> None:
+    result, _ = run(2, rate, "true")
+    assert result.exit_code == 0
+
+
 def test_a_silent_program_sends_nothing(run: Run) -> None:
     result, _ = run(3, "10mbit", "true")
     assert [host.sent_bytes + host.received_bytes for host in result.hosts] == [0, 0, 0]

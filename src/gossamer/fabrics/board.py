@@ -4,11 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from torch.distributed import (  # pyright: ignore[reportPrivateImportUsage]
-    HashStore,
-    PrefixStore,
-    Store,
-)
+from torch.distributed import HashStore, PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 
 def poll(ready: Callable[[], bool], seconds: float, halt: threading.Event) -> bool:

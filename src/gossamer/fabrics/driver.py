@@ -45,8 +45,11 @@ class _Trouble(Exception):
 class NetworkDriver:
     """Answers a lane's verbs on a channel and a board of its own."""
 
-    def __init__(self, office: Office, channel: Channel, board: Board, deadline: float, check: int) -> None:
+    def __init__(
+        self, office: Office, channel: Channel, board: Board, tickets: Board, deadline: float, check: int
+    ) -> None:
         self._office, self._channel, self._board = office, channel, board
+        self._tickets = tickets  # shared by all lanes: one may claim what another waits for
         self._deadline, self._check = deadline, check
         self._collectives = 0
 
@@ -85,7 +88,7 @@ class NetworkDriver:
             case Join(other):
                 return self._office.join(other)
             case Claim(name):
-                return _network(lambda: self._board.claim(name))
+                return _network(lambda: self._tickets.claim(name))
             case Closed(name, count):
                 return _network(lambda: self._closed(name, count, halt))
             case Descend():
@@ -109,7 +112,7 @@ class NetworkDriver:
 
         def ready() -> bool:
             nonlocal holders
-            holders = self._board.holders(name, count)
+            holders = self._tickets.holders(name, count)
             return holders is not None or self._board.flag_is_up("broken")
 
         poll(ready, float("inf"), halt)

@@ -58,7 +58,8 @@ class TorchFabric:
             raise ValueError(f"there is a lane {name!r} already")
         self._await_all(name)
         channel = Channel(self._make_group(), self.rank, self.size)
-        driver = NetworkDriver(self, channel, self._board.fork(f"lane/{name}"), self._deadline, self._check)
+        board, tickets = self._board.fork(f"lane/{name}"), self._board.fork("tickets")
+        driver = NetworkDriver(self, channel, board, tickets, self._deadline, self._check)
         self._channels[name] = channel
         self._lanes[name] = Lane(name, driver, self._deadline)
 

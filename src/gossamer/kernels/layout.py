@@ -18,6 +18,7 @@ from torch import Tensor
 TRITS = 5  # trits per byte: 3 ** 5 = 243 <= 256
 TERNARY_BLOCK = 64 * TRITS
 PLANE_BLOCK = 64 * 8  # in a full block a plane of width w takes 64 * w bytes
+SUM_GROUP = 64 * 64  # elements whose magnitudes are added row after row of 64
 INDEX_BLOCK = 128  # gaps that share one Rice parameter
 
 ONE = 1 << 23  # fixed-point one of the stochastic rounding: 23 fraction bits, as many as float32 has
@@ -50,13 +51,13 @@ def levels_of(bits: int) -> int:
 
 def gains(scales: Tensor, top: float) -> Tensor:
     """Per-segment factor that turns |x| = scale into `top` fixed-point units; 0 where the scale is 0 or tiny."""
-    return torch.where(scales < TINY, 0.0, (top * GUARD) / scales)
+    return ((top * GUARD) / scales).masked_fill_(scales < TINY, 0.0)
 
 
 def units(scales: Tensor, weight: float, top: int) -> Tensor:
     """Per-segment value of one level, weight * scale / top in float32; NaN when that is not finite."""
-    unit = scales * torch.tensor(weight, dtype=torch.float32, device=scales.device) / top
-    return torch.where(unit.isfinite(), unit, torch.nan)
+    unit = scales * weight if top == 1 else scales * weight / top
+    return unit + (unit - unit)  # inf - inf is NaN, and NaN stays
 
 
 @lru_cache(maxsize=1024)

@@ -43,9 +43,7 @@ def quantise_encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, 
     return twin("quantise", "encode", x.device)(x, bits, bucket, gains, key, offset)
 
 
-def quantise_accumulate(
-    wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weight: float = 1.0
-) -> None:
+def quantise_accumulate(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weight: float = 1.0) -> None:
     """out += weight * norm / s * (code - s), in place; a bucket whose norm is not finite becomes NaN throughout.
 
     Reads bits / 8 + 4 and writes 4 bytes per element.

@@ -25,9 +25,7 @@ def ternary_encode(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, offset: 
     return twin("ternary", "encode", x.device)(x, bounds, gains, key, offset)
 
 
-def ternary_levels(
-    x: Tensor, bounds: Bounds, scales: Tensor, key: Key, top: int = 1, offset: int = 0
-) -> Tensor:
+def ternary_levels(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, top: int = 1, offset: int = 0) -> Tensor:
     """The same rounding to int8 levels in [-top, top], unpacked: floor(x * top / scale + u).
 
     With top = 1 these are the trits of `ternary_encode`. Reads 4 and writes 1 byte per element.
@@ -38,9 +36,7 @@ def ternary_levels(
     return twin("ternary", "levels", x.device)(x, bounds, gains, key, top, offset)
 
 
-def ternary_accumulate(
-    wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float = 1.0
-) -> None:
+def ternary_accumulate(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float = 1.0) -> None:
     """out += weight * scale * trit, in place; a segment whose scale is not finite becomes NaN throughout.
 
     Reads 1/5 + 4 and writes 4 bytes per element.

@@ -1,6 +1,7 @@
 """Run a command once per host of a shaped network, and say what became of it."""
 
 import os
+import resource
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,6 +59,9 @@ def _check(hosts: int, command: Sequence[str], timeout: float | None, grace: flo
     """Refuse what makes no sense before anything is started."""
     if not 1 <= hosts <= MOST_HOSTS:
         raise LabError(f"{hosts} hosts: a lab has between 1 and {MOST_HOSTS}")
+    files, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2 * hosts + 50
+    if files < needed:
+        raise LabError(f"{hosts} hosts need {needed} open files, and {files} are allowed: 'ulimit -n {needed}'")
     if isinstance(command, str) or not command or not command[0]:
         raise LabError(f"no command to run: {command!r}; give the program and its arguments as a list")
     if timeout is not None and not timeout > 0:

@@ -85,6 +85,8 @@ def make_network(plan: dict[str, Any]) -> list[int]:
 
 def name_hosts(plan: dict[str, Any]) -> None:
     """Let names resolve: an /etc/hosts that only this lab sees, since no name server can be reached."""
+    if not Path("/etc/hosts").exists():
+        return  # nothing to lay ours over; addresses work all the same
     mount, umount = plan["tools"]["mount"], plan["tools"]["umount"]
     lines = ["127.0.0.1 localhost", "::1 localhost"]
     for host in plan["hosts"]:  # the second form is how a server that speaks IPv6 too sees its clients

@@ -98,7 +98,7 @@ def own_lab(plan: Plan, links: tuple[Link, ...], on_line: OnLine) -> LabResult:
             raise
         process.wait()
     if story.result is None:
-        why = story.error or story.noise.strip() or f"its keeper ended with {process.returncode}"
+        why = story.error or story.noise.strip() or f"its keeper was killed (status {process.returncode})"
         raise LabError(f"the lab broke down: {why}")
     return story.result
 

@@ -46,8 +46,8 @@ class EveryStep(Schedule):
 
     def step(self, loop: Loop) -> Program[None]:
         yield from loop.average_gradients()
-        yield Descend()
-        if self.l1:
+        descended = yield Descend()
+        if self.l1 and descended:
             shrunk = [
                 torch.nn.functional.softshrink(x, lr * self.l1) for x, lr in zip(loop.parameters(), loop.lrs)
             ]

@@ -1,6 +1,7 @@
 """Floor 5: a recipe bound to the parameters of one rank; it knows nothing of processes."""
 
+from gossamer.worker import checkpoint
 from gossamer.worker.channels import Channel
 from gossamer.worker.worker import Worker, rest, until_descend
 
-__all__ = ["Channel", "Worker", "rest", "until_descend"]
+__all__ = ["Channel", "Worker", "checkpoint", "rest", "until_descend"]

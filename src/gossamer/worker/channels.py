@@ -38,9 +38,8 @@ class Channel:
     def write(self, flat: Tensor) -> None:
         """Copy a flat tensor into the parameters; never rebind them, others hold views."""
         with torch.no_grad():
-            torch._foreach_copy_(
-                [p.data for p in self.parameters], [v for _, v in Block(flat, self.layout).tensors()]
-            )
+            for p, (_, view) in zip(self.parameters, Block(flat, self.layout).tensors(), strict=True):
+                p.copy_(view)
 
     def put_gradient(self, mean: Tensor) -> None:
         """Hand the optimizer views of the agreed gradient; no copy unless the parameter is narrower."""

@@ -60,9 +60,7 @@ def load(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, Any
         )
     worker.step, worker.seed = int(merged["step"]), int(merged["seed"])
     worker.control = {
-        k.removeprefix("equal/control/"): v.clone()
-        for k, v in merged.items()
-        if k.startswith("equal/control/")
+        k.removeprefix("equal/control/"): v.clone() for k, v in merged.items() if k.startswith("equal/control/")
     }
     _restore_routes(worker, merged)
     for channel in worker.channels:
@@ -91,9 +89,7 @@ def _fold_owed(channel: Channel, size: int) -> None:
     """Chunks get other owners: what an owner owes to the mean moves into its residual, which counts 1/size there."""
     owed = channel.states["exchange"].pop("owed", None)
     if owed is not None and "residual" in channel.states["memory"]:
-        channel.states["memory"]["residual"] = torch.add(
-            channel.states["memory"]["residual"], owed, alpha=size
-        )
+        channel.states["memory"]["residual"] = torch.add(channel.states["memory"]["residual"], owed, alpha=size)
 
 
 def _split(state: State, channel: Channel) -> dict[str, Tensor]:
@@ -115,11 +111,7 @@ def _join(channel: Channel, entries: Mapping[str, Tensor]) -> State:
     """The inverse of `_split`; what a parameter lacks is zero."""
     state: State = {}
     for key in dict.fromkeys(k.split("/")[0] for k in entries if ":" not in k):
-        found = {
-            s.name: entries[f"{key}/{s.name}"]
-            for s in channel.layout.segments
-            if f"{key}/{s.name}" in entries
-        }
+        found = {s.name: entries[f"{key}/{s.name}"] for s in channel.layout.segments if f"{key}/{s.name}" in entries}
         if not found:
             continue
         sample = next(iter(found.values()))
@@ -134,9 +126,7 @@ def _join(channel: Channel, entries: Mapping[str, Tensor]) -> State:
                     view.copy_(found[name])
             state[key] = flat
     names = {s.name for s in channel.layout.segments}
-    state |= {
-        k: v.clone() for k, v in entries.items() if ":" in k and k.split(":", 1)[1].split("/")[0] in names
-    }
+    state |= {k: v.clone() for k, v in entries.items() if ":" in k and k.split(":", 1)[1].split("/")[0] in names}
     return state
 
 
@@ -149,9 +139,7 @@ def _policy(channel: Channel, role: str, key: str) -> Policy:
     return "drop" if role == "mixer" else "equal"
 
 
-def _restore(
-    channel: Channel, role: str, merged: Mapping[str, Any], ranks: list[int], worker: "Worker"
-) -> State:
+def _restore(channel: Channel, role: str, merged: Mapping[str, Any], ranks: list[int], worker: "Worker") -> State:
     equal = _under(merged, f"equal/{role}/")
     own = [_under(merged, f"rank{r}/{role}/") for r in ranks]
     if len(ranks) == 1:
@@ -182,9 +170,7 @@ def _under(merged: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
 def _check(worker: "Worker", dictionaries: Sequence[Mapping[str, Any]]) -> None:
     for d in dictionaries:
         if d.get("format") != FORMAT:
-            raise CheckpointError(
-                f"not a checkpoint of this version: format {d.get('format')!r}, expected {FORMAT}"
-            )
+            raise CheckpointError(f"not a checkpoint of this version: format {d.get('format')!r}, expected {FORMAT}")
         if d["recipe"] != repr(worker.recipe):
             raise CheckpointError(
                 f"the checkpoint was made with\n  {d['recipe']}\nbut this run uses\n  {worker.recipe}\n"

@@ -38,6 +38,7 @@ class Worker:
         self.means: list[Tensor] = []
         self.finite = True
         self.measuring = False
+        self.assigned = False  # did this step write parameters that all ranks agreed on?
         self.errors: dict[str, float] = {}  # relative compression error of each parameter, when last measured
         self.channels = build(recipe, self.named, self._rate_groups())
         self.stand = Stand(self) if isinstance(recipe.exchange, Quorum) else None
@@ -78,6 +79,7 @@ class Worker:
         for channel, value in zip(self.channels, values, strict=True):
             channel.write(value)
             channel.states["mixer"].clear()
+        self.assigned = True
 
     def average_gradients(self) -> Program[None]:
         if self.stand is not None:
@@ -157,9 +159,7 @@ class Worker:
 
     def seat(self, index: int) -> Seat:
         draw = Draw(self.seed, self.step, self.rank)
-        return Seat(
-            self.rank, self.size, self.step, draw, self.scale, self.lrs[index], self.channels[index].shift
-        )
+        return Seat(self.rank, self.size, self.step, draw, self.scale, self.lrs[index], self.channels[index].shift)
 
     def program(self, index: int, flat: Tensor) -> Start:
         """The request that sends one channel's values on their way; its state waits in drafts until all have arrived."""
@@ -198,6 +198,7 @@ class Worker:
     def end_step(self) -> None:
         """Count the step, and adopt what the controller decided in it."""
         self.step += 1
+        self.assigned = False
         if self._next is not None:
             self._adopt(self._next)
 
@@ -207,6 +208,20 @@ class Worker:
 
     def restore_pending(self, landed: list[Tensor] | None, arrived: list[list[Tensor]] | None) -> None:
         self._landed, self._arrived, self._flight, self._messages = landed, arrived, [], []
+
+    def mean_by_name(self) -> dict[str, Tensor]:
+        """The agreed gradient of every parameter, in its own shape."""
+        pairs = zip(self.channels, self.means, strict=True)
+        return {name: view for c, mean in pairs for name, view in Block(mean, c.layout).tensors()}
+
+    def residual_norm(self) -> float:
+        """The length of everything this rank still owes."""
+        squares = [
+            float(c.states["memory"]["residual"].double().square().sum())
+            for c in self.channels
+            if "residual" in c.states["memory"]
+        ]
+        return sum(squares) ** 0.5
 
     def restore_routes(self, routes: Mapping[str, Exchange]) -> None:
         """A controller's choice, from a checkpoint."""
@@ -228,12 +243,8 @@ class Worker:
         self._tickets.clear()
 
     def _control(self, means: Sequence[Tensor]) -> None:
-        blocks = [
-            Block(m / self.scale if self.scale != 1 else m, c.layout) for m, c in zip(means, self.channels)
-        ]
-        decided = self.recipe.controller.decide(
-            Facts(self.step, max(self.lrs), blocks), self.recipe, self.control
-        )
+        blocks = [Block(m / self.scale if self.scale != 1 else m, c.layout) for m, c in zip(means, self.channels)]
+        decided = self.recipe.controller.decide(Facts(self.step, max(self.lrs), blocks), self.recipe, self.control)
         self._next = decided if decided != self.recipe else None
 
     def _adopt(self, recipe: Recipe) -> None:
@@ -266,11 +277,7 @@ class Worker:
         found = list[Tensor]()
         for p in self.named.values():
             values: dict[str, Any] = state.get(p, {})
-            found += [
-                t
-                for _, t in sorted(values.items())
-                if isinstance(t, Tensor) and t.shape == p.shape and t.dim()
-            ]
+            found += [t for _, t in sorted(values.items()) if isinstance(t, Tensor) and t.shape == p.shape and t.dim()]
         return found
 
 
@@ -279,9 +286,7 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     peaks = list[Tensor]()
     for t in tensors:
         if t.numel():
-            peaks.append(
-                kernels.absmax(t, (0, t.numel())).view(()) if t.dtype == torch.float32 else t.abs().amax()
-            )
+            peaks.append(kernels.absmax(t, (0, t.numel())).view(()) if t.dtype == torch.float32 else t.abs().amax())
     return not peaks or bool(torch.stack([p.float() for p in peaks]).isfinite().all())
 
 

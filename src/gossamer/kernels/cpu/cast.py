@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Floats, kernel
+from gossamer.kernels.cpu.compile import Floats, kernel, room
 from gossamer.kernels.cpu.hints import prefetch, wide
 from gossamer.kernels.reference import cast as reference
 
@@ -18,7 +18,7 @@ _CHUNK = 1024
 def feedback(g: Tensor, residual: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype != torch.bfloat16:
         return reference.feedback(g, residual, dtype)
-    wire = torch.empty(2 * g.numel(), dtype=torch.uint8)
+    wire = room(2 * g.numel())
     _feedback(g.detach().numpy(), residual.detach().numpy(), wire.numpy().view(np.uint16))
     return wire
 

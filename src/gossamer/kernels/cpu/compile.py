@@ -8,6 +8,8 @@ from typing import ParamSpec, TypeVar, cast
 import numba
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -16,6 +18,7 @@ Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
 Rows = Bytes  # two dimensions: (blocks, width)
 Blocks = Bytes  # three dimensions: (blocks, rows, width)
+Stack = Floats  # three dimensions: (blocks, rows, width)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,3 +27,13 @@ R = TypeVar("R")
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Compiles for this host without fast-math: results must not depend on how a loop was vectorised."""
     return cast(Callable[P, R], numba.njit(nogil=True, cache=True)(function))
+
+
+def reduction(function: Callable[P, R]) -> Callable[P, R]:
+    """As `kernel`, but the additions of a sum may be reordered, in a way that is fixed on one host."""
+    return cast(Callable[P, R], numba.njit(nogil=True, cache=True, fastmath={"reassoc"})(function))
+
+
+def room(length: int) -> Tensor:
+    """Uninitialised bytes from NumPy, which asks for huge pages: first touches of torch's cost more than the kernel."""
+    return torch.from_numpy(np.empty(length, np.uint8))

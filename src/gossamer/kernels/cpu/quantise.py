@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, kernel
+from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, kernel, room
 from gossamer.kernels.cpu.hashing import start
 from gossamer.kernels.cpu.hints import prefetch, wide
-from gossamer.kernels.cpu.planes import CHUNK, pack_chunk, unpack_chunk
+from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, pack, pack_tail, unpack, unpack_tail
 from gossamer.kernels.cpu.rounding import round_codes
 from gossamer.kernels.cpu.scales import top_bits
-from gossamer.kernels.layout import ONE, levels_of, plane_bytes
+from gossamer.kernels.layout import ONE, PLANE_BLOCK, levels_of, plane_bytes
 
 
 def max_norms(x: Tensor, bucket: int) -> Tensor:
@@ -22,7 +22,7 @@ def max_norms(x: Tensor, bucket: int) -> Tensor:
 
 
 def encode(x: Tensor, bits: int, bucket: int, gains: Tensor, key: tuple[int, int], offset: int) -> Tensor:
-    wire = torch.empty(plane_bytes(x.numel(), bits), dtype=torch.uint8)
+    wire = room(plane_bytes(x.numel(), bits))
     top = np.int32(ONE // 2 if bits == 1 else levels_of(bits) * ONE)
     counter, k1 = start(key, offset)
     _encode(x.detach().numpy(), bits, bucket, gains.numpy(), top, counter, k1, wire.numpy())
@@ -45,7 +45,9 @@ def _encode(
     x: Floats, bits: int, bucket: int, gains: Floats, top: np.int32, counter: np.uint32, k1: np.uint32, wire: Bytes
 ) -> None:
     wide()
+    rows = full_rows(wire, bits, x.size)
     codes = np.zeros(CHUNK, np.uint8)
+    blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
     for lo in range(0, x.size, CHUNK):
         hi = min(lo + CHUNK, x.size)
         prefetch(x, hi, hi + CHUNK)
@@ -56,7 +58,8 @@ def _encode(
             here = np.uint32(counter + np.uint32(a))
             round_codes(x[a:b], gains[i], top, top, here, k1, codes[a - lo : b - lo])
             a = b
-        pack_chunk(codes, bits, hi - lo, wire[lo // 8 * bits :])
+        pack(blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK, bits, rows, lo // PLANE_BLOCK)
+    pack_tail(codes, x.size, bits, wire)
 
 
 @kernel
@@ -64,11 +67,15 @@ def _accumulate(
     wire: Bytes, bits: int, bucket: int, units: Floats, scale: np.int32, shift: np.int32, out: Floats
 ) -> None:
     wide()
+    rows = full_rows(wire, bits, out.size)
     codes = np.zeros(CHUNK, np.uint8)
+    blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
     for lo in range(0, out.size, CHUNK):
         hi = min(lo + CHUNK, out.size)
         prefetch(out, hi, hi + CHUNK)
-        unpack_chunk(wire[lo // 8 * bits :], bits, hi - lo, codes)
+        unpack(rows, lo // PLANE_BLOCK, bits, blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK)
+        if hi - lo < CHUNK:
+            unpack_tail(wire, bits, codes, out.size)
         a = lo
         while a < hi:
             i = a // bucket

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Doubles, Floats, Ints, Longs, kernel
+from gossamer.kernels.cpu.compile import Doubles, Floats, Ints, Longs, kernel, reduction
+from gossamer.kernels.cpu.hints import wide
 from gossamer.kernels.layout import edges
 
 _CHUNK = 2048
@@ -60,21 +61,14 @@ def _absmax_and_std(x: Floats, bits: Ints, edges: Longs, top: Ints, std: Floats)
         std[i] = np.float32(0.0) if variance < 0.0 else np.float32(np.sqrt(variance))
 
 
-@kernel
+@reduction
 def _moments(x: Floats, pivot: float, sums: Doubles) -> None:
-    """Adds sum(x - pivot) and sum((x - pivot) ** 2), in eight lanes so that it vectorises in a fixed order."""
-    first = np.zeros(8, np.float64)
-    second = np.zeros(8, np.float64)
-    whole = x.size // 8 * 8
-    for j in range(0, whole, 8):
-        for lane in range(8):
-            d = np.float64(x[j + lane]) - pivot
-            first[lane] += d
-            second[lane] += d * d
-    for j in range(whole, x.size):
+    """Adds sum(x - pivot) and sum((x - pivot) ** 2)."""
+    wide()
+    first, second = 0.0, 0.0
+    for j in range(x.size):
         d = np.float64(x[j]) - pivot
-        first[0] += d
-        second[0] += d * d
-    for lane in range(8):
-        sums[0] += first[lane]
-        sums[1] += second[lane]
+        first += d
+        second += d * d
+    sums[0] += first
+    sums[1] += second

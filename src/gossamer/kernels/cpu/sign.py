@@ -6,21 +6,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Bytes, Doubles, Floats, Longs, Rows, kernel
+from gossamer.kernels.cpu.compile import Bytes, Doubles, Floats, Longs, Rows, Stack, kernel, room
 from gossamer.kernels.cpu.hints import prefetch, wide
-from gossamer.kernels.cpu.planes import CHUNK, unpack_chunk
-from gossamer.kernels.layout import PLANE_BLOCK, edges, plane_bytes
-
-Stack = Floats  # three dimensions: (blocks, 8, width)
+from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, unpack, unpack_tail
+from gossamer.kernels.layout import PLANE_BLOCK, SUM_GROUP, edges, plane_bytes
 
 
 def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    wire = torch.empty(plane_bytes(g.numel(), 1), dtype=torch.uint8)
+    wire = room(plane_bytes(g.numel(), 1))
     scales = torch.empty(len(bounds) - 1)
     kept = pending.detach().numpy()
-    _feedback(
-        g.detach().numpy(), kept, scales_prev.numpy(), edges(bounds), wire.numpy(), scales.numpy()
-    )
+    _feedback(g.detach().numpy(), kept, scales_prev.numpy(), edges(bounds), wire.numpy(), scales.numpy())
     return wire, scales
 
 
@@ -31,36 +27,28 @@ def accumulate(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor
 @kernel
 def _feedback(g: Floats, pending: Floats, said: Floats, edges: Longs, wire: Bytes, scales: Floats) -> None:
     wide()
-    lanes = np.empty(64, np.float64)
-    padded = np.zeros(PLANE_BLOCK, np.float32)
-    packed = 0
+    full = g.size // PLANE_BLOCK
+    blocks, rows = pending[: full * PLANE_BLOCK].reshape(full, 8, 64), full_rows(wire, 1, g.size)
+    done = 0
     for i in range(said.size):
         a, b = edges[i], edges[i + 1]
-        sums = np.empty(-(-(b - a) // PLANE_BLOCK), np.float64)
-        for lo in range(a, b, CHUNK):
-            hi = min(lo + CHUNK, b)
-            prefetch(g, hi, hi + CHUNK)
-            prefetch(pending, hi, hi + CHUNK)
+        sums = np.zeros((max(-(-(b - a) // SUM_GROUP), 1), 64), np.float64)
+        for lo in range(a, b, SUM_GROUP):
+            hi = min(lo + SUM_GROUP, b)
+            prefetch(g, hi, hi + SUM_GROUP)
+            prefetch(pending, hi, hi + SUM_GROUP)
             _step(g[lo:hi], pending[lo:hi], said[i])
-            for left in range(lo, hi, PLANE_BLOCK):
-                block = pending[left : min(left + PLANE_BLOCK, hi)]
-                if block.size < PLANE_BLOCK:
-                    padded[: block.size] = block
-                    padded[block.size :] = np.float32(0)
-                    block = padded
-                sums[(left - a) // PLANE_BLOCK] = _sum(block, lanes)
-            ready = hi // PLANE_BLOCK * PLANE_BLOCK
-            if ready > packed:
-                count = (ready - packed) // PLANE_BLOCK
-                blocks = pending[packed:ready].reshape(count, 8, 64)
-                _pack(blocks, wire[packed // 8 : ready // 8].reshape(count, 64))
-                packed = ready
-        scales[i] = np.float32(_halve(sums) / (b - a)) if b > a else np.float32(0)
-    if packed < g.size:
-        width = wire.size - packed // 8
-        padded[: g.size - packed] = pending[packed:]
-        padded[g.size - packed :] = np.float32(-1)
-        _pack(padded[: 8 * width].reshape(1, 8, width), wire[packed // 8 :].reshape(1, width))
+            _sum(pending[lo:hi], sums, (lo - a) // SUM_GROUP)
+            ready = hi // PLANE_BLOCK
+            _pack(blocks, rows, done, ready)
+            done = ready
+        scales[i] = np.float32(_total(sums) / max(b - a, 1))
+    rest = g.size - full * PLANE_BLOCK
+    if rest:
+        width = wire.size - rows.size
+        padded = np.full(8 * width, np.float32(-1))
+        padded[:rest] = pending[full * PLANE_BLOCK :]
+        _pack(padded.reshape(1, 8, width), wire[rows.size :].reshape(1, width), 0, 1)
 
 
 @kernel
@@ -72,33 +60,41 @@ def _step(g: Floats, pending: Floats, said: np.float32) -> None:
 
 
 @kernel
-def _sum(x: Floats, lanes: Doubles) -> float:
+def _sum(x: Floats, sums: Doubles, group: int) -> None:
+    """Adds the rows of 64 magnitudes one after another."""
     wide()
-    for j in range(64):
-        total = np.float64(np.abs(x[j]))
-        for i in range(1, 8):
-            total += np.float64(np.abs(x[j + 64 * i]))
-        lanes[j] = total
-    return _halve(lanes)
+    whole = x.size // 64
+    rows = x[: whole * 64].reshape(whole, 64)
+    for i in range(whole):
+        for j in range(64):
+            sums[group, j] += np.float64(np.abs(rows[i, j]))
+    for j in range(x.size - whole * 64):
+        sums[group, j] += np.float64(np.abs(x[whole * 64 + j]))
 
 
 @kernel
-def _halve(x: Doubles) -> float:
-    """Sum by adding halves onto halves, as if x were padded with zeros to a power of two; destroys x."""
+def _total(sums: Doubles) -> float:
+    """Adds halves onto halves as if padded with zeros to powers of two: first the groups, then the 64 lanes."""
     half = 1
-    while half * 2 < x.size:
+    while half * 2 < sums.shape[0]:
         half *= 2
     while half >= 1:
-        for j in range(min(half, x.size - half)):
-            x[j] += x[j + half]
+        for i in range(min(half, sums.shape[0] - half)):
+            for j in range(64):
+                sums[i, j] += sums[i + half, j]
         half //= 2
-    return x[0]
+    half = 32
+    while half >= 1:
+        for j in range(half):
+            sums[0, j] += sums[0, j + half]
+        half //= 2
+    return sums[0, 0]
 
 
 @kernel
-def _pack(x: Stack, wire: Rows) -> None:
+def _pack(x: Stack, wire: Rows, first: int, last: int) -> None:
     wide()
-    for b in range(wire.shape[0]):
+    for b in range(first, last):
         for j in range(wire.shape[1]):
             byte = np.uint8(0)
             for i in range(8):
@@ -109,12 +105,16 @@ def _pack(x: Stack, wire: Rows) -> None:
 @kernel
 def _accumulate(wire: Bytes, edges: Longs, units: Floats, out: Floats) -> None:
     wide()
+    rows = full_rows(wire, 1, out.size)
     codes = np.zeros(CHUNK, np.uint8)
+    blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
     segment = 0
     for lo in range(0, out.size, CHUNK):
         hi = min(lo + CHUNK, out.size)
         prefetch(out, hi, hi + CHUNK)
-        unpack_chunk(wire[lo // 8 :], 1, hi - lo, codes)
+        unpack(rows, lo // PLANE_BLOCK, 1, blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK)
+        if hi - lo < CHUNK:
+            unpack_tail(wire, 1, codes, out.size)
         a = lo
         while a < hi:
             while edges[segment + 1] <= a:

@@ -1,6 +1,8 @@
 """The hash, and stochastic rounding with it."""
 
-# pyright: basic
+# Triton's language is not typed Python.
+# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 import triton
 import triton.language as tl
 

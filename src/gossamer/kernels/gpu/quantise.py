@@ -1,6 +1,8 @@
 """Uniform levels per bucket."""
 
-# pyright: basic
+# Triton's language is not typed Python.
+# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 import torch
 import triton
 import triton.language as tl

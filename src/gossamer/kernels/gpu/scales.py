@@ -1,6 +1,8 @@
 """Magnitude per segment: each program folds a stretch into the segments it touches."""
 
-# pyright: basic
+# Triton's language is not typed Python.
+# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 import torch
 import triton
 import triton.language as tl

@@ -1,6 +1,8 @@
 """Base-3 coding."""
 
-# pyright: basic
+# Triton's language is not typed Python.
+# pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 import torch
 import triton
 import triton.language as tl
@@ -23,9 +25,7 @@ def encode(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, in
     return wire
 
 
-def levels(
-    x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], top: int, offset: int
-) -> Tensor:
+def levels(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], top: int, offset: int) -> Tensor:
     n, count = x.numel(), len(bounds) - 1
     out = torch.empty(n, dtype=torch.int8, device=x.device)
     if n:

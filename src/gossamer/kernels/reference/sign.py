@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.kernels.layout import PLANE_BLOCK
+from gossamer.kernels.layout import SUM_GROUP
 from gossamer.kernels.reference.planes import pack, spread, unpack
 
 
-def feedback(
-    g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]
-) -> tuple[Tensor, Tensor]:
+def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     said = spread(scales_prev, bounds)
     pending.sub_(torch.where(pending >= 0, said, -said)).add_(g)
     bits = (pending >= 0).to(torch.uint8)
@@ -36,17 +34,20 @@ def means(p: Tensor, bounds: tuple[int, ...]) -> Tensor:
 
 
 def _sum(x: Tensor) -> Tensor:
-    """Float64 sum in one order for all backends: 8 rows of 64 per block, then halves onto halves."""
-    rows = pad(x, (0, -x.numel() % PLANE_BLOCK)).double().view(-1, 8, 64)
+    """Float64 sum in one order for all backends.
+
+    Rows of 64 are added one after another within a group; then halves onto halves, of the groups and of the lanes.
+    """
+    rows = pad(x, (0, -x.numel() % SUM_GROUP)).double().view(-1, SUM_GROUP // 64, 64)
     lanes = rows[:, 0]
-    for i in range(1, 8):
+    for i in range(1, SUM_GROUP // 64):
         lanes = lanes + rows[:, i]
-    return _halve(_halve(lanes).view(1, -1))[0]
+    return _halve(_halve(lanes))
 
 
 def _halve(x: Tensor) -> Tensor:
-    x = pad(x, (0, (1 << (x.shape[1] - 1).bit_length()) - x.shape[1]))
-    while x.shape[1] > 1:
-        half = x.shape[1] // 2
-        x = x[:, :half] + x[:, half:]
-    return x[:, 0]
+    x = pad(x.T, (0, (1 << (x.shape[0] - 1).bit_length()) - x.shape[0])).T if x.dim() > 1 else x
+    while x.shape[0] > 1:
+        half = x.shape[0] // 2
+        x = x[:half] + x[half:]
+    return x[0]

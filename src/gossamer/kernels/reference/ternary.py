@@ -16,9 +16,7 @@ from gossamer.kernels.reference.planes import fold, spread, unfold
 from gossamer.kernels.reference.rounding import fixed_point
 
 
-def levels(
-    x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], top: int, offset: int
-) -> Tensor:
+def levels(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], top: int, offset: int) -> Tensor:
     fractions = hashing.fractions(x.numel(), key, offset, x.device)
     return ((fixed_point(x * spread(gains, bounds), top * ONE) + fractions) >> 23).to(torch.int8)
 

@@ -1,0 +1,137 @@
+"""attach: one line that gives a training loop a recipe."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from gossamer.core.errors import AttachError
+from gossamer.fabrics.torch import TorchFabric
+from gossamer.hosts import consensus
+from gossamer.hosts.communicator import Communicator, attached
+from gossamer.hosts.handshake import compare, fingerprint
+from gossamer.recipe import Recipe
+from gossamer.worker import Worker
+
+Buffers = Literal["average", "broadcast", "local"]
+
+
+def attach(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    recipe: str | Recipe,
+    process_group: "dist.ProcessGroup | DeviceMesh | None" = None,
+    *,
+    seed: int = 0,
+    deadline: float = 300.0,
+    buffers: Buffers | None = None,
+    scaler: Any = None,
+    find_unused_parameters: bool = False,
+    before_step: Callable[[], None] | None = None,
+    on_late: Callable[[int], None] | None = None,
+    measure_every: int = 0,
+) -> Communicator:
+    """Give a model and its optimizer a recipe; the training loop stays as it is.
+
+    All ranks compare their set-up first, and start from rank 0's parameters and buffers.
+
+    - `process_group`: a group or a one-dimensional DeviceMesh; None is the default group (or this process alone).
+    - `deadline`: seconds after which a missing rank is an error on all others.
+    - `buffers`: what becomes of float buffers (BatchNorm statistics) when parameters are averaged; asked for then.
+    - `scaler`: a GradScaler, so that memories are free of its scale and skipped steps are counted.
+    - `find_unused_parameters`: agree at every step on parameters no rank used, and leave them without gradient.
+    - `before_step`: called before every descent, also of missed updates under backup workers: clip gradients here then.
+    - `on_late`: told the step whose gradient was dropped (backup workers).
+    - `measure_every`: measure the compression error of every parameter at every so many steps.
+
+    >>> model = nn.Linear(2, 1)
+    >>> comm = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "terngrad")
+    >>> comm.recipe, comm.step
+    (scatter(ternary()), 0)
+    >>> comm.detach()
+    """
+    parsed = Recipe.of(recipe)
+    named = _trainable(model, optimizer)
+    _check_not_attached(model)
+    policy = _buffer_policy(model, parsed, buffers)
+    _check_backups(parsed, scaler)
+    group = process_group.get_group() if isinstance(process_group, DeviceMesh) else process_group
+    fabric = TorchFabric(group, deadline=deadline)
+    try:
+        worker = Worker(parsed, named, optimizer, fabric.rank, fabric.size, seed)
+        if worker.stand is not None and on_late is not None:
+            worker.stand.on_late = on_late
+        if fabric.size > 1:
+            extras = {"deadline": deadline, "buffers": policy, "find_unused_parameters": find_unused_parameters}
+            fabric.run(compare(worker, fingerprint(worker, extras)))
+            fabric.run(consensus.broadcast_model(model, worker))
+        comm = Communicator(
+            model,
+            optimizer,
+            worker,
+            fabric,
+            buffers=policy,
+            find_unused_parameters=find_unused_parameters,
+            scaler=scaler,
+            before_step=before_step,
+            measure_every=measure_every,
+        )
+        comm.install()
+    except BaseException:
+        fabric.close()
+        raise
+    return comm
+
+
+def _trainable(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    named: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not named:
+        raise AttachError("the model has no parameter that requires a gradient; there is nothing to train")
+    for name, p in named.items():
+        if not p.is_floating_point():
+            raise AttachError(
+                f"parameter {name!r} is {p.dtype}; only real floating-point parameters can be averaged: "
+                "freeze it with requires_grad_(False), or keep its real and imaginary parts apart"
+            )
+    stepped = {id(p) for g in optimizer.param_groups for p in g["params"]}
+    if not any(id(p) in stepped for p in named.values()):
+        raise AttachError(
+            "the optimizer holds none of the model's parameters; make it from model.parameters() of this very model"
+        )
+    return named
+
+
+def _check_not_attached(model: nn.Module) -> None:
+    if model in attached:
+        raise AttachError("this model is attached already; call detach() on its communicator first")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise AttachError(
+            "this model is wrapped in DistributedDataParallel, which would average it a second time: "
+            "attach the plain model, or use gossamer.ddp.register(ddp_model, recipe)"
+        )
+
+
+def _buffer_policy(model: nn.Module, recipe: Recipe, policy: Buffers | None) -> str:
+    if policy is not None:
+        if policy not in ("average", "broadcast", "local"):
+            raise AttachError(f"buffers must be 'average', 'broadcast' or 'local', got {policy!r}")
+        return policy
+    floating = [n for n, b in model.named_buffers() if b.is_floating_point() and b.numel()]
+    if floating and not recipe.schedule.averages_gradients:
+        raise AttachError(
+            f"the model has float buffers ({floating[0]}, ...), and under {recipe.schedule} they differ between ranks like "
+            "parameters do; say buffers='average', 'broadcast' (rank 0's) or 'local'"
+        )
+    return "consensus"
+
+
+def _check_backups(recipe: Recipe, scaler: Any) -> None:
+    from gossamer.core.contracts import Quorum
+
+    if isinstance(recipe.exchange, Quorum) and scaler is not None:
+        raise AttachError(
+            f"{recipe.exchange} with a GradScaler: a late rank would apply missed updates under another scale; use bf16"
+        )

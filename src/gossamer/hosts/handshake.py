@@ -1,0 +1,52 @@
+"""The handshake: before the first step all ranks compare what they are about to do."""
+
+import json
+from typing import Any
+
+import torch
+
+import gossamer
+from gossamer.core.errors import PeerError
+from gossamer.core.verbs import Program, all_gather_ragged
+from gossamer.worker import Worker
+
+LIMIT = 64 * 2**20
+
+
+def fingerprint(worker: Worker, extras: dict[str, Any]) -> dict[str, Any]:
+    """Everything two ranks must agree on, by name."""
+    facts: dict[str, Any] = {"gossamer": gossamer.__version__, "recipe": repr(worker.recipe), "seed": worker.seed}
+    facts |= extras
+    facts["number of parameters"] = len(worker.named)
+    for name, p in worker.named.items():
+        facts[f"parameter {name}"] = f"{str(p.dtype).removeprefix('torch.')} {tuple(p.shape)}"
+    facts["order of parameters"] = list(worker.named)
+    return facts
+
+
+def compare(worker: Worker, facts: dict[str, Any]) -> Program[None]:
+    """Gather all fingerprints as JSON; every rank raises the same error if any two differ."""
+    text = json.dumps(facts).encode()
+    device = next(iter(worker.named.values())).device
+    wire = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
+    answers = yield from all_gather_ragged(wire, LIMIT)
+    everyone = [json.loads(bytes(a.cpu().numpy())) for a in answers]
+    lines = differences(everyone)
+    if lines:
+        raise PeerError("the ranks are not set up alike:\n  " + "\n  ".join(lines) + "\nGive all ranks the same.")
+
+
+def differences(everyone: list[dict[str, Any]]) -> list[str]:
+    """What differs, one line each, and who has what; at most ten lines.
+
+    >>> differences([{"recipe": "a"}, {"recipe": "b"}, {"recipe": "a"}])
+    ["recipe: 'a' on rank(s) 0, 2; 'b' on rank(s) 1"]
+    """
+    lines = list[str]()
+    for key in dict.fromkeys(k for facts in everyone for k in facts):
+        holders = dict[str, list[str]]()
+        for rank, facts in enumerate(everyone):
+            holders.setdefault(repr(facts[key]) if key in facts else "missing", []).append(str(rank))
+        if len(holders) > 1:
+            lines.append(f"{key}: " + "; ".join(f"{v} on rank(s) {', '.join(r)}" for v, r in holders.items()))
+    return lines if len(lines) <= 10 else [*lines[:9], f"and {len(lines) - 9} more"]

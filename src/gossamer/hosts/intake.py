@@ -1,0 +1,57 @@
+"""The intake: gradients come in one by one during backward, and leave in channels, always in the same order."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block
+from gossamer.core.errors import AttachError
+from gossamer.worker import Worker
+
+
+class Intake:
+    """Collects gradients into flat buffers; a channel is launched when it and all before it are full."""
+
+    def __init__(self, worker: Worker, launch: Callable[[int, Tensor], None]) -> None:
+        self.worker, self.launch = worker, launch
+        self.flats = [c.empty() for c in worker.channels]
+        self.slots = dict[str, tuple[int, Tensor]]()
+        for i, (channel, flat) in enumerate(zip(worker.channels, self.flats, strict=True)):
+            for name, view in Block(flat, channel.layout).tensors():
+                self.slots[name] = i, view
+        self.sizes = [len(c.layout.segments) for c in worker.channels]
+        self.reset()
+
+    def reset(self) -> None:
+        self.arrived = set[str]()
+        self.missing = list(self.sizes)
+        self.next = 0
+
+    def take(self, name: str, gradient: Tensor) -> None:
+        """One parameter's gradient is ready."""
+        index, slot = self.slots[name]
+        if index < self.next:
+            raise AttachError(
+                f"the gradient of {name!r} came a second time in one backward, after it was sent; "
+                "with reentrant checkpointing use use_reentrant=False, and accumulate under comm.no_sync()"
+            )
+        slot.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+        if name not in self.arrived:
+            self.arrived.add(name)
+            self.missing[index] -= 1
+            self._launch_full()
+
+    def finish(self) -> list[str]:
+        """Backward is over: parameters it did not reach send what they have, or zero. Returns their names."""
+        unused = [name for name in self.slots if name not in self.arrived]
+        for name in unused:
+            grad = self.worker.named[name].grad
+            self.take(name, torch.zeros_like(self.slots[name][1]) if grad is None else grad)
+        self._launch_full()
+        return unused
+
+    def _launch_full(self) -> None:
+        while self.next < len(self.missing) and self.missing[self.next] == 0:
+            self.next += 1
+            self.launch(self.next - 1, self.flats[self.next - 1])

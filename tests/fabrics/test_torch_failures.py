@@ -1,0 +1,268 @@
+"""Whatever goes wrong on one rank, every rank hears of it in time, and learns who and where."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.gang import Gang, GangError
+
+from gossamer.core import verbs
+from gossamer.core.errors import GossamerError, PeerError
+from gossamer.core.verbs import AllToAll, Compute, Program
+from gossamer.fabrics.torch import TorchFabric
+
+pytestmark = pytest.mark.gang
+
+DEADLINE = 5.0
+
+
+def failure(fabric: TorchFabric, drive: Callable[[], Any]) -> tuple[str, str, float]:
+    """The error that a call raises, its kind, and the seconds that it took."""
+    begin = time.monotonic()
+    try:
+        drive()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - begin
+    finally:
+        fabric.close()
+    return "", "no error", time.monotonic() - begin
+
+
+def one_program_fails(rank: int, size: int) -> list[tuple[str, str, float]]:
+    fabric = TorchFabric(deadline=DEADLINE)
+
+    def program() -> Program[None]:
+        yield from verbs.all_reduce(torch.ones(3))
+        if rank == 1:
+            raise ValueError("the codec has a bug")
+        yield from verbs.all_gather(torch.zeros(3, dtype=torch.uint8))
+
+    first = fabric.start(program(), "block.7", step=12)
+    queued = fabric.start(verbs.all_reduce(torch.ones(3)), "block.8", step=12)
+    outcomes = [failure(fabric, lambda t=t: fabric.join(t)) for t in (first, queued)]
+    later = fabric.start(verbs.all_reduce(torch.ones(3)), "block.9", step=13)
+    return [*outcomes, failure(fabric, lambda: fabric.join(later))]
+
+
+def test_a_programs_error_is_raised_at_its_join_and_told_to_the_others(gang4: Gang) -> None:
+    for rank, outcomes in enumerate(gang4.run(one_program_fails)):
+        assert len({text for _, text, _ in outcomes}) == 1  # queued and later tickets fail with it, at once
+        kind, text, seconds = outcomes[0]
+        assert seconds < DEADLINE
+        if rank == 1:
+            assert (kind, text) == ("ValueError", "the codec has a bug")
+        else:
+            assert kind == "PeerError"
+            assert f"rank {rank} of 4: step 12, 'block.7', AllGather of 3 bytes" in text
+            assert "Rank 1 is at step 12, 'block.7'" in text
+            assert "ValueError: the codec has a bug" in text
+
+
+def handled(rank: int, size: int) -> list[Any]:
+    """What a program may catch: errors of its own requests that never reached the network."""
+    fabric = TorchFabric(deadline=DEADLINE)
+
+    def fails() -> None:
+        raise KeyError("gone")
+
+    def program() -> Program[list[str]]:
+        seen = list[str]()
+        for verb in (
+            Compute(fails, "work"),
+            verbs.AllReduce(torch.ones(3, dtype=torch.bool)),
+            verbs.AllGather(torch.ones(3)),
+            AllToAll([torch.zeros(1, dtype=torch.uint8)], [1, 2, 3]),
+            verbs.Send(size, torch.zeros(1, dtype=torch.uint8)),
+            verbs.Start(verbs.all_reduce(torch.ones(1)), lane="unknown"),
+        ):
+            try:
+                yield verb
+            except Exception as error:
+                seen.append(type(error).__name__)
+        later = yield from verbs.start(verbs.all_reduce(torch.ones(1)), "later")
+        try:
+            yield from verbs.join(later)
+        except RuntimeError as error:
+            seen.append(str(error))
+        return seen
+
+    seen = fabric.join(fabric.start(program()))
+    total = float(fabric.run(verbs.all_reduce(torch.ones(1))))
+    fabric.close()
+    return [*seen, total]
+
+
+def test_impossible_requests_are_refused_before_the_backend_sees_them(gang2: Gang) -> None:
+    deadlock = "lane 'comm' joins 'later', which waits behind it: a deadlock"
+    expected = ["KeyError", "TypeError", "TypeError", "ValueError", "ValueError", "ValueError", deadlock, 2.0]
+    assert gang2.run(handled) == [expected] * 2
+
+
+def mismatch(rank: int, size: int, kind: str, check: int) -> tuple[str, str, float]:
+    fabric = TorchFabric(deadline=2.0, check=check)
+    n = 100 if rank == size - 1 else 10
+    programs: dict[str, Program[Any]] = {
+        "verb": verbs.all_reduce(torch.ones(4)) if rank else verbs.all_gather(torch.zeros(16, dtype=torch.uint8)),
+        "size": verbs.all_reduce(torch.ones(n)),
+        "dtype": verbs.all_reduce(torch.ones(4, dtype=torch.int32 if rank else torch.float32)),
+        "wires": verbs.all_to_all([torch.zeros(n, dtype=torch.uint8)] * size, [n] * size),
+        "label": verbs.all_reduce(torch.ones(4)),
+    }
+    label = f"block.{rank % 2}" if kind == "label" else "block"
+    return failure(fabric, lambda: fabric.join(fabric.start(programs[kind], label, step=3)))
+
+
+@pytest.mark.parametrize("kind", ["verb", "size", "dtype", "wires", "label"])
+def test_ranks_that_disagree_learn_how(gang4: Gang, kind: str) -> None:
+    for rank, (name, text, seconds) in enumerate(gang4.run(mismatch, kind, 32)):
+        assert name == "PeerError"
+        assert f"rank {rank} of 4: step 3, 'block" in text
+        assert "the ranks are about to do different things" in text
+        assert "Rank " in text
+        assert seconds < 2.0
+
+
+def test_a_mismatch_is_explained_even_where_nothing_was_compared(gang2: Gang) -> None:
+    zero, one = gang2.run(mismatch, "verb", 0)
+    assert "Rank 1 is at step 3, 'block', AllReduce sum of 4 float32" in zero[1]
+    assert "Rank 0 is at step 3, 'block', AllGather of 16 bytes" in one[1]
+    assert max(zero[2], one[2]) < 2.0 + 2.0
+
+
+def never_comes(rank: int, size: int, check: int) -> tuple[str, str, float]:
+    fabric = TorchFabric(deadline=1.5, check=check)
+    outcome = "", "", 0.0
+    if rank != 1:
+        ticket = fabric.start(verbs.all_reduce(torch.ones(4)), "head", step=8)
+        outcome = failure(fabric, lambda: fabric.join(ticket))
+    else:
+        time.sleep(4.0)
+    fabric.close()
+    return outcome
+
+
+@pytest.mark.parametrize("check", [0, 32])
+def test_a_rank_that_does_not_come_is_named(gang4: Gang, check: int) -> None:
+    for rank, (name, text, seconds) in enumerate(gang4.run(never_comes, check)):
+        if rank != 1:
+            assert name == "PeerError"
+            assert "No word from rank 1:" in text
+            assert "step 8, 'head', AllReduce sum of 4 float32" in text
+            assert "16 bytes" in text
+            assert seconds < 1.5 + 2.0
+
+
+def lanes_differ(rank: int, size: int) -> str:
+    fabric = TorchFabric(deadline=DEADLINE)
+    try:
+        fabric.open_lane("one" if rank else "other")
+    except PeerError as error:
+        return str(error)
+    finally:
+        fabric.close()
+    return "no error"
+
+
+def test_lanes_are_opened_in_one_order(gang2: Gang) -> None:
+    for text in gang2.run(lanes_differ):
+        assert "opens lane 'one'" in text
+        assert "opens lane 'other'" in text
+
+
+def killed(rank: int, size: int, victim: int, kind: str) -> tuple[str, str, float]:
+    """One rank is killed in the middle of a step; the others are in a collective, or wait for a quorum."""
+    fabric = TorchFabric(deadline=DEADLINE, check=2)
+
+    def die() -> None:
+        if rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def collective() -> Program[None]:
+        for _ in range(4):
+            yield from verbs.all_reduce(torch.ones(1000))
+        yield Compute(die, "die")
+        yield from verbs.all_reduce(torch.ones(1000))
+
+    def waiting() -> Program[None]:
+        yield from verbs.all_reduce(torch.ones(1000))
+        yield Compute(die, "die")
+        yield from verbs.claim("step 5")
+        yield from verbs.closed("step 5", size)
+
+    program = collective() if kind == "collective" else waiting()
+    return failure(fabric, lambda: fabric.join(fabric.start(program, "embedding", step=5)))
+
+
+@pytest.mark.parametrize("kind", ["collective", "quorum"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_ends_every_other_in_time(kind: str, victim: int) -> None:
+    gang = Gang(3)
+    try:
+        outcomes = gang.run(killed, victim, kind, lost=[victim])
+    finally:
+        gang.close()
+    for rank, outcome in enumerate(outcomes):
+        if rank != victim:
+            name, text, seconds = outcome
+            assert name == "PeerError"
+            assert f"rank {rank} of 3: step 5, 'embedding'" in text
+            assert seconds < DEADLINE + 2.0
+            # Rank 0 hosts the store: with it gone nobody can ask where the others are.
+            assert ("No word from rank 2:" if victim else "The store does not answer") in text
+
+
+def frozen(rank: int, size: int, pid: int = 0) -> tuple[str, str, float] | None:
+    """The store's host stops without closing a connection, as behind a cut cable."""
+    fabric = TorchFabric(deadline=2.0, check=0)
+    pids = fabric.run(verbs.all_reduce(torch.tensor([os.getpid() if rank == 0 else 0])))
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return None
+    try:
+        return failure(fabric, lambda: fabric.run(verbs.all_reduce(torch.ones(4))))
+    finally:
+        os.kill(int(pids), signal.SIGKILL)
+
+
+def test_a_store_that_does_not_answer_holds_nobody_up() -> None:
+    gang = Gang(2)
+    try:
+        _, (name, text, seconds) = gang.run(frozen, lost=[0])
+    finally:
+        gang.close()
+    assert name == "PeerError"
+    assert "The store does not answer" in text
+    assert seconds < 2.0 + 2.0
+
+
+def test_closing_ends_what_waits() -> None:
+    fabric = TorchFabric()
+    waiting = fabric.start(verbs.closed("never", 1))
+    queued = fabric.start(verbs.all_reduce(torch.ones(1)))
+    begin = time.monotonic()
+    fabric.close()
+    fabric.close()
+    assert time.monotonic() - begin < 1.0
+    for ticket in (waiting, queued, fabric.start(verbs.all_reduce(torch.ones(1)))):
+        with pytest.raises(GossamerError, match="lane 'comm' was closed"):
+            fabric.join(ticket)
+
+
+def raises(rank: int, size: int) -> int:
+    if rank == 1:
+        raise ValueError("on purpose")
+    return rank
+
+
+def test_a_gang_shows_the_remote_traceback_and_starts_again() -> None:
+    gang = Gang(2)
+    try:
+        with pytest.raises(GangError, match=r"rank 1 of 2:(.|\n)*ValueError: on purpose"):
+            gang.run(raises)
+        assert gang.run(handled)[0][-1] == 2.0
+    finally:
+        gang.close()

@@ -1,0 +1,63 @@
+"""Wires are a format: these bytes may never change without a new version of it.
+
+`GOSSAMER_REGENERATE=1 pytest tests/kernels/test_golden.py` writes the files anew from the torch reference; do that
+only when the format is meant to change. Inputs come from the hash itself, so no random generator of torch matters.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from gossamer import kernels
+
+FILE = Path(__file__).parents[1] / "golden" / "kernels" / "wires.json"
+KEY = (0x01234567, 0x89ABCDEF)
+SIZES = (1, 5, 64, 321, 1000)
+
+
+def values(n: int) -> torch.Tensor:
+    """Heavy-tailed numbers with exact float32 arithmetic: hashed integers, cubed, some of them zero."""
+    whole = kernels.mix3(torch.arange(n), (7, 11)) % 201 - 100
+    return (whole**3).float() / 4096.0
+
+
+def wires() -> dict[str, str]:
+    found: dict[str, torch.Tensor] = {
+        "mix3": kernels.mix3(torch.arange(8), KEY).view(torch.uint8),
+        "mix3.wrap": kernels.mix3(torch.tensor([2**32 - 1, -1, 2**31]), KEY).view(torch.uint8),
+    }
+    for n in SIZES:
+        x, bounds = values(n), (0, n // 3, n)
+        scales = kernels.absmax(x, bounds)
+        found[f"absmax.{n}"] = scales.view(torch.uint8)
+        found[f"ternary.{n}"] = kernels.ternary_encode(x, bounds, scales, KEY, 3)
+        levels = kernels.ternary_levels(x, bounds, scales, KEY, 3)
+        found[f"lanes.{n}"] = kernels.lanes_pack(levels, 3, 4).view(torch.uint8)
+        for bits in range(1, 9):
+            norms = kernels.bucket_norms(x, 100, "max")
+            found[f"quantise{bits}.{n}"] = kernels.quantise_encode(x, bits, 100, norms, KEY, 3)
+        pending, said = torch.zeros(n), torch.zeros(2)
+        for _ in range(2):
+            wire, said = kernels.sign_feedback(x, pending, said, bounds)
+        found[f"sign.{n}"] = torch.cat([wire, said.view(torch.uint8)])
+        for dtype in (torch.bfloat16, torch.float16):
+            found[f"cast.{dtype}.{n}"] = kernels.cast_feedback(x, x / 3, dtype)
+        for part in (2, 10):
+            chosen = kernels.topk(x, -(-n // part))
+            found[f"indices{part}.{n}"] = kernels.index_encode(chosen, n)
+    return {name: bytes(wire.tolist()).hex() for name, wire in found.items()}
+
+
+@pytest.mark.parametrize("backend", [b for b in kernels.backends() if b != "triton"])
+def test_wires_are_those_of_the_golden_file(backend):
+    if os.environ.get("GOSSAMER_REGENERATE"):
+        with kernels.using("torch"):
+            FILE.write_text(json.dumps(wires(), indent=1) + "\n")
+    with kernels.using(backend):
+        found = wires()
+    golden = json.loads(FILE.read_text())
+    assert found.keys() == golden.keys()
+    assert [name for name in golden if found[name] != golden[name]] == []
