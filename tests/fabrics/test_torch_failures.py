@@ -156,6 +156,28 @@ def test_a_rank_that_does_not_come_is_named(gang4: Gang, check: int) -> None:
             assert seconds < 1.5 + 2.0
 
 
+def unread_letter(rank: int, size: int) -> list[tuple[str, str, float]]:
+    """A letter is on its way when the lane breaks."""
+    fabric = TorchFabric(deadline=2.0)
+
+    def program() -> Program[None]:
+        yield from verbs.send(1 - rank, torch.zeros(1_000_000, dtype=torch.uint8))
+        yield from verbs.all_reduce(torch.ones(1))
+        if rank == 0:
+            raise ValueError("stop here")
+        yield from verbs.all_reduce(torch.ones(1))
+
+    return [failure(fabric, lambda: fabric.join(fabric.start(program(), "gossip", step=2)))]
+
+
+def test_a_letter_on_its_way_does_not_hinder_the_end(gang2: Gang) -> None:
+    (zero,), (one,) = gang2.run(unread_letter)
+    assert zero[:2] == ("ValueError", "stop here")
+    assert one[0] == "PeerError"
+    assert one[2] < 4.0
+    assert "ValueError: stop here" in one[1]
+
+
 def lanes_differ(rank: int, size: int) -> str:
     fabric = TorchFabric(deadline=DEADLINE)
     try:

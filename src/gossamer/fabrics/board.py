@@ -33,14 +33,9 @@ class Board:
     def alone() -> "Board":
         return Board(HashStore(), 0, 1)
 
-    def fork(self, prefix: str) -> "Board":
-        """A board of its own under this one, over a connection of its own where torch has that (2.7 and later)."""
-        clone = getattr(self._store, "clone", None)
-        try:
-            store: Store = self._store if clone is None else clone()
-        except RuntimeError:  # not every store can be cloned
-            store = self._store
-        return Board(PrefixStore(prefix, store), self.rank, self.size)
+    def under(self, prefix: str) -> "Board":
+        """A part of this board; the connection is shared, since a second one can take seconds of name look-ups."""
+        return Board(PrefixStore(prefix, self._store), self.rank, self.size)
 
     def raise_flag(self, name: str, text: str) -> None:
         self._store.set(name, text)

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, ReduceOp, Send, Verb
+from gossamer.fabrics.outbox import Outbox
 
 _OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -32,12 +33,14 @@ class Channel:
         self.rank = rank
         self.size = size
         self._group = group
-        self._sending = list[tuple[Any, Tensor]]()  # isend does not keep its tensor alive on every backend
+        self._outbox = Outbox()
         self._own = deque[Tensor]()  # sent by this rank to itself
-        nccl = group is not None and dist.get_backend(group) == "nccl"
-        self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+        self._nccl = group is not None and dist.get_backend(group) == "nccl"
+        self._device = torch.device("cuda", torch.cuda.current_device()) if self._nccl else torch.device("cpu")
 
     def answer(self, verb: Crossing) -> Any:
+        if self._outbox.error is not None:
+            raise self._outbox.error
         match verb:
             case AllReduce(tensor, op):
                 return self._all_reduce(tensor, op)
@@ -50,20 +53,14 @@ class Channel:
             case Receive(source, length):
                 return self._receive(source, length)
 
-    def flush(self) -> None:
-        """Wait until everything sent has left."""
-        sending, self._sending = self._sending, []
-        for work, _ in sending:
-            work.wait()
-
-    def hang_up(self) -> None:
+    def hang_up(self, patience: float = 0.0, destroy: bool = True) -> None:
         """Close the connections, where that is known to be safe; peers that wait for this rank then fail at once.
 
         Only to be called where nothing is under way on this group. NCCL's way of closing waits for its peers.
         """
-        self._sending.clear()
+        self._outbox.close(patience)
         group, self._group = self._group, None
-        if group is not None and dist.is_initialized() and dist.get_backend(group) == "gloo":
+        if destroy and group is not None and dist.is_initialized() and dist.get_backend(group) == "gloo":
             with suppress(ValueError):  # the user has destroyed it already
                 dist.destroy_process_group(group)
 
@@ -101,7 +98,7 @@ class Channel:
         elif wire.numel():
             wire = wire.contiguous()
             work = dist.isend(wire, dst=self._global(to), group=self._group)
-            self._sending.append((work, wire))
+            self._outbox.put(work, wire, may_ask=self._nccl)
 
     def _receive(self, source: int, length: int) -> Tensor:
         if source == self.rank:

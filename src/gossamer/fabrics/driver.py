@@ -59,7 +59,6 @@ class NetworkDriver:
             try:
                 verb = program.send(answer) if error is None else program.throw(error)
             except StopIteration as stop:
-                self._channel.flush()
                 return stop.value
             ticket.verb, answer, error = verb, None, None
             try:

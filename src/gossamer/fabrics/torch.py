@@ -58,7 +58,7 @@ class TorchFabric:
             raise ValueError(f"there is a lane {name!r} already")
         self._await_all(name)
         channel = Channel(self._make_group(), self.rank, self.size)
-        board, tickets = self._board.fork(f"lane/{name}"), self._board.fork("tickets")
+        board, tickets = self._board.under(f"lane/{name}"), self._board.under("tickets")
         driver = NetworkDriver(self, channel, board, tickets, self._deadline, self._check)
         self._channels[name] = channel
         self._lanes[name] = Lane(name, driver, self._deadline)
@@ -105,8 +105,8 @@ class TorchFabric:
         # A group of some ranks only is named after its ranks: destroyed, its name would come back with stale keys.
         whole = self.size > 1 and dist.is_initialized() and self.size == dist.get_world_size()
         for name, lane in self._lanes.items():
-            if lane.close(patience=0.5) and whole:
-                self._channels[name].hang_up()
+            if lane.close(patience=0.5):
+                self._channels[name].hang_up(patience=0.5, destroy=whole)
 
     def note(self, verb: Verb, ticket: Running, seconds: float) -> None:
         """Write an answered request into the ledger; lanes share it."""
@@ -134,7 +134,7 @@ class TorchFabric:
         name = f"gossamer/{self._group.group_name}/{ranks[0]}"
         _made[name] += 1
         store = dist.distributed_c10d._get_default_store()
-        return Board(store, self.rank, self.size).fork(f"{name}/{_made[name]}")
+        return Board(store, self.rank, self.size).under(f"{name}/{_made[name]}")
 
     def _await_all(self, lane: str) -> None:
         """Making a group blocks without saying for whom; so meet first."""

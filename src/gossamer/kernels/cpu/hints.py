@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from llvmlite import ir
 from numba import types
@@ -13,8 +14,7 @@ from gossamer.kernels.cpu.compile import kernel
 _LINE = 64  # bytes per cache line
 
 
-@intrinsic
-def wide(context: Any) -> Any:
+def _wide(context: Any) -> Any:
     """Called in a kernel, asks LLVM for the widest vectors there are; for some hosts it prefers half of that.
 
     Measured on an AVX-512 Xeon: the hash-bound encoders run 1.5 times as fast.
@@ -29,6 +29,9 @@ def wide(context: Any) -> Any:
     return types.none(), generate
 
 
+wide = cast(Callable[[], None], intrinsic(_wide))
+
+
 @kernel
 def prefetch(x: Any, start: int, stop: int) -> None:
     """Asks for x[start:stop] to be brought near, while the kernel is still busy with the stretch before it.
@@ -39,8 +42,7 @@ def prefetch(x: Any, start: int, stop: int) -> None:
         _prefetch(x, index)
 
 
-@intrinsic
-def _prefetch(context: Any, x: Any, index: Any) -> Any:
+def _touch(context: Any, x: Any, index: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
         pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -52,3 +54,6 @@ def _prefetch(context: Any, x: Any, index: Any) -> Any:
         return context.get_dummy_value()
 
     return types.none(x, index), generate
+
+
+_prefetch = cast(Callable[[Any, int], None], intrinsic(_touch))

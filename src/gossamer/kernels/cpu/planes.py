@@ -75,9 +75,7 @@ def unpack_tail(wire: Bytes, bits: int, codes: Bytes, n: int) -> None:
 
 
 @kernel
-def _pack_plane(
-    codes: Rows, b: int, width: int, below: int, wire: Rows, row: int, at: int, length: int
-) -> None:
+def _pack_plane(codes: Rows, b: int, width: int, below: int, wire: Rows, row: int, at: int, length: int) -> None:
     wide()
     mask, down = np.uint8((1 << width) - 1), np.uint8(below)
     for j in range(length):
@@ -92,9 +90,7 @@ def _pack_plane(
 
 
 @kernel
-def _unpack_plane(
-    wire: Rows, row: int, at: int, length: int, width: int, below: int, codes: Rows, b: int
-) -> None:
+def _unpack_plane(wire: Rows, row: int, at: int, length: int, width: int, below: int, codes: Rows, b: int) -> None:
     wide()
     mask, up, keep = np.uint8((1 << width) - 1), np.uint8(below), np.uint8((1 << below) - 1)
     for i in range(8 // width):

@@ -55,8 +55,7 @@ def _encode(
         while a < hi:
             i = a // bucket
             b = min(hi, (i + 1) * bucket)
-            here = np.uint32(counter + np.uint32(a))
-            round_codes(x[a:b], gains[i], top, top, here, k1, codes[a - lo : b - lo])
+            round_codes(x, a, b, gains[i], top, top, counter, k1, codes, a - lo)
             a = b
         pack(blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK, bits, rows, lo // PLANE_BLOCK)
     pack_tail(codes, x.size, bits, wire)
@@ -80,13 +79,15 @@ def _accumulate(
         while a < hi:
             i = a // bucket
             b = min(hi, (i + 1) * bucket)
-            _add(out[a:b], codes[a - lo : b - lo], units[i], scale, shift)
+            _add(out, a, b, codes, a - lo, units[i], scale, shift)
             a = b
 
 
 @kernel
-def _add(out: Floats, codes: Bytes, unit: np.float32, scale: np.int32, shift: np.int32) -> None:
+def _add(
+    out: Floats, a: int, b: int, codes: Bytes, begin: int, unit: np.float32, scale: np.int32, shift: np.int32
+) -> None:
     wide()
-    for j in range(out.size):
-        level = np.int32(np.int32(np.int32(codes[j]) * scale) - shift)
-        out[j] += unit * np.float32(level)
+    for j in range(b - a):
+        level = np.int32(np.int32(np.int32(codes[np.uint64(begin + j)]) * scale) - shift)
+        out[np.uint64(a + j)] += unit * np.float32(level)

@@ -11,14 +11,27 @@ from gossamer.kernels.cpu.hints import wide
 
 @kernel
 def round_codes(
-    x: Floats, gain: np.float32, top: np.int32, base: np.int32, counter: np.uint32, k1: np.uint32, out: Bytes
+    x: Floats,
+    a: int,
+    b: int,
+    gain: np.float32,
+    top: np.int32,
+    base: np.int32,
+    start: np.uint32,
+    k1: np.uint32,
+    out: Bytes,
+    begin: int,
 ) -> None:
-    """out = (clamp(int32(x * gain), -top, top) + base + fraction) >> 23; NaN ends at the top."""
+    """out[begin:] = (clamp(int32(x[a:b] * gain), -top, top) + base + fraction) >> 23; NaN ends at the top.
+
+    Ranges instead of slices, which count references; unsigned indices, which need no code for negative ones.
+    """
     wide()
     limit = np.float32(top)
-    for j in range(x.size):
-        fixed = np.float32(x[j] * gain)
+    counter = np.uint32(start + np.uint32(a))
+    for j in range(b - a):
+        fixed = np.float32(x[np.uint64(a + j)] * gain)
         fixed = fixed if fixed < limit else limit
         fixed = fixed if fixed > -limit else -limit
         random = fraction(np.uint32(counter + np.uint32(j)), k1)
-        out[j] = np.uint8(np.int32(np.int32(np.int32(fixed) + base) + random) >> np.int32(23))
+        out[np.uint64(begin + j)] = np.uint8(np.int32(np.int32(np.int32(fixed) + base) + random) >> np.int32(23))

@@ -11,6 +11,8 @@ from gossamer.kernels.cpu.hints import prefetch, wide
 from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, unpack, unpack_tail
 from gossamer.kernels.layout import PLANE_BLOCK, SUM_GROUP, edges, plane_bytes
 
+_CHUNK = SUM_GROUP // 4  # both vectors' chunks, and the next ones on their way, fit into L1
+
 
 def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     wire = room(plane_bytes(g.numel(), 1))
@@ -33,10 +35,10 @@ def _feedback(g: Floats, pending: Floats, said: Floats, edges: Longs, wire: Byte
     for i in range(said.size):
         a, b = edges[i], edges[i + 1]
         sums = np.zeros((max(-(-(b - a) // SUM_GROUP), 1), 64), np.float64)
-        for lo in range(a, b, SUM_GROUP):
-            hi = min(lo + SUM_GROUP, b)
-            prefetch(g, hi, hi + SUM_GROUP)
-            prefetch(pending, hi, hi + SUM_GROUP)
+        for lo in range(a, b, _CHUNK):
+            hi = min(lo + _CHUNK, b)
+            prefetch(g, hi, hi + _CHUNK)
+            prefetch(pending, hi, hi + _CHUNK)
             _step(g[lo:hi], pending[lo:hi], said[i])
             _sum(pending[lo:hi], sums, (lo - a) // SUM_GROUP)
             ready = hi // PLANE_BLOCK
@@ -120,12 +122,12 @@ def _accumulate(wire: Bytes, edges: Longs, units: Floats, out: Floats) -> None:
             while edges[segment + 1] <= a:
                 segment += 1
             b = min(hi, edges[segment + 1])
-            _add(out[a:b], codes[a - lo : b - lo], units[segment])
+            _add(out, a, b, codes, a - lo, units[segment])
             a = b
 
 
 @kernel
-def _add(out: Floats, codes: Bytes, unit: np.float32) -> None:
+def _add(out: Floats, a: int, b: int, codes: Bytes, begin: int, unit: np.float32) -> None:
     wide()
-    for j in range(out.size):
-        out[j] += unit if codes[j] else -unit
+    for j in range(b - a):
+        out[np.uint64(a + j)] += unit if codes[np.uint64(begin + j)] else -unit

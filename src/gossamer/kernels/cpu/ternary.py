@@ -44,8 +44,7 @@ def _levels(
         for a in range(edges[i], edges[i + 1], _CHUNK):
             b = min(a + _CHUNK, edges[i + 1])
             prefetch(x, b, b + _CHUNK)
-            here = np.uint32(counter + np.uint32(a))
-            round_codes(x[a:b], gains[i], top, np.int32(0), here, k1, out[a:b])
+            round_codes(x, a, b, gains[i], top, np.int32(0), counter, k1, out, a)
 
 
 @kernel
@@ -65,8 +64,7 @@ def _encode(x: Floats, edges: Longs, gains: Floats, counter: np.uint32, k1: np.u
             while edges[segment + 1] <= a:
                 segment += 1
             b = min(hi, edges[segment + 1])
-            here = np.uint32(counter + np.uint32(a))
-            round_codes(x[a:b], gains[segment], one, one, here, k1, trits[a - lo : b - lo])
+            round_codes(x, a, b, gains[segment], one, one, counter, k1, trits, a - lo)
             a = b
         _fold(blocks, (hi - lo) // TERNARY_BLOCK, rows, lo // TERNARY_BLOCK)
     rest = x.size - full * TERNARY_BLOCK
@@ -122,12 +120,13 @@ def _accumulate(wire: Bytes, edges: Longs, units: Floats, out: Floats) -> None:
             while edges[segment + 1] <= a:
                 segment += 1
             b = min(hi, edges[segment + 1])
-            _add(out[a:b], trits[a - lo : b - lo], units[segment])
+            _add(out, a, b, trits, a - lo, units[segment])
             a = b
 
 
 @kernel
-def _add(out: Floats, trits: Bytes, unit: np.float32) -> None:
+def _add(out: Floats, a: int, b: int, trits: Bytes, begin: int, unit: np.float32) -> None:
     wide()
-    for j in range(out.size):
-        out[j] += unit * np.float32(np.int32(trits[j]) - np.int32(1))
+    for j in range(b - a):
+        trit = np.int32(np.int32(trits[np.uint64(begin + j)]) - np.int32(1))
+        out[np.uint64(a + j)] += unit * np.float32(trit)

@@ -1,0 +1,1 @@
+"""Floor 1: real models on real data, small enough for two cores."""

@@ -1,0 +1,77 @@
+"""Law 1: replicas that should be equal are bit-equal on every rank, at every step."""
+
+import pytest
+import torch
+from tests.worker import fleet
+from tests.worker.gym import anchors, bit_equal, make, noise, on_all, parameters, pull, train
+
+SIZES = [1, 2, 3, 4, 8]
+STEPS = 7
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("recipe", fleet.SYNCHRONOUS)
+def test_synchronous_replicas_are_bit_equal_after_every_step(recipe: str, size: int) -> None:
+    ranks = make(recipe, size)
+    start = parameters(ranks)[0]
+    for _ in range(STEPS):
+        train(ranks, pull, steps=1)
+        assert bit_equal(parameters(ranks))
+    assert not bit_equal([start, parameters(ranks)[0]])
+    assert parameters(ranks)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.parametrize("recipe", fleet.QUORUM)
+def test_backup_workers_hold_equal_replicas_after_every_step(recipe: str, size: int) -> None:
+    ranks = make(recipe, size)
+    for _ in range(STEPS):
+        train(ranks, pull, steps=1)
+        assert bit_equal(parameters(ranks))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("recipe", fleet.LOCAL)
+def test_local_replicas_meet_at_every_round_and_anchors_never_part(recipe: str, size: int) -> None:
+    ranks = make(recipe, size)
+    for step in range(1, STEPS + 1):
+        train(ranks, pull, steps=1)
+        assert bit_equal([anchors(r) for r in ranks])
+        assert bit_equal(parameters(ranks)) == (size == 1 or step % 3 == 0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("recipe", fleet.OVERLAP)
+def test_overlapping_replicas_share_their_anchor_and_velocity(recipe: str, size: int) -> None:
+    ranks = make(recipe, size)
+    for _ in range(3 * STEPS):
+        train(ranks, pull, steps=1)
+        for key in ("anchor", "velocity"):
+            held = [torch.cat([c.states["schedule"].get(key, c.empty()) for c in r.worker.channels]) for r in ranks]
+            assert bit_equal(held)
+
+
+def push_apart(model: torch.nn.Module, rank: int, step: int) -> float:
+    """Gradients that do not depend on the model, so that the sum of all models is known in advance."""
+    for i, p in enumerate(model.parameters()):
+        p.grad = noise(i, rank, step, numel=p.numel()).view(p.shape) + rank
+    return 0.0
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("recipe", fleet.GOSSIP)
+def test_gossip_moves_the_sum_of_models_as_the_sum_of_gradients_does(recipe: str, size: int) -> None:
+    ranks, twins = make(recipe, size), make("allreduce", size)
+    train(twins, push_apart, STEPS)
+    train(ranks, push_apart, STEPS)
+    on_all(ranks, lambda w: w.land_mix(w.recipe.exchange))
+    mean = sum(torch.cat(r.worker.parameters()) for r in ranks) / size
+    weights = sum(float(c.states["mixer"].get("w", 1.0)) for r in ranks for c in r.worker.channels)
+    assert weights == pytest.approx(size * len(ranks[0].worker.channels), rel=1e-6)
+    torch.testing.assert_close(mean, torch.cat(twins[0].worker.parameters()), rtol=1e-5, atol=1e-5)
+
+
+def test_more_micro_batches_than_one_leave_replicas_equal() -> None:
+    ranks = make("qsgd + every_step(micro_batches=3, rate=3.0)", 3)
+    train(ranks, pull, 4)
+    assert bit_equal(parameters(ranks))

@@ -1,0 +1,78 @@
+"""The recipes that stand before every law of training."""
+
+from gossamer.recipe import Recipe
+
+SMALL = " + bucket(0.001)"  # several channels even on a small model
+
+SYNCHRONOUS = [  # replicas are equal after every step
+    "allreduce",
+    "bf16",
+    "fp16",
+    "allreduce(bf16())",
+    "gather(fp32())",
+    "terngrad",
+    "terngrad(levels=7)" + SMALL,
+    "allreduce(ternary())",
+    "qsgd",
+    "qsgd(bits=1, bucket=8)" + SMALL,
+    "gather(qsgd(bits=2, bucket=16, norm='l2'))",
+    "scatter(qsgd(bits=8, bucket=16)) + error_feedback(units='update')",
+    "topk(ratio=0.1)" + SMALL,
+    "topk(ratio=0.1, scope='global')",
+    "gather(topk(ratio=0.2, index='rice')) + error_feedback(decay=0.9)",
+    "scatter(topk(ratio=0.2)) + error_feedback()",
+    "scatter(topk(ratio=0.2, index='rice')) + error_feedback()" + SMALL,
+    "powersgd",
+    "powersgd(rank=1)" + SMALL,
+    "diana(bits=4, bucket=16)",
+    "diana(momentum=0.5, l1=0.01)" + SMALL,
+    "scatter(qsgd(bits=4, bucket=16)) + diana()" + SMALL,
+    "powersgd + rule('ndim < 2', allreduce(fp32())) + rule('name == \"turned\"', gather(topk(ratio=0.5)), "
+    "error_feedback())",
+    "gather(topk(ratio=0.3)) + error_feedback() + rule('ndim < 1', gather(qsgd(bits=8)), error_feedback())",
+    "accordion(epoch=2, mild=3, harsh=1, interval=1, threshold=0.1)" + SMALL,
+    "accordion_qsgd(epoch=2, interval=1, threshold=0.1)",
+    "gather(topk(ratio=0.9)) + error_feedback()"
+    " + accordion(gather(topk(ratio=0.9)), gather(topk(ratio=0.1)), 2, interval=1, threshold=0.1)",
+    "scatter(qsgd(bits=8, bucket=16)) + diana()"
+    " + accordion(scatter(qsgd(bits=8, bucket=16)), scatter(qsgd(bits=4, bucket=16)), 2, interval=1, threshold=0.1)",
+    "accordion_batch(epoch=2, factor=4, interval=1, threshold=10.0)",
+]
+
+QUORUM = ["backup", "first(backups=1, over=scatter(qsgd()))", "first(backups=1, over=scatter(ternary()))"]
+
+LOCAL = [  # replicas are equal after every third step; anchors always are
+    "local_sgd(3)",
+    "slowmo(3)",
+    "slowmo(3)" + SMALL,
+    "scatter(qsgd(bits=4, bucket=16)) + slowmo(3, beta=0.5, buffers='reset')",
+    "powersgd + slowmo(3, buffers='average')",
+    "topk(ratio=0.1) + slowmo(3, by_lr=False)",
+    "diana(bits=4, bucket=16) + local_sgd(3)",
+    "slowmo_sgp(3)",
+    "allreduce + slowmo(3, inner=push_sum(ring()))" + SMALL,
+    "accordion_qsgd(epoch=3, interval=1, threshold=0.1) + local_sgd(3)",
+]
+
+OVERLAP = [  # replicas differ; anchors are equal
+    "overlap_local_sgd(3)",
+    "scatter(qsgd(bits=4, bucket=16)) + overlap_local_sgd(3)" + SMALL,
+    "topk(ratio=0.1) + overlap_local_sgd(3, beta=0.0)",
+]
+
+GOSSIP = [  # replicas differ; only sums are kept
+    "sgp",
+    "sgp(every=3)",
+    "sgp(topology=ring())" + SMALL,
+    "sgp(topology=exponential(count=2))",
+    "sgp(topology=complete())",
+    "osgp",
+    "osgp(every=3)",
+]
+
+ALL = [*SYNCHRONOUS, *QUORUM, *LOCAL, *OVERLAP, *GOSSIP]
+
+
+def smallest(recipe: str) -> int:
+    """The fewest ranks a recipe can run on."""
+    return 1 + getattr(Recipe.of(recipe).exchange, "backups", 0)

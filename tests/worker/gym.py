@@ -1,0 +1,167 @@
+"""A small awkward model, ways to train it on the simulator, and ways to look inside."""
+
+import io
+from collections.abc import Callable, Sequence
+
+import torch
+from gossamer.core.block import Block
+from gossamer.core.verbs import Program
+from gossamer.fabrics.sim import Network, simulate
+from gossamer.recipe import Recipe
+from gossamer.simulate import Replica, replicas, train
+from gossamer.worker import Channel, Worker, checkpoint
+from torch import Tensor, nn
+
+Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+class Odd(nn.Module):
+    """Odd sizes, a transposed parameter, an empty one, one whose gradient is always zero, and a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        dice = torch.Generator().manual_seed(1)
+        self.matrix = nn.Parameter(torch.randn(17, 13, generator=dice))
+        self.turned = nn.Parameter(torch.randn(12, 10, generator=dice).t())
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+        self.still = nn.Parameter(torch.randn(5, generator=dice))
+        self.bias = nn.Parameter(torch.randn(7, generator=dice))
+        self.scale = nn.Parameter(torch.randn((), generator=dice))
+
+
+class Flat(nn.Module):
+    """One vector of parameters, in double precision unless said otherwise."""
+
+    def __init__(self, numel: int = 5, dtype: torch.dtype = torch.float64, start: float = 1.0) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.linspace(-start, start, numel, dtype=dtype))
+
+
+def noise(*key: int, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Normal numbers that follow from the key alone."""
+    seed = 0
+    for k in key:
+        seed = (seed * 1_000_003 + k + 17) % (2**31)
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def pull(model: nn.Module, rank: int, step: int) -> float:
+    """Gradients of 1/2 |x - target_rank|^2 with noise; the empty parameter gets none, the still one zero."""
+    loss = 0.0
+    for i, (name, p) in enumerate(model.named_parameters()):
+        if not p.numel():
+            continue
+        target = noise(i, rank, numel=p.numel()).view(p.shape)
+        gradient = p.detach() - target + 0.1 * noise(i, rank, step, numel=p.numel()).view(p.shape)
+        p.grad = torch.zeros_like(p) if name == "still" else gradient
+        loss += float((p.detach() - target).square().sum()) / 2
+    return loss
+
+
+def spoiled(at: Sequence[tuple[int, int]], value: float) -> Callable[[nn.Module, int, int], float]:
+    """`pull`, but at these (rank, step) one element of a gradient is `value`."""
+
+    def backward(model: nn.Module, rank: int, step: int) -> float:
+        loss = pull(model, rank, step)
+        if (rank, step) in at:
+            gradient = model.get_parameter("matrix").grad
+            assert gradient is not None
+            gradient[step % 17, 3] = value
+        return loss
+
+    return backward
+
+
+def sgd(lr: float = 0.05, momentum: float = 0.9) -> Optimizer:
+    return lambda model: torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+
+
+def make(recipe: "str | Recipe", size: int, model: Callable[[], nn.Module] = Odd, optimizer: Optimizer | None = None):
+    return replicas(recipe, model, optimizer or sgd(), size, seed=3)
+
+
+def parameters(ranks: Sequence[Replica]) -> list[Tensor]:
+    return [r.flat().clone() for r in ranks]
+
+
+def bit_equal(tensors: Sequence[Tensor]) -> bool:
+    """Every bit, the sign of zero and the payload of NaN included."""
+    raw = [t.contiguous().view(-1).view(torch.uint8) for t in tensors]
+    return all(torch.equal(raw[0], other) for other in raw[1:])
+
+
+def anchors(rank: Replica) -> Tensor:
+    return torch.cat([c.states["schedule"]["anchor"] for c in rank.worker.channels])
+
+
+def remembered(worker: Worker, *roles: str) -> dict[str, Tensor]:
+    """Copies of what a worker remembers in these roles, by channel and key."""
+    return {
+        f"{i}/{role}/{key}": tensor.clone()
+        for i, c in enumerate(worker.channels)
+        for role in roles or ("memory", "exchange")
+        for key, tensor in c.states[role].items()
+    }
+
+
+def same_memory(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(bit_equal([a[k], b[k]]) for k in a)
+
+
+def by_name(channels: Sequence[Channel], role: str, key: str) -> dict[str, Tensor]:
+    """One state entry, cut up by parameter."""
+    out = dict[str, Tensor]()
+    for c in channels:
+        if key in c.states[role]:
+            out |= {n: t.clone() for n, t in Block(c.states[role][key], c.layout).tensors()}
+    return out
+
+
+def on_all(ranks: Sequence[Replica], program: Callable[[Worker], Program[None]]) -> None:
+    simulate([program(r.worker) for r in ranks])
+
+
+def saved(ranks: Sequence[Replica]) -> list[bytes]:
+    """Files as a user would write them: parameters, optimizer and worker of every rank."""
+    on_all(ranks, Worker.quiesce)
+    files = list[bytes]()
+    for r in ranks:
+        file = io.BytesIO()
+        torch.save(
+            {"model": r.model.state_dict(), "opt": r.optimizer.state_dict(), "comm": checkpoint.save(r.worker)}, file
+        )
+        files.append(file.getvalue())
+    return files
+
+
+def resumed(recipe: "str | Recipe", files: Sequence[bytes], **options) -> list[Replica]:
+    ranks = make(recipe, len(files), **options)
+    for r, file in zip(ranks, files, strict=True):
+        content = torch.load(io.BytesIO(file), weights_only=True)
+        r.model.load_state_dict(content["model"])
+        r.optimizer.load_state_dict(content["opt"])
+        checkpoint.load(r.worker, content["comm"])
+    return ranks
+
+
+__all__ = [
+    "Flat",
+    "Network",
+    "Odd",
+    "Replica",
+    "anchors",
+    "bit_equal",
+    "by_name",
+    "make",
+    "noise",
+    "on_all",
+    "parameters",
+    "pull",
+    "remembered",
+    "resumed",
+    "same_memory",
+    "saved",
+    "sgd",
+    "spoiled",
+    "train",
+]
