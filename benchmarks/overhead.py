@@ -50,20 +50,23 @@ def main() -> None:
     names = ["compute", "ddp", *args.recipes]
     steps = {n: contender(n) for n in names}
     times: dict[str, list[float]] = {n: [] for n in names}
-    for r in range(args.rounds + 1):
+    cpu: dict[str, list[float]] = {n: [] for n in names}  # of this rank; steadier than the clock on a shared machine
+    for r in range(args.rounds + 2):
         for name in names:
             dist.barrier()
             for _ in range(args.steps):
-                begin = time.perf_counter()
+                begin, used = time.perf_counter(), time.process_time()
                 steps[name]()
-                if r:  # the first round compiles and warms up
+                if r > 1:  # the first rounds compile and warm up
                     times[name].append(time.perf_counter() - begin)
+                    cpu[name].append(time.process_time() - used)
     if dist.get_rank() == 0:
         medians = {n: 1000 * statistics.median(t) for n, t in times.items()}
         rows = [
             {
                 "recipe": n,
                 "step_ms": round(m, 1),
+                "cpu_ms": round(1000 * statistics.median(cpu[n]), 1),
                 "low_ms": round(1000 * min(times[n]), 1),
                 "high_ms": round(1000 * max(times[n]), 1),
                 "ratio_to_ddp": round(m / medians["ddp"], 3),

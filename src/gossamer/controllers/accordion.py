@@ -47,10 +47,13 @@ class Accordion(Controller):
         require(self.drop > 1, f"accordion: drop must be above 1, got {self.drop}; 2 means 'halved or less'")
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
-        if rate_dropped(facts, state, self.drop):
-            return self._route(recipe, state, {_name(k): True for k in state if k.startswith("mild:")})
         verdict = EpochWatch(self.epoch, self.interval, self.threshold).watch(facts, state)
-        return recipe if verdict is None else self._route(recipe, state, verdict)
+        if rate_dropped(facts, state, self.drop):
+            judged = {_name(k) for k in state if k.startswith("mild:")}
+            verdict = dict.fromkeys(sorted(judged | set(verdict or {})), True)
+        if verdict is None and recipe.exchange == self.mild:
+            return recipe
+        return self._route(recipe, state, verdict or {})
 
     def _route(self, recipe: Any, state: State, verdict: dict[str, bool]) -> Any:
         for name, mild in verdict.items():

@@ -21,27 +21,32 @@ class EpochWatch:
     def watch(self, facts: Facts, state: State) -> dict[str, bool] | None:
         """At the end of a watched epoch after the first: which parameters are in a critical regime."""
         epoch, position = divmod(facts.step - 1, self.epoch)
+        begun = state.get("epoch")
+        # Where an epoch's last step was skipped, or averaged nothing, its verdict comes with the next step that does.
+        late = self._close(state) if begun is not None and int(begun) != epoch else None
         if epoch % self.interval:
-            return None
-        accumulate(facts.blocks, state, fresh=position == 0)
-        if position != self.epoch - 1:
-            return None
+            return late
+        accumulate(facts.blocks, state)
+        state["epoch"] = torch.tensor(epoch)
+        return self._close(state) if position == self.epoch - 1 else late
+
+    def _close(self, state: State) -> dict[str, bool] | None:
         verdict = dict[str, bool]()
         for name, norm in norms(state).items():
             old = state.get(f"old:{name}")
             state[f"old:{name}"] = torch.tensor(norm, dtype=torch.float64)
             if old is not None:
                 verdict[name] = critical(float(old), norm, self.threshold)
-        for key in [k for k in state if k.startswith("delta:")]:
+        for key in [k for k in state if k.startswith("delta:") or k == "epoch"]:
             del state[key]
         return verdict or None
 
 
-def accumulate(blocks: Sequence[Block], state: State, fresh: bool) -> None:
+def accumulate(blocks: Sequence[Block], state: State) -> None:
     for block in blocks:
         for name, gradient in block.tensors():
             key = f"delta:{name}"
-            state[key] = gradient.clone() if fresh or key not in state else state[key] + gradient
+            state[key] = state[key] + gradient if key in state else gradient.clone()
 
 
 def norms(state: Mapping[str, Tensor]) -> dict[str, float]:

@@ -2,8 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,25 +17,23 @@ _OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX,
 _FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 _SUMMABLE = _FLOATS | {torch.int32, torch.int64, torch.uint8, torch.int8}
 
-# The first name appeared in torch 2.13, which warns at the second.
-_all_gather: Any = getattr(
-    dist, "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
-)
-
 Crossing = AllReduce | AllGather | AllToAll | Send | Receive
 
 
 class Channel:
-    """Blocking, straight-line calls on one process group; with a single rank nothing reaches a backend."""
+    """Blocking, straight-line calls on one process group; with a single rank nothing reaches a backend.
 
-    def __init__(self, group: dist.ProcessGroup | None, rank: int, size: int) -> None:
+    The group's own methods are called, not the functions around them: those rename themselves from version to version,
+    and know only groups that are registered.
+    """
+
+    def __init__(self, group: Any, rank: int, size: int, device: torch.device) -> None:
         self.rank = rank
         self.size = size
         self._group = group
-        self._outbox = Outbox()
+        self._device = device
+        self._outbox = Outbox(may_ask=device.type == "cuda")
         self._own = deque[Tensor]()  # sent by this rank to itself
-        self._nccl = group is not None and dist.get_backend(group) == "nccl"
-        self._device = torch.device("cuda", torch.cuda.current_device()) if self._nccl else torch.device("cpu")
 
     def answer(self, verb: Crossing) -> Any:
         if self._outbox.error is not None:
@@ -53,21 +50,20 @@ class Channel:
             case Receive(source, length):
                 return self._receive(source, length)
 
-    def hang_up(self, patience: float = 0.0, destroy: bool = True) -> None:
-        """Close the connections, where that is known to be safe; peers that wait for this rank then fail at once.
+    def hang_up(self, patience: float) -> None:
+        """Let go of the group; a gloo group then closes its connections, and peers that wait for it fail at once.
 
-        Only to be called where nothing is under way on this group. NCCL's way of closing waits for its peers.
+        Only to be called where no collective is under way on it. Letters get some time to leave.
         """
         self._outbox.close(patience)
-        group, self._group = self._group, None
-        if destroy and group is not None and dist.is_initialized() and dist.get_backend(group) == "gloo":
-            with suppress(ValueError):  # the user has destroyed it already
-                dist.destroy_process_group(group)
+        self._group = None
 
     def _all_reduce(self, tensor: Tensor, op: ReduceOp) -> Tensor:
         if self.size > 1 and tensor.numel():
             flat = tensor.contiguous()
-            dist.all_reduce(flat, _OPS[op], group=self._group)
+            options = dist.AllreduceOptions()
+            options.reduceOp = _OPS[op]
+            self._group.allreduce([flat], options).wait()
             if flat is not tensor:
                 tensor.copy_(flat)
         return tensor
@@ -76,7 +72,7 @@ class Channel:
         if self.size == 1 or wire.numel() == 0:
             return [wire] * self.size
         out = wire.new_empty(self.size * wire.numel())
-        _all_gather(out, wire.contiguous(), group=self._group)
+        self._group._allgather_base(out, wire.contiguous()).wait()
         return list(out.split(wire.numel()))
 
     def _all_to_all(self, wires: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
@@ -87,7 +83,7 @@ class Channel:
         back = [0 if j == self.rank else n for j, n in enumerate(lengths)]
         parcel = torch.cat([w for j, w in enumerate(wires) if j != self.rank])
         out = parcel.new_empty(sum(back))
-        dist.all_to_all_single(out, parcel, back, there, group=self._group)
+        self._group.alltoall_base(out, parcel, back, there).wait()
         answer = list(out.split(back))
         answer[self.rank] = wires[self.rank]
         return answer
@@ -97,8 +93,7 @@ class Channel:
             self._own.append(wire)
         elif wire.numel():
             wire = wire.contiguous()
-            work = dist.isend(wire, dst=self._global(to), group=self._group)
-            self._outbox.put(work, wire, may_ask=self._nccl)
+            self._outbox.put(self._group.send([wire], to, 0), wire)
 
     def _receive(self, source: int, length: int) -> Tensor:
         if source == self.rank:
@@ -108,11 +103,8 @@ class Channel:
         # Zeroed, because gloo takes a shorter message without a word and leaves the rest as it was.
         out = torch.zeros(length, dtype=torch.uint8, device=self._device)
         if length:
-            dist.recv(out, src=self._global(source), group=self._group)
+            self._group.recv([out], source, 0).wait()
         return out
-
-    def _global(self, rank: int) -> int:
-        return dist.get_global_rank(cast(dist.ProcessGroup, self._group), rank)
 
 
 def refuse(verb: Verb, size: int, rank: int) -> None:

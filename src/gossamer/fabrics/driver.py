@@ -162,7 +162,7 @@ class NetworkDriver:
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         if inside:
-            self._channel.hang_up()  # wakes the peers that wait for us
+            self._channel.hang_up(patience=0.0)  # wakes the peers that wait for us
         if own:
             return error
         asking.join(_PATIENCE + 0.5)

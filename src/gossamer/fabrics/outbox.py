@@ -16,14 +16,15 @@ class Outbox:
     does that. NCCL can be asked, and its waiting would hold up a stream.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, may_ask: bool) -> None:
+        self._may_ask = may_ask
         self.error: RuntimeError | None = None
         self._letters = SimpleQueue[tuple[Any, Tensor]]()
         self._thread: threading.Thread | None = None
         self._queued = deque[tuple[Any, Tensor]]()
 
-    def put(self, work: Any, wire: Tensor, may_ask: bool) -> None:
-        if may_ask:
+    def put(self, work: Any, wire: Tensor) -> None:
+        if self._may_ask:
             while self._queued and self._queued[0][0].is_completed():
                 self._queued.popleft()
             self._queued.append((work, wire))

@@ -49,10 +49,14 @@ class Network:
 
     def seconds(self, verb: Verb, size: int) -> float:
         """What a request costs once everybody is there: messages one after the other, at the slowest link's pace."""
-        ranks = range(size)
-        crossed = [max(traffic(verb, r, size)[1:]) / self.rate_of(r) for r in ranks]
-        hops = 2 * (size - 1) if isinstance(verb, AllReduce) else size - 1
-        return self.latency * hops + max(crossed)
+        return self.delay(verb, size) + max(self.crossing(verb, r, size) for r in range(size))
+
+    def delay(self, verb: Verb, size: int) -> float:
+        return self.latency * (2 * (size - 1) if isinstance(verb, AllReduce) else size - 1)
+
+    def crossing(self, verb: Verb, rank: int, size: int) -> float:
+        """How long one rank's link is busy with its own request."""
+        return max(traffic(verb, rank, size)[1:]) / self.rate_of(rank)
 
 
 @dataclass(eq=False)
@@ -113,11 +117,12 @@ class _Simulation:
         self.busy: dict[tuple[int, str], _Task] = {}
         self.meetings: defaultdict[str, deque[dict[int, tuple[_Task, Collective]]]] = defaultdict(deque)
         self.mail: defaultdict[tuple[int, int, str], deque[tuple[float, Tensor]]] = defaultdict(deque)
-        self.readers: dict[tuple[int, int, str], _Task] = {}
+        self.readers: dict[tuple[int, int, str], tuple[_Task, int]] = {}
         self.link_free: defaultdict[int, float] = defaultdict(float)
         self.tickets: defaultdict[str, list[int]] = defaultdict(list)
         self.drawn_at: defaultdict[str, list[float]] = defaultdict(list)
         self.closing: defaultdict[str, list[tuple[int, _Task]]] = defaultdict(list)
+        self.failures = list[Exception]()  # in the order of virtual time
 
     def run(self, programs: Sequence[Program[Any]]) -> Outcome:
         mains = [_Task(r, "compute", p, SimTicket(f"rank {r}")) for r, p in enumerate(programs)]
@@ -126,12 +131,10 @@ class _Simulation:
         while self.ready:
             _, _, task = heapq.heappop(self.ready)
             self.advance(task)
-        stuck = [t for t in mains if not t.ticket.done()]
-        if stuck:
+        if self.failures and any(t.ticket.error or not t.ticket.done() for t in mains):
+            raise self.failures[0]  # whoever waits for the rank that failed is no news
+        if not all(t.ticket.done() for t in mains):
             raise DeadlockError(self.explain(mains))
-        for task in mains:
-            if task.ticket.error is not None:
-                raise task.ticket.error
         return Outcome([t.ticket.result for t in mains], [t.clock for t in mains], self.ledger)
 
     def wake(self, task: _Task, clock: float, answer: Any = None, error: Exception | None = None) -> None:
@@ -151,6 +154,8 @@ class _Simulation:
     def finish(self, task: _Task, result: Any, error: Exception | None) -> None:
         ticket = task.ticket
         ticket.finished, ticket.result, ticket.error = task.clock, result, error
+        if error is not None:
+            self.failures.append(error)
         for waiting in ticket.waiting:
             self.wake(waiting, task.clock, result, error)
         place = task.rank, task.lane
@@ -166,8 +171,8 @@ class _Simulation:
 
     def ask(self, task: _Task, verb: Verb) -> None:
         match verb:
-            case Compute(work, _, seconds):
-                self.wake(task, task.clock + seconds, work())
+            case Compute():
+                self.compute(task, verb)
             case Start(program, label, step, lane):
                 self.wake(task, task.clock, self.start(task, program, label, step, lane))
             case Join(ticket):
@@ -188,6 +193,13 @@ class _Simulation:
                 self.close(name)
             case Descend():
                 self.wake(task, task.clock, error=GossamerError("Descend is answered by a host, not by a fabric"))
+
+    def compute(self, task: _Task, verb: Compute) -> None:
+        try:
+            answer = verb.work()
+        except Exception as error:
+            return self.wake(task, task.clock + verb.seconds, error=error)
+        return self.wake(task, task.clock + verb.seconds, answer)
 
     def start(self, task: _Task, program: Program[Any], label: str, step: int, lane: str) -> SimTicket:
         ticket = SimTicket(label)
@@ -225,7 +237,8 @@ class _Simulation:
             for task in tasks:
                 self.wake(task, began, error=PeerError(f"{mismatch} (at {task.ticket.label!r}, step {task.step})"))
             return
-        seconds = max(self.network.seconds(v, self.size) for v in (verbs if isinstance(verbs[0], AllToAll) else verbs[:1]))
+        crossed = max(self.network.crossing(v, r, self.size) for r, v in enumerate(verbs))
+        seconds = self.network.delay(verbs[0], self.size) + crossed
         for task, verb, answer in zip(tasks, verbs, _answers(verbs), strict=True):
             self.note(task, verb, seconds)
             self.wake(task, began + seconds, answer)
@@ -239,7 +252,7 @@ class _Simulation:
         route = task.rank, verb.to, task.lane
         self.mail[route].append((out + self.network.latency, verb.wire))
         if route in self.readers:
-            self.deliver(route, self.readers.pop(route))
+            self.deliver(route, *self.readers.pop(route))
         self.wake(task, task.clock)
 
     def receive(self, task: _Task, verb: Receive) -> None:
@@ -247,13 +260,17 @@ class _Simulation:
         task.waits = f"a message of {verb.length} bytes from rank {verb.source}"
         self.note(task, verb, 0.0)
         if self.mail[route]:
-            return self.deliver(route, task)
-        self.readers[route] = task
+            return self.deliver(route, task, verb.length)
+        self.readers[route] = task, verb.length
         return None
 
-    def deliver(self, route: tuple[int, int, str], task: _Task) -> None:
+    def deliver(self, route: tuple[int, int, str], task: _Task, length: int) -> None:
         arrival, wire = self.mail[route].popleft()
-        self.wake(task, arrival, wire)
+        if wire.numel() == length:
+            return self.wake(task, arrival, wire)
+        source, rank, _ = route
+        said = f"rank {source} sends {wire.numel()} bytes to rank {rank}, which expects {length}"
+        return self.wake(task, arrival, error=PeerError(f"{said} (at {task.ticket.label!r}, step {task.step})"))
 
     def claim(self, task: _Task, name: str) -> None:
         self.tickets[name].append(task.rank)

@@ -35,7 +35,7 @@ class TorchFabric:
         *,
         deadline: float = 300.0,
         ledger: Ledger | None = None,
-        check: int = 32,
+        check: int = 8,
     ) -> None:
         if group is None and dist.is_initialized():
             group = dist.group.WORLD

@@ -7,7 +7,7 @@ A kernel family is one module name (`ternary`, `sign`, ...) in up to three packa
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -29,7 +29,7 @@ def backends() -> tuple[Backend, ...]:
 
 
 @contextmanager
-def using(backend: Backend) -> Iterator[None]:
+def using(backend: Backend) -> Generator[None]:
     """Forces one backend inside the `with` block, for tests and benchmarks."""
     if backend not in get_args(Backend):
         raise ValueError(f"unknown kernel backend {backend!r}; there are {', '.join(get_args(Backend))}")

@@ -19,6 +19,7 @@ class OverlapLocalSGD(Schedule):
     The average travels during a whole round, so a slow network costs nothing until it is slower than the round. It lands
     by schedule, never by arrival. (1 - alpha) mean x + alpha a is conserved by the mixing, so with a constant gradient the
     model moves (1 - alpha) / (1 - alpha beta) times as fast as with plain averaging: raise the learning rate accordingly.
+    A round whose average is not finite is dropped: when it should land, every rank returns to the anchor.
 
     Wire: the exchange's bytes once per `every` steps, hidden behind computing.
 
@@ -50,16 +51,16 @@ class OverlapLocalSGD(Schedule):
         yield Descend()
         if loop.step % self.every:
             return
-        if loop.in_flight():
-            means = yield from loop.land()
-            for state, mean in zip(
-                loop.states, means or []
-            ):  # a round that was not finite leaves the anchor alone
-                velocity = (
-                    -mean if "velocity" not in state else torch.sub(self.beta * state["velocity"], mean)
-                )
-                state["velocity"], state["anchor"] = velocity, state["anchor"] + velocity
+        lost = loop.in_flight() and not (yield from self._land(loop))
         anchors = [s["anchor"] for s in loop.states]
-        pulled = [torch.lerp(x, a, self.alpha) for x, a in zip(loop.parameters(), anchors)]
+        pulled = anchors if lost else [torch.lerp(x, a, self.alpha) for x, a in zip(loop.parameters(), anchors)]
         loop.assign(pulled)
         yield from loop.launch([a - x for x, a in zip(pulled, anchors)])
+
+    def _land(self, loop: Loop) -> Program[bool]:
+        """Move the anchor; False if the average was not finite, and the anchor stays."""
+        means = yield from loop.land()
+        for state, mean in zip(loop.states, means or []):
+            velocity = -mean if "velocity" not in state else torch.sub(self.beta * state["velocity"], mean)
+            state["velocity"], state["anchor"] = velocity, state["anchor"] + velocity
+        return means is not None

@@ -60,7 +60,8 @@ def build(recipe: Recipe, parameters: Mapping[str, Tensor], groups: Mapping[str,
         p = parameters[name]
         exchange, memory = recipe.way(name, tuple(p.shape))
         dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
-        key = exchange, memory, dtype, groups[name], p.device
+        group = 0 if isinstance(exchange, Quorum) else groups[name]  # one ticket closes the step, whatever the rates
+        key = exchange, memory, dtype, group, p.device
         bucket = filling.setdefault(key, [])
         if not bucket:
             finished.append(bucket)

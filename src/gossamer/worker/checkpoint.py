@@ -1,6 +1,7 @@
 """What a worker remembers, as plain tensors by parameter name; and what becomes of it in another world."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import Exchange, Policy
 from gossamer.core.errors import CheckpointError
+from gossamer.core.parts import parse
+from gossamer.recipe import Recipe
 from gossamer.worker.channels import ROLES, Channel
 
 if TYPE_CHECKING:
@@ -21,7 +24,8 @@ def save(worker: "Worker") -> dict[str, Any]:
     """Everything but parameters and optimizer. Tensors of one rank carry its number, so no two ranks' keys are equal."""
     out: dict[str, Any] = {
         "format": FORMAT,
-        "recipe": repr(worker.recipe),
+        "recipe": repr(worker.origin),
+        "adopted": repr(worker.recipe),  # the controller's choice
         "step": worker.step,
         "seed": worker.seed,
         "size": worker.size,
@@ -62,7 +66,7 @@ def load(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, Any
     worker.control = {
         k.removeprefix("equal/control/"): v.clone() for k, v in merged.items() if k.startswith("equal/control/")
     }
-    _restore_routes(worker, merged)
+    _restore_recipe(worker, merged)
     for channel in worker.channels:
         for role in ROLES:
             channel.states[role] = _restore(channel, role, merged, ranks, worker)
@@ -86,10 +90,12 @@ def carry_over(old: Sequence[Channel], new: Sequence[Channel], size: int) -> Non
 
 
 def _fold_owed(channel: Channel, size: int) -> None:
-    """Chunks get other owners: what an owner owes to the mean moves into its residual, which counts 1/size there."""
-    owed = channel.states["exchange"].pop("owed", None)
-    if owed is not None and "residual" in channel.states["memory"]:
-        channel.states["memory"]["residual"] = torch.add(channel.states["memory"]["residual"], owed, alpha=size)
+    """Chunks get other owners: what an owner owes to the mean moves into its memory, which counts 1/size there."""
+    owed, memory = channel.states["exchange"].pop("owed", None), channel.states["memory"]
+    if owed is not None and "residual" in memory:
+        memory["residual"] = torch.add(memory["residual"], owed, alpha=size)
+    elif owed is not None and "own" in memory:  # DIANA: common + owed = mean own, so mean own becomes common
+        memory["own"] = torch.sub(memory["own"], owed, alpha=size)
 
 
 def _split(state: State, channel: Channel) -> dict[str, Tensor]:
@@ -103,7 +109,8 @@ def _split(state: State, channel: Channel) -> dict[str, Tensor]:
         elif tensor.dim() == 0:
             out |= {f"{key}/{s.name}": tensor for s in channel.layout.segments}
         else:
-            out |= {f"{key}/{name}": view for name, view in Block(tensor, channel.layout).tensors()}
+            # one dimension at least: a tensor of none is a scalar that all parameters share
+            out |= {f"{key}/{n}": torch.atleast_1d(view) for n, view in Block(tensor, channel.layout).tensors()}
     return out
 
 
@@ -115,15 +122,13 @@ def _join(channel: Channel, entries: Mapping[str, Tensor]) -> State:
         if not found:
             continue
         sample = next(iter(found.values()))
-        if (
-            sample.dim() == 0 and any(s.shape != () for s in channel.layout.segments if s.name in found)
-        ) or sample.dtype == torch.uint8:
+        if sample.dim() == 0 or sample.dtype == torch.uint8:
             state[key] = sample.clone()
         else:
             flat = channel.empty().to(sample.dtype)
             for name, view in Block(flat, channel.layout).tensors():
                 if name in found:
-                    view.copy_(found[name])
+                    view.copy_(found[name].view(view.shape))
             state[key] = flat
     names = {s.name for s in channel.layout.segments}
     state |= {k: v.clone() for k, v in entries.items() if ":" in k and k.split(":", 1)[1].split("/")[0] in names}
@@ -134,8 +139,9 @@ def _policy(channel: Channel, role: str, key: str) -> Policy:
     word = key if ":" in key else key.split("/", maxsplit=1)[0]
     if role == "memory":
         return channel.memory.policy(word)
-    if role == "exchange" and isinstance(channel.exchange, Exchange):
-        return channel.exchange.policy(word)
+    exchange = getattr(channel.exchange, "over", channel.exchange)  # what a quorum's gradients travel over
+    if role == "exchange" and isinstance(exchange, Exchange):
+        return exchange.policy(word)
     return "drop" if role == "mixer" else "equal"
 
 
@@ -171,18 +177,16 @@ def _check(worker: "Worker", dictionaries: Sequence[Mapping[str, Any]]) -> None:
     for d in dictionaries:
         if d.get("format") != FORMAT:
             raise CheckpointError(f"not a checkpoint of this version: format {d.get('format')!r}, expected {FORMAT}")
-        if d["recipe"] != repr(worker.recipe):
+        if d["recipe"] != repr(worker.origin):
             raise CheckpointError(
-                f"the checkpoint was made with\n  {d['recipe']}\nbut this run uses\n  {worker.recipe}\n"
+                f"the checkpoint was made with\n  {d['recipe']}\nbut this run uses\n  {worker.origin}\n"
                 "Load it with the same recipe, or start the communicator anew (parameters and optimizer load as ever)."
             )
 
 
-def _restore_routes(worker: "Worker", merged: Mapping[str, Any]) -> None:
-    from gossamer.core.parts import parse
-
+def _restore_recipe(worker: "Worker", merged: Mapping[str, Any]) -> None:
     routes = {k.removeprefix("route/"): parse(v) for k, v in merged.items() if k.startswith("route/")}
-    worker.restore_routes(routes)
+    worker.restore_recipe(replace(Recipe.of(merged["adopted"]), routes=routes))
 
 
 def _pending(worker: "Worker") -> list[dict[str, State]]:

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block
+from gossamer.core.block import Block, Draft
 from gossamer.core.contracts import Quorum, Seat, Settled
 from gossamer.core.draw import Draw
+from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Program, Start, Ticket, join, start
+from gossamer.worker.finite import all_finite
 
 if TYPE_CHECKING:
     from gossamer.worker.worker import Worker
@@ -23,11 +25,17 @@ class Stand:
     def __init__(self, worker: "Worker") -> None:
         assert isinstance(worker.recipe.exchange, Quorum)
         self.worker, self.quorum = worker, worker.recipe.exchange
+        if len(worker.channels) != 1:
+            raise AttachError(
+                f"{self.quorum} closes a step with one ticket and one message, so all parameters must be of one precision "
+                "and on one device"
+            )
         self.channel = worker.channels[0]
         self.layout, self.like = self.channel.layout, self.channel.empty()
         self.offers = dict[int, tuple[Tensor, Tensor]]()
         self.tickets = dict[int, Ticket[Settled]]()
         self.entered = set[int]()
+        self.spoilt = set[int]()  # steps whose mean is not finite: nobody applies it
         self.dropped = list[int]()
         self.accepted = dict[int, tuple[int, ...]]()
         self.apply: Callable[[Tensor, Tensor], None] = _no_catch_up
@@ -52,10 +60,13 @@ class Stand:
         worker = self.worker
         settled = yield from self._take(worker.step)
         while worker.step + 1 in self.entered:
-            self.apply(settled.mean, settled.facts)
+            if worker.step not in self.spoilt:
+                self.apply(settled.mean, settled.facts)
+            self.spoilt.discard(worker.step)
             worker.step += 1
             settled = yield from self._take(worker.step)
-        worker.means, worker.finite = [settled.mean], True
+        worker.means, worker.finite = [settled.mean], worker.step not in self.spoilt
+        self.spoilt.discard(worker.step)
         self._set_rates(settled.facts)
 
     def _take(self, step: int) -> Program[Settled]:
@@ -77,9 +88,13 @@ class Stand:
             return self.offers.get(step)
 
         rates = len(self.worker.optimizer.param_groups)
-        state = self.channel.states["exchange"]
-        inner = self.quorum.settle(Block(self.like, self.layout), state, self._seat(step), offer, rates)
+        carried = Draft(self.channel.states["exchange"])
+        inner = self.quorum.settle(Block(self.like, self.layout), carried, self._seat(step), offer, rates)
         settled = yield from self._noting_entry(inner, step)
+        if all_finite([settled.mean]):
+            carried.commit()
+        else:
+            self.spoilt.add(step)
         follow = Start(self._program(step + 1), f"step {step + 1}", step + 1, LANE)
         self.tickets[step + 1] = yield follow
         return settled

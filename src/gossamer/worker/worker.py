@@ -1,13 +1,11 @@
 """The worker: drives a recipe's parts over a model's channels, as requests that any fabric can answer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gossamer import kernels
 from gossamer.core.block import Block, Draft, State
 from gossamer.core.contracts import Echo, Exchange, Facts, Mixer, Quorum, Seat
 from gossamer.core.draw import Draw
@@ -15,6 +13,7 @@ from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Descend, Program, Start, Ticket, all_reduce, join, start
 from gossamer.recipe import Recipe
 from gossamer.worker.channels import build
+from gossamer.worker.finite import all_finite
 from gossamer.worker.quorum import Stand
 
 
@@ -31,6 +30,7 @@ class Worker:
         seed: int = 0,
     ) -> None:
         self.recipe, self.rank, self.size, self.seed = recipe, rank, size, seed
+        self.origin = recipe  # as it was given; a controller may put another in force
         self.named, self.optimizer = dict(parameters), optimizer
         self.step = 1  # the step that is being computed
         self.scale = 1.0  # what gradients are multiplied by: a loss scaler's factor
@@ -104,6 +104,8 @@ class Worker:
     def land(self) -> Program[list[Tensor] | None]:
         yield from self.quiesce()
         means, self._landed = self._landed, None
+        if means is not None:
+            self._control(means)
         return means
 
     def quiesce(self) -> Program[None]:
@@ -115,8 +117,8 @@ class Worker:
             self._flight, self.means = [], means
             self._settle()
             self._landed = means if self.finite else None
-            if self.finite:
-                self._control(means)
+            if not self.finite:
+                self._heal_optimizer()
         if self._messages:
             self._arrived = []
             for ticket in self._messages:
@@ -150,7 +152,8 @@ class Worker:
         buffers = self._buffers()
         if not buffers:
             return
-        flat = torch.cat([b.reshape(-1).float() for b in buffers])
+        wide = torch.float64 if any(b.dtype == torch.float64 for b in buffers) else torch.float32
+        flat = torch.cat([b.reshape(-1).to(wide) for b in buffers])
         total = yield from all_reduce(flat)
         for buffer, mean in zip(buffers, (total / self.size).split([b.numel() for b in buffers])):
             buffer.copy_(mean.view_as(buffer))
@@ -191,8 +194,8 @@ class Worker:
                     self.expect(i, (yield self.program(i, flat)))
         steps = self.recipe.schedule.step(self)
         yield from until_descend(steps)
-        descend()
-        yield from rest(steps, True)
+        descended = descend() is not False
+        yield from rest(steps, descended)
         self.end_step()
 
     def end_step(self) -> None:
@@ -223,11 +226,12 @@ class Worker:
         ]
         return sum(squares) ** 0.5
 
-    def restore_routes(self, routes: Mapping[str, Exchange]) -> None:
+    def restore_recipe(self, recipe: Recipe) -> None:
         """A controller's choice, from a checkpoint."""
-        if dict(self.recipe.routes) != dict(routes):
-            self.recipe = replace(self.recipe, routes=dict(routes))
-            self.channels = build(self.recipe, self.named, self._rate_groups())
+        self._next = None
+        if self.recipe != recipe:
+            self.recipe = recipe
+            self.channels = build(recipe, self.named, self._rate_groups())
 
     # -- the inside ------------------------------------------------------------------------------------------------
 
@@ -250,7 +254,10 @@ class Worker:
     def _adopt(self, recipe: Recipe) -> None:
         from gossamer.worker.checkpoint import carry_over
 
-        old, self._next, self.recipe = self.channels, None, recipe
+        before, self._next, self.recipe = self.recipe, None, recipe
+        if (recipe.exchange, recipe.routes) == (before.exchange, before.routes):
+            return  # all parameters go on as they went
+        old = self.channels
         self.channels = build(recipe, self.named, self._rate_groups())
         carry_over(old, self.channels, self.size)
 
@@ -260,6 +267,12 @@ class Worker:
         for (name, gone), (_, given) in zip(block.like(lost).tensors(), block.tensors(), strict=True):
             norm = float(given.norm())
             self.errors[name] = float(gone.norm()) / norm if norm else 0.0
+
+    def _heal_optimizer(self) -> None:
+        """A momentum that is not finite would spoil every round to come; the round it spoilt is dropped, and so is it."""
+        for tensor in self._buffers():
+            if not tensor.isfinite().all():
+                tensor.zero_()
 
     def _rates(self) -> dict[str, float]:
         by_id = {id(p): float(g["lr"]) for g in self.optimizer.param_groups for p in g["params"]}
@@ -279,15 +292,6 @@ class Worker:
             values: dict[str, Any] = state.get(p, {})
             found += [t for _, t in sorted(values.items()) if isinstance(t, Tensor) and t.shape == p.shape and t.dim()]
         return found
-
-
-def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """One question to the device for all of them."""
-    peaks = list[Tensor]()
-    for t in tensors:
-        if t.numel():
-            peaks.append(kernels.absmax(t, (0, t.numel())).view(()) if t.dtype == torch.float32 else t.abs().amax())
-    return not peaks or bool(torch.stack([p.float() for p in peaks]).isfinite().all())
 
 
 def until_descend(steps: Program[None]) -> Program[None]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from gossamer.kernels.cpu.compile import Bytes, Rows, kernel
 from gossamer.kernels.cpu.hints import wide
 from gossamer.kernels.layout import PLANE_BLOCK
 
+Move = Callable[[Rows, int, Rows, int, int, int], None]
+Read = Callable[[Rows, int, Rows, int, int, int, np.uint8], None]
 BLOCKS = 8
 CHUNK = BLOCKS * PLANE_BLOCK
 
@@ -19,32 +23,87 @@ def full_rows(wire: Bytes, bits: int, n: int) -> Rows:
     return wire[: full * 64 * bits].reshape(full, 64 * bits)
 
 
+def _packer(width: int) -> Move:
+    """Plane writer of one width: only constant shifts are done on bytes, variable ones on 64-bit lanes."""
+    rows, mask = 8 // width, (1 << width) - 1
+
+    @kernel
+    def move(codes: Rows, b: int, wire: Rows, row: int, at: int, length: int) -> None:
+        wide()
+        for j in range(length):
+            byte = np.uint8(0)
+            for i in range(rows):
+                part = np.uint8(codes[b, np.uint64(j + i * length)] & np.uint8(mask))
+                byte |= np.uint8(part << np.uint8(i * width))
+            wire[row, np.uint64(at + j)] = byte
+
+    return move
+
+
+def _unpacker(width: int) -> Read:
+    """Plane reader of one width: shifts each code up and puts the plane's bits below; `keep` is 0 for a first plane, else 255."""
+    rows, mask = 8 // width, (1 << width) - 1
+
+    @kernel
+    def move(codes: Rows, b: int, wire: Rows, row: int, at: int, length: int, keep: np.uint8) -> None:
+        wide()
+        for i in range(rows):
+            for j in range(length):
+                byte = wire[row, np.uint64(at + j)]
+                part = np.uint8(np.uint8(byte >> np.uint8(i * width)) & np.uint8(mask))
+                old = np.uint8(codes[b, np.uint64(j + i * length)] & keep)
+                codes[b, np.uint64(j + i * length)] = np.uint8(np.uint8(old << np.uint8(width)) | part)
+
+    return move
+
+
+_pack8, _pack4, _pack2, _pack1 = (_packer(width) for width in (8, 4, 2, 1))
+_unpack8, _unpack4, _unpack2, _unpack1 = (_unpacker(width) for width in (8, 4, 2, 1))
+
+
+@kernel
+def _shift(codes: Rows, b: int, width: int) -> None:
+    for j in range(codes.shape[1]):
+        codes[b, j] = np.uint8(codes[b, j] >> np.uint8(width))
+
+
 @kernel
 def pack(codes: Rows, count: int, size: int, bits: int, wire: Rows, first: int) -> None:
-    """Writes `count` blocks of `size` codes as planes, widest plane first."""
-    below, at = 0, 0
-    for step in range(4):
-        width = 8 >> step
-        if bits & width:
-            length = -(-size * width // 8)
-            for b in range(count):
-                _pack_plane(codes, b, width, below, wire, first + b, at, length)
-            below += width
-            at += length
+    """Writes `count` blocks of `size` codes as planes, widest first and with the lowest bits; destroys the codes."""
+    for b in range(count):
+        at = 0
+        if bits & 8:
+            _pack8(codes, b, wire, first + b, at, size)
+        if bits & 4:
+            _pack4(codes, b, wire, first + b, at, (size + 1) // 2)
+            at += (size + 1) // 2
+            if bits & 3:
+                _shift(codes, b, 4)
+        if bits & 2:
+            _pack2(codes, b, wire, first + b, at, (size + 3) // 4)
+            at += (size + 3) // 4
+            if bits & 1:
+                _shift(codes, b, 2)
+        if bits & 1:
+            _pack1(codes, b, wire, first + b, at, (size + 7) // 8)
 
 
 @kernel
 def unpack(wire: Rows, first: int, bits: int, codes: Rows, count: int, size: int) -> None:
-    """Reads `count` blocks of `size` codes; padding is written behind them."""
-    below, at = 0, 0
-    for step in range(4):
-        width = 8 >> step
-        if bits & width:
-            length = -(-size * width // 8)
-            for b in range(count):
-                _unpack_plane(wire, first + b, at, length, width, below, codes, b)
-            below += width
-            at += length
+    """Reads `count` blocks of `size` codes, the highest bits first; padding is written behind them."""
+    halves, quarters, eighths = (size + 1) // 2, (size + 3) // 4, (size + 7) // 8
+    none, all_bits = np.uint8(0), np.uint8(255)
+    for b in range(count):
+        at = (halves if bits & 4 else 0) + (quarters if bits & 2 else 0)
+        if bits & 1:
+            _unpack1(codes, b, wire, first + b, at, eighths, none)
+        if bits & 2:
+            at -= quarters
+            _unpack2(codes, b, wire, first + b, at, quarters, all_bits if bits & 1 else none)
+        if bits & 4:
+            _unpack4(codes, b, wire, first + b, 0, halves, all_bits if bits & 3 else none)
+        if bits & 8:
+            _unpack8(codes, b, wire, first + b, 0, size, none)
 
 
 @kernel
@@ -68,35 +127,3 @@ def unpack_tail(wire: Bytes, bits: int, codes: Bytes, n: int) -> None:
         block = codes[begin : begin + PLANE_BLOCK].reshape(1, PLANE_BLOCK)
         start = (n - size) // 8 * bits
         unpack(wire[start:].reshape(1, wire.size - start), 0, bits, block, 1, size)
-
-
-# Indices are unsigned so that no code for counting from the end is made, and shift amounts are masked so that the
-# compiler sees that a byte's width is enough: without either, these loops run on one element or on 64-bit lanes.
-
-
-@kernel
-def _pack_plane(codes: Rows, b: int, width: int, below: int, wire: Rows, row: int, at: int, length: int) -> None:
-    wide()
-    mask, down = np.uint8((1 << width) - 1), np.uint8(below)
-    for j in range(length):
-        part = np.uint8(codes[b, j] >> np.uint8(down & np.uint8(7)))
-        wire[row, np.uint64(at + j)] = np.uint8(part & mask)
-    for i in range(1, 8 // width):
-        up, begin = np.uint8(i * width), i * length
-        for j in range(length):
-            part = np.uint8(codes[b, np.uint64(begin + j)] >> np.uint8(down & np.uint8(7)))
-            shifted = np.uint8(np.uint8(part & mask) << np.uint8(up & np.uint8(7)))
-            wire[row, np.uint64(at + j)] = np.uint8(wire[row, np.uint64(at + j)] | shifted)
-
-
-@kernel
-def _unpack_plane(wire: Rows, row: int, at: int, length: int, width: int, below: int, codes: Rows, b: int) -> None:
-    wide()
-    mask, up, keep = np.uint8((1 << width) - 1), np.uint8(below), np.uint8((1 << below) - 1)
-    for i in range(8 // width):
-        down, begin = np.uint8(i * width), i * length
-        for j in range(length):
-            part = np.uint8(wire[row, np.uint64(at + j)] >> np.uint8(down & np.uint8(7)))
-            shifted = np.uint8(np.uint8(part & mask) << np.uint8(up & np.uint8(7)))
-            old = np.uint8(codes[b, np.uint64(begin + j)] & keep)
-            codes[b, np.uint64(begin + j)] = np.uint8(old | shifted)

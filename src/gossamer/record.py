@@ -1,0 +1,120 @@
+"""What a run leaves behind: one JSON file that `compare` writes and `report` reads."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+
+
+@dataclass
+class Step:
+    """One optimizer step, as rank 0 saw it. Seconds and bytes count from the run's start, waits are of this step."""
+
+    step: int
+    seconds: float
+    loss: float
+    sent: int  # bytes over this rank's link, by the ledger
+    compute: float = 0.0  # seconds of this step: forward, backward, optimizer
+    codec: float = 0.0  # seconds of this step: encoding and decoding, on whichever thread
+    wait: float = 0.0  # seconds of this step: the training loop stood still for the network
+
+
+@dataclass
+class Evaluation:
+    """Quality on held-out data."""
+
+    step: int
+    seconds: float
+    sent: int
+    quality: float
+
+
+@dataclass
+class Run:
+    """One recipe's run."""
+
+    name: str
+    recipe: str
+    status: str = "ok"  # or "failed", with the error
+    error: str = ""
+    steps: list[Step] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    layer_errors: dict[str, float] = field(default_factory=dict)  # relative compression error, by parameter
+    residuals: list[tuple[int, float]] = field(default_factory=list)  # (step, norm of what is still owed)
+    decisions: list[tuple[int, str]] = field(default_factory=list)  # (step, what a controller decided)
+    logical_bytes: int = 0  # handed to the backend by one rank
+    wire_bytes: int = 0  # crossing one rank's link, by the ledger, mean over ranks
+    nic_bytes: int | None = None  # the interface's counter over the same time, mean over ranks; None outside a lab
+    peak_memory: int = 0
+
+    def time_to(self, target: float, lower_is_better: bool) -> float | None:
+        """Seconds until held-out quality first reaches a target."""
+        for e in self.evaluations:
+            if e.quality <= target if lower_is_better else e.quality >= target:
+                return e.seconds
+        return None
+
+
+@dataclass
+class Record:
+    """Several runs of one workload on one network, side by side."""
+
+    command: str
+    created: str  # ISO 8601, UTC
+    workload: str
+    summary: str
+    metric: str
+    lower_is_better: bool
+    parameters: int
+    hosts: int
+    rate: str  # "200mbit", or "unshaped"
+    seed: int
+    versions: dict[str, str] = field(default_factory=dict)
+    machine: str = ""
+    note: str = ""  # for instance why a network could not be shaped
+    baseline: str = "ddp"  # the run that the others are compared with
+    runs: list[Run] = field(default_factory=list)
+    format: int = FORMAT
+
+    def run(self, name: str) -> Run | None:
+        return next((r for r in self.runs if r.name == name), None)
+
+    def target(self) -> float | None:
+        """The held-out quality that the baseline ended with."""
+        base = self.run(self.baseline)
+        return base.evaluations[-1].quality if base and base.evaluations else None
+
+    def write(self, path: Path) -> None:
+        """Write, then rename: a full disk leaves the old file as it was."""
+        half = path.with_name(path.name + ".part")
+        try:
+            half.write_text(json.dumps(asdict(self)))
+            os.replace(half, path)
+        except OSError:
+            half.unlink(missing_ok=True)
+            raise
+
+    @staticmethod
+    def read(path: Path) -> "Record":
+        return _record(json.loads(path.read_text()))
+
+
+def _record(table: dict[str, Any]) -> Record:
+    if table.get("format") != FORMAT:
+        raise ValueError(f"this record has format {table.get('format')!r}; this version reads {FORMAT}")
+    runs = [
+        Run(
+            **{
+                **r,
+                "steps": [Step(**s) for s in r["steps"]],
+                "evaluations": [Evaluation(**e) for e in r["evaluations"]],
+                "residuals": [(int(s), float(v)) for s, v in r["residuals"]],
+                "decisions": [(int(s), str(v)) for s, v in r["decisions"]],
+            }
+        )
+        for r in table["runs"]
+    ]
+    return Record(**{**table, "runs": runs})
