@@ -55,7 +55,9 @@ class Gang:
 
     def _begin(self) -> None:
         port = free_port()
-        context = multiprocessing.get_context("spawn")
+        # Forked from a process that has loaded torch but started nothing: there far sooner than when spawned.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["pytest", "torch.distributed", "tests.gang"])
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, self.size, port, theirs), daemon=True)

@@ -103,7 +103,9 @@ class Recipe:
         if isinstance(source, Recipe):
             return source
         if isinstance(source, Path) or (isinstance(source, str) and source.strip().endswith(".toml")):
-            return read_toml(Path(source))
+            return read_toml(Path(str(source).strip()))
+        if not isinstance(source, str | Part):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise RecipeError(f"a recipe is a text, a part or the path of a TOML file, not {source!r}")
         value = source if isinstance(source, Part) else parse(source, _presets())
         if isinstance(value, Recipe):
             return value
@@ -141,10 +143,10 @@ class Recipe:
 def read_toml(path: Path) -> Recipe:
     """Read a recipe file: `recipe = "terngrad"`, or a line for each part (`exchange`, `memory`, ...)."""
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecipeError(f"the recipe file {path} cannot be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not valid TOML: {error}") from None
     return from_toml(table, str(path))
 
@@ -158,12 +160,21 @@ def from_toml(table: Mapping[str, Any], where: str = "recipe") -> Recipe:
 
             raise RecipeError(f"{where}: there is no entry {key!r}. {nearest(key, known)}")
         for text in value if isinstance(value, list) else [value]:
-            if not isinstance(text, str):
-                raise RecipeError(
-                    f"{where}: {key} must be a text such as 'gather(qsgd(bits=4))', got {text!r}"
-                )
-            parts.append(parse(text, _presets() if key == "recipe" else None))
+            parts += _entry(key, text, where)
     return _assemble(tuple(parts))
+
+
+def _entry(key: str, text: Any, where: str) -> tuple[Any, ...]:
+    """The parts that one entry of a recipe file names: any number after `recipe`, else one of the kind it is called by."""
+    if not isinstance(text, str):
+        raise RecipeError(f"{where}: {key} must be a text such as 'gather(qsgd(bits=4))', got {text!r}")
+    if key == "recipe":
+        value = parse(text, _presets())
+        return value if isinstance(value, tuple) else (value,)
+    value, wanted = parse(text), key.removesuffix("s")
+    right = isinstance(value, Part) and value.kind in (wanted, "codec")  # a bare codec gets a better hint later
+    require(right, f"{where}: {key} must be one {wanted}, got {text!r}")
+    return (value,)
 
 
 def _assemble(values: tuple[Any, ...]) -> Recipe:
@@ -235,6 +246,11 @@ def _check(recipe: Recipe) -> None:
             isinstance(recipe.controller, Fixed), f"{recipe.controller} has no knob to turn on {exchange}"
         )
         return
+    require(
+        isinstance(exchange, Exchange | Quorum),
+        f"{exchange!r} is no exchange; "
+        + (f"put it in one: gather({exchange}) or allreduce({exchange})" if _is_codec(exchange) else "name one first"),
+    )
     require(not schedule.mixes, f"{schedule} needs an exchange that mixes: 'push_sum() + {schedule}'")
     if isinstance(exchange, Quorum):
         require(
@@ -292,12 +308,11 @@ def _check_pair(exchange: Exchange | Mixer | Quorum, memory: Memory) -> None:
 def _predicate(text: str) -> Callable[[Mapping[str, Any]], bool]:
     """Read a rule's condition; only comparisons of ndim, numel and name, joined by and, or, not."""
     try:
-        tree = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError):
-        raise RecipeError(
-            f"rule: {text!r} cannot be read; say for instance 'ndim < 2 or numel < 1000'"
-        ) from None
-    return _condition(tree, text)
+        return _condition(ast.parse(text.strip(), mode="eval").body, text)
+    except RecipeError:
+        raise
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise RecipeError(f"rule: {text[:200]!r} cannot be read; say for instance 'ndim < 2 or numel < 1000'") from None
 
 
 FLOORS = codecs, topologies, exchanges  # importing a package registers its parts
@@ -323,7 +338,7 @@ def _condition(node: ast.expr, text: str) -> Callable[[Mapping[str, Any]], bool]
             return lambda facts: not test(facts)
         case ast.Compare(
             left=ast.Name(id="ndim" | "numel" as word), ops=[op], comparators=[ast.Constant(value=int() as n)]
-        ):
+        ) if not isinstance(n, bool):
             compare = _COMPARE.get(type(op))
         case ast.Compare(
             left=ast.Name(id="name" as word),

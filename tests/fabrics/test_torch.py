@@ -338,8 +338,10 @@ from gossamer.fabrics.torch import TorchFabric
 
 rank, (port, *how) = int(sys.argv[1]), sys.argv[2:]
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-fabric = TorchFabric(deadline=30)
+fabric = TorchFabric(deadline=30, check=1)
 assert fabric.run(all_reduce(torch.ones(1))).item() == 2
+if "stuck" in how and rank == 0:
+    fabric.start(all_reduce(torch.ones(1)))
 if "polling" in how:
     fabric.start(closed("never", 3))
 if "early" in how:
@@ -351,7 +353,9 @@ if "late" in how:
 """
 
 
-@pytest.mark.parametrize("how", ["", "destroy", "early destroy", "destroy late", "polling", "polling destroy"])
+@pytest.mark.parametrize(
+    "how", ["", "destroy", "early destroy", "destroy late", "polling", "polling destroy", "stuck", "stuck destroy"]
+)
 def test_the_interpreter_ends_cleanly(how: str) -> None:
     port = free_port()
     command = [sys.executable, "-c", LEAVING]

@@ -280,11 +280,7 @@ def raises(rank: int, size: int) -> int:
     return rank
 
 
-def test_a_gang_shows_the_remote_traceback_and_starts_again() -> None:
-    gang = Gang(2)
-    try:
-        with pytest.raises(GangError, match=r"rank 1 of 2:(.|\n)*ValueError: on purpose"):
-            gang.run(raises)
-        assert gang.run(handled)[0][-1] == 2.0
-    finally:
-        gang.close()
+def test_a_gang_shows_the_remote_traceback_and_starts_again(gang2: Gang) -> None:
+    with pytest.raises(GangError, match=r"rank 1 of 2:(.|\n)*ValueError: on purpose"):
+        gang2.run(raises)
+    assert gang2.run(handled)[0][-1] == 2.0

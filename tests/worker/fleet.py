@@ -2,7 +2,7 @@
 
 from gossamer.recipe import Recipe
 
-SMALL = " + bucket(0.001)"  # several channels even on a small model
+SMALL = " + bucket(0.00002)"  # four channels even on a small model
 
 SYNCHRONOUS = [  # replicas are equal after every step
     "allreduce",

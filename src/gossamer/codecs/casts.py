@@ -51,7 +51,8 @@ class FP32(Codec, LinearCodec):
         def add_sent(into: Tensor, weight: float) -> None:
             into.add_(block.flat, alpha=weight)
 
-        total = yield from all_reduce(block.flat.clone())
+        mine = block.flat if block.room is block.flat else block.for_mean().copy_(block.flat)
+        total = yield from all_reduce(mine)
         return Echo(total.div_(seat.size), add_sent)
 
 

@@ -67,7 +67,7 @@ class PowerSGD(LinearCodec):
         own = [torch.bmm(p, m) for p, m in zip(bases, stacks, strict=True)]
         means = yield from _all_reduce_together(own)
 
-        mean = torch.empty_like(block.flat)
+        mean = block.for_mean()
         for s, total in zip(plain, summed[len(thin) :], strict=True):
             mean[s.offset : s.offset + s.numel] = total / seat.size
         for g, p, q, old in zip(groups, bases, means, starts, strict=True):

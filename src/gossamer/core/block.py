@@ -72,10 +72,15 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A flat tensor (float32, or float64 for double-precision models) and its layout."""
+    """A flat tensor (float32, or float64 for double-precision models) and its layout.
+
+    `room`, if given, is where an exchange may write the mean: a tensor of this length whose content nobody needs once
+    the exchange has begun. It may be `flat` itself.
+    """
 
     flat: Tensor
     layout: Layout
+    room: Tensor | None = None
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> "Block":
@@ -99,10 +104,12 @@ class Block:
         return self.layout.numel
 
     def like(self, flat: Tensor) -> "Block":
-        return Block(flat, self.layout)
+        """Other values in the same layout (and with the same room)."""
+        return Block(flat, self.layout, self.room)
 
-    def zeros(self) -> "Block":
-        return Block(torch.zeros_like(self.flat), self.layout)
+    def for_mean(self) -> Tensor:
+        """A flat tensor to write the mean to; its content is arbitrary. Call it when `flat` has been read."""
+        return torch.empty_like(self.flat) if self.room is None else self.room
 
     def chunks(self, count: int) -> "tuple[Block, ...]":
         """Views of `count` runs of nearly equal length."""

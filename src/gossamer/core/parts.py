@@ -6,6 +6,7 @@
 import ast
 import difflib
 import math
+import sys
 from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -66,11 +67,26 @@ def part(name: str) -> Callable[[type[P]], type[P]]:
 
     def register(cls: type[P]) -> type[P]:
         cls.name = name
+        cls.__post_init__ = _fitting(getattr(cls, "__post_init__", None))  # pyright: ignore[reportAttributeAccessIssue]
         made = dataclass(frozen=True, repr=False)(cls)
         registry.add(made)
         return made
 
     return register
+
+
+def _fitting(then: Callable[[Any], None] | None) -> Callable[[Any], None]:
+    """Check every field against its annotation, also when a part is made in Python; then the part's own checks."""
+
+    def check(self: Part) -> None:
+        hints = _hints(type(self))
+        for f in fields(self):  # pyright: ignore[reportArgumentType]
+            value = getattr(self, f.name)
+            object.__setattr__(self, f.name, _fit(value, hints[f.name], f"{self.name}: {f.name}"))
+        if then is not None:
+            then(self)
+
+    return check
 
 
 def require(condition: bool, message: str) -> None:
@@ -94,13 +110,18 @@ def parse(text: str, names: Mapping[str, Callable[..., Any]] | None = None) -> A
     bound by signature.
     """
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
+        return _parse(text, dict(names or {}))
+    except RecipeError:
+        raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        shown = text if len(text) <= 200 else f"{text[:200]}..."
         raise RecipeError(
-            f"{text!r} cannot be read: {error}. A recipe looks like 'gather(qsgd(bits=4))'."
+            f"{shown!r} cannot be read: {error}. A recipe looks like 'gather(qsgd(bits=4))'."
         ) from None
-    first, *others = _terms(tree)
-    words = dict(names or {})
+
+
+def _parse(text: str, words: dict[str, Callable[..., Any]]) -> Any:
+    first, *others = _terms(ast.parse(text.strip(), mode="eval").body)
     values = [_read_first(first, words), *(_read(t, _without_parts(words)) for t in others)]
     return values[0] if len(values) == 1 else tuple(values)
 
@@ -131,6 +152,8 @@ def _read(node: ast.expr, names: Mapping[str, Callable[..., Any]]) -> Any:
             return value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return -value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
+            return -math.inf
         case ast.Tuple(elts=items) | ast.List(elts=items):
             return tuple(_read(item, {}) for item in items)
         case ast.Name(id="inf" | "nan" as word):
@@ -223,7 +246,7 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
     """Check a value against an annotation; an int is welcome where a float is asked for."""
     if hint is Any or _matches(value, hint):
         return value
-    if isinstance(value, int) and not isinstance(value, bool) and _matches(float(value), hint):
+    if type(value) is int and abs(value) <= sys.float_info.max and _matches(float(value), hint):
         return float(value)
     raise RecipeError(f"{where} must be {_describe(hint)}, got {value!r}")
 

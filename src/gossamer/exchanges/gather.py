@@ -2,7 +2,6 @@
 
 from typing import final
 
-import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
@@ -62,7 +61,7 @@ class Gather(Exchange):
             wires = yield from all_gather_ragged(wire, codec.wire_limit(layout))
         else:
             wires = yield from all_gather(wire)
-        mean = torch.zeros_like(block.flat)
+        mean = block.for_mean().zero_()
         for w in wires:
             codec.accumulate(w, layout, mean, 1.0)
 

@@ -90,7 +90,7 @@ class Scatter(Exchange):
                 codec.accumulate(wire, chunks[rank].layout, total, 1.0)
         answer = self._answer(chunks[rank].like(total.div_(seat.size)), block, state, seat)
         answers = yield from _publish(codec, answer, block.layout.chunks(seat.size))
-        mean = torch.zeros_like(block.flat)
+        mean = block.for_mean().zero_()
         for wire, chunk in zip(answers, block.like(mean).chunks(seat.size), strict=True):
             codec.accumulate(wire, chunk.layout, chunk.flat, 1.0)
 

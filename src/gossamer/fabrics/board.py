@@ -27,7 +27,7 @@ class Board:
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self._store = store
+        self.store = store
 
     @staticmethod
     def alone() -> "Board":
@@ -35,28 +35,28 @@ class Board:
 
     def under(self, prefix: str) -> "Board":
         """A part of this board; the connection is shared, since a second one can take seconds of name look-ups."""
-        return Board(PrefixStore(prefix, self._store), self.rank, self.size)
+        return Board(PrefixStore(prefix, self.store), self.rank, self.size)
 
     def raise_flag(self, name: str, text: str) -> None:
-        self._store.set(name, text)
+        self.store.set(name, text)
 
     def flag_is_up(self, name: str) -> bool:
-        return self._store.check([name])
+        return self.store.check([name])
 
     def meet(self, key: str, text: str, wait: Callable[[Callable[[], bool]], object]) -> dict[int, str]:
         """Post a text, wait as told for everybody else's, and read those that are there, by rank."""
-        self._store.set(f"{key}/{self.rank}", text)
+        self.store.set(f"{key}/{self.rank}", text)
         others = [r for r in range(self.size) if r != self.rank]
         keys = [f"{key}/{r}" for r in others]
-        wait(lambda: self._store.check(keys))
-        return {r: self._store.get(k).decode() for r, k in zip(others, keys, strict=True) if self._store.check([k])}
+        wait(lambda: self.store.check(keys))
+        return {r: self.store.get(k).decode() for r, k in zip(others, keys, strict=True) if self.store.check([k])}
 
     def claim(self, name: str) -> int:
-        ticket = self._store.add(f"claim/{name}", 1)
-        self._store.set(f"claim/{name}/{ticket}", str(self.rank))
+        ticket = self.store.add(f"claim/{name}", 1)
+        self.store.set(f"claim/{name}/{ticket}", str(self.rank))
         return ticket
 
     def holders(self, name: str, count: int) -> tuple[int, ...] | None:
         """The ranks that drew the first `count` tickets, in order; None while fewer are drawn."""
         keys = [f"claim/{name}/{i}" for i in range(1, count + 1)]
-        return tuple(int(self._store.get(k)) for k in keys) if self._store.check(keys) else None
+        return tuple(int(self.store.get(k)) for k in keys) if self.store.check(keys) else None

@@ -30,7 +30,7 @@ class Channel:
     def __init__(self, group: Any, rank: int, size: int, device: torch.device) -> None:
         self.rank = rank
         self.size = size
-        self._group = group
+        self._group: Any = group
         self._device = device
         self._outbox = Outbox(may_ask=device.type == "cuda")
         self._own = deque[Tensor]()  # sent by this rank to itself

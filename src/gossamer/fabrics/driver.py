@@ -146,7 +146,7 @@ class NetworkDriver:
 
         An error of the program's own goes to its joiner as it is, without waiting for anybody.
         """
-        own = not isinstance(error, _Trouble | TimeoutError)
+        own = inside and not isinstance(error, _Trouble)
         reason = f"{type(error).__name__}: {_first_line(error)}" if own else str(error)
         mine, found = self._position(ticket, reason), dict[int, Position]()
         unheard = True

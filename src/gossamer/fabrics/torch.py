@@ -4,8 +4,9 @@ import atexit
 import threading
 from collections import Counter
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from gossamer.core.errors import PeerError
@@ -57,8 +58,8 @@ class TorchFabric:
         if name in self._lanes:
             raise ValueError(f"there is a lane {name!r} already")
         self._await_all(name)
-        channel = Channel(self._make_group(), self.rank, self.size)
         board, tickets = self._board.under(f"lane/{name}"), self._board.under("tickets")
+        channel = self._make_channel(board)
         driver = NetworkDriver(self, channel, board, tickets, self._deadline, self._check)
         self._channels[name] = channel
         self._lanes[name] = Lane(name, driver, self._deadline)
@@ -102,11 +103,9 @@ class TorchFabric:
             return
         self._closed = True
         atexit.unregister(self.close)
-        # A group of some ranks only is named after its ranks: destroyed, its name would come back with stale keys.
-        whole = self.size > 1 and dist.is_initialized() and self.size == dist.get_world_size()
         for name, lane in self._lanes.items():
             if lane.close(patience=0.5):
-                self._channels[name].hang_up(patience=0.5, destroy=whole)
+                self._channels[name].hang_up(patience=0.5)
 
     def note(self, verb: Verb, ticket: Running, seconds: float) -> None:
         """Write an answered request into the ledger; lanes share it."""
@@ -148,17 +147,27 @@ class TorchFabric:
             if text != mine:
                 raise PeerError(f"rank {self.rank} {mine}, but rank {rank} {text}")
 
-    def _make_group(self) -> dist.ProcessGroup | None:
+    def _make_channel(self, board: Board) -> Channel:
+        """A lane's own process group.
+
+        A gloo group is made directly: new_group names groups of some ranks after how many others a process happens to
+        know, so its ranks may miss each other, and a name may come back with its old addresses.
+        """
+        cpu, timeout = torch.device("cpu"), timedelta(seconds=self._deadline)
         if self._group is None or self.size == 1:
-            return None
-        ranks = dist.get_process_group_ranks(self._group)
+            return Channel(None, self.rank, self.size, cpu)
+        if dist.get_backend(self._group) == "gloo":
+            gloo = dist.ProcessGroupGloo(board.under("gloo").store, self.rank, self.size, timeout)
+            return Channel(gloo, self.rank, self.size, cpu)
         group = dist.new_group(
-            ranks,
-            timeout=timedelta(seconds=self._deadline),
+            dist.get_process_group_ranks(self._group),
+            timeout=timeout,
             backend=dist.get_backend_config(self._group),
             use_local_synchronization=self.size < dist.get_world_size(),
         )
-        return cast(dist.ProcessGroup, group)  # this rank is one of `ranks`
+        nccl = dist.get_backend(self._group) == "nccl"
+        device = torch.device("cuda", torch.cuda.current_device()) if nccl else cpu
+        return Channel(group, self.rank, self.size, device)
 
 
 def _alone(verb: Verb) -> Program[Any]:

@@ -239,7 +239,7 @@ class Communicator:
         if self.worker.stand is not None:
             self.fabric.run(self.worker.stand.offer(flat))
             return
-        request = self.worker.program(index, flat)
+        request = self.worker.program(index, flat, reuse=True)
         self.worker.expect(index, self.fabric.start(request.program, request.label, request.step))
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

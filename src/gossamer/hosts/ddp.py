@@ -62,7 +62,7 @@ class Hook:
         return promise
 
     def _launch(self, index: int, flat: Tensor) -> None:
-        request = self.worker.program(index, flat)
+        request = self.worker.program(index, flat, reuse=True)
         self.worker.expect(index, self.fabric.start(request.program, request.label, request.step))
 
     def _deliver(self, waiting: "list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]]") -> Program[None]:

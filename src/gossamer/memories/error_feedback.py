@@ -51,15 +51,14 @@ class ErrorFeedback(Memory):
         unit = seat.scale if self.units == "gradient" else seat.scale / seat.lr
         pending = self._pending(block, state, unit)
         echo = yield from send(block.like(pending), seat)
-        residual = pending.clone() if pending is block.flat else pending
-        echo.add_sent(residual, -1.0)
-        state["residual"] = residual
+        echo.add_sent(pending, -1.0)
+        state["residual"] = pending
         state["unit"] = torch.tensor(unit, dtype=torch.float64)
         return echo.mean
 
     def _pending(self, block: Block, state: State, unit: float) -> Tensor:
         residual = state.get("residual")
         if residual is None:
-            return block.flat
+            return block.flat.clone()  # the exchange may write the mean over it
         # The residual was left in the units of its own step: another loss scale, or another learning rate.
         return torch.add(block.flat, residual, alpha=self.decay * unit / float(state["unit"]))

@@ -22,7 +22,9 @@ class Channel:
     exchange: Exchange | Mixer | Quorum
     memory: Memory
     shift: float
+    group: int = 0  # the optimizer's parameter group that gives the learning rate
     states: dict[str, State] = field(default_factory=lambda: {role: {} for role in ROLES})
+    _views: tuple[Tensor, list[Tensor]] | None = None
 
     @property
     def name(self) -> str:
@@ -43,8 +45,13 @@ class Channel:
 
     def put_gradient(self, mean: Tensor) -> None:
         """Hand the optimizer views of the agreed gradient; no copy unless the parameter is narrower."""
-        for p, (_, view) in zip(self.parameters, Block(mean, self.layout).tensors(), strict=True):
+        if self._views is None or self._views[0] is not mean:
+            self._views = mean, [view for _, view in Block(mean, self.layout).tensors()]
+        for p, view in zip(self.parameters, self._views[1], strict=True):
             p.grad = view if view.dtype == p.dtype else view.to(p.dtype)
+
+    def rate(self, optimizer: torch.optim.Optimizer) -> float:
+        return float(optimizer.param_groups[self.group]["lr"])
 
     def empty(self) -> Tensor:
         device = self.parameters[0].device
@@ -72,13 +79,13 @@ def build(recipe: Recipe, parameters: Mapping[str, Tensor], groups: Mapping[str,
     # A channel can travel once its last parameter is there, so channels go in the order they are filled.
     position = {n: i for i, n in enumerate(reversed(list(parameters)))}
     finished.sort(key=lambda names: position[names[-1]])
-    return [_channel(recipe, {n: parameters[n] for n in names}) for names in finished]
+    return [_channel(recipe, {n: parameters[n] for n in names}, groups[names[0]]) for names in finished]
 
 
-def _channel(recipe: Recipe, members: Mapping[str, Tensor]) -> Channel:
+def _channel(recipe: Recipe, members: Mapping[str, Tensor], group: int) -> Channel:
     first = next(iter(members))
     dtype = torch.float64 if members[first].dtype == torch.float64 else torch.float32
     layout = Layout.of({n: tuple(p.shape) for n, p in members.items()}, dtype)
     exchange, memory = recipe.way(first, tuple(members[first].shape))
     omega = exchange.omega(layout) if isinstance(exchange, Exchange) else 0.0
-    return Channel(layout, tuple(members.values()), exchange, memory, memory.follow(omega))
+    return Channel(layout, tuple(members.values()), exchange, memory, memory.follow(omega), group)

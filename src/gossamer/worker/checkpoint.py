@@ -148,7 +148,7 @@ def _policy(channel: Channel, role: str, key: str) -> Policy:
 def _restore(channel: Channel, role: str, merged: Mapping[str, Any], ranks: list[int], worker: "Worker") -> State:
     equal = _under(merged, f"equal/{role}/")
     own = [_under(merged, f"rank{r}/{role}/") for r in ranks]
-    if len(ranks) == 1:
+    if int(merged["size"]) == worker.size:
         return _join(channel, {**equal, **own[0]})
     combined = dict(equal)
     for key in own[0]:

@@ -17,6 +17,10 @@ from gossamer.worker.finite import all_finite
 from gossamer.worker.quorum import Stand
 
 
+# What torch's optimizers count per parameter: for a scalar parameter these have the shape of a momentum.
+COUNTERS = ("step", "eta", "mu", "mu_product")
+
+
 class Worker:
     """One rank's side of a training run; it is the `Loop` that schedules see."""
 
@@ -53,8 +57,7 @@ class Worker:
 
     @property
     def lrs(self) -> list[float]:
-        rates = self._rates()
-        return [rates[c.layout.segments[0].name] for c in self.channels]
+        return [c.rate(self.optimizer) for c in self.channels]
 
     @property
     def states(self) -> list[State]:
@@ -162,12 +165,16 @@ class Worker:
 
     def seat(self, index: int) -> Seat:
         draw = Draw(self.seed, self.step, self.rank)
-        return Seat(self.rank, self.size, self.step, draw, self.scale, self.lrs[index], self.channels[index].shift)
-
-    def program(self, index: int, flat: Tensor) -> Start:
-        """The request that sends one channel's values on their way; its state waits in drafts until all have arrived."""
         channel = self.channels[index]
-        exchange, block = channel.exchange, Block(flat, channel.layout)
+        return Seat(self.rank, self.size, self.step, draw, self.scale, channel.rate(self.optimizer), channel.shift)
+
+    def program(self, index: int, flat: Tensor, reuse: bool = False) -> Start:
+        """The request that sends one channel's values on their way; its state waits in drafts until all have arrived.
+
+        With `reuse`, the mean may be written over the values.
+        """
+        channel = self.channels[index]
+        exchange, block = channel.exchange, Block(flat, channel.layout, flat if reuse and not self.measuring else None)
         assert isinstance(exchange, Exchange)
         kept, carried = Draft(channel.states["memory"]), Draft(channel.states["exchange"])
         self._drafts[index] = kept, carried
@@ -274,15 +281,15 @@ class Worker:
             if not tensor.isfinite().all():
                 tensor.zero_()
 
-    def _rates(self) -> dict[str, float]:
-        by_id = {id(p): float(g["lr"]) for g in self.optimizer.param_groups for p in g["params"]}
-        return {n: by_id.get(id(p), 0.0) for n, p in self.named.items()}
-
     def _rate_groups(self) -> dict[str, int]:
-        """Parameters with different learning rates do not share a channel; groups that share a rate do."""
-        rates = self._rates()
-        known = sorted(set(rates.values()))
-        return {n: known.index(r) for n, r in rates.items()}
+        """Parameters with different learning rates do not share a channel; groups that start with one rate do.
+
+        What counts is the rate before any schedule, so that a resumed run cuts the model as the first run did.
+        """
+        groups = self.optimizer.param_groups
+        rates = [float(g.get("initial_lr", g["lr"])) for g in groups]
+        first = {id(p): rates.index(rates[i]) for i, g in enumerate(groups) for p in g["params"]}
+        return {n: first.get(id(p), 0) for n, p in self.named.items()}
 
     def _buffers(self) -> list[Tensor]:
         """The optimizer's tensors that follow the gradient (momenta), not its counters."""
@@ -290,7 +297,8 @@ class Worker:
         found = list[Tensor]()
         for p in self.named.values():
             values: dict[str, Any] = state.get(p, {})
-            found += [t for _, t in sorted(values.items()) if isinstance(t, Tensor) and t.shape == p.shape and t.dim()]
+            kept = [t for key, t in sorted(values.items()) if key not in COUNTERS and isinstance(t, Tensor)]
+            found += [t for t in kept if t.shape == p.shape]
         return found
 
 

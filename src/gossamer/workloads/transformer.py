@@ -37,7 +37,9 @@ class Transformer(nn.Module):
     5808640
     """
 
-    def __init__(self, vocabulary: int = 2048, width: int = 256, layers: int = 6, heads: int = 4, length: int = 32) -> None:
+    def __init__(
+        self, vocabulary: int = 2048, width: int = 256, layers: int = 6, heads: int = 4, length: int = 32
+    ) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.layers = nn.Sequential(*(Layer(width, heads) for _ in range(layers)))

@@ -119,7 +119,7 @@ def _low_bits(rice: Bytes, count: int) -> int:
     bits = 0
     for block in range(rice.size):
         bits += np.int64(rice[block]) * min(INDEX_BLOCK, count - block * INDEX_BLOCK)
-    return bits
+    return int(bits)
 
 
 @kernel
@@ -146,4 +146,4 @@ def _read(rice: Bytes, low: Words, unary: Words, n: int, indices: Ints, lowest: 
             indices[count] = index
             rest ^= one
             at, end, count = at + r, here, count + 1
-    return end + 1 if count == indices.size else -1
+    return int(end + 1) if count == indices.size else -1

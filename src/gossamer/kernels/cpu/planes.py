@@ -41,7 +41,10 @@ def _packer(width: int) -> Move:
 
 
 def _unpacker(width: int) -> Read:
-    """Plane reader of one width: shifts each code up and puts the plane's bits below; `keep` is 0 for a first plane, else 255."""
+    """Plane reader of one width: shifts each code up and puts the plane's bits below.
+
+    `keep` is 0 for the first plane of a block, which forgets the block before it, and 255 for the others.
+    """
     rows, mask = 8 // width, (1 << width) - 1
 
     @kernel

@@ -109,22 +109,15 @@ def _compact(x: Floats, bits: Ints, bar: np.int32, indices: Ints, values: Floats
             found = np.uint64(0)
             for w in range(8):
                 found |= words[8 * line + w]
-            if found != 0:
-                count = _collect(x, lo, flags, words, line, indices, values, count)
-    return count
-
-
-@kernel
-def _collect(
-    x: Floats, lo: int, flags: Flags, words: Words, line: int, indices: Ints, values: Floats, count: int
-) -> int:
-    for w in range(8 * line, 8 * line + 8):
-        if words[w] != 0:
-            for j in range(8 * w, 8 * w + 8):
-                if flags[j]:
-                    indices[count] = lo + j
-                    values[count] = x[lo + j]
-                    count += 1
+            if found == 0:
+                continue
+            for w in range(8 * line, 8 * line + 8):
+                if words[w] != 0:
+                    for j in range(8 * w, 8 * w + 8):
+                        if flags[j]:
+                            indices[count] = lo + j
+                            values[count] = x[lo + j]
+                            count += 1
     return count
 
 

@@ -67,7 +67,14 @@ def _sum(x: Floats, sums: Doubles, group: int) -> None:
     wide()
     whole = x.size // 64
     rows = x[: whole * 64].reshape(whole, 64)
-    for i in range(whole):
+    eights = whole // 8 * 8
+    for i in range(0, eights, 8):
+        for j in range(64):
+            total = sums[group, j]
+            for k in range(8):
+                total += np.float64(np.abs(rows[i + k, j]))
+            sums[group, j] = total
+    for i in range(eights, whole):
         for j in range(64):
             sums[group, j] += np.float64(np.abs(rows[i, j]))
     for j in range(x.size - whole * 64):

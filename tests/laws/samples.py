@@ -1,0 +1,186 @@
+"""Instances of every registered part, so that a new part stands before every law without anyone remembering.
+
+A part whose required fields can be guessed from their annotations needs nothing here. Otherwise, and for settings worth
+trying besides the defaults, add texts to `MORE`.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
+from itertools import product
+from typing import Any, get_type_hints
+
+from gossamer import recipes as presets
+from gossamer.codecs import FP32
+from gossamer.core.contracts import (
+    Codec,
+    Controller,
+    Exchange,
+    LinearCodec,
+    Memory,
+    Mixer,
+    Quorum,
+    Schedule,
+    Topology,
+)
+from gossamer.core.errors import RecipeError
+from gossamer.core.parts import Part, parse, registry
+from gossamer.exchanges import AllReduced
+from gossamer.recipe import Recipe
+
+MORE: dict[str, tuple[str, ...]] = {
+    "accordion": ("accordion(scatter(qsgd(bits=8)), scatter(qsgd(bits=4)), 2, interval=1)",),
+    "accordion_batch": ("accordion_batch(4, 2, interval=1)",),
+    "diana": ("diana(alpha=0.25)", "diana(momentum=0.5)"),
+    "error_feedback": ("error_feedback(decay=0.9)", "error_feedback(units='update')"),
+    "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
+    "exponential": ("exponential(count=2)", "exponential(count=3)"),
+    "first": ("first(backups=0)", "first(over=scatter(qsgd()))"),
+    "gossip": ("gossip(every=2)", "gossip(overlap=True)"),
+    "local_sgd": ("local_sgd(2, warmup=2)",),
+    "none": ("none(allow_biased=True)",),
+    "overlap_local_sgd": ("overlap_local_sgd(2, beta=0.0)",),
+    "powersgd": ("powersgd(rank=1)", "powersgd(rank=64, min_ratio=1.0)"),
+    "push_sum": ("push_sum(topology=ring())", "push_sum(topology=complete())"),
+    "qsgd": (
+        "qsgd(bits=1, bucket=7)",
+        "qsgd(bits=2)",
+        "qsgd(bits=3, bucket=64, norm='l2')",
+        "qsgd(bits=8, bucket=1)",
+    ),
+    "rule": ("rule('ndim < 2', allreduce(fp32()))", "rule(\"name == 'a*'\", gather(topk()), error_feedback())"),
+    "slowmo": ("slowmo(2, buffers='average')", "slowmo(2, buffers='reset')", "slowmo(2, inner=push_sum())"),
+    "ternary": ("ternary(clip=0.0)", "ternary(levels=7)", "ternary(clip=0.0, levels=127)"),
+    "topk": (
+        "topk(ratio=0.3)",
+        "topk(ratio=1.0)",
+        "topk(ratio=0.3, scope='global')",
+        "topk(ratio=0.3, index='rice')",
+        "topk(ratio=0.05, scope='global', index='rice')",
+    ),
+}
+
+GUESSES: dict[Any, Any] = {
+    int: 2,
+    float: 1.5,
+    bool: True,
+    str: "ndim < 2",
+    Codec: FP32(),
+    LinearCodec: FP32(),
+    Exchange: AllReduced(FP32()),
+}
+
+
+def guess(make: Callable[..., Any], accepted: dict[str, bool]) -> Any:
+    """Call with the required arguments guessed from their annotations; `accepted` says which are required."""
+    hints = get_type_hints(make)
+    missing = [name for name, required in accepted.items() if required]
+    unknown = [f"{name}: {hints.get(name)}" for name in missing if hints.get(name) not in GUESSES]
+    assert not unknown, f"no sample of {make}: add one to MORE or GUESSES in tests/laws/samples.py for {unknown}"
+    return make(**{name: GUESSES[hints[name]] for name in missing})
+
+
+def plainest(part: type[Part]) -> Part:
+    """The part with every default, and guesses for what has none."""
+    return guess(part, {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(part)})  # pyright: ignore
+
+
+def samples(*kinds: str) -> list[Any]:
+    """The plainest instance of every part of these kinds, and the others worth trying."""
+    unheard = MORE.keys() - registry.of().keys()
+    assert not unheard, f"tests/laws/samples.py speaks of parts that do not exist: {sorted(unheard)}"
+    out = list[Any]()
+    for name, part in registry.of(*kinds).items():
+        for sample in (plainest(part), *map(parse, MORE.get(name, ()))):
+            if sample not in out:
+                out.append(sample)
+    return out
+
+
+def codecs() -> list[Codec]:
+    return [c for c in samples("codec") if isinstance(c, Codec)]
+
+
+def linear_codecs() -> list[LinearCodec]:
+    return [c for c in samples("codec") if isinstance(c, LinearCodec)]
+
+
+def exchanges() -> list[Exchange]:
+    """Every exchange around every codec that it accepts."""
+    plain = [e for e in samples("exchange") if isinstance(e, Exchange)]
+    carriers = [type(e) for e in plain if any(f.name == "codec" for f in fields(e))]  # pyright: ignore
+    carried = [e for make, codec in product(carriers, samples("codec")) for e in legal(make, codec)]
+    return [*carried, *(e for e in plain if e not in carried)]
+
+
+def mixers() -> list[Mixer]:
+    return [e for e in samples("exchange") if isinstance(e, Mixer)]
+
+
+def quorums() -> list[Quorum]:
+    return [e for e in samples("exchange") if isinstance(e, Quorum)]
+
+
+def memories() -> list[Memory]:
+    return samples("memory")
+
+
+def schedules() -> list[Schedule]:
+    return samples("schedule")
+
+
+def topologies() -> list[Topology]:
+    return samples("topology")
+
+
+def controllers() -> list[Controller]:
+    return samples("controller")
+
+
+def preset_recipes() -> dict[str, Recipe]:
+    """Every preset, with guesses for the arguments that have no default."""
+    return {name: guess(make, _required(make)) for name, make in presets.presets().items()}
+
+
+def recipes() -> list[Recipe]:
+    """All presets, every exchange with every memory it bears, and every schedule and controller with a recipe it bears."""
+    out = list(preset_recipes().values())
+    pairs = product(exchanges(), memories())
+    out += [r for e, m in pairs for r in legal(Recipe, e, m)]
+    carriers = [*(r for r in preset_recipes().values()), *(Recipe.of(f"{m} + gossip()") for m in mixers())]
+    for base, schedule in product(carriers, schedules()):
+        out += legal(Recipe, base.exchange, base.memory, schedule)
+    for base, controller in product(carriers, controllers()):
+        out += legal(Recipe, base.exchange, base.memory, base.schedule, controller)
+    return list({repr(r): r for r in out}.values())
+
+
+def legal(make: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
+    """What is made of these arguments, or nothing where they are refused."""
+    try:
+        yield make(*arguments)
+    except RecipeError:
+        return
+
+
+def _required(make: Callable[..., Any]) -> dict[str, bool]:
+    parameters = inspect.signature(make).parameters.values()
+    return {p.name: p.default is inspect.Parameter.empty for p in parameters}
+
+
+__all__ = [
+    "codecs",
+    "controllers",
+    "exchanges",
+    "legal",
+    "linear_codecs",
+    "memories",
+    "mixers",
+    "plainest",
+    "preset_recipes",
+    "quorums",
+    "recipes",
+    "samples",
+    "schedules",
+    "topologies",
+]
