@@ -227,6 +227,8 @@ def _quoted(value: Part) -> str:
 def _check(recipe: Recipe) -> None:
     """Refuse what cannot be right, with the reason and the fix."""
     exchange, memory, schedule = recipe.exchange, recipe.memory, recipe.schedule
+    for value, kind in (memory, Memory), (schedule, Schedule), (recipe.controller, Controller):
+        require(isinstance(value, kind), f"{value!r} is no {kind.kind}")  # pyright: ignore[reportUnnecessaryIsInstance]
     plain = memory == NoMemory()
     if isinstance(exchange, Mixer):
         require(
@@ -247,7 +249,7 @@ def _check(recipe: Recipe) -> None:
         )
         return
     require(
-        isinstance(exchange, Exchange | Quorum),
+        isinstance(exchange, Exchange | Quorum),  # pyright: ignore[reportUnnecessaryIsInstance]
         f"{exchange!r} is no exchange; "
         + (f"put it in one: gather({exchange}) or allreduce({exchange})" if _is_codec(exchange) else "name one first"),
     )
@@ -267,6 +269,11 @@ def _check(recipe: Recipe) -> None:
         )
         return
     _check_pair(exchange, memory)
+    require(
+        schedule.averages_gradients or getattr(memory, "units", "gradient") == "gradient",
+        f"{memory} under {schedule}: differences of parameters already come in units of the update, whatever the learning "
+        f"rate; leave units out: {memory.name}()",
+    )
     for other in recipe.routes.values():
         _check_pair(other, memory)
     for level in (getattr(recipe.controller, n, None) for n in ("mild", "harsh")):

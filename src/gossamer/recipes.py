@@ -29,7 +29,7 @@ def bf16() -> Recipe:
 
     Paper: none; half the bytes of full precision.
     """
-    return Recipe(Scatter(BF16(), feedback=0.0))
+    return Recipe(Scatter(BF16()))
 
 
 def fp16() -> Recipe:
@@ -37,7 +37,7 @@ def fp16() -> Recipe:
 
     Paper: none; half the bytes of full precision.
     """
-    return Recipe(Scatter(FP16(), feedback=0.0))
+    return Recipe(Scatter(FP16()))
 
 
 def terngrad(clip: float = 2.5, levels: int = 1) -> Recipe:

@@ -143,7 +143,7 @@ def preset_recipes() -> dict[str, Recipe]:
 
 
 def recipes() -> list[Recipe]:
-    """All presets, every exchange with every memory it bears, and every schedule and controller with a recipe it bears."""
+    """All presets, every exchange with every memory it bears, every schedule and controller with what bears it."""
     out = list(preset_recipes().values())
     pairs = product(exchanges(), memories())
     out += [r for e, m in pairs for r in legal(Recipe, e, m)]

@@ -35,9 +35,16 @@ def test_the_odd_rank_among_many_is_named() -> None:
         train(crew(*["topk(ratio=0.1)"] * 2, "topk(ratio=0.2)", "topk(ratio=0.1)"), pull, 2)
 
 
-def test_a_rank_that_speaks_more_rarely_is_a_deadlock_explained() -> None:
+def test_a_rank_that_never_speaks_is_a_deadlock_explained() -> None:
     with pytest.raises(DeadlockError, match=r"(?s)rank 0 waits for .*rank 1 has ended"):
+        train(crew("local_sgd(2)", "local_sgd(7)"), pull, 6)
+
+
+def test_averages_of_different_steps_do_not_meet() -> None:
+    with pytest.raises(PeerError, match="rank 0 is at .*, step 2 while rank 1 is at .*, step 4"):
         train(crew("local_sgd(2)", "local_sgd(4)"), pull, 6)
+    with pytest.raises(PeerError, match="rank 0 is at .*, step 2 while rank 1 is at .*, step 1"):
+        train(crew("local_sgd(2)", "allreduce"), pull, 4)
 
 
 def test_gossip_of_different_shapes_is_an_error() -> None:

@@ -58,10 +58,13 @@ class QSGD(Codec):
         return self._omega(min(self.bucket, max(layout.numel, 1)))
 
     def _omega(self, n: int) -> float:
+        """The least upper bounds: some bucket of n elements attains them, or nearly so."""
         s = max(2 ** (self.bits - 1) - 1, 1)
         if self.bits == 1:
             return n - 1.0
-        return n / (4 * s**2) if self.norm == "max" else min(n / s**2, n**0.5 / s)
+        if self.norm == "max":
+            return ((1 + (n - 1) / s**2) ** 0.5 - 1) / 2
+        return n**0.5 / s - 1 if n >= 4 * s**2 else n / (4 * s**2)
 
     def wire_bytes(self, layout: Layout) -> int:
         return 4 * self._buckets(layout) + kernels.quantise_bytes(layout.numel, self.bits)

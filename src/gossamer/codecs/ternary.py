@@ -57,13 +57,11 @@ class Ternary(Codec, LinearCodec):
         return False  # its variance can exceed the gradient itself
 
     def omega(self, layout: Layout) -> float:
-        """Per tensor of d elements at most (1 + sqrt d) / 2 - 1 with one level, d / (4 L^2) with L of them."""
+        """Per tensor of d elements at most (sqrt(1 + (d - 1) / L^2) - 1) / 2, with its own scale."""
         if not self.unbiased:
             return float("inf")
-        largest = max((s.numel for s in layout.segments), default=0)
-        return min(
-            (largest**0.5 - 1) / 2 if self.levels == 1 else float("inf"), largest / (4 * self.levels**2)
-        )
+        largest = max((1, *(s.numel for s in layout.segments)))
+        return ((1 + (largest - 1) / self.levels**2) ** 0.5 - 1) / 2
 
     def wire_bytes(self, layout: Layout) -> int:
         return 4 * len(layout.segments) + _payload_bytes(layout.numel, self.levels)

@@ -23,9 +23,10 @@ from gossamer.core.verbs import (
 class Scatter(Exchange):
     """Cut the block into N chunks; every chunk's owner sums what all send it, encodes the mean again and tells everybody.
 
-    All-to-all of N - 1 chunk wires, decode and sum in rank order, encode, all-gather. The owner's own share never travels
-    and is exact. `feedback` is how much of the second encoding's error the owner adds to its next mean: 1 repairs a biased
-    codec, 0 suits an unbiased one (these are the defaults); under DIANA it is DIANA's rate, so that all follow one mean.
+    All-to-all of N - 1 chunk wires, decode and sum (the own share first, then in rank order), encode, all-gather. The own
+    share never travels
+    and is exact. `feedback` is how much of the second encoding's error the owner adds to its next mean: by default 1 for a
+    codec that needs error feedback and 0 for others; under DIANA it is DIANA's rate, so that all follow one mean.
 
     Wire: 2 (N-1)/N of one message each way, whatever N.
 
@@ -82,16 +83,15 @@ class Scatter(Exchange):
             for j, c in enumerate(chunks)
         ]
         arrived = yield from _exchange(codec, wires, chunks[rank].layout, rank)
-        total = torch.zeros_like(chunks[rank].flat)
+        total = chunks[rank].flat.clone()
         for j, wire in enumerate(arrived):
-            if j == rank:
-                total.add_(chunks[rank].flat)
-            else:
+            if j != rank:
                 codec.accumulate(wire, chunks[rank].layout, total, 1.0)
         answer = self._answer(chunks[rank].like(total.div_(seat.size)), block, state, seat)
         answers = yield from _publish(codec, answer, block.layout.chunks(seat.size))
-        mean = block.for_mean().zero_()
+        mean = block.for_mean()
         for wire, chunk in zip(answers, block.like(mean).chunks(seat.size), strict=True):
+            chunk.flat.zero_()  # chunk by chunk, so that it is still in the cache when it is added to
             codec.accumulate(wire, chunk.layout, chunk.flat, 1.0)
 
         def add_sent(into: Tensor, weight: float) -> None:
@@ -106,7 +106,7 @@ class Scatter(Exchange):
     def _answer(self, mean: Block, block: Block, state: State, seat: Seat) -> Tensor:
         """Encode my chunk's mean; what the encoding loses is owed to the next step."""
         again = seat._replace(draw=seat.draw.again())
-        rate = seat.shift or (self.feedback if self.feedback is not None else float(not self.codec.unbiased))
+        rate = seat.shift or (self.feedback if self.feedback is not None else float(self.codec.needs_feedback))
         if rate == 0:
             return self.codec.encode(mean, state, again)
         owed = _owed(block, state, seat)

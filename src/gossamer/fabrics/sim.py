@@ -231,7 +231,7 @@ class _Simulation:
 
     def hold(self, present: list[tuple[_Task, Collective]]) -> None:
         tasks, verbs = [t for t, _ in present], [v for _, v in present]
-        mismatch = _mismatch(verbs)
+        mismatch = _mismatch(verbs) or _astray(tasks)
         began = max(t.clock for t in tasks)
         if mismatch:
             for task in tasks:
@@ -333,6 +333,18 @@ def _mismatch(verbs: list[Collective]) -> str:
     for rank, verb in enumerate(verbs):
         if _describe(verb) != first:
             return f"rank 0 asks {first} while rank {rank} asks {_describe(verb)}"
+    return ""
+
+
+def _astray(tasks: list[_Task]) -> str:
+    """Requests of one size can still belong to different blocks or steps; their sum would be nonsense."""
+    first = tasks[0]
+    for t in tasks:
+        if (t.step, t.ticket.label) != (first.step, first.ticket.label) and t.step and first.step:
+            return (
+                f"rank 0 is at {first.ticket.label!r}, step {first.step} "
+                f"while rank {t.rank} is at {t.ticket.label!r}, step {t.step}"
+            )
     return ""
 
 

@@ -11,7 +11,6 @@ from gossamer.kernels.cpu.compile import Floats, Ints, kernel
 from gossamer.kernels.cpu.hints import prefetch, wide
 
 Flags = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.uint64]
 _BLOCK = 1024
 _NAN = 0x7F800001  # one key for every NaN, above infinity
 _SMALL = 1 << 16  # below this, selecting among all elements is faster than sampling
@@ -105,19 +104,13 @@ def _compact(x: Floats, bits: Ints, bar: np.int32, indices: Ints, values: Floats
         prefetch(bits, hi, hi + _BLOCK)
         _flag(bits[lo:hi], bar, flags)
         flags[hi - lo :] = 0
-        for line in range(_BLOCK // 64):
-            found = np.uint64(0)
-            for w in range(8):
-                found |= words[8 * line + w]
-            if found == 0:
-                continue
-            for w in range(8 * line, 8 * line + 8):
-                if words[w] != 0:
-                    for j in range(8 * w, 8 * w + 8):
-                        if flags[j]:
-                            indices[count] = lo + j
-                            values[count] = x[lo + j]
-                            count += 1
+        for w in range(words.size):
+            if words[w] != 0:
+                for j in range(8 * w, 8 * w + 8):
+                    if flags[j]:
+                        indices[count] = lo + j
+                        values[count] = x[lo + j]
+                        count += 1
     return count
 
 

@@ -1,0 +1,185 @@
+"""The charts as data. The page draws them with its script, `figures` draws them for papers: same points, same titles."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from gossamer.record import Record, Run
+from gossamer.report.facts import Facts
+from gossamer.report.words import number, quality
+
+POINTS = 12_000  # in one chart: more cannot be seen, and the page has to stay small
+LOG_FROM = 50  # positive values that span more than this factor start on a logarithmic axis
+
+Kind = Literal["seconds", "bytes", "count", "number"]
+Point = tuple[float, float | None, int, float | None]  # x, y, optimizer step, y averaged over its neighbours
+
+
+@dataclass(frozen=True)
+class Axis:
+    label: str
+    kind: Kind
+    log: bool
+
+
+@dataclass(frozen=True)
+class Series:
+    run: int  # its place in the record
+    points: list[Point]
+
+
+@dataclass(frozen=True)
+class Target:
+    value: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Lines:
+    """y over x, one line per run."""
+
+    id: str
+    title: str
+    caption: str
+    x: Axis
+    y: Axis
+    series: list[Series]
+    marks: bool  # few points, each of them worth a mark
+    target: Target | None = None
+    kind: Literal["lines"] = "lines"
+
+
+@dataclass(frozen=True)
+class Bar:
+    run: int
+    parts: list[float]  # seconds
+    total: float | None
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Where a step's time goes, one bar per run."""
+
+    id: str
+    title: str
+    caption: str
+    parts: list[str]
+    rows: list[Bar]
+    kind: Literal["bars"] = "bars"
+
+
+Chart = Lines | Bars
+
+
+def charts(facts: Facts) -> list[Chart]:
+    """All charts that this record has something to say in.
+
+    >>> from gossamer.report.facts import study
+    >>> charts(study(Record("", "", "lm", "", "loss", True, 1, 4, "200mbit", 0)))
+    []
+    """
+    drawn: list[Chart] = [_quality_time(facts), _quality_bytes(facts), _loss_time(facts), _step_time(facts)]
+    drawn.append(_residuals(facts))
+    return [c for c in drawn if (c.series if isinstance(c, Lines) else c.rows)]
+
+
+def _quality_time(facts: Facts) -> Lines:
+    lines = [(i, [(e.seconds, e.quality, e.step) for e in r.evaluations]) for i, r in _runs(facts)]
+    caption = "Lower and further left is better." if facts.record.lower_is_better else "Higher and further left is better."
+    name = quality(facts.record.metric)
+    return _lines("quality-time", f"{_capital(name)} over time", caption, ("time", "seconds"), name, lines, facts)
+
+
+def _quality_bytes(facts: Facts) -> Lines:
+    lines = [(i, [(float(e.sent), e.quality, e.step) for e in r.evaluations]) for i, r in _runs(facts)]
+    name = quality(facts.record.metric)
+    caption = "What each host had put on its link by then, by the ledger."
+    return _lines("quality-bytes", f"{_capital(name)} over bytes sent", caption, ("sent per host", "bytes"), name, lines, facts)
+
+
+def _loss_time(facts: Facts) -> Lines:
+    lines = [(i, [(s.seconds, s.loss, s.step) for s in r.steps]) for i, r in _runs(facts)]
+    window = max((_window(len(points)) for _, points in lines), default=1)
+    mean = f" Bold: the mean over up to {window} steps." if window > 1 else ""
+    caption = f"As the first worker saw it. Thin: every step.{mean}" if mean else "As the first worker saw it."
+    return _lines("loss-time", "Training loss over time", caption, ("time", "seconds"), "training loss", lines, None)
+
+
+def _residuals(facts: Facts) -> Lines:
+    lines = [(i, [(float(s), v, s) for s, v in r.residuals]) for i, r in _runs(facts)]
+    caption = "What error feedback still owes the model. It should level off; growth without end means too little gets through."
+    return _lines("residuals", "Residual norm", caption, ("step", "count"), "norm", lines, None, smooth=False)
+
+
+def _step_time(facts: Facts) -> Bars:
+    rows = [
+        Bar(r.index, [r.compute or 0.0, r.codec or 0.0, r.wait or 0.0], r.step)
+        for r in sorted(facts.rows, key=lambda r: (r.step is None, r.step or 0.0))
+        if r.run.steps and (r.compute or r.codec or r.wait or r.step)
+    ]
+    caption = (
+        "Medians over the steps. Computing and waiting happen one after the other; encoding and decoding runs beside them where it "
+        "can, so a bar may be longer than its step. The tick is the whole step by the clock."
+    )
+    return Bars("step-time", "Where a step's time goes", caption, ["compute", "codec", "exposed wait"], rows)
+
+
+def _lines(
+    id: str,
+    title: str,
+    caption: str,
+    x: tuple[str, Kind],
+    y: str,
+    lines: list[tuple[int, list[tuple[float, float, int]]]],
+    facts: Facts | None,
+    smooth: bool = True,
+) -> Lines:
+    """With facts: a chart of quality, which has marks and the baseline's final quality to aim at."""
+    lines = [(i, points) for i, points in lines if points]
+    limit = max(50, POINTS // max(1, len(lines)))
+    marks = facts is not None
+    series = [Series(i, _thin(_smooth(points, smooth and not marks), limit)) for i, points in lines]
+    target = None
+    if facts is not None and facts.target is not None:
+        target = Target(facts.target, f"{facts.record.baseline}'s final {number(facts.target)}")
+    xs = [p[0] for s in series for p in s.points]
+    ys = [p[1] for s in series for p in s.points if p[1] is not None]
+    x_axis, y_axis = Axis(*x, log=x[1] == "bytes" and _wide(xs)), Axis(y, "number", _wide(ys))
+    return Lines(id, title, caption, x_axis, y_axis, series, marks, target)
+
+
+def _window(count: int) -> int:
+    return 2 * (count // 50) + 1
+
+
+def _smooth(points: list[tuple[float, float, int]], wanted: bool) -> list[Point]:
+    """Each point with the mean over its neighbours; JSON knows no infinity, so a value that is not finite becomes a gap."""
+    half = _window(len(points)) // 2
+    finite = [y if math.isfinite(y) else None for _, y, _ in points]
+    out: list[Point] = []
+    for i, (x, _, step) in enumerate(points):
+        around = finite[max(0, i - half) : i + half + 1]
+        kept = [v for v in around if v is not None]
+        mean = sum(kept) / len(kept) if kept and finite[i] is not None else None
+        out.append((x, finite[i], step, mean if wanted and half else None))
+    return out
+
+
+def _thin(points: list[Point], limit: int) -> list[Point]:
+    """Evenly spaced points, always with the first and the last."""
+    if len(points) <= limit:
+        return points
+    return [points[round(i * (len(points) - 1) / (limit - 1))] for i in range(limit)]
+
+
+def _wide(values: list[float]) -> bool:
+    positive = [v for v in values if v > 0]
+    return bool(positive) and len(positive) == len(values) and max(positive) > LOG_FROM * min(positive)
+
+
+def _runs(facts: Facts) -> list[tuple[int, Run]]:
+    return list(enumerate(facts.record.runs))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,97 @@
+"""The page: one HTML file with everything in it, that needs no network to open."""
+
+import json
+import os
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from gossamer.record import Record
+from gossamer.report import words
+from gossamer.report.charts import charts
+from gossamer.report.facts import Facts, study
+from gossamer.report.headline import headline
+from gossamer.report.layers import layers
+from gossamer.report.palette import INK, PARTS, styles
+
+
+def render(record: Record) -> str:
+    """The whole report as one HTML document.
+
+    >>> page = render(Record("gossamer compare", "", "lm", "", "loss", True, 1, 4, "200mbit", 0))
+    >>> page.startswith("<!doctype html>"), "No run left a result." in page
+    (True, True)
+    """
+    facts = study(record)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(number=words.number, seconds=words.seconds, size=words.size, rate=words.rate)
+    page = environment.from_string(_asset("page.html")).render(
+        facts=facts,
+        record=record,
+        head=headline(facts),
+        metric=words.quality(record.metric),
+        layers=layers(record),
+        styles=styles(record),
+        ink=INK,
+        parts=PARTS,
+        longest=max((r.reached or 0.0 for r in facts.rows), default=0.0),
+        data=Markup(embed(data(facts))),
+        css=Markup(_asset("page.css")),
+        scripts=[Markup(_asset(name)) for name in ("scale.js", "lines.js", "bars.js", "page.js")],
+    )
+    return page + "\n"
+
+
+def write_html(record: Record, path: Path) -> None:
+    """Render to a file, by way of another one: what was there before survives a full disk."""
+    replace(Path(path), render(record))
+
+
+def replace(path: Path, content: str | bytes) -> None:
+    """Write, then rename."""
+    half = path.with_name(path.name + ".part")
+    try:
+        half.write_bytes(content if isinstance(content, bytes) else content.encode())
+        os.replace(half, path)
+    except OSError:
+        half.unlink(missing_ok=True)
+        raise
+
+
+def data(facts: Facts) -> dict[str, Any]:
+    """What the page's script draws from."""
+    look = styles(facts.record)
+    base = facts.base
+    return {
+        "runs": [
+            {"name": run.name, "mark": look[i].mark, "dashed": look[i].dashed, "failed": run.status != "ok"}
+            for i, run in enumerate(facts.record.runs)
+        ],
+        "baseline": base.index if base else None,
+        "charts": [asdict(chart) for chart in charts(facts)],
+        "rows": [
+            {name: value for name, value in vars(row).items() if name != "run"}
+            | {"name": row.run.name, "logical": row.run.logical_bytes, "wire": row.run.wire_bytes, "nic": row.run.nic_bytes}
+            for row in facts.rows
+        ],
+    }
+
+
+def embed(value: dict[str, Any]) -> str:
+    """JSON that may stand inside a script element, whatever a name or an error message contains.
+
+    >>> embed({"a": "</script>"})
+    '{"a":"\\\\u003c/script\\\\u003e"}'
+    """
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _asset(name: str) -> str:
+    return files("gossamer.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,50 @@
+"""One colour and one mark per run, the same everywhere. The hues stay apart for colour-blind eyes; the marks help the rest of the way."""
+
+from typing import NamedTuple
+
+from gossamer.record import Record
+
+
+class Colour(NamedTuple):
+    light: str  # on a white page
+    dark: str  # on a dark page
+
+
+INK = Colour("#1c1e21", "#e8e8e6")  # the baseline: no hue, dashed
+HUES = [
+    Colour("#0b6fb8", "#5aaef0"),  # blue
+    Colour("#d0480a", "#ff8a50"),  # vermilion
+    Colour("#00896b", "#3cc9a3"),  # green
+    Colour("#a8428f", "#e08ac9"),  # purple
+    Colour("#b57f00", "#e6b93c"),  # ochre
+    Colour("#4f9fc9", "#9bd7f5"),  # sky
+    Colour("#7a5230", "#c79d78"),  # brown
+    Colour("#6d5fd0", "#a79cf5"),  # violet
+]
+PARTS = [Colour("#8b9098", "#8a8f98"), Colour("#b57f00", "#e6b93c"), Colour("#d0480a", "#ff8a50")]
+MARKS = ["circle", "square", "triangle", "diamond"]
+
+
+class Style(NamedTuple):
+    colour: Colour
+    mark: str
+    dashed: bool
+
+
+def styles(record: Record) -> list[Style]:
+    """By a run's place in the record. After eight runs the hues come round again, with other marks.
+
+    >>> styles(Record("", "", "", "", "loss", True, 1, 2, "unshaped", 0))
+    []
+    """
+    base = record.run(record.baseline)
+    out: list[Style] = []
+    place = 0
+    for run in record.runs:
+        if run is base:
+            out.append(Style(INK, "circle", True))
+        else:
+            turn, hue = divmod(place, len(HUES))
+            out.append(Style(HUES[hue], MARKS[(hue + turn) % len(MARKS)], False))
+            place += 1
+    return out

@@ -1,0 +1,90 @@
+"""Numbers and networks in plain words, the same on the page, in Markdown and in figures."""
+
+import math
+import re
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Three digits that count: 4.10, 0.184, 1 234, 2.1e-05.
+
+    >>> [number(v) for v in (4.1, 0.1842, 1234.4, 0.0000213, 0.0, -2.5)]
+    ['4.10', '0.184', '1 234', '2.1e-05', '0', '−2.50']
+    """
+    if value is None or not math.isfinite(value):
+        return "not finite" if value is not None else "–"
+    if value < 0:
+        return MINUS + number(-value, digits)
+    if value == 0:
+        return "0"
+    if value < 0.001:
+        return f"{value:.{digits - 2}e}"
+    if value >= 10 ** (digits - 1) - 0.5:
+        return f"{value:,.0f}".replace(",", "\N{NO-BREAK SPACE}")
+    # The decimals follow from the number as it will be shown: 9.996 is 10.0, not 10.00.
+    shown = float(f"{value:.{digits - 1}e}")
+    return f"{value:.{digits - 1 - math.floor(math.log10(shown))}f}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration that one can say aloud.
+
+    >>> [seconds(v) for v in (0.2114, 4.26, 31.2, 172.0, 1500.0, 9000.0)]
+    ['211 ms', '4.3 s', '31 s', '172 s', '25 min', '2.5 h']
+    """
+    if value is None or not math.isfinite(value):
+        return number(value)
+    if value < 0.9995:
+        return f"{number(value * 1e3)} ms"
+    if value < 1000:
+        return f"{value:.1f} s" if value < 9.95 else f"{value:.0f} s"
+    if value < 7200:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3600:.1f} h"
+
+
+def size(value: float | None) -> str:
+    """Bytes in decimal units, as network people count.
+
+    >>> [size(v) for v in (0, 999, 34_900_000, 5_240_000_000)]
+    ['0 B', '999 B', '34.9 MB', '5.24 GB']
+    """
+    if value is None or not math.isfinite(value):
+        return number(value)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5 or (unit == "B" and value < 1000):
+            return f"{value:.0f} B" if unit == "B" else f"{number(value)} {unit}"
+        value /= 1e3
+    return f"{number(value)} TB"
+
+
+def rate(text: str) -> str:
+    """The network of a record, spelt out.
+
+    >>> rate("200mbit"), rate("1gbit,100mbit"), rate("unshaped")
+    ('200 Mbit/s', '1 Gbit/s, 100 Mbit/s', 'an unshaped network')
+    """
+    if text == "unshaped":
+        return "an unshaped network"
+    units = {"k": "kbit/s", "m": "Mbit/s", "g": "Gbit/s"}
+    spelt = re.sub(r"(\d)\s*([kmg])bit\b", lambda m: f"{m[1]} {units[m[2].lower()]}", text, flags=re.IGNORECASE)
+    return re.sub(r",\s*", ", ", spelt)
+
+
+def quality(metric: str) -> str:
+    """The metric's name, always saying that it was measured on data that was held out.
+
+    >>> quality("loss"), quality("held-out loss")
+    ('held-out loss', 'held-out loss')
+    """
+    return metric if "held-out" in metric.lower() else f"held-out {metric}"
+
+
+def listed(names: list[str]) -> str:
+    """a, b and c.
+
+    >>> listed(["a", "b", "c"]), listed(["a"])
+    ('a, b and c', 'a')
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

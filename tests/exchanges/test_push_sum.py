@@ -1,0 +1,282 @@
+"""Push-sum gossip: the self-tests T2.1 to T2.8 of the method notes."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.contracts import Peers, Seat, Topology
+from gossamer.core.draw import Draw
+from gossamer.core.errors import WireError
+from gossamer.core.verbs import Program
+from gossamer.core.wire import take
+from gossamer.exchanges import PushSum
+from gossamer.fabrics.sim import Network, simulate
+from gossamer.recipe import Recipe
+from gossamer.schedules import Gossip
+from gossamer.topologies import Complete, Exponential, Ring
+from tests.worker.gym import Flat, Replica, bit_equal, make, noise, on_all, parameters, sgd, train
+from torch import Tensor
+
+NUMEL = 6
+LAYOUT = Layout.of({"x": (NUMEL,)}, torch.float64)
+
+
+@dataclass(frozen=True, repr=False)
+class Digraph(Topology):
+    """Not registered: any directed edges, others in every odd round; senders of different degree, so weights differ."""
+
+    size: int
+    even: tuple[tuple[int, int], ...]
+    odd: tuple[tuple[int, int], ...] | None = None
+
+    def peers(self, rank: int, size: int, round: int) -> Peers:
+        edges = self.odd if round % 2 and self.odd is not None else self.even
+        to = tuple(j for i, j in edges if i == rank)
+        return Peers(to, tuple(i for i, j in edges if j == rank), 1 / (len(to) + 1))
+
+
+CYCLE = tuple((i, (i + 1) % 8) for i in range(8))
+UNBALANCED = Digraph(8, (*CYCLE, (0, 2), (0, 4), (0, 5), (3, 6), (6, 1)))
+CHANGING = Digraph(8, UNBALANCED.even, (*CYCLE, (7, 3), (7, 4), (1, 5)))
+
+
+def matrix(topology: Topology, size: int, round: int) -> Tensor:
+    p = torch.zeros(size, size, dtype=torch.float64)
+    for i in range(size):
+        peers = topology.peers(i, size, round)
+        p[i, i] = 1 - peers.share * len(peers.to)
+        for j in peers.to:
+            p[j, i] += peers.share
+    return p
+
+
+@dataclass
+class Story:
+    """What every rank held after each round: model, numerator, weight; and everything there was, in flight included."""
+
+    models: Tensor  # round, rank, element
+    numerators: Tensor
+    weights: Tensor
+    mass: Tensor  # round, element
+    weight: Tensor
+
+
+def gossip(topology: Topology, start: Tensor, rounds: int, delay: int = 0) -> Story:
+    """Mix without training; messages land `delay` rounds after they left."""
+    size, mixer = start.shape[0], PushSum(topology)
+
+    def program(rank: int) -> Program[list[tuple[Tensor, ...]]]:
+        state: State = {}
+        model, waiting, seen = start[rank].clone(), list[list[Tensor]](), list[tuple[Tensor, ...]]()
+        for round in range(rounds):
+            block = Block(model, LAYOUT)
+            waiting.append((yield from mixer.push(block, state, Seat(rank, size, round, Draw(0, round, rank)), round)))
+            if len(waiting) > delay:
+                model = mixer.absorb(block, state, waiting.pop(0))
+            flying = [_read(w) for wires in waiting for w in wires]
+            x, w = state["x"], state["w"]
+            mass = x + sum((f[0] for f in flying), torch.zeros_like(x))
+            weight = w.double() + sum((f[1].double() for f in flying), torch.zeros(()))
+            seen.append((model, x, w.double(), mass, weight))
+        return seen
+
+    told = simulate([program(r) for r in range(size)]).results
+    columns = [torch.stack([torch.stack([told[i][k][c] for i in range(size)]) for k in range(rounds)]) for c in range(5)]
+    return Story(columns[0], columns[1], columns[2], columns[3].sum(1), columns[4].sum(1))
+
+
+def _read(wire: Tensor) -> tuple[Tensor, Tensor]:
+    x, rest = take(wire, torch.float64, NUMEL)
+    return x, take(rest, torch.float32)[0]
+
+
+def scattered(size: int) -> Tensor:
+    return torch.stack([noise(3, rank, numel=NUMEL, dtype=torch.float64) for rank in range(size)])
+
+
+GRAPHS = [Exponential(), Exponential(2), Ring(), Complete(), UNBALANCED, CHANGING]
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3])
+@pytest.mark.parametrize("topology", GRAPHS, ids=lambda t: t.name)
+def test_mixing_conserves_mass_and_weight_in_flight_included(topology: Topology, delay: int) -> None:
+    start = scattered(8)
+    story = gossip(topology, start, 60, delay)
+    exact = torch.allclose(story.mass, start.sum(0).expand_as(story.mass), rtol=0, atol=60 * 1e-15 * 8)
+    assert exact
+    assert (story.weight - 8).abs().max() < 60 * 2**-24 * 8  # weights are float32 on the wire
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2])
+def test_an_unbalanced_graph_contracts_at_its_second_eigenvalue(delay: int) -> None:
+    start = scattered(8)
+    mean, rounds = start.mean(0), 60
+    story = gossip(UNBALANCED, start, rounds, delay)
+    error = (story.models - mean).flatten(1).norm(dim=1)
+    assert error[-1] < 1e-5 * error[0]
+    biased = (story.numerators * 8 / story.weight[0] - mean).flatten(1).norm(dim=1)
+    assert biased[-1] > 0.3 * biased[10]  # without the weights the graph's own preferences remain
+    assert biased[-1] > 0.1
+    if delay == 0:
+        second = float(torch.linalg.eigvals(matrix(UNBALANCED, 8, 0)).abs().sort().values[-2])
+        measured = float(error[35] / error[5]) ** (1 / 30)
+        assert measured == pytest.approx(second, rel=0.02)
+
+
+def test_unbalanced_weights_settle_at_the_perron_vector() -> None:
+    story = gossip(UNBALANCED, scattered(8), 80)
+    values, vectors = torch.linalg.eig(matrix(UNBALANCED, 8, 0))
+    perron = vectors[:, values.abs().argmax()].real
+    torch.testing.assert_close(story.weights[-1], 8 * perron / perron.sum(), rtol=0, atol=1e-5)
+    assert story.weights[-1].max() > 1.5 * story.weights[-1].min()
+
+
+@pytest.mark.parametrize("topology", [UNBALANCED, CHANGING], ids=["fixed", "changing"])
+def test_every_round_is_the_explicit_matrix_product(topology: Topology) -> None:
+    start, product = scattered(8), torch.eye(8, dtype=torch.float64)
+    story = gossip(topology, start, 30)
+    for round in range(30):
+        product = matrix(topology, 8, round) @ product
+        torch.testing.assert_close(story.numerators[round], product @ start, rtol=0, atol=1e-5)
+        torch.testing.assert_close(story.weights[round], product.sum(1), rtol=0, atol=1e-5)
+        torch.testing.assert_close(story.models[round], product @ start / product.sum(1, keepdim=True), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 16])
+def test_one_peer_rounds_are_an_exact_average_where_arithmetic_is_exact(size: int) -> None:
+    start = (scattered(size) * 1024).round() / 1024
+    rounds = int(math.log2(size))
+    story = gossip(Exponential(), start, rounds)
+    assert bit_equal([start.mean(0), *story.models[-1]])
+    assert not bit_equal(list(story.models[rounds - 2])) or rounds == 1
+    assert bool((story.weights == 1).all())
+
+
+def disagreeing(recipe: "str | Recipe", size: int, lr: float = 0.0, momentum: float = 0.0) -> list[Replica]:
+    """Replicas with different parameters."""
+    ranks = make(recipe, size, lambda: Flat(NUMEL), sgd(lr, momentum))
+    for r, start in zip(ranks, scattered(size)):
+        r.model.get_parameter("x").data.copy_(start)
+    return ranks
+
+
+def still(model: torch.nn.Module, rank: int, step: int) -> float:
+    return 0.0
+
+
+def spread(models: list[Tensor]) -> float:
+    return float((torch.stack(models) - torch.stack(models).mean(0)).abs().max())
+
+
+@pytest.mark.parametrize("late", [0.0, 0.3, 0.9])
+def test_overlapping_gossip_agrees_to_rounding_whatever_the_delays(late: float) -> None:
+    """Messages take up to 90 % of a step and more on slow links; they land by schedule."""
+    ranks = disagreeing("osgp", 8)
+    mean = torch.stack(parameters(ranks)).mean(0)
+    network = Network(latency=late, rate=(1e3, 1e2, 1e4, 1e3, 2e2, 1e3, 1e3, 1e5))
+    train(ranks, still, 40, network, lambda rank, step: 1.0 + ((rank * 5 + step * 3) % 7) / 7)
+    on_all(ranks, lambda w: w.land_mix(w.mixer))
+    assert spread(parameters(ranks)) <= 1e-15
+    torch.testing.assert_close(parameters(ranks)[0], mean, rtol=0, atol=1e-14)
+
+
+def test_without_weights_overlapping_gossip_on_an_unbalanced_graph_stays_apart() -> None:
+    recipe = Recipe(PushSum(UNBALANCED), schedule=Gossip(overlap=True))
+    ranks = disagreeing(recipe, 8)
+    mean = torch.stack(parameters(ranks)).mean(0)
+    train(ranks, still, 120)
+    on_all(ranks, lambda w: w.land_mix(w.mixer))
+    assert spread(parameters(ranks)) < 1e-5  # float32 weights
+    torch.testing.assert_close(parameters(ranks)[0], mean, rtol=0, atol=1e-5)
+    biased = [r.worker.channels[0].states["mixer"]["x"] for r in ranks]
+    assert spread(biased) > 0.1
+
+
+def targets(model: torch.nn.Module, rank: int, step: int) -> float:
+    """Gradients of 1/2 |z - b_rank|^2."""
+    x = model.get_parameter("x")
+    x.grad = x.detach() - noise(8, rank, numel=NUMEL, dtype=torch.float64)
+    return 0.0
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_two_ranks_are_an_all_reduce_to_rounding(momentum: float) -> None:
+    gossiping = make("sgp", 2, lambda: Flat(NUMEL), sgd(0.1, momentum))
+    reducing = make("allreduce", 2, lambda: Flat(NUMEL), sgd(0.1, momentum))
+    for _ in range(30):
+        train(gossiping, targets, 1)
+        train(reducing, targets, 1)
+        for a, b in zip(parameters(gossiping), parameters(reducing), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("size", "close"), [(2, 1e-14), (4, 1e-14), (8, 1e-14), (3, 1e-6), (5, 1e-6)])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_complete_graph_is_large_batch_training(size: int, close: float, momentum: float) -> None:
+    """Shares of 1/3 round in the float32 weight, so odd sizes agree to float32."""
+    gossiping = make("sgp(topology=complete())", size, lambda: Flat(NUMEL), sgd(0.1, momentum))
+    reducing = make("allreduce", size, lambda: Flat(NUMEL), sgd(0.1, momentum))
+    train(gossiping, targets, 20)
+    train(reducing, targets, 20)
+    for a, b in zip(parameters(gossiping), parameters(reducing), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=close)
+
+
+@pytest.mark.parametrize("recipe", ["sgp", "sgp(topology=ring())"])
+def test_on_quadratics_the_mean_is_exact_and_the_spread_follows_the_rate(recipe: str) -> None:
+    best = torch.stack([noise(8, rank, numel=NUMEL, dtype=torch.float64) for rank in range(8)]).mean(0)
+    spreads = list[float]()
+    for rate, steps in ((0.05, 900), (0.005, 8000)):
+        ranks = make(recipe, 8, lambda: Flat(NUMEL), sgd(rate, 0.0))
+        train(ranks, targets, steps // 4 if rate < 0.05 else steps)
+        for _ in range(0 if rate == 0.05 else 1):
+            train(ranks, targets, 2000)
+        mean = torch.stack(parameters(ranks)).mean(0)
+        torch.testing.assert_close(mean, best, rtol=0, atol=1e-12 if rate == 0.05 else 1e-6)
+        spreads.append(spread(parameters(ranks)))
+    assert 0.01 < spreads[0] < 1.0
+    assert 5 < spreads[0] / spreads[1] < 20
+
+
+def test_momentum_stays_at_home_and_is_never_sent() -> None:
+    ranks = make("sgp", 4, lambda: Flat(NUMEL), sgd(0.1, 0.9))
+    run = train(ranks, targets, 5)
+    wires = [e.handed for e in run.ledger if e.verb == "Send"]
+    assert wires == [NUMEL * 8 + 4] * 20
+    momenta = [r.optimizer.state[r.model.get_parameter("x")]["momentum_buffer"] for r in ranks]
+    assert not bit_equal(momenta)
+
+
+@pytest.mark.parametrize(("recipe", "rounds"), [("sgp(every=3)", 4), ("osgp(every=3)", 4), ("sgp", 12), ("osgp", 12)])
+def test_bytes_are_one_message_a_peer_and_round(recipe: str, rounds: int) -> None:
+    ranks = make(recipe, 5, lambda: Flat(NUMEL, torch.float32))
+    run = train(ranks, targets, 12)
+    assert run.ledger.by_verb()["Send"] == (5 * rounds, 5 * rounds * (4 * NUMEL + 4))
+
+
+def test_gossip_every_third_step_mixes_after_the_third() -> None:
+    ranks = disagreeing("sgp(every=3)", 4)
+    before = parameters(ranks)
+    train(ranks, still, 2)
+    assert all(bit_equal(pair) for pair in zip(before, parameters(ranks)))
+    train(ranks, still, 1)
+    assert not any(bit_equal(pair) for pair in zip(before, parameters(ranks)))
+    train(ranks, still, 3)
+    assert spread(parameters(ranks)) < 1e-15
+
+
+def test_a_straggler_delays_its_neighbours_only_until_a_message_passes() -> None:
+    ranks = make("osgp", 4, lambda: Flat(NUMEL))
+    train(ranks, still, 4, Network(latency=0.5), lambda rank, step: 1.0)
+    assert [r.clock for r in ranks] == pytest.approx([4.0] * 4)  # half a step of latency is hidden
+    ranks = make("sgp", 4, lambda: Flat(NUMEL))
+    train(ranks, still, 4, Network(latency=0.5), lambda rank, step: 1.0)
+    assert [r.clock for r in ranks] == pytest.approx([6.0] * 4)
+
+
+def test_a_message_of_another_length_is_refused() -> None:
+    state: State = {"x": torch.zeros(NUMEL, dtype=torch.float64), "w": torch.tensor(0.5)}
+    with pytest.raises(WireError, match="push_sum: expected 52 bytes, got 51"):
+        PushSum().absorb(Block(state["x"], LAYOUT), state, [torch.zeros(51, dtype=torch.uint8)])
