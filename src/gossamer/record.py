@@ -105,16 +105,16 @@ class Record:
 def _record(table: dict[str, Any]) -> Record:
     if table.get("format") != FORMAT:
         raise ValueError(f"this record has format {table.get('format')!r}; this version reads {FORMAT}")
-    runs = [
-        Run(
-            **{
-                **r,
-                "steps": [Step(**s) for s in r["steps"]],
-                "evaluations": [Evaluation(**e) for e in r["evaluations"]],
-                "residuals": [(int(s), float(v)) for s, v in r["residuals"]],
-                "decisions": [(int(s), str(v)) for s, v in r["decisions"]],
-            }
-        )
-        for r in table["runs"]
-    ]
-    return Record(**{**table, "runs": runs})
+    facts: dict[str, Any] = {**table, "runs": [_run(r) for r in table["runs"]]}
+    return Record(**facts)
+
+
+def _run(table: dict[str, Any]) -> Run:
+    facts: dict[str, Any] = {
+        **table,
+        "steps": [Step(**s) for s in table["steps"]],
+        "evaluations": [Evaluation(**e) for e in table["evaluations"]],
+        "residuals": [(int(s), float(v)) for s, v in table["residuals"]],
+        "decisions": [(int(s), str(v)) for s, v in table["decisions"]],
+    }
+    return Run(**facts)

@@ -174,7 +174,7 @@ MONSTERS = {
 
 @pytest.mark.parametrize("text", MONSTERS.values(), ids=MONSTERS.keys())
 def test_monsters_are_refused_like_any_other_mistake(text: str) -> None:
-    with pytest.raises(RecipeError, match="[a-z]+ "):
+    with pytest.raises(RecipeError, match=r"[a-z]+ "):
         Recipe.of(text)
 
 

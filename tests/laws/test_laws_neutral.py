@@ -35,7 +35,10 @@ SAME = [
         "powersgd(rank=2)",
     ),
     ("topk(ratio=0.1) + accordion(gather(topk(ratio=0.1)), gather(topk(ratio=0.1)), 2, interval=1)", "topk(ratio=0.1)"),
-    ("qsgd + accordion(scatter(qsgd()), scatter(qsgd()), 2, interval=1, threshold=0.1) + bucket(0.00002)", "qsgd + bucket(0.00002)"),
+    (
+        "qsgd + accordion(scatter(qsgd()), scatter(qsgd()), 2, interval=1, threshold=0.1) + bucket(0.00002)",
+        "qsgd + bucket(0.00002)",
+    ),
     ("allreduce + accordion_batch(1, 2, interval=1)", "allreduce"),
     ("push_sum() + gossip(overlap=False)", "sgp"),
 ]

@@ -58,6 +58,7 @@ OVERLAP = [  # replicas differ; anchors are equal
     "overlap_local_sgd(3)",
     "scatter(qsgd(bits=4, bucket=16)) + overlap_local_sgd(3)" + SMALL,
     "topk(ratio=0.1) + overlap_local_sgd(3, beta=0.0)",
+    "accordion_qsgd(epoch=3, interval=1, threshold=0.1) + overlap_local_sgd(3)",
 ]
 
 GOSSIP = [  # replicas differ; only sums are kept

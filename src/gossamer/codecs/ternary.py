@@ -91,9 +91,8 @@ class Ternary(Codec, LinearCodec):
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
         """The packed-lane form: agree on scales, then sum integers."""
         flat, layout, key = block.flat.float(), block.layout, seat.draw.key(f"{block.name}/ternary")
-        own = _scales(flat, layout, self.clip).nan_to_num(
-            nan=float("inf")
-        )  # a maximum may swallow NaN, never inf
+        own = _scales(flat, layout, self.clip)
+        own = torch.where(own.isfinite(), own, torch.inf)  # a maximum may swallow NaN, never inf
         scales = yield from all_reduce(own, "max")
         levels = kernels.ternary_levels(flat, layout.bounds, scales, key, self.levels)
         lanes = yield from all_reduce(kernels.lanes_pack(levels, self.levels, seat.size))
@@ -117,7 +116,7 @@ def _scales(flat: Tensor, layout: Layout, clip: float) -> Tensor:
 def _scaled(levels: Tensor, scales: Tensor, layout: Layout, steps: int) -> Tensor:
     """Levels times their tensor's scale; a scale that is not finite makes NaN also where the level is zero."""
     unit = torch.where(scales.isfinite(), scales / steps, torch.nan)
-    counts = torch.tensor([s.numel for s in layout.segments], device=scales.device)
+    counts = torch.tensor([s.numel for s in layout.segments], dtype=torch.int64, device=scales.device)
     return levels.float().mul_(torch.repeat_interleave(unit, counts, output_size=layout.numel))
 
 

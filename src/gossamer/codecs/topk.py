@@ -86,7 +86,7 @@ class TopK(Codec):
 
     def _counts(self, layout: Layout) -> list[int]:
         sizes = [layout.numel] if self.whole else [s.numel for s in layout.segments]
-        return [min(n, ceil(self.ratio * n)) for n in sizes]
+        return [ceil(self.ratio * n * (1 - 1e-12)) for n in sizes]  # 0.07 * 100 is a little more than 7
 
     def _count(self, layout: Layout) -> int:
         return sum(self._counts(layout))

@@ -44,7 +44,7 @@ class PushSum(Mixer):
         peers = self.topology.peers(seat.rank, seat.size, round)
         message = pack(x * peers.share, w * peers.share)
         keep = 1 - peers.share * len(peers.to)
-        state["x"], state["w"] = x * keep, w * keep
+        state["x"], state["w"], state["z"] = x * keep, w * keep, block.flat
         return _deliver(message, peers.to, peers.source)
 
     def absorb(self, block: Block, state: State, arrived: Sequence[Tensor]) -> Tensor:
@@ -54,22 +54,23 @@ class PushSum(Mixer):
             expect(wire, block.numel * x.element_size() + 4, "push_sum")
             more, rest = take(wire, x.dtype, block.numel)
             x, w = x + more, w + take(rest, torch.float32)[0]
-        state["x"], state["w"] = x, w
-        return model(x, w)
+        if float(w) == 1:
+            state.pop("z", None)
+            state["x"], state["w"] = x, w
+            return x
+        state["x"], state["w"], state["z"] = x, w, x / w.to(x)
+        return state["z"]
 
 
 def numerator(block: Block, state: State) -> tuple[Tensor, Tensor]:
     """x and w, brought up to date with what the optimizer did to z = x / w."""
     if "x" not in state:
         return block.flat, torch.ones((), dtype=torch.float32)
-    x, w = state["x"], state["w"]
-    if float(w) == 1:
-        return block.flat, w
-    return x + (block.flat - model(x, w)), w  # x -= rate * direction: the step is taken on the numerator
-
-
-def model(x: Tensor, w: Tensor) -> Tensor:
-    return x if float(w) == 1 else x / w.to(x)
+    if "z" not in state:  # w = 1: the model is the numerator
+        return block.flat, state["w"]
+    # x -= rate * direction: the step is taken on the numerator. z is kept, not computed anew, so that a model that
+    # nobody touched adds exactly nothing.
+    return state["x"] + (block.flat - state["z"]), state["w"]
 
 
 def _deliver(message: Tensor, to: Sequence[int], source: Sequence[int]) -> Program[list[Tensor]]:

@@ -36,6 +36,7 @@ class Office(Protocol):
     def start(self, program: Program[Any], label: str = "", step: int = 0, lane: str = "comm") -> Ticket[Any]: ...
     def join(self, ticket: Ticket[Any]) -> Any: ...
     def note(self, verb: Verb, ticket: Running, seconds: float) -> None: ...
+    def busy(self, seconds: float) -> None: ...
 
 
 class _Trouble(Exception):
@@ -54,6 +55,13 @@ class NetworkDriver:
         self._collectives = 0
 
     def drive(self, ticket: Running, halt: threading.Event) -> Any:
+        began = time.thread_time()  # waiting costs none of it
+        try:
+            return self._drive(ticket, halt)
+        finally:
+            self._office.busy(time.thread_time() - began)
+
+    def _drive(self, ticket: Running, halt: threading.Event) -> Any:
         program, answer, error = ticket.program, None, None
         while True:
             try:

@@ -30,6 +30,7 @@ class Ledger:
         self.entries = list[Entry]()
         self.handed = self.sent = self.received = self.requests = 0
         self.seconds = 0.0
+        self.busy_seconds = 0.0  # processor time of programs between their requests: encoding and decoding
 
     def note(self, entry: Entry) -> None:
         self.requests += 1

@@ -113,6 +113,11 @@ class TorchFabric:
         with self._lock:
             self.ledger.note(Entry(ticket.step, self.rank, type(verb).__name__, ticket.label, *numbers, seconds))
 
+    def busy(self, seconds: float) -> None:
+        """Processor time that a program took on its lane: encoding and decoding, in the main."""
+        with self._lock:
+            self.ledger.busy_seconds += seconds
+
     def _answer(self, verb: Verb) -> Any:
         match verb:
             case Start(program, label, step, lane):

@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict_loader import load as load_entries
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_entries
 
 from gossamer.core.errors import CheckpointError
 

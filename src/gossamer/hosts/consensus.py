@@ -86,12 +86,21 @@ def check(worker: Worker) -> Program[None]:
     for i, name in enumerate(["the step count", *hashed]):
         values = [row[i] for row in rows]
         if len(set(values)) > 1:
-            common = max(set(values), key=values.count)
-            strays = [r for r, v in enumerate(values) if v != common]
             raise PeerError(
-                f"at step {worker.step}, {name} differs on rank(s) {strays} from the other ranks: the replicas are no longer "
-                "equal. Was something changed on one rank only (a parameter, a clipped gradient, the learning rate)?"
+                f"at step {worker.step}, {name} differs {_strays(values)}: the replicas are no longer equal. "
+                "Was something changed on one rank only (a parameter, a clipped gradient, the learning rate)?"
             )
+
+
+def _strays(values: list[int]) -> str:
+    """Who differs from the majority; where there is none, who holds what."""
+    holders = dict[int, list[int]]()
+    for rank, value in enumerate(values):
+        holders.setdefault(value, []).append(rank)
+    groups = sorted(holders.values(), key=len)
+    if 2 * len(groups[-1]) > len(values):
+        return f"on rank(s) {sorted(r for g in groups[:-1] for r in g)} from the other ranks"
+    return "between ranks " + " and ".join(map(str, sorted(groups)))
 
 
 def _hashes(worker: Worker) -> dict[str, int]:

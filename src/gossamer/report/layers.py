@@ -18,6 +18,10 @@ class Layers(NamedTuple):
     rows: list[Layer]
     total: int  # parameters that have an error in some run
 
+    @property
+    def highest(self) -> float:
+        return max((e for row in self.rows for e in row.errors if e is not None), default=0.0)
+
 
 def layers(record: Record) -> Layers:
     """In the model's order; of a large model those with the largest errors.

@@ -17,12 +17,17 @@ HUES = [
     Colour("#00896b", "#3cc9a3"),  # green
     Colour("#a8428f", "#e08ac9"),  # purple
     Colour("#b57f00", "#e6b93c"),  # ochre
-    Colour("#4f9fc9", "#9bd7f5"),  # sky
+    Colour("#3b8fbd", "#9bd7f5"),  # sky
     Colour("#7a5230", "#c79d78"),  # brown
     Colour("#6d5fd0", "#a79cf5"),  # violet
 ]
 PARTS = [Colour("#8b9098", "#8a8f98"), Colour("#b57f00", "#e6b93c"), Colour("#d0480a", "#ff8a50")]
-MARKS = ["circle", "square", "triangle", "diamond"]
+MARKS = [  # SVG paths around the origin: circle, square, triangle, diamond
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+    "M-3.5-3.5h7v7h-7z",
+    "M0-4.8L4.4 3.2H-4.4z",
+    "M0-5L4.5 0L0 5L-4.5 0z",
+]
 
 
 class Style(NamedTuple):
@@ -42,7 +47,7 @@ def styles(record: Record) -> list[Style]:
     place = 0
     for run in record.runs:
         if run is base:
-            out.append(Style(INK, "circle", True))
+            out.append(Style(INK, MARKS[0], True))
         else:
             turn, hue = divmod(place, len(HUES))
             out.append(Style(HUES[hue], MARKS[(hue + turn) % len(MARKS)], False))

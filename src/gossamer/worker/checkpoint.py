@@ -26,6 +26,8 @@ def save(worker: "Worker") -> dict[str, Any]:
         "format": FORMAT,
         "recipe": repr(worker.origin),
         "adopted": repr(worker.recipe),  # the controller's choice
+        "due": repr(worker.due),
+        "lost": worker.lost,
         "step": worker.step,
         "seed": worker.seed,
         "size": worker.size,
@@ -35,6 +37,8 @@ def save(worker: "Worker") -> dict[str, Any]:
         out[f"equal/control/{key}"] = value.clone()
     for name, exchange in worker.recipe.routes.items():
         out[f"route/{name}"] = repr(exchange)
+    for name, exchange in worker.due.routes.items():
+        out[f"due_route/{name}"] = repr(exchange)
     for channel, pending in zip(worker.channels, _pending(worker), strict=True):
         for role in ROLES:
             states = {**channel.states[role], **pending.get(role, {})}
@@ -70,7 +74,7 @@ def load(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, Any
     for channel in worker.channels:
         for role in ROLES:
             channel.states[role] = _restore(channel, role, merged, ranks, worker)
-    _restore_pending(worker)
+    _restore_pending(worker, bool(merged["lost"]))
 
 
 def carry_over(old: Sequence[Channel], new: Sequence[Channel], size: int) -> None:
@@ -185,8 +189,11 @@ def _check(worker: "Worker", dictionaries: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _restore_recipe(worker: "Worker", merged: Mapping[str, Any]) -> None:
-    routes = {k.removeprefix("route/"): parse(v) for k, v in merged.items() if k.startswith("route/")}
-    worker.restore_recipe(replace(Recipe.of(merged["adopted"]), routes=routes))
+    def read(recipe: str, prefix: str) -> Recipe:
+        routes = {k.removeprefix(prefix): parse(v) for k, v in merged.items() if k.startswith(prefix)}
+        return replace(Recipe.of(merged[recipe]), routes=routes)
+
+    worker.restore_recipe(read("adopted", "route/"), read("due", "due_route/"))
 
 
 def _pending(worker: "Worker") -> list[dict[str, State]]:
@@ -200,10 +207,10 @@ def _pending(worker: "Worker") -> list[dict[str, State]]:
     return out
 
 
-def _restore_pending(worker: "Worker") -> None:
+def _restore_pending(worker: "Worker", lost: bool) -> None:
     landed = [c.states["schedule"].pop("pending", None) for c in worker.channels]
     arrived = [_pop_wires(c.states["mixer"]) for c in worker.channels]
-    worker.restore_pending([m for m in landed if m is not None] or None, arrived if any(arrived) else None)
+    worker.restore_pending([m for m in landed if m is not None] or None, arrived if any(arrived) else None, lost)
 
 
 def _pop_wires(state: State) -> list[Tensor]:

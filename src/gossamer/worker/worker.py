@@ -12,10 +12,9 @@ from gossamer.core.draw import Draw
 from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Descend, Program, Start, Ticket, all_reduce, join, start
 from gossamer.recipe import Recipe
-from gossamer.worker.channels import build
+from gossamer.worker.channels import Channel, build
 from gossamer.worker.finite import all_finite
 from gossamer.worker.quorum import Stand
-
 
 # What torch's optimizers count per parameter: for a scalar parameter these have the shape of a momentum.
 COUNTERS = ("step", "eta", "mu", "mu_product")
@@ -50,6 +49,7 @@ class Worker:
         self._drafts = dict[int, tuple[Draft, Draft]]()
         self._flight: list[Ticket[Tensor]] = []
         self._landed: list[Tensor] | None = None
+        self._lost = False
         self._messages: list[Ticket[list[Tensor]]] = []
         self._arrived: list[list[Tensor]] | None = None
 
@@ -106,7 +106,9 @@ class Worker:
 
     def land(self) -> Program[list[Tensor] | None]:
         yield from self.quiesce()
-        means, self._landed = self._landed, None
+        means, self._landed, self._lost = self._landed, None, False
+        if self._next is not None:  # decided while these were under way
+            means = self._recut(means, self._adopt(self._next))
         if means is not None:
             self._control(means)
         return means
@@ -119,8 +121,8 @@ class Worker:
                 means.append((yield from join(ticket)))
             self._flight, self.means = [], means
             self._settle()
-            self._landed = means if self.finite else None
-            if not self.finite:
+            self._landed, self._lost = (means, False) if self.finite else (None, True)
+            if self._lost:
                 self._heal_optimizer()
         if self._messages:
             self._arrived = []
@@ -129,7 +131,7 @@ class Worker:
             self._messages = []
 
     def in_flight(self) -> bool:
-        return bool(self._flight) or self._landed is not None
+        return bool(self._flight) or self._landed is not None or self._lost
 
     def mix(self, mixer: Mixer, round: int) -> Program[None]:
         yield from self.launch_mix(mixer, round)
@@ -209,15 +211,23 @@ class Worker:
         """Count the step, and adopt what the controller decided in it."""
         self.step += 1
         self.assigned = False
-        if self._next is not None:
+        if self._next is not None and not self.in_flight():  # else it waits until those have landed
             self._adopt(self._next)
 
     def pending(self) -> tuple[list[Tensor] | None, list[list[Tensor]] | None]:
         """What has arrived and not landed, after `quiesce`."""
         return self._landed, self._arrived
 
-    def restore_pending(self, landed: list[Tensor] | None, arrived: list[list[Tensor]] | None) -> None:
+    @property
+    def lost(self) -> bool:
+        """Whether what was due to land is not finite, after `quiesce`."""
+        return self._lost
+
+    def restore_pending(
+        self, landed: list[Tensor] | None, arrived: list[list[Tensor]] | None, lost: bool = False
+    ) -> None:
         self._landed, self._arrived, self._flight, self._messages = landed, arrived, [], []
+        self._lost = lost
 
     def mean_by_name(self) -> dict[str, Tensor]:
         """The agreed gradient of every parameter, in its own shape."""
@@ -233,9 +243,14 @@ class Worker:
         ]
         return sum(squares) ** 0.5
 
-    def restore_recipe(self, recipe: Recipe) -> None:
+    @property
+    def due(self) -> Recipe:
+        """The recipe that will be in force when nothing is in flight any more."""
+        return self._next or self.recipe
+
+    def restore_recipe(self, recipe: Recipe, due: Recipe) -> None:
         """A controller's choice, from a checkpoint."""
-        self._next = None
+        self._next = due if due != recipe else None
         if self.recipe != recipe:
             self.recipe = recipe
             self.channels = build(recipe, self.named, self._rate_groups())
@@ -258,15 +273,23 @@ class Worker:
         decided = self.recipe.controller.decide(Facts(self.step, max(self.lrs), blocks), self.recipe, self.control)
         self._next = decided if decided != self.recipe else None
 
-    def _adopt(self, recipe: Recipe) -> None:
+    def _adopt(self, recipe: Recipe) -> list[Channel]:
+        """Put another recipe in force; returns the channels there were."""
         from gossamer.worker.checkpoint import carry_over
 
-        before, self._next, self.recipe = self.recipe, None, recipe
-        if (recipe.exchange, recipe.routes) == (before.exchange, before.routes):
-            return  # all parameters go on as they went
-        old = self.channels
-        self.channels = build(recipe, self.named, self._rate_groups())
-        carry_over(old, self.channels, self.size)
+        old, before, self._next, self.recipe = self.channels, self.recipe, None, recipe
+        if (recipe.exchange, recipe.routes) != (before.exchange, before.routes):  # else all go on as they went
+            self.channels = build(recipe, self.named, self._rate_groups())
+            carry_over(old, self.channels, self.size)
+        return old
+
+    def _recut(self, means: list[Tensor] | None, old: Sequence[Channel]) -> list[Tensor] | None:
+        """Values of the old channels, laid out as the new ones are."""
+        if means is None:
+            return None
+        pairs = zip(old, means, strict=True)
+        named = {name: view for c, mean in pairs for name, view in Block(mean, c.layout).tensors()}
+        return [c.gather([named[s.name] for s in c.layout.segments]) for c in self.channels]
 
     def _measure(self, block: Block, echo: Echo) -> None:
         lost = block.flat.clone()

@@ -1,0 +1,43 @@
+# Two commands do everything on a fresh Debian machine: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH ?= torch==2.13.0
+APT := $(shell command -v apt-get 2>/dev/null)
+
+.PHONY: demo test check docs bench clean
+
+# The CPU build of torch is a fifth of the size of the default one; where pip has no such build of this version at hand,
+# PyTorch's own index of CPU builds can be given: make test PIP_EXTRA="--index-url URL-OF-THE-CPU-INDEX".
+$(VENV)/.installed: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || (test -n "$(APT)" && apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV))
+	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install -q --disable-pip-version-check $(PIP_EXTRA) $(TORCH)
+	@$(BIN)/pip install -q --disable-pip-version-check -r requirements-dev.txt
+	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+# The demo shapes a network with ip and tc; without them it still runs, and says what that means.
+.network-tools:
+	@command -v tc >/dev/null && command -v ip >/dev/null || (test -n "$(APT)" && test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq iproute2) || true
+	@touch $@
+
+demo: $(VENV)/.installed .network-tools
+	$(BIN)/gossamer compare ddp bf16 qsgd terngrad topk powersgd slowmo sgp --hosts 4 --rate 200mbit --steps 60 --out runs/demo
+
+test: $(VENV)/.installed .network-tools
+	$(BIN)/ruff check -q src tests benchmarks
+	$(BIN)/ruff format -q --check src tests benchmarks
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/pyright
+	$(BIN)/python -m pytest
+
+docs: $(VENV)/.installed
+	$(BIN)/pip install -q --disable-pip-version-check sphinx myst-parser furo
+	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
+
+bench: $(VENV)/.installed
+	$(BIN)/gossamer bench kernels
+
+clean:
+	rm -rf $(VENV) .network-tools docs/_build

@@ -1,0 +1,42 @@
+"""All commands, by name."""
+
+import sys
+
+import typer
+
+from gossamer.cli import bench, doctor, lab, parts, report, trial
+from gossamer.core.errors import GossamerError
+
+app = typer.Typer(
+    help="Train PyTorch models over slow, uneven or unreliable networks.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("train")(trial.train)
+app.command("compare")(trial.compare)
+app.command("recipes")(parts.recipes)
+app.command("report")(report.report)
+app.command("doctor")(doctor.doctor)
+app.command("lab", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(lab.lab)
+app.add_typer(bench.app, name="bench")
+
+
+def run() -> int:
+    """Run one command. Exit codes: 0 done, 1 something failed on the way, 2 wrong input, 130 interrupted."""
+    try:
+        code = app(standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except typer.Exit as exit:
+        return exit.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except GossamerError as error:
+        print(f"gossamer: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        usage = getattr(error, "format_message", None)  # what the command line parser says of wrong options
+        if usage is None:
+            raise
+        print(f"gossamer: {usage()}", file=sys.stderr)
+        return 2

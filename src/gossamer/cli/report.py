@@ -1,0 +1,43 @@
+"""gossamer report: one page of a run's record."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gossamer.core.errors import GossamerError
+from gossamer.record import Record
+
+
+def report(
+    record: Annotated[Path, typer.Argument(help="The record.json of a run, or the run's folder.")],
+    out: Annotated[Path | None, typer.Option(help="The page; beside the record by default.")] = None,
+    markdown: Annotated[bool, typer.Option(help="Print a Markdown table instead.")] = False,
+    figures: Annotated[Path | None, typer.Option(help="A folder for SVG and PNG figures.")] = None,
+) -> None:
+    """Make the report of a run: one HTML file that works offline."""
+    from gossamer import report as pages
+
+    source = record / "record.json" if record.is_dir() else record
+    made = read(source)
+    if markdown:
+        print(pages.write_markdown(made))
+        return
+    if figures is not None:
+        figures.mkdir(parents=True, exist_ok=True)
+        pages.write_figures(made, figures)
+        print(figures)
+    page = out or source.with_name("report.html")
+    pages.write_html(made, page)
+    print(page)
+
+
+def read(source: Path) -> Record:
+    try:
+        return Record.read(source)
+    except OSError as error:
+        raise GossamerError(
+            f"{source} cannot be read: {error.strerror}; 'gossamer compare' writes such files"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise GossamerError(f"{source} is no record of a run: {error}") from None

@@ -1,0 +1,259 @@
+"use strict";
+// y over x, one line per run: hover, arrow keys, zoom by dragging, logarithmic axes.
+
+class LineChart {
+  constructor(figure, spec, page) {
+    Object.assign(this, { spec, page, log: { x: spec.x.log, y: spec.y.log }, view: null, at: null, drag: null });
+    this.plot = figure.querySelector(".plot");
+    const tools = figure.querySelector(".tools");
+    for (const axis of ["x", "y"]) this.addLog(tools, axis);
+    this.resetButton = html("button", { type: "button", hidden: "", "data-reset": "" }, tools, "Reset zoom");
+    this.resetButton.addEventListener("click", () => this.zoom(null));
+    this.svg = svg("svg", {
+      class: "lines", tabindex: "0", role: "application", "aria-roledescription": "chart",
+      "aria-label": `${spec.title}. Left and right arrow: along a line. Up and down: between recipes. Escape: reset zoom. Drag: zoom.`,
+    }, this.plot);
+    this.tip = new Tip(this.plot);
+    this.listen();
+  }
+
+  addLog(tools, axis) {
+    const values = this.spec.series.flatMap((s) => s.points.map((p) => p[axis === "x" ? 0 : 1]));
+    if (!values.some((v) => v > 0) || values.some((v) => v < 0)) return;
+    const name = axis === "x" ? this.spec.x.label : this.spec.y.label;
+    const button = html("button", { type: "button", "data-log": axis, "aria-pressed": this.log[axis], title: `Logarithmic axis: ${name}` }, tools, `log ${axis === "x" ? this.short(name) : "y"}`);
+    button.addEventListener("click", () => {
+      this.log[axis] = !this.log[axis];
+      button.setAttribute("aria-pressed", this.log[axis]);
+      this.zoom(null);
+    });
+  }
+
+  short() { return "x"; }
+
+  listen() {
+    const s = this.svg;
+    s.addEventListener("pointerdown", (e) => this.press(e));
+    s.addEventListener("pointermove", (e) => this.move(e));
+    s.addEventListener("pointerup", (e) => this.release(e));
+    s.addEventListener("pointercancel", () => { this.drag = null; this.unhover(); this.band(null); });
+    s.addEventListener("pointerleave", () => { if (!this.drag) this.unhover(); });
+    s.addEventListener("dblclick", () => this.zoom(null));
+    s.addEventListener("keydown", (e) => this.key(e));
+    s.addEventListener("blur", () => this.unhover());
+  }
+
+  // ---- drawing
+
+  draw(width = this.plot.clientWidth) {
+    this.svg.replaceChildren();
+    this.points = [];
+    this.tip.hide();
+    if (!width) return;
+    const height = width < 560 ? 300 : 400;
+    fill(this.svg, { viewBox: `0 0 ${width} ${height}`, height }, null, null);
+    const shown = this.visible();
+    const domain = this.domain(shown);
+    if (!domain) {
+      svg("text", { class: "empty", x: width / 2, y: height / 2, "text-anchor": "middle" }, this.svg, shown.length ? "Nothing to show on this axis." : "No recipe selected.");
+      return;
+    }
+    this.frame(width, height, domain, shown);
+    const clip = `clip-${this.spec.id}`;
+    const box = this.box;
+    svg("rect", { x: box.left - 1, y: box.top - 6, width: box.right - box.left + 7, height: box.bottom - box.top + 7 }, svg("clipPath", { id: clip }, svg("defs", {}, this.svg)));
+    const layer = svg("g", { "clip-path": `url(#${clip})` }, this.svg);
+    this.target();
+    for (const series of shown) this.line(series, layer);
+    if (width >= 560) this.labels(shown);
+    this.over = svg("g", {}, this.svg);
+  }
+
+  visible() { return this.spec.series.filter((s) => !this.page.hidden.has(s.run)); }
+
+  usable(p) { return p[1] !== null && (!this.log.x || p[0] > 0) && (!this.log.y || p[1] > 0); }
+
+  domain(shown) {
+    const points = shown.flatMap((s) => s.points.filter((p) => this.usable(p)));
+    if (!points.length) return null;
+    let x = this.view?.x ?? extent(points.map((p) => p[0]));
+    if (!this.view && !this.log.x) x = [Math.min(0, x[0]), x[1]];
+    const inside = points.filter((p) => p[0] >= x[0] && p[0] <= x[1]);
+    const ys = (inside.length ? inside : points).map((p) => p[3] ?? p[1]);
+    const aim = this.spec.target?.value;
+    if (!this.view && aim !== undefined && (!this.log.y || aim > 0)) ys.push(aim);
+    const y = this.view?.y ?? this.padded(extent(ys));
+    return { x: x[0] < x[1] ? x : [x[0] * 0.9, x[1] * 1.1 + 1e-9], y };
+  }
+
+  padded([lo, hi]) {
+    if (this.log.y) return [lo / 1.08, hi * 1.08];
+    const room = (hi - lo || Math.abs(hi) || 1) * 0.05;
+    return [lo >= 0 ? Math.max(0, lo - room) : lo - room, hi + room];
+  }
+
+  frame(width, height, domain, shown) {
+    const top = 30, bottom = height - 42;
+    const y = makeScale(...domain.y, bottom, top, this.log.y);
+    const yTicks = ticks(y, this.spec.y.kind, 6);
+    const left = 12 + 7 * Math.max(...yTicks.map((t) => t.text.length), 1);
+    // Names of lines that end near the right edge need room there.
+    const ends = shown.map((s) => [s.points.at(-1)[0], this.page.runs[s.run].name.length]);
+    const late = ends.filter(([v]) => this.log.x || v > domain.x[0] + 0.85 * (domain.x[1] - domain.x[0]));
+    const right = width - (width < 560 ? 8 : Math.min(130, 16 + 7.4 * Math.max(0, ...late.map((e) => e[1]))));
+    const x = makeScale(...domain.x, left, right, this.log.x);
+    Object.assign(this, { x, y, box: { left, right, top, bottom, width, height } });
+    for (const t of yTicks) {
+      svg("line", { class: "grid", x1: left, x2: right, y1: y.at(t.v), y2: y.at(t.v) }, this.svg);
+      svg("text", { x: left - 8, y: y.at(t.v) + 4, "text-anchor": "end" }, this.svg, t.text);
+    }
+    svg("line", { class: "axis", x1: left, x2: right, y1: bottom, y2: bottom }, this.svg);
+    for (const t of ticks(x, this.spec.x.kind, width < 560 ? 4 : 8)) {
+      svg("line", { class: "axis", x1: x.at(t.v), x2: x.at(t.v), y1: bottom, y2: bottom + 4 }, this.svg);
+      svg("text", { x: x.at(t.v), y: bottom + 18, "text-anchor": "middle" }, this.svg, t.text);
+    }
+    svg("text", { x: 0, y: 12 }, this.svg, this.spec.y.label);
+    svg("text", { x: right, y: height - 4, "text-anchor": "end" }, this.svg, this.spec.x.label);
+  }
+
+  target() {
+    const aim = this.spec.target;
+    if (!aim || aim.value < this.y.lo || aim.value > this.y.hi) return;
+    const { left, right } = this.box, y = this.y.at(aim.value);
+    svg("line", { class: "target", x1: left, x2: right, y1: y, y2: y }, this.svg);
+    svg("text", { class: "aim", x: right, y: y - 6, "text-anchor": "end" }, this.svg, aim.label);
+  }
+
+  line(series, layer) {
+    const run = this.page.runs[series.run];
+    const group = svg("g", { class: `series s${series.run}${run.dashed ? " dashed" : ""}`, "data-run": series.run }, layer);
+    const smooth = series.points.some((p) => p[3] !== null);
+    if (smooth) svg("path", { class: "raw", d: this.path(series.points, (p) => p[1]) }, group);
+    svg("path", { class: "main", d: this.path(series.points, (p) => (smooth ? p[3] : p[1])) }, group);
+    for (const p of series.points) {
+      if (!this.usable(p)) continue;
+      const px = this.x.at(p[0]), py = this.y.at(smooth ? p[3] : p[1]);
+      if (px >= this.box.left - 1 && px <= this.box.right + 1) this.points.push({ series, p, px, py });
+      if (this.spec.marks && series.points.length <= 60) {
+        svg("path", { class: "mark", d: run.mark, transform: `translate(${px.toFixed(1)} ${py.toFixed(1)})`, "data-x": p[0], "data-y": p[1] }, group);
+      }
+    }
+  }
+
+  path(points, value) {
+    let d = "", pen = "M";
+    for (const p of points) {
+      const v = value(p);
+      if (!this.usable(p) || v === null || (this.log.y && v <= 0)) { pen = "M"; continue; }
+      d += `${pen}${this.x.at(p[0]).toFixed(1)} ${this.y.at(v).toFixed(1)}`;
+      pen = "L";
+    }
+    return d;
+  }
+
+  // Names at the ends of lines, where they fit without covering each other; the legend has them all.
+  labels(shown) {
+    const taken = [];
+    const ends = shown.map((s) => this.points.filter((q) => q.series === s).at(-1)).filter(Boolean).sort((a, b) => a.py - b.py);
+    for (const { series, px, py } of ends) {
+      const name = this.page.runs[series.run].name;
+      const w = 7.4 * name.length + 6;
+      const place = [0, -13, 13, -26, 26].map((dy) => ({ l: px + 9, r: px + 9 + w, t: py + dy - 7, b: py + dy + 7 }))
+        .find((b) => b.r < this.box.width + 4 && b.t > 14 && b.b < this.box.bottom + 2 && !taken.some((o) => b.l < o.r && o.l < b.r && b.t < o.b && o.t < b.b));
+      if (!place) continue;
+      taken.push(place);
+      svg("text", { class: `end s${series.run}`, x: place.l, y: place.t + 11 }, this.svg, name);
+    }
+  }
+
+  // ---- pointing
+
+  where(e) {
+    const r = this.svg.getBoundingClientRect();
+    return { x: ((e.clientX - r.left) * this.box.width) / r.width, y: ((e.clientY - r.top) * this.box.height) / r.height };
+  }
+
+  press(e) {
+    if (e.button || !this.box || !this.points.length) return;
+    this.drag = { ...this.where(e), touch: e.pointerType !== "mouse" };
+    this.svg.setPointerCapture(e.pointerId);
+  }
+
+  move(e) {
+    if (!this.points.length) return;
+    const at = this.where(e);
+    if (this.drag && Math.abs(at.x - this.drag.x) > 6) { this.unhover(); return void this.band(at); }
+    let best = null, least = Infinity;
+    for (const q of this.points) {
+      const d = (q.px - at.x) ** 2 + (q.py - at.y) ** 2;
+      if (d < least) { least = d; best = q; }
+    }
+    if (best) this.hover(best);
+  }
+
+  release(e) {
+    const from = this.drag;
+    this.drag = null;
+    if (!from || !this.points.length) return;
+    const to = this.where(e);
+    this.band(null);
+    if (Math.abs(to.x - from.x) < 8) return void this.move(e);
+    const flat = this.flat(from, to);
+    const clamp = (v, lo, hi) => Math.min(hi, Math.max(lo, v));
+    const xs = [from.x, to.x].map((px) => this.x.value(clamp(px, this.box.left, this.box.right))).sort((a, b) => a - b);
+    const ys = [from.y, to.y].map((px) => this.y.value(clamp(px, this.box.top, this.box.bottom))).sort((a, b) => a - b);
+    this.zoom({ x: xs, y: flat ? null : ys });
+  }
+
+  // A drag that hardly moves up or down means the x axis only; so does every drag of a finger.
+  flat(from, to) { return from.touch || Math.abs(to.y - from.y) < 24; }
+
+  band(to) {
+    this.over?.replaceChildren();
+    if (!to || !this.drag) return;
+    const from = this.drag, b = this.box, flat = this.flat(from, to);
+    const [t, u] = flat ? [b.top, b.bottom] : [Math.min(from.y, to.y), Math.max(from.y, to.y)];
+    svg("rect", { class: "band", x: Math.min(from.x, to.x), y: t, width: Math.abs(to.x - from.x), height: u - t }, this.over);
+  }
+
+  zoom(view) {
+    this.view = view;
+    this.resetButton.hidden = !view;
+    this.draw();
+  }
+
+  hover(q) {
+    this.at = q;
+    const { x, y } = this.spec, run = this.page.runs[q.series.run];
+    this.over.replaceChildren();
+    svg("circle", { class: `dot s${q.series.run}`, cx: q.px, cy: q.py, r: 5 }, this.over);
+    const values = [[y.label, format[y.kind](q.p[1], 4)]];
+    if (q.p[3] !== null) values.push(["mean around it", format[y.kind](q.p[3], 4)]);
+    values.push([x.label, format[x.kind](q.p[0], 4)]);
+    if (x.label !== "step") values.push(["step", String(q.p[2])]);
+    for (const g of this.svg.querySelectorAll(".series")) g.style.opacity = g.dataset.run === String(q.series.run) ? 1 : 0.3;
+    this.tip.show(q.series.run, run.name, values, q.px, q.py);
+    return `${run.name}: ${values.map((v) => v.join(" ")).join(", ")}`;
+  }
+
+  unhover() {
+    this.at = null;
+    this.tip.hide();
+    this.over?.replaceChildren();
+    for (const g of this.svg.querySelectorAll(".series")) g.style.opacity = "";
+  }
+
+  key(e) {
+    if (e.key === "Escape") { this.unhover(); return this.zoom(null); }
+    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[e.key];
+    if (!step || !this.points.length) return undefined;
+    e.preventDefault();
+    const lines = [...new Set(this.points.map((q) => q.series))];
+    const now = this.at && this.points.includes(this.at) ? this.at : this.points[0];
+    const line = lines[(lines.indexOf(now.series) + step[1] + lines.length) % lines.length];
+    const along = this.points.filter((q) => q.series === line);
+    const i = line === now.series ? along.indexOf(now) + (this.at ? step[0] : 0) : Math.round((along.length - 1) / 2);
+    this.page.say(this.hover(along[Math.max(0, Math.min(along.length - 1, i))]));
+    return undefined;
+  }
+}

@@ -1,0 +1,91 @@
+"use strict";
+// The page: charts from the data, one legend for all of them, light and dark, print.
+
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const spoken = document.getElementById("say");
+  const page = { runs: data.runs, hidden: new Set(), say: (text) => { spoken.textContent = text; } };
+  const charts = data.charts.map(addChart);
+
+  function addChart(spec) {
+    const figure = html("figure", { id: spec.id }, document.getElementById("charts"));
+    const caption = html("figcaption", {}, figure);
+    const words = html("div", {}, caption);
+    html("h2", {}, words, spec.title);
+    html("p", { class: "caption" }, words, spec.caption);
+    html("div", { class: "tools" }, caption);
+    html("div", { class: "plot" }, figure);
+    return new (spec.kind === "bars" ? BarChart : LineChart)(figure, spec, page);
+  }
+
+  function drawAll(width) { for (const chart of charts) chart.draw(width); }
+
+  // ---- legend
+
+  const chips = [...document.querySelectorAll("#legend .chip")];
+  const all = document.getElementById("all");
+
+  function update() {
+    for (const chip of chips) chip.setAttribute("aria-pressed", !page.hidden.has(Number(chip.dataset.run)));
+    for (const row of document.querySelectorAll("tr[data-run]")) row.classList.toggle("off", page.hidden.has(Number(row.dataset.run)));
+    for (const head of document.querySelectorAll("[data-column]")) head.classList.toggle("off", page.hidden.has(Number(head.dataset.column)));
+    if (all) all.hidden = !page.hidden.size;
+    drawAll();
+  }
+
+  for (const chip of chips) {
+    const run = Number(chip.dataset.run);
+    chip.addEventListener("click", () => {
+      if (!page.hidden.delete(run)) page.hidden.add(run);
+      update();
+    });
+    chip.addEventListener("dblclick", () => {
+      page.hidden = new Set(data.runs.map((_, i) => i).filter((i) => i !== run));
+      update();
+    });
+  }
+  all?.addEventListener("click", () => { page.hidden.clear(); update(); });
+
+  // ---- light and dark
+
+  const theme = document.getElementById("theme");
+  const words = { auto: "as the system has them", light: "light", dark: "dark" };
+
+  function setTheme(name) {
+    if (name === "auto") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = name;
+    theme.textContent = name[0].toUpperCase() + name.slice(1);
+    theme.setAttribute("aria-label", `Colours: ${words[name]}`);
+    // A page opened from a disk may have no storage; then the choice lasts as long as the page.
+    try { localStorage.setItem("gossamer-theme", name); } catch { /* not kept */ }
+  }
+
+  theme.addEventListener("click", () => {
+    const now = document.documentElement.dataset.theme ?? "auto";
+    setTheme({ auto: "light", light: "dark", dark: "auto" }[now]);
+  });
+  try { if (localStorage.getItem("gossamer-theme") in words) setTheme(localStorage.getItem("gossamer-theme")); } catch { /* auto */ }
+
+  // ---- the rest
+
+  document.getElementById("copy").addEventListener("click", async (e) => {
+    const command = document.getElementById("command");
+    try {
+      await navigator.clipboard.writeText(command.textContent);
+      e.target.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(command); // then the reader's own keys can copy it
+      e.target.textContent = "Selected";
+    }
+    setTimeout(() => { e.target.textContent = "Copy"; }, 1500);
+  });
+
+  let width = 0;
+  new ResizeObserver(([entry]) => {
+    if (Math.abs(entry.contentRect.width - width) < 1) return;
+    width = entry.contentRect.width;
+    drawAll();
+  }).observe(document.getElementById("charts"));
+  window.addEventListener("beforeprint", () => drawAll(680));
+  window.addEventListener("afterprint", () => drawAll());
+})();

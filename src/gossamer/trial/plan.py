@@ -1,0 +1,34 @@
+"""What a trial is to do; written once by the launcher, read by every rank."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+MARK = "@gossamer "  # lines of a rank with this mark are events, all others are the program's own
+
+
+@dataclass
+class Plan:
+    """Contenders are recipes by name; "ddp" (and "ddp-fp16", "ddp-powersgd") and "compute" are yardsticks."""
+
+    contenders: dict[str, str]
+    workload: str = "lm"
+    options: dict[str, Any] = field(default_factory=dict)
+    steps: int = 100  # of the baseline, or of everybody without one
+    chunk: int = 10  # steps a contender takes before the next one's turn; held-out quality is measured after each
+    baseline: str = ""  # the others go on until they reach its quality, at most `patience` times its steps
+    patience: float = 2.0
+    seed: int = 0
+    deadline: float = 120.0
+    checkpoint: str = ""  # a folder; one contender only
+    checkpoint_every: int = 50
+    resume: bool = False
+    measure_every: int = 20
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(path: Path) -> "Plan":
+        return Plan(**json.loads(path.read_text()))

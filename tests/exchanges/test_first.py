@@ -1,0 +1,256 @@
+"""Backup workers: the self-tests T6.1 to T6.6 of the method notes, on a virtual clock."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from gossamer.core.errors import AttachError, RecipeError
+from gossamer.codecs import TopK
+from gossamer.exchanges import First, Gather
+from gossamer.fabrics.ledger import traffic
+from gossamer.core.verbs import AllReduce
+from tests.worker.gym import Flat, Network, Replica, bit_equal, make, noise, parameters, pull, sgd, train
+from torch import Tensor
+
+Seconds = Callable[[int, int], float]
+NUMEL = 5
+
+
+def uneven(rank: int, step: int) -> float:
+    """Distinct for all ranks at each step; the order changes from step to step."""
+    return 1.0 + ((rank * 7 + step * 3) % 11) / 11 + rank * 1e-3
+
+
+def watched(ranks: list[Replica]):
+    """`pull`, and a list of (step, rank, gradient) that were computed."""
+    computed = dict[tuple[int, int], Tensor]()
+
+    def backward(model: torch.nn.Module, rank: int, step: int) -> float:
+        loss = pull(model, rank, step)
+        assert (step, rank) not in computed
+        computed[step, rank] = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        return loss
+
+    return backward, computed
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("over", ["allreduce(fp32())", "scatter(qsgd())", "gather(fp32())"])
+def test_no_backups_is_synchronous_training_bit_for_bit_though_ranks_are_uneven(over: str, size: int) -> None:
+    quorum, plain = make(f"first(backups=0, over={over})", size), make(over, size)
+    train(quorum, pull, 12, Network(latency=1e-3), uneven)
+    train(plain, pull, 12, Network(latency=1e-3), uneven)
+    assert all(bit_equal(pair) for pair in zip(parameters(quorum), parameters(plain)))
+    assert all(r.worker.stand.dropped == [] for r in quorum)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_one_accepted_gradient_is_used_alone(size: int) -> None:
+    ranks = make(f"first(backups={size - 1})", size, optimizer=sgd(0.1, 0.0))
+    backward, computed = watched(ranks)
+    before = parameters(ranks)[0]
+    train(ranks, backward, 1, seconds=uneven)
+    winner = min(range(size), key=lambda r: uneven(r, 1))
+    assert all(r.worker.stand.accepted[1] == (winner,) for r in ranks)
+    expected = before - 0.1 * computed[1, winner]
+    torch.testing.assert_close(parameters(ranks)[0], expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("size", "backups"), [(2, 1), (4, 1), (5, 2), (8, 3)])
+def test_the_first_to_finish_are_accepted_in_order_and_nobody_waits_for_the_rest(size: int, backups: int) -> None:
+    """All start the first step together, so the winners and the time it ends are known."""
+    ranks = make(f"backup({backups})", size)
+    clocks = dict[int, float]()
+
+    def seconds(rank: int, step: int) -> float:
+        return [9.0, 1.0, 2.5, 1.5, 8.0, 2.0, 3.0, 7.0][rank] if step == 1 else 50.0 if rank in slow else 0.5
+
+    times = [seconds(r, 1) for r in range(size)] if (slow := set()) is not None else []
+    order = sorted(range(size), key=times.__getitem__)
+    slow.update(order[size - backups :])
+    run = train(ranks, pull, 1, seconds=seconds)
+    assert all(r.worker.stand.accepted[1] == tuple(order[: size - backups]) for r in ranks)
+    for r in ranks:
+        clocks[r.worker.rank] = r.clock
+    closing = times[order[size - backups - 1]]
+    assert all(clocks[r] == closing for r in order[: size - backups])
+    assert all(clocks[r] == times[r] for r in order[size - backups :])  # a late rank learns it when it is done
+    assert run.seconds == max(times)
+
+
+def test_the_fast_ranks_never_wait_for_a_rank_that_is_always_slow() -> None:
+    ranks = make("backup(1)", 3)
+    train(ranks, pull, 10, seconds=lambda rank, step: 100.0 if rank == 2 else 1.0)
+    assert [r.clock for r in ranks] == pytest.approx([10.0, 10.0, 100.0])
+    assert [set(ranks[0].worker.stand.accepted[k]) for k in range(1, 11)] == [{0, 1}] * 10
+    assert bit_equal(parameters(ranks))
+    assert ranks[2].worker.stand.dropped == [1]
+    assert len(ranks[2].losses) == 1  # it computed one gradient, and took the ten updates
+
+
+def test_stale_gradients_are_never_applied() -> None:
+    """Replay: every update is the mean of the gradients of just the accepted ranks, all of that very step."""
+    size, backups, steps = 5, 2, 12
+    ranks = make(f"backup({backups})", size, optimizer=sgd(0.1, 0.0))
+    backward, computed = watched(ranks)
+    start = parameters(ranks)[0]
+    train(ranks, backward, steps, Network(latency=0.05), uneven)
+    model = start
+    for step in range(1, steps + 1):
+        accepted = ranks[0].worker.stand.accepted[step]
+        assert len(accepted) == size - backups
+        model = model - 0.1 * torch.stack([computed[step, rank] for rank in accepted]).double().mean(0)
+    torch.testing.assert_close(parameters(ranks)[0].double(), model.double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("recipe", ["backup(2)", "first(backups=2, over=scatter(qsgd()))", "first(backups=2, over=scatter(ternary()))"])
+@pytest.mark.parametrize("latency", [0.0, 0.01, 0.4])
+def test_replicas_stay_bit_equal_though_some_are_late(recipe: str, latency: float) -> None:
+    ranks = make(recipe, 6)
+    train(ranks, pull, 25, Network(latency=latency), lambda rank, step: 5.0 if (rank + step) % 6 == 0 else uneven(rank, step))
+    assert bit_equal(parameters(ranks))
+    assert {r.worker.step for r in ranks} == {26}
+    dropped = [r.worker.stand.dropped for r in ranks]
+    assert sum(map(len, dropped)) > 10
+    momenta = [r.optimizer.state[r.model.get_parameter("matrix")]["momentum_buffer"] for r in ranks]
+    assert bit_equal(momenta)
+    assert {tuple(sorted(r.worker.stand.accepted.items())) for r in ranks} == {
+        tuple(sorted(ranks[0].worker.stand.accepted.items()))
+    }
+
+
+def test_dropped_steps_are_told_to_the_worker_that_computed_them() -> None:
+    ranks, told = make("backup(1)", 4), list[tuple[int, int]]()
+    for r in ranks:
+        r.worker.stand.on_late = lambda step, rank=r.worker.rank: told.append((rank, step))
+    backward, computed = watched(ranks)
+    train(ranks, backward, 15, Network(latency=0.01), uneven)
+    dropped = {(r.worker.rank, step) for r in ranks for step in r.worker.stand.dropped}
+    assert set(told) == dropped
+    assert len(told) == len(dropped) > 0
+    accepted = {(rank, step) for step, who in ranks[0].worker.stand.accepted.items() for rank in who}
+    assert {(rank, step) for step, rank in computed} == accepted | dropped
+    assert not accepted & dropped
+
+
+def test_the_mean_is_over_the_accepted_and_nothing_else() -> None:
+    """Equal gradients everywhere: whatever is dropped, the mean is that gradient."""
+
+    def alike(model: torch.nn.Module, rank: int, step: int) -> float:
+        p = model.get_parameter("x")
+        p.grad = noise(step, numel=NUMEL, dtype=torch.float32)
+        return 0.0
+
+    ranks = make("backup(1)", 3, lambda: Flat(NUMEL, torch.float32), sgd(1.0, 0.0))
+    train(ranks, alike, 5, seconds=uneven)
+    expected = Flat(NUMEL, torch.float32).x.detach() - sum(noise(step, numel=NUMEL) for step in range(1, 6))
+    torch.testing.assert_close(parameters(ranks)[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_late_rank_takes_missed_updates_with_the_rates_of_their_steps() -> None:
+    """Every rank's scheduler follows its own step; the late one has not run it for the steps it missed."""
+
+    def rate(step: int) -> float:
+        return 0.3 / step
+
+    def backward(model: torch.nn.Module, rank: int, step: int) -> float:
+        loss = pull(model, rank, step)
+        model.optimizer.param_groups[0]["lr"] = rate(step)  # pyright: ignore
+        return loss
+
+    def known(model: torch.nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        object.__setattr__(model, "optimizer", optimizer)
+        return optimizer
+
+    ranks = make("backup(1)", 3, optimizer=known)
+    train(ranks, backward, 12, seconds=lambda rank, step: 4.5 if rank == 2 else 1.0 + rank / 10)
+    assert bit_equal(parameters(ranks))
+    assert [r.optimizer.param_groups[0]["lr"] for r in ranks] == [rate(12)] * 3
+    assert len(ranks[2].worker.stand.dropped) >= 2
+
+
+def test_parameter_groups_with_rates_of_their_own_close_with_one_ticket() -> None:
+    def grouped(model: torch.nn.Module) -> torch.optim.Optimizer:
+        names = dict(model.named_parameters())
+        return torch.optim.SGD(
+            [{"params": [names.pop("matrix")], "lr": 0.01}, {"params": list(names.values())}], lr=0.1, momentum=0.9
+        )
+
+    ranks, plain = make("first(backups=0)", 3, optimizer=grouped), make("allreduce", 3, optimizer=grouped)
+    train(ranks, pull, 6)
+    train(plain, pull, 6)
+    assert all(bit_equal(pair) for pair in zip(parameters(ranks), parameters(plain)))
+    late = make("backup(1)", 3, optimizer=grouped)
+    train(late, pull, 6, seconds=uneven)
+    assert bit_equal(parameters(late))
+
+
+def test_parameters_of_two_precisions_are_refused() -> None:
+    class Mixed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Parameter(torch.zeros(3))
+            self.b = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+    with pytest.raises(AttachError, match="one precision"):
+        make("backup", 2, Mixed)
+
+
+@pytest.mark.parametrize(("wanted", "backups", "rounds"), [(8, 0, 400), (8, 2, 400), (12, 4, 300)])
+def test_step_times_are_the_order_statistic_of_the_compute_times(wanted: int, backups: int, rounds: int) -> None:
+    """T = c + Exp(m): E[T_(N) of N + b] = c + m (H_(N+b) - H_b).
+
+    Rounds are independent (each is a run of one step); the mean over R of them lies within 4 standard errors of the
+    formula, so a correct simulator fails with p < 7e-5.
+    """
+    c, m, size = 1.0, 1.0, wanted + backups
+    dice = torch.Generator().manual_seed(wanted * 100 + backups)
+    table = c + m * torch.empty(rounds, size).exponential_(generator=dice)
+    closings = list[float]()
+    for k in range(rounds):
+        ranks = make(f"first(backups={backups})", size, lambda: Flat(1, torch.float32))
+        train(ranks, pull_x, 1, seconds=lambda rank, step, row=table[k].tolist(): row[rank])
+        accepted = ranks[0].worker.stand.accepted[1]
+        closings.append(ranks[accepted[0]].clock)
+    times = torch.tensor(closings)
+    assert torch.equal(times, table.sort(dim=1).values[:, wanted - 1])
+    formula = c + m * sum(1 / n for n in range(backups + 1, size + 1))
+    assert abs(float(times.mean()) - formula) < 4 * float(times.std()) / rounds**0.5
+
+
+def pull_x(model: torch.nn.Module, rank: int, step: int) -> float:
+    x = model.get_parameter("x")
+    x.grad = torch.ones_like(x)
+    return 0.0
+
+
+def test_backups_shorten_a_run_with_stragglers() -> None:
+    def straggling(rank: int, step: int) -> float:
+        return 10.0 if (rank * 13 + step * 7) % 8 == 0 else 1.0
+
+    def seconds(recipe: str) -> float:
+        ranks = make(recipe, 8)
+        train(ranks, pull, 16, seconds=straggling)
+        return min(r.clock for r in ranks)
+
+    assert seconds("allreduce") == pytest.approx(160.0)
+    assert seconds("backup(2)") < 60
+
+
+def test_late_ranks_send_zeros_so_bytes_do_not_change() -> None:
+    ranks = make("backup(1)", 4)
+    run = train(ranks, pull, 6, seconds=uneven)
+    d = ranks[0].flat().numel()
+    expected = sum(traffic(AllReduce(torch.zeros(d)), 0, 4)[1] for _ in range(1))
+    rates = traffic(AllReduce(torch.zeros(1, dtype=torch.float64)), 0, 4)[1]
+    assert run.ledger.by_verb() == {"AllReduce": (4 * 6 * 2, 4 * 6 * (expected + rates))}
+
+
+@pytest.mark.parametrize(
+    ("make_it", "reason"),
+    [(lambda: First(-1), "0 or more"), (lambda: First(1, over=Gather(TopK())), "residual would be lost")],
+)
+def test_impossible_values_are_refused(make_it, reason: str) -> None:
+    with pytest.raises(RecipeError, match=reason):
+        make_it()

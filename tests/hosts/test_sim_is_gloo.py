@@ -1,0 +1,106 @@
+"""Law 2: real processes compute what the simulator computes; law 1: replicas are equal, and a changed one is found."""
+
+import pytest
+import torch
+from gossamer.core.contracts import Quorum
+from gossamer.core.errors import PeerError
+from gossamer.recipe import Recipe
+from tests.gang import Gang
+from tests.hosts.loops import SMALL, attached, same, simulated, small_step, trained
+from torch import Tensor
+
+pytestmark = pytest.mark.gang
+
+OURS = [  # every sum is made by us, in rank order: no bit may differ
+    "bf16",
+    "fp16",
+    "terngrad" + SMALL,
+    "allreduce(ternary())" + SMALL,
+    "qsgd" + SMALL,
+    "topk(ratio=0.1)" + SMALL,
+    "topk(ratio=0.1, scope='global')",
+    "gather(topk(ratio=0.2, index='rice')) + error_feedback()" + SMALL,
+    "diana(bits=4, bucket=16)" + SMALL,
+    "scatter(qsgd(bits=4, bucket=16)) + diana(momentum=0.5)" + SMALL,
+    "scatter(qsgd(bits=4, bucket=16)) + slowmo(3)" + SMALL,
+    "scatter(qsgd(bits=4, bucket=16)) + overlap_local_sgd(3)" + SMALL,
+    "accordion_qsgd(epoch=2, interval=1, threshold=0.1)" + SMALL,
+    "sgp" + SMALL,
+    "sgp(topology=ring(), every=2)",
+    "osgp(every=2)" + SMALL,
+    "gather(topk(ratio=0.2)) + error_feedback() + rule('ndim < 2', scatter(qsgd(bits=8)))" + SMALL,
+    "first(backups=0, over=scatter(qsgd()))",
+]
+THEIRS = [  # the backend sums, in its own order
+    "allreduce" + SMALL,
+    "powersgd" + SMALL,
+    "powersgd + rule('ndim < 2', allreduce(bf16()))" + SMALL,
+    "local_sgd(3)" + SMALL,
+    "slowmo(3)" + SMALL,
+    "allreduce + slowmo(3, buffers='average')",
+    "slowmo_sgp(3)" + SMALL,
+    "overlap_local_sgd(3)" + SMALL,
+    "backup(backups=0)",
+    "accordion(epoch=2, mild=3, harsh=1, interval=1, threshold=0.1)" + SMALL,
+    "accordion_batch(epoch=2, factor=4, interval=1, threshold=10.0)" + SMALL,
+]
+STEPS = 7
+
+
+def both(gang: Gang, recipe: str) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+    return gang.run(trained, recipe, STEPS), simulated(recipe, gang.size, STEPS)
+
+
+@pytest.mark.parametrize("recipe", OURS)
+@pytest.mark.parametrize("size", [2, 4])
+def test_gloo_is_the_simulator_bit_for_bit(request: pytest.FixtureRequest, recipe: str, size: int) -> None:
+    real, virtual = both(request.getfixturevalue(f"gang{size}"), recipe)
+    for rank in range(size):
+        for step in range(STEPS):
+            assert same(real[rank][step], virtual[rank][step]), f"rank {rank}, step {step + 1}"
+    assert not same(real[0][0], real[0][-1])
+
+
+@pytest.mark.parametrize("recipe", THEIRS)
+@pytest.mark.parametrize("size", [2, 4])
+def test_gloo_is_the_simulator_up_to_rounding(request: pytest.FixtureRequest, recipe: str, size: int) -> None:
+    real, virtual = both(request.getfixturevalue(f"gang{size}"), recipe)
+    for rank in range(size):
+        torch.testing.assert_close(real[rank][-1], virtual[rank][-1], rtol=1e-5, atol=1e-6)
+        assert not same(real[rank][0], real[rank][-1])
+    if Recipe.of(recipe).schedule.averages_gradients:
+        assert all(same(mine, real[0][-1]) for mine in (r[-1] for r in real))
+
+
+def test_no_backups_is_allreduce_bit_for_bit(gang2: Gang) -> None:
+    assert isinstance(Recipe.of("backup(backups=0)").exchange, Quorum)
+    backup, plain = gang2.run(trained, "backup(backups=0)", 5), gang2.run(trained, "allreduce", 5)
+    assert all(same(a, b) for mine, other in zip(backup, plain) for a, b in zip(mine, other))
+
+
+def tampered(rank: int, size: int, recipe: str, victim: int) -> str:
+    """What check_sync says after somebody moved one bit on one rank."""
+    with attached(recipe) as (model, optimizer, comm):
+        small_step(model, optimizer, comm, rank)
+        comm.check_sync()
+        if rank == victim:
+            touched = comm.worker.channels[0].states["schedule"].get("anchor", model.get_parameter("bias"))
+            with torch.no_grad():
+                touched.view(-1)[3:4] += 0.25
+        with pytest.raises(PeerError) as caught:
+            comm.check_sync()
+        return str(caught.value)
+
+
+@pytest.mark.parametrize(("recipe", "named"), [("qsgd", "bias differs"), ("slowmo(3)", "the anchor of bias differs")])
+def test_a_changed_replica_is_found_and_named(gang4: Gang, recipe: str, named: str) -> None:
+    texts = gang4.run(tampered, recipe, 2)
+    assert len(set(texts)) == 1
+    assert named in texts[0]
+    assert "on rank(s) [2]" in texts[0]
+
+
+def test_of_two_replicas_nobody_knows_which_was_changed(gang2: Gang) -> None:
+    texts = gang2.run(tampered, "qsgd", 1)
+    assert texts[0] == texts[1]
+    assert "bias differs between ranks [0] and [1]" in texts[0]

@@ -1,0 +1,59 @@
+"""Ranks that average blocks through one exchange and one memory, step after step, on the simulator."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Echo, Exchange, Memory, Seat
+from gossamer.core.draw import Draw
+from gossamer.core.verbs import Program
+from gossamer.fabrics.ledger import Ledger
+from gossamer.fabrics.sim import simulate
+from gossamer.recipe import Recipe
+
+
+class Crew:
+    """Everybody's memory and exchange state; `step` gives the mean that every rank got."""
+
+    def __init__(self, recipe: str, size: int, memory: Memory | None = None, seed: int = 0) -> None:
+        parsed = Recipe.of(recipe)
+        assert isinstance(parsed.exchange, Exchange)
+        self.exchange, self.memory = parsed.exchange, memory or parsed.memory
+        self.size, self.seed, self.done = size, seed, 0
+        self.kept: list[State] = [{} for _ in range(size)]
+        self.carried: list[State] = [{} for _ in range(size)]
+        self.ledger = Ledger()
+        self.echoes: list[Echo] = []
+
+    def step(self, blocks: Sequence[Block], lr: float = 1.0, scale: float = 1.0) -> Tensor:
+        self.done += 1
+        self.echoes = []
+        outcome = simulate([self._program(r, b, lr, scale) for r, b in enumerate(blocks)], ledger=self.ledger)
+        first, *others = outcome.results
+        assert all(torch.equal(first, o) for o in others) or not first.isfinite().all()
+        return first
+
+    def _program(self, rank: int, block: Block, lr: float, scale: float) -> Program[Tensor]:
+        shift = self.memory.follow(self.exchange.omega(block.layout))
+        seat = Seat(rank, self.size, self.done, Draw(self.seed, self.done, rank), scale, lr, shift)
+
+        def send(block: Block, seat: Seat) -> Program[Echo]:
+            echo = yield from self.exchange.average(block, self.carried[rank], seat)
+            self.echoes.append(echo)
+            return echo
+
+        return self.memory.around(block, self.kept[rank], send, seat)
+
+    def mean_of(self, key: str) -> Tensor:
+        """The mean over ranks of one entry of the memories."""
+        return torch.stack([s[key].double() for s in self.kept]).mean(0)
+
+    def owed(self) -> Tensor | float:
+        """What owners of chunks still owe to the mean."""
+        return sum((s["owed"].double() for s in self.carried if "owed" in s), 0.0)
+
+
+def mean(blocks: Sequence[Block]) -> Tensor:
+    return torch.stack([b.flat.double() for b in blocks]).mean(0)
