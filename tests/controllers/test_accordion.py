@@ -310,10 +310,9 @@ def test_warm_starts_survive_a_switch() -> None:
         train(ranks, bursting, 1)
         if ranks[0].worker.recipe != before:
             switched = True
-            assert starts().keys() == {"q:matrix", "q:turned"}
-            assert all(q.any() for q in starts().values())
-        ranks_seen |= {q.shape[0] for q in starts().values()}
-        assert not old or starts().keys() == old.keys()
+        assert starts().keys() >= old.keys()
+        assert all(q.any() for q in starts().values())
+        ranks_seen.add(starts()["q:matrix"].shape[0])
     assert switched
     assert ranks_seen == {1, 3}
 
@@ -348,7 +347,7 @@ def test_a_spoilt_step_at_the_end_of_an_epoch_only_delays_the_verdict() -> None:
 
 @pytest.mark.parametrize("schedule", ["local_sgd(3)", "slowmo(3)", "overlap_local_sgd(3)"])
 def test_rounds_that_do_not_divide_an_epoch_are_judged_all_the_same(schedule: str) -> None:
-    ranks = make(f"accordion_qsgd(epoch=4, interval=1, threshold=0.9) + {schedule}", 2)
+    ranks = make(f"accordion_qsgd(epoch=4, interval=1, threshold=10.0) + {schedule}", 2)
     train(ranks, pull, 24)
     assert ranks[0].worker.recipe.routes
     assert ranks[0].worker.recipe == ranks[1].worker.recipe
@@ -363,6 +362,13 @@ def batch(script: Script) -> tuple[int, float]:
 
 def batched(**options) -> Recipe:
     return Recipe(AllReduced(FP32()), controller=AccordionBatch(**{"factor": 8, "epoch": EPOCH, "interval": 1, **options}))
+
+
+def test_a_parameter_without_gradients_does_not_hold_back_the_batch() -> None:
+    script = Script(batched())
+    assert [run_batch(script, a=1, frozen=0) for _ in range(2)] == [(1, 1.0), (8, 8.0)]
+    script = Script(batched())
+    assert [run_batch(script, a=1, thawed=t) for t in (0, 5, 5)] == [(1, 1.0), (1, 1.0), (8, 8.0)]
 
 
 def run_batch(script: Script, lr: float = 0.1, **norms: float) -> tuple[int, float]:

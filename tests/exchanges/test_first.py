@@ -59,23 +59,15 @@ def test_one_accepted_gradient_is_used_alone(size: int) -> None:
 @pytest.mark.parametrize(("size", "backups"), [(2, 1), (4, 1), (5, 2), (8, 3)])
 def test_the_first_to_finish_are_accepted_in_order_and_nobody_waits_for_the_rest(size: int, backups: int) -> None:
     """All start the first step together, so the winners and the time it ends are known."""
+    times = [9.0, 1.0, 2.5, 1.5, 8.0, 2.0, 3.0, 7.0][:size]
     ranks = make(f"backup({backups})", size)
-    clocks = dict[int, float]()
-
-    def seconds(rank: int, step: int) -> float:
-        return [9.0, 1.0, 2.5, 1.5, 8.0, 2.0, 3.0, 7.0][rank] if step == 1 else 50.0 if rank in slow else 0.5
-
-    times = [seconds(r, 1) for r in range(size)] if (slow := set()) is not None else []
+    train(ranks, pull, 1, seconds=lambda rank, step: times[rank])
     order = sorted(range(size), key=times.__getitem__)
-    slow.update(order[size - backups :])
-    run = train(ranks, pull, 1, seconds=seconds)
-    assert all(r.worker.stand.accepted[1] == tuple(order[: size - backups]) for r in ranks)
-    for r in ranks:
-        clocks[r.worker.rank] = r.clock
-    closing = times[order[size - backups - 1]]
-    assert all(clocks[r] == closing for r in order[: size - backups])
-    assert all(clocks[r] == times[r] for r in order[size - backups :])  # a late rank learns it when it is done
-    assert run.seconds == max(times)
+    accepted, late = order[: size - backups], order[size - backups :]
+    assert all(r.worker.stand.accepted[1] == tuple(accepted) for r in ranks)
+    assert all(ranks[r].clock == times[accepted[-1]] for r in accepted)
+    assert all(ranks[r].clock == times[r] for r in late)  # a late rank learns it when it is done
+    assert [r.worker.stand.dropped for r in ranks] == [[1] if r in late else [] for r in range(size)]
 
 
 def test_the_fast_ranks_never_wait_for_a_rank_that_is_always_slow() -> None:
@@ -103,7 +95,7 @@ def test_stale_gradients_are_never_applied() -> None:
     torch.testing.assert_close(parameters(ranks)[0].double(), model.double(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("recipe", ["backup(2)", "first(backups=2, over=scatter(qsgd()))", "first(backups=2, over=scatter(ternary()))"])
+@pytest.mark.parametrize("recipe", ["backup(2)", "first(backups=2, over=scatter(qsgd()))", "first(backups=2, over=scatter(ternary(), feedback=1.0))"])
 @pytest.mark.parametrize("latency", [0.0, 0.01, 0.4])
 def test_replicas_stay_bit_equal_though_some_are_late(recipe: str, latency: float) -> None:
     ranks = make(recipe, 6)
@@ -197,7 +189,7 @@ def test_parameters_of_two_precisions_are_refused() -> None:
         make("backup", 2, Mixed)
 
 
-@pytest.mark.parametrize(("wanted", "backups", "rounds"), [(8, 0, 400), (8, 2, 400), (12, 4, 300)])
+@pytest.mark.parametrize(("wanted", "backups", "rounds"), [(8, 0, 300), (8, 2, 300), (12, 4, 200)])
 def test_step_times_are_the_order_statistic_of_the_compute_times(wanted: int, backups: int, rounds: int) -> None:
     """T = c + Exp(m): E[T_(N) of N + b] = c + m (H_(N+b) - H_b).
 
@@ -242,7 +234,7 @@ def test_late_ranks_send_zeros_so_bytes_do_not_change() -> None:
     ranks = make("backup(1)", 4)
     run = train(ranks, pull, 6, seconds=uneven)
     d = ranks[0].flat().numel()
-    expected = sum(traffic(AllReduce(torch.zeros(d)), 0, 4)[1] for _ in range(1))
+    expected = traffic(AllReduce(torch.zeros(d)), 0, 4)[1]
     rates = traffic(AllReduce(torch.zeros(1, dtype=torch.float64)), 0, 4)[1]
     assert run.ledger.by_verb() == {"AllReduce": (4 * 6 * 2, 4 * 6 * (expected + rates))}
 

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import gossamer
 import torch
+from torch import Tensor, nn
+
+import gossamer
 from gossamer.hosts import Communicator
 from gossamer.recipe import Recipe
 from gossamer.simulate import replicas, train
-from torch import Tensor, nn
 
 SMALL = " + bucket(0.00004)"  # three channels on the awkward model
 SEED = 3
@@ -24,7 +25,7 @@ class Awkward(nn.Module):
         dice = torch.Generator().manual_seed(1)
 
         def drawn(*shape: int) -> Tensor:
-            return (torch.randn(*shape, generator=dice, dtype=torch.float64) / 3).to(dtype)
+            return (torch.randn(shape, generator=dice, dtype=torch.float64) / 3).to(dtype)
 
         self.matrix = nn.Parameter(drawn(17, 11))
         self.turned = nn.Parameter(drawn(11, 7).t())

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from gossamer.core.contracts import Quorum
-from gossamer.core.errors import PeerError
-from gossamer.recipe import Recipe
 from tests.gang import Gang
 from tests.hosts.loops import SMALL, attached, same, simulated, small_step, trained
 from torch import Tensor
+
+from gossamer.core.contracts import Quorum
+from gossamer.core.errors import PeerError
+from gossamer.recipe import Recipe
 
 pytestmark = pytest.mark.gang
 

@@ -10,7 +10,9 @@ from tests.worker.gym import (
     parameters,
     pull,
     remembered,
+    resumed,
     same_memory,
+    saved,
     sgd,
     spoiled,
     train,
@@ -38,7 +40,7 @@ def test_a_spoilt_gradient_leaves_every_memory_and_model_as_it_was(recipe: str, 
 def test_training_survives_spoilt_steps_with_equal_finite_replicas(recipe: str) -> None:
     spoilt = [(0, 1), (2, 2), (1, 3), (1, 30), (0, 31), (2, 31)]
     ranks = make(recipe, 3, optimizer=gentle)
-    train(ranks, spoiled(spoilt, NAN), 60)
+    train(ranks, spoiled(spoilt, NAN), 40)
     assert bit_equal(parameters(ranks))
     assert parameters(ranks)[0].isfinite().all()
     assert all(t.isfinite().all() for r in ranks for t in remembered(r.worker).values() if t.is_floating_point())
@@ -106,6 +108,19 @@ def test_a_lost_model_comes_back_from_the_anchor_under_overlap(recipe: str) -> N
     assert bit_equal([anchors(r) for r in ranks])
     assert all(model.isfinite().all() for model in parameters(ranks))
     assert ranks[1].losses[-1] < ranks[1].losses[0]
+
+
+@pytest.mark.parametrize("stop", [5, 6, 7, 8])
+def test_a_lost_round_is_remembered_across_a_checkpoint(stop: int) -> None:
+    """Lost at step 6, due to land at step 9: the anchor must be taken then, saved in between or not."""
+    recipe = fleet.OVERLAP[0]
+    whole, ranks = make(recipe, 3, optimizer=known), make(recipe, 3, optimizer=known)
+    train(whole, broken((1, 5)), 12)
+    train(ranks, broken((1, 5)), stop)
+    again = resumed(recipe, saved(ranks), optimizer=known)
+    for crew in (ranks, again):
+        train(crew, broken((1, 5)), 12 - stop)
+        assert all(bit_equal(pair) for pair in zip(parameters(whole), parameters(crew)))
 
 
 def test_fp16_overflow_skips_the_step_and_training_goes_on() -> None:

@@ -39,7 +39,7 @@ SYNCHRONOUS = [  # replicas are equal after every step
     "accordion_batch(epoch=2, factor=4, interval=1, threshold=10.0)",
 ]
 
-QUORUM = ["backup", "first(backups=1, over=scatter(qsgd()))", "first(backups=1, over=scatter(ternary()))"]
+QUORUM = ["backup", "first(backups=1, over=scatter(qsgd()))", "first(backups=1, over=scatter(ternary(), feedback=1.0))"]
 
 LOCAL = [  # replicas are equal after every third step; anchors always are
     "local_sgd(3)",

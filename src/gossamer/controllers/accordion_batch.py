@@ -42,7 +42,12 @@ class AccordionBatch(Controller):
         if recipe.schedule.accumulate > 1 or self.factor == 1:
             return recipe
         verdict = EpochWatch(self.epoch, self.interval, self.threshold).watch(facts, state)
-        if verdict is None or any(verdict.values()):
+        if verdict is None or any(critical and _moves(name, state) for name, critical in verdict.items()):
             return recipe
         grown = replace(recipe.schedule, micro_batches=self.factor, rate=float(self.factor))
         return replace(recipe, schedule=grown)
+
+
+def _moves(name: str, state: State) -> bool:
+    """A parameter that gets no gradient (frozen, empty, unused) must not hold back the whole batch."""
+    return float(state[f"old:{name}"]) > 0

@@ -162,7 +162,7 @@ class Exchange(Part):
     @property
     def bucket_mb(self) -> float:
         """How many megabytes of gradient to put in one block, unless the recipe says otherwise; measured."""
-        return 25.0
+        return 12.0
 
     @abstractmethod
     def omega(self, layout: Layout) -> float:

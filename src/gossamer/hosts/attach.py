@@ -1,5 +1,6 @@
 """attach: one line that gives a training loop a recipe."""
 
+import os
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from gossamer.core.contracts import Quorum
 from gossamer.core.errors import AttachError
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts import consensus
@@ -54,11 +56,11 @@ def attach(
     >>> comm.detach()
     """
     parsed = Recipe.of(recipe)
-    named = _trainable(model, optimizer)
     _check_not_attached(model)
+    named = _trainable(model, optimizer)
     policy = _buffer_policy(model, parsed, buffers)
-    _check_backups(parsed, scaler)
-    group = process_group.get_group() if isinstance(process_group, DeviceMesh) else process_group
+    _check_backups(parsed, scaler, policy, find_unused_parameters)
+    group = _group(process_group)
     fabric = TorchFabric(group, deadline=deadline)
     try:
         worker = Worker(parsed, named, optimizer, fabric.rank, fabric.size, seed)
@@ -66,7 +68,7 @@ def attach(
             worker.stand.on_late = on_late
         if fabric.size > 1:
             extras = {"deadline": deadline, "buffers": policy, "find_unused_parameters": find_unused_parameters}
-            fabric.run(compare(worker, fingerprint(worker, extras)))
+            fabric.run(compare(worker, fingerprint(worker, extras, model)))
             fabric.run(consensus.broadcast_model(model, worker))
         comm = Communicator(
             model,
@@ -96,12 +98,38 @@ def _trainable(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
                 f"parameter {name!r} is {p.dtype}; only real floating-point parameters can be averaged: "
                 "freeze it with requires_grad_(False), or keep its real and imaginary parts apart"
             )
+    if not any(p.numel() for p in named.values()):
+        raise AttachError("all trainable parameters of the model are empty; there is nothing to train")
     stepped = {id(p) for g in optimizer.param_groups for p in g["params"]}
     if not any(id(p) in stepped for p in named.values()):
         raise AttachError(
             "the optimizer holds none of the model's parameters; make it from model.parameters() of this very model"
         )
+    strangers = stepped - {id(p) for p in model.parameters()}
+    if strangers:
+        raise AttachError(
+            f"the optimizer holds {len(strangers)} parameter(s) that are not the model's and would never be averaged; "
+            "attach one module that holds them all, such as nn.ModuleList([model, criterion])"
+        )
     return named
+
+
+def _group(given: "dist.ProcessGroup | DeviceMesh | None") -> "dist.ProcessGroup | None":
+    if given is None:
+        alone = not dist.is_initialized()
+        if alone and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+            raise AttachError(
+                f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but there is no process group and this rank would train alone; "
+                "call torch.distributed.init_process_group() first"
+            )
+        return None
+    if isinstance(given, DeviceMesh):
+        if given.ndim != 1:
+            raise AttachError(f"a DeviceMesh of {given.ndim} dimensions: pick one, such as mesh['data']")
+        return given.get_group()
+    if not isinstance(given, dist.ProcessGroup):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise AttachError("process_group is no group: this process is not one of its ranks, and has nothing to attach to")
+    return given
 
 
 def _check_not_attached(model: nn.Module) -> None:
@@ -118,20 +146,28 @@ def _buffer_policy(model: nn.Module, recipe: Recipe, policy: Buffers | None) -> 
     if policy is not None:
         if policy not in ("average", "broadcast", "local"):
             raise AttachError(f"buffers must be 'average', 'broadcast' or 'local', got {policy!r}")
+        if recipe.schedule.mixes and policy != "local":
+            raise AttachError(
+                f"buffers={policy!r} under {recipe.schedule}: nobody ever waits for everybody, so buffers cannot be shared; say 'local'"
+            )
         return policy
     floating = [n for n, b in model.named_buffers() if b.is_floating_point() and b.numel()]
     if floating and not recipe.schedule.averages_gradients:
         raise AttachError(
             f"the model has float buffers ({floating[0]}, ...), and under {recipe.schedule} they differ between ranks like "
-            "parameters do; say buffers='average', 'broadcast' (rank 0's) or 'local'"
+            "parameters do; say buffers="
+            + ("'local'" if recipe.schedule.mixes else "'average', 'broadcast' (rank 0's) or 'local'")
         )
     return "consensus"
 
 
-def _check_backups(recipe: Recipe, scaler: Any) -> None:
-    from gossamer.core.contracts import Quorum
-
-    if isinstance(recipe.exchange, Quorum) and scaler is not None:
+def _check_backups(recipe: Recipe, scaler: Any, buffers: str, find_unused: bool) -> None:
+    if not isinstance(recipe.exchange, Quorum):
+        return
+    if buffers in ("average", "broadcast") or find_unused:
+        what = "find_unused_parameters" if find_unused else f"buffers={buffers!r}"
+        raise AttachError(f"{recipe.exchange} with {what}: that needs all ranks at every step, and late ones are not there")
+    if scaler is not None:
         raise AttachError(
             f"{recipe.exchange} with a GradScaler: a late rank would apply missed updates under another scale; use bf16"
         )

@@ -1,6 +1,7 @@
 """The communicator: a worker, a fabric, and the hooks that tie them to a training loop."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
@@ -8,8 +9,9 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 
-from gossamer.core.errors import AttachError
+from gossamer.core.errors import AttachError, CheckpointError
 from gossamer.core.verbs import Program
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.torch import TorchFabric
@@ -49,6 +51,7 @@ class Communicator:
         self._steps: Program[None] | None = None
         self._syncing, self._in_backward, self._inside, self._owes_step = True, False, False, False
         self._micro = 0
+        self._task: int | None = None  # autograd's number of the backward pass under way
         self._rates: list[float] = []
         self._handles: list[Any] = []
         self._unused: list[str] = []
@@ -145,13 +148,20 @@ class Communicator:
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain tensors and scalars; save one per rank. Rank-local entries carry the rank in their key."""
+        """Plain tensors and scalars; save one per rank, between steps. Rank-local entries carry the rank in their key."""
+        self._settle_skipped()
         self.fabric.run(self.worker.quiesce())
         return checkpoint.save(self.worker)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Take up where `state_dict` left off; after a change of world size, give the dictionaries of all old ranks."""
+        if self.worker.stand is not None and self.worker.stand.tickets:
+            raise CheckpointError(
+                f"under {self.recipe} a checkpoint is loaded before the first step: the other ranks' lanes wait for the step "
+                "that is under way; detach, attach again, and load then"
+            )
         checkpoint.load(self.worker, saved)
+        self._steps, self._owes_step, self._micro = None, False, 0
         self._rebuild()
 
     def detach(self) -> None:
@@ -184,7 +194,7 @@ class Communicator:
         self._rebuild()
         for name, p in self.worker.named.items():
             add(p.register_post_accumulate_grad_hook(self._gradient_hook(name)))
-        if not self._averages_gradients and self.scaler is not None:
+        if self.worker.stand is not None or (not self._averages_gradients and self.scaler is not None):
             add(self.model.register_forward_pre_hook(self._before_forward))
 
     @property
@@ -196,28 +206,40 @@ class Communicator:
         if self.fabric.size == 1:
             return
         self._intake = Intake(self.worker, self._launch) if self._averages_gradients else None
-        stand = self.worker.stand
-        if stand is not None and self.worker.step not in stand.tickets:
-            self.fabric.run(stand.open())
 
     def _gradient_hook(self, name: str) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
             if not self._syncing:
                 return
-            if not self._in_backward:
-                self._begin_backward()
+            self._enter_backward()
             if self._intake is not None and parameter.grad is not None:
                 self._intake.take(name, parameter.grad)
 
         return hook
 
+    def _enter_backward(self) -> None:
+        """A gradient is there: is it the first of a new backward pass?"""
+        task = torch._C._current_graph_task_id()
+        if self._in_backward and (task == self._task or _is_nested()):
+            return
+        if _is_nested():
+            raise AttachError(
+                "a backward pass inside of another one (reentrant checkpointing) would send its gradients before the outer "
+                "pass is done: use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
+        if self._in_backward and self._intake is not None and self._intake.next:
+            raise AttachError(
+                "the last backward() ended with an exception when some of its gradients were on their way, so the ranks are "
+                "no longer in step: on all ranks, detach, load a checkpoint and attach again"
+            )
+        self._task = task
+        self._begin_backward()
+
     def _begin_backward(self) -> None:
         self._in_backward = True
         torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # pyright: ignore
-        if self._steps is not None:  # the last step's descent never came: skipped by a scaler, or by the user
-            self._finish(self._steps, descended=False)
         self._settle_skipped()
-        if self.scaler is not None:
+        if self.scaler is not None and self._averages_gradients:  # differences of parameters know no scale
             self.worker.scale = float(self.scaler.get_scale())
         self.worker.measuring = self.measure_every > 0 and self.worker.step % self.measure_every == 0
         if self._intake is not None:
@@ -230,9 +252,12 @@ class Communicator:
             return
         self._unused = self._intake.finish()
         self._steps = self._begin()
+        if self.worker.stand is not None and not self.worker.finite:
+            self._forget([*self.worker.named])  # as late ranks do, who never apply such an update
+            return
         for channel, mean in zip(self.worker.channels, self.worker.means, strict=True):
             channel.put_gradient(mean)
-        if self.find_unused and self._unused:
+        if self.find_unused:
             self._forget_unused()
 
     def _launch(self, index: int, flat: Tensor) -> None:
@@ -245,7 +270,7 @@ class Communicator:
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._inside:
             return
-        if (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None:
+        if self.fabric.size > 1 and _has_closure(args, kwargs):
             raise AttachError(
                 "optimizer.step(closure) computes gradients inside the step, after they should have been averaged; "
                 "call backward() yourself, then optimizer.step()"
@@ -278,12 +303,21 @@ class Communicator:
             group["lr"] = rate
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        if module.training:
+        stand = self.worker.stand
+        if not module.training:
+            return
+        if stand is None:
             self._settle_skipped()
+        elif self.worker.step not in stand.tickets:  # from now on the lane answers, however late the gradient is
+            self.fabric.run(stand.open())
 
     def _settle_skipped(self) -> None:
-        """A scaler left this rank's step out; the schedule counts it all the same, or the ranks would drift apart."""
-        if self._owes_step and self.scaler is not None and not self._averages_gradients:
+        """The last step's descent never came: a scaler left it out, or the user. The schedule counts it all the same, or
+        the ranks would drift apart.
+        """
+        if self._steps is not None:
+            self._finish(self._steps, descended=False)
+        elif self._owes_step and self.scaler is not None:
             self._finish(self._begin(), descended=False)
 
     def _begin(self) -> Program[None]:
@@ -295,7 +329,8 @@ class Communicator:
         self._steps, self._owes_step = None, False
         channels = self.worker.channels
         self._wait_for(rest(steps, descended))
-        if self.worker.assigned and self.buffers in ("average", "broadcast"):
+        agreed = self.worker.assigned or self._averages_gradients
+        if agreed and self.buffers in ("average", "broadcast"):
             self._wait_for(consensus.share_buffers(self.model, self.worker, self.buffers))
         self.worker.end_step()
         if self.worker.channels is not channels:
@@ -325,6 +360,23 @@ class Communicator:
         """A parameter that no rank used keeps no gradient, so that weight decay does not move it."""
         names = list(self.worker.named)
         used = torch.tensor([n not in set(self._unused) for n in names], dtype=torch.int32)
-        for name, count in zip(names, self.fabric.run(consensus.count(self.worker, used)).tolist(), strict=True):
-            if count == 0:
-                self.worker.named[name].grad = None
+        counts = self.fabric.run(consensus.count(self.worker, used)).tolist()
+        self._forget([name for name, count in zip(names, counts, strict=True) if count == 0])
+
+    def _forget(self, names: list[str]) -> None:
+        for name in names:
+            self.worker.named[name].grad = None
+
+
+def _is_nested() -> bool:
+    """Does this backward pass run inside the backward of a function, as reentrant checkpointing does?"""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is BackwardCFunction.apply.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None

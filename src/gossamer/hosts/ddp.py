@@ -21,8 +21,8 @@ from gossamer.worker import Worker, checkpoint
 class Hook:
     """A recipe driven by DDP's buckets. DDP regroups its buckets after the first step; our channels stay as they are."""
 
-    def __init__(self, worker: Worker, fabric: TorchFabric, names: dict[int, str]) -> None:
-        self.worker, self.fabric, self.names = worker, fabric, names
+    def __init__(self, worker: Worker, fabric: TorchFabric, names: dict[int, str], scaler: Any) -> None:
+        self.worker, self.fabric, self.names, self.scaler = worker, fabric, names, scaler
         self.intake = Intake(worker, self._launch)
         self.waiting: list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]] = []
 
@@ -46,8 +46,14 @@ class Hook:
 
     def take(self, bucket: Any) -> Future[Tensor]:
         """One DDP bucket is ready: keep its gradients, and promise the averaged bucket."""
+        if self.fabric.size == 1:
+            self.worker.step += int(bucket.is_last())
+            alone: Future[Tensor] = Future()
+            alone.set_result(bucket.buffer())
+            return alone
         if not self.intake.arrived:
             self.worker.means = []
+            self.worker.scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
         names = [self.names[id(p)] for p in bucket.parameters()]
         gradients = list(bucket.gradients())
         device = bucket.buffer().device
@@ -92,10 +98,12 @@ def register(
     *,
     seed: int = 0,
     deadline: float = 300.0,
+    scaler: Any = None,
 ) -> Hook:
     """Replace DDP's all-reduce by a recipe. For recipes that average gradients at every step.
 
-    Call it once, before the first backward. The object returned holds the state: save its `state_dict()` per rank.
+    Call it once, before the first backward. Give a GradScaler as `scaler`, so that memories are free of its scale. The
+    object returned holds the state: save its `state_dict()` per rank.
     """
     if not isinstance(ddp_model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise AttachError("register takes a DistributedDataParallel model; for a plain one use gossamer.attach")
@@ -108,14 +116,16 @@ def register(
         raise AttachError(
             f"{parsed.schedule} acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
         )
+    if any(getattr(m, "units", "gradient") == "update" for m in (parsed.memory, *(r.memory for r in parsed.rules))):
+        raise AttachError(f"{parsed} follows the learning rate, which a DDP hook does not see; use gossamer.attach")
     named: dict[str, Tensor] = {n: p for n, p in ddp_model.module.named_parameters() if p.requires_grad}
     fabric = TorchFabric(process_group or ddp_model.process_group, deadline=deadline)
     idle = torch.optim.SGD(list(named.values()), lr=1.0)  # channels ask for rates; a hook has none to offer
     hook = Hook(
-        Worker(parsed, named, idle, fabric.rank, fabric.size, seed), fabric, {id(p): n for n, p in named.items()}
+        Worker(parsed, named, idle, fabric.rank, fabric.size, seed), fabric, {id(p): n for n, p in named.items()}, scaler
     )
     if fabric.size > 1:
-        fabric.run(compare(hook.worker, fingerprint(hook.worker, {"deadline": deadline})))
+        fabric.run(compare(hook.worker, fingerprint(hook.worker, {"deadline": deadline}, ddp_model.module)))
     ddp_model.register_comm_hook(hook, _hook())
     return hook
 

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import torch
+from torch import nn
 
 import gossamer
 from gossamer.core.errors import PeerError
@@ -13,7 +14,7 @@ from gossamer.worker import Worker
 LIMIT = 64 * 2**20
 
 
-def fingerprint(worker: Worker, extras: dict[str, Any]) -> dict[str, Any]:
+def fingerprint(worker: Worker, extras: dict[str, Any], model: nn.Module) -> dict[str, Any]:
     """Everything two ranks must agree on, by name."""
     facts: dict[str, Any] = {"gossamer": gossamer.__version__, "recipe": repr(worker.recipe), "seed": worker.seed}
     facts |= extras
@@ -21,6 +22,10 @@ def fingerprint(worker: Worker, extras: dict[str, Any]) -> dict[str, Any]:
     for name, p in worker.named.items():
         facts[f"parameter {name}"] = f"{str(p.dtype).removeprefix('torch.')} {tuple(p.shape)}"
     facts["order of parameters"] = list(worker.named)
+    frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
+    for name, t in [*frozen.items(), *model.named_buffers()]:
+        facts[f"frozen parameter or buffer {name}"] = f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"
+    facts["parameters that travel together, by learning rate"] = [c.name for c in worker.channels]
     return facts
 
 

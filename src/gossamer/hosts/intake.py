@@ -36,6 +36,7 @@ class Intake:
                 f"the gradient of {name!r} came a second time in one backward, after it was sent; "
                 "with reentrant checkpointing use use_reentrant=False, and accumulate under comm.no_sync()"
             )
+        gradient = gradient.detach()  # under create_graph=True it has a history that must not grow into the buffer
         slot.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
         if name not in self.arrived:
             self.arrived.add(name)

@@ -3,7 +3,7 @@
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def folder() -> Path:
 
 
 @contextmanager
-def lock(name: str) -> Iterator[None]:
+def lock(name: str) -> Generator[None]:
     """Only one process of this host is inside; the others wait. Freed by the system if that process dies."""
     with (folder() / f"{name}.lock").open("w") as handle:
         try:
@@ -40,7 +40,7 @@ def lock(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def write(target: Path) -> Iterator[Path]:
+def write(target: Path) -> Generator[Path]:
     """A path to write to, which becomes `target` in one step if all goes well, and vanishes if not."""
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=".part-")
     os.close(handle)

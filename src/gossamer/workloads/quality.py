@@ -1,6 +1,6 @@
 """How good a model is on data it never saw."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import torch
@@ -12,7 +12,7 @@ CHUNK = 128  # rows at once: bounds memory, not quality
 
 
 @contextmanager
-def judging(model: nn.Module) -> Iterator[None]:
+def judging(model: nn.Module) -> Generator[None]:
     """Without gradients and dropout; every module goes back to the mode it was in."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -30,7 +30,7 @@ def iid(rows: int, batch: int, at: Position, seed: int) -> Tensor:
     """All ranks share one shuffle of all rows; within an epoch no row is seen twice.
 
     >>> [iid(8, 2, Position(step=0, rank=r, size=2), seed=0).tolist() for r in (0, 1)]
-    [[1, 4], [2, 7]]
+    [[4, 0], [7, 3]]
     """
     steps = _steps(rows, batch * at.size, at)
     order = _shuffle(rows, seed, at.step // steps)
@@ -62,6 +62,6 @@ def _steps(rows: int, needed: int, at: Position) -> int:
 
 
 def _shuffle(rows: int, seed: int, epoch: int) -> Tensor:
-    # Two linear steps would let (seed, epoch) collide with (seed + 1, epoch - 1); a large odd factor keeps them apart.
+    # Without the factor, seed 0 in epoch 1 would be seed 1 in epoch 0.
     generator = torch.Generator().manual_seed((seed * 0x9E3779B1 + epoch) % 2**63)
     return torch.randperm(rows, generator=generator)

@@ -1,0 +1,121 @@
+"""How a model is cut into channels, and what crosses between channels and parameters."""
+
+import pytest
+import torch
+from gossamer.recipe import Recipe
+from gossamer.worker.channels import build
+from tests.worker.gym import Odd, bit_equal, make, noise, parameters, pull, sgd, train
+from torch import nn
+
+NAMES = ["matrix", "turned", "empty", "still", "bias", "scale"]
+
+
+def cut(recipe: str, model: nn.Module | None = None, groups: dict[str, int] | None = None) -> list[list[str]]:
+    named = dict((model or Odd()).named_parameters())
+    channels = build(Recipe.of(recipe), named, groups or dict.fromkeys(named, 0))
+    assert sorted(n for c in channels for n in c.layout.bounds[:0] or [s.name for s in c.layout.segments]) == sorted(named)
+    for c in channels:
+        assert c.layout.numel == sum(p.numel() for p in c.parameters) == c.read().numel()
+        assert [named[s.name] is p for s, p in zip(c.layout.segments, c.parameters, strict=True)]
+    return [[s.name for s in c.layout.segments] for c in channels]
+
+
+def test_one_bucket_holds_everything_in_the_order_of_backward() -> None:
+    assert cut("allreduce") == [NAMES[::-1]]
+
+
+def test_a_bucket_is_full_once_it_reaches_its_size() -> None:
+    assert cut("allreduce + bucket(0.00002)") == [["scale", "bias"], ["still"], ["empty", "turned"], ["matrix"]]
+    assert cut("allreduce + bucket(0.0005)") == [["scale", "bias", "still", "empty", "turned"], ["matrix"]]
+
+
+def test_a_codec_that_must_see_all_gets_one_block_whatever_the_bucket() -> None:
+    assert cut("topk(scope='global') + bucket(0.00002)") == [NAMES[::-1]]
+
+
+def test_a_quorum_gets_one_block_whatever_bucket_and_rates() -> None:
+    assert cut("backup + bucket(0.00002)", groups={n: i for i, n in enumerate(NAMES)}) == [NAMES[::-1]]
+
+
+def test_rules_and_rates_and_precisions_do_not_share() -> None:
+    ruled = cut("powersgd + rule('ndim < 2', allreduce(fp32()))")
+    assert ruled == [["scale", "bias", "still"], ["empty", "turned", "matrix"]]
+    rated = cut("allreduce", groups={n: int(n == "still") for n in NAMES})
+    assert sorted(map(sorted, rated)) == sorted(map(sorted, [["still"], [n for n in NAMES if n != "still"]]))
+    model = Odd()
+    model.bias.data = model.bias.data.double()
+    model.scale.data = model.scale.data.bfloat16()
+    assert sorted(map(sorted, cut("allreduce", model))) == [["bias"], sorted(n for n in NAMES if n != "bias")]
+
+
+def test_channels_go_in_the_order_in_which_backward_fills_them() -> None:
+    """The rule's channel is opened first but filled last."""
+    last = cut("powersgd + rule(\"name == 'scale' or name == 'matrix'\", allreduce(fp32()))")
+    assert last == [["bias", "still", "empty", "turned"], ["scale", "matrix"]]
+
+
+def test_writing_reaches_the_very_tensors_others_hold() -> None:
+    model = Odd()
+    (channel,) = build(Recipe.of("allreduce"), dict(model.named_parameters()), dict.fromkeys(NAMES, 0))
+    held = {n: (p, p.data_ptr(), p.stride()) for n, p in model.named_parameters()}
+    values = noise(7, numel=channel.layout.numel)
+    channel.write(values)
+    assert bit_equal([channel.read(), values])
+    for name, p in model.named_parameters():
+        assert held[name] == (p, p.data_ptr(), p.stride())
+    assert not model.turned.is_contiguous()
+    copied = channel.read()
+    copied.zero_()
+    assert bit_equal([channel.read(), values])
+
+
+def test_groups_with_rates_of_their_own_train_as_the_optimizer_does_alone() -> None:
+    def grouped(model: nn.Module) -> torch.optim.Optimizer:
+        names = dict(model.named_parameters())
+        slow = [names.pop("matrix"), names.pop("scale")]
+        return torch.optim.SGD([{"params": slow, "lr": 0.01}, {"params": list(names.values())}], lr=0.1)
+
+    for recipe in ("allreduce", "slowmo(2, beta=0.5)", "gather(fp32()) + error_feedback(units='update')"):
+        ranks = make(recipe, 3, optimizer=grouped)
+        assert sorted(ranks[0].worker.lrs) == [0.01, 0.1]
+        train(ranks, pull, 4)
+        assert bit_equal(parameters(ranks))
+    alone, model = make("allreduce", 1, optimizer=grouped), Odd()
+    optimizer = grouped(model)
+    train(alone, pull, 3)
+    for step in (1, 2, 3):
+        optimizer.zero_grad()
+        pull(model, 0, step)
+        optimizer.step()
+    assert bit_equal([*parameters(alone), torch.cat([p.detach().flatten() for p in model.parameters()])])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("recipe", ["allreduce", "qsgd", "topk(ratio=0.2)", "powersgd", "slowmo(2)", "diana"])
+def test_models_of_other_precisions_train_with_equal_replicas(recipe: str, dtype: torch.dtype) -> None:
+    def pull_narrow(model: nn.Module, rank: int, step: int) -> float:
+        loss = 0.0
+        for i, p in enumerate(model.parameters()):
+            target = noise(i, rank, numel=p.numel()).view(p.shape)
+            p.grad = (p.detach().float() - target).to(p.dtype)
+            loss += float((p.detach().float() - target).square().sum())
+        return loss
+
+    ranks = make(recipe, 3, lambda: Odd().to(dtype), sgd(0.05, 0.0))
+    train(ranks, pull_narrow, 8)
+    assert bit_equal(parameters(ranks))
+    assert all(p.dtype == dtype and (p.grad is None or p.grad.dtype == dtype) for p in ranks[0].model.parameters())
+    assert sum(r.losses[-1] for r in ranks) < sum(r.losses[0] for r in ranks)
+
+
+@pytest.mark.parametrize(("recipe", "most"), [("allreduce", 0.0), ("bf16", 0.01), ("qsgd(bits=8)", 0.2), ("topk(ratio=0.1)", 1.0)])
+def test_the_measured_error_is_relative_to_what_was_given(recipe: str, most: float) -> None:
+    ranks = make(recipe, 2)
+    for r in ranks:
+        r.worker.measuring = True
+    train(ranks, pull, 2)
+    errors = ranks[0].worker.errors
+    assert errors.keys() == set(NAMES)
+    assert all(0 <= e <= most for e in errors.values())
+    assert errors["still"] == errors["empty"] == 0.0
+    assert bool(most) == (errors["matrix"] > 0)
