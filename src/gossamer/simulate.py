@@ -3,7 +3,7 @@
 The same worker, recipe and algorithms as on real processes; only the fabric differs.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -126,7 +126,7 @@ def _gradient(channel: Channel) -> Tensor:
 
 
 @contextmanager
-def _rates_times(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
+def _rates_times(optimizer: torch.optim.Optimizer, factor: float) -> Generator[None, None, None]:
     """Larger learning rates for one step."""
     if factor == 1:
         yield

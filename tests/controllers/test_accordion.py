@@ -5,14 +5,6 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from gossamer.codecs import FP32, TopK
-from gossamer.controllers import Accordion, AccordionBatch, Fixed
-from gossamer.core.block import Block, State
-from gossamer.core.contracts import Facts
-from gossamer.core.errors import RecipeError
-from gossamer.exchanges import AllReduced, Gather
-from gossamer.memories import ErrorFeedback
-from gossamer.recipe import Recipe
 from tests.worker.gym import (
     Flat,
     bit_equal,
@@ -29,12 +21,23 @@ from tests.worker.gym import (
 )
 from torch import Tensor
 
+from gossamer.codecs import FP32, TopK
+from gossamer.controllers import Accordion, AccordionBatch, Fixed
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Facts
+from gossamer.core.errors import RecipeError
+from gossamer.exchanges import AllReduced, Gather
+from gossamer.memories import ErrorFeedback
+from gossamer.recipe import Recipe
+
 MILD, HARSH = Gather(TopK(0.9)), Gather(TopK(0.1))
 EPOCH = 3
 
 
 def recipe(**options) -> Recipe:
-    return Recipe(MILD, ErrorFeedback(), controller=Accordion(MILD, HARSH, **{"epoch": EPOCH, "interval": 1, **options}))
+    return Recipe(
+        MILD, ErrorFeedback(), controller=Accordion(MILD, HARSH, **{"epoch": EPOCH, "interval": 1, **options})
+    )
 
 
 class Script:
@@ -189,7 +192,12 @@ def test_no_control_is_no_control() -> None:
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"epoch": 0}, "1 step"), ({"interval": 0}, "1 epoch"), ({"threshold": 0.0}, "positive"), ({"drop": 1.0}, "above 1")],
+    [
+        ({"epoch": 0}, "1 step"),
+        ({"interval": 0}, "1 epoch"),
+        ({"threshold": 0.0}, "positive"),
+        ({"drop": 1.0}, "above 1"),
+    ],
 )
 def test_impossible_values_are_refused(options: dict, reason: str) -> None:
     with pytest.raises(RecipeError, match=reason):
@@ -269,10 +277,10 @@ def test_nothing_is_lost_on_a_switch(recipe: str) -> None:
             given[name] = torch.stack(mine).double().mean(0) + given.get(name, 0.0)
         residual = [by_name(r.worker.channels, "memory", "residual") for r in ranks]
         owed = [by_name(r.worker.channels, "exchange", "owed") for r in ranks]
-        for name in got:
+        for name, mean in got.items():
             kept = torch.stack([r[name].double() for r in residual]).mean(0)
             kept = kept + sum(o[name].double() for o in owed if name in o)
-            torch.testing.assert_close(got[name] + kept, given[name], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(mean + kept, given[name], rtol=1e-4, atol=1e-4)
         now = frozenset(ranks[0].worker.recipe.routes)
         switches, before = switches + (now != before), now
     assert switches >= 3
@@ -361,7 +369,9 @@ def batch(script: Script) -> tuple[int, float]:
 
 
 def batched(**options) -> Recipe:
-    return Recipe(AllReduced(FP32()), controller=AccordionBatch(**{"factor": 8, "epoch": EPOCH, "interval": 1, **options}))
+    return Recipe(
+        AllReduced(FP32()), controller=AccordionBatch(**{"factor": 8, "epoch": EPOCH, "interval": 1, **options})
+    )
 
 
 def test_a_parameter_without_gradients_does_not_hold_back_the_batch() -> None:

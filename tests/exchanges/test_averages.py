@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from tests.worker.gym import bit_equal, noise
+from torch import Tensor
+
 from gossamer.codecs import BF16, FP16, FP32, QSGD, PowerSGD, Ternary, TopK
 from gossamer.core.block import Block, Draft, Layout, State
 from gossamer.core.contracts import Codec, Exchange, Seat
@@ -12,8 +15,6 @@ from gossamer.core.verbs import Program
 from gossamer.exchanges import AllReduced, Gather, Scatter
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import simulate
-from tests.worker.gym import bit_equal, noise
-from torch import Tensor
 
 SHAPES = {"a": (17, 13), "b": (12, 10), "none": (0, 3), "c": (7,), "d": ()}
 SIZES = [1, 2, 3, 4, 8]
@@ -236,7 +237,9 @@ def test_reduced_bytes_are_a_ring(size: int) -> None:
 # -- short and empty blocks -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shapes", [{"s": ()}, {"a": (3,)}, {"a": (1,), "none": (0,), "b": (2,)}, {"none": (0, 3)}], ids=str)
+@pytest.mark.parametrize(
+    "shapes", [{"s": ()}, {"a": (3,)}, {"a": (1,), "none": (0,), "b": (2,)}, {"none": (0, 3)}], ids=str
+)
 @pytest.mark.parametrize("exchange", ALL, ids=repr)
 def test_blocks_with_fewer_elements_than_ranks(exchange: Exchange, shapes: dict[str, tuple[int, ...]]) -> None:
     of = layout(shapes)
@@ -252,7 +255,9 @@ def test_blocks_with_fewer_elements_than_ranks(exchange: Exchange, shapes: dict[
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("exchange", [Scatter(TopK(0.1)), Scatter(TopK(0.3, index="rice")), Scatter(QSGD(2, 16), 1.0)], ids=repr)
+@pytest.mark.parametrize(
+    "exchange", [Scatter(TopK(0.1)), Scatter(TopK(0.3, index="rice")), Scatter(QSGD(2, 16), 1.0)], ids=repr
+)
 def test_the_owners_lose_nothing(exchange: Scatter, size: int) -> None:
     of = layout()
     states: list[State] = [{} for _ in range(size)]

@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gossamer.core.errors import AttachError, RecipeError
-from gossamer.codecs import TopK
-from gossamer.exchanges import First, Gather
-from gossamer.fabrics.ledger import traffic
-from gossamer.core.verbs import AllReduce
 from tests.worker.gym import Flat, Network, Replica, bit_equal, make, noise, parameters, pull, sgd, train
 from torch import Tensor
+
+from gossamer.codecs import TopK
+from gossamer.core.errors import AttachError, RecipeError
+from gossamer.core.verbs import AllReduce
+from gossamer.exchanges import First, Gather
+from gossamer.fabrics.ledger import traffic
 
 Seconds = Callable[[int, int], float]
 NUMEL = 5
@@ -95,11 +96,20 @@ def test_stale_gradients_are_never_applied() -> None:
     torch.testing.assert_close(parameters(ranks)[0].double(), model.double(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("recipe", ["backup(2)", "first(backups=2, over=scatter(qsgd()))", "first(backups=2, over=scatter(ternary(), feedback=1.0))"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["backup(2)", "first(backups=2, over=scatter(qsgd()))", "first(backups=2, over=scatter(ternary(), feedback=1.0))"],
+)
 @pytest.mark.parametrize("latency", [0.0, 0.01, 0.4])
 def test_replicas_stay_bit_equal_though_some_are_late(recipe: str, latency: float) -> None:
     ranks = make(recipe, 6)
-    train(ranks, pull, 25, Network(latency=latency), lambda rank, step: 5.0 if (rank + step) % 6 == 0 else uneven(rank, step))
+    train(
+        ranks,
+        pull,
+        25,
+        Network(latency=latency),
+        lambda rank, step: 5.0 if (rank + step) % 6 == 0 else uneven(rank, step),
+    )
     assert bit_equal(parameters(ranks))
     assert {r.worker.step for r in ranks} == {26}
     dropped = [r.worker.stand.dropped for r in ranks]
@@ -202,7 +212,7 @@ def test_step_times_are_the_order_statistic_of_the_compute_times(wanted: int, ba
     closings = list[float]()
     for k in range(rounds):
         ranks = make(f"first(backups={backups})", size, lambda: Flat(1, torch.float32))
-        train(ranks, pull_x, 1, seconds=lambda rank, step, row=table[k].tolist(): row[rank])
+        train(ranks, pull_x, 1, seconds=lambda rank, _: float(table[k, rank]))  # noqa: B023 (called before k moves)
         accepted = ranks[0].worker.stand.accepted[1]
         closings.append(ranks[accepted[0]].clock)
     times = torch.tensor(closings)

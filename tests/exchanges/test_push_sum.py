@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from tests.worker.gym import Flat, Replica, bit_equal, make, noise, on_all, parameters, sgd, train
+from torch import Tensor
+
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Peers, Seat, Topology
 from gossamer.core.draw import Draw
@@ -16,8 +19,6 @@ from gossamer.fabrics.sim import Network, simulate
 from gossamer.recipe import Recipe
 from gossamer.schedules import Gossip
 from gossamer.topologies import Complete, Exponential, Ring
-from tests.worker.gym import Flat, Replica, bit_equal, make, noise, on_all, parameters, sgd, train
-from torch import Tensor
 
 NUMEL = 6
 LAYOUT = Layout.of({"x": (NUMEL,)}, torch.float64)
@@ -83,7 +84,9 @@ def gossip(topology: Topology, start: Tensor, rounds: int, delay: int = 0) -> St
         return seen
 
     told = simulate([program(r) for r in range(size)]).results
-    columns = [torch.stack([torch.stack([told[i][k][c] for i in range(size)]) for k in range(rounds)]) for c in range(5)]
+    columns = [
+        torch.stack([torch.stack([told[i][k][c] for i in range(size)]) for k in range(rounds)]) for c in range(5)
+    ]
     return Story(columns[0], columns[1], columns[2], columns[3].sum(1), columns[4].sum(1))
 
 
@@ -140,7 +143,9 @@ def test_every_round_is_the_explicit_matrix_product(topology: Topology) -> None:
         product = matrix(topology, 8, round) @ product
         torch.testing.assert_close(story.numerators[round], product @ start, rtol=0, atol=1e-5)
         torch.testing.assert_close(story.weights[round], product.sum(1), rtol=0, atol=1e-5)
-        torch.testing.assert_close(story.models[round], product @ start / product.sum(1, keepdim=True), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            story.models[round], product @ start / product.sum(1, keepdim=True), rtol=0, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("size", [2, 4, 8, 16])

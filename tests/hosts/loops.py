@@ -106,7 +106,7 @@ def simulated(recipe: str, size: int, steps: int) -> list[list[Tensor]]:
     def backward(model: nn.Module, rank: int, step: int) -> float:
         loss = loss_of(model, rank, step)
         loss.backward()
-        return float(loss)
+        return float(loss.detach())
 
     ranks = replicas(recipe, Awkward, sgd, size, seed=SEED)
     out: list[list[Tensor]] = [[] for _ in ranks]

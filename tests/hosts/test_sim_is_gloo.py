@@ -35,7 +35,7 @@ OURS = [  # every sum is made by us, in rank order: no bit may differ
 THEIRS = [  # the backend sums, in its own order
     "allreduce" + SMALL,
     "powersgd" + SMALL,
-    "powersgd + rule('ndim < 2', allreduce(bf16()))" + SMALL,
+    "powersgd + rule('ndim < 2', scatter(bf16()))" + SMALL,
     "local_sgd(3)" + SMALL,
     "slowmo(3)" + SMALL,
     "allreduce + slowmo(3, buffers='average')",

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from gossamer.core.errors import CheckpointError
-from gossamer.worker import checkpoint
 from tests.worker import fleet
 from tests.worker.gym import bit_equal, by_name, make, on_all, parameters, pull, remembered, resumed, saved, train
 from torch import Tensor
+
+from gossamer.core.errors import CheckpointError
+from gossamer.worker import checkpoint
 
 ROUND = 3
 STEPS = 2 * ROUND + 1

@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gossamer.core.errors import RecipeError
-from gossamer.schedules import OverlapLocalSGD
 from tests.schedules.rates import NUMEL, constant, gradient, known_sgd, model, scheduled
 from tests.worker.gym import Flat, Network, anchors, bit_equal, make, on_all, parameters, pull, resumed, saved, train
 from torch import Tensor
+
+from gossamer.core.errors import RecipeError
+from gossamer.schedules import OverlapLocalSGD
 
 Pull = Callable[[Tensor, int, int], Tensor]
 
@@ -22,7 +23,7 @@ def crew(every: int, alpha: float, beta: float, size: int):
 
 
 def by_hand(size: int, rounds: int, every: int, alpha: float, beta: float, vanilla: bool = False):
-    """The paper, rank after rank: X is the mean right after the previous pull. Yields models and anchor of each round."""
+    """The paper, rank after rank: X is the mean right after the last pull. Yields models and anchor of each round."""
     models, anchor = [start() for _ in range(size)], start()
     velocity, flying = torch.zeros(NUMEL, dtype=torch.float64), None
     for round in range(rounds):

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from gossamer.core.errors import RecipeError
-from gossamer.schedules import LocalSGD, SlowMo
 from tests.schedules.rates import (
     NUMEL,
     Rate,
@@ -18,6 +16,9 @@ from tests.schedules.rates import (
 )
 from tests.worker.gym import Flat, anchors, bit_equal, make, parameters, pull, remembered, resumed, saved, sgd, train
 from torch import Tensor
+
+from gossamer.core.errors import RecipeError
+from gossamer.schedules import LocalSGD, SlowMo
 
 RATES = [constant, cosine, steps_down]
 
@@ -131,7 +132,9 @@ def test_a_rate_of_zero_drops_the_slow_momentum_instead_of_dividing_by_it() -> N
         atol=1e-16,
     )
     moved = model(stopped[0]) - model(resumed_once[0])
-    torch.testing.assert_close(moved, resumed_once[0].worker.channels[0].states["schedule"]["velocity"], rtol=0, atol=1e-15)
+    torch.testing.assert_close(
+        moved, resumed_once[0].worker.channels[0].states["schedule"]["velocity"], rtol=0, atol=1e-15
+    )
 
 
 @pytest.mark.parametrize("recipe", ["slowmo(3)", "qsgd + slowmo(3)", "topk(ratio=0.2) + slowmo(3)", "slowmo_sgp(3)"])

@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
+
 from gossamer.core.contracts import Topology
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import registry
 from gossamer.topologies import Complete, Exponential, Ring
-from torch import Tensor
 
 ALL = [*(made() for made in registry.of("topology").values()), *(Exponential(p) for p in (2, 3, 4, 7))]
 ROUNDS = range(7)
@@ -61,7 +62,9 @@ def test_one_peer_hops_are_the_powers_of_two_below_the_size(size: int) -> None:
     assert [hops(1, size, k) for k in range(2 * period)] == [{2 ** (k % period)} for k in range(2 * period)]
 
 
-@pytest.mark.parametrize(("size", "count"), [(6, 2), (18, 2), (3, 3), (8, 3), (32, 3), (4, 2), (5, 2), (12, 2), (16, 2)])
+@pytest.mark.parametrize(
+    ("size", "count"), [(6, 2), (18, 2), (3, 3), (8, 3), (32, 3), (4, 2), (5, 2), (12, 2), (16, 2)]
+)
 def test_hops_leave_out_the_sender_itself_where_the_plain_formula_does_not(size: int, count: int) -> None:
     period = 1
     while (count + 1) ** period < size:
@@ -85,7 +88,9 @@ def test_the_period_is_counted_with_whole_numbers() -> None:
     ]
 
 
-@pytest.mark.parametrize(("size", "count"), [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (9, 2), (27, 2), (16, 3), (25, 4)])
+@pytest.mark.parametrize(
+    ("size", "count"), [(2, 1), (4, 1), (8, 1), (16, 1), (32, 1), (9, 2), (27, 2), (16, 3), (25, 4)]
+)
 def test_a_period_is_an_exact_average_where_the_size_is_a_power(size: int, count: int) -> None:
     period = round(math.log(size, count + 1))
     product = torch.eye(size, dtype=torch.float64)
@@ -94,9 +99,7 @@ def test_a_period_is_an_exact_average_where_the_size_is_a_power(size: int, count
     torch.testing.assert_close(product, torch.full_like(product, 1 / size), rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("size", "left"), [(5, 0.202), (6, 0.217), (7, 0.125), (12, 0.209), (24, 0.207)]
-)
+@pytest.mark.parametrize(("size", "left"), [(5, 0.202), (6, 0.217), (7, 0.125), (12, 0.209), (24, 0.207)])
 def test_a_period_leaves_what_the_literature_says_elsewhere(size: int, left: float) -> None:
     product = torch.eye(size, dtype=torch.float64)
     for k in range((size - 1).bit_length()):

@@ -4,13 +4,14 @@ import io
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor, nn
+
 from gossamer.core.block import Block
 from gossamer.core.verbs import Program
 from gossamer.fabrics.sim import Network, simulate
 from gossamer.recipe import Recipe
 from gossamer.simulate import Replica, replicas, train
 from gossamer.worker import Channel, Worker, checkpoint
-from torch import Tensor, nn
 
 Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
 

@@ -33,9 +33,7 @@ class AccordionBatch(Controller):
     def __post_init__(self) -> None:
         require(self.factor >= 1, f"accordion_batch: factor must be at least 1, got {self.factor}")
         require(self.epoch >= 1, f"accordion_batch: epoch must be at least 1 step, got {self.epoch}")
-        require(
-            self.interval >= 1, f"accordion_batch: interval must be at least 1 epoch, got {self.interval}"
-        )
+        require(self.interval >= 1, f"accordion_batch: interval must be at least 1 epoch, got {self.interval}")
         require(self.threshold > 0, f"accordion_batch: threshold must be positive, got {self.threshold}")
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:

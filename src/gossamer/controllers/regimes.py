@@ -51,9 +51,7 @@ def accumulate(blocks: Sequence[Block], state: State) -> None:
 
 def norms(state: Mapping[str, Tensor]) -> dict[str, float]:
     prefix = "delta:"
-    return {
-        k.removeprefix(prefix): float(v.double().norm()) for k, v in state.items() if k.startswith(prefix)
-    }
+    return {k.removeprefix(prefix): float(v.double().norm()) for k, v in state.items() if k.startswith(prefix)}
 
 
 def critical(old: float, now: float, threshold: float) -> bool:

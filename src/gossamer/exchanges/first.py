@@ -60,9 +60,7 @@ class First(Quorum):
         accepted = yield from closed(f"step/{seat.step}", wanted)
         mine = offer() if seat.rank in accepted else None
         flat, numbers = (
-            mine
-            if mine is not None
-            else (torch.zeros_like(like.flat), torch.zeros(facts, dtype=torch.float64))
+            mine if mine is not None else (torch.zeros_like(like.flat), torch.zeros(facts, dtype=torch.float64))
         )
         echo = yield from self.over.average(like.like(flat), state, seat)
         # The fastest rank speaks for all: one learning rate for one update, although a late rank's scheduler lags.

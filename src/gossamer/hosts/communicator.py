@@ -154,7 +154,10 @@ class Communicator:
         return checkpoint.save(self.worker)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Take up where `state_dict` left off; after a change of world size, give the dictionaries of all old ranks."""
+        """Take up where `state_dict` left off; after a change of world size, give the dictionaries of all old ranks.
+
+        Attach first, then load the model, the optimizer and this: attaching makes all models equal to rank 0's.
+        """
         if self.worker.stand is not None and self.worker.stand.tickets:
             raise CheckpointError(
                 f"under {self.recipe} a checkpoint is loaded before the first step: the other ranks' lanes wait for the step "

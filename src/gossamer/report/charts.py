@@ -32,6 +32,7 @@ class Series:
 class Target:
     value: float
     label: str
+    below: bool  # where its label disturbs least: lines come from the other side
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,13 @@ class Lines:
 @dataclass(frozen=True)
 class Bar:
     run: int
-    parts: list[float]  # seconds
-    total: float | None
+    parts: list[float]  # seconds; empty where they were not measured apart
+    total: float
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Where a step's time goes, one bar per run."""
+    """Where a step’s time goes, one bar per run."""
 
     id: str
     title: str
@@ -87,14 +88,14 @@ def _quality_time(facts: Facts) -> Lines:
     lines = [(i, [(e.seconds, e.quality, e.step) for e in r.evaluations]) for i, r in _runs(facts)]
     caption = "Lower and further left is better." if facts.record.lower_is_better else "Higher and further left is better."
     name = quality(facts.record.metric)
-    return _lines("quality-time", f"{_capital(name)} over time", caption, ("time", "seconds"), name, lines, facts)
+    return _lines("quality-time", f"{_capital(name)} over time", caption, ("time", "seconds"), facts.record.metric, lines, facts)
 
 
 def _quality_bytes(facts: Facts) -> Lines:
     lines = [(i, [(float(e.sent), e.quality, e.step) for e in r.evaluations]) for i, r in _runs(facts)]
     name = quality(facts.record.metric)
     caption = "What each host had put on its link by then, by the ledger."
-    return _lines("quality-bytes", f"{_capital(name)} over bytes sent", caption, ("sent per host", "bytes"), name, lines, facts)
+    return _lines("quality-bytes", f"{_capital(name)} over bytes sent", caption, ("sent per host", "bytes"), facts.record.metric, lines, facts)
 
 
 def _loss_time(facts: Facts) -> Lines:
@@ -113,15 +114,17 @@ def _residuals(facts: Facts) -> Lines:
 
 def _step_time(facts: Facts) -> Bars:
     rows = [
-        Bar(r.index, [r.compute or 0.0, r.codec or 0.0, r.wait or 0.0], r.step)
-        for r in sorted(facts.rows, key=lambda r: (r.step is None, r.step or 0.0))
-        if r.run.steps and (r.compute or r.codec or r.wait or r.step)
+        Bar(r.index, [] if r.compute is None else [r.compute, r.codec or 0.0, r.wait or 0.0], r.step)
+        for r in sorted(facts.rows, key=lambda r: r.step or 0.0)
+        if r.step is not None
     ]
     caption = (
-        "Medians over the steps. Computing and waiting happen one after the other; encoding and decoding runs beside them where it "
-        "can, so a bar may be longer than its step. The tick is the whole step by the clock."
+        "Medians over the steps. Encoding and decoding runs beside computing and waiting where it can, so a bar may pass the tick "
+        "that marks the whole step by the clock."
     )
-    return Bars("step-time", "Where a step's time goes", caption, ["compute", "codec", "exposed wait"], rows)
+    if any(not row.parts for row in rows):
+        caption += " Hatched: not measured apart."
+    return Bars("step-time", "Where a step’s time goes", caption, ["compute", "codec", "exposed wait"], rows)
 
 
 def _lines(
@@ -141,7 +144,8 @@ def _lines(
     series = [Series(i, _thin(_smooth(points, smooth and not marks), limit)) for i, points in lines]
     target = None
     if facts is not None and facts.target is not None:
-        target = Target(facts.target, f"{facts.record.baseline}'s final {number(facts.target)}")
+        label = f"{facts.record.baseline}’s final {number(facts.target)}"
+        target = Target(facts.target, label, facts.record.lower_is_better)
     xs = [p[0] for s in series for p in s.points]
     ys = [p[1] for s in series for p in s.points if p[1] is not None]
     x_axis, y_axis = Axis(*x, log=x[1] == "bytes" and _wide(xs)), Axis(y, "number", _wide(ys))

@@ -7,6 +7,7 @@ from statistics import median
 
 from gossamer.record import Record, Run
 
+YARDSTICK = "compute"  # trains without a network: a floor for the step time, not a way to train
 TOLERANCE = 0.05  # a ledger further than this from the interface's counter is flagged
 
 
@@ -18,7 +19,7 @@ class Row:
     index: int  # in the record: colours follow it
     baseline: bool
     step: float | None  # seconds, median
-    compute: float | None
+    compute: float | None  # the three parts are None where the run did not measure them apart
     codec: float | None
     wait: float | None
     final: float | None  # the last held-out quality
@@ -52,7 +53,8 @@ class Facts:
 
     @property
     def others(self) -> list[Row]:
-        return [r for r in self.rows if not r.baseline]
+        """What competes with the baseline."""
+        return [r for r in self.rows if not r.baseline and r.run.recipe != YARDSTICK]
 
 
 def study(record: Record) -> Facts:
@@ -76,7 +78,8 @@ def durations(run: Run) -> list[float]:
 
 
 def _row(record: Record, index: int, run: Run, base: Run | None, target: float | None) -> Row:
-    warm = run.steps[1:] or run.steps
+    # A run that neither waits nor codes in any step did not measure it: DDP keeps that to itself.
+    apart = (run.steps[1:] or run.steps) if any(s.wait or s.codec for s in run.steps) else []
     reached = None if target is None else run.time_to(target, record.lower_is_better)
     arrival = next((e for e in run.evaluations if e.seconds == reached), None)
     base_time = base.time_to(target, record.lower_is_better) if base and target is not None else None
@@ -85,9 +88,9 @@ def _row(record: Record, index: int, run: Run, base: Run | None, target: float |
         index=index,
         baseline=run is base,
         step=_median(durations(run)),
-        compute=_median(s.compute for s in warm),
-        codec=_median(s.codec for s in warm),
-        wait=_median(s.wait for s in warm),
+        compute=_median(s.compute for s in apart),
+        codec=_median(s.codec for s in apart),
+        wait=_median(s.wait for s in apart),
         final=_finite(run.evaluations[-1].quality) if run.evaluations else None,
         reached=reached,
         reached_sent=arrival.sent if arrival else None,

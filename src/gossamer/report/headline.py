@@ -35,21 +35,21 @@ def _against(base: Row, facts: Facts) -> tuple[str, str]:
     faster = [r for r in arrived if (r.time_ratio or 1) < 1]
     if not arrived:
         title = f"No recipe reached {goal} in this run."
-        return title, " ".join(filter(None, [_closest(facts), _stopped(base)]))
+        return title, " ".join(filter(None, [_closest(base, facts), _stopped(base)]))
     best = arrived[0]
     times = f"{seconds(best.reached)} instead of {seconds(base.reached)}"
     if not faster:
         title = f"Nothing beat {label(base)} here: {best.run.name} came closest to {goal}, in {times}."
         return title, _stopped(base) or "On this network compression did not pay."
-    title = f"{best.run.name} reached {goal} in {number(best.time_ratio)} of {owner(base)} time: {times}."
-    return title, " ".join(filter(None, [_rest(faster, facts), _saved(best, base), _stopped(base)]))
+    title = f"{best.run.name} reached {goal} in {number(best.time_ratio, 2)} of {owner(base)} time: {times}."
+    return title, " ".join(filter(None, [_rest(faster, base, facts), _saved(best, base), _stopped(base)]))
 
 
-def _rest(faster: list[Row], facts: Facts) -> str:
+def _rest(faster: list[Row], base: Row, facts: Facts) -> str:
     if len(facts.others) == 1:
         return ""
     missed = [r.run.name for r in facts.others if r.reached is None]
-    said = f"{len(faster)} of {len(facts.others)} recipes were faster to that quality than {facts.record.baseline}."
+    said = f"{len(faster)} of {len(facts.others)} recipes were faster to that quality than {label(base)}."
     return said + (f" Not reached by {listed(missed)}." if missed else "")
 
 
@@ -59,13 +59,16 @@ def _saved(best: Row, base: Row) -> str:
     return f"On the way {best.run.name} sent {size(best.reached_sent)} per host, {label(base)} {size(base.reached_sent)}."
 
 
-def _closest(facts: Facts) -> str:
+def _closest(base: Row, facts: Facts) -> str:
     ended = [r for r in facts.others if r.final is not None]
     if not ended:
         return "None was evaluated."
     sign = 1 if facts.record.lower_is_better else -1
     best = min(ended, key=lambda r: sign * (r.final or 0.0))
-    return f"Closest was {best.run.name} with {number(best.final)}."
+    off = abs((best.final or 0.0) - (facts.target or 0.0)) / (abs(facts.target or 0.0) or 1.0)
+    time = best.run.evaluations[-1].seconds / (base.reached or 1.0)
+    short = f"{number(100 * off, 2)} % short of it"
+    return f"Closest was {best.run.name}, {short} after {number(time, 2)} of {owner(base)} time."
 
 
 def _stopped(base: Row) -> str:
@@ -112,4 +115,4 @@ def label(row: Row) -> str:
 
 
 def owner(row: Row) -> str:
-    return f"{label(row)}'s"
+    return f"{label(row)}’s"

@@ -21,15 +21,13 @@ class LineChart {
     const values = this.spec.series.flatMap((s) => s.points.map((p) => p[axis === "x" ? 0 : 1]));
     if (!values.some((v) => v > 0) || values.some((v) => v < 0)) return;
     const name = axis === "x" ? this.spec.x.label : this.spec.y.label;
-    const button = html("button", { type: "button", "data-log": axis, "aria-pressed": this.log[axis], title: `Logarithmic axis: ${name}` }, tools, `log ${axis === "x" ? this.short(name) : "y"}`);
+    const button = html("button", { type: "button", "data-log": axis, "aria-pressed": this.log[axis], title: `Logarithmic axis: ${name}` }, tools, `log ${axis}`);
     button.addEventListener("click", () => {
       this.log[axis] = !this.log[axis];
       button.setAttribute("aria-pressed", this.log[axis]);
       this.zoom(null);
     });
   }
-
-  short() { return "x"; }
 
   listen() {
     const s = this.svg;
@@ -87,9 +85,11 @@ class LineChart {
   }
 
   padded([lo, hi]) {
-    if (this.log.y) return [lo / 1.08, hi * 1.08];
+    // More room on the side where the target has its label.
+    const aim = this.view ? null : this.spec.target, below = aim?.below ? 2 : 1, above = aim && !aim.below ? 2 : 1;
+    if (this.log.y) return [lo / 1.08 ** below, hi * 1.08 ** above];
     const room = (hi - lo || Math.abs(hi) || 1) * 0.05;
-    return [lo >= 0 ? Math.max(0, lo - room) : lo - room, hi + room];
+    return [lo >= 0 ? Math.max(0, lo - below * room) : lo - below * room, hi + above * room];
   }
 
   frame(width, height, domain, shown) {
@@ -121,7 +121,7 @@ class LineChart {
     if (!aim || aim.value < this.y.lo || aim.value > this.y.hi) return;
     const { left, right } = this.box, y = this.y.at(aim.value);
     svg("line", { class: "target", x1: left, x2: right, y1: y, y2: y }, this.svg);
-    svg("text", { class: "aim", x: right, y: y - 6, "text-anchor": "end" }, this.svg, aim.label);
+    svg("text", { class: "aim", x: right, y: y + (aim.below ? 15 : -6), "text-anchor": "end" }, this.svg, aim.label);
   }
 
   line(series, layer) {
@@ -154,13 +154,18 @@ class LineChart {
   // Names at the ends of lines, where they fit without covering each other; the legend has them all.
   labels(shown) {
     const taken = [];
+    const covered = (b) => this.points.filter((q) => q.px > b.l - 4 && q.px < b.r + 4 && q.py > b.t - 3 && q.py < b.b + 3).length;
+    const free = (b) => b.l > this.box.left && b.r < this.box.width + 4 && b.t > 14 && b.b < this.box.bottom + 2
+      && !taken.some((o) => b.l < o.r && o.l < b.r && b.t < o.b && o.t < b.b);
     const ends = shown.map((s) => this.points.filter((q) => q.series === s).at(-1)).filter(Boolean).sort((a, b) => a.py - b.py);
     for (const { series, px, py } of ends) {
       const name = this.page.runs[series.run].name;
       const w = 7.4 * name.length + 6;
-      const place = [0, -13, 13, -26, 26].map((dy) => ({ l: px + 9, r: px + 9 + w, t: py + dy - 7, b: py + dy + 7 }))
-        .find((b) => b.r < this.box.width + 4 && b.t > 14 && b.b < this.box.bottom + 2 && !taken.some((o) => b.l < o.r && o.l < b.r && b.t < o.b && o.t < b.b));
-      if (!place) continue;
+      const spots = [0, -13, 13].map((dy) => ({ l: px + 9, r: px + 9 + w, t: py + dy - 7, b: py + dy + 7, cost: Math.abs(dy) / 13 }));
+      for (const dy of [4, 14]) spots.push({ l: px - 9 - w, r: px - 9, t: py + dy - 7, b: py + dy + 7, cost: 2 });
+      const costs = spots.filter(free).map((b) => ({ ...b, cost: b.cost + 1.5 * covered(b) })).sort((a, b) => a.cost - b.cost);
+      const place = costs[0];
+      if (!place || place.cost > 6) continue;
       taken.push(place);
       svg("text", { class: `end s${series.run}`, x: place.l, y: place.t + 11 }, this.svg, name);
     }

@@ -21,7 +21,7 @@ HUES = [
     Colour("#7a5230", "#c79d78"),  # brown
     Colour("#6d5fd0", "#a79cf5"),  # violet
 ]
-PARTS = [Colour("#8b9098", "#8a8f98"), Colour("#b57f00", "#e6b93c"), Colour("#d0480a", "#ff8a50")]
+PARTS = [Colour("#c6ccd4", "#4b525b"), Colour("#8a93a1", "#858e9a"), Colour("#3f4754", "#d3d8de")]  # no hue: those are for runs
 MARKS = [  # SVG paths around the origin: circle, square, triangle, diamond
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "M-3.5-3.5h7v7h-7z",

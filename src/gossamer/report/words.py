@@ -73,12 +73,13 @@ def rate(text: str) -> str:
 
 
 def quality(metric: str) -> str:
-    """The metric's name, always saying that it was measured on data that was held out.
+    """The metric's name in a sentence: its unit is for axes, and a bare word says that the data was held out.
 
-    >>> quality("loss"), quality("held-out loss")
-    ('held-out loss', 'held-out loss')
+    >>> quality("loss"), quality("held-out loss (nats/byte)"), quality("excess loss over the optimum")
+    ('held-out loss', 'held-out loss', 'excess loss over the optimum')
     """
-    return metric if "held-out" in metric.lower() else f"held-out {metric}"
+    bare = re.sub(r"\s*\([^()]*\)$", "", metric)
+    return f"held-out {bare}" if bare.isalpha() else bare
 
 
 def listed(names: list[str]) -> str:

@@ -44,11 +44,12 @@ class Channel:
                 p.copy_(view)
 
     def put_gradient(self, mean: Tensor) -> None:
-        """Hand the optimizer views of the agreed gradient; no copy unless the parameter is narrower."""
+        """Hand the optimizer views of the agreed gradient; no copy unless the parameter is narrower, or laid out otherwise."""
         if self._views is None or self._views[0] is not mean:
             self._views = mean, [view for _, view in Block(mean, self.layout).tensors()]
         for p, view in zip(self.parameters, self._views[1], strict=True):
-            p.grad = view if view.dtype == p.dtype else view.to(p.dtype)
+            fits = view.dtype == p.dtype and p.is_contiguous()
+            p.grad = view if fits else torch.empty_like(p, requires_grad=False).copy_(view)
 
     def rate(self, optimizer: torch.optim.Optimizer) -> float:
         return float(optimizer.param_groups[self.group]["lr"])

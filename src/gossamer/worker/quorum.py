@@ -27,8 +27,8 @@ class Stand:
         self.worker, self.quorum = worker, worker.recipe.exchange
         if len(worker.channels) != 1:
             raise AttachError(
-                f"{self.quorum} closes a step with one ticket and one message, so all parameters must be of one precision "
-                "and on one device"
+                f"{self.quorum} closes a step with one ticket and one message, so all parameters must be of one "
+                "precision and on one device"
             )
         self.channel = worker.channels[0]
         self.layout, self.like = self.channel.layout, self.channel.empty()

@@ -299,7 +299,7 @@ class Worker:
             self.errors[name] = float(gone.norm()) / norm if norm else 0.0
 
     def _heal_optimizer(self) -> None:
-        """A momentum that is not finite would spoil every round to come; the round it spoilt is dropped, and so is it."""
+        """A momentum that is not finite would spoil all rounds to come; the round it spoilt is dropped, and so is it."""
         for tensor in self._buffers():
             if not tensor.isfinite().all():
                 tensor.zero_()

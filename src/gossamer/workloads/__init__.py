@@ -6,17 +6,30 @@
 'held-out loss (nats/token)'
 """
 
+from gossamer.workloads.convex import Logistic, Ridge
 from gossamer.workloads.errors import DataError, WorkloadError
+from gossamer.workloads.images import Digits, Fashion, FashionResNet
 from gossamer.workloads.python_source import PythonBytes, PythonWords
 from gossamer.workloads.shards import Batch, Data
+from gossamer.workloads.translation import Translate, TranslateRnn
+from gossamer.workloads.wiki import WikiLm, WikiTopics
 from gossamer.workloads.workload import Workload, find, get, names
 
 __all__ = [
     "Batch",
     "Data",
     "DataError",
+    "Digits",
+    "Fashion",
+    "FashionResNet",
+    "Logistic",
     "PythonBytes",
     "PythonWords",
+    "Ridge",
+    "Translate",
+    "TranslateRnn",
+    "WikiLm",
+    "WikiTopics",
     "Workload",
     "WorkloadError",
     "find",

@@ -3,7 +3,7 @@
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gossamer.workloads.errors import DataError
 
-Arrays = dict[str, NDArray[np.generic]]
+Arrays = Mapping[str, NDArray[np.generic]]
 
 
 def folder() -> Path:

@@ -24,8 +24,10 @@ from gossamer.workloads.workload import Workload, workload
 VOCABULARY = 2048
 # Not part of every installation, or tables rather than prose.
 SKIPPED = frozenset(
-    "site-packages dist-packages test tests idlelib lib2to3 encodings pydoc_data turtledemo tkinter ensurepip "
-    "distutils __pycache__".split()
+    (
+        *("site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data"),
+        *("turtledemo", "tkinter", "ensurepip", "distutils", "__pycache__"),
+    )
 )
 
 

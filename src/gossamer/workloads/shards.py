@@ -43,7 +43,7 @@ def grouped(groups: Tensor, batch: int, at: Position, seed: int) -> Tensor:
 
     >>> labels = torch.tensor([0, 1, 0, 1])
     >>> [grouped(labels, 2, Position(step=0, rank=r, size=2), seed=0).tolist() for r in (0, 1)]
-    [[2, 0], [3, 1]]
+    [[2, 0], [1, 3]]
     """
     share = len(groups) // at.size
     steps = _steps(share, batch, at)

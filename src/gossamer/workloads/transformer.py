@@ -47,8 +47,8 @@ class Transformer(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
-        # The word stays at torch's 1.0, far above its place and what the layers add at first: so the model is at once
-        # a good bigram model, instead of spending a hundred steps on a plateau where it only knows how common words are.
+        # Words stay at torch's 1.0, far above places and what the layers add at first: so the model soon is a good
+        # bigram model, and does not spend a hundred steps on a plateau where it only knows how common each word is.
         nn.init.normal_(self.places.weight, std=0.1)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -1,0 +1,59 @@
+"""Figures for papers: every chart of the page as a file of its own."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from gossamer.core.errors import GossamerError
+from gossamer.record import Record
+from gossamer.report import svg
+from gossamer.report.charts import Bars, charts
+from gossamer.report.facts import study
+from gossamer.report.page import replace
+from gossamer.report.palette import styles
+
+ZOOM = 3  # pixels per point in PNG: 1440 across, sharp in a column of print
+
+
+class ReportError(GossamerError, RuntimeError):
+    """A report that cannot be written the way it was asked for."""
+
+
+def write_figures(record: Record, folder: Path, formats: Sequence[str] = ("svg", "png")) -> list[Path]:
+    """Write each chart in each format; returns the files. PNG needs the small package `resvg-py`; SVG needs nothing.
+
+    >>> write_figures(Record("", "", "lm", "", "loss", True, 1, 4, "200mbit", 0), Path("nowhere"), ["pdf"])
+    Traceback (most recent call last):
+    gossamer.report.figures.ReportError: no figures as 'pdf'; there are svg and png
+    """
+    unknown = [f for f in formats if f not in ("svg", "png")]
+    if unknown:
+        raise ReportError(f"no figures as {unknown[0]!r}; there are svg and png")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    names, look = [run.name for run in record.runs], styles(record)
+    drawings = {
+        chart.id: svg.bars(chart, names) if isinstance(chart, Bars) else svg.lines(chart, names, look)
+        for chart in charts(study(record))
+    }
+    written: list[Path] = []
+    for form in sorted(formats, reverse=True):  # SVG first: they are there even if PNG cannot be had
+        painter = _painter(written) if form == "png" else None
+        for name, drawing in drawings.items():
+            path = folder / f"{name}.{form}"
+            replace(path, drawing if form == "svg" else _paint(painter, drawing))
+            written.append(path)
+    return written
+
+
+def _painter(written: list[Path]) -> Any:
+    try:
+        return import_module("resvg_py")
+    except ImportError as missing:
+        done = f"; the SVG figures are in {written[0].parent}" if written else ""
+        raise ReportError(f"PNG figures need the package resvg-py (pip install resvg-py){done}") from missing
+
+
+def _paint(painter: Any, drawing: str) -> bytes:
+    return bytes(painter.svg_to_bytes(svg_string=drawing, zoom=ZOOM, sans_serif_family="Liberation Sans"))

@@ -1,0 +1,152 @@
+"""A world of one is plain training, bit for bit; what cannot be attached is refused with the reason."""
+
+import gossamer
+import pytest
+import torch
+from gossamer.core.errors import AttachError, RecipeError
+from tests.hosts.loops import Awkward, attached, flat, loss_of, same, sgd, small_step
+from tests.laws.samples import preset_recipes
+from torch import nn
+
+PRESETS = preset_recipes()
+
+
+def plain(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, 0, step).backward()
+        optimizer.step()
+
+
+def hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    on_parameters = sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters())  # pyright: ignore
+    on_optimizer = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
+    return on_parameters + on_optimizer + len(model._forward_pre_hooks)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_one_rank_is_plain_training_bit_for_bit(name: str) -> None:
+    twin = Awkward()
+    plain(twin, sgd(twin), range(1, 8))
+    with attached(PRESETS[name]) as (model, optimizer, comm):
+        for _ in range(5):
+            small_step(model, optimizer, comm, 0)
+        comm.check_sync()
+        with comm.consensus():
+            inside = flat(model)
+        assert same(inside, flat(model))
+        again = comm.state_dict()
+        comm.load_state_dict(again)
+        assert comm.step == 5
+        assert comm.metrics()["sent_bytes"] == 0
+        assert comm.ledger.requests == 0
+    assert hooks(model, optimizer) == 0
+    plain(model, optimizer, range(6, 8))
+    assert same(flat(model), flat(twin))
+
+
+def test_a_closure_is_welcome_where_nothing_is_averaged() -> None:
+    with attached("slowmo(2)", nn.Linear(17, 7), lambda m: torch.optim.LBFGS(m.parameters())) as (model, optimizer, comm):
+        before = float(loss_of(model, 0, 1).detach())
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, 0, 1)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        assert comm.step == 1
+        assert float(loss_of(model, 0, 1).detach()) < before
+
+
+def test_a_model_is_attached_once_and_again_after_detach() -> None:
+    with attached("qsgd") as (model, optimizer, comm):
+        with pytest.raises(AttachError, match=r"attached already; call detach\(\)"):
+            gossamer.attach(model, optimizer, "qsgd")
+        comm.detach()
+        comm.detach()  # harmless
+        gossamer.attach(model, optimizer, "slowmo(2)").detach()
+        assert hooks(model, optimizer) == 0
+
+
+class Complex(nn.Module):
+    def __init__(self, dtype: torch.dtype, grad: bool) -> None:
+        super().__init__()
+        self.odd = nn.Parameter(torch.zeros(3, dtype=dtype), requires_grad=grad)
+        self.real = nn.Parameter(torch.zeros(3))
+
+
+def of(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    return model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad] or [torch.zeros(1)], lr=0.1)
+
+
+def mixed() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model, stranger = nn.Linear(2, 2), nn.Linear(2, 2)
+    return model, torch.optim.SGD([*model.parameters(), *stranger.parameters()], lr=0.1)
+
+
+REFUSED = [
+    (lambda: of(nn.Sequential()), "nothing to train"),
+    (lambda: of(nn.Linear(2, 2).requires_grad_(False)), "no parameter that requires a gradient"),
+    (lambda: of(nn.Linear(0, 0, bias=False)), "are empty"),
+    (lambda: of(Complex(torch.complex64, True)), "'odd' is torch.complex64"),
+    (lambda: (nn.Linear(2, 2), of(nn.Linear(2, 2))[1]), "none of the model's parameters"),
+    (mixed, r"2 parameter\(s\) that are not the model's"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize(("make", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
+def test_what_cannot_be_trained_is_refused_with_the_reason(make, reason: str) -> None:
+    model, optimizer = make()
+    with pytest.raises(AttachError, match=reason):
+        gossamer.attach(model, optimizer, "allreduce")
+
+
+def test_integers_that_are_not_trained_do_no_harm() -> None:
+    model, optimizer = of(Complex(torch.int64, False))
+    gossamer.attach(model, optimizer, "allreduce").detach()
+
+
+def test_running_statistics_under_local_steps_must_be_decided_on() -> None:
+    model, optimizer = of(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    for recipe in ("local_sgd(2)", "overlap_local_sgd(2)", "slowmo_sgp(4)"):
+        with pytest.raises(AttachError, match=r"running_mean.*buffers='average', 'broadcast' .* or 'local'"):
+            gossamer.attach(model, optimizer, recipe)
+    with pytest.raises(AttachError, match=r"1\.running_mean.*say buffers='local'"):
+        gossamer.attach(model, optimizer, "sgp")
+    with pytest.raises(AttachError, match="nobody ever waits for everybody"):
+        gossamer.attach(model, optimizer, "sgp", buffers="average")
+    with pytest.raises(AttachError, match="'average', 'broadcast' or 'local', got 'mean'"):
+        gossamer.attach(model, optimizer, "allreduce", buffers="mean")  # pyright: ignore
+    gossamer.attach(model, optimizer, "allreduce").detach()
+    gossamer.attach(model, optimizer, "local_sgd(2)", buffers="average").detach()
+
+
+@pytest.mark.parametrize("options", [{"buffers": "average"}, {"find_unused_parameters": True}, {"scaler": torch.amp.GradScaler("cpu")}])
+def test_backup_workers_refuse_what_late_ranks_cannot_follow(options) -> None:
+    model, optimizer = of(Awkward())
+    with pytest.raises(AttachError, match=r"first\(\)"):
+        gossamer.attach(model, optimizer, "backup", **options)
+
+
+def test_a_forgotten_process_group_is_no_reason_to_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    model, optimizer = of(Awkward())
+    with pytest.raises(AttachError, match="init_process_group"):
+        gossamer.attach(model, optimizer, "allreduce")
+
+
+def test_something_that_is_no_group_is_refused() -> None:
+    model, optimizer = of(Awkward())
+    with pytest.raises(AttachError, match="not one of its ranks"):
+        gossamer.attach(model, optimizer, "allreduce", -100)  # pyright: ignore
+
+
+def test_a_wrong_recipe_leaves_the_model_alone() -> None:
+    model, optimizer = of(Awkward())
+    with pytest.raises(RecipeError, match="terngrad"):
+        gossamer.attach(model, optimizer, "terngard")
+    assert hooks(model, optimizer) == 0
+    gossamer.attach(model, optimizer, "terngrad").detach()

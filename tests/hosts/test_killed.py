@@ -1,0 +1,58 @@
+"""Any rank may die at any moment: every other one raises a clear error within the deadline, and can leave."""
+
+import os
+import signal
+import time
+
+import pytest
+from gossamer.core.errors import PeerError
+from tests.gang import Gang
+from tests.hosts.loops import SMALL, attached, small_step
+
+pytestmark = pytest.mark.gang
+
+DEADLINE = 5.0
+
+
+def dying(rank: int, size: int, recipe: str, victim: int) -> tuple[str, float, float]:
+    """The victim is killed in the middle of its backward pass, when other gradients are on their way."""
+    with attached(recipe, deadline=DEADLINE) as (model, optimizer, comm):
+
+        def die(_: object) -> None:
+            if rank == victim and comm.step == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        model.get_parameter("matrix").register_hook(die)
+        last = time.monotonic()
+        with pytest.raises(PeerError) as caught:
+            while comm.step < 1000:
+                last = time.monotonic()
+                small_step(model, optimizer, comm, rank)
+        waited, began = time.monotonic() - last, time.monotonic()
+        comm.detach()
+        return str(caught.value), waited, time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("recipe", "victim"),
+    [
+        *(("allreduce" + SMALL, victim) for victim in range(3)),
+        *(("terngrad" + SMALL, victim) for victim in (0, 1)),
+        *(("local_sgd(2)" + SMALL, victim) for victim in (0, 2)),
+        *(("sgp" + SMALL, victim) for victim in (0, 1)),
+        *(("backup", victim) for victim in range(3)),
+    ],
+)
+def test_every_survivor_learns_of_a_death_in_time(recipe: str, victim: int) -> None:
+    gang = Gang(3)
+    try:
+        outcomes = gang.run(dying, recipe, victim, lost=[victim])
+    finally:
+        gang.close()
+    for rank, outcome in enumerate(outcomes):
+        if rank != victim:
+            text, waited, leaving = outcome
+            assert f"rank {rank} of 3" in text
+            assert "No word from rank" in text or "The store does not answer" in text or "Rank" in text
+            assert waited < DEADLINE + 3.0
+            assert leaving < 3.0

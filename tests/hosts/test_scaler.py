@@ -1,0 +1,119 @@
+"""Loss scaling: an overflow on one rank costs one step, poisons nothing, and leaves all ranks' clocks aligned."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.gang import Gang
+from tests.hosts.loops import SMALL, attached, flat, loss_of, same
+
+pytestmark = pytest.mark.gang
+
+SPOILT = {(1, 3), (0, 4), (1, 60), (0, 150), (1, 151)}  # (rank, iteration)
+
+
+def scaled_loop(rank: int, size: int, recipe: str, iterations: int, tell: bool, pause: int = 0) -> dict[str, Any]:
+    """The usual loop with a GradScaler; the scale grows on its way, so memories see several scales."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=25)
+    skipped = list[int]()
+    with attached(recipe, scaler=scaler if tell else None) as (model, optimizer, comm):
+        for i in range(1, iterations + 1):
+            before = flat(model)
+            optimizer.zero_grad()
+            factor = float("inf") if (rank, i) in SPOILT else 1.0
+            scaler.scale(loss_of(model, rank, i) * factor).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            if same(before, flat(model)):
+                skipped.append(i)
+        state = comm.state_dict()
+        comm.check_sync()
+        finite = all(v.isfinite().all() for v in state.values() if isinstance(v, torch.Tensor) and v.is_floating_point())
+        with comm.consensus():
+            agreed = flat(model)
+        return {"step": comm.step, "skipped": skipped, "finite": finite, "flat": flat(model), "agreed": agreed,
+                "residual": comm.metrics()["residual_norm"], "scale": scaler.get_scale()}
+
+
+GRADIENT = ["topk(ratio=0.2)" + SMALL, "powersgd" + SMALL, "scatter(qsgd(bits=4, bucket=16)) + diana()" + SMALL, "terngrad"]
+
+
+@pytest.mark.parametrize("tell", [True, False])
+@pytest.mark.parametrize("recipe", GRADIENT)
+def test_an_overflow_anywhere_skips_the_step_everywhere(gang2: Gang, recipe: str, tell: bool) -> None:
+    a, b = gang2.run(scaled_loop, recipe, 200, tell)
+    assert a["skipped"] == b["skipped"] == [3, 4, 60, 150, 151]
+    assert a["step"] == b["step"] == 200
+    assert a["finite"]
+    assert b["finite"]
+    assert a["scale"] == b["scale"] != 1024.0
+    assert same(a["flat"], b["flat"])
+    assert a["flat"].isfinite().all()
+
+
+def growing(rank: int, size: int, recipe: str, scaled: bool) -> torch.Tensor:
+    """A scale that doubles at every other step changes no bit where memories are free of it."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2, enabled=scaled)
+    with attached(recipe, scaler=scaler) as (model, optimizer, comm):
+        for i in range(1, 13):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, rank, i)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert comm.step == 12
+        assert scaler.get_scale() == (4096.0 if scaled else 1.0)
+        return flat(model)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["topk(ratio=0.2)" + SMALL, "scatter(topk(ratio=0.2)) + error_feedback()" + SMALL, "diana(bits=4, bucket=16)" + SMALL,
+     "scatter(qsgd(bits=4, bucket=16)) + diana(momentum=0.5)", "powersgd", "topk(ratio=0.2) + slowmo(3)"],
+)
+def test_a_scale_that_grows_leaves_no_trace(gang2: Gang, recipe: str) -> None:
+    scaled, plain = gang2.run(growing, recipe, True), gang2.run(growing, recipe, False)
+    assert all(same(a, b) for a, b in zip(scaled, plain))
+
+
+LOCAL = ["local_sgd(3)", "topk(ratio=0.2) + slowmo(3)" + SMALL, "scatter(qsgd(bits=4, bucket=16)) + diana() + local_sgd(3)",
+         "overlap_local_sgd(3)", "sgp", "osgp"]
+
+
+@pytest.mark.parametrize("recipe", LOCAL)
+def test_local_steps_skip_alone_and_clocks_stay_aligned(gang2: Gang, recipe: str) -> None:
+    a, b = gang2.run(scaled_loop, recipe, 66, True)
+    if "sgp" not in recipe:  # a mixing step moves the model even where the optimizer did not
+        assert a["skipped"][0] == 4
+    assert a["step"] == b["step"] == 66
+    assert a["finite"]
+    assert b["finite"]
+    assert a["scale"] != b["scale"]
+    assert same(a["agreed"], b["agreed"])
+    assert a["agreed"].isfinite().all()
+    if "sgp" not in recipe and "overlap" not in recipe:
+        assert same(a["flat"], b["flat"])
+
+
+def saved_after_a_skip(rank: int, size: int, resume: bool) -> torch.Tensor:
+    """A checkpoint taken right after a skipped step counts that step."""
+    with attached("qsgd") as (model, optimizer, comm):
+        optimizer.zero_grad()
+        loss_of(model, rank, 1).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss_of(model, rank, 2).backward()  # and no step
+        if resume:
+            comm.load_state_dict(comm.state_dict())
+        for i in (3, 4):
+            optimizer.zero_grad()
+            loss_of(model, rank, i).backward()
+            optimizer.step()
+        assert comm.step == 4
+        return flat(model)
+
+
+def test_a_checkpoint_after_a_skipped_step_changes_no_bit(gang2: Gang) -> None:
+    undisturbed, resumed = gang2.run(saved_after_a_skip, False), gang2.run(saved_after_a_skip, True)
+    assert same(undisturbed[0], resumed[0])
