@@ -3,6 +3,7 @@
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from itertools import pairwise
 
 from gossamer.workloads.pieces import BYTES, Pieces, split
 
@@ -21,10 +22,10 @@ def learn_merged(texts: Iterable[bytes], size: int) -> Pieces:
     words = [([bytes([b]) for b in word], count) for word, count in counts.items()]
     totals, places = Counter[Pair](), defaultdict[Pair, set[int]](set)
     for i, (word, count) in enumerate(words):
-        for pair in zip(word, word[1:]):
+        for pair in pairwise(word):
             totals[pair] += count
             places[pair].add(i)
-    # A heap of (-total, pair) where old totals stay: whoever comes up with another total than now is put back or dropped.
+    # Totals change while they lie in the heap: a pair that comes up with an old one is put back with its new one.
     heap = [(-total, pair) for pair, total in totals.items()]
     heapq.heapify(heap)
     tokens = dict[bytes, None]()
@@ -47,14 +48,14 @@ def _merge(
     new = set[Pair]()
     for i in places.pop(pair):
         word, count = words[i]
-        for old in zip(word, word[1:]):
+        for old in pairwise(word):
             totals[old] -= count
         k = 0
         while k < len(word) - 1:
             if (word[k], word[k + 1]) == pair:
                 word[k : k + 2] = [pair[0] + pair[1]]
             k += 1
-        for now in zip(word, word[1:]):
+        for now in pairwise(word):
             totals[now] += count
             places[now].add(i)
             if pair[0] + pair[1] in now:

@@ -1,4 +1,4 @@
-"""The first paragraphs of 10,033 English Wikipedia articles, as a language and as eleven topics (text: CC BY-SA 4.0)."""
+"""The first paragraphs of 10,033 Wikipedia articles, as a language and as eleven topics (text: CC BY-SA 4.0)."""
 
 import json
 import re
