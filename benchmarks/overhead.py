@@ -1,6 +1,6 @@
 """What the engine costs: step times of recipes against DDP and computing alone, 4 ranks on loopback, interleaved.
 
-    torchrun --nproc-per-node 4 benchmarks/overhead.py [RECIPE ...] [--rounds 6] [--steps 6] [--json FILE]
+torchrun --nproc-per-node 4 benchmarks/overhead.py [RECIPE ...] [--rounds 6] [--steps 6] [--json FILE]
 """
 
 import argparse

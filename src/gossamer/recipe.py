@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, TypeVar, final
 
 from gossamer import codecs, exchanges, topologies
 from gossamer.controllers import Fixed
@@ -17,6 +17,15 @@ from gossamer.core.parts import Part, parse, part, require
 from gossamer.exchanges import Scatter
 from gossamer.memories import DIANA, NoMemory
 from gossamer.schedules import EveryStep
+
+presets: dict[str, Callable[..., "Recipe"]] = {}  # by name; gossamer.recipes fills it
+PresetT = TypeVar("PresetT", bound=Callable[..., "Recipe"])
+
+
+def preset(make: PresetT) -> PresetT:
+    """Make a function a preset: its name may start any recipe text."""
+    presets[make.__name__] = make
+    return make
 
 
 @final
@@ -44,7 +53,7 @@ class Rule(Part):
         numel = 1
         for n in shape:
             numel *= n
-        return _predicate(self.when)(dict(name=name, ndim=len(shape), numel=numel))
+        return _predicate(self.when)({"name": name, "ndim": len(shape), "numel": numel})
 
 
 @final
@@ -81,9 +90,7 @@ class Recipe:
     controller: Controller = Fixed()
     rules: tuple[Rule, ...] = ()
     bucket: Bucket | None = None
-    routes: Mapping[str, Exchange] = field(
-        default_factory=dict, hash=False
-    )  # a controller's choice, by parameter
+    routes: Mapping[str, Exchange] = field(default_factory=dict, hash=False)  # a controller's choice, by parameter
 
     def __post_init__(self) -> None:
         _check(self)
@@ -106,7 +113,7 @@ class Recipe:
             return read_toml(Path(str(source).strip()))
         if not isinstance(source, str | Part):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RecipeError(f"a recipe is a text, a part or the path of a TOML file, not {source!r}")
-        value = source if isinstance(source, Part) else parse(source, _presets())
+        value = source if isinstance(source, Part) else parse(source, presets)
         if isinstance(value, Recipe):
             return value
         return _assemble(value if isinstance(value, tuple) else (value,))
@@ -169,7 +176,7 @@ def _entry(key: str, text: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(text, str):
         raise RecipeError(f"{where}: {key} must be a text such as 'gather(qsgd(bits=4))', got {text!r}")
     if key == "recipe":
-        value = parse(text, _presets())
+        value = parse(text, presets)
         return value if isinstance(value, tuple) else (value,)
     value, wanted = parse(text), key.removesuffix("s")
     right = isinstance(value, Part) and value.kind in (wanted, "codec")  # a bare codec gets a better hint later
@@ -195,9 +202,7 @@ def _assemble(values: tuple[Any, ...]) -> Recipe:
             "controller",
             "bucket",
         ):
-            require(
-                value.kind not in given, f"two parts say {value.kind}: {given.get(value.kind)} and {value}"
-            )
+            require(value.kind not in given, f"two parts say {value.kind}: {given.get(value.kind)} and {value}")
             given[value.kind] = value
         else:
             hint = f"put it in an exchange: gather({value}) or allreduce({value})" if _is_codec(value) else ""
@@ -211,12 +216,6 @@ def _assemble(values: tuple[Any, ...]) -> Recipe:
 
 def _is_codec(value: Any) -> bool:
     return isinstance(value, Part) and value.kind == "codec"
-
-
-def _presets() -> dict[str, Callable[..., Any]]:
-    from gossamer import recipes  # presets are recipes, so they are written in terms of this module
-
-    return recipes.presets()
 
 
 def _quoted(value: Part) -> str:
@@ -241,12 +240,8 @@ def _check(recipe: Recipe) -> None:
             f"{memory} around {exchange}: with changing neighbours the error does not vanish, and push-sum conserves mass "
             "per coordinate; drop the memory",
         )
-        require(
-            not recipe.rules, f"rules cannot single out parameters under {exchange}: x and w travel as one"
-        )
-        require(
-            isinstance(recipe.controller, Fixed), f"{recipe.controller} has no knob to turn on {exchange}"
-        )
+        require(not recipe.rules, f"rules cannot single out parameters under {exchange}: x and w travel as one")
+        require(isinstance(recipe.controller, Fixed), f"{recipe.controller} has no knob to turn on {exchange}")
         return
     require(
         isinstance(exchange, Exchange | Quorum),  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -259,9 +254,7 @@ def _check(recipe: Recipe) -> None:
             schedule.averages_gradients,
             f"{exchange} drops late gradients; dropping a model average under {schedule} is something else: use every_step()",
         )
-        require(
-            plain, f"{memory} around {exchange}: a dropped gradient's residual would be lost; drop the memory"
-        )
+        require(plain, f"{memory} around {exchange}: a dropped gradient's residual would be lost; drop the memory")
         require(not recipe.rules, f"rules under {exchange}: one ticket closes the whole step; drop the rules")
         require(
             isinstance(recipe.controller, Fixed),

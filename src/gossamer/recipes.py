@@ -1,21 +1,22 @@
 """Presets: one named recipe per paper. `gossamer.recipes.powersgd(rank=4)`, or the text "powersgd(rank=4)"."""
 
-import inspect
 from collections.abc import Callable
 from typing import Literal
 
+from gossamer import recipe
 from gossamer.codecs import BF16, FP16, FP32, QSGD, PowerSGD, Ternary, TopK
 from gossamer.controllers import Accordion, AccordionBatch
 from gossamer.core.contracts import Topology
 from gossamer.exchanges import AllReduced, First, Gather, PushSum, Scatter
 from gossamer.memories import DIANA, ErrorFeedback
-from gossamer.recipe import Recipe
+from gossamer.recipe import Recipe, preset
 from gossamer.schedules import EveryStep, Gossip, LocalSGD, OverlapLocalSGD, SlowMo
 from gossamer.topologies import Exponential
 
 _DENSE = AllReduced(FP32())
 
 
+@preset
 def allreduce() -> Recipe:
     """Every gradient, in full: what DDP does, and the yardstick for all else.
 
@@ -24,6 +25,7 @@ def allreduce() -> Recipe:
     return Recipe(_DENSE)
 
 
+@preset
 def bf16() -> Recipe:
     """Gradients in 16-bit brain floats, summed in float32.
 
@@ -32,6 +34,7 @@ def bf16() -> Recipe:
     return Recipe(Scatter(BF16()))
 
 
+@preset
 def fp16() -> Recipe:
     """Gradients in half precision, summed in float32.
 
@@ -40,6 +43,7 @@ def fp16() -> Recipe:
     return Recipe(Scatter(FP16()))
 
 
+@preset
 def terngrad(clip: float = 2.5, levels: int = 1) -> Recipe:
     """Gradients as -s, 0 or +s, in two phases.
 
@@ -48,6 +52,7 @@ def terngrad(clip: float = 2.5, levels: int = 1) -> Recipe:
     return Recipe(Scatter(Ternary(clip, levels)))
 
 
+@preset
 def qsgd(bits: int = 4, bucket: int = 512, norm: Literal["max", "l2"] = "max") -> Recipe:
     """Gradients in a few bits per element, in two phases.
 
@@ -56,6 +61,7 @@ def qsgd(bits: int = 4, bucket: int = 512, norm: Literal["max", "l2"] = "max") -
     return Recipe(Scatter(QSGD(bits, bucket, norm)))
 
 
+@preset
 def topk(ratio: float = 0.01, scope: Literal["tensor", "global"] = "tensor") -> Recipe:
     """The largest one percent of a gradient, and error feedback for the rest.
 
@@ -64,6 +70,7 @@ def topk(ratio: float = 0.01, scope: Literal["tensor", "global"] = "tensor") -> 
     return Recipe(Gather(TopK(ratio, scope)), ErrorFeedback())
 
 
+@preset
 def powersgd(rank: int = 2) -> Recipe:
     """Low-rank gradients by warm-started power iteration, with error feedback.
 
@@ -72,6 +79,7 @@ def powersgd(rank: int = 2) -> Recipe:
     return Recipe(AllReduced(PowerSGD(rank)), ErrorFeedback())
 
 
+@preset
 def diana(bits: int = 2, bucket: int = 512, momentum: float = 0.0, l1: float = 0.0) -> Recipe:
     """Quantised differences to learned gradients: exact in the limit where quantised gradients stall.
 
@@ -80,6 +88,7 @@ def diana(bits: int = 2, bucket: int = 512, momentum: float = 0.0, l1: float = 0
     return Recipe(Gather(QSGD(bits, bucket)), DIANA(momentum=momentum), EveryStep(l1=l1))
 
 
+@preset
 def local_sgd(every: int = 8) -> Recipe:
     """Local steps, and an average of the models every now and then.
 
@@ -88,6 +97,7 @@ def local_sgd(every: int = 8) -> Recipe:
     return Recipe(_DENSE, schedule=LocalSGD(every))
 
 
+@preset
 def slowmo(every: int = 12, beta: float = 0.7, alpha: float = 1.0) -> Recipe:
     """Local steps, an average, and slow momentum over the rounds.
 
@@ -96,6 +106,7 @@ def slowmo(every: int = 12, beta: float = 0.7, alpha: float = 1.0) -> Recipe:
     return Recipe(_DENSE, schedule=SlowMo(every, beta, alpha))
 
 
+@preset
 def slowmo_sgp(every: int = 48, beta: float = 0.7, topology: Topology = Exponential()) -> Recipe:  # noqa: B008
     """Stochastic gradient push, with an exact average and slow momentum over the rounds.
 
@@ -104,6 +115,7 @@ def slowmo_sgp(every: int = 48, beta: float = 0.7, topology: Topology = Exponent
     return Recipe(_DENSE, schedule=SlowMo(every, beta, inner=PushSum(topology)))
 
 
+@preset
 def overlap_local_sgd(every: int = 8, alpha: float = 0.6, beta: float = 0.7) -> Recipe:
     """Local steps while the last average is still travelling.
 
@@ -112,6 +124,7 @@ def overlap_local_sgd(every: int = 8, alpha: float = 0.6, beta: float = 0.7) -> 
     return Recipe(_DENSE, schedule=OverlapLocalSGD(every, alpha, beta))
 
 
+@preset
 def sgp(topology: Topology = Exponential(), every: int = 1, overlap: bool = False) -> Recipe:  # noqa: B008
     """Stochastic gradient push: mix parameters with one neighbour a step.
 
@@ -120,6 +133,7 @@ def sgp(topology: Topology = Exponential(), every: int = 1, overlap: bool = Fals
     return Recipe(PushSum(topology), schedule=Gossip(every, overlap))
 
 
+@preset
 def osgp(topology: Topology = Exponential(), every: int = 1) -> Recipe:  # noqa: B008
     """Stochastic gradient push whose messages travel while the next steps are computed.
 
@@ -128,6 +142,7 @@ def osgp(topology: Topology = Exponential(), every: int = 1) -> Recipe:  # noqa:
     return sgp(topology, every, overlap=True)
 
 
+@preset
 def backup(backups: int = 1) -> Recipe:
     """Synchronous training that does not wait for the latest gradients.
 
@@ -136,9 +151,8 @@ def backup(backups: int = 1) -> Recipe:
     return Recipe(First(backups))
 
 
-def accordion(
-    epoch: int, mild: int = 4, harsh: int = 1, interval: int = 10, threshold: float = 0.5
-) -> Recipe:
+@preset
+def accordion(epoch: int, mild: int = 4, harsh: int = 1, interval: int = 10, threshold: float = 0.5) -> Recipe:
     """PowerSGD with a high rank in critical regimes and a low one elsewhere.
 
     Paper: Agarwal et al., Accordion, MLSys 2021.
@@ -147,9 +161,8 @@ def accordion(
     return Recipe(low, ErrorFeedback(), controller=Accordion(low, high, epoch, interval, threshold))
 
 
-def accordion_qsgd(
-    epoch: int, mild: int = 8, harsh: int = 4, interval: int = 10, threshold: float = 0.5
-) -> Recipe:
+@preset
+def accordion_qsgd(epoch: int, mild: int = 8, harsh: int = 4, interval: int = 10, threshold: float = 0.5) -> Recipe:
     """QSGD with more bits in critical regimes and fewer elsewhere.
 
     Paper: Agarwal et al., Accordion, MLSys 2021.
@@ -158,6 +171,7 @@ def accordion_qsgd(
     return Recipe(low, controller=Accordion(low, high, epoch, interval, threshold))
 
 
+@preset
 def accordion_batch(epoch: int, factor: int = 8, interval: int = 10, threshold: float = 0.5) -> Recipe:
     """A batch that grows once training leaves its critical regimes.
 
@@ -168,9 +182,4 @@ def accordion_batch(epoch: int, factor: int = 8, interval: int = 10, threshold: 
 
 def presets() -> dict[str, Callable[..., Recipe]]:
     """All presets, by name."""
-    return {
-        name: value
-        for name, value in globals().items()
-        if inspect.isfunction(value) and value.__module__ == __name__ and name != "presets" and name[0] != "_"
-    }
-
+    return dict(recipe.presets)

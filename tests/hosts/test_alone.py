@@ -1,12 +1,13 @@
 """A world of one is plain training, bit for bit; what cannot be attached is refused with the reason."""
 
-import gossamer
 import pytest
 import torch
-from gossamer.core.errors import AttachError, RecipeError
 from tests.hosts.loops import Awkward, attached, flat, loss_of, same, sgd, small_step
 from tests.laws.samples import preset_recipes
 from torch import nn
+
+import gossamer
+from gossamer.core.errors import AttachError, RecipeError
 
 PRESETS = preset_recipes()
 

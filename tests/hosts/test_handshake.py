@@ -3,13 +3,14 @@
 import time
 from typing import Any
 
-import gossamer
 import pytest
 import torch
-from gossamer.core.errors import PeerError
 from tests.gang import Gang
-from tests.hosts.loops import Awkward, attached, flat, small_step
+from tests.hosts.loops import Awkward, attached, flat, sgd, small_step
 from torch import nn
+
+import gossamer
+from gossamer.core.errors import PeerError
 
 pytestmark = pytest.mark.gang
 
@@ -127,7 +128,7 @@ def in_part(rank: int, size: int, how: str) -> torch.Tensor | None:
         comm.check_sync()
         if how == "mesh":
             with pytest.raises(gossamer.GossamerError, match="2 dimensions"):
-                gossamer.attach(nn.Linear(2, 2), optimizer, "qsgd", mesh)
+                gossamer.attach(other := nn.Linear(2, 2), sgd(other), "qsgd", mesh)
         return flat(model)
 
 

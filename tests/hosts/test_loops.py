@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from gossamer.core.errors import AttachError
 from tests.gang import Gang
 from tests.hosts.loops import SMALL, Awkward, attached, data, flat, loss_of, same, sgd, small_step
 from torch import Tensor, nn
+
+from gossamer.core.errors import AttachError
 
 pytestmark = pytest.mark.gang
 

@@ -10,8 +10,17 @@ import tempfile
 from pathlib import Path
 from typing import Any, Self
 
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
-FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run"]
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+FLAGS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--no-first-run",
+]
 FLAGS += ["--disable-extensions", "--disable-background-networking", "--remote-debugging-pipe"]
 
 
@@ -70,7 +79,10 @@ class Browser:
     def open(self, page: Path, width: int = 1100, height: int = 900, dark: bool = False, phone: bool = False) -> None:
         self.errors.clear()
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
         self.requests = []
         self.call("Page.navigate", url=page.resolve().as_uri())
         self.run("new Promise(r => document.readyState === 'complete' ? r() : addEventListener('load', r))")

@@ -27,7 +27,13 @@ def made(recipes: list[str] | None = None, steps: int = 150, dead: str = "sgp", 
     draw = random.Random(3)
     # As `compare` does it: the others train on, for a while, until they are where the baseline ended.
     runs = [
-        _run(name, draw, 57 if name == dead else steps if name == "ddp" else int(steps * min(2.0, SHAPES[name][5] * 1.1)), name == dead, evaluate)
+        _run(
+            name,
+            draw,
+            57 if name == dead else steps if name == "ddp" else int(steps * min(2.0, SHAPES[name][5] * 1.1)),
+            name == dead,
+            evaluate,
+        )
         for name in recipes or SHAPES
     ]
     return Record(
@@ -56,7 +62,15 @@ def _run(name: str, draw: random.Random, steps: int, dead: bool, evaluate: bool)
         sent += int(MODEL * share)
         compute = (pace if name == "ddp" else 0.148) * draw.uniform(0.95, 1.1)  # DDP does not say where it waits
         run.steps.append(
-            Step(k, clock, _loss(k, slow) + draw.gauss(0, 0.09), sent, compute, codec * draw.uniform(0.9, 1.2), wait * draw.uniform(0.8, 1.2))
+            Step(
+                k,
+                clock,
+                _loss(k, slow) + draw.gauss(0, 0.09),
+                sent,
+                compute,
+                codec * draw.uniform(0.9, 1.2),
+                wait * draw.uniform(0.8, 1.2),
+            )
         )
         if evaluate and (k % 10 == 0 or k == 1):
             run.evaluations.append(Evaluation(k, clock, sent, _loss(k, slow) + draw.gauss(0, 0.004)))
@@ -74,7 +88,9 @@ def _extras(name: str, run: Run, draw: random.Random) -> None:
         run.layer_errors = {layer: level * draw.uniform(0.75, 1.12) for layer in LAYERS}
     if name in ("terngrad", "topk", "powersgd"):
         scale = {"terngrad": 0.8, "topk": 4.1, "powersgd": 2.2}[name]
-        run.residuals = [(s.step, scale * (1 - math.exp(-s.step / 18)) * draw.uniform(0.93, 1.07)) for s in run.steps[::3]]
+        run.residuals = [
+            (s.step, scale * (1 - math.exp(-s.step / 18)) * draw.uniform(0.93, 1.07)) for s in run.steps[::3]
+        ]
     if name == "powersgd":
         run.decisions = [
             (1, "rank 4 on every matrix: the first steps matter"),

@@ -65,9 +65,7 @@ class _Half(Codec, LinearCodec):
 
     @property
     def needs_feedback(self) -> bool:
-        return (
-            False  # the rounding error is a fixed fraction of each element, far below a gradient's own noise
-        )
+        return False  # the rounding error is a fixed fraction of each element, far below a gradient's own noise
 
     def omega(self, layout: Layout) -> float:
         return float("inf")  # small as it is, it does not average out

@@ -41,9 +41,7 @@ class PowerSGD(LinearCodec):
 
     def __post_init__(self) -> None:
         require(self.rank >= 1, f"powersgd: rank must be at least 1, got {self.rank}; the paper uses 1 to 4")
-        require(
-            self.min_ratio >= 1, f"powersgd: min_ratio must be at least 1, got {self.min_ratio}; 2 is usual"
-        )
+        require(self.min_ratio >= 1, f"powersgd: min_ratio must be at least 1, got {self.min_ratio}; 2 is usual")
 
     @property
     def unbiased(self) -> bool:

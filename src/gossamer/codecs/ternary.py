@@ -39,9 +39,7 @@ class Ternary(Codec, LinearCodec):
     levels: int = 1
 
     def __post_init__(self) -> None:
-        require(
-            self.clip >= 0, f"ternary: clip must be 0 (off) or positive, got {self.clip}; the paper uses 2.5"
-        )
+        require(self.clip >= 0, f"ternary: clip must be 0 (off) or positive, got {self.clip}; the paper uses 2.5")
         require(1 <= self.levels <= 127, f"ternary: levels must be between 1 and 127, got {self.levels}")
 
     @property

@@ -40,9 +40,7 @@ class TopK(Codec):
     index: Literal["int32", "rice"] = "int32"
 
     def __post_init__(self) -> None:
-        require(
-            0 < self.ratio <= 1, f"topk: ratio must lie in (0, 1], got {self.ratio}; 0.01 sends one percent"
-        )
+        require(0 < self.ratio <= 1, f"topk: ratio must lie in (0, 1], got {self.ratio}; 0.01 sends one percent")
 
     @property
     def unbiased(self) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -58,7 +59,7 @@ class Layout:
         """Cut into `count` runs of nearly equal length; a parameter may be cut anywhere."""
         if count not in self._chunks:
             edges = [self.numel * i // count for i in range(count + 1)]
-            self._chunks[count] = tuple(self._run(lo, hi) for lo, hi in zip(edges, edges[1:]))
+            self._chunks[count] = tuple(self._run(lo, hi) for lo, hi in pairwise(edges))
         return self._chunks[count]
 
     def _run(self, lo: int, hi: int) -> "Layout":

@@ -27,9 +27,7 @@ class Seat(NamedTuple):
     draw: Draw
     scale: float = 1.0  # gradients arrive multiplied by this (a loss scaler's factor)
     lr: float = 1.0  # the learning rate the block's parameters will be stepped with
-    shift: float = (
-        0.0  # the rate at which a memory around the exchange follows what was sent; 0: there is none
-    )
+    shift: float = 0.0  # the rate at which a memory around the exchange follows what was sent; 0: there is none
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from gossamer.core.errors import RecipeError
 P = TypeVar("P", bound="Part")
 
 
-class Part(ABC):
+class Part(ABC):  # noqa: B024  (its contracts below are abstract; what a part must do depends on its kind)
     """A frozen dataclass with a name; the base of codecs, exchanges, memories, schedules, controllers, topologies."""
 
     kind: ClassVar[str] = "part"
@@ -115,9 +115,7 @@ def parse(text: str, names: Mapping[str, Callable[..., Any]] | None = None) -> A
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         shown = text if len(text) <= 200 else f"{text[:200]}..."
-        raise RecipeError(
-            f"{shown!r} cannot be read: {error}. A recipe looks like 'gather(qsgd(bits=4))'."
-        ) from None
+        raise RecipeError(f"{shown!r} cannot be read: {error}. A recipe looks like 'gather(qsgd(bits=4))'.") from None
 
 
 def _parse(text: str, words: dict[str, Callable[..., Any]]) -> Any:
@@ -169,9 +167,7 @@ def _read(node: ast.expr, names: Mapping[str, Callable[..., Any]]) -> Any:
             )
 
 
-def _call(
-    word: str, args: list[ast.expr], keywords: list[ast.keyword], names: Mapping[str, Callable[..., Any]]
-) -> Any:
+def _call(word: str, args: list[ast.expr], keywords: list[ast.keyword], names: Mapping[str, Callable[..., Any]]) -> Any:
     values = [_read(a, {}) for a in args]
     named = dict[str, Any]()
     for keyword in keywords:
@@ -192,13 +188,9 @@ def _signature(function: Callable[..., Any]) -> Mapping[str, Any]:
     return inspect.signature(function).parameters
 
 
-def _bind(
-    make: Callable[..., Any], word: str, values: list[Any], named: dict[str, Any], accepted: list[str]
-) -> Any:
+def _bind(make: Callable[..., Any], word: str, values: list[Any], named: dict[str, Any], accepted: list[str]) -> Any:
     if len(values) > len(accepted):
-        raise RecipeError(
-            f"{word} takes at most {len(accepted)} arguments ({', '.join(accepted)}), got {len(values)}"
-        )
+        raise RecipeError(f"{word} takes at most {len(accepted)} arguments ({', '.join(accepted)}), got {len(values)}")
     bound = dict(zip(accepted, values))
     for key, value in named.items():
         if key not in accepted:
@@ -215,9 +207,7 @@ def _bind(
         missing = [k for k in accepted if k not in bound and _is_required(make, k)]
         if not missing:
             raise RecipeError(f"{word}: {error}") from None
-        raise RecipeError(
-            f"{word} needs {', '.join(missing)}; for instance {_sample(word, missing[0])}"
-        ) from None
+        raise RecipeError(f"{word} needs {', '.join(missing)}; for instance {_sample(word, missing[0])}") from None
 
 
 def _is_required(make: Callable[..., Any], key: str) -> bool:
@@ -263,9 +253,7 @@ def _matches(value: Any, hint: Any) -> bool:
     if hint in (int, float):
         return type(value) is hint
     if isinstance(value, Part) and isinstance(hint, type) and issubclass(hint, Part):
-        return (
-            value.kind == hint.kind
-        )  # a part of the right kind but the wrong sort is refused by the part itself
+        return value.kind == hint.kind  # a part of the right kind but the wrong sort is refused by the part itself
     return isinstance(hint, type) and isinstance(value, hint)
 
 

@@ -128,7 +128,9 @@ def _group(given: "dist.ProcessGroup | DeviceMesh | None") -> "dist.ProcessGroup
             raise AttachError(f"a DeviceMesh of {given.ndim} dimensions: pick one, such as mesh['data']")
         return given.get_group()
     if not isinstance(given, dist.ProcessGroup):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise AttachError("process_group is no group: this process is not one of its ranks, and has nothing to attach to")
+        raise AttachError(
+            "process_group is no group: this process is not one of its ranks, and has nothing to attach to"
+        )
     return given
 
 
@@ -166,7 +168,9 @@ def _check_backups(recipe: Recipe, scaler: Any, buffers: str, find_unused: bool)
         return
     if buffers in ("average", "broadcast") or find_unused:
         what = "find_unused_parameters" if find_unused else f"buffers={buffers!r}"
-        raise AttachError(f"{recipe.exchange} with {what}: that needs all ranks at every step, and late ones are not there")
+        raise AttachError(
+            f"{recipe.exchange} with {what}: that needs all ranks at every step, and late ones are not there"
+        )
     if scaler is not None:
         raise AttachError(
             f"{recipe.exchange} with a GradScaler: a late rank would apply missed updates under another scale; use bf16"

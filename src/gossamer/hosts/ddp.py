@@ -122,7 +122,10 @@ def register(
     fabric = TorchFabric(process_group or ddp_model.process_group, deadline=deadline)
     idle = torch.optim.SGD(list(named.values()), lr=1.0)  # channels ask for rates; a hook has none to offer
     hook = Hook(
-        Worker(parsed, named, idle, fabric.rank, fabric.size, seed), fabric, {id(p): n for n, p in named.items()}, scaler
+        Worker(parsed, named, idle, fabric.rank, fabric.size, seed),
+        fabric,
+        {id(p): n for n, p in named.items()},
+        scaler,
     )
     if fabric.size > 1:
         fabric.run(compare(hook.worker, fingerprint(hook.worker, {"deadline": deadline}, ddp_model.module)))

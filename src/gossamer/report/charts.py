@@ -1,10 +1,10 @@
-"""The charts as data. The page draws them with its script, `figures` draws them for papers: same points, same titles."""
+"""The charts as data. The page draws them with its script, `figures` draws them for papers: the same points."""
 
 import math
 from dataclasses import dataclass
 from typing import Literal
 
-from gossamer.record import Record, Run
+from gossamer.record import Run
 from gossamer.report.facts import Facts
 from gossamer.report.words import number, quality
 
@@ -86,16 +86,28 @@ def charts(facts: Facts) -> list[Chart]:
 
 def _quality_time(facts: Facts) -> Lines:
     lines = [(i, [(e.seconds, e.quality, e.step) for e in r.evaluations]) for i, r in _runs(facts)]
-    caption = "Lower and further left is better." if facts.record.lower_is_better else "Higher and further left is better."
+    caption = (
+        "Lower and further left is better." if facts.record.lower_is_better else "Higher and further left is better."
+    )
     name = quality(facts.record.metric)
-    return _lines("quality-time", f"{_capital(name)} over time", caption, ("time", "seconds"), facts.record.metric, lines, facts)
+    return _lines(
+        "quality-time", f"{_capital(name)} over time", caption, ("time", "seconds"), facts.record.metric, lines, facts
+    )
 
 
 def _quality_bytes(facts: Facts) -> Lines:
     lines = [(i, [(float(e.sent), e.quality, e.step) for e in r.evaluations]) for i, r in _runs(facts)]
     name = quality(facts.record.metric)
     caption = "What each host had put on its link by then, by the ledger."
-    return _lines("quality-bytes", f"{_capital(name)} over bytes sent", caption, ("sent per host", "bytes"), facts.record.metric, lines, facts)
+    return _lines(
+        "quality-bytes",
+        f"{_capital(name)} over bytes sent",
+        caption,
+        ("sent per host", "bytes"),
+        facts.record.metric,
+        lines,
+        facts,
+    )
 
 
 def _loss_time(facts: Facts) -> Lines:
@@ -157,7 +169,7 @@ def _window(count: int) -> int:
 
 
 def _smooth(points: list[tuple[float, float, int]], wanted: bool) -> list[Point]:
-    """Each point with the mean over its neighbours; JSON knows no infinity, so a value that is not finite becomes a gap."""
+    """Each point with the mean over its neighbours. JSON knows no infinity: a value that is not finite is a gap."""
     half = _window(len(points)) // 2
     finite = [y if math.isfinite(y) else None for _, y, _ in points]
     out: list[Point] = []

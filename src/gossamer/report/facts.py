@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from gossamer.record import Record, Run
@@ -74,7 +75,7 @@ def durations(run: Run) -> list[float]:
     clock = [s.seconds for s in run.steps]
     if len(clock) == 1:
         return clock
-    return [b - a for a, b in zip(clock, clock[1:], strict=False)]
+    return [b - a for a, b in pairwise(clock)]
 
 
 def _row(record: Record, index: int, run: Run, base: Run | None, target: float | None) -> Row:

@@ -56,7 +56,9 @@ def _rest(faster: list[Row], base: Row, facts: Facts) -> str:
 def _saved(best: Row, base: Row) -> str:
     if best.reached_sent is None or base.reached_sent is None:
         return ""
-    return f"On the way {best.run.name} sent {size(best.reached_sent)} per host, {label(base)} {size(base.reached_sent)}."
+    return (
+        f"On the way {best.run.name} sent {size(best.reached_sent)} per host, {label(base)} {size(base.reached_sent)}."
+    )
 
 
 def _closest(base: Row, facts: Facts) -> str:

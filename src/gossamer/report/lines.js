@@ -118,10 +118,12 @@ class LineChart {
 
   target() {
     const aim = this.spec.target;
+    this.aim = null;
     if (!aim || aim.value < this.y.lo || aim.value > this.y.hi) return;
     const { left, right } = this.box, y = this.y.at(aim.value);
     svg("line", { class: "target", x1: left, x2: right, y1: y, y2: y }, this.svg);
     svg("text", { class: "aim", x: right, y: y + (aim.below ? 15 : -6), "text-anchor": "end" }, this.svg, aim.label);
+    this.aim = { l: right - 6.6 * aim.label.length, r: right, t: y + (aim.below ? 4 : -17), b: y + (aim.below ? 18 : -4) };
   }
 
   line(series, layer) {
@@ -153,7 +155,7 @@ class LineChart {
 
   // Names at the ends of lines, where they fit without covering each other; the legend has them all.
   labels(shown) {
-    const taken = [];
+    const taken = this.aim ? [this.aim] : [];
     const covered = (b) => this.points.filter((q) => q.px > b.l - 4 && q.px < b.r + 4 && q.py > b.t - 3 && q.py < b.b + 3).length;
     const free = (b) => b.l > this.box.left && b.r < this.box.width + 4 && b.t > 14 && b.b < this.box.bottom + 2
       && !taken.some((o) => b.l < o.r && o.l < b.r && b.t < o.b && o.t < b.b);

@@ -1,5 +1,7 @@
 """The report as text: for an issue, a pull request or a terminal."""
 
+import re
+
 from gossamer.record import Record
 from gossamer.report.facts import Facts, Row, study
 from gossamer.report.headline import headline
@@ -70,7 +72,7 @@ def _fence(text: str) -> str:
 
 
 def _backticks(text: str) -> list[str]:
-    return "".join(c if c == "`" else " " for c in text).split()
+    return re.findall("`+", text)
 
 
 def _plain(text: str) -> str:

@@ -27,7 +27,9 @@ def render(record: Record) -> str:
     (True, True)
     """
     facts = study(record)
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters.update(number=words.number, seconds=words.seconds, size=words.size, rate=words.rate)
     page = environment.from_string(_asset("page.html")).render(
         facts=facts,
@@ -75,7 +77,12 @@ def data(facts: Facts) -> dict[str, Any]:
         "charts": [asdict(chart) for chart in charts(facts)],
         "rows": [
             {name: value for name, value in vars(row).items() if name != "run"}
-            | {"name": row.run.name, "logical": row.run.logical_bytes, "wire": row.run.wire_bytes, "nic": row.run.nic_bytes}
+            | {
+                "name": row.run.name,
+                "logical": row.run.logical_bytes,
+                "wire": row.run.wire_bytes,
+                "nic": row.run.nic_bytes,
+            }
             for row in facts.rows
         ],
     }

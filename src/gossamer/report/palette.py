@@ -1,4 +1,4 @@
-"""One colour and one mark per run, the same everywhere. The hues stay apart for colour-blind eyes; the marks help the rest of the way."""
+"""One colour and one mark per run, the same everywhere. Hues that colour-blind eyes tell apart; marks help the rest."""
 
 from typing import NamedTuple
 
@@ -21,7 +21,11 @@ HUES = [
     Colour("#7a5230", "#c79d78"),  # brown
     Colour("#6d5fd0", "#a79cf5"),  # violet
 ]
-PARTS = [Colour("#c6ccd4", "#4b525b"), Colour("#8a93a1", "#858e9a"), Colour("#3f4754", "#d3d8de")]  # no hue: those are for runs
+PARTS = [
+    Colour("#c6ccd4", "#4b525b"),
+    Colour("#8a93a1", "#858e9a"),
+    Colour("#3f4754", "#d3d8de"),
+]  # no hue: those are for runs
 MARKS = [  # SVG paths around the origin: circle, square, triangle, diamond
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "M-3.5-3.5h7v7h-7z",

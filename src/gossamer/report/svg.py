@@ -42,13 +42,24 @@ def lines(chart: Lines, names: list[str], styles: list[Style]) -> str:
     left, right, top, bottom = 52.0, WIDTH - 12.0, 24.0, float(HEIGHT - 40)
     x, y = _scales(chart, series, (left, right), (bottom, top))
     out = [_text(4, 13, chart.y.label), _text(right, HEIGHT - 6, chart.x.label, "end")]
-    out += [_line(left, y.at(v), right, y.at(v), HAIR) + _text(left - 7, y.at(v) + 4, t, "end") for v, t in ticks(y, chart.y)]
-    out += [_line(x.at(v), bottom, x.at(v), bottom + 4, SOFT) + _text(x.at(v), bottom + 17, t, "middle") for v, t in ticks(x, chart.x)]
+    out += [
+        _line(left, y.at(v), right, y.at(v), HAIR) + _text(left - 7, y.at(v) + 4, t, "end")
+        for v, t in ticks(y, chart.y)
+    ]
+    out += [
+        _line(x.at(v), bottom, x.at(v), bottom + 4, SOFT) + _text(x.at(v), bottom + 17, t, "middle")
+        for v, t in ticks(x, chart.x)
+    ]
     out.append(_line(left, bottom, right, bottom, SOFT))
     if chart.target and y.low <= chart.target.value <= y.high:
         at = y.at(chart.target.value)
-        out += [_line(left, at, right, at, SOFT, "2 3"), _text(right, at + (12 if chart.target.below else -5), chart.target.label, "end")]
-    out += [f'<clipPath id="inside"><rect x="{left}" y="{top - 5}" width="{right - left + 5}" height="{bottom - top + 5}"/></clipPath>']
+        out += [
+            _line(left, at, right, at, SOFT, "2 3"),
+            _text(right, at + (12 if chart.target.below else -5), chart.target.label, "end"),
+        ]
+    out += [
+        f'<clipPath id="inside"><rect x="{left}" y="{top - 5}" width="{right - left + 5}" height="{bottom - top + 5}"/></clipPath>'
+    ]
     out += [f'<g clip-path="url(#inside)">{"".join(_series(s, styles[s.run], x, y, chart.marks) for s in series)}</g>']
     for k, s in enumerate(series):
         at = (left + (k % per_row) * (right - left) / per_row, HEIGHT + 14 + 18 * (k // per_row))
@@ -69,7 +80,9 @@ def bars(chart: Bars, names: list[str]) -> str:
     ]
     for k, part in enumerate(chart.parts):
         at = left + 110 * k
-        out.append(f'<rect x="{at:.1f}" y="8" width="10" height="10" fill="{PARTS[k].light}"/>' + _text(at + 15, 17, part))
+        out.append(
+            f'<rect x="{at:.1f}" y="8" width="10" height="10" fill="{PARTS[k].light}"/>' + _text(at + 15, 17, part)
+        )
     for i, row in enumerate(chart.rows):
         y, sum_ = top + pitch * i + 5, 0.0
         out.append(_text(left - 8, y + 11, names[row.run], "end", INK))
@@ -125,7 +138,9 @@ def _keep(chart: Lines) -> Callable[[float, float | None], bool]:
     return lambda x, y: y is not None and (not chart.x.log or x > 0) and (not chart.y.log or y > 0)
 
 
-def _scales(chart: Lines, series: list[Series], across: tuple[float, float], up: tuple[float, float]) -> tuple[Scale, Scale]:
+def _scales(
+    chart: Lines, series: list[Series], across: tuple[float, float], up: tuple[float, float]
+) -> tuple[Scale, Scale]:
     xs = [p[0] for s in series for p in s.points] or [1.0]
     ys = [v for s in series for p in s.points if (v := p[1] if p[3] is None else p[3]) is not None] or [1.0]
     if chart.target:
@@ -146,19 +161,25 @@ def _series(series: Series, style: Style, x: Scale, y: Scale, marks: bool) -> st
         out = _path([(x.at(p[0]), y.at(p[1])) for p in series.points if p[1] is not None], style, 0.7, 0.3, False) + out
     if marks and len(bold) <= 40:
         fill = style.colour.light
-        out += "".join(f'<path d="{style.mark}" fill="{fill}" transform="translate({a:.1f} {b:.1f}) scale(.75)"/>' for a, b in bold)
+        out += "".join(
+            f'<path d="{style.mark}" fill="{fill}" transform="translate({a:.1f} {b:.1f}) scale(.75)"/>' for a, b in bold
+        )
     return out
 
 
 def _path(points: list[tuple[float, float]], style: Style, width: float, opacity: float, dash: bool = True) -> str:
     d = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
     dashed = ' stroke-dasharray="6 4"' if style.dashed and dash else ""
-    return f'<path d="{d}" fill="none" stroke="{style.colour.light}" stroke-width="{width}" opacity="{opacity}"{dashed}/>'
+    return (
+        f'<path d="{d}" fill="none" stroke="{style.colour.light}" stroke-width="{width}" opacity="{opacity}"{dashed}/>'
+    )
 
 
 def _key(at: tuple[float, float], name: str, style: Style) -> str:
     x, y = at
-    mark = f'<path d="{style.mark}" fill="{style.colour.light}" transform="translate({x + 10:.1f} {y - 4}) scale(.75)"/>'
+    mark = (
+        f'<path d="{style.mark}" fill="{style.colour.light}" transform="translate({x + 10:.1f} {y - 4}) scale(.75)"/>'
+    )
     return _path([(x, y - 4), (x + 20, y - 4)], style, 1.8, 1.0) + mark + _text(x + 26, y, name, "start", INK)
 
 

@@ -31,14 +31,14 @@ def seconds(value: float | None) -> str:
     """A duration that one can say aloud.
 
     >>> [seconds(v) for v in (0.2114, 4.26, 31.2, 172.0, 1500.0, 9000.0)]
-    ['211 ms', '4.3 s', '31 s', '172 s', '25 min', '2.5 h']
+    ['211 ms', '4.26 s', '31 s', '172 s', '25 min', '2.5 h']
     """
     if value is None or not math.isfinite(value):
         return number(value)
     if value < 0.9995:
         return f"{number(value * 1e3)} ms"
     if value < 1000:
-        return f"{value:.1f} s" if value < 9.95 else f"{value:.0f} s"
+        return f"{number(value)} s" if value < 9.995 else f"{value:.0f} s"
     if value < 7200:
         return f"{value / 60:.0f} min"
     return f"{value / 3600:.1f} h"

@@ -26,9 +26,7 @@ class EveryStep(Schedule):
     l1: float = 0.0
 
     def __post_init__(self) -> None:
-        require(
-            self.micro_batches >= 1, f"every_step: micro_batches must be at least 1, got {self.micro_batches}"
-        )
+        require(self.micro_batches >= 1, f"every_step: micro_batches must be at least 1, got {self.micro_batches}")
         require(self.rate > 0, f"every_step: rate must be positive, got {self.rate}")
         require(self.l1 >= 0, f"every_step: l1 must not be negative, got {self.l1}")
 
@@ -48,7 +46,5 @@ class EveryStep(Schedule):
         yield from loop.average_gradients()
         descended = yield Descend()
         if self.l1 and descended:
-            shrunk = [
-                torch.nn.functional.softshrink(x, lr * self.l1) for x, lr in zip(loop.parameters(), loop.lrs)
-            ]
+            shrunk = [torch.nn.functional.softshrink(x, lr * self.l1) for x, lr in zip(loop.parameters(), loop.lrs)]
             loop.assign(shrunk)

@@ -40,12 +40,8 @@ class SlowMo(Schedule):
     inner: Mixer | None = None
 
     def __post_init__(self) -> None:
-        require(
-            self.every >= 1, f"slowmo: every must be at least 1 step, got {self.every}; the paper uses 12"
-        )
-        require(
-            0 <= self.beta < 1, f"slowmo: beta must lie in [0, 1), got {self.beta}; the paper uses 0.4 to 0.8"
-        )
+        require(self.every >= 1, f"slowmo: every must be at least 1 step, got {self.every}; the paper uses 12")
+        require(0 <= self.beta < 1, f"slowmo: beta must lie in [0, 1), got {self.beta}; the paper uses 0.4 to 0.8")
         require(self.alpha > 0, f"slowmo: alpha must be positive, got {self.alpha}; 0 would freeze the model")
 
     def step(self, loop: Loop) -> Program[None]:
@@ -96,9 +92,7 @@ class LocalSGD(Schedule):
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        require(
-            self.every >= 1, f"local_sgd: every must be at least 1 step, got {self.every}; 4 to 16 are usual"
-        )
+        require(self.every >= 1, f"local_sgd: every must be at least 1 step, got {self.every}; 4 to 16 are usual")
         require(self.warmup >= 0, f"local_sgd: warmup must be 0 steps or more, got {self.warmup}")
 
     def step(self, loop: Loop) -> Program[None]:

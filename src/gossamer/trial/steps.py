@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gossamer.record import Record, Run
 from gossamer.trial.launch import OnEvent, launch
@@ -43,7 +44,7 @@ def measure_steps(
 def _paces(run: Run) -> list[float]:
     """Milliseconds per step of each turn after the warm-up."""
     marks = run.evaluations[WARM_UP:]
-    return [1000 * (b.seconds - a.seconds) / (b.step - a.step) for a, b in zip(marks, marks[1:]) if b.step > a.step]
+    return [1000 * (b.seconds - a.seconds) / (b.step - a.step) for a, b in pairwise(marks) if b.step > a.step]
 
 
 def _row(run: Run, paces: Sequence[float], medians: dict[str, float], record: Record) -> StepRow:

@@ -133,8 +133,11 @@ def get(name: str, **options: Any) -> Workload:
     4
     """
     found = find(name)
-    known = [f.name for f in fields(found)]
-    for key in options:
-        if key not in known:
-            raise WorkloadError(f"{name} has no option {key!r}. {nearest(key, known)}")
+    defaults = {f.name: f.default for f in fields(found)}
+    for key, value in options.items():
+        if key not in defaults:
+            raise WorkloadError(f"{name} has no option {key!r}. {nearest(key, list(defaults))}")
+        wanted = type(defaults[key])
+        if type(value) is not wanted and not (wanted is float and type(value) is int):
+            raise WorkloadError(f"{name}: {key} must be of type {wanted.__name__}, not {value!r}")
     return found(**options)

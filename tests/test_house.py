@@ -1,0 +1,43 @@
+"""The house itself: who may touch the network, and what the package shows to the outside."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import gossamer
+
+SOURCE = Path(gossamer.__file__).parent
+MAY_TOUCH_THE_NETWORK = {"fabrics", "hosts", "trial", "cli"}
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    names = set[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
+    return names
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_algorithms_never_touch_torch_distributed(path: Path) -> None:
+    floor = path.relative_to(SOURCE).parts[0]
+    touches = any(n == "torch.distributed" or n.startswith("torch.distributed.") for n in imported(path))
+    assert not touches or floor in MAY_TOUCH_THE_NETWORK
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_nothing_is_pickled(path: Path) -> None:
+    assert not imported(path) & {"pickle", "cloudpickle", "dill"}
+    assert "all_gather_object" not in path.read_text()
+
+
+def test_every_public_name_exists() -> None:
+    for name in gossamer.__all__:
+        assert getattr(gossamer, name) is not None
