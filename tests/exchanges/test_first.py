@@ -81,13 +81,17 @@ def test_the_fast_ranks_never_wait_for_a_rank_that_is_always_slow() -> None:
     assert len(ranks[2].losses) == 1  # it computed one gradient, and took the ten updates
 
 
-def test_stale_gradients_are_never_applied() -> None:
-    """Replay: every update is the mean of the gradients of just the accepted ranks, all of that very step."""
+@pytest.mark.parametrize("latency", [0.0, 0.05, 0.4])
+def test_stale_gradients_are_never_applied(latency: float) -> None:
+    """Replay: every update is the mean of the gradients of just the accepted ranks, all of that very step.
+
+    With a latency a rank may be ready after the step has closed and before it is told.
+    """
     size, backups, steps = 5, 2, 12
     ranks = make(f"backup({backups})", size, optimizer=sgd(0.1, 0.0))
     backward, computed = watched(ranks)
     start = parameters(ranks)[0]
-    train(ranks, backward, steps, Network(latency=0.05), uneven)
+    train(ranks, backward, steps, Network(latency), uneven)
     model = start
     for step in range(1, steps + 1):
         accepted = ranks[0].worker.stand.accepted[step]

@@ -100,7 +100,6 @@ DCP = ["topk(ratio=0.1)" + SMALL, "scatter(topk(ratio=0.2)) + error_feedback()" 
        "diana(bits=4, bucket=16)" + SMALL]
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("recipe", DCP)
 def test_a_distributed_checkpoint_is_taken_up(gang2: Gang, recipe: str, tmp_path: Path) -> None:
     saved = gang2.run(save_together, recipe, str(tmp_path), 4)
@@ -120,7 +119,6 @@ def summed(states: list[dict[str, Any]], prefix: str) -> dict[str, Tensor]:
     return out
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("recipe", DCP)
 def test_half_the_ranks_keep_the_mean_of_what_was_remembered(gang4: Gang, gang2: Gang, recipe: str, tmp_path: Path) -> None:
     saved = [s for s, _ in gang4.run(save_together, recipe, str(tmp_path), 4)]
@@ -154,7 +152,6 @@ def mistaken(rank: int, size: int, path: str) -> list[str]:
     return said
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_what_does_not_belong_here_is_refused(gang2: Gang, tmp_path: Path) -> None:
     for recipe, kind, key in gang2.run(mistaken, str(tmp_path)):
         assert "scatter(qsgd())" in recipe

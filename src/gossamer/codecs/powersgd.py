@@ -47,6 +47,10 @@ class PowerSGD(LinearCodec):
     def unbiased(self) -> bool:
         return False
 
+    @property
+    def bucket_mb(self) -> float:
+        return 100.0  # its messages are so small that latency and packet headers are what a bucket costs
+
     def omega(self, layout: Layout) -> float:
         return float("inf")
 

@@ -45,6 +45,10 @@ class AllReduced(Exchange):
     def whole(self) -> bool:
         return self.codec.whole
 
+    @property
+    def bucket_mb(self) -> float:
+        return self.codec.bucket_mb
+
     def omega(self, layout: Layout) -> float:
         return self.codec.omega(layout)
 

@@ -1,5 +1,6 @@
 """Distributed checkpoints: load what `torch.distributed.checkpoint` saved, also into a world of another size."""
 
+import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,5 +36,7 @@ def load(comm: Loads, path: "str | Path", key: str = "comm") -> None:
         raise CheckpointError(
             f"{path} holds nothing under {key!r}; it was saved under {sorted({n.split('.')[0] for n in table})}"
         )
-    load_entries(wanted, checkpoint_id=path, no_dist=True)
+    with warnings.catch_warnings():  # it is the intent indeed
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        load_entries(wanted, checkpoint_id=path, no_dist=True)
     comm.load_state_dict({name.removeprefix(prefix): value for name, value in wanted.items()})

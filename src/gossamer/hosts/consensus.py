@@ -23,11 +23,16 @@ def restore(model: nn.Module, own: dict[str, Tensor]) -> None:
 
 
 def swap_in(model: nn.Module, worker: Worker, average_buffers: bool) -> Program[None]:
-    """Parameters become sum x / sum w over all ranks; float buffers their mean."""
+    """Parameters become sum x / sum w over all ranks, messages in flight included; float buffers their mean."""
     yield from worker.quiesce()
     if not worker.recipe.schedule.averages_gradients:
-        for channel, numerator in zip(worker.channels, worker.parameters(), strict=True):
-            weight = channel.states["mixer"].get("w", torch.ones(()))
+        arrived = worker.pending()[1] or [[] for _ in worker.channels]
+        for channel, numerator, wires in zip(worker.channels, worker.parameters(), arrived, strict=True):
+            state = dict(channel.states["mixer"])
+            if wires:
+                held = Block(channel.read(), channel.layout)
+                numerator = worker.mixer.numerator(held.like(worker.mixer.absorb(held, state, wires)), state)
+            weight = state.get("w", torch.ones(()))
             total = yield from all_reduce(torch.cat([numerator, weight.to(numerator).view(1)]))
             channel.write(total[:-1] / total[-1])
     if average_buffers:

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
 from gossamer.record import Run
 from gossamer.report.facts import Facts
 from gossamer.report.words import number, quality
 
-POINTS = 12_000  # in one chart: more cannot be seen, and the page has to stay small
+POINTS = 4_000  # in one chart: more cannot be seen, and the page has to stay small
 LOG_FROM = 50  # positive values that span more than this factor start on a logarithmic axis
 
 Kind = Literal["seconds", "bytes", "count", "number"]
@@ -76,6 +77,7 @@ def charts(facts: Facts) -> list[Chart]:
     """All charts that this record has something to say in.
 
     >>> from gossamer.report.facts import study
+    >>> from gossamer.record import Record
     >>> charts(study(Record("", "", "lm", "", "loss", True, 1, 4, "200mbit", 0)))
     []
     """
@@ -113,14 +115,18 @@ def _quality_bytes(facts: Facts) -> Lines:
 def _loss_time(facts: Facts) -> Lines:
     lines = [(i, [(s.seconds, s.loss, s.step) for s in r.steps]) for i, r in _runs(facts)]
     window = max((_window(len(points)) for _, points in lines), default=1)
-    mean = f" Bold: the mean over up to {window} steps." if window > 1 else ""
-    caption = f"As the first worker saw it. Thin: every step.{mean}" if mean else "As the first worker saw it."
+    longest = max((len(points) for _, points in lines), default=0)
+    every = "every step" if longest <= _limit(len(lines)) else f"up to {_limit(len(lines))} of its steps"
+    means = f" Thin: {every}. Bold: the mean over up to {window} steps." if window > 1 else ""
+    caption = f"As the first worker saw it.{means}"
     return _lines("loss-time", "Training loss over time", caption, ("time", "seconds"), "training loss", lines, None)
 
 
 def _residuals(facts: Facts) -> Lines:
     lines = [(i, [(float(s), v, s) for s, v in r.residuals]) for i, r in _runs(facts)]
-    caption = "What error feedback still owes the model. It should level off; growth without end means too little gets through."
+    caption = (
+        "What error feedback still owes the model. It should level off; endless growth means too little gets through."
+    )
     return _lines("residuals", "Residual norm", caption, ("step", "count"), "norm", lines, None, smooth=False)
 
 
@@ -131,8 +137,8 @@ def _step_time(facts: Facts) -> Bars:
         if r.step is not None
     ]
     caption = (
-        "Medians over the steps. Encoding and decoding runs beside computing and waiting where it can, so a bar may pass the tick "
-        "that marks the whole step by the clock."
+        "Medians over the steps. Encoding and decoding runs beside computing and waiting where it can, so a bar may pass "
+        "the tick that marks the whole step by the clock."
     )
     if any(not row.parts for row in rows):
         caption += " Hatched: not measured apart."
@@ -151,9 +157,8 @@ def _lines(
 ) -> Lines:
     """With facts: a chart of quality, which has marks and the baseline's final quality to aim at."""
     lines = [(i, points) for i, points in lines if points]
-    limit = max(50, POINTS // max(1, len(lines)))
     marks = facts is not None
-    series = [Series(i, _thin(_smooth(points, smooth and not marks), limit)) for i, points in lines]
+    series = [Series(i, _thin(_smooth(points, smooth and not marks), _limit(len(lines)))) for i, points in lines]
     target = None
     if facts is not None and facts.target is not None:
         label = f"{facts.record.baseline}’s final {number(facts.target)}"
@@ -164,6 +169,10 @@ def _lines(
     return Lines(id, title, caption, x_axis, y_axis, series, marks, target)
 
 
+def _limit(lines: int) -> int:
+    return max(50, POINTS // max(1, lines))
+
+
 def _window(count: int) -> int:
     return 2 * (count // 50) + 1
 
@@ -172,12 +181,15 @@ def _smooth(points: list[tuple[float, float, int]], wanted: bool) -> list[Point]
     """Each point with the mean over its neighbours. JSON knows no infinity: a value that is not finite is a gap."""
     half = _window(len(points)) // 2
     finite = [y if math.isfinite(y) else None for _, y, _ in points]
+    sums = list(accumulate((y or 0.0 for y in finite), initial=0.0))
+    counts = list(accumulate((y is not None for y in finite), initial=0))
     out: list[Point] = []
     for i, (x, _, step) in enumerate(points):
-        around = finite[max(0, i - half) : i + half + 1]
-        kept = [v for v in around if v is not None]
-        mean = sum(kept) / len(kept) if kept and finite[i] is not None else None
-        out.append((x, finite[i], step, mean if wanted and half else None))
+        low, high = max(0, i - half), min(len(points), i + half + 1)
+        mean = None
+        if wanted and half and finite[i] is not None:
+            mean = float(f"{(sums[high] - sums[low]) / (counts[high] - counts[low]):.6g}")
+        out.append((x, finite[i], step, mean))
     return out
 
 

@@ -109,10 +109,7 @@ def _failures(facts: Facts) -> str:
 
 
 def label(row: Row) -> str:
-    """How a sentence names a run; DDP is an abbreviation, the rest are recipes.
-
-    >>> from gossamer.report.headline import label
-    """
+    """How a sentence names a run: DDP is an abbreviation, the rest are names of recipes."""
     return "DDP" if row.run.name == "ddp" else row.run.name
 
 

@@ -11,7 +11,8 @@ from gossamer.report.words import number, quality, rate, seconds, size
 def write_markdown(record: Record) -> str:
     """A headline, a table, what failed, and how to do it again.
 
-    >>> print(write_markdown(Record("gossamer compare", "", "lm", "", "loss", True, 1, 4, "200mbit", 0)).splitlines()[0])
+    >>> record = Record("gossamer compare", "", "lm", "", "loss", True, 1, 4, "200mbit", 0)
+    >>> print(write_markdown(record).splitlines()[0])
     **No run left a result.**
     """
     facts = study(record)

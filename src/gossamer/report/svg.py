@@ -5,7 +5,7 @@ from collections.abc import Callable
 from html import escape
 from typing import NamedTuple
 
-from gossamer.report.charts import Axis, Bars, Lines, Series
+from gossamer.report.charts import Axis, Bar, Bars, Lines, Series
 from gossamer.report.palette import PARTS, Style
 from gossamer.report.words import seconds
 
@@ -38,33 +38,35 @@ def lines(chart: Lines, names: list[str], styles: list[Style]) -> str:
     keep = _keep(chart)
     series = [Series(s.run, [p for p in s.points if keep(p[0], p[1])]) for s in chart.series]
     series = [s for s in series if s.points]
-    per_row, below = 4, 34 + 18 * math.ceil(len(series) / 4)
-    left, right, top, bottom = 52.0, WIDTH - 12.0, 24.0, float(HEIGHT - 40)
+    left, right, top, bottom = 52.0, WIDTH - 12.0, 24.0, HEIGHT - 40.0
     x, y = _scales(chart, series, (left, right), (bottom, top))
+    out = _frame(chart, x, y)
+    room = f'x="{left}" y="{top - 5}" width="{right - left + 5}" height="{bottom - top + 5}"'
+    out.append(f'<clipPath id="inside"><rect {room}/></clipPath>')
+    out.append(
+        f'<g clip-path="url(#inside)">{"".join(_series(s, styles[s.run], x, y, chart.marks) for s in series)}</g>'
+    )
+    columns = 4 if all(len(name) < 15 for name in names) else 2
+    for k, s in enumerate(series):
+        at = (left + (k % columns) * (right - left) / columns, HEIGHT + 14 + 18 * (k // columns))
+        out.append(_key(at, names[s.run], styles[s.run]))
+    return _document(chart.title, HEIGHT + 6 + 18 * math.ceil(len(series) / columns), out)
+
+
+def _frame(chart: Lines, x: Scale, y: Scale) -> list[str]:
+    """Axes, their labels, and the line to reach."""
+    left, right, bottom = x.start, x.end, y.start
     out = [_text(4, 13, chart.y.label), _text(right, HEIGHT - 6, chart.x.label, "end")]
-    out += [
-        _line(left, y.at(v), right, y.at(v), HAIR) + _text(left - 7, y.at(v) + 4, t, "end")
-        for v, t in ticks(y, chart.y)
-    ]
-    out += [
-        _line(x.at(v), bottom, x.at(v), bottom + 4, SOFT) + _text(x.at(v), bottom + 17, t, "middle")
-        for v, t in ticks(x, chart.x)
-    ]
+    for v, text in ticks(y, chart.y):
+        out += [_line(left, y.at(v), right, y.at(v), HAIR), _text(left - 7, y.at(v) + 4, text, "end")]
+    for v, text in ticks(x, chart.x):
+        out += [_line(x.at(v), bottom, x.at(v), bottom + 4, SOFT), _text(x.at(v), bottom + 17, text, "middle")]
     out.append(_line(left, bottom, right, bottom, SOFT))
     if chart.target and y.low <= chart.target.value <= y.high:
         at = y.at(chart.target.value)
-        out += [
-            _line(left, at, right, at, SOFT, "2 3"),
-            _text(right, at + (12 if chart.target.below else -5), chart.target.label, "end"),
-        ]
-    out += [
-        f'<clipPath id="inside"><rect x="{left}" y="{top - 5}" width="{right - left + 5}" height="{bottom - top + 5}"/></clipPath>'
-    ]
-    out += [f'<g clip-path="url(#inside)">{"".join(_series(s, styles[s.run], x, y, chart.marks) for s in series)}</g>']
-    for k, s in enumerate(series):
-        at = (left + (k % per_row) * (right - left) / per_row, HEIGHT + 14 + 18 * (k // per_row))
-        out.append(_key(at, names[s.run], styles[s.run]))
-    return _document(chart.title, HEIGHT - 28 + below, out)
+        out.append(_line(left, at, right, at, SOFT, "2 3"))
+        out.append(_text(right, at + (12 if chart.target.below else -5), chart.target.label, "end"))
+    return out
 
 
 def bars(chart: Bars, names: list[str]) -> str:
@@ -74,29 +76,25 @@ def bars(chart: Bars, names: list[str]) -> str:
     bottom = top + pitch * len(chart.rows)
     most = max(max(r.total, sum(r.parts)) for r in chart.rows) or 1.0
     x = Scale(0.0, most, left, WIDTH - 58.0)
-    out = [
-        _line(x.at(v), top, x.at(v), bottom, HAIR) + _text(x.at(v), bottom + 15, t, "middle")
-        for v, t in ticks(x, Axis("", "seconds", False))
-    ]
+    out: list[str] = []
+    for v, text in ticks(x, Axis("", "seconds", False)):
+        out += [_line(x.at(v), top, x.at(v), bottom, HAIR), _text(x.at(v), bottom + 15, text, "middle")]
     for k, part in enumerate(chart.parts):
-        at = left + 110 * k
-        out.append(
-            f'<rect x="{at:.1f}" y="8" width="10" height="10" fill="{PARTS[k].light}"/>' + _text(at + 15, 17, part)
-        )
+        out += [_rect(left + 110 * k, 8, 10, 10, PARTS[k].light), _text(left + 110 * k + 15, 17, part)]
     for i, row in enumerate(chart.rows):
-        y, sum_ = top + pitch * i + 5, 0.0
-        out.append(_text(left - 8, y + 11, names[row.run], "end", INK))
-        for k, part in enumerate(row.parts):
-            out.append(
-                f'<rect x="{x.at(sum_):.1f}" y="{y}" width="{x.at(part) - left:.1f}" height="14" fill="{PARTS[k].light}"/>'
-            )
-            sum_ += part
-        if not row.parts:  # not measured apart: an empty bar
-            box = f'x="{left:.1f}" y="{y}" width="{x.at(row.total) - left:.1f}" height="14"'
-            out.append(f'<rect {box} fill="none" stroke="{SOFT}" stroke-dasharray="2 2"/>')
-        out.append(_line(x.at(row.total), y - 3, x.at(row.total), y + 17, INK, width=1.8))
-        out.append(_text(x.at(max(sum_, row.total)) + 7, y + 11, seconds(row.total), "start", INK))
+        out += _bar(row, names[row.run], x, top + pitch * i + 5)
     return _document(chart.title, bottom + 24, out)
+
+
+def _bar(row: Bar, name: str, x: Scale, y: float) -> list[str]:
+    out, done = [_text(x.start - 8, y + 11, name, "end", INK)], 0.0
+    for k, part in enumerate(row.parts):
+        out.append(_rect(x.at(done), y, x.at(part) - x.start, 14, PARTS[k].light))
+        done += part
+    if not row.parts:  # not measured apart: an empty bar
+        out.append(_rect(x.start, y, x.at(row.total) - x.start, 14, f'none" stroke="{SOFT}" stroke-dasharray="2 2'))
+    out.append(_line(x.at(row.total), y - 3, x.at(row.total), y + 17, INK, width=1.8))
+    return [*out, _text(x.at(max(done, row.total)) + 7, y + 11, seconds(row.total), "start", INK)]
 
 
 def ticks(scale: Scale, axis: Axis, count: int = 6) -> list[tuple[float, str]]:
@@ -186,6 +184,10 @@ def _key(at: tuple[float, float], name: str, style: Style) -> str:
 def _line(x1: float, y1: float, x2: float, y2: float, colour: str, dash: str = "", width: float = 1) -> str:
     dashed = f' stroke-dasharray="{dash}"' if dash else ""
     return f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke="{colour}" stroke-width="{width}"{dashed}/>'
+
+
+def _rect(x: float, y: float, width: float, height: float, fill: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}"/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", colour: str = SOFT) -> str:

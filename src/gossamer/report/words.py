@@ -7,10 +7,10 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Three digits that count: 4.10, 0.184, 1 234, 2.1e-05.
+    """Three digits that count, with thin groups of thousands.
 
-    >>> [number(v) for v in (4.1, 0.1842, 1234.4, 0.0000213, 0.0, -2.5)]
-    ['4.10', '0.184', '1 234', '2.1e-05', '0', '−2.50']
+    >>> [number(v) for v in (4.1, 0.1842, 12.34, 0.0000213, 0.0, -2.5)]
+    ['4.10', '0.184', '12.3', '2.1e-05', '0', '−2.50']
     """
     if value is None or not math.isfinite(value):
         return "not finite" if value is not None else "–"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gossamer.workloads.errors import DataError
+from gossamer.workloads.errors import CacheError
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
@@ -22,20 +22,24 @@ def folder() -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"the cache folder cannot be made: {error}. Set GOSSAMER_CACHE to another one.") from None
+        raise CacheError(f"the cache folder cannot be made: {error}. Set GOSSAMER_CACHE to another one.") from None
     return path
 
 
 @contextmanager
 def lock(name: str) -> Generator[None]:
     """Only one process of this host is inside; the others wait. Freed by the system if that process dies."""
-    with (folder() / f"{name}.lock").open("w") as handle:
+    try:
+        handle = (folder() / f"{name}.lock").open("w")
+    except OSError as error:
+        raise CacheError(f"the cache folder cannot be written: {error}. Set GOSSAMER_CACHE to another one.") from None
+    with handle:
         try:
             import fcntl
         except ImportError:  # Windows: several processes may do the same work, but each result is renamed whole
-            yield
-            return
-        fcntl.flock(handle, fcntl.LOCK_EX)
+            pass
+        else:
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
@@ -59,25 +63,30 @@ def arrays(name: str, build: Callable[[], Arrays]) -> Arrays:
     """
     try:
         path = folder() / f"{name}.npz"
-        if (found := _read(path)) is not None:
-            return found
-        with lock(name):
-            if (found := _read(path)) is not None:  # another process was faster
-                return found
-            made = build()
-            with write(path) as part, part.open("wb") as file:
-                np.savez(file, **made)  # pyright: ignore[reportArgumentType]
-            return made
-    except OSError as error:
-        warnings.warn(f"nothing is cached: {error}", stacklevel=2)
+        found = _read(path)
+        if found is None:
+            with lock(name):
+                found = _read(path)  # another process may have been faster
+                if found is None:
+                    found = build()
+                    _remember(path, found)
+        return found
+    except CacheError as error:
+        warnings.warn(f"nothing is remembered: {error}", stacklevel=2)
         return build()
+
+
+def _remember(path: Path, made: Arrays) -> None:
+    try:
+        with write(path) as part, part.open("wb") as file:
+            np.savez(file, **made)  # pyright: ignore[reportArgumentType]
+    except OSError as error:  # a full disk, say: the data is there all the same
+        warnings.warn(f"{path} could not be written: {error}", stacklevel=3)
 
 
 def _read(path: Path) -> Arrays | None:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             return {key: file[key] for key in file.files}
-    except FileNotFoundError:
-        return None
-    except Exception:  # a damaged archive raises whatever zip, zlib or numpy met first
+    except Exception:  # no file, or a damaged archive, which raises whatever zip, zlib or numpy met first
         return None

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.workloads import quality
-from gossamer.workloads.errors import WorkloadError
 from gossamer.workloads.shards import Batch, Data
 from gossamer.workloads.workload import Workload, workload
 
@@ -20,8 +19,6 @@ def _draw(seed: int, spread: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     All sources share a true model, plus `spread` times one of their own, and see inputs around a centre of their own.
     """
-    if spread < 0:
-        raise WorkloadError(f"spread must not be negative, and is {spread}")
     dice = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

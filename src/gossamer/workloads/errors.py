@@ -9,3 +9,7 @@ class WorkloadError(GossamerError, ValueError):
 
 class DataError(GossamerError, RuntimeError):
     """Data that cannot be fetched, or is not what it should be."""
+
+
+class CacheError(DataError):
+    """A cache folder that cannot be used."""

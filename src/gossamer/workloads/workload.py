@@ -1,5 +1,6 @@
 """A workload: a real model, real data and a number that says how good the model has become."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -35,10 +36,16 @@ class Workload(ABC):
     batch_size: int = 0  # samples per rank and step
 
     def __post_init__(self) -> None:
+        for f in fields(self):
+            value, wanted = getattr(self, f.name), type(f.default)
+            if type(value) is not wanted and not (wanted is float and type(value) is int):
+                raise WorkloadError(f"{self.name}: {f.name} must be of type {wanted.__name__}, not {value!r}")
+            if wanted is int and f.name != "seed" and value < 1:
+                raise WorkloadError(f"{self.name}: {f.name} must be at least 1, not {value}")
+            if wanted is float and not 0 <= value < math.inf:
+                raise WorkloadError(f"{self.name}: {f.name} must be finite and not negative, not {value}")
         if self.shards not in ("iid", self.group):
             raise WorkloadError(f"{self.name} has no shards {self.shards!r}: choose 'iid' or {self.group!r}")
-        if self.batch_size < 1:
-            raise WorkloadError(f"batch_size must be at least 1, not {self.batch_size}")
 
     @abstractmethod
     def load(self) -> Data:
@@ -133,11 +140,8 @@ def get(name: str, **options: Any) -> Workload:
     4
     """
     found = find(name)
-    defaults = {f.name: f.default for f in fields(found)}
-    for key, value in options.items():
-        if key not in defaults:
-            raise WorkloadError(f"{name} has no option {key!r}. {nearest(key, list(defaults))}")
-        wanted = type(defaults[key])
-        if type(value) is not wanted and not (wanted is float and type(value) is int):
-            raise WorkloadError(f"{name}: {key} must be of type {wanted.__name__}, not {value!r}")
+    known = [f.name for f in fields(found)]
+    for key in options:
+        if key not in known:
+            raise WorkloadError(f"{name} has no option {key!r}. {nearest(key, known)}")
     return found(**options)

@@ -1,0 +1,107 @@
+"""Backup workers on real processes: late gradients are dropped and reported, and the replicas stay equal."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.gang import Gang
+from tests.hosts.loops import attached, flat, loss_of, same
+
+pytestmark = pytest.mark.gang
+
+STEPS = 8
+
+
+def decaying(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def straggling(rank: int, size: int, recipe: str, spoilt: int = 0) -> dict[str, Any]:
+    """The last rank sleeps in two of its steps; a scheduler that counts calls runs on every rank."""
+    told, seen, rates = list[int](), dict[int, torch.Tensor](), list[float]()
+    clips = [0]
+    with attached(recipe, optimizer=decaying, on_late=told.append) as (model, optimizer, comm):
+
+        def clip() -> None:
+            clips[0] += 1
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+
+        comm.before_step = clip
+        optimizer.register_step_pre_hook(lambda o, *_: rates.append(o.param_groups[0]["lr"]))
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n))
+        turns = 0
+        while comm.step < STEPS:
+            turns += 1
+            optimizer.zero_grad()
+            loss = loss_of(model, rank, comm.step + 1)
+            if rank == size - 1 and turns in (2, 3):
+                time.sleep(0.4)
+            (loss * float("nan") if comm.step + 1 == spoilt else loss).backward()
+            optimizer.step()
+            scheduler.step()
+            seen[comm.step] = flat(model)
+        comm.check_sync()
+        dist.barrier()
+        return {"told": told, "dropped": comm.dropped, "seen": seen, "turns": turns, "rates": rates, "clips": clips[0],
+                "metric": comm.metrics()["dropped_steps"], "accepted": dict(comm.worker.stand.accepted)}
+
+
+@pytest.mark.parametrize("recipe", ["backup", "first(over=scatter(qsgd(bits=8)))"])
+def test_a_late_rank_is_dropped_told_and_catches_up(gang4: Gang, recipe: str) -> None:
+    outcomes = gang4.run(straggling, recipe)
+    late = outcomes[3]
+    assert late["dropped"]
+    for outcome in outcomes:
+        assert outcome["told"] == outcome["dropped"]
+        assert outcome["metric"] == len(outcome["dropped"])
+        assert outcome["accepted"] == outcomes[0]["accepted"]
+        assert all(len(ranks) == 3 for ranks in outcome["accepted"].values())
+        assert all(outcome["accepted"][step].count(outcomes.index(outcome)) == 0 for step in outcome["dropped"])
+        for step in outcome["seen"].keys() & outcomes[0]["seen"].keys():
+            assert same(outcome["seen"][step], outcomes[0]["seen"][step])
+        assert STEPS in outcome["seen"]
+        assert outcome["clips"] == STEPS  # every update, missed or not, was clipped
+        assert len(outcome["rates"]) == STEPS
+    assert late["turns"] < STEPS
+
+
+def test_all_ranks_step_with_one_rate_though_schedulers_lag(gang4: Gang) -> None:
+    outcomes = gang4.run(straggling, "backup")
+    assert all(outcome["rates"] == outcomes[0]["rates"] for outcome in outcomes)
+    assert outcomes[3]["turns"] < STEPS
+
+
+def test_an_update_that_is_not_finite_is_applied_by_nobody(gang4: Gang) -> None:
+    outcomes = gang4.run(straggling, "backup", 3)
+    assert outcomes[3]["dropped"]
+    for outcome in outcomes:
+        assert same(outcome["seen"][STEPS], outcomes[0]["seen"][STEPS])
+        assert outcome["seen"][STEPS].isfinite().all()
+
+
+def mixed(rank: int, size: int) -> str:
+    from gossamer.core.errors import AttachError
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3).double())
+    with pytest.raises(AttachError) as caught, attached("backup", model):
+        pass
+    return str(caught.value)
+
+
+def test_parameters_of_two_precisions_are_refused(gang2: Gang) -> None:
+    assert all("one precision" in text for text in gang2.run(mixed))
+
+
+def too_few(rank: int, size: int) -> str:
+    from gossamer.core.errors import GossamerError
+
+    with pytest.raises(GossamerError) as caught, attached("backup(backups=2)") as (model, optimizer, _):
+        loss_of(model, rank, 1).backward()
+        optimizer.step()
+    return str(caught.value)
+
+
+def test_more_backups_than_ranks_are_refused(gang2: Gang) -> None:
+    assert all("2 ranks leave nobody to wait for" in text for text in gang2.run(too_few))
