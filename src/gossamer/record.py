@@ -1,6 +1,7 @@
 """What a run leaves behind: one JSON file that `compare` writes and `report` reads."""
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -91,15 +92,28 @@ class Record:
         """Write, then rename: a full disk leaves the old file as it was."""
         half = path.with_name(path.name + ".part")
         try:
-            half.write_text(json.dumps(asdict(self)))
+            half.write_text(json.dumps(_finite(asdict(self)), allow_nan=False))
             os.replace(half, path)
-        except OSError:
+        except BaseException:
             half.unlink(missing_ok=True)
             raise
 
     @staticmethod
     def read(path: Path) -> "Record":
         return _record(json.loads(path.read_text()))
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows neither infinity nor NaN: a loss that ran away is null."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _record(table: dict[str, Any]) -> Record:
@@ -112,9 +126,10 @@ def _record(table: dict[str, Any]) -> Record:
 def _run(table: dict[str, Any]) -> Run:
     facts: dict[str, Any] = {
         **table,
-        "steps": [Step(**s) for s in table["steps"]],
-        "evaluations": [Evaluation(**e) for e in table["evaluations"]],
-        "residuals": [(int(s), float(v)) for s, v in table["residuals"]],
+        "steps": [Step(**{**s, "loss": _number(s["loss"])}) for s in table["steps"]],
+        "evaluations": [Evaluation(**{**e, "quality": _number(e["quality"])}) for e in table["evaluations"]],
+        "residuals": [(int(s), _number(v)) for s, v in table["residuals"]],
+        "layer_errors": {k: _number(v) for k, v in table.get("layer_errors", {}).items()},
         "decisions": [(int(s), str(v)) for s, v in table["decisions"]],
     }
     return Run(**facts)

@@ -70,9 +70,9 @@ def test_two_bits_and_own_scales_are_terngrad_s_variance() -> None:
 
 
 def test_feedback_is_allowed_only_where_the_bound_is_below_one() -> None:
-    for bits in range(1, 9):
+    for width in range(1, 9):
         for bucket in (1, 4, 64, 512, 4096):
-            codec = QSGD(bits, bucket)
+            codec = QSGD(width, bucket)
             assert codec.contracts == (codec.omega(Layout.of({"x": (bucket,)})) < 1)
 
 

@@ -47,7 +47,11 @@ def test_one_rank_is_plain_training_bit_for_bit(name: str) -> None:
 
 
 def test_a_closure_is_welcome_where_nothing_is_averaged() -> None:
-    with attached("slowmo(2)", nn.Linear(17, 7), lambda m: torch.optim.LBFGS(m.parameters())) as (model, optimizer, comm):
+    with attached("slowmo(2)", nn.Linear(17, 7), lambda m: torch.optim.LBFGS(m.parameters())) as (
+        model,
+        optimizer,
+        comm,
+    ):
         before = float(loss_of(model, 0, 1).detach())
 
         def closure() -> torch.Tensor:
@@ -125,7 +129,9 @@ def test_running_statistics_under_local_steps_must_be_decided_on() -> None:
     gossamer.attach(model, optimizer, "local_sgd(2)", buffers="average").detach()
 
 
-@pytest.mark.parametrize("options", [{"buffers": "average"}, {"find_unused_parameters": True}, {"scaler": torch.amp.GradScaler("cpu")}])
+@pytest.mark.parametrize(
+    "options", [{"buffers": "average"}, {"find_unused_parameters": True}, {"scaler": torch.amp.GradScaler("cpu")}]
+)
 def test_backup_workers_refuse_what_late_ranks_cannot_follow(options) -> None:
     model, optimizer = of(Awkward())
     with pytest.raises(AttachError, match=r"first\(\)"):

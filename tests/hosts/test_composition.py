@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from gossamer.core.errors import AttachError
 from tests.gang import Gang
 from tests.hosts.loops import SMALL, Awkward, attached, data, flat, loss_of, same, small_step
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from gossamer.core.errors import AttachError
 
 pytestmark = pytest.mark.gang
 
@@ -65,7 +66,9 @@ def eager(rank: int, size: int, recipe: str) -> Tensor:
         return flat(model)
 
 
-@pytest.mark.parametrize(("recipe", "to"), [("allreduce" + SMALL, "compiled"), ("backup(backups=0)", "model"), ("slowmo(2)", "model")])
+@pytest.mark.parametrize(
+    ("recipe", "to"), [("allreduce" + SMALL, "compiled"), ("backup(backups=0)", "model"), ("slowmo(2)", "model")]
+)
 def test_a_compiled_model_trains_alike(gang2: Gang, recipe: str, to: str) -> None:
     for a, b in zip(gang2.run(compiled, recipe, to, timeout=120.0), gang2.run(eager, recipe)):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)

@@ -3,14 +3,15 @@
 import io
 from typing import Any
 
-import gossamer
 import pytest
 import torch
-from gossamer.core.errors import AttachError, PeerError
 from tests.gang import Gang
 from tests.hosts.loops import DEADLINE, SEED, attached, flat, loss_of, same, sgd
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+import gossamer
+from gossamer.core.errors import AttachError, PeerError
 
 pytestmark = pytest.mark.gang
 
@@ -34,8 +35,7 @@ class Deep(nn.Module):
 
 
 def wrap(model: nn.Module, **options: Any) -> DistributedDataParallel:
-    ddp = DistributedDataParallel(model, bucket_cap_mb=0.001, **options)
-    return ddp
+    return DistributedDataParallel(model, bucket_cap_mb=0.001, **options)
 
 
 def hooked(rank: int, size: int, recipe: str, steps: int, spoilt: int = 0) -> dict[str, Any]:
@@ -71,8 +71,15 @@ def attached_loop(rank: int, size: int, recipe: str, steps: int) -> list[Tensor]
     return out
 
 
-RECIPES = ["allreduce", "terngrad", "topk(ratio=0.1)", "powersgd", "scatter(qsgd(bits=4, bucket=16)) + diana()",
-           "accordion(epoch=2, mild=3, harsh=1, interval=1, threshold=0.1)", "topk(ratio=0.1, scope='global')"]
+RECIPES = [
+    "allreduce",
+    "terngrad",
+    "topk(ratio=0.1)",
+    "powersgd",
+    "scatter(qsgd(bits=4, bucket=16)) + diana()",
+    "accordion(epoch=2, mild=3, harsh=1, interval=1, threshold=0.1)",
+    "topk(ratio=0.1, scope='global')",
+]
 
 
 @pytest.mark.parametrize("recipe", [r + BUCKETS for r in RECIPES])
@@ -113,7 +120,9 @@ def saved_and_loaded(rank: int, size: int, recipe: str) -> tuple[Tensor, Tensor]
     return whole, flat(model)
 
 
-@pytest.mark.parametrize("recipe", ["powersgd" + BUCKETS, "topk(ratio=0.1)" + BUCKETS, "accordion_qsgd(epoch=2, interval=1)"])
+@pytest.mark.parametrize(
+    "recipe", ["powersgd" + BUCKETS, "topk(ratio=0.1)" + BUCKETS, "accordion_qsgd(epoch=2, interval=1)"]
+)
 def test_a_hook_is_saved_and_loaded(gang2: Gang, recipe: str) -> None:
     for whole, halves in gang2.run(saved_and_loaded, recipe):
         assert same(whole, halves)
@@ -165,8 +174,14 @@ def refusals(rank: int, size: int) -> list[str]:
     said = list[str]()
     model = Deep()
     ddp = wrap(model)
-    for recipe in ("local_sgd(2)", "sgp", "backup", "overlap_local_sgd(2)", "diana(l1=0.1)",
-                   "topk(ratio=0.1) + error_feedback(units='update')"):
+    for recipe in (
+        "local_sgd(2)",
+        "sgp",
+        "backup",
+        "overlap_local_sgd(2)",
+        "diana(l1=0.1)",
+        "topk(ratio=0.1) + error_feedback(units='update')",
+    ):
         with pytest.raises(AttachError) as caught:
             gossamer.ddp.register(ddp, recipe)
         said.append(str(caught.value))
@@ -210,7 +225,10 @@ def test_a_hooked_program_ends_cleanly(size: int, end: str, tmp_path) -> None:
     import sys
 
     programs = [SCRIPT.format(file=tmp_path / "store", rank=r, size=size, end=end) for r in range(size)]
-    runs = [subprocess.Popen([sys.executable, "-c", p], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for p in programs]
+    runs = [
+        subprocess.Popen([sys.executable, "-c", p], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for p in programs
+    ]
     for run in runs:
         out, err = run.communicate(timeout=60)
         assert (run.returncode, out) == (0, "done 3\n"), err

@@ -35,13 +35,37 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {  # what rank 0 says, what
     "recipe": ({}, {"recipe": "qsgd"}, ("recipe: 'scatter(ternary())' on rank(s) 0; 'scatter(qsgd())' on rank(s) 1",)),
     "seed": ({}, {"seed": 4}, ("seed: 3 on rank(s) 0; 4 on rank(s) 1",)),
     "deadline": ({}, {"deadline": 21.0}, ("deadline",)),
-    "shape": ({}, {"model": lambda: nn.Linear(17, 8)}, ("parameter weight: 'float32 (7, 17)' on rank(s) 0; 'float32 (8, 17)'",)),
-    "dtype": ({}, {"model": lambda: nn.Linear(17, 7).double()}, ("parameter bias: 'float32 (7,)'", "'float64 (7,)' on rank(s) 1")),
-    "layers": ({}, {"model": lambda: nn.Sequential(nn.Linear(17, 7), nn.ReLU())}, ("parameter weight", "parameter 0.weight: missing")),
-    "options": ({}, {"find_unused_parameters": True}, ("find_unused_parameters: False on rank(s) 0; True on rank(s) 1",)),
+    "shape": (
+        {},
+        {"model": lambda: nn.Linear(17, 8)},
+        ("parameter weight: 'float32 (7, 17)' on rank(s) 0; 'float32 (8, 17)'",),
+    ),
+    "dtype": (
+        {},
+        {"model": lambda: nn.Linear(17, 7).double()},
+        ("parameter bias: 'float32 (7,)'", "'float64 (7,)' on rank(s) 1"),
+    ),
+    "layers": (
+        {},
+        {"model": lambda: nn.Sequential(nn.Linear(17, 7), nn.ReLU())},
+        ("parameter weight", "parameter 0.weight: missing"),
+    ),
+    "options": (
+        {},
+        {"find_unused_parameters": True},
+        ("find_unused_parameters: False on rank(s) 0; True on rank(s) 1",),
+    ),
     "rates": ({}, {"optimizer": two_rates}, ("parameters that travel together, by learning rate",)),
-    "buffers": ({"model": lambda: Wide("a")}, {"model": lambda: Wide("a", "b")}, ("frozen parameter or buffer b: missing on rank(s) 0",)),
-    "freezing": ({}, {"model": lambda: frozen(nn.Linear(17, 7))}, ("frozen parameter or buffer bias: missing on rank(s) 0",)),
+    "buffers": (
+        {"model": lambda: Wide("a")},
+        {"model": lambda: Wide("a", "b")},
+        ("frozen parameter or buffer b: missing on rank(s) 0",),
+    ),
+    "freezing": (
+        {},
+        {"model": lambda: frozen(nn.Linear(17, 7))},
+        ("frozen parameter or buffer bias: missing on rank(s) 0",),
+    ),
 }
 
 

@@ -42,8 +42,11 @@ def clipped(rank: int, size: int) -> tuple[Tensor, Tensor]:
     for other in range(size):
         twin = Awkward()
         loss_of(twin, other, 1).backward()
-        means.append(torch.cat([torch.zeros_like(p).view(-1) if p.grad is None else p.grad.reshape(-1)
-                                for p in twin.parameters()]))
+        means.append(
+            torch.cat(
+                [torch.zeros_like(p).view(-1) if p.grad is None else p.grad.reshape(-1) for p in twin.parameters()]
+            )
+        )
     mean = torch.stack(means).mean(0)
     with attached("allreduce" + SMALL) as (model, _, _):
         loss_of(model, rank, 1).backward()
@@ -62,8 +65,9 @@ def test_clipping_after_backward_clips_the_mean(gang2: Gang) -> None:
 def groups(model: nn.Module) -> torch.optim.Optimizer:
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() < 2]
-    return torch.optim.AdamW([{"params": matrices, "lr": 0.02, "weight_decay": 0.3},
-                              {"params": others, "lr": 0.1, "weight_decay": 0.0}])
+    return torch.optim.AdamW(
+        [{"params": matrices, "lr": 0.02, "weight_decay": 0.3}, {"params": others, "lr": 0.1, "weight_decay": 0.0}]
+    )
 
 
 def scheduled(rank: int, size: int, recipe: str) -> tuple[Tensor, Tensor]:
@@ -158,7 +162,16 @@ def seen_by_all(model: nn.Module, size: int) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(
-    "recipe", ["allreduce" + SMALL, "terngrad", "topk(ratio=0.2)" + SMALL, "powersgd", "slowmo(3, beta=0.1)", "qsgd + local_sgd(3)", "backup(backups=0)"]
+    "recipe",
+    [
+        "allreduce" + SMALL,
+        "terngrad",
+        "topk(ratio=0.2)" + SMALL,
+        "powersgd",
+        "slowmo(3, beta=0.1)",
+        "qsgd + local_sgd(3)",
+        "backup(backups=0)",
+    ],
 )
 def test_other_precisions_train(gang2: Gang, recipe: str, dtype: torch.dtype) -> None:
     (a, gain), (b, _) = gang2.run(precise, recipe, dtype)
@@ -200,7 +213,11 @@ class Words(nn.Module):
 
 
 def embedded(rank: int, size: int, sparse: bool, to_none: bool) -> Tensor:
-    with attached("allreduce" + SMALL, Words(sparse), lambda m: torch.optim.SGD(m.parameters(), lr=0.1)) as (m, opt, comm):
+    with attached("allreduce" + SMALL, Words(sparse), lambda m: torch.optim.SGD(m.parameters(), lr=0.1)) as (
+        m,
+        opt,
+        comm,
+    ):
         for step in range(4):
             words = torch.randint(50, (4, 5), generator=torch.Generator().manual_seed(10 * step + rank))
             opt.zero_grad(set_to_none=to_none)

@@ -96,8 +96,12 @@ def plain_sgd() -> Any:
     return lambda model: torch.optim.SGD(model.parameters(), lr=0.05)
 
 
-DCP = ["topk(ratio=0.1)" + SMALL, "scatter(topk(ratio=0.2)) + error_feedback()" + SMALL, "powersgd" + SMALL,
-       "diana(bits=4, bucket=16)" + SMALL]
+DCP = [
+    "topk(ratio=0.1)" + SMALL,
+    "scatter(topk(ratio=0.2)) + error_feedback()" + SMALL,
+    "powersgd" + SMALL,
+    "diana(bits=4, bucket=16)" + SMALL,
+]
 
 
 @pytest.mark.parametrize("recipe", DCP)
@@ -120,7 +124,9 @@ def summed(states: list[dict[str, Any]], prefix: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("recipe", DCP)
-def test_half_the_ranks_keep_the_mean_of_what_was_remembered(gang4: Gang, gang2: Gang, recipe: str, tmp_path: Path) -> None:
+def test_half_the_ranks_keep_the_mean_of_what_was_remembered(
+    gang4: Gang, gang2: Gang, recipe: str, tmp_path: Path
+) -> None:
     saved = [s for s, _ in gang4.run(save_together, recipe, str(tmp_path), 4)]
     loaded = [s for s, _ in gang2.run(load_together, recipe, str(tmp_path))]
     remembered = "memory/own" if "diana" in recipe else "memory/residual"
@@ -170,19 +176,25 @@ def rolled_back(rank: int, size: int, recipe: str) -> bool:
             with pytest.raises(CheckpointError, match="before the first step"):
                 comm.load_state_dict(state[0])
             return True
-        buffers = {k: {n: t.clone() for n, t in v.items() if isinstance(t, Tensor)} for k, v in state[2]["state"].items()}
+        buffers = {
+            k: {n: t.clone() for n, t in v.items() if isinstance(t, Tensor)} for k, v in state[2]["state"].items()
+        }
         runs = list[Tensor]()
         for _ in range(2):
             comm.load_state_dict(state[0])
             model.load_state_dict(state[1])
-            optimizer.load_state_dict({**state[2], "state": {k: {n: t.clone() for n, t in v.items()} for k, v in buffers.items()}})
+            optimizer.load_state_dict(
+                {**state[2], "state": {k: {n: t.clone() for n, t in v.items()} for k, v in buffers.items()}}
+            )
             for _ in range(3):
                 small_step(model, optimizer, comm, rank)
             runs.append(flat(model))
         return same(*runs)
 
 
-@pytest.mark.parametrize("recipe", ["topk(ratio=0.1)" + SMALL, "osgp(every=2)", "qsgd + overlap_local_sgd(2)", "backup"])
+@pytest.mark.parametrize(
+    "recipe", ["topk(ratio=0.1)" + SMALL, "osgp(every=2)", "qsgd + overlap_local_sgd(2)", "backup"]
+)
 def test_a_run_goes_back(gang2: Gang, recipe: str) -> None:
     assert gang2.run(rolled_back, recipe) == [True, True]
 

@@ -30,14 +30,28 @@ def scaled_loop(rank: int, size: int, recipe: str, iterations: int, tell: bool, 
                 skipped.append(i)
         state = comm.state_dict()
         comm.check_sync()
-        finite = all(v.isfinite().all() for v in state.values() if isinstance(v, torch.Tensor) and v.is_floating_point())
+        finite = all(
+            v.isfinite().all() for v in state.values() if isinstance(v, torch.Tensor) and v.is_floating_point()
+        )
         with comm.consensus():
             agreed = flat(model)
-        return {"step": comm.step, "skipped": skipped, "finite": finite, "flat": flat(model), "agreed": agreed,
-                "residual": comm.metrics()["residual_norm"], "scale": scaler.get_scale()}
+        return {
+            "step": comm.step,
+            "skipped": skipped,
+            "finite": finite,
+            "flat": flat(model),
+            "agreed": agreed,
+            "residual": comm.metrics()["residual_norm"],
+            "scale": scaler.get_scale(),
+        }
 
 
-GRADIENT = ["topk(ratio=0.2)" + SMALL, "powersgd" + SMALL, "scatter(qsgd(bits=4, bucket=16)) + diana()" + SMALL, "terngrad"]
+GRADIENT = [
+    "topk(ratio=0.2)" + SMALL,
+    "powersgd" + SMALL,
+    "scatter(qsgd(bits=4, bucket=16)) + diana()" + SMALL,
+    "terngrad",
+]
 
 
 @pytest.mark.parametrize("tell", [True, False])
@@ -69,16 +83,28 @@ def growing(rank: int, size: int, recipe: str, scaled: bool) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "recipe",
-    ["topk(ratio=0.2)" + SMALL, "scatter(topk(ratio=0.2)) + error_feedback()" + SMALL, "diana(bits=4, bucket=16)" + SMALL,
-     "scatter(qsgd(bits=4, bucket=16)) + diana(momentum=0.5)", "powersgd", "topk(ratio=0.2) + slowmo(3)"],
+    [
+        "topk(ratio=0.2)" + SMALL,
+        "scatter(topk(ratio=0.2)) + error_feedback()" + SMALL,
+        "diana(bits=4, bucket=16)" + SMALL,
+        "scatter(qsgd(bits=4, bucket=16)) + diana(momentum=0.5)",
+        "powersgd",
+        "topk(ratio=0.2) + slowmo(3)",
+    ],
 )
 def test_a_scale_that_grows_leaves_no_trace(gang2: Gang, recipe: str) -> None:
     scaled, plain = gang2.run(growing, recipe, True), gang2.run(growing, recipe, False)
     assert all(same(a, b) for a, b in zip(scaled, plain))
 
 
-LOCAL = ["local_sgd(3)", "topk(ratio=0.2) + slowmo(3)" + SMALL, "scatter(qsgd(bits=4, bucket=16)) + diana() + local_sgd(3)",
-         "overlap_local_sgd(3)", "sgp", "osgp"]
+LOCAL = [
+    "local_sgd(3)",
+    "topk(ratio=0.2) + slowmo(3)" + SMALL,
+    "scatter(qsgd(bits=4, bucket=16)) + diana() + local_sgd(3)",
+    "overlap_local_sgd(3)",
+    "sgp",
+    "osgp",
+]
 
 
 @pytest.mark.parametrize("recipe", LOCAL)

@@ -17,7 +17,7 @@ from gossamer.recipe import Recipe
 class Crew:
     """Everybody's memory and exchange state; `step` gives the mean that every rank got."""
 
-    def __init__(self, recipe: str, size: int, memory: Memory | None = None, seed: int = 0) -> None:
+    def __init__(self, recipe: "str | Recipe", size: int, memory: Memory | None = None, seed: int = 0) -> None:
         parsed = Recipe.of(recipe)
         assert isinstance(parsed.exchange, Exchange)
         self.exchange, self.memory = parsed.exchange, memory or parsed.memory

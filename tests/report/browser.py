@@ -20,8 +20,10 @@ FLAGS = [
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
     "--no-first-run",
+    "--disable-extensions",
+    "--disable-background-networking",
+    "--remote-debugging-pipe",
 ]
-FLAGS += ["--disable-extensions", "--disable-background-networking", "--remote-debugging-pipe"]
 
 
 class Browser:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.report.browser import CHROMIUM, Browser
@@ -42,7 +43,7 @@ def tip(browser: Browser, chart: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("look", [{}, {"dark": True}, {"width": 390, "height": 844, "phone": True}], ids=str)
-def test_it_opens_quietly_and_fits(browser: Browser, page: Path, look: dict[str, int]) -> None:
+def test_it_opens_quietly_and_fits(browser: Browser, page: Path, look: dict[str, Any]) -> None:
     browser.open(page, **look)
     assert browser.errors == []
     assert browser.requests == [page.as_uri()]

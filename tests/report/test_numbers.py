@@ -74,6 +74,12 @@ def test_rows_are_medians_and_ratios() -> None:
     assert len(times) == 6  # all but powersgd and sgp
 
 
+def test_a_megabyte_is_needed_to_judge_the_ledger() -> None:
+    tiny = Run("ddp", "ddp", wire_bytes=320, nic_bytes=26_600)
+    large = Run("topk", "topk", wire_bytes=2_000_000, nic_bytes=1_880_000)
+    assert [r.nic_off for r in study(record([tiny, large])).rows] == [False, True]
+
+
 def test_a_run_that_does_not_measure_its_waits_is_not_split() -> None:
     facts = study(made())
     bars = next(c for c in charts(facts) if isinstance(c, Bars))
@@ -89,6 +95,14 @@ def test_charts_hold_the_record_itself() -> None:
     assert isinstance(loss, Lines)
     for series in loss.series:
         assert [p[:3] for p in series.points] == [(s.seconds, s.loss, s.step) for s in record.runs[series.run].steps]
+
+
+def test_a_recipe_without_memory_has_no_residual_to_draw() -> None:
+    plain = made(["ddp", "topk"])
+    plain.runs[0].residuals = [(s.step, 0.0) for s in plain.runs[0].steps]
+    drawn = charts(study(plain))[-1]
+    assert isinstance(drawn, Lines)
+    assert [s.run for s in drawn.series] == [1]
 
 
 def test_long_runs_are_thinned_and_values_that_are_not_finite_become_gaps() -> None:

@@ -16,15 +16,15 @@ from gossamer.workloads import Workload, WorkloadError, translation
 # Steps on an effective batch of four ranks, and the quality they reach with room to spare: a smoke test of learning.
 LEARNS = {
     "digits": (60, 0.85),
-    "fashion": (40, 0.5),
-    "fashion-resnet": (12, 0.2),
-    "lm": (15, 5.9),
+    "fashion": (20, 0.4),
+    "fashion-resnet": (12, 0.15),
+    "lm": (10, 6.8),
     "lm-bytes": (15, 3.4),
     "logistic": (100, 0.02),
     "ridge": (100, 0.05),
     "translate": (25, 0.05),
-    "translate-rnn": (25, 0.1),
-    "wiki-lm": (8, 6.8),
+    "translate-rnn": (15, 0.05),
+    "wiki-lm": (5, 7.8),
     "wiki-topics": (150, 0.5),
 }
 

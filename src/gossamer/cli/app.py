@@ -33,7 +33,7 @@ def run() -> int:
         return 130
     except GossamerError as error:
         print(f"gossamer: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ValueError) else 1  # ours for wrong input are ValueErrors too
     except Exception as error:
         usage = getattr(error, "format_message", None)  # what the command line parser says of wrong options
         if usage is None:

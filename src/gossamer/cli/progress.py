@@ -1,6 +1,7 @@
 """What a person sees while a trial runs: live rows on a terminal, plain lines in a pipe, nothing when told so."""
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from gossamer.trial.plan import Plan
@@ -39,7 +41,7 @@ class Row:
         left = (self.steps - self.step) * pace / 1000 if self.state == "trains" and self.step < self.steps else 0.0
         numbers = [f"{self.step}/{self.steps}", f"{self.loss:.3f}", f"{self.quality:.3f}", f"{self.sent / 1e6:.1f}"]
         return [
-            self.name,
+            escape(self.name),
             *numbers,
             f"{pace:.0f}",
             f"{1000 * self.wait:.0f}",
@@ -51,9 +53,8 @@ class Row:
 class LiveTable(AbstractContextManager["LiveTable"]):
     """Live rows; used as a context so that the terminal is left in order."""
 
-    def __init__(self, plan: Plan, metric: str) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.rows = {n: Row(n, plan.steps) for n in plan.contenders}
-        self.metric = metric
         self.live = Live(self._table(), console=Console(stderr=True), refresh_per_second=4)
 
     def __enter__(self) -> "LiveTable":
@@ -67,16 +68,20 @@ class LiveTable(AbstractContextManager["LiveTable"]):
         self.live.stop()
 
     def show(self, event: dict[str, Any]) -> None:
-        if event["event"] == "note":
-            self.live.console.print(event["text"], style="dim")
+        if event["event"] in ("note", "broken"):
+            text = event.get("text") or event.get("error")
+            self.live.console.print(text, style="dim", markup=False, highlight=False)
         row = self.rows.get(event.get("run", ""))
         if row is not None:
             row.take(event)
             self.live.update(self._table())
 
     def _table(self) -> Table:
-        heads = ("recipe", "step", "loss", self.metric, "MB sent", "ms/step", "ms wait", "s left", "")
+        heads = ("recipe", "step", "loss", "held out", "MB sent", "ms/step", "ms wait", "s left", "")
         table = Table(*heads, box=None, pad_edge=False)
+        table.columns[0].no_wrap = True
+        for column in table.columns[1:-1]:
+            column.justify = "right"
         for row in self.rows.values():
             table.add_row(*row.cells())
         return table
@@ -89,11 +94,14 @@ def plain(event: dict[str, Any]) -> None:
         numbers = f"{event['seconds']:8.1f} s  {event['sent'] / 1e6:9.1f} MB  quality {event['quality']:.4f}"
         print(f"{event['run']:>20}  step {event['step']:5d}  {numbers}", file=sys.stderr, flush=True)
     elif kind in ("failed", "note", "decision"):
-        print(f"{event.get('run', '')}: {event.get('error') or event.get('text')}", file=sys.stderr, flush=True)
+        about = f"{event['run']}: " if "run" in event else ""
+        print(about + (event.get("error") or event.get("text", "")), file=sys.stderr, flush=True)
 
 
 def lines_of_json(event: dict[str, Any]) -> None:
-    print(json.dumps(event), flush=True)
+    """JSON knows no NaN: a number that ran away is null."""
+    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in event.items()}
+    print(json.dumps(plain), flush=True)
 
 
 def quiet(event: dict[str, Any]) -> None:

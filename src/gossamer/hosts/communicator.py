@@ -198,7 +198,10 @@ class Communicator:
         for name, p in self.worker.named.items():
             add(p.register_post_accumulate_grad_hook(self._gradient_hook(name)))
         if self.worker.stand is not None or (not self._averages_gradients and self.scaler is not None):
-            add(self.model.register_forward_pre_hook(self._before_forward))
+            called: Any = torch.compiler.disable(
+                self._before_forward
+            )  # by a compiled model too, which must not trace it
+            add(self.model.register_forward_pre_hook(called))
 
     @property
     def _averages_gradients(self) -> bool:

@@ -123,7 +123,9 @@ def _loss_time(facts: Facts) -> Lines:
 
 
 def _residuals(facts: Facts) -> Lines:
-    lines = [(i, [(float(s), v, s) for s, v in r.residuals]) for i, r in _runs(facts)]
+    # A recipe without memory owes nothing, at any step: nothing to draw.
+    owing = [(i, r) for i, r in _runs(facts) if any(v for _, v in r.residuals)]
+    lines = [(i, [(float(s), v, s) for s, v in r.residuals]) for i, r in owing]
     caption = (
         "What error feedback still owes the model. It should level off; endless growth means too little gets through."
     )

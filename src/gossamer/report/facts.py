@@ -9,6 +9,7 @@ from statistics import median
 from gossamer.record import Record, Run
 
 YARDSTICK = "compute"  # trains without a network: a floor for the step time, not a way to train
+FEW = 1_000_000  # bytes; below, what processes say to find each other outweighs the training
 TOLERANCE = 0.05  # a ledger further than this from the interface's counter is flagged
 
 
@@ -33,7 +34,8 @@ class Row:
 
     @property
     def nic_off(self) -> bool:
-        return self.nic_ratio is not None and abs(self.nic_ratio - 1) > TOLERANCE
+        measurable = (self.run.nic_bytes or 0) >= FEW
+        return measurable and self.nic_ratio is not None and abs(self.nic_ratio - 1) > TOLERANCE
 
     @property
     def failed(self) -> bool:

@@ -59,7 +59,7 @@ class LineChart {
     this.frame(width, height, domain, shown);
     const clip = `clip-${this.spec.id}`;
     const box = this.box;
-    svg("rect", { x: box.left - 1, y: box.top - 6, width: box.right - box.left + 7, height: box.bottom - box.top + 7 }, svg("clipPath", { id: clip }, svg("defs", {}, this.svg)));
+    svg("rect", { x: box.left - 6, y: box.top - 6, width: box.right - box.left + 12, height: box.bottom - box.top + 7 }, svg("clipPath", { id: clip }, svg("defs", {}, this.svg)));
     const layer = svg("g", { "clip-path": `url(#${clip})` }, this.svg);
     this.target();
     for (const series of shown) this.line(series, layer);

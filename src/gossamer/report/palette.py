@@ -50,7 +50,7 @@ def styles(record: Record) -> list[Style]:
     out: list[Style] = []
     place = 0
     for run in record.runs:
-        if run is base:
+        if run is base and len(record.runs) > 1:
             out.append(Style(INK, MARKS[0], True))
         else:
             turn, hue = divmod(place, len(HUES))

@@ -51,10 +51,10 @@ function makeScale(lo, hi, from, to, log) {
   return { lo, hi, log, at: (v) => from + (f(v) - a) * k, value: (px) => back(a + (px - from) / k) };
 }
 
-function niceStep(span, count) {
-  const raw = span / Math.max(1, count);
+function niceStep(span, count, whole = false) {
+  const raw = Math.max(span / Math.max(1, count), whole ? 1 : 0);
   const power = 10 ** Math.floor(Math.log10(raw));
-  for (const m of [1, 2, 2.5, 5, 10]) if (raw <= m * power * 1.0001) return m * power;
+  for (const m of whole ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]) if (raw <= m * power * 1.0001) return m * power;
   return 10 * power;
 }
 
@@ -62,7 +62,7 @@ function ticks(scale, kind, count) {
   const decades = scale.log ? Math.log10(scale.hi / scale.lo) : 0;
   if (decades > 0.7) return logTicks(scale, kind, decades, count);
   const unit = unitFor(kind, Math.max(Math.abs(scale.lo), Math.abs(scale.hi)));
-  const step = niceStep((scale.hi - scale.lo) / unit[0], count);
+  const step = niceStep((scale.hi - scale.lo) / unit[0], count, kind === "count");
   const out = [];
   for (let i = Math.ceil(scale.lo / unit[0] / step - 1e-9); i * step * unit[0] <= scale.hi * (1 + 1e-9) + 1e-300 && out.length < 50; i++) {
     const v = i * step * unit[0];

@@ -114,8 +114,12 @@ def ticks(scale: Scale, axis: Axis, count: int = 6) -> list[tuple[float, str]]:
         return [(v, _label(v, _unit(axis, v))) for v in values if scale.low * 0.9999 <= v <= scale.high * 1.0001]
     unit = _unit(axis, max(abs(scale.low), abs(scale.high)))
     span = (scale.high - scale.low) / unit[0] or 1.0
-    power = 10.0 ** math.floor(math.log10(span / count))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10, 20) if span / count <= m * power * 1.0001)
+    whole = axis.kind == "count"
+    least = max(span / count, 1.0 if whole else 0.0)
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(
+        m * power for m in ((1, 2, 5, 10, 20) if whole else (1, 2, 2.5, 5, 10, 20)) if least <= m * power * 1.0001
+    )
     first, last = math.ceil(scale.low / unit[0] / step - 1e-9), math.floor(scale.high / unit[0] / step + 1e-9)
     return [(i * step * unit[0], _label(i * step * unit[0], unit)) for i in range(first, last + 1)]
 

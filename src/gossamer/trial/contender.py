@@ -8,18 +8,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import nearest
 from gossamer.hosts import Communicator, attach
 from gossamer.lab import in_lab, own_counters
+from gossamer.recipe import Recipe
 from gossamer.record import Step
-from gossamer.workloads import Workload
-
-YARDSTICKS = ("compute", "ddp", "ddp-fp16", "ddp-powersgd")
+from gossamer.trial.plan import Plan
+from gossamer.trial.yardsticks import DECENT, KINDS, YARDSTICKS, Yardstick, has_decent
+from gossamer.workloads import Batch, Workload
 
 
 @dataclass
@@ -33,30 +31,44 @@ class Clock:
 class Contender:
     """Trains in turns; what happens between them does not count."""
 
-    def __init__(
-        self, name: str, kind: str, workload: Workload, seed: int, deadline: float, measure_every: int
-    ) -> None:
-        self.name, self.kind, self.workload = name, kind, workload
+    def __init__(self, name: str, kind: str, workload: Workload, plan: Plan, group: dist.ProcessGroup) -> None:
+        self.name, self.kind, self.workload, self.group = name, kind, workload, group
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.model = workload.model()
         self.optimizer = workload.optimizer(self.model)
-        self.clock, self.done = Clock(), 0
+        self.clock, self.done, self.drawn = Clock(), 0, 0
         self.comm: Communicator | None = None
-        self.forward: nn.Module = self.model
-        if kind in YARDSTICKS:
-            self.forward = _yardstick(kind, self.model)
+        self.yardstick: Yardstick | None = None
+        if kind in KINDS:
+            self.yardstick = KINDS[kind](self.model, self.optimizer, group)
         else:
-            self.comm = attach(
-                self.model,
-                self.optimizer,
-                kind,
-                seed=seed,
-                deadline=deadline,
-                buffers="average",
-                measure_every=measure_every,
-            )
-        # The handshake and the first broadcast are not training.
+            self.comm = self._attach(plan)
+        # The handshake and the first broadcast are not training; a run that goes on has sent something before.
         self._before = (self.comm.ledger.sent, self.comm.ledger.handed) if self.comm else (0, 0)
+
+    def _attach(self, plan: Plan) -> Communicator:
+        schedule = Recipe.of(self.kind).schedule
+        # Averaging parameters asks what becomes of buffers; under gossip nobody waits for all, so they stay local.
+        buffers = None if schedule.averages_gradients else "local" if schedule.mixes else "average"
+        return attach(
+            self.model,
+            self.optimizer,
+            self.kind,
+            seed=plan.seed,
+            deadline=plan.deadline,
+            buffers=buffers,
+            measure_every=plan.measure_every,
+        )
+
+    @property
+    def origin(self) -> str:
+        """What was asked for; a controller may since have changed it."""
+        return repr(self.comm.worker.origin) if self.comm else self.kind
+
+    @property
+    def can_be_saved(self) -> bool:
+        """Not so torch's hooks and averagers: their state has no public form."""
+        return self.comm is not None or self.kind in ("compute", "ddp", "ddp-fp16")
 
     @property
     def recipe(self) -> str:
@@ -69,33 +81,54 @@ class Contender:
 
     def turn(self, steps: int, told: Callable[[Step], None]) -> None:
         """Train some steps; all ranks begin and end together."""
-        dist.barrier()
+        dist.barrier(self.group)
         began, nic = perf_counter(), _nic()
         before, target = self.clock.seconds, self.steps_done + steps
         while self.steps_done < target:
             told(self._step(before, began))
-        dist.barrier()
+        dist.barrier(self.group)
         self.clock.seconds = before + perf_counter() - began
         self.clock.nic += _nic() - nic
 
     def _step(self, before: float, began: float) -> Step:
         start, waited, coded = perf_counter(), self._waited(), self._coded()
         step = self.steps_done
-        self.optimizer.zero_grad()
-        loss = self.workload.loss(self.forward, self.workload.batch(step, self.rank, self.size))
-        loss.backward()
-        self.optimizer.step()
+        loss = self._learn_alone(self.yardstick) if self.yardstick else self._learn()
         self.done += 1
         wait = self._waited() - waited
         return Step(
             step=step + 1,
             seconds=before + perf_counter() - began,
-            loss=float(loss.detach()),
-            sent=self.sent(),
+            loss=loss,
+            sent=self.sent() or 0,
             compute=perf_counter() - start - wait,
             codec=self._coded() - coded,
             wait=wait,
         )
+
+    def _learn(self) -> float:
+        assert self.comm is not None
+        self.optimizer.zero_grad()
+        total, last = 0.0, False
+        while not last:  # a controller may ask for several micro-batches a step
+            with self.comm.accumulating() as last:
+                loss = self.workload.loss(self.model, self._batch()) / self.comm.accumulate
+                loss.backward()
+                total += float(loss.detach())
+        self.optimizer.step()
+        return total
+
+    def _learn_alone(self, yardstick: Yardstick) -> float:
+        yardstick.begin_step()
+        loss = self.workload.loss(yardstick.forward, self._batch())
+        loss.backward()
+        yardstick.end_step()
+        return float(loss.detach())
+
+    def _batch(self) -> Batch:
+        """No rank sees a batch twice, and a rank that missed steps goes on where the others are."""
+        self.drawn = max(self.drawn, self.steps_done) + 1
+        return self.workload.batch(self.drawn - 1, self.rank, self.size)
 
     def _waited(self) -> float:
         return self.comm.exposed_seconds if self.comm else 0.0
@@ -103,32 +136,33 @@ class Contender:
     def _coded(self) -> float:
         return self.comm.ledger.busy_seconds if self.comm else 0.0
 
-    def sent(self) -> int:
-        """Bytes over this rank's link so far; DDP keeps no ledger, so its ring all-reduce is computed."""
-        if self.comm is not None:
-            return self.comm.ledger.sent - self._before[0]
-        dense = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
-        share = {"ddp": 1.0, "ddp-fp16": 0.5}.get(self.kind, 0.0)
-        return int(2 * (self.size - 1) * dense * share // self.size) * self.done
+    def sent(self) -> int | None:
+        """Bytes over this rank's link so far; None for a yardstick that keeps no ledger and has no formula."""
+        if self.yardstick is not None:
+            return self.yardstick.sent(self.done)
+        assert self.comm is not None
+        return self.comm.ledger.sent - self._before[0]
 
     def handed(self) -> int:
         if self.comm is not None:
             return self.comm.ledger.handed - self._before[1]
-        return self.sent() * self.size // max(2 * (self.size - 1), 1)
+        return (self.sent() or 0) * self.size // max(2 * (self.size - 1), 1)
 
     def quality(self) -> float:
         """Held-out quality of the model all ranks agree on; all ranks call this together."""
         with self._agreed():
             value = self.workload.evaluate(self.model) if self.rank == 0 else 0.0
         table = torch.tensor([value], dtype=torch.float64)
-        dist.broadcast(table, 0)
+        dist.broadcast(table, 0, group=self.group)
         return float(table)
 
     @contextmanager
     def _agreed(self) -> Generator[None, None, None]:
-        if self.comm is None:
-            yield
+        if self.yardstick is not None:
+            with self.yardstick.agreed():
+                yield
             return
+        assert self.comm is not None
         ledger = self.comm.ledger
         sent, handed, received = ledger.sent, ledger.handed, ledger.received
         with self.comm.consensus():
@@ -137,15 +171,19 @@ class Contender:
 
     def state_dict(self) -> dict[str, Any]:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "done": self.done}
-        state |= {"seconds": self.clock.seconds, "nic": self.clock.nic}
-        return state | ({"comm": self.comm.state_dict()} if self.comm else {})
+        state |= {"drawn": self.drawn, "seconds": self.clock.seconds, "nic": self.clock.nic}
+        comm = {"comm": self.comm.state_dict()} if self.comm else {}  # may still send what was on its way
+        return state | comm | {"sent": self.sent() or 0, "handed": self.handed()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.done, self.clock.seconds, self.clock.nic = state["done"], state["seconds"], state["nic"]
+        self.done, self.drawn = state["done"], state["drawn"]
+        self.clock.seconds, self.clock.nic = state["seconds"], state["nic"]
         if self.comm is not None:
             self.comm.load_state_dict(state["comm"])
+            ledger = self.comm.ledger
+            self._before = (ledger.sent - state["sent"], ledger.handed - state["handed"])
 
     def close(self) -> None:
         if self.comm is not None:
@@ -154,9 +192,10 @@ class Contender:
 
 def check(kind: str) -> None:
     """Say early, in one process, that a contender cannot be read."""
-    from gossamer.recipe import Recipe
     from gossamer.recipes import presets
 
+    if kind == DECENT and not has_decent():
+        raise RecipeError(f"the yardstick {DECENT!r} needs a package: pip install {DECENT}")
     if kind in YARDSTICKS:
         return
     try:
@@ -167,25 +206,6 @@ def check(kind: str) -> None:
         raise error
 
 
-def _yardstick(kind: str, model: nn.Module) -> nn.Module:
-    if kind == "compute":
-        return model
-    one_bucket = {"bucket_cap_mb": 4096} if kind == "ddp-powersgd" else {}  # upstream's hook fails on several
-    wrapped = DistributedDataParallel(model, **one_bucket)
-    if kind == "ddp-fp16":
-        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    elif kind == "ddp-powersgd":
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
-        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return wrapped
-
-
 def _nic() -> int:
     return own_counters().sent_bytes if in_lab() else 0
 
-
-def mean_over_ranks(*values: float) -> list[float]:
-    table: Tensor = torch.tensor(values, dtype=torch.float64)
-    if values:
-        dist.all_reduce(table)
-    return (table / dist.get_world_size()).tolist()

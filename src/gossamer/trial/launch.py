@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -17,68 +18,139 @@ from typing import Any
 import torch
 
 import gossamer
-from gossamer.lab import available, run_lab
+from gossamer.core.errors import GossamerError
+from gossamer.lab import available, in_lab, run_lab
 from gossamer.record import Evaluation, Record, Run, Step
+from gossamer.trial import rank
 from gossamer.trial.plan import MARK, Plan
 from gossamer.workloads import find
 
 OnEvent = Callable[[dict[str, Any]], None]
+WORDS = 200  # lines of the ranks that are kept, in case they say why it went wrong
 
 
-def launch(plan: Plan, hosts: int, rate: str | None, command: str, on_event: OnEvent) -> tuple[Record, int]:
+def launch(
+    plan: Plan, hosts: int, rate: str | None, command: str, on_event: OnEvent, earlier: Record | None = None
+) -> tuple[Record, int]:
     """Run a trial on `hosts` ranks, in a lab if a rate is given and a lab can be made.
 
-    Ctrl-C ends all ranks; what was seen until then is in the record that comes back (exit code 130).
+    The code is 0, or 1 if anything failed. Ctrl-C ends all ranks; what was seen until then is in the record that comes
+    back (code 130). `earlier` is the record of a run that this one goes on with.
     """
-    record = _record(plan, hosts, rate, command)
-    listener = _Listener(record, on_event)
+    listener = _Listener(_record(plan, hosts, rate, command), on_event, earlier)
     reason = available() if rate else None
     if rate and reason:
-        record.note = f"unshaped: {reason}"
-        record.rate = "unshaped"
-        listener.say(f"no lab here, so the network is as fast as this machine: {reason}")
+        listener.unshaped(reason)
     with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
         path = Path(folder) / "plan.json"
         plan.write(path)
-        program = [sys.executable, "-m", "gossamer.trial.rank", str(path)]
-        try:
-            code = _in_lab(hosts, rate, program, listener) if rate and not reason else _here(hosts, path, listener)
-        except KeyboardInterrupt:
-            record.note = "; ".join(filter(None, [record.note, "interrupted"]))
-            code = 130
-    _account_for_the_missing(record, code, listener)
-    return record, code
+
+        def work() -> int:
+            if rate and not reason:
+                return _in_lab(hosts, rate, [sys.executable, "-m", "gossamer.trial.rank", str(path)], listener)
+            return _here(hosts, path, listener)
+
+        return listener.follow(work)
+
+
+def join(plan: Plan, command: str, on_event: OnEvent, earlier: Record | None = None) -> tuple[Record, int]:
+    """Take part as one of the ranks that a launcher has started; rank 0's record is the whole one."""
+    listener = _Listener(_record(plan, int(os.environ["WORLD_SIZE"]), None, command), on_event, earlier)
+    if in_lab():
+        listener.record.note = "inside of a lab, whose rates are not known here"
+    return listener.follow(lambda: rank.take_part(plan, listener.take))
 
 
 class _Listener:
-    """Turns rank 0's events into the record; everything else the ranks print is passed on."""
+    """Turns rank 0's events into the record; what else the ranks print is kept in case it says why they ended."""
 
-    def __init__(self, record: Record, on_event: OnEvent) -> None:
-        self.record, self.on_event = record, on_event
-        self.complaints = list[str]()
+    def __init__(self, record: Record, on_event: OnEvent, earlier: Record | None = None) -> None:
+        self.record, self.on_event, self.earlier = record, on_event, earlier
+        self.complaints = deque[str](maxlen=WORDS)
         self.finished = set[str]()
+        self.lost = self.broken = ""  # who was killed; what rank 0 could not go on without
 
-    def line(self, rank: int | None, text: str) -> None:
-        if not text.startswith(MARK):
-            if text.strip():
-                self.complaints.append(text if rank is None else f"[{rank}] {text}")
-            return
-        with suppress(json.JSONDecodeError):  # a line cut short by a kill
-            self.take(json.loads(text.removeprefix(MARK)))
+    def follow(self, work: Callable[[], int]) -> tuple[Record, int]:
+        """Do the work, and account for its end, whichever it is."""
+        try:
+            code = int(work() != 0)
+        except KeyboardInterrupt as stop:
+            code = 128 + int(stop.args[0] if stop.args else signal.SIGINT)
+            self.record.note = "; ".join(filter(None, [self.record.note, "interrupted"]))
+            self.lost, self.broken = "interrupted", ""
+        except GossamerError as error:
+            code, self.broken = 1, str(error)
+        self._account_for_the_missing(code)
+        return self.record, code
+
+    def line(self, number: int | None, text: str) -> None:
+        before, mark, event = text.partition(MARK)  # another rank's line may not have been finished
+        if mark:
+            try:
+                self.take(json.loads(event))
+                event = ""
+            except (ValueError, KeyError, TypeError, AttributeError):  # cut short by a kill, or not ours
+                event = mark + event
+        said = before + event
+        if said.strip():
+            self.complaints.append(said if number is None else f"[{number}] {said}")
 
     def say(self, text: str) -> None:
         self.on_event({"event": "note", "text": text})
 
+    def unshaped(self, reason: str) -> None:
+        self.record.note, self.record.rate = f"unshaped: {reason}", "unshaped"
+        self.say(
+            f"no lab here, so the network is as fast as this machine, and times say little about a slow one: {reason}"
+        )
+
+    def ended(self, number: int, code: int) -> None:
+        """A rank was the first to fail; who was killed can no longer tell."""
+        if code < 0 or code > 128:
+            name = signal.Signals(-code if code < 0 else code - 128).name
+            hint = " (the kernel does this when memory runs out)" if name == "SIGKILL" else ""
+            self.lost = f"rank {number} was killed by {name}{hint}"
+
     def take(self, event: dict[str, Any]) -> None:
+        """One event; an error says that it is none of ours."""
         kind, run = event["event"], self.record.run(event.get("run", ""))
         facts = {k: v for k, v in event.items() if k not in ("event", "run")}
         if kind == "begin":
-            self.record.parameters = facts["parameters"]
+            self.record.parameters = int(facts["parameters"])
+        elif kind == "lost":
+            self.ended(facts["rank"], facts["code"])
+        elif kind == "broken":
+            self.broken = str(facts["error"])
         elif run is not None:
             _note(run, kind, facts)
-            if kind in ("end", "failed"):
+            if kind == "contender":
+                self._go_on(run, facts["done"])
+            elif kind in ("end", "failed"):
                 self.finished.add(run.name)
         self.on_event(event)
+
+    def _go_on(self, run: Run, done: int) -> None:
+        """A resumed run's history is that of the earlier one, up to the checkpoint."""
+        before = self.earlier.run(run.name) if self.earlier else None
+        if before is not None and done:
+            run.steps = [s for s in before.steps if s.step <= done]
+            run.evaluations = [e for e in before.evaluations if e.step < done]
+            run.residuals = [r for r in before.residuals if r[0] <= done]
+            run.decisions = [d for d in before.decisions if d[0] <= done]
+
+    def _account_for_the_missing(self, code: int) -> None:
+        """A run that neither ended nor failed was cut off; say so, and say why."""
+        missing = [run for run in self.record.runs if run.name not in self.finished]
+        if not missing:
+            return
+        why = "; ".join(filter(None, [self.lost, self.broken])) or "; ".join(list(self.complaints)[-5:])
+        why = why or f"the ranks ended early, with code {code}"
+        for run in missing:
+            run.status, run.error = "failed", why
+        if code == 1:
+            self.say(why)
+            if self.complaints:
+                self.say("the ranks' last words:\n" + "\n".join(list(self.complaints)[-20:]))
 
 
 def _note(run: Run, kind: str, facts: dict[str, Any]) -> None:
@@ -94,23 +166,38 @@ def _note(run: Run, kind: str, facts: dict[str, Any]) -> None:
         run.decisions.append((facts["step"], facts["text"]))
     elif kind == "failed":
         run.status, run.error = "failed", facts["error"]
+    elif kind == "layers":
+        run.layer_errors |= facts["errors"]
     elif kind == "end":
-        for key, value in facts.items():
-            setattr(run, key, value)
+        run.wire_bytes, run.logical_bytes, run.nic_bytes = (
+            facts["wire_bytes"],
+            facts["logical_bytes"],
+            facts["nic_bytes"],
+        )
 
 
 def _in_lab(hosts: int, rate: str, program: Sequence[str], listener: _Listener) -> int:
-    return run_lab(hosts, rate, program, on_line=listener.line, env={"PYTHONWARNINGS": "ignore"}).exit_code
+    result = run_lab(hosts, rate, program, on_line=listener.line, env={"PYTHONWARNINGS": "ignore"})
+    if result.first_failure is not None:
+        listener.ended(result.first_failure, result.exit_code)
+    return result.exit_code
 
 
 def _here(hosts: int, plan: Path, listener: _Listener) -> int:
     """Ranks on this machine, through torch's own launcher."""
-    elastic = ["torch.distributed.run", "--nproc-per-node", str(hosts), "--master-addr", "127.0.0.1"]
-    elastic += ["--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    command = [sys.executable, "-m", *elastic, "-m", "gossamer.trial.rank", str(plan)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    elastic = ["--nproc-per-node", str(hosts), "--master-addr", "127.0.0.1", "--master-port", "0"]
+    elastic += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    local = [sys.executable, "-m", "gossamer.trial.local", str(os.getpid()), *elastic]
+    quiet = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore", "LOGLEVEL": "CRITICAL"}
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+        [*local, "-m", "gossamer.trial.rank", str(plan)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        env={**os.environ, **quiet},
+        start_new_session=True,  # ctrl-C on the terminal is for us, who then end the ranks in order
     )
     assert process.stdout is not None
     try:
@@ -119,10 +206,11 @@ def _here(hosts: int, plan: Path, listener: _Listener) -> int:
         return process.wait()
     finally:
         _end(process)
+        process.stdout.close()
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """The launcher first gets to end its ranks; after that nothing of the session is left."""
+    """The launcher first gets to end its ranks; when it is killed, the kernel kills those that are left."""
     for how, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
         if process.poll() is not None:
             break
@@ -130,8 +218,6 @@ def _end(process: "subprocess.Popen[str]") -> None:
             os.killpg(process.pid, how)
         with suppress(subprocess.TimeoutExpired):
             process.wait(patience)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _record(plan: Plan, hosts: int, rate: str | None, command: str) -> Record:
@@ -156,19 +242,7 @@ def _record(plan: Plan, hosts: int, rate: str | None, command: str) -> Record:
 
 def _versions() -> dict[str, str]:
     found = {"gossamer": gossamer.__version__, "python": platform.python_version(), "torch": torch.__version__}
-    for name in ("numba", "triton"):
+    for name in ("numba", "triton", "decent-dp"):
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
-
-
-def _account_for_the_missing(record: Record, code: int, listener: _Listener) -> None:
-    """A run that neither ended nor failed was cut off; say so, and say what the ranks said last."""
-    for run in record.runs:
-        if run.name not in listener.finished and run.status == "ok":
-            run.status = "failed"
-            run.error = (
-                "interrupted" if code == 130 else "; ".join(listener.complaints[-5:]) or f"the ranks ended with {code}"
-            )
-    if code not in (0, 130) and listener.complaints:
-        listener.say("\n".join(listener.complaints[-20:]))

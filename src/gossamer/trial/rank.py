@@ -1,12 +1,11 @@
 """What every rank of a trial runs: `python -m gossamer.trial.rank PLAN.json`. Rank 0 tells the launcher what happens."""
 
 import json
-import os
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,217 +13,189 @@ import torch
 import torch.distributed as dist
 
 from gossamer import kernels, workloads
-from gossamer.core.errors import CheckpointError, GossamerError
+from gossamer.core.errors import GossamerError
 from gossamer.lab import in_lab
 from gossamer.record import Step
-from gossamer.trial.contender import Contender, mean_over_ranks
+from gossamer.trial import saving
+from gossamer.trial.agree import Circle, attempt
+from gossamer.trial.contender import Contender
+from gossamer.trial.orphans import end_with_parent
 from gossamer.trial.plan import MARK, Plan
 
+Hear = Callable[[dict[str, Any]], None]
 
-def tell(event: str, **facts: Any) -> None:
+
+def take_part(plan: Plan, hear: Hear) -> int:
+    """Take part in a trial as one of several ranks; the exit code is 1 if a contender failed. Rank 0 calls `hear`."""
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=plan.deadline))
+    except (RuntimeError, ValueError) as error:
+        return _give_up(f"the ranks cannot find each other: {str(error).splitlines()[0]}", hear)
+    try:
+        return Trial(plan, hear).run()
+    except GossamerError as error:
+        return _give_up(f"rank {dist.get_rank()}: {error}", hear if dist.get_rank() == 0 else None)
+
+
+def _give_up(why: str, hear: Hear | None) -> int:
+    if hear is not None:
+        hear({"event": "broken", "error": why[:1500]})
+    else:
+        print(why, file=sys.stderr, flush=True)
+    return 1
+
+
+class Trial:
+    """One rank's part: contenders in turns, until all are done."""
+
+    def __init__(self, plan: Plan, hear: Hear) -> None:
+        self.plan, self.hear = plan, hear
+        self.circle = Circle(plan.deadline)
+        self.alive = dict[str, Contender]()
+        self.reached = dict[str, float]()  # the last quality of each
+        self.saved = dict[str, int]()
+        self.failures = 0
+        self.lower = workloads.find(plan.workload).lower_is_better
+
+    def run(self) -> int:
+        plan = self.plan
+        workload = workloads.get(plan.workload, seed=plan.seed, **plan.options)
+        told = {k: v for k, v in asdict(plan).items() if k != "checkpoint"}
+        self.circle.same("the ranks were started with different commands", told)
+        self.circle.same("the ranks have different data", {"the data's hash": workload.fingerprint()})
+        kernels.warmup()
+        parameters = sum(p.numel() for p in workload.model().parameters())
+        self._tell("begin", parameters=parameters, size=dist.get_world_size(), in_lab=in_lab())
+        for name, kind in plan.contenders.items():
+            self._add(name, kind, workload)
+        self._rounds()
+        for contender in self.alive.values():
+            contender.close()
+        self.circle.all_fine(True)
+        self._tell("done")
+        return 1 if self.failures else 0
+
+    def _tell(self, event: str, **facts: Any) -> None:
+        if dist.get_rank() == 0:
+            self.hear({"event": event, **facts})
+
+    def _together(self, name: str, do: Callable[[], None]) -> bool:
+        """If it fails, the contender is out and the others go on."""
+        why = attempt(self.circle, do)
+        if not why:
+            return True
+        self.failures += 1
+        self._tell("failed", run=name, error=why)
+        lost = self.alive.pop(name, None)
+        if lost is not None:
+            attempt(self.circle, lost.close)
+        return False
+
+    def _add(self, name: str, kind: str, workload: workloads.Workload) -> None:
+        # Groups are made in step, whatever becomes of the contender; a failed one leaves the others' in order.
+        group = dist.new_group(timeout=timedelta(seconds=self.plan.deadline))
+
+        def make() -> None:
+            self.alive[name] = Contender(name, kind, workload, self.plan, group)
+
+        if not self._together(name, make):
+            return
+        contender = self.alive[name]
+        if self.plan.resume and not self._together(name, lambda: saving.restore(self.plan, self.circle, contender)):
+            return
+        self.saved[name] = contender.steps_done
+        self._tell("contender", run=name, recipe=contender.recipe, done=contender.steps_done)
+        self._together(name, lambda: self._judge(contender))
+
+    def _rounds(self) -> None:
+        """Turns, until all have had their steps; then on, for those that chase the baseline's quality."""
+        waiting = list(self.alive)
+        while waiting:
+            for name in list(waiting):
+                contender = self.alive[name]
+                steps = min(self.plan.chunk, self._limit(name) - contender.steps_done)
+                if steps > 0 and not self._together(name, lambda: self._turn(contender, steps)):  # noqa: B023
+                    waiting.remove(name)
+                    continue
+                self._save(contender)
+                if self._is_done(contender):
+                    waiting.remove(name)
+                    self._finish(contender)
+
+    def _limit(self, name: str) -> int:
+        chases = self.plan.baseline in self.alive and name not in (self.plan.baseline, "compute")
+        return int(self.plan.steps * self.plan.patience) if chases else self.plan.steps
+
+    def _is_done(self, contender: Contender) -> bool:
+        """All its steps, or the baseline's quality, or more time than the baseline took."""
+        base = self.alive.get(self.plan.baseline)
+        if contender.steps_done >= self._limit(contender.name):
+            return True
+        if base is None or base.steps_done < self.plan.steps or contender.steps_done < self.plan.steps:
+            return False
+        quality, target = self.reached[contender.name], self.reached[base.name]
+        reached = quality <= target if self.lower else quality >= target
+        return self.circle.first_says(reached or contender.clock.seconds > base.clock.seconds)
+
+    def _turn(self, contender: Contender, steps: int) -> None:
+        recipe = contender.recipe
+
+        def told(step: Step) -> None:
+            self._tell("step", run=contender.name, **asdict(step))
+
+        contender.turn(steps, told)
+        self._judge(contender)
+        if contender.comm is not None:
+            norm = contender.comm.metrics()["residual_norm"]
+            self._tell("residual", run=contender.name, step=contender.steps_done, norm=norm)
+            if contender.recipe != recipe:
+                self._tell("decision", run=contender.name, step=contender.steps_done, text=contender.recipe)
+
+    def _judge(self, contender: Contender) -> None:
+        quality = self.reached[contender.name] = contender.quality()
+        where = {"step": contender.steps_done, "seconds": contender.clock.seconds, "sent": contender.sent() or 0}
+        self._tell("evaluation", run=contender.name, **where, quality=quality)
+
+    def _save(self, contender: Contender) -> None:
+        step, last = contender.steps_done, self.saved[contender.name]
+        due = step - last >= self.plan.checkpoint_every or (step >= self.plan.steps and step > last)
+        if not self.plan.checkpoint or not contender.can_be_saved or not due:
+            return
+        why = saving.save(self.plan, self.circle, contender)
+        if why:
+            self._tell("note", text=f"no checkpoint at step {step}: {why}; the last one stands")
+        self.saved[contender.name] = step
+
+    def _finish(self, contender: Contender) -> None:
+        own = contender.comm.worker.errors if contender.comm else {}
+        # A rank's own chunks are exact under scatter, so one rank's errors tell little; all ranks measured the same names.
+        errors = dict(zip(own, self.circle.means(*own.values()), strict=True))
+        rest = iter(errors.items())
+        while some := dict(islice(rest, 16)):  # a line longer than a pipe's page may be cut by another rank's
+            self._tell("layers", run=contender.name, errors=some)
+        totals = contender.sent() or 0, contender.handed(), contender.clock.nic
+        wire, handed, nic = map(int, self.circle.means(*totals))
+        bytes_seen = {"wire_bytes": wire, "logical_bytes": handed, "nic_bytes": nic if in_lab() else None}
+        self._tell("end", run=contender.name, **bytes_seen)
+
+
+def write_line(event: dict[str, Any]) -> None:
     """One event, one line; written at once, so that a launcher that is interrupted knows how far we came."""
-    if dist.get_rank() == 0:
-        sys.stdout.write(MARK + json.dumps({"event": event, **facts}) + "\n")
-        sys.stdout.flush()
+    sys.stdout.write(MARK + json.dumps(event) + "\n")
+    sys.stdout.flush()
 
 
 def main(path: str) -> int:
-    """Take part in a trial; the exit code is 1 if a contender failed."""
-    plan = Plan.read(Path(path))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=plan.deadline))
-    try:
-        return _run(plan)
-    except GossamerError as error:
-        print(f"rank {dist.get_rank()}: {error}", file=sys.stderr, flush=True)
-        return 1
-
-
-def _run(plan: Plan) -> int:
-    workload = workloads.get(plan.workload, seed=plan.seed, **plan.options)
-    kernels.warmup()
-    parameters = sum(p.numel() for p in workload.model().parameters())
-    tell("begin", parameters=parameters, size=dist.get_world_size(), in_lab=in_lab())
-    contenders = dict[str, Contender]()
-    failed = 0
-    for name, kind in plan.contenders.items():
-        made = _together(name, lambda: _make(plan, workload, name, kind, contenders))  # noqa: B023
-        failed += not made
-    failed += _rounds(plan, contenders)
-    for c in contenders.values():
-        c.close()
-    dist.barrier()
-    tell("done")
-    return 1 if failed else 0
-
-
-def _make(plan: Plan, workload: workloads.Workload, name: str, kind: str, into: dict[str, Contender]) -> None:
-    contender = Contender(name, kind, workload, plan.seed, plan.deadline, plan.measure_every)
-    into[name] = contender
-    if plan.resume:
-        _restore(plan, contender)
-    tell("contender", run=name, recipe=contender.recipe, done=contender.steps_done)
-    quality = contender.quality()
-    tell(
-        "evaluation",
-        run=name,
-        step=contender.steps_done,
-        seconds=contender.clock.seconds,
-        sent=contender.sent(),
-        quality=quality,
-    )
-
-
-def _rounds(plan: Plan, contenders: dict[str, Contender]) -> int:
-    """Turns, until all have had their steps; then on, for those that chase the baseline's quality."""
-    lower, target, failed = workloads.find(plan.workload).lower_is_better, None, 0
-    reached, waiting = dict[str, float](), list(contenders)
-    while waiting:
-        for name in list(waiting):
-            contender = contenders[name]
-            steps = min(plan.chunk, _limit(plan, name) - contender.steps_done)
-            if steps > 0 and not _together(name, lambda: _turn(contender, steps, reached)):  # noqa: B023
-                failed += 1
-                waiting.remove(name)
-                continue
-            _save(plan, contender)
-            if name == plan.baseline and contender.steps_done >= plan.steps:
-                target = reached[name]
-            if _finished(plan, contender, contenders, target, reached.get(name), lower):
-                waiting.remove(name)
-                _finish(contender)
-    return failed
-
-
-def _limit(plan: Plan, name: str) -> int:
-    chases = plan.baseline and name not in (plan.baseline, "compute")
-    return int(plan.steps * plan.patience) if chases else plan.steps
-
-
-def _finished(
-    plan: Plan,
-    contender: Contender,
-    everybody: dict[str, Contender],
-    target: float | None,
-    quality: float | None,
-    lower: bool,
-) -> bool:
-    if contender.steps_done >= _limit(plan, contender.name):
-        return True
-    if plan.baseline not in everybody or contender.steps_done < plan.steps:
-        return False
-    if target is None or quality is None:
-        return False
-    reached = quality <= target if lower else quality >= target
-    mine = torch.tensor([float(contender.clock.seconds)], dtype=torch.float64)
-    dist.broadcast(mine, 0)  # clocks differ by a hair between ranks, decisions must not
-    base = torch.tensor([everybody[plan.baseline].clock.seconds], dtype=torch.float64)
-    dist.broadcast(base, 0)
-    return reached or bool(mine > base)
-
-
-def _turn(contender: Contender, steps: int, reached: dict[str, float]) -> None:
-    recipe = contender.recipe
-
-    def told(step: Step) -> None:
-        tell("step", run=contender.name, **asdict(step))
-
-    contender.turn(steps, told)
-    reached[contender.name] = contender.quality()
-    tell(
-        "evaluation",
-        run=contender.name,
-        step=contender.steps_done,
-        seconds=contender.clock.seconds,
-        sent=contender.sent(),
-        quality=reached[contender.name],
-    )
-    if contender.comm is not None:
-        tell("residual", run=contender.name, step=contender.steps_done, norm=contender.comm.metrics()["residual_norm"])
-        if contender.recipe != recipe:
-            tell("decision", run=contender.name, step=contender.steps_done, text=contender.recipe)
-
-
-def _finish(contender: Contender) -> None:
-    own = contender.comm.worker.errors if contender.comm else {}
-    # A rank's own chunks are exact under scatter, so one rank's errors tell little; all ranks measured the same names.
-    errors = dict(zip(own, mean_over_ranks(*own.values()), strict=True))
-    wire, handed, nic = mean_over_ranks(contender.sent(), contender.handed(), contender.clock.nic)
-    tell(
-        "end",
-        run=contender.name,
-        wire_bytes=int(wire),
-        logical_bytes=int(handed),
-        nic_bytes=int(nic) if in_lab() else None,
-        layer_errors=errors,
-    )
-
-
-def _together(name: str, do: Callable[[], None]) -> bool:
-    """Do something all ranks do; if it fails on any, it counts as failed on all, and the others go on."""
-    error: BaseException | None = None
-    try:
-        do()
-    except Exception as caught:
-        error = caught
-    flag = torch.tensor([int(error is not None)])
-    dist.all_reduce(flag)
-    if not int(flag):
-        return True
-    texts: list[Any] = [None] * dist.get_world_size()
-    mine = f"{type(error).__name__}: {error}" if error else ""
-    gather_texts(texts, mine)
-    tell("failed", run=name, error=next(f"rank {r}: {t}" for r, t in enumerate(texts) if t))
-    return False
-
-
-def gather_texts(into: list[Any], mine: str) -> None:
-    """Every rank's text, as bytes: nothing is pickled."""
-    data = torch.zeros(4096, dtype=torch.uint8)
-    raw = mine.encode()[:4096]
-    data[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else data[:0]
-    rows = [torch.zeros_like(data) for _ in into]
-    dist.all_gather(rows, data)
-    for r, row in enumerate(rows):
-        into[r] = bytes(row.numpy()).rstrip(b"\0").decode(errors="replace")
-
-
-def _file(plan: Plan) -> Path:
-    return Path(plan.checkpoint) / f"rank{dist.get_rank()}.pt"
-
-
-def _save(plan: Plan, contender: Contender) -> None:
-    """Write, then rename: whatever happens, a whole checkpoint is there."""
-    if not plan.checkpoint:
-        return
-    last = contender.steps_done >= plan.steps
-    if contender.steps_done % plan.checkpoint_every and not last:
-        return
-    final = _file(plan)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    half = final.with_suffix(".part")
-    try:
-        torch.save(contender.state_dict(), half)
-        os.replace(half, final)
-    except (OSError, RuntimeError) as error:
-        half.unlink(missing_ok=True)
-        print(
-            f"rank {dist.get_rank()}: no checkpoint at step {contender.steps_done}: {error}; the last one stands",
-            file=sys.stderr,
-        )
-
-
-def _restore(plan: Plan, contender: Contender) -> None:
-    if not _file(plan).exists():
-        raise CheckpointError(f"nothing to resume from: {_file(plan)} is not there; run without --resume first")
-    contender.load_state_dict(torch.load(_file(plan), weights_only=True))
+    """Run as a process of its own."""
+    end_with_parent()
+    code = take_part(Plan.read(Path(path)), write_line)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == 0:  # after a failure there may be nobody left to take leave of
+        dist.destroy_process_group()
+    return code
 
 
 if __name__ == "__main__":
-    began = time.time()
-    code = main(sys.argv[1])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    sys.exit(code)
+    sys.exit(main(sys.argv[1]))

@@ -6,6 +6,7 @@
 'held-out loss (nats/token)'
 """
 
+from gossamer.workloads.contract import Workload, find, get, names, workload
 from gossamer.workloads.convex import Logistic, Ridge
 from gossamer.workloads.errors import DataError, WorkloadError
 from gossamer.workloads.images import Digits, Fashion, FashionResNet
@@ -13,7 +14,6 @@ from gossamer.workloads.python_source import PythonBytes, PythonWords
 from gossamer.workloads.shards import Batch, Data
 from gossamer.workloads.translation import Translate, TranslateRnn
 from gossamer.workloads.wiki import WikiLm, WikiTopics
-from gossamer.workloads.workload import Workload, find, get, names
 
 __all__ = [
     "Batch",
@@ -35,4 +35,5 @@ __all__ = [
     "find",
     "get",
     "names",
+    "workload",
 ]

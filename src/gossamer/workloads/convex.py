@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.workloads import quality
+from gossamer.workloads.contract import Workload, workload
 from gossamer.workloads.shards import Batch, Data
-from gossamer.workloads.workload import Workload, workload
 
 ROWS, WIDTH, SOURCES = 2048, 32, 8
 PENALTY = 1e-2  # of half the squared weights

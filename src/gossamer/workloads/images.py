@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gossamer.workloads import cache, quality
+from gossamer.workloads.contract import Workload, workload
 from gossamer.workloads.errors import DataError, WorkloadError
 from gossamer.workloads.packages import deb, member, wheel
 from gossamer.workloads.shards import Batch, Data
 from gossamer.workloads.vision import Cnn, ResNet20
-from gossamer.workloads.workload import Workload, workload
 
 
 @final
@@ -106,7 +106,7 @@ class FashionResNet(Workload):
         return ResNet20(self.norm)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+        return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return nn.functional.cross_entropy(model(_as_cifar(batch[0])), batch[1])

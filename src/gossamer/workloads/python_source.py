@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gossamer.workloads import cache, quality
+from gossamer.workloads.contract import Workload, workload
 from gossamer.workloads.errors import DataError
 from gossamer.workloads.pieces import BYTES, learn
 from gossamer.workloads.shards import Batch, Data
 from gossamer.workloads.transformer import Transformer
 from gossamer.workloads.windows import as_data, cut, is_held
-from gossamer.workloads.workload import Workload, workload
 
 VOCABULARY = 2048
 # Not part of every installation, or tables rather than prose.

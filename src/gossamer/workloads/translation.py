@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gossamer.workloads import cache, quality
+from gossamer.workloads.contract import Workload, workload
 from gossamer.workloads.help_pages import Pair, pairs
 from gossamer.workloads.merges import learn_merged
 from gossamer.workloads.pieces import BYTES, Pieces
 from gossamer.workloads.sequence import BEGIN, END, PAD, RnnTranslator, TransformerTranslator, Translator, greedy
 from gossamer.workloads.shards import Batch, Data
-from gossamer.workloads.workload import Workload, workload
 
 SPECIAL = END + 1  # the tokenizer's ids come after those of padding, begin and end
 VOCABULARY = 3000 + SPECIAL

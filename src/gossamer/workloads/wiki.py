@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.workloads import cache, quality
+from gossamer.workloads.contract import Workload, workload
 from gossamer.workloads.errors import DataError
 from gossamer.workloads.packages import wheel
 from gossamer.workloads.pieces import learn
 from gossamer.workloads.shards import Batch, Data
 from gossamer.workloads.transformer import Transformer
 from gossamer.workloads.windows import as_data, cut, is_held
-from gossamer.workloads.workload import Workload, workload
 
 VOCABULARY = 4096
 WORDS, LONGEST = 20_000, 128  # of the topic model: words it knows, and words it reads of an article

@@ -1,0 +1,75 @@
+"""Checkpoints of a trial: one file per rank and step; old ones go when all ranks have the new one."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gossamer.core.errors import CheckpointError
+from gossamer.trial.agree import Circle
+from gossamer.trial.contender import Contender
+from gossamer.trial.plan import Plan
+
+NAME = re.compile(r"step(\d+)-rank(\d+)\.pt")
+
+
+def saved_steps(folder: Path, rank: int) -> list[int]:
+    """The steps of which a rank has a checkpoint."""
+    found = [NAME.fullmatch(p.name) for p in folder.glob("step*.pt")]
+    return sorted(int(m[1]) for m in found if m and int(m[2]) == rank)
+
+
+def save(plan: Plan, circle: Circle, contender: Contender) -> str:
+    """Write, then rename, then remove what is older. If any rank cannot, all keep the last one; returns why."""
+    folder, rank, step = Path(plan.checkpoint), dist.get_rank(), contender.steps_done
+    final = folder / f"step{step}-rank{rank}.pt"
+    half = final.with_suffix(".part")
+    state = {"facts": _facts(plan, contender), "state": contender.state_dict()}
+    mine = ""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(state, half)
+        os.replace(half, final)
+    except (OSError, RuntimeError) as error:  # torch's own writer says RuntimeError of a full disk
+        mine = f"rank {rank}: {str(error).splitlines()[0]}"
+        half.unlink(missing_ok=True)
+    others = [folder / f"step{s}-rank{rank}.pt" for s in saved_steps(folder, rank) if s != step]
+    if circle.all_fine(not mine):
+        for old in others:
+            old.unlink(missing_ok=True)
+        return ""
+    if others:
+        final.unlink(missing_ok=True)
+    return next(t for t in circle.texts(mine[:1500]) if t)
+
+
+def restore(plan: Plan, circle: Circle, contender: Contender) -> None:
+    """Go on from the last step of which every rank has a checkpoint."""
+    folder, rank = Path(plan.checkpoint), dist.get_rank()
+    mine = saved_steps(folder, rank)
+    everyone = [{int(s) for s in text.split()} for text in circle.texts(" ".join(map(str, mine)))]
+    common = set.intersection(*everyone)
+    if not common:
+        lacking = [r for r, steps in enumerate(everyone) if not steps]
+        who = f"rank(s) {', '.join(map(str, lacking))} have none" if lacking else "no step is there for all ranks"
+        raise CheckpointError(f"nothing to resume from in {folder}: {who}")
+    path = folder / f"step{max(common)}-rank{rank}.pt"
+    try:
+        saved = torch.load(path, weights_only=True)
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+    for name, value in _facts(plan, contender).items():
+        if saved["facts"].get(name) != value:
+            raise CheckpointError(
+                f"{path} is of another run: its {name} was {saved['facts'].get(name)!r}, and is {value!r} now"
+            )
+    contender.load_state_dict(saved["state"])
+
+
+def _facts(plan: Plan, contender: Contender) -> dict[str, Any]:
+    """What must not change when a run goes on."""
+    facts = {"recipe": contender.origin, "workload": plan.workload, "options": plan.options, "seed": plan.seed}
+    return facts | {"number of ranks": dist.get_world_size()}

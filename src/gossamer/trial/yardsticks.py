@@ -1,0 +1,167 @@
+"""Yardsticks: what one can have without gossamer, trained under the same conditions."""
+
+import importlib
+import importlib.util
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn.parallel import DistributedDataParallel
+
+WARM, PERIOD = 4, 8  # post-local SGD: dense steps before it begins, local steps between two averages
+DECENT = "decent-dp"
+
+
+class Yardstick:
+    """A model trained without gossamer: "compute" is one that talks to nobody."""
+
+    forward: nn.Module
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
+        self.model, self.optimizer, self.group = model, optimizer, group
+        self.forward = model
+
+    def begin_step(self) -> None:
+        self.optimizer.zero_grad()
+
+    def end_step(self) -> None:
+        self.optimizer.step()
+
+    def sent(self, steps: int) -> int | None:
+        """Bytes over one rank's link, from the formula: none of these keeps a ledger. None where there is no formula."""
+        return 0
+
+    @contextmanager
+    def agreed(self) -> Generator[None, None, None]:
+        """The model to judge stands in the module."""
+        yield
+
+    def _ring(self) -> int:
+        """What one dense ring all-reduce sends over one link."""
+        dense = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
+        size = dist.get_world_size()
+        return 2 * (size - 1) * dense // size
+
+
+class Ddp(Yardstick):
+    """DistributedDataParallel as it comes."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, **options: Any
+    ) -> None:
+        super().__init__(model, optimizer, group)
+        self.forward = self.wrapped = DistributedDataParallel(model, process_group=group, **options)
+
+    def sent(self, steps: int) -> int | None:
+        return self._ring() * steps
+
+
+class DdpHalf(Ddp):
+    """DDP with torch's fp16 hook."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
+        super().__init__(model, optimizer, group)
+        self.wrapped.register_comm_hook(group, default_hooks.fp16_compress_hook)
+
+    def sent(self, steps: int) -> int | None:
+        return self._ring() * steps // 2
+
+
+class DdpPowerSgd(Ddp):
+    """DDP with torch's PowerSGD hook, rank 4. In one bucket: on several it fails."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
+        super().__init__(model, optimizer, group, bucket_cap_mb=4096)
+        self.state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=4, start_powerSGD_iter=2)
+        self.wrapped.register_comm_hook(self.state, powerSGD_hook.powerSGD_hook)
+
+    def sent(self, steps: int) -> int | None:
+        return None  # the hook counts only the matrices
+
+
+class DdpPostLocal(Ddp):
+    """Post-local SGD from torch: its hook leaves gradients alone after the first steps, its averager joins the models."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
+        # Buffers would be broadcast at every step all the same, which is what local steps are there to avoid.
+        super().__init__(model, optimizer, group, broadcast_buffers=False)
+        state = post_localSGD_hook.PostLocalSGDState(group, None, WARM, post_local_gradient_allreduce=False)
+        self.wrapped.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+        self.averager = PeriodicModelAverager(period=PERIOD, warmup_steps=WARM, process_group=group)
+
+    def end_step(self) -> None:
+        super().end_step()
+        self.averager.average_parameters(self.model.parameters())
+
+    def sent(self, steps: int) -> int | None:
+        averages = -(-max(steps - WARM, 0) // PERIOD)  # at the first local step, and every PERIOD after it
+        return self._ring() * (min(steps, WARM) + averages)
+
+    @contextmanager
+    def agreed(self) -> Generator[None, None, None]:
+        """The mean of all models; each rank gets its own back."""
+        own = [p.detach().clone() for p in self.model.parameters()]
+        for p in self.model.parameters():
+            dist.all_reduce(p.data, group=self.group)
+            p.data.div_(dist.get_world_size())
+        yield
+        for p, kept in zip(self.model.parameters(), own, strict=True):
+            p.data.copy_(kept)
+
+
+class Decent(Yardstick):
+    """decent-dp: it steps its own optimizers inside of the backward pass, and mixes models with neighbours."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
+        super().__init__(model, optimizer, group)
+        wrapper = importlib.import_module("decent_dp.ddp").DecentralizedDataParallel
+        importlib.import_module("loguru").logger.disable("decent_dp")
+        # `_local_world_size`: each rank counts as a machine of its own, as it is in a lab.
+        self.wrapped = wrapper(model, self._optimizer_of, topology="ring", _local_world_size=1)
+        self.forward = self.wrapped
+
+    def _optimizer_of(self, named: list[tuple[str, Tensor]]) -> torch.optim.Optimizer:
+        return type(self.optimizer)([p for _, p in named], **self.optimizer.defaults)  # type: ignore[call-arg]
+
+    def begin_step(self) -> None:
+        self.wrapped.train()
+
+    def end_step(self) -> None:
+        pass
+
+    def sent(self, steps: int) -> int | None:
+        return None
+
+    @contextmanager
+    def agreed(self) -> Generator[None, None, None]:
+        if not self.wrapped._initialized:  # it makes its buckets at the second step
+            yield
+            return
+        self.wrapped.global_avg()
+        yield
+        self.wrapped.revert_global_avg()
+
+
+KINDS: dict[str, type[Yardstick]] = {
+    "compute": Yardstick,
+    "ddp": Ddp,
+    "ddp-fp16": DdpHalf,
+    "ddp-powersgd": DdpPowerSgd,
+    "ddp-postlocal": DdpPostLocal,
+    DECENT: Decent,
+}
+YARDSTICKS = tuple(KINDS)
+
+
+def has_decent() -> bool:
+    return importlib.util.find_spec("decent_dp") is not None
+
+
+def usable() -> Iterator[str]:
+    """Those that need no package which is not there."""
+    return (name for name in YARDSTICKS if name != DECENT or has_decent())
