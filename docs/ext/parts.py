@@ -36,7 +36,7 @@ KINDS = {
     "rule": ("rules", "which parameters go another way"),
     "bucket": ("buckets", "how much travels together"),
 }
-SIDE = 512  # the model that bytes are counted for: one square matrix
+SIDE = 256  # the model that bytes are counted for: one square matrix
 RANKS = (4, 16)
 GUESSES: dict[Any, Any] = {
     int: 8,
@@ -274,24 +274,32 @@ def describe(hint: Any) -> str:
     if get_args(hint):
         return " or ".join(describe(a) for a in get_args(hint))
     if isinstance(hint, type) and issubclass(hint, Part):
-        return "a linear codec" if hint is LinearCodec else f"a {hint.kind}"
+        return "a codec whose messages add up" if hint is LinearCodec else _article(hint.kind)
     return {int: "whole number", float: "number", bool: "`True` or `False`", str: "text"}.get(hint, f"`{hint}`")
+
+
+def _article(word: str) -> str:
+    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def part_page(name: str) -> str:
     part = registry.of()[name]
     docs, source = read(part), Path(inspect.getsourcefile(part) or "").as_posix().split("/src/")[-1]
-    lines = [f"# {name}", "", f"*A {part.kind}.* {_escape(_one_line(docs.summary))}", ""]
+    lines = [f"# {name}", "", f"*{_article(part.kind).capitalize()}.* {_escape(_one_line(docs.summary))}", ""]
     lines += _arguments(part)
     for text in docs.body:
         lines += [prose(text), ""]
     if docs.wire:
-        lines += ["## On the wire", "", _escape(_one_line(docs.wire)), ""]
+        lines += ["## On the wire", "", _escape(_capital(_one_line(docs.wire))), ""]
     lines += _bytes(list(with_part(sample(name))))
     lines += _laws(part)
     lines += _refused(name)
     if docs.example:
-        lines += ["## Example", "", "```pycon", docs.example, "```", ""]
+        lines += ["## Example", "", "```pycon", f">>> from {part.__module__} import *", docs.example, "```", ""]
     lines += _used_by(name)
     if docs.paper:
         lines += ["## Paper", "", _escape(_one_line(docs.paper)), ""]
@@ -336,7 +344,7 @@ def _laws(part: type[Part]) -> list[str]:
         return []
     lines = ["## The law", "", "Tests hold every part of this kind to what its contract promises.", ""]
     for contract in contracts:
-        lines += [f"**{contract.__name__}.** {_escape(law(contract))}", ""]
+        lines += [f"**{contract.__name__}.** {_escape(_capital(law(contract)))}", ""]
     return lines
 
 

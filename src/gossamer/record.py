@@ -116,6 +116,10 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
+def _with_number(table: dict[str, Any], name: str) -> dict[str, Any]:
+    return {**table, name: _number(table[name])}
+
+
 def _record(table: dict[str, Any]) -> Record:
     if table.get("format") != FORMAT:
         raise ValueError(f"this record has format {table.get('format')!r}; this version reads {FORMAT}")
@@ -126,8 +130,8 @@ def _record(table: dict[str, Any]) -> Record:
 def _run(table: dict[str, Any]) -> Run:
     facts: dict[str, Any] = {
         **table,
-        "steps": [Step(**{**s, "loss": _number(s["loss"])}) for s in table["steps"]],
-        "evaluations": [Evaluation(**{**e, "quality": _number(e["quality"])}) for e in table["evaluations"]],
+        "steps": [Step(**_with_number(s, "loss")) for s in table["steps"]],
+        "evaluations": [Evaluation(**_with_number(e, "quality")) for e in table["evaluations"]],
         "residuals": [(int(s), _number(v)) for s, v in table["residuals"]],
         "layer_errors": {k: _number(v) for k, v in table.get("layer_errors", {}).items()},
         "decisions": [(int(s), str(v)) for s, v in table["decisions"]],

@@ -1,18 +1,21 @@
 """gossamer bench: how fast the kernels are, and what a step costs."""
 
 import json
+import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from gossamer.cli.console import console
+from gossamer.core.errors import GossamerError
 
 if TYPE_CHECKING:
     from gossamer.trial.steps import StepRow
 
-YARDSTICKS = ["compute", "ddp", "ddp-fp16", "ddp-powersgd"]
 RECIPES = [
     *("allreduce", "bf16", "fp16", "qsgd", "terngrad", "topk", "powersgd(rank=1)", "powersgd(rank=4)", "diana"),
     *("local_sgd", "slowmo", "overlap_local_sgd", "sgp", "osgp", "backup"),
@@ -23,8 +26,8 @@ app = typer.Typer(help="Measure kernels, or whole steps.", no_args_is_help=True)
 
 @app.command()
 def kernels(
-    elements: Annotated[int, typer.Option(help="Length of the float32 vector.")] = 25_600_000,
-    rounds: Annotated[int, typer.Option(help="The best of so many medians counts.")] = 3,
+    elements: Annotated[int, typer.Option(min=1024, help="Length of the float32 vector.")] = 25_600_000,
+    rounds: Annotated[int, typer.Option(min=1, help="The best of so many medians counts.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Every kernel beside libc's memcpy of the same array: GB/s of float32 input, one thread."""
@@ -37,38 +40,100 @@ def kernels(
     table = Table("kernel", "backend", "GB/s", "of memcpy", box=None, pad_edge=False)
     for r in rows:
         table.add_row(r["kernel"], r["backend"], f"{r['gb_per_s']:.2f}", f"{r['ratio_to_memcpy']:.2f}")
-    Console().print(table)
+    console().print(table)
 
 
 @app.command()
 def steps(
     recipes: Annotated[
-        list[str] | None, typer.Argument(help="All presets by default; yardsticks are always there.")
+        list[str] | None, typer.Argument(help="Most presets by default; yardsticks are always there.")
     ] = None,
     rates: Annotated[str, typer.Option(help="Rates, divided by blanks.")] = "100mbit 200mbit 1gbit unshaped",
-    hosts: Annotated[int, typer.Option(help="How many hosts.")] = 4,
-    turns: Annotated[int, typer.Option(help="Turns that count, per contender.")] = 6,
-    chunk: Annotated[int, typer.Option(help="Steps per turn.")] = 4,
-    out: Annotated[Path | None, typer.Option(help="Folder for steps.json and steps.md.")] = None,
+    hosts: Annotated[int, typer.Option(min=2, help="How many hosts.")] = 4,
+    turns: Annotated[int, typer.Option(min=1, help="Turns that count, per contender.")] = 6,
+    chunk: Annotated[int, typer.Option(min=1, help="Steps per turn.")] = 4,
+    workload: Annotated[str, typer.Option(help="What to train.")] = "lm",
+    out: Annotated[Path | None, typer.Option(help="Folder for steps.json, steps.md and a plot for each rate.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """What a step of the 5.8 M-parameter language model takes: recipes, DDP and its hooks, and computing alone.
 
     All train in turns in one lab; the numbers are medians over turns, with their range; bytes are per rank and step.
     """
-    from gossamer.cli.progress import quiet
+    from gossamer.cli import progress
     from gossamer.trial.contender import check
     from gossamer.trial.steps import measure_steps
+    from gossamer.trial.yardsticks import usable
+    from gossamer.workloads import get
 
     for text in recipes or []:
         check(text)
-    names = {n: n for n in [*YARDSTICKS, *(recipes or RECIPES)]}
-    rows = [row for rate in rates.split() for row in measure_steps(names, rate, hosts, turns, chunk, quiet)]
+    wanted = _rates(rates, hosts)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "steps.json").write_text(json.dumps([asdict(r) for r in rows], indent=1))
-        (out / "steps.md").write_text(as_markdown(rows))
+        _prepare(out)
+    get(workload).prepare()
+    names = {n: n for n in [*usable(), *(recipes or RECIPES)]}
+    rows: list[StepRow] = []
+    for rate in wanted:
+        print(f"{len(names)} contenders, {hosts} hosts, {rate}", file=sys.stderr, flush=True)
+        rows += measure_steps(names, rate, hosts, turns, chunk, progress.quiet, workload)
+        if out is not None:  # what is measured is kept, whatever becomes of the rest
+            _write(rows, out)
     print(json.dumps([asdict(r) for r in rows], indent=1) if as_json else as_markdown(rows))
+    raise typer.Exit(int(any(r.error for r in rows)))
+
+
+def _rates(text: str, hosts: int) -> list[str]:
+    """What can be measured here: without a lab, one network and no other."""
+    from gossamer.lab import available, parse_links
+
+    wanted = text.split()
+    for rate in wanted:
+        parse_links(rate, hosts)
+    reason = available()
+    if reason is None or not wanted:
+        return wanted
+    print(f"no lab here, so rates cannot be compared, only this machine's own: {reason}", file=sys.stderr, flush=True)
+    return ["unshaped"]
+
+
+def _prepare(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"the folder {folder} cannot be made: {error.strerror}") from None
+
+
+def _write(rows: "list[StepRow]", folder: Path) -> None:
+    files = {"steps.json": json.dumps([asdict(r) for r in rows], indent=1), "steps.md": as_markdown(rows)}
+    try:
+        for name, text in (files | plots(rows)).items():
+            half = folder / f"{name}.part"
+            half.write_text(text)
+            os.replace(half, folder / name)
+    except OSError as error:
+        raise BenchError(f"the results could not be written to {folder}: {error.strerror}") from None
+
+
+def plots(rows: "list[StepRow]") -> dict[str, str]:
+    """One SVG for each rate: how long a step takes, the fastest first."""
+    from gossamer.report import svg
+    from gossamer.report.charts import Bar, Bars
+
+    made = dict[str, str]()
+    for rate in dict.fromkeys(r.rate for r in rows):
+        shown = sorted((r for r in rows if r.rate == rate and r.step_ms), key=lambda r: r.step_ms)
+        bars = [Bar(i, [r.step_ms / 1000], r.step_ms / 1000) for i, r in enumerate(shown)]
+        if bars:
+            title = f"Median step, {shown[0].hosts} hosts, {rate}"
+            chart = Bars("steps", title, "", [title], bars)
+            name = rate.replace("/", "-").replace(",", "_")
+            made[f"steps-{name}.svg"] = svg.bars(chart, [r.recipe for r in shown])
+    return made
+
+
+class BenchError(GossamerError, RuntimeError):
+    """Results that cannot be kept."""
 
 
 def as_markdown(rows: "list[StepRow]") -> str:
@@ -78,7 +143,12 @@ def as_markdown(rows: "list[StepRow]") -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for r in rows:
-        time = f"{r.step_ms:.0f} ({r.low_ms:.0f}-{r.high_ms:.0f})" if r.step_ms else f"failed: {r.error[:80]}"
+        time = f"{r.step_ms:.0f} ({r.low_ms:.0f}-{r.high_ms:.0f})" if r.step_ms else f"failed: {_cell(r.error)}"
         cells = [r.recipe, r.rate, time, r.ratio_to_ddp, r.ratio_to_compute, r.sent_mb, r.nic_mb, r.loss]
         lines.append("| " + " | ".join("" if c is None else str(c) for c in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """What may stand in a table's cell."""
+    return " ".join(text.split()).replace("|", "\\|")[:80]

@@ -9,13 +9,16 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import gossamer
+from gossamer.cli.console import console
+from gossamer.core.errors import PeerError
 from gossamer.kernels import backends
 from gossamer.lab import available
 
+BROKEN = "link broken"
 COMPILED = {"numba": "fast kernels on the CPU: pip install 'gossamer[fast]'", "triton": "fast kernels on a GPU"}
 
 
@@ -34,11 +37,12 @@ def doctor(
         return
     if as_json:
         print(json.dumps(facts, indent=1))
-        return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, value in facts.items():
-        table.add_row(name, str(value))
-    Console().print(table)
+    else:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for name, value in facts.items():
+            table.add_row(name, escape(str(value)))
+        console().print(table)
+    raise typer.Exit(int(BROKEN in facts))
 
 
 def environment() -> dict[str, Any]:
@@ -74,5 +78,10 @@ def _link() -> dict[str, Any]:
     """Latency and rate of an all-reduce, from a small and a large one."""
     from gossamer.trial.link import alpha_beta, between_two_ranks
 
-    latency, rate = alpha_beta() if "RANK" in os.environ else between_two_ranks()
+    try:
+        latency, rate = alpha_beta() if "RANK" in os.environ else between_two_ranks()
+    except (PeerError, RuntimeError, ValueError) as error:  # the other facts are worth knowing all the more
+        return {BROKEN: str(error)}
+    if rate == float("inf"):
+        return {"link": "one rank alone has none"}
     return {"link latency": f"{latency * 1e6:.0f} us a hop", "link rate": f"{rate * 8 / 1e9:.2f} Gbit/s"}

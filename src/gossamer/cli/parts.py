@@ -7,21 +7,24 @@ from dataclasses import fields
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from gossamer.cli.console import console
 from gossamer.core.parts import Part
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 from gossamer.simulate import bytes_per_step
+from gossamer.trial.contender import check
+from gossamer.trial.yardsticks import YARDSTICKS
 
 SAMPLE_EPOCH = 100  # some recipes must know how many steps an epoch has
 
 
 def recipes(
     name: Annotated[str | None, typer.Argument(help="A preset or an expression to explain.")] = None,
-    parameters: Annotated[int, typer.Option(help="For bytes: how many parameters the model has.")] = 5_800_000,
-    hosts: Annotated[int, typer.Option(help="For bytes: how many ranks.")] = 4,
+    parameters: Annotated[int, typer.Option(min=4, help="For bytes: how many parameters the model has.")] = 5_800_000,
+    hosts: Annotated[int, typer.Option(min=2, help="For bytes: how many ranks.")] = 4,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """List the recipes, or explain one: its parts, its paper, and what crosses the wire."""
@@ -53,6 +56,7 @@ def _split(doc: str) -> tuple[str, str]:
 
 def explain(text: str, parameters: int, hosts: int) -> dict[str, Any]:
     """Everything there is to say about a recipe, as data."""
+    check(text)
     recipe = _example(text) if text in presets() else Recipe.of(text)
     side = max(int((parameters / 4) ** 0.5), 1)
     shapes = {f"matrix{i}": (side, side) for i in range(4)}
@@ -100,25 +104,27 @@ def _part(part: Part) -> dict[str, str]:
 
 
 def _print_all(rows: list[dict[str, str]]) -> None:
+    out = console()
     table = Table("recipe", "what it does", "as an expression", box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
     for row in rows:
-        table.add_row(f"[bold]{row['name']}[/]", row["summary"], f"[dim]{row['expression']}[/]")
-    console = Console()
-    console.print(table)
-    console.print("\n[dim]gossamer recipes NAME explains one; an expression does as well.[/]")
+        table.add_row(f"[bold]{row['name']}[/]", escape(row["summary"]), f"[dim]{escape(row['expression'])}[/]")
+    out.print(table)
+    out.print("\n[dim]gossamer recipes NAME explains one; an expression does as well.[/]")
 
 
 def _print_one(facts: dict[str, Any]) -> None:
-    console = Console(highlight=False)
-    console.print(f"[bold]{facts['name']}[/]  {facts['summary']}\n[dim]{facts['expression']}[/]")
-    if facts["paper"]:
-        console.print(f"[dim]{facts['paper']}[/]")
+    out = console()
+    shown = {k: escape(v) for k, v in facts.items() if isinstance(v, str)}
+    out.print(f"[bold]{shown['name']}[/]  {shown['summary']}\n[dim]{shown['expression']}[/]")
+    if shown["paper"]:
+        out.print(f"[dim]{shown['paper']}[/]")
     for part in facts["parts"]:
-        console.print(f"\n[bold]{part['text']}[/] [dim]({part['kind']})[/]\n  {part['summary']}")
+        out.print(f"\n[bold]{escape(part['text'])}[/] [dim]({part['kind']})[/]\n  {escape(part['summary'])}")
         if part["wire"]:
-            console.print(f"  [dim]wire:[/] {part['wire']}")
+            out.print(f"  [dim]wire:[/] {escape(part['wire'])}")
     mb, ratio = facts["sent_bytes_per_step"] / 1e6, facts["ratio_to_dense"]
-    console.print(
+    out.print(
         f"\n{facts['hosts']} ranks, {facts['parameters'] / 1e6:.1f} M parameters: {mb:.2f} MB sent by each rank and step"
         + (f", {ratio:g} times less than a dense all-reduce" if ratio else "")
     )

@@ -5,6 +5,7 @@ import shlex
 import signal
 import sys
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from gossamer.cli.console import console
 from gossamer.core.errors import GossamerError, RecipeError
 from gossamer.lab import parse_links
 from gossamer.record import Record, Run
+from gossamer.report.words import size
 from gossamer.trial import Plan, join, launch
 from gossamer.trial.contender import check
 from gossamer.trial.saving import saved_steps
@@ -79,9 +81,7 @@ def compare(
     rate: Rate = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the first recipe, the baseline.")] = 100,
     chunk: Annotated[int, typer.Option(min=1, help="Steps between turns and evaluations.")] = 5,
-    patience: Annotated[
-        float, typer.Option(min=1.0, help="Others may take so many times the baseline's steps.")
-    ] = 2.0,
+    patience: Annotated[float, typer.Option(min=1.0, help="Others may take so many times the baseline's steps.")] = 2.0,
     seed: int = 0,
     shards: Shards = "iid",
     out: Out = None,
@@ -207,7 +207,7 @@ def summary(record: Record) -> None:
 
 def _table(record: Record, target: float | None) -> Table:
     several = len(record.runs) > 1
-    heads = ["recipe", "ms/step", "MB/step", "NIC/ledger", "quality"]
+    heads = ["recipe", "ms/step", "sent/step", "NIC/ledger", "quality"]
     if several:
         heads[1:1] = ["s to quality", f"of {record.baseline}"]
     table = Table(box=None, pad_edge=False)
@@ -224,6 +224,8 @@ def _table(record: Record, target: float | None) -> Table:
 
 
 def _time_to_quality(run: Run, record: Record, target: float | None, base_time: float | None) -> list[str]:
+    if run.recipe == "compute":
+        return ["", ""]  # it trains alone, and is there for its step time
     reached = run.time_to(target, record.lower_is_better) if target is not None else None
     if reached is None:
         return ["failed" if run.status != "ok" else "not reached", ""]
@@ -235,11 +237,11 @@ def _cells(run: Run) -> list[str]:
         return [run.name, "failed" if run.status != "ok" else ""]
     clock = [s.seconds for s in run.steps]
     # The first step also pays for warming up.
-    pace = median(b - a for a, b in zip(clock, clock[1:])) if len(clock) > 1 else clock[0]
-    megabytes = (run.wire_bytes or run.steps[-1].sent) / len(run.steps) / 1e6
+    pace = median(b - a for a, b in pairwise(clock)) if len(clock) > 1 else clock[0]
+    sent = (run.wire_bytes or run.steps[-1].sent) / len(run.steps)
     checked = f"{run.nic_bytes / run.wire_bytes:.3f}" if run.nic_bytes and run.wire_bytes else ""
     best = f"{run.evaluations[-1].quality:.4f}" if run.evaluations else ""
-    return [run.name, f"{1000 * pace:.0f}", f"{megabytes:.3g}", checked, best]
+    return [run.name, f"{1000 * pace:.0f}", size(sent) if sent else "", checked, best]
 
 
 def _folder(out: Path | None, kind: str) -> Path:

@@ -117,6 +117,7 @@ class Communicator:
         if self.fabric.size == 1:
             yield
             return
+        self._settle_local()
         own = consensus.remember(self.model)
         self.fabric.run(consensus.swap_in(self.model, self.worker, average_buffers=self.buffers != "local"))
         try:
@@ -127,6 +128,7 @@ class Communicator:
     def check_sync(self) -> None:
         """Compare a hash of every parameter that should be equal on all ranks; an error names those that are not."""
         if self.fabric.size > 1:
+            self._settle_local()
             self.fabric.run(consensus.check(self.worker))
 
     def metrics(self) -> dict[str, float]:
@@ -325,6 +327,11 @@ class Communicator:
             self._finish(self._steps, descended=False)
         elif self._owes_step and self.scaler is not None:
             self._finish(self._begin(), descended=False)
+
+    def _settle_local(self) -> None:
+        """Before all ranks do something together: one that skipped a local step may owe a round that others wait for."""
+        if not self._averages_gradients:
+            self._settle_skipped()
 
     def _begin(self) -> Program[None]:
         steps = self.recipe.schedule.step(self.worker)

@@ -20,8 +20,7 @@ class Circle:
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
-        with _lost():
-            self.group = dist.new_group(timeout=timedelta(seconds=deadline + MARGIN))
+        self.group = new_group(deadline + MARGIN)
 
     def all_fine(self, fine: bool, hurry: bool = False) -> bool:
         """Did it work on every rank? In a `hurry`, whoever waited for somebody in vain does not wait as long again."""
@@ -63,6 +62,14 @@ class Circle:
             for rank, other in enumerate(everyone):
                 if other[name] != value:
                     raise PeerError(f"{what}: {name} is {value!r} on rank 0 and {other[name]!r} on rank {rank}")
+
+
+def new_group(timeout: float) -> dist.ProcessGroup:
+    """A group of all ranks; all make it together."""
+    with _lost():
+        made = dist.new_group(timeout=timedelta(seconds=timeout))
+    assert isinstance(made, dist.ProcessGroup)
+    return made
 
 
 @contextmanager

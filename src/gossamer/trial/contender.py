@@ -208,4 +208,3 @@ def check(kind: str) -> None:
 
 def _nic() -> int:
     return own_counters().sent_bytes if in_lab() else 0
-

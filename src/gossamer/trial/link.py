@@ -42,12 +42,15 @@ def between_two_ranks() -> tuple[float, float]:
     """The same, over loopback, when no launcher has started us."""
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", __name__]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    try:
+        done = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    except subprocess.TimeoutExpired:
+        raise PeerError("two ranks on this machine did not find each other within two minutes") from None
     for line in done.stdout.splitlines():
         if line.startswith("{"):
             found = json.loads(line)
             return found["latency"], found["rate"]
-    raise PeerError(f"two ranks on this machine could not talk to each other:\n{done.stderr[-2000:]}")
+    raise PeerError(f"two ranks on this machine could not talk to each other:\n{done.stderr[-2000:].strip()}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from gossamer.core.errors import GossamerError
 from gossamer.lab import in_lab
 from gossamer.record import Step
 from gossamer.trial import saving
-from gossamer.trial.agree import Circle, attempt
+from gossamer.trial.agree import Circle, attempt, new_group
 from gossamer.trial.contender import Contender
 from gossamer.trial.orphans import end_with_parent
 from gossamer.trial.plan import MARK, Plan
@@ -94,7 +94,7 @@ class Trial:
 
     def _add(self, name: str, kind: str, workload: workloads.Workload) -> None:
         # Groups are made in step, whatever becomes of the contender; a failed one leaves the others' in order.
-        group = dist.new_group(timeout=timedelta(seconds=self.plan.deadline))
+        group = new_group(self.plan.deadline)
 
         def make() -> None:
             self.alive[name] = Contender(name, kind, workload, self.plan, group)

@@ -24,18 +24,26 @@ class StepRow:
     high_ms: float
     ratio_to_ddp: float | None
     ratio_to_compute: float | None
-    sent_mb: float
+    sent_mb: float | None  # None where a yardstick keeps no ledger and has no formula
     nic_mb: float | None
     loss: float | None
     error: str = ""
 
 
 def measure_steps(
-    contenders: dict[str, str], rate: str | None, hosts: int, turns: int, chunk: int, on_event: OnEvent
+    contenders: dict[str, str],
+    rate: str | None,
+    hosts: int,
+    turns: int,
+    chunk: int,
+    on_event: OnEvent,
+    workload: str = "lm",
 ) -> list[StepRow]:
     """Train all contenders in turns of `chunk` steps, and say what their steps took."""
-    plan = Plan(contenders, steps=(turns + WARM_UP) * chunk, chunk=chunk, measure_every=0)
-    record, _ = launch(plan, hosts, None if rate in (None, "unshaped") else rate, "gossamer bench steps", on_event)
+    plan = Plan(contenders, workload, steps=(turns + WARM_UP) * chunk, chunk=chunk, measure_every=0)
+    record, code = launch(plan, hosts, rate, "gossamer bench steps", on_event)
+    if code > 128:
+        raise KeyboardInterrupt(code - 128)
     paces = {run.name: _paces(run) for run in record.runs}
     medians = {name: statistics.median(p) for name, p in paces.items() if p}
     return [_row(run, paces[run.name], medians, record) for run in record.runs]
@@ -63,7 +71,7 @@ def _row(run: Run, paces: Sequence[float], medians: dict[str, float], record: Re
         high_ms=round(max(paces, default=0.0), 1),
         ratio_to_ddp=ratio("ddp"),
         ratio_to_compute=ratio("compute"),
-        sent_mb=round(run.wire_bytes / steps / 1e6, 4),
+        sent_mb=round(run.wire_bytes / steps / 1e6, 4) if run.wire_bytes or run.recipe == "compute" else None,
         nic_mb=None if run.nic_bytes is None else round(run.nic_bytes / steps / 1e6, 4),
         loss=round(run.evaluations[-1].quality, 4) if run.evaluations else None,
         error=run.error,
