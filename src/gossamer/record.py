@@ -121,6 +121,8 @@ def _with_number(table: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _record(table: dict[str, Any]) -> Record:
+    if not isinstance(table, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError("there is no table in it")
     if table.get("format") != FORMAT:
         raise ValueError(f"this record has format {table.get('format')!r}; this version reads {FORMAT}")
     facts: dict[str, Any] = {**table, "runs": [_run(r) for r in table["runs"]]}

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from tests.gang import Gang
-from tests.hosts.loops import SMALL, Awkward, attached, flat, same, sgd, small_step
+from tests.hosts.loops import SMALL, Awkward, attached, flat, same, small_step
 from torch import Tensor
 
 from gossamer.core.errors import CheckpointError
@@ -197,6 +197,3 @@ def rolled_back(rank: int, size: int, recipe: str) -> bool:
 )
 def test_a_run_goes_back(gang2: Gang, recipe: str) -> None:
     assert gang2.run(rolled_back, recipe) == [True, True]
-
-
-__all__ = ["sgd"]

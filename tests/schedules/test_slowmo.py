@@ -14,7 +14,20 @@ from tests.schedules.rates import (
     steps_down,
     trained,
 )
-from tests.worker.gym import Flat, anchors, bit_equal, make, parameters, pull, remembered, resumed, saved, sgd, train
+from tests.worker.gym import (
+    Flat,
+    anchors,
+    bit_equal,
+    make,
+    parameters,
+    pull,
+    remembered,
+    resumed,
+    saved,
+    sgd,
+    spoiled,
+    train,
+)
 from torch import Tensor
 
 from gossamer.core.errors import RecipeError
@@ -214,6 +227,16 @@ def test_double_precision_buffers_are_averaged_in_double_precision() -> None:
         train(r, scheduled(constant), 2)
     mean = torch.stack(momenta(twins)).mean(0)
     torch.testing.assert_close(momenta(ranks)[1], mean, rtol=0, atol=1e-15)
+
+
+def test_a_rank_without_buffers_yet_does_not_stop_the_others() -> None:
+    """Its first step was skipped, so its optimizer has no momentum to average; the round goes on without."""
+    ranks = make("allreduce + slowmo(1, buffers='average')", 3)
+    train(ranks, spoiled([(0, 1)], float("nan")), 1)
+    assert [bool(r.optimizer.state) for r in ranks] == [False, True, True]
+    assert bit_equal(parameters(ranks))
+    train(ranks, pull, 2)
+    assert bit_equal(momenta(ranks))
 
 
 def test_adams_counters_are_neither_reset_nor_averaged() -> None:

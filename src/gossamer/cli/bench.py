@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from gossamer.cli.console import console
-from gossamer.core.errors import GossamerError
+from gossamer.cli.errors import FailedError, as_input
 
 if TYPE_CHECKING:
     from gossamer.trial.steps import StepRow
@@ -89,7 +89,7 @@ def _rates(text: str, hosts: int) -> list[str]:
 
     wanted = text.split()
     for rate in wanted:
-        parse_links(rate, hosts)
+        as_input(lambda: parse_links(rate, hosts))  # noqa: B023
     reason = available()
     if reason is None or not wanted:
         return wanted
@@ -101,7 +101,7 @@ def _prepare(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BenchError(f"the folder {folder} cannot be made: {error.strerror}") from None
+        raise FailedError(f"the folder {folder} cannot be made: {error.strerror}") from None
 
 
 def _write(rows: "list[StepRow]", folder: Path) -> None:
@@ -112,7 +112,7 @@ def _write(rows: "list[StepRow]", folder: Path) -> None:
             half.write_text(text)
             os.replace(half, folder / name)
     except OSError as error:
-        raise BenchError(f"the results could not be written to {folder}: {error.strerror}") from None
+        raise FailedError(f"the results could not be written to {folder}: {error.strerror}") from None
 
 
 def plots(rows: "list[StepRow]") -> dict[str, str]:
@@ -130,10 +130,6 @@ def plots(rows: "list[StepRow]") -> dict[str, str]:
             name = rate.replace("/", "-").replace(",", "_")
             made[f"steps-{name}.svg"] = svg.bars(chart, [r.recipe for r in shown])
     return made
-
-
-class BenchError(GossamerError, RuntimeError):
-    """Results that cannot be kept."""
 
 
 def as_markdown(rows: "list[StepRow]") -> str:

@@ -1,19 +1,17 @@
 """gossamer lab: run any command once per host of a shaped network."""
 
-import signal
 import sys
-from types import FrameType
 from typing import Annotated
 
 import typer
 
-from gossamer.core.errors import GossamerError
-from gossamer.lab import run_lab
+from gossamer.cli.errors import InputError, as_input
+from gossamer.lab import parse_latency, parse_links, run_lab
 
 
 def lab(
     context: typer.Context,
-    hosts: Annotated[int, typer.Option(help="How many hosts.")] = 2,
+    hosts: Annotated[int, typer.Option(min=1, help="How many hosts.")] = 2,
     rate: Annotated[
         str | None, typer.Option(help="'200mbit', one per host '1gbit,100mbit', or up/down '20mbit/100mbit'.")
     ] = None,
@@ -26,14 +24,10 @@ def lab(
     """
     command = list(context.args)
     if not command:
-        raise GossamerError("no command to run; give it after '--': gossamer lab --hosts 4 -- python train.py")
-    signal.signal(signal.SIGTERM, _terminated)
+        raise InputError("no command to run; give it after '--': gossamer lab --hosts 4 -- python train.py")
+    as_input(lambda: (parse_links(rate, hosts), parse_latency(latency)))
     result = run_lab(hosts, rate, command, latency=latency, timeout=timeout)
     for host in result.hosts:
         sent, received = host.sent_bytes / 1e6, host.received_bytes / 1e6
         print(f"host {host.rank}: {sent:.2f} MB sent, {received:.2f} MB received", file=sys.stderr)
     raise typer.Exit(result.exit_code)
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)  # unwinds, so that the lab is taken down in order

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gossamer.cli.console import console
+from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
@@ -57,6 +58,8 @@ def _split(doc: str) -> tuple[str, str]:
 def explain(text: str, parameters: int, hosts: int) -> dict[str, Any]:
     """Everything there is to say about a recipe, as data."""
     check(text)
+    if text in YARDSTICKS:
+        raise RecipeError(f"{text!r} is a yardstick, not a recipe: 'gossamer compare' trains it beside others")
     recipe = _example(text) if text in presets() else Recipe.of(text)
     side = max(int((parameters / 4) ** 0.5), 1)
     shapes = {f"matrix{i}": (side, side) for i in range(4)}

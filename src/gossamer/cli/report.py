@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gossamer.core.errors import GossamerError
+from gossamer.cli.errors import FailedError, InputError
 from gossamer.record import Record
 
 
@@ -23,21 +23,21 @@ def report(
     if markdown:
         print(pages.write_markdown(made))
         return
-    if figures is not None:
-        figures.mkdir(parents=True, exist_ok=True)
-        pages.write_figures(made, figures)
-        print(figures)
     page = out or source.with_name("report.html")
-    pages.write_html(made, page)
-    print(page)
+    try:
+        pages.write_html(made, page)
+        print(page)
+        if figures is not None:
+            pages.write_figures(made, figures)
+            print(figures)
+    except OSError as error:
+        raise FailedError(f"the report could not be written: {error}") from None
 
 
 def read(source: Path) -> Record:
     try:
         return Record.read(source)
     except OSError as error:
-        raise GossamerError(
-            f"{source} cannot be read: {error.strerror}; 'gossamer compare' writes such files"
-        ) from None
+        raise InputError(f"{source} cannot be read: {error.strerror}; 'gossamer compare' writes such files") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise GossamerError(f"{source} is no record of a run: {error}") from None
+        raise InputError(f"{source} is no record of a run: {error}") from None

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from gossamer.cli import progress
 from gossamer.cli.console import console
-from gossamer.core.errors import GossamerError, RecipeError
+from gossamer.cli.errors import FailedError, InputError, as_input
 from gossamer.lab import parse_links
 from gossamer.record import Record, Run
 from gossamer.report.words import size
@@ -36,10 +36,6 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what went wrong."
 Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines on standard output.")]
 Deadline = Annotated[float, typer.Option(min=1.0, help="Seconds after which a missing rank is an error.")]
 Steps = Annotated[int, typer.Option(min=1, help="Optimizer steps.")]
-
-
-class WriteError(GossamerError, RuntimeError):
-    """A record or a report that cannot be kept."""
 
 
 def train(
@@ -110,15 +106,15 @@ def _check_workload(plan: Plan) -> None:
 def _check_resumable(out: Path | None) -> None:
     """Every rank looks for its own checkpoint later; this is the early word to a person."""
     if out is None:
-        raise RecipeError("--resume needs --out: the folder of the run to go on with")
+        raise InputError("--resume needs --out: the folder of the run to go on with")
     rank = int(os.environ.get("RANK", "0"))
     if not saved_steps(out / "checkpoint", rank):
-        raise RecipeError(f"nothing to resume from: no checkpoint in {out / 'checkpoint'}; run without --resume first")
+        raise InputError(f"nothing to resume from: no checkpoint in {out / 'checkpoint'}; run without --resume first")
 
 
 def _run(plan: Plan, hosts: int, rate: str | None, folder: Path, quiet: bool, as_json: bool) -> None:
     if rate is not None:
-        parse_links(rate, hosts)  # nonsense is better refused before anything starts
+        as_input(lambda: parse_links(rate, hosts))  # nonsense is better refused before anything starts
     # Hosts in a lab reach no registry, and ranks would all fetch at once.
     get(plan.workload, seed=plan.seed, **plan.options).prepare()
     earlier = _earlier(folder) if plan.resume else None
@@ -134,7 +130,7 @@ def _run(plan: Plan, hosts: int, rate: str | None, folder: Path, quiet: bool, as
 def _join(plan: Plan, rate: str | None, out: Path | None, quiet: bool, as_json: bool) -> None:
     """A launcher has started us as one of several ranks: take part. Rank 0 shows and keeps what comes of it."""
     if rate is not None:
-        raise RecipeError("--rate shapes a network that gossamer starts ranks in; here a launcher has started them")
+        raise InputError("--rate shapes a network that gossamer starts ranks in; here a launcher has started them")
     get(plan.workload, seed=plan.seed, **plan.options).prepare()
     if out is not None:  # without it the ranks, perhaps on several machines, have no name in common for their files
         plan.checkpoint = str((_folder(out, "train") / "checkpoint").resolve())
@@ -182,7 +178,7 @@ def _keep(record: Record, folder: Path) -> None:
         record.write(folder / "record.json")
         write_html(record, folder / "report.html")
     except OSError as error:
-        raise WriteError(
+        raise FailedError(
             f"the report could not be written to {folder}: {error.strerror}; what was there stands"
         ) from None
 
@@ -249,9 +245,9 @@ def _folder(out: Path | None, kind: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise WriteError(f"the folder {folder} cannot be made: {error.strerror}") from None
+        raise FailedError(f"the folder {folder} cannot be made: {error.strerror}") from None
     if not os.access(folder, os.W_OK | os.X_OK):  # better said now than after the run
-        raise WriteError(f"the folder {folder} cannot be written to; give another one with --out")
+        raise FailedError(f"the folder {folder} cannot be written to; give another one with --out")
     return folder
 
 

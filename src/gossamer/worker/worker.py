@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -155,7 +156,7 @@ class Worker:
 
     def average_optimizer(self) -> Program[None]:
         buffers = self._buffers()
-        if not buffers:
+        if not (yield from self._all_hold_the_same(buffers)) or not buffers:
             return
         wide = torch.float64 if any(b.dtype == torch.float64 for b in buffers) else torch.float32
         flat = torch.cat([b.reshape(-1).to(wide) for b in buffers])
@@ -297,6 +298,14 @@ class Worker:
         for (name, gone), (_, given) in zip(block.like(lost).tensors(), block.tensors(), strict=True):
             norm = float(given.norm())
             self.errors[name] = float(gone.norm()) / norm if norm else 0.0
+
+    def _all_hold_the_same(self, buffers: Sequence[Tensor]) -> Program[bool]:
+        """A rank whose every step so far was skipped has no buffers yet; then there is nothing to average."""
+        mine = crc32(repr([tuple(b.shape) for b in buffers]).encode())
+        device = next(iter(self.named.values())).device
+        extremes = yield from all_reduce(torch.tensor([mine, -mine], device=device), "max")
+        largest, smallest = extremes.tolist()
+        return largest == -smallest
 
     def _heal_optimizer(self) -> None:
         """A momentum that is not finite would spoil all rounds to come; the round it spoilt is dropped, and so is it."""

@@ -1,0 +1,152 @@
+"""DIANA's own tests: it learns every worker's gradient and reaches the optimum where quantised gradients stall."""
+
+import pytest
+import torch
+from tests.laws.blocks import block
+from tests.laws.crew import Crew, mean
+from tests.memories.convex import DIMENSIONS, WORKERS, Problem
+
+from gossamer.codecs import QSGD, Ternary
+from gossamer.core.block import Layout
+from gossamer.core.contracts import Codec
+from gossamer.core.parts import parse
+from gossamer.memories import DIANA
+
+LAYOUT = Layout.of({"x": (DIMENSIONS,)})
+QUICK = Problem(kappa=20.0)
+TERNARY = f"qsgd(bits=2, bucket={DIMENSIONS})"  # one level of the largest element
+EUCLID = f"qsgd(bits=2, bucket={DIMENSIONS}, norm='l2')"
+
+
+def tuned(problem: Problem, codec: str) -> tuple[float, float]:
+    quantiser = parse(codec)
+    assert isinstance(quantiser, Codec)
+    return problem.rates(quantiser.omega(LAYOUT))
+
+
+@pytest.mark.parametrize(("dimensions", "alpha"), [(4, 0.6667), (16, 0.4), (64, 0.2222)])
+def test_it_follows_at_the_rate_of_the_theory(dimensions: int, alpha: float) -> None:
+    layout = Layout.of({"x": (dimensions,)})
+    for codec in (Ternary(clip=0.0), QSGD(2, dimensions)):
+        assert DIANA().follow(codec.omega(layout)) == pytest.approx(alpha, abs=1e-4)
+    assert DIANA().follow(QSGD(2, dimensions, "l2").omega(layout)) == pytest.approx(dimensions**-0.5)
+    assert DIANA(alpha=0.3).follow(7.0) == 0.3
+
+
+def test_it_reaches_the_optimum_of_an_ill_conditioned_problem_where_quantised_gradients_stall() -> None:
+    problem = Problem()
+    alpha, rate = tuned(problem, TERNARY)
+    assert problem.train(problem.ranks(f"gather({TERNARY}) + diana(alpha={alpha})", rate), 2000) <= 1e-20
+    assert problem.train(problem.ranks(f"gather({TERNARY})", rate), 1000) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "codec", [TERNARY, EUCLID, "qsgd(bits=4, bucket=8)", "ternary(clip=0.0)", "qsgd(bits=1, bucket=4)"]
+)
+def test_every_unbiased_codec_reaches_the_optimum(codec: str) -> None:
+    alpha, rate = tuned(QUICK, codec)
+    learned = QUICK.train(QUICK.ranks(f"gather({codec}) + diana(alpha={alpha})", rate), 700)
+    stalled = QUICK.train(QUICK.ranks(f"gather({codec})", rate), 300)
+    assert learned < 1e-16
+    assert stalled > 1e6 * learned
+
+
+def test_the_rate_it_chooses_itself_reaches_the_optimum_too() -> None:
+    _, rate = tuned(QUICK, TERNARY)
+    assert QUICK.train(QUICK.ranks(f"gather({TERNARY}) + diana()", rate), 700) < 1e-16
+
+
+@pytest.mark.parametrize("codec", ["qsgd(bits=4, bucket=8)", "qsgd(bits=2, bucket=8)", "ternary(clip=0.0)"])
+def test_it_reaches_the_optimum_in_two_phases_too(codec: str) -> None:
+    _, rate = tuned(QUICK, TERNARY)
+    learned = QUICK.train(QUICK.ranks(f"scatter({codec}) + diana()", rate), 900)
+    assert learned < 1e-14
+    assert QUICK.train(QUICK.ranks(f"scatter({codec})", rate), 300) > 1e6 * learned
+
+
+def test_with_momentum_it_reaches_the_optimum() -> None:
+    alpha, rate = tuned(QUICK, TERNARY)
+    assert QUICK.train(QUICK.ranks(f"gather({TERNARY}) + diana(alpha={alpha}, momentum=0.9)", rate / 10), 900) < 1e-16
+
+
+def test_the_proximal_step_finds_the_exact_support() -> None:
+    problem = Problem(kappa=20.0, l1=0.05)
+    alpha, rate = tuned(problem, TERNARY)
+    ranks = problem.ranks(f"gather({TERNARY}) + diana(alpha={alpha}) + every_step(l1=0.05)", rate)
+    support = problem.optimum != 0
+    assert 5 < int(support.sum()) < 30
+    assert problem.train(ranks, 700) < 1e-16
+    assert torch.equal(ranks[0].flat() != 0, support)
+    bare = problem.ranks(f"gather({TERNARY}) + every_step(l1=0.05)", rate)
+    assert problem.train(bare, 300) > 1e-6
+    assert not torch.equal(bare[0].flat() != 0, support)
+
+
+def test_what_it_learns_are_the_gradients_at_the_optimum() -> None:
+    alpha, rate = tuned(QUICK, TERNARY)
+    ranks = QUICK.ranks(f"gather({TERNARY}) + diana(alpha={alpha})", rate)
+    QUICK.train(ranks, 700)
+    for i, rank in enumerate(ranks):
+        expected = QUICK.slope(QUICK.optimum, i)
+        assert float(expected.norm()) > 0.1  # the workers do not agree, so there is something to learn
+        torch.testing.assert_close(rank.worker.channels[0].states["memory"]["own"], expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, WORKERS])
+@pytest.mark.parametrize(
+    "exchange", ["gather(qsgd(bits=2, bucket=16))", "gather(ternary(clip=0.0))", "allreduce(fp32())"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_the_common_gradient_is_the_mean_of_the_learned_ones_at_every_step(
+    size: int, exchange: str, dtype: torch.dtype
+) -> None:
+    crew = Crew(f"{exchange} + diana()", size)
+    for step in range(12):
+        crew.step([block("several", dtype, seed=50 * r + step) for r in range(size)])
+        common = crew.kept[0]["common"]
+        torch.testing.assert_close(crew.mean_of("own"), common.double(), rtol=1e-5, atol=1e-5)
+        assert all(torch.equal(s["common"], common) for s in crew.kept)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_in_two_phases_the_common_gradient_is_that_mean_but_for_what_is_owed(size: int) -> None:
+    crew = Crew("scatter(qsgd(bits=4, bucket=8)) + diana()", size)
+    for step in range(12):
+        crew.step([block("several", torch.float64, seed=50 * r + step) for r in range(size)])
+        assert (crew.mean_of("own") - crew.owed() - crew.kept[0]["common"]).abs().max() < 1e-5
+
+
+def test_the_answer_is_the_old_common_gradient_and_what_travelled() -> None:
+    crew = Crew("gather(qsgd(bits=2, bucket=16)) + diana(alpha=0.25)", 3)
+    before = torch.zeros(())
+    for step in range(6):
+        got = crew.step([block("several", torch.float64, seed=50 * r + step) for r in range(3)])
+        assert torch.equal(got, before + crew.echoes[0].mean)
+        before = crew.kept[0]["common"]
+
+
+def test_it_is_right_on_average_from_the_first_step_on() -> None:
+    blocks = [block("long", seed=r) for r in range(4)]
+    total, draws = torch.zeros(1283, dtype=torch.float64), 200
+    for seed in range(draws):
+        crew = Crew("gather(qsgd(bits=4, bucket=64)) + diana()", 4, seed=seed)
+        for _ in range(3):
+            got = crew.step(blocks)
+        total += got.double()
+    z = (total / draws - mean(blocks)) / (0.5 / draws**0.5)  # 4 bits of buckets of 64 spread far less than 0.5
+    assert float(z.abs().max()) < 5
+
+
+def test_momentum_adds_up_past_answers() -> None:
+    plain, heavy = (Crew("allreduce", 2, DIANA(momentum=m)) for m in (0.0, 0.5))
+    velocity = torch.zeros(1283, dtype=torch.float64)
+    for step in range(5):
+        blocks = [block("long", torch.float64, seed=9 * step + r) for r in range(2)]
+        velocity = 0.5 * velocity + plain.step(blocks)
+        torch.testing.assert_close(heavy.step(blocks), velocity, rtol=1e-12, atol=1e-12)
+
+
+def test_shared_scales_reach_the_optimum_as_well() -> None:
+    _, rate = tuned(QUICK, TERNARY)
+    learned = QUICK.train(QUICK.ranks("allreduce(ternary(clip=0.0)) + diana()", rate), 700)
+    assert learned < 1e-16
