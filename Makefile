@@ -23,7 +23,7 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 demo: $(VENV)/.installed .network-tools
-	$(BIN)/gossamer compare ddp bf16 qsgd terngrad topk powersgd slowmo sgp --hosts 4 --rate 200mbit --steps 60 --out runs/demo
+	$(BIN)/gossamer compare ddp bf16 qsgd terngrad topk powersgd slowmo sgp --hosts 4 --rate 200mbit --steps 50 --out runs/demo
 
 test: $(VENV)/.installed .network-tools
 	$(BIN)/ruff check -q src tests benchmarks

@@ -14,9 +14,8 @@ release = version = gossamer.__version__
 
 extensions = ["myst_parser", "parts"]
 exclude_patterns = ["_build", "ext"]
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
-suppress_warnings = ["toc.empty_glob"]  # pages of measurements come and go
 
 html_theme = "furo"
 html_title = f"gossamer {release}"

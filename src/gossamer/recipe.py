@@ -254,6 +254,10 @@ def _check(recipe: Recipe) -> None:
             schedule.averages_gradients,
             f"{exchange} drops late gradients; dropping a model average under {schedule} is something else: use every_step()",
         )
+        require(
+            schedule.lr_factor == 1 and not getattr(schedule, "l1", 0.0),
+            f"{schedule} under {exchange}: a late rank applies missed updates without it; use every_step() as it is",
+        )
         require(plain, f"{memory} around {exchange}: a dropped gradient's residual would be lost; drop the memory")
         require(not recipe.rules, f"rules under {exchange}: one ticket closes the whole step; drop the rules")
         require(
@@ -269,6 +273,11 @@ def _check(recipe: Recipe) -> None:
     )
     for other in recipe.routes.values():
         _check_pair(other, memory)
+    mild = getattr(recipe.controller, "mild", exchange)
+    require(
+        exchange == mild,
+        f"{recipe.controller} starts with its mild exchange; write '{mild} + ...' instead of '{exchange} + ...'",
+    )
     for level in (getattr(recipe.controller, n, None) for n in ("mild", "harsh")):
         if isinstance(level, Exchange):
             _check_pair(level, memory)

@@ -30,6 +30,11 @@ SPOILERS = [float("nan"), float("inf"), float("-inf")]
 DRAWS = 400
 
 
+def fine(dtype: torch.dtype) -> float:
+    """What rounding may do: books kept in double precision balance in double precision, whatever the wire."""
+    return 2e-6 if dtype == torch.float32 else 1e-13
+
+
 # -- wires -------------------------------------------------------------------------------------------------------------
 
 
@@ -185,7 +190,7 @@ def test_accumulating_adds_the_weighted_decoding(codec: Codec, dtype: torch.dtyp
     start = torch.linspace(-2, 2, given.numel, dtype=dtype)
     into = start.clone()
     codec.accumulate(wire, given.layout, into, weight)
-    torch.testing.assert_close(into, start + weight * codec.decode(wire, given), rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(into, start + weight * codec.decode(wire, given), rtol=fine(dtype), atol=fine(dtype))
 
 
 # -- dice --------------------------------------------------------------------------------------------------------------
@@ -318,7 +323,7 @@ def test_the_mean_is_bit_equal_on_all_ranks_and_is_the_mean_of_what_got_through(
     assert len({bits(e.mean) for e in echoes}) == 1
     assert (echoes[0].mean.shape, echoes[0].mean.dtype) == (blocks[0].flat.shape, dtype)
     through = sum(sent(e, b) for e, b in zip(echoes, blocks, strict=True)) / size
-    coarse = {"bf16": 0.05, "fp16": 0.005}.get(codec.name, 2e-5)  # sums of halves are rounded on their way
+    coarse = {"bf16": 0.05, "fp16": 0.005}.get(codec.name, 10 * fine(dtype))  # sums of halves are rounded on their way
     torch.testing.assert_close(through, echoes[0].mean, rtol=coarse, atol=coarse)
     assert all(torch.equal(b.flat, old) for b, old in zip(blocks, before, strict=True))
 

@@ -9,7 +9,7 @@ from torch.nn.functional import softshrink
 
 from gossamer.simulate import Replica, replicas, train
 
-WORKERS, DIMENSIONS, SAMPLES = 10, 40, 12
+DIMENSIONS, SAMPLES = 40, 12
 
 
 class Point(nn.Module):
@@ -27,13 +27,14 @@ class Problem:
     kappa: float = 98.0
     ridge: float = 0.1
     l1: float = 0.0
+    workers: int = 10
 
     @cached_property
     def data(self) -> tuple[Tensor, Tensor]:
         """Features (workers x samples x dimensions) and labels of +1 and -1; every worker has a taste of its own."""
         dice = torch.Generator().manual_seed(11)
-        a = torch.randn(WORKERS, SAMPLES, DIMENSIONS, generator=dice, dtype=torch.float64)
-        taste = torch.randn(WORKERS, DIMENSIONS, 1, generator=dice, dtype=torch.float64)
+        a = torch.randn(self.workers, SAMPLES, DIMENSIONS, generator=dice, dtype=torch.float64)
+        taste = torch.randn(self.workers, DIMENSIONS, 1, generator=dice, dtype=torch.float64)
         steepest = max(float(torch.linalg.matrix_norm(m, 2)) ** 2 / (4 * SAMPLES) for m in a)
         return a * ((self.kappa - 1) * self.ridge / steepest) ** 0.5, torch.sign((a @ taste).squeeze(-1))
 
@@ -56,11 +57,11 @@ class Problem:
     def rates(self, omega: float) -> tuple[float, float]:
         """DIANA's alpha and step size for a quantiser of this relative variance."""
         follows, smooth = 1 / (1 + omega), self.kappa * self.ridge
-        alpha, c = follows / 2, 4 * (1 - follows) / (WORKERS * follows**2)
+        alpha, c = follows / 2, 4 * (1 - follows) / (self.workers * follows**2)
         return alpha, min(alpha / self.ridge, 2 / ((smooth + self.ridge) * (1 + c * alpha)))
 
-    def ranks(self, recipe: str, rate: float, size: int = WORKERS) -> list[Replica]:
-        return replicas(recipe, Point, lambda m: torch.optim.SGD(m.parameters(), lr=rate), size, seed=5)
+    def ranks(self, recipe: str, rate: float) -> list[Replica]:
+        return replicas(recipe, Point, lambda m: torch.optim.SGD(m.parameters(), lr=rate), self.workers, seed=5)
 
     def train(self, ranks: list[Replica], steps: int) -> float:
         """Full gradients; the squared distance to the optimum afterwards."""

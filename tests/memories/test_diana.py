@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.laws.blocks import block
 from tests.laws.crew import Crew, mean
-from tests.memories.convex import DIMENSIONS, WORKERS, Problem
+from tests.memories.convex import DIMENSIONS, Problem
 
 from gossamer.codecs import QSGD, Ternary
 from gossamer.core.block import Layout
@@ -13,7 +13,7 @@ from gossamer.core.parts import parse
 from gossamer.memories import DIANA
 
 LAYOUT = Layout.of({"x": (DIMENSIONS,)})
-QUICK = Problem(kappa=20.0)
+QUICK = Problem(kappa=8.0, workers=4)
 TERNARY = f"qsgd(bits=2, bucket={DIMENSIONS})"  # one level of the largest element
 EUCLID = f"qsgd(bits=2, bucket={DIMENSIONS}, norm='l2')"
 
@@ -33,66 +33,69 @@ def test_it_follows_at_the_rate_of_the_theory(dimensions: int, alpha: float) -> 
     assert DIANA(alpha=0.3).follow(7.0) == 0.3
 
 
+def distance(problem: Problem, recipe: str, rate: float, steps: int) -> float:
+    return problem.train(problem.ranks(recipe, rate), steps)
+
+
 def test_it_reaches_the_optimum_of_an_ill_conditioned_problem_where_quantised_gradients_stall() -> None:
-    problem = Problem()
+    problem = Problem(kappa=98.0)
     alpha, rate = tuned(problem, TERNARY)
-    assert problem.train(problem.ranks(f"gather({TERNARY}) + diana(alpha={alpha})", rate), 2000) <= 1e-20
-    assert problem.train(problem.ranks(f"gather({TERNARY})", rate), 1000) > 1e-3
+    ranks = problem.ranks(f"gather({TERNARY}) + diana(alpha={alpha})", rate)
+    assert any(problem.train(ranks, 250) <= 1e-20 for _ in range(8))  # within 2000 steps
+    stalled = problem.ranks(f"gather({TERNARY})", rate)
+    assert all(problem.train(stalled, 100) > 1e-3 for _ in range(3))
 
 
 @pytest.mark.parametrize(
     "codec", [TERNARY, EUCLID, "qsgd(bits=4, bucket=8)", "ternary(clip=0.0)", "qsgd(bits=1, bucket=4)"]
 )
-def test_every_unbiased_codec_reaches_the_optimum(codec: str) -> None:
+def test_every_unbiased_codec_reaches_the_optimum_with_it_and_none_does_without(codec: str) -> None:
     alpha, rate = tuned(QUICK, codec)
-    learned = QUICK.train(QUICK.ranks(f"gather({codec}) + diana(alpha={alpha})", rate), 700)
-    stalled = QUICK.train(QUICK.ranks(f"gather({codec})", rate), 300)
-    assert learned < 1e-16
-    assert stalled > 1e6 * learned
+    assert distance(QUICK, f"gather({codec}) + diana(alpha={alpha})", rate, 600) < 1e-13
+    assert distance(QUICK, f"gather({codec})", rate, 80) > 1e-4
 
 
-def test_the_rate_it_chooses_itself_reaches_the_optimum_too() -> None:
+@pytest.mark.parametrize("recipe", [f"gather({TERNARY})", "allreduce(ternary(clip=0.0))", "allreduce(fp32())"])
+def test_it_chooses_a_rate_itself(recipe: str) -> None:
     _, rate = tuned(QUICK, TERNARY)
-    assert QUICK.train(QUICK.ranks(f"gather({TERNARY}) + diana()", rate), 700) < 1e-16
+    assert distance(QUICK, f"{recipe} + diana()", rate, 350) < 1e-20
 
 
-@pytest.mark.parametrize("codec", ["qsgd(bits=4, bucket=8)", "qsgd(bits=2, bucket=8)", "ternary(clip=0.0)"])
+@pytest.mark.parametrize("codec", ["qsgd(bits=4, bucket=8)", TERNARY])
 def test_it_reaches_the_optimum_in_two_phases_too(codec: str) -> None:
     _, rate = tuned(QUICK, TERNARY)
-    learned = QUICK.train(QUICK.ranks(f"scatter({codec}) + diana()", rate), 900)
-    assert learned < 1e-14
-    assert QUICK.train(QUICK.ranks(f"scatter({codec})", rate), 300) > 1e6 * learned
+    assert distance(QUICK, f"scatter({codec}) + diana()", rate, 350) < 1e-20
+    assert distance(QUICK, f"scatter({codec})", rate, 50) > 1e-4
 
 
 def test_with_momentum_it_reaches_the_optimum() -> None:
     alpha, rate = tuned(QUICK, TERNARY)
-    assert QUICK.train(QUICK.ranks(f"gather({TERNARY}) + diana(alpha={alpha}, momentum=0.9)", rate / 10), 900) < 1e-16
+    assert distance(QUICK, f"gather({TERNARY}) + diana(alpha={alpha}, momentum=0.9)", rate / 10, 500) < 1e-14
 
 
 def test_the_proximal_step_finds_the_exact_support() -> None:
-    problem = Problem(kappa=20.0, l1=0.05)
+    problem = Problem(kappa=8.0, l1=0.02, workers=4)
     alpha, rate = tuned(problem, TERNARY)
-    ranks = problem.ranks(f"gather({TERNARY}) + diana(alpha={alpha}) + every_step(l1=0.05)", rate)
+    ranks = problem.ranks(f"gather({TERNARY}) + diana(alpha={alpha}) + every_step(l1=0.02)", rate)
     support = problem.optimum != 0
-    assert 5 < int(support.sum()) < 30
-    assert problem.train(ranks, 700) < 1e-16
+    assert 5 < int(support.sum()) < 35
+    assert problem.train(ranks, 400) < 1e-20
     assert torch.equal(ranks[0].flat() != 0, support)
-    bare = problem.ranks(f"gather({TERNARY}) + every_step(l1=0.05)", rate)
-    assert problem.train(bare, 300) > 1e-6
-    assert not torch.equal(bare[0].flat() != 0, support)
+    bare = problem.ranks(f"gather({TERNARY}) + every_step(l1=0.02)", rate)
+    assert problem.train(bare, 80) > 1e-3
 
 
 def test_what_it_learns_are_the_gradients_at_the_optimum() -> None:
     alpha, rate = tuned(QUICK, TERNARY)
     ranks = QUICK.ranks(f"gather({TERNARY}) + diana(alpha={alpha})", rate)
-    QUICK.train(ranks, 700)
+    QUICK.train(ranks, 400)
     for i, rank in enumerate(ranks):
         expected = QUICK.slope(QUICK.optimum, i)
         assert float(expected.norm()) > 0.1  # the workers do not agree, so there is something to learn
-        torch.testing.assert_close(rank.worker.channels[0].states["memory"]["own"], expected, rtol=0, atol=1e-7)
+        torch.testing.assert_close(rank.worker.channels[0].states["memory"]["own"], expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, WORKERS])
+@pytest.mark.parametrize("size", [1, 2, 3, 10])
 @pytest.mark.parametrize(
     "exchange", ["gather(qsgd(bits=2, bucket=16))", "gather(ternary(clip=0.0))", "allreduce(fp32())"]
 )
@@ -104,7 +107,8 @@ def test_the_common_gradient_is_the_mean_of_the_learned_ones_at_every_step(
     for step in range(12):
         crew.step([block("several", dtype, seed=50 * r + step) for r in range(size)])
         common = crew.kept[0]["common"]
-        torch.testing.assert_close(crew.mean_of("own"), common.double(), rtol=1e-5, atol=1e-5)
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+        torch.testing.assert_close(crew.mean_of("own"), common.double(), rtol=tolerance, atol=tolerance)
         assert all(torch.equal(s["common"], common) for s in crew.kept)
 
 
@@ -113,7 +117,7 @@ def test_in_two_phases_the_common_gradient_is_that_mean_but_for_what_is_owed(siz
     crew = Crew("scatter(qsgd(bits=4, bucket=8)) + diana()", size)
     for step in range(12):
         crew.step([block("several", torch.float64, seed=50 * r + step) for r in range(size)])
-        assert (crew.mean_of("own") - crew.owed() - crew.kept[0]["common"]).abs().max() < 1e-5
+        assert (crew.mean_of("own") - crew.owed() - crew.kept[0]["common"]).abs().max() < 1e-12
 
 
 def test_the_answer_is_the_old_common_gradient_and_what_travelled() -> None:
@@ -144,9 +148,3 @@ def test_momentum_adds_up_past_answers() -> None:
         blocks = [block("long", torch.float64, seed=9 * step + r) for r in range(2)]
         velocity = 0.5 * velocity + plain.step(blocks)
         torch.testing.assert_close(heavy.step(blocks), velocity, rtol=1e-12, atol=1e-12)
-
-
-def test_shared_scales_reach_the_optimum_as_well() -> None:
-    _, rate = tuned(QUICK, TERNARY)
-    learned = QUICK.train(QUICK.ranks("allreduce(ternary(clip=0.0)) + diana()", rate), 700)
-    assert learned < 1e-16

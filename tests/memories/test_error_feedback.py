@@ -98,19 +98,14 @@ def test_everything_is_sent_sooner_or_later() -> None:
     assert all((s["residual"].abs() < 1e-6).all() for s in crew.kept)
 
 
-def descend(recipe: str, steps: int, size: int = 4) -> float:
-    problem = Problem(kappa=20.0)
-    ranks = problem.ranks(recipe, 0.1, size)
-    return problem.train(ranks, steps)
-
-
 def test_training_with_feedback_follows_dense_training_and_without_it_does_not() -> None:
-    dense = Problem(kappa=20.0).ranks("allreduce", 0.1, 4)
-    Problem(kappa=20.0).train(dense, 300)
+    problem = Problem(kappa=20.0, workers=4)
+    dense = problem.ranks("allreduce", 0.1)
+    problem.train(dense, 300)
     away = dict[str, float]()
     for memory in ("error_feedback()", "none(allow_biased=True)"):
-        ranks = Problem(kappa=20.0).ranks(f"gather(topk(ratio=0.1)) + {memory}", 0.1, 4)
-        Problem(kappa=20.0).train(ranks, 300)
+        ranks = problem.ranks(f"gather(topk(ratio=0.1)) + {memory}", 0.1)
+        problem.train(ranks, 300)
         away[memory] = float((ranks[0].flat() - dense[0].flat()).norm() / dense[0].flat().norm())
     assert away["error_feedback()"] < 0.15
     assert away["none(allow_biased=True)"] > 2 * away["error_feedback()"]

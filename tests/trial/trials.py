@@ -11,7 +11,9 @@ from gossamer.trial.rank import Trial
 Event = dict[str, Any]
 
 
-def trial(rank: int, size: int, facts: dict[str, Any], mine: dict[int, dict[str, Any]]) -> tuple[int | str, list[Event]]:
+def trial(
+    rank: int, size: int, facts: dict[str, Any], mine: dict[int, dict[str, Any]]
+) -> tuple[int | str, list[Event]]:
     """Run a plan; `mine` holds what a rank's own plan says differently. The code is the error's text if one came through."""
     events: list[Event] = []
     try:

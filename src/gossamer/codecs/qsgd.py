@@ -82,8 +82,8 @@ class QSGD(Codec):
             kernels.quantise_accumulate(payload, self.bits, self.bucket, norms, into, weight)
             return
         narrow = torch.zeros(layout.numel, device=into.device)
-        kernels.quantise_accumulate(payload, self.bits, self.bucket, norms, narrow, weight)
-        into.add_(narrow)
+        kernels.quantise_accumulate(payload, self.bits, self.bucket, norms, narrow)
+        into.add_(narrow, alpha=weight)  # weighted in double, or a memory's books would balance to single precision only
 
     def _buckets(self, layout: Layout) -> int:
         return -(-layout.numel // self.bucket)

@@ -78,13 +78,13 @@ class Ternary(Codec, LinearCodec):
         if self.levels > 1:
             lanes, _ = take(payload, torch.int32, payload.numel() // 4)
             summed = kernels.lanes_unpack(lanes, layout.numel, self.levels, 1)
-            into.add_(_scaled(summed, scales, layout, self.levels), alpha=weight)
+            into.add_(_scaled(summed, scales.to(into.dtype), layout, self.levels), alpha=weight)
         elif into.dtype == torch.float32:
             kernels.ternary_accumulate(payload, layout.bounds, scales, into, weight)
         else:
             narrow = torch.zeros(layout.numel, device=into.device)
-            kernels.ternary_accumulate(payload, layout.bounds, scales, narrow, weight)
-            into.add_(narrow)
+            kernels.ternary_accumulate(payload, layout.bounds, scales, narrow)
+            into.add_(narrow, alpha=weight)  # weighted in double, or a memory's books would not balance
 
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
         """The packed-lane form: agree on scales, then sum integers."""
@@ -95,7 +95,8 @@ class Ternary(Codec, LinearCodec):
         levels = kernels.ternary_levels(flat, layout.bounds, scales, key, self.levels)
         lanes = yield from all_reduce(kernels.lanes_pack(levels, self.levels, seat.size))
         summed = kernels.lanes_unpack(lanes, layout.numel, self.levels, seat.size)
-        mean = _scaled(summed, scales, layout, self.levels * seat.size).to(block.flat.dtype)
+        scales = scales.to(block.flat.dtype)
+        mean = _scaled(summed, scales, layout, self.levels * seat.size)
 
         def add_sent(into: Tensor, weight: float) -> None:
             into.add_(_scaled(levels, scales, layout, self.levels), alpha=weight)
@@ -115,7 +116,7 @@ def _scaled(levels: Tensor, scales: Tensor, layout: Layout, steps: int) -> Tenso
     """Levels times their tensor's scale; a scale that is not finite makes NaN also where the level is zero."""
     unit = torch.where(scales.isfinite(), scales / steps, torch.nan)
     counts = torch.tensor([s.numel for s in layout.segments], dtype=torch.int64, device=scales.device)
-    return levels.float().mul_(torch.repeat_interleave(unit, counts, output_size=layout.numel))
+    return levels.to(scales.dtype).mul_(torch.repeat_interleave(unit, counts, output_size=layout.numel))
 
 
 def _payload_bytes(n: int, levels: int) -> int:

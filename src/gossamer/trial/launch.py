@@ -84,14 +84,15 @@ class _Listener:
         return self.record, code
 
     def line(self, number: int | None, text: str) -> None:
-        before, mark, event = text.partition(MARK)  # another rank's line may not have been finished
+        said, mark, rest = text.partition(MARK)  # another rank's line may not have been finished
         if mark:
             try:
-                self.take(json.loads(event))
-                event = ""
+                event = json.loads(rest)
+                self._understand(event)
             except (ValueError, KeyError, TypeError, AttributeError):  # cut short by a kill, or not ours
-                event = mark + event
-        said = before + event
+                said = text
+            else:
+                self.on_event(event)
         if said.strip():
             self.complaints.append(said if number is None else f"[{number}] {said}")
 
@@ -112,7 +113,12 @@ class _Listener:
             self.lost = f"rank {number} was killed by {name}{hint}"
 
     def take(self, event: dict[str, Any]) -> None:
-        """One event; an error says that it is none of ours."""
+        """One event of a rank in this very process."""
+        self._understand(event)
+        self.on_event(event)
+
+    def _understand(self, event: dict[str, Any]) -> None:
+        """An error says that the event is none of ours."""
         kind, run = event["event"], self.record.run(event.get("run", ""))
         facts = {k: v for k, v in event.items() if k not in ("event", "run")}
         if kind == "begin":
@@ -127,7 +133,8 @@ class _Listener:
                 self._go_on(run, facts["done"])
             elif kind in ("end", "failed"):
                 self.finished.add(run.name)
-        self.on_event(event)
+        elif "run" in event:
+            raise ValueError(f"no contender is called {event['run']!r}")
 
     def _go_on(self, run: Run, done: int) -> None:
         """A resumed run's history is that of the earlier one, up to the checkpoint."""

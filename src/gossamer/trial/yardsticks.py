@@ -52,10 +52,14 @@ class Ddp(Yardstick):
     """DistributedDataParallel as it comes."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup, **options: Any
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        group: dist.ProcessGroup,
+        bucket_cap_mb: float | None = None,
     ) -> None:
         super().__init__(model, optimizer, group)
-        self.forward = self.wrapped = DistributedDataParallel(model, process_group=group, **options)
+        self.forward = self.wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=bucket_cap_mb)
 
     def sent(self, steps: int) -> int | None:
         return self._ring() * steps
@@ -88,8 +92,7 @@ class DdpPostLocal(Ddp):
     """Post-local SGD from torch: its hook leaves gradients alone after the first steps, its averager joins the models."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
-        # Buffers would be broadcast at every step all the same, which is what local steps are there to avoid.
-        super().__init__(model, optimizer, group, broadcast_buffers=False)
+        super().__init__(model, optimizer, group)
         state = post_localSGD_hook.PostLocalSGDState(group, None, WARM, post_local_gradient_allreduce=False)
         self.wrapped.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
         self.averager = PeriodicModelAverager(period=PERIOD, warmup_steps=WARM, process_group=group)

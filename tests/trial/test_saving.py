@@ -1,0 +1,139 @@
+"""Checkpoints: a run that goes on is the run that was never interrupted, and a full disk takes nothing away."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.trial.trials import copy, of, run, steps, trial
+
+from gossamer.trial.saving import saved_steps
+
+pytestmark = pytest.mark.gang
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "recipe", ["terngrad", "topk(ratio=0.1)", "slowmo(every=3)", "osgp", "ddp", "accordion_batch(epoch=2)"]
+)
+def test_a_resumed_run_is_bit_equal_to_one_that_was_never_interrupted(gang2: Any, tmp_path: Path, recipe: str) -> None:
+    plan = {"contenders": {"x": recipe}, "chunk": 3, "checkpoint_every": 6}
+    _, whole = run(gang2, **plan, steps=12, checkpoint=str(tmp_path / "whole"))
+    run(gang2, **plan, steps=6, checkpoint=str(tmp_path / "half"))
+    code, rest = run(gang2, **plan, steps=12, checkpoint=str(tmp_path / "half"), resume=True)
+    assert code == 0
+    assert of(rest, "contender")[0]["done"] == 6
+    overlaps = recipe == "osgp"  # then a step's bytes depend on how far its message has come
+    expected, found = ([s[: 2 if overlaps else 3] for s in steps(events, "x")] for events in (whole, rest))
+    assert found == expected[6:]
+    assert of(rest, "evaluation")[-1]["quality"] == of(whole, "evaluation")[-1]["quality"]
+    for rank in (0, 1):
+        ours, theirs = (torch.load(tmp_path / f / f"step12-rank{rank}.pt")["state"] for f in ("half", "whole"))
+        assert all(torch.equal(ours["model"][k], theirs["model"][k]) for k in theirs["model"])
+        assert ours["sent"] == theirs["sent"]
+        assert ours["seconds"] > 0
+
+
+def test_only_the_last_checkpoint_stays_and_the_end_is_always_kept(gang2: Any, tmp_path: Path) -> None:
+    run(gang2, contenders={"x": "bf16"}, steps=8, chunk=2, checkpoint_every=5, checkpoint=str(tmp_path))
+    assert names(tmp_path) == ["step8-rank0.pt", "step8-rank1.pt"]
+
+
+def resume(gang: Any, folder: Path, **other: Any) -> tuple[int | str, str]:
+    code, events = run(
+        gang, **{"contenders": {"x": "bf16"}, "steps": 9, "checkpoint": str(folder), "resume": True, **other}
+    )
+    failed = of(events, "failed")
+    return code, failed[0]["error"] if failed else ""
+
+
+def test_nothing_to_resume_from_says_who_lacks_it(gang2: Any, tmp_path: Path) -> None:
+    run(gang2, contenders={"x": "bf16"}, steps=4, checkpoint=str(tmp_path))
+    (tmp_path / "step4-rank1.pt").unlink()
+    code, error = resume(gang2, tmp_path)
+    assert code == 1
+    assert f"nothing to resume from in {tmp_path}: rank(s) 1 have none" in error
+
+
+def test_when_ranks_were_killed_between_two_checkpoints_the_one_that_all_have_counts(
+    gang2: Any, tmp_path: Path
+) -> None:
+    run(gang2, contenders={"x": "bf16"}, steps=4, chunk=2, checkpoint=str(tmp_path / "a"))
+    torn = copy(tmp_path / "a", tmp_path / "torn")
+    run(gang2, contenders={"x": "bf16"}, steps=6, chunk=2, checkpoint=str(tmp_path / "a"), resume=True)
+    (torn / "step6-rank0.pt").write_bytes((tmp_path / "a" / "step6-rank0.pt").read_bytes())
+    _, events = run(gang2, contenders={"x": "bf16"}, steps=8, checkpoint=str(torn), resume=True)
+    assert of(events, "contender")[0]["done"] == 4
+    assert names(torn) == ["step8-rank0.pt", "step8-rank1.pt"]
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"contenders": {"x": "terngrad"}}, "its recipe was 'scatter(bf16())', and is 'scatter(ternary())' now"),
+        ({"seed": 3}, "its seed was 0, and is 3 now"),
+        ({"workload": "logistic"}, "its workload was 'ridge', and is 'logistic' now"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(gang2: Any, tmp_path: Path, other: dict[str, Any], what: str) -> None:
+    run(gang2, contenders={"x": "bf16"}, steps=4, checkpoint=str(tmp_path))
+    code, error = resume(gang2, tmp_path, **other)
+    assert code == 1
+    assert what in error
+
+
+def test_a_damaged_checkpoint_is_named(gang2: Any, tmp_path: Path) -> None:
+    run(gang2, contenders={"x": "bf16"}, steps=4, checkpoint=str(tmp_path))
+    damaged = tmp_path / "step4-rank1.pt"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    code, error = resume(gang2, tmp_path)
+    assert code == 1
+    assert f"{damaged} cannot be read" in error
+
+
+def on_a_small_disk(rank: int, size: int, facts: dict[str, Any], victim: int) -> Any:
+    """One rank may write nothing but very small files: it meets the limit in the middle of its checkpoint."""
+    import resource
+    import signal
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    if rank == victim:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
+    try:
+        return trial(rank, size, facts, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_full_disk_costs_a_checkpoint_but_not_the_last_one_and_not_the_run(
+    gang2: Any, tmp_path: Path, victim: int
+) -> None:
+    plan = {"contenders": {"x": "bf16"}, "workload": "ridge", "deadline": 30.0, "chunk": 2, "checkpoint": str(tmp_path)}
+    run(gang2, **{**plan, "steps": 4})
+    before = {name: (tmp_path / name).read_bytes() for name in names(tmp_path)}
+    code, events = gang2.run(on_a_small_disk, {**plan, "steps": 8, "checkpoint_every": 2, "resume": True}, victim)[0]
+    assert code == 0
+    assert len(steps(events, "x")) == 4
+    notes = [e["text"] for e in of(events, "note")]
+    assert len(notes) == 2
+    assert notes[0].startswith(f"no checkpoint at step 6: rank {victim}: ")
+    assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == before
+
+
+def test_files_of_others_are_not_taken_for_checkpoints(tmp_path: Path) -> None:
+    for name in (
+        "step7-rank0.pt",
+        "step12-rank0.pt",
+        "step9-rank1.pt",
+        "step8-rank0.part",
+        "stepx-rank0.pt",
+        "step3-rank0.pt.bak",
+    ):
+        (tmp_path / name).touch()
+    assert saved_steps(tmp_path, 0) == [7, 12]
+    assert saved_steps(tmp_path / "nowhere", 0) == []
