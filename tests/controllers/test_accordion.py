@@ -180,9 +180,9 @@ def test_every_state_entry_is_a_tensor_that_a_checkpoint_can_hold() -> None:
         script.step += EPOCH - 1
 
 
-def test_a_recipe_that_starts_with_something_else_goes_to_mild() -> None:
-    script = Script(Recipe(AllReduced(FP32()), ErrorFeedback(), controller=Accordion(MILD, HARSH, EPOCH)))
-    assert harsh(script.one({"w": 1.0})) == set()
+def test_a_recipe_that_does_not_start_mild_is_refused() -> None:
+    with pytest.raises(RecipeError, match="starts with its mild exchange"):
+        Recipe(AllReduced(FP32()), ErrorFeedback(), controller=Accordion(MILD, HARSH, EPOCH))
 
 
 def test_no_control_is_no_control() -> None:

@@ -83,7 +83,8 @@ class QSGD(Codec):
             return
         narrow = torch.zeros(layout.numel, device=into.device)
         kernels.quantise_accumulate(payload, self.bits, self.bucket, norms, narrow)
-        into.add_(narrow, alpha=weight)  # weighted in double, or a memory's books would balance to single precision only
+        # Weighted in double, or a memory's books would balance to single precision only.
+        into.add_(narrow, alpha=weight)
 
     def _buckets(self, layout: Layout) -> int:
         return -(-layout.numel // self.bucket)

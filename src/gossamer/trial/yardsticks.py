@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.distributed as dist
