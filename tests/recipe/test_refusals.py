@@ -76,8 +76,14 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "allreduce + bucket(nan)": ("mb must be positive", "6 to 25"),
     "sgp(topology=exponential(count=0))": ("at least 1 peer", "got 0"),
     # controllers' levels are checked like the exchange
-    "scatter(qsgd()) + accordion(gather(topk()), gather(topk(ratio=0.1)), 2)": ("is biased", "error_feedback()"),
+    "gather(topk()) + accordion(gather(topk()), gather(topk(ratio=0.1)), 2)": ("is biased", "error_feedback()"),
+    "scatter(qsgd()) + accordion(scatter(qsgd(bits=8)), scatter(qsgd(bits=2)), 2)": ("starts with its mild", "write"),
     "topk + accordion(gather(topk()), gather(ternary()), 2)": ("can diverge", "drop it"),
+    # where a preset and a part share a name, the one that was meant refuses
+    "diana(bits=9)": ("qsgd: bits must be between 1 and 8", "bf16"),
+    "diana(bits='x')": ("diana: bits must be a whole number", "got 'x'"),
+    "diana(alpha=1.5)": ("alpha must lie in (0, 1]", "leave it out"),
+    "accordion()": ("accordion needs epoch", "accordion(...)"),
     # sentences that are no recipe
     "qsgd(bits=2, buckets=4)": ("no argument 'buckets'", "Did you mean 'bucket'?"),
     "terngrad + qsgd()": ("no part of a recipe on its own", "put it in an exchange: gather(qsgd())"),
@@ -85,7 +91,7 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "ring()": ("no part of a recipe on its own", "name an exchange"),
     "error_feedback()": ("a recipe needs an exchange", "allreduce(fp32())"),
     "3": ("no part of a recipe", "name an exchange"),
-    "slowmo(8) + terngrad + powersgd": ("powersgd", "put it in an exchange"),
+    "slowmo(8) + terngrad + powersgd": ("from one preset only", "recipe"),
     "terngrad + slowmo(8) + local_sgd(4)": ("two parts say schedule", "slowmo(8) and local_sgd(4)"),
     "allreduce(fp32()) + gather(fp32())": ("two parts say exchange", "allreduce(fp32()) and gather(fp32())"),
 }
@@ -135,7 +141,7 @@ def test_its_neighbours_are_allowed(text: str) -> None:
         (lambda: Recipe(AllReduced(FP32()), EveryStep()), "every_step() is no memory"),
         (lambda: Recipe(AllReduced(FP32()), schedule=DIANA()), "diana() is no schedule"),
         (lambda: Rule("ndim < 2", AllReduced(PowerSGD())), "+ error_feedback()"),
-        (lambda: Rule("ndim < 2", PushSum()), "exchange must be a exchange"),
+        (lambda: Rule("ndim < 2", PushSum()), "it can be a recipe's exchange, not a rule's"),
         (lambda: Recipe.of(3), "not 3"),
         (lambda: Recipe.of(None), "not None"),
         (lambda: Recipe.of(["terngrad"]), "not ['terngrad']"),

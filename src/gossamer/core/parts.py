@@ -133,11 +133,19 @@ def _terms(node: ast.expr) -> list[ast.expr]:
 def _read_first(node: ast.expr, names: Mapping[str, Callable[..., Any]]) -> Any:
     try:
         return _read(node, names)
-    except RecipeError:
-        word = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+    except RecipeError as refusal:
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+            raise
+        word = node.func.id
         if word not in names or registry.get(word) is None:
             raise
-        return _read(node, {})
+        try:
+            return _read(node, {})
+        except RecipeError:
+            accepted = _signature(names[word])
+            if len(node.args) <= len(accepted) and all(k.arg in accepted for k in node.keywords):
+                raise refusal from None  # the preset was meant, so its refusal helps
+            raise
 
 
 def _without_parts(names: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:

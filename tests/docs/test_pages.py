@@ -1,0 +1,130 @@
+"""What the pages say to type runs, and what they link to exists."""
+
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gossamer import recipe
+from gossamer.core.parts import registry
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+OTHERS = {"lab.md", "report.md", "workloads.md", "performance.md"}  # tested where they belong, or made by a measurement
+OWN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(p for p in sorted(DOCS.glob("*.md")) if p.name not in OTHERS)]
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
+
+
+def blocks(page: Path) -> list[str]:
+    return BLOCK.findall(page.read_text())
+
+
+class Logger:
+    """A fake of every logger the pages speak of: notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, ...]] = []
+
+    def __call__(self, *args: Any, **options: Any) -> "Logger":
+        return self
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.told.append((name, value, step))
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.told += [(name, value, step) for name, value in values.items()]
+
+    log_metrics = log
+
+
+@pytest.fixture
+def loggers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Logger]:
+    board, wandb, mlflow = (Logger() for _ in range(3))
+    modules = {
+        "torch.utils.tensorboard": {"SummaryWriter": board},
+        "wandb": {"init": wandb},
+        "mlflow": {"log_metrics": mlflow.log},
+    }
+    for name, members in modules.items():
+        fake = types.ModuleType(name)
+        vars(fake).update(members)
+        monkeypatch.setitem(sys.modules, name, fake)
+    return {"TensorBoard": board, "W&B": wandb, "MLflow": mlflow}
+
+
+@pytest.fixture
+def tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Parts that a page registers are gone afterwards; dice are where they were."""
+    monkeypatch.setattr(registry, "_parts", dict(registry.of()))
+    monkeypatch.setattr(recipe, "presets", dict(recipe.presets))
+    dice = torch.get_rng_state()
+    yield
+    torch.set_rng_state(dice)
+
+
+@pytest.mark.parametrize("page", [p for p in OWN if blocks(p)], ids=lambda p: p.name)
+@pytest.mark.usefixtures("tidy")
+def test_code_on_a_page_runs(page: Path, loggers: dict[str, Logger], capsys: pytest.CaptureFixture[str]) -> None:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    for i, block in enumerate(blocks(page)):
+        exec(compile(block, f"{page.name}[{i}]", "exec"), space)
+    if page.name == "metrics.md":
+        for name, logger in loggers.items():
+            assert {t[0] for t in logger.told} >= {"gossamer/step", "gossamer/sent_bytes"}, name
+            assert {t[2] for t in logger.told} == {1}, name
+
+
+def anchors(page: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", h.replace("`", "")).strip().lower().replace(" ", "-") for h in heads}
+
+
+@pytest.mark.parametrize("page", OWN, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text()):
+        if re.match(r"[a-z]+:", target) or "/parts/" in f"/{target}":  # those are made at build, and tested apart
+            continue
+        path, _, anchor = target.partition("#")
+        file = page if not path else page.parent / path
+        if file.name == "performance.md" and not file.exists():
+            continue  # written by a full run of `gossamer bench steps`
+        assert file.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(file), f"{page.name} links to {target}"
+
+
+def test_links_to_made_pages_lead_somewhere() -> None:
+    names = {f"parts/{n}.md" for n in ("index", "presets", "refusals")}
+    sys.path.insert(0, str(DOCS / "ext"))
+    import parts
+
+    names |= {f"parts/{parts.path_of(p)}" for p in registry.of().values()}
+    for page in OWN:
+        for target in LINK.findall(page.read_text()):
+            path = target.partition("#")[0]
+            if path.startswith("parts/"):
+                assert path in names, f"{page.name} links to {target}"
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    index = (DOCS / "index.md").read_text()
+    listed = set(re.findall(r"^[\w/]+$", index, re.M))
+    for page in DOCS.glob("*.md"):
+        assert page.stem in listed or page.name in OTHERS or page.stem == "index", page.name
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    pytest.importorskip("furo")
+    pytest.importorskip("myst_parser")
+    import subprocess
+
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", str(DOCS), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "parts" / "codecs" / "ternary.html").exists()
