@@ -283,7 +283,8 @@ def _article(word: str) -> str:
 
 
 def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    """A sentence's first letter; a formula such as `ceil(d / 5)` is left alone."""
+    return text[:1].upper() + text[1:] if re.match(r"[a-z]+[ ']", text) else text
 
 
 def part_page(name: str) -> str:
@@ -312,9 +313,19 @@ def _arguments(part: type[Part]) -> list[str]:
         return ["```text", f"{part.name}()", "```", ""]
     shown = ", ".join(f.name if _required(f) else f"{f.name}={f.default!r}" for f in own)
     rows = [
-        f"| `{f.name}` | {describe(hints[f.name])} | {'*required*' if _required(f) else f'`{f.default!r}`'} |" for f in own
+        f"| `{f.name}` | {describe(hints[f.name])} | {'*required*' if _required(f) else f'`{f.default!r}`'} |"
+        for f in own
     ]
-    return ["```text", f"{part.name}({shown})", "```", "", "| argument | is | default |", "| --- | --- | --- |", *rows, ""]
+    return [
+        "```text",
+        f"{part.name}({shown})",
+        "```",
+        "",
+        "| argument | is | default |",
+        "| --- | --- | --- |",
+        *rows,
+        "",
+    ]
 
 
 def _bytes(recipes: list[Recipe]) -> list[str]:
@@ -410,8 +421,8 @@ def presets_page() -> str:
     lines = [
         "# Presets",
         "",
-        "A preset is a recipe with a name. `gossamer.recipes.terngrad(levels=3)` in Python and `\"terngrad(levels=3)\"` as "
-        "text are the same value. Parts after a preset replace its own: `\"slowmo + scatter(qsgd())\"`.",
+        'A preset is a recipe with a name. `gossamer.recipes.terngrad(levels=3)` in Python and `"terngrad(levels=3)"` as '
+        'text are the same value. Parts after a preset replace its own: `"slowmo + scatter(qsgd())"`.',
         "",
         f"The ratio says how many times fewer bytes a rank sends per step than with a dense all-reduce, for one {SIDE} x "
         f"{SIDE} matrix. It is counted, not estimated; on your model see `gossamer recipes NAME`.",
@@ -429,7 +440,9 @@ def presets_page() -> str:
 
 def _preset(name: str, make: Callable[..., Recipe]) -> list[str]:
     docs, signature = read(make), inspect.signature(make)
-    shown = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in signature.parameters.values())
+    shown = ", ".join(
+        p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in signature.parameters.values()
+    )
     found = {p.name: p for p in parts_of(example(name)) if p.name not in _always()}
     lines = [f"## {name}", "", _escape(_one_line(docs.summary)), "", "```text", f"{name}({shown})", "```", ""]
     for text in docs.body:

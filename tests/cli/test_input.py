@@ -147,14 +147,14 @@ def test_all_recipes_are_listed_one_a_line_in_a_pipe(say: Say) -> None:
 
 @pytest.mark.parametrize("name", [*presets(), "scatter(qsgd(bits=4)) + slowmo(every=12)"])
 def test_every_recipe_can_be_explained(say: Say, name: str) -> None:
-    code, out, _ = say("recipes", name, "--json")
+    code, out, _ = say("recipes", name, "--json", "--parameters", "40000")
     facts = json.loads(out)
     assert code == 0
     assert facts["sent_bytes_per_step"] > 0
     assert {"exchange", "mixer", "quorum"} & {p["kind"] for p in facts["parts"]}
     assert all(p["summary"] for p in facts["parts"])
     assert name not in presets() or facts["paper"]
-    code, text, _ = say("recipes", name)
+    code, text, _ = say("recipes", name, "--parameters", "40000")
     assert code == 0
     assert facts["expression"] in text
     assert all(p["text"] in text for p in facts["parts"])
@@ -211,7 +211,7 @@ def test_a_report_is_made_of_a_folder_or_its_record(say: Say, tmp_path: Path) ->
     assert say("report", "record.json")[0] == 0
     assert (tmp_path / "report.html").exists()
     code, out, _ = say("report", "record.json", "--markdown")
-    assert (code, "ridge" in out) == (0, True)
+    assert (code, "gossamer compare" in out) == (0, True)
 
 
 def test_a_report_that_cannot_be_written_leaves_the_old_one(

@@ -7,9 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softshrink
 
+from gossamer.core.block import Layout
+from gossamer.core.contracts import Codec
+from gossamer.core.parts import parse
 from gossamer.simulate import Replica, replicas, train
 
 DIMENSIONS, SAMPLES = 40, 12
+TERNARY = f"qsgd(bits=2, bucket={DIMENSIONS})"  # one level of the largest element
 
 
 class Point(nn.Module):
@@ -73,3 +77,10 @@ class Problem:
 
         train(ranks, backward, steps)
         return float((ranks[0].flat() - self.optimum).square().sum())
+
+
+def tuned(problem: Problem, codec: str) -> tuple[float, float]:
+    """DIANA's alpha and step size for a codec, given as text."""
+    quantiser = parse(codec)
+    assert isinstance(quantiser, Codec)
+    return problem.rates(quantiser.omega(Layout.of({"x": (DIMENSIONS,)})))

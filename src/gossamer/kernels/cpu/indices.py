@@ -47,7 +47,7 @@ def decode(wire: Tensor, count: int, n: int) -> Tensor | None:
     indices = np.empty(count, np.int32)
     low, unary = _words(raw[1 + blocks : low_end]), _words(raw[low_end:])
     ones_end = _read(rice, low, unary, n, indices, _LOWEST)
-    return torch.from_numpy(indices) if -(-ones_end // 8) == raw.size - low_end else None
+    return torch.from_numpy(indices) if ones_end >= 0 and -(-ones_end // 8) == raw.size - low_end else None
 
 
 def _words(raw: Bytes) -> Words:

@@ -1,0 +1,321 @@
+"""Whole runs as a user starts them: real ranks, a lab where one can be made, and what lies in the folder afterwards."""
+
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import Shell, wait_for
+
+from gossamer.cli.trial import summary
+from gossamer.record import Record
+from gossamer.trial import Plan, launch
+
+RIDGE = ("--workload", "ridge", "--hosts", "2")
+FOREVER = (*RIDGE, "--steps", "1000000")
+IN_LAB = pytest.param(("--rate", "100mbit"), marks=pytest.mark.lab, id="lab")
+
+VICTIM_IN_LAB = pytest.param(("--rate", "100mbit"), 1, marks=pytest.mark.lab, id="lab")
+
+
+def record_in(folder: Path) -> Record:
+    """The record, which must be valid JSON, beside a report and nothing half-written."""
+    json.loads((folder / "record.json").read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert (folder / "report.html").read_text().startswith("<!doctype html>")
+    assert not list(folder.rglob("*.part"))
+    return Record.read(folder / "record.json")
+
+
+@pytest.mark.gang
+def test_compare_in_a_pipe_prints_plain_lines_and_a_table_and_leaves_record_and_report(shell: Shell) -> None:
+    (shell.folder / "mine.toml").write_text('exchange = "scatter(qsgd(bits=4))"\nschedule = "slowmo(4)"\n')
+    failing = "backup(backups=2)"  # one cannot know in advance that two ranks are too few
+    words = ("compare", "ddp", "terngrad", failing, "mine.toml", *RIDGE, "--steps", "10", "--out", "runs/a")
+    busy = socket.create_server(("127.0.0.1", 0))  # a port that somebody else's variable names must not matter
+    shell.environment |= {"MASTER_PORT": str(busy.getsockname()[1])}
+    code, out, err = shell.run(*words)
+    busy.close()
+    assert code == 1  # one contender cannot be attached; the others are done all the same
+    assert "\x1b" not in out + err
+    assert "Traceback" not in out + err
+    assert re.search(r"^ +ddp +step +5 +[\d.]+ s +[\d.]+ MB  quality \d\.\d{4}$", err, re.M)
+    assert f"{failing}: rank 0: " in err
+    rows = [line.split() for line in out.splitlines()]
+    assert [r[0] for r in rows if r and r[0] in ("ddp", "terngrad", "mine")] == ["ddp", "terngrad", "mine"]
+    assert next(r for r in rows if r and r[0] == "ddp")[2] == "1.00"
+    assert any(f"report: {Path('runs/a/report.html')}" in line for line in out.splitlines())
+    record = record_in(shell.folder / "runs" / "a")
+    assert [(r.name, r.status) for r in record.runs] == [
+        ("ddp", "ok"),
+        ("terngrad", "ok"),
+        (failing, "failed"),
+        ("mine", "ok"),
+    ]
+    assert (record.baseline, len(record.run("ddp").steps), record.hosts, record.rate) == ("ddp", 10, 2, "unshaped")  # type: ignore[union-attr]
+    assert record.command.startswith("gossamer compare ddp terngrad 'backup(backups=2)' mine.toml")
+    assert record.run("mine").recipe == "scatter(qsgd()) + slowmo(4)"  # type: ignore[union-attr]
+    shell.expect_nothing()
+
+
+@pytest.mark.lab
+def test_a_resumed_run_in_a_lab_says_json_and_goes_on_with_its_record(shell: Shell) -> None:
+    common = ("train", "qsgd", *RIDGE, "--rate", "50mbit,100mbit", "--checkpoint-every", "5", "--out", "half")
+    code, out, err = shell.run(*common, "--steps", "5", "--quiet")
+    assert (code, out, err) == (0, "", "")
+    first = record_in(shell.folder / "half").runs[0]
+    code, out, err = shell.run(*common, "--steps", "10", "--resume", "--json")
+    assert code == 0, err
+    events = [json.loads(line) for line in out.splitlines()]  # every line is JSON, and nothing else is said
+    assert [e["step"] for e in events if e["event"] == "step"] == [6, 7, 8, 9, 10]
+    assert events[-1] == {"event": "written", "code": 0, "record": "half/record.json", "report": "half/report.html"}
+    record = record_in(shell.folder / "half")
+    run = record.runs[0]
+    assert run.steps[:5] == first.steps
+    assert [s.step for s in run.steps] == list(range(1, 11))
+    assert [e.step for e in run.evaluations] == [0, 5, 10]
+    assert run.wire_bytes == 2 * first.wire_bytes
+    assert run.nic_bytes is not None
+    assert first.nic_bytes is not None
+    assert run.nic_bytes > 1.5 * first.nic_bytes
+    assert record.rate == "50mbit,100mbit"
+    clock = [s.seconds for s in run.steps]
+    assert clock == sorted(clock)
+    shell.expect_nothing()
+
+
+@pytest.mark.gang
+def test_torchruns_ranks_take_part_and_rank_0_keeps_the_record(shell: Shell) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = ["-m", "gossamer.cli", "train", "terngrad", "--workload", "ridge", "--steps", "10", "--out", "joined"]
+    done = subprocess.run(
+        [*torchrun, *words], cwd=shell.folder, env=shell.environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("report: joined/report.html") == 1
+    assert "@gossamer" not in done.stdout
+    record = record_in(shell.folder / "joined")
+    assert (record.hosts, len(record.runs[0].steps), record.runs[0].status) == (2, 10, "ok")
+    kept = sorted(p.name for p in (shell.folder / "joined" / "checkpoint").iterdir())
+    assert kept == ["step10-rank0.pt", "step10-rank1.pt"]
+
+
+@pytest.mark.gang
+def test_a_rank_whose_launcher_is_not_there_says_so(shell: Shell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(busy.getsockname()[1])}
+        code, _, err = shell.run("train", "terngrad", "--workload", "ridge", env={**shell.environment, **place})
+    assert code == 1
+    assert "the ranks cannot find each other" in err
+    assert "in use" in err.lower()
+    assert "Traceback" not in err
+
+
+def under_way(shell: Shell, process: "subprocess.Popen[str]") -> None:
+    """Wait until steps are told."""
+    assert process.stdout is not None
+    wait_for(lambda: '"event": "step"' in process.stdout.readline())  # type: ignore[union-attr]
+
+
+@pytest.mark.gang
+@pytest.mark.parametrize("network", [pytest.param((), id="local"), IN_LAB])
+def test_sigterm_ends_all_ranks_within_seconds_and_leaves_a_valid_report(
+    shell: Shell, network: tuple[str, ...]
+) -> None:
+    process = shell.start("train", "terngrad", *FOREVER, *network, "--out", "x", "--json")
+    under_way(shell, process)
+    assert len(shell.ranks()) == 2
+    began = time.monotonic()
+    os.killpg(process.pid, signal.SIGTERM)
+    time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)  # an impatient user changes nothing
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 143, err
+    assert time.monotonic() - began < 10
+    shell.expect_nothing(within=2)
+    assert "Traceback" not in out + err
+    record = record_in(shell.folder / "x")
+    run = record.runs[0]
+    assert (record.note, run.status, run.error) == ("interrupted", "failed", "interrupted")
+    assert run.steps
+    assert "interrupted" in (shell.folder / "x" / "report.html").read_text()
+
+
+@pytest.mark.gang
+def test_on_a_terminal_rows_live_and_ctrl_c_is_heard(shell: Shell) -> None:
+    ours, theirs = pty.openpty()
+    # `setsid` and a controlling terminal: then the byte of ctrl-C becomes SIGINT for the foreground group.
+    wrapper = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [
+        sys.executable,
+        "-c",
+        wrapper,
+        sys.executable,
+        "-m",
+        "gossamer.cli",
+        "train",
+        "bf16",
+        *FOREVER,
+        "--out",
+        "x",
+    ]
+    environment = {**shell.environment, "TERM": "xterm-256color", "COLUMNS": "110", "LINES": "40"}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=shell.folder, env=environment)
+    os.close(theirs)
+    seen = read_until(ours, r"\d+/1000000.*trains")
+    assert "held out" in seen
+    assert "ms/step" in seen
+    os.write(ours, b"\x03")
+    rest = read_until(ours, r"report: x/report.html")
+    assert process.wait(timeout=20) == 130
+    os.close(ours)
+    assert "\x1b[?25h" in rest  # the cursor is back
+    assert "interrupted" in rest
+    assert record_in(shell.folder / "x").note == "interrupted"
+    shell.expect_nothing(within=2)
+
+
+def read_until(terminal: int, pattern: str) -> str:
+    text = ""
+
+    def more() -> Any:
+        nonlocal text
+        try:
+            text += os.read(terminal, 65536).decode(errors="replace")
+        except OSError:  # the other side is gone
+            pytest.fail(text[-2000:])
+        return re.search(pattern, text, re.S)
+
+    wait_for(more, what=lambda: text[-2000:])
+    return text
+
+
+@pytest.mark.gang
+@pytest.mark.parametrize(("network", "victim"), [((), 0), ((), 1), VICTIM_IN_LAB])
+def test_when_a_rank_is_killed_the_others_end_and_the_report_says_which(
+    shell: Shell, network: tuple[str, ...], victim: int
+) -> None:
+    process = shell.start("train", "terngrad", *FOREVER, *network, "--deadline", "20", "--out", "x", "--json")
+    under_way(shell, process)
+    began = time.monotonic()
+    os.kill(rank_number(shell, victim), signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1, err
+    assert time.monotonic() - began < 20
+    shell.expect_nothing(within=2)
+    run = record_in(shell.folder / "x").runs[0]
+    assert run.status == "failed"
+    assert f"rank {victim} was killed by SIGKILL" in run.error
+    assert f"rank {victim} was killed by SIGKILL" in (shell.folder / "x" / "report.html").read_text()
+    assert run.steps
+    assert any(f"rank {victim} was killed" in json.loads(line).get("text", "") for line in out.splitlines())
+
+
+def rank_number(shell: Shell, number: int) -> int:
+    """The process of a rank."""
+    for pid in shell.ranks():
+        if f"RANK={number}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            return pid
+    raise AssertionError(shell.processes())
+
+
+@pytest.mark.gang
+def test_nothing_outlives_a_command_that_is_killed(shell: Shell) -> None:
+    process = shell.start("train", "terngrad", *FOREVER, "--out", "x", "--json")
+    under_way(shell, process)
+    process.kill()
+    process.communicate()
+    shell.expect_nothing()
+
+
+@pytest.mark.gang
+def test_without_a_lab_it_runs_unshaped_and_says_what_that_means(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    module = sys.modules["gossamer.trial.launch"]  # the package shows the function of that name
+    monkeypatch.setattr(module, "available", lambda: "no privilege; run as root")
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    events: list[dict[str, Any]] = []
+    plan = Plan({"x": "bf16"}, workload="ridge", steps=2, chunk=2)
+    record, code = launch(plan, 2, "200mbit", "a command", events.append)
+    assert code == 0
+    assert (record.rate, record.note) == ("unshaped", "unshaped: no privilege; run as root")
+    assert "as fast as this machine" in events[0]["text"]
+    assert record.runs[0].nic_bytes is None
+    summary(record)
+    out = capsys.readouterr().out
+    assert "ridge, 2 ranks, not shaped" in out
+    assert "no privilege; run as root" in out
+
+
+@pytest.mark.lab
+def test_bench_steps_measures_yardsticks_and_recipes_and_draws_a_plot(shell: Shell) -> None:
+    words = ("bench", "steps", "terngrad", "sgp", "--workload", "lm-bytes", "--rates", "300mbit", "--hosts", "2")
+    code, out, err = shell.run(*words, "--turns", "1", "--chunk", "1", "--out", "b", "--json")
+    assert code == 0, err
+    rows = {r["recipe"]: r for r in json.loads(out)}
+    assert {"compute", "ddp", "ddp-fp16", "ddp-powersgd", "ddp-postlocal", "terngrad", "sgp"} <= rows.keys()
+    keys = [
+        "recipe",
+        "rate",
+        "hosts",
+        "step_ms",
+        "low_ms",
+        "high_ms",
+        "ratio_to_ddp",
+        "ratio_to_compute",
+        "sent_mb",
+        "nic_mb",
+        "loss",
+    ]
+    for row in rows.values():
+        assert set(keys) <= row.keys()
+        assert (row["rate"], row["hosts"], row["error"]) == ("300mbit", 2, "")
+        assert 0 < row["low_ms"] <= row["step_ms"] <= row["high_ms"]
+        assert row["loss"] > 0
+    assert rows["ddp"]["ratio_to_ddp"] == rows["compute"]["ratio_to_compute"] == 1.0
+    for name in ("ddp", "ddp-fp16", "ddp-postlocal", "sgp"):
+        assert rows[name]["nic_mb"] == pytest.approx(rows[name]["sent_mb"], rel=0.05)
+    assert rows["ddp-powersgd"]["sent_mb"] is None
+    assert 0 < rows["ddp-powersgd"]["nic_mb"] < rows["ddp"]["nic_mb"]
+    assert json.loads((shell.folder / "b" / "steps.json").read_text()) == list(rows.values())
+    table = (shell.folder / "b" / "steps.md").read_text()
+    assert "| terngrad | 300mbit |" in table
+    plot = (shell.folder / "b" / "steps-300mbit.svg").read_text()
+    assert plot.startswith("<svg")
+    assert all(f">{name}</text>" in plot for name in rows)
+
+
+@pytest.mark.lab
+def test_a_lab_prefixes_output_counts_bytes_and_ends_with_the_commands_code(shell: Shell) -> None:
+    code, out, err = shell.run("lab", "--hosts", "2", "--", "sh", "-c", "echo I am $RANK of $WORLD_SIZE; exit 7")
+    assert (code, sorted(out.splitlines())) == (7, ["[0] I am 0 of 2", "[1] I am 1 of 2"])
+    assert re.search(r"host 1: 0\.00 MB sent", err)
+
+
+@pytest.mark.gang
+def test_a_doctor_measures_the_link_between_two_ranks(shell: Shell) -> None:
+    code, out, err = shell.run("doctor", "--json")
+    facts = json.loads(out)
+    assert code == 0, err
+    assert float(facts["link rate"].split()[0]) > 0.1
+    assert float(facts["link latency"].split()[0]) > 0
+    assert any(name.startswith("kernel ternary.encode") for name in facts)
+
+
+def test_a_reader_that_leaves_early_is_no_error_of_ours(shell: Shell) -> None:
+    process = shell.start("recipes", "--json")
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert process.returncode == 1
