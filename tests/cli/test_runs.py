@@ -18,6 +18,7 @@ from tests.cli.conftest import Shell, wait_for
 from gossamer.cli.trial import summary
 from gossamer.record import Record
 from gossamer.trial import Plan, launch
+from gossamer.trial.link import between_two_ranks
 
 RIDGE = ("--workload", "ridge", "--hosts", "2")
 FOREVER = (*RIDGE, "--steps", "1000000")
@@ -198,7 +199,7 @@ def read_until(terminal: int, pattern: str) -> str:
 
 
 @pytest.mark.gang
-@pytest.mark.parametrize(("network", "victim"), [((), 0), ((), 1), VICTIM_IN_LAB])
+@pytest.mark.parametrize(("network", "victim"), [((), 0), VICTIM_IN_LAB])
 def test_when_a_rank_is_killed_the_others_end_and_the_report_says_which(
     shell: Shell, network: tuple[str, ...], victim: int
 ) -> None:
@@ -302,13 +303,10 @@ def test_a_lab_prefixes_output_counts_bytes_and_ends_with_the_commands_code(shel
 
 
 @pytest.mark.gang
-def test_a_doctor_measures_the_link_between_two_ranks(shell: Shell) -> None:
-    code, out, err = shell.run("doctor", "--json")
-    facts = json.loads(out)
-    assert code == 0, err
-    assert float(facts["link rate"].split()[0]) > 0.1
-    assert float(facts["link latency"].split()[0]) > 0
-    assert any(name.startswith("kernel ternary.encode") for name in facts)
+def test_the_link_between_two_ranks_is_measured() -> None:
+    latency, rate = between_two_ranks()
+    assert 0 < latency < 1
+    assert rate > 1e7
 
 
 def test_a_reader_that_leaves_early_is_no_error_of_ours(shell: Shell) -> None:

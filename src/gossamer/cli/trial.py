@@ -23,6 +23,7 @@ from gossamer.report.words import size
 from gossamer.trial import Plan, join, launch
 from gossamer.trial.contender import check
 from gossamer.trial.saving import saved_steps
+from gossamer.trial.yardsticks import YARDSTICKS
 from gossamer.workloads import get
 
 Hosts = Annotated[int, typer.Option(min=1, help="How many ranks; with --rate, one on each host of a lab.")]
@@ -237,7 +238,7 @@ def _cells(run: Run) -> list[str]:
     sent = (run.wire_bytes or run.steps[-1].sent) / len(run.steps)
     checked = f"{run.nic_bytes / run.wire_bytes:.3f}" if run.nic_bytes and run.wire_bytes else ""
     best = f"{run.evaluations[-1].quality:.4f}" if run.evaluations else ""
-    return [run.name, f"{1000 * pace:.0f}", size(sent) if sent else "", checked, best]
+    return [run.name, f"{1000 * pace:.0f}", size(sent) if sent or run.recipe not in YARDSTICKS else "", checked, best]
 
 
 def _folder(out: Path | None, kind: str) -> Path:
