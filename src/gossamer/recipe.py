@@ -133,7 +133,7 @@ class Recipe:
     def bucket_mb(self) -> float:
         if self.bucket is not None:
             return self.bucket.mb
-        return self.exchange.bucket_mb if isinstance(self.exchange, Exchange) else 12.0
+        return self.exchange.bucket_mb if isinstance(self.exchange, Exchange) else 25.0
 
     def to_toml(self) -> str:
         """One line per part."""

@@ -35,6 +35,10 @@ class FP32(Codec, LinearCodec):
     def unbiased(self) -> bool:
         return True
 
+    @property
+    def bucket_mb(self) -> float:
+        return 25.0  # one all-reduce, which cuts its tensor into pieces itself
+
     def omega(self, layout: Layout) -> float:
         return 0.0
 

@@ -51,6 +51,10 @@ class QSGD(Codec):
         return True
 
     @property
+    def bucket_mb(self) -> float:
+        return 25.0  # few bytes: what a bucket costs is its latency and its turn on the processor
+
+    @property
     def contracts(self) -> bool:
         return self._omega(self.bucket) < 1
 

@@ -51,6 +51,10 @@ class Ternary(Codec, LinearCodec):
         return False  # clipping shortens a gradient by about one percent and keeps its direction
 
     @property
+    def bucket_mb(self) -> float:
+        return 25.0  # few bytes: what a bucket costs is its latency and its turn on the processor
+
+    @property
     def contracts(self) -> bool:
         return False  # its variance can exceed the gradient itself
 

@@ -74,6 +74,11 @@ class Codec(Part):
         """True if the codec must see all parameters in one block (a global top-k)."""
         return False
 
+    @property
+    def bucket_mb(self) -> float:
+        """How many megabytes of gradient to put in one block, unless the recipe says otherwise; measured."""
+        return 6.0
+
     @abstractmethod
     def wire_bytes(self, layout: Layout) -> int | None: ...
 
@@ -128,7 +133,7 @@ class LinearCodec(Part):
     @property
     def bucket_mb(self) -> float:
         """How many megabytes of gradient to put in one block, unless the recipe says otherwise; measured."""
-        return 12.0
+        return 25.0
 
     def policy(self, key: str) -> Policy:
         return "mean"
@@ -165,7 +170,7 @@ class Exchange(Part):
     @property
     def bucket_mb(self) -> float:
         """How many megabytes of gradient to put in one block, unless the recipe says otherwise; measured."""
-        return 12.0
+        return 25.0
 
     @abstractmethod
     def omega(self, layout: Layout) -> float:

@@ -49,7 +49,7 @@ class Gather(Exchange):
 
     @property
     def bucket_mb(self) -> float:
-        return 6.0
+        return self.codec.bucket_mb
 
     def omega(self, layout: Layout) -> float:
         return self.codec.omega(layout)

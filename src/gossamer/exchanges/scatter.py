@@ -67,7 +67,7 @@ class Scatter(Exchange):
 
     @property
     def bucket_mb(self) -> float:
-        return 6.0
+        return self.codec.bucket_mb
 
     def omega(self, layout: Layout) -> float:
         return self.codec.omega(layout)
