@@ -10,7 +10,7 @@ APT := $(shell command -v apt-get 2>/dev/null)
 
 # The CPU build of torch is a fifth of the size of the default one; where pip has no such build of this version at hand,
 # PyTorch's own index of CPU builds can be given: make test PIP_EXTRA="--index-url URL-OF-THE-CPU-INDEX".
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml requirements-dev.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || (test -n "$(APT)" && apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV))
 	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install -q --disable-pip-version-check $(PIP_EXTRA) $(TORCH)
 	@$(BIN)/pip install -q --disable-pip-version-check -r requirements-dev.txt
