@@ -93,10 +93,14 @@ class Codec(Part):
     @abstractmethod
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None: ...
 
+    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
+        """Write what a wire says over a flat tensor."""
+        self.accumulate(wire, layout, out.zero_(), 1.0)
+
     def decode(self, wire: Tensor, like: Block) -> Tensor:
         """What a wire says, as a new flat tensor."""
-        out = torch.zeros_like(like.flat)
-        self.accumulate(wire, like.layout, out, 1.0)
+        out = torch.empty_like(like.flat)
+        self.overwrite(wire, like.layout, out)
         return out
 
 
@@ -409,6 +413,11 @@ class Controller(Part):
     """
 
     kind: ClassVar[str] = "controller"
+
+    @property
+    def moves_schedule(self) -> bool:
+        """True if it may change the schedule, and so what the optimizer does; else only what is sent."""
+        return False
 
     @abstractmethod
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any: ...

@@ -25,19 +25,48 @@ class AllReduce:
     op: ReduceOp = "sum"
 
 
+Read = Callable[[int, Tensor], None]
+
+
 @dataclass(frozen=True, eq=False)
 class AllGather:
-    """Give a wire, get every rank's wire in rank order; all wires have the same length."""
+    """Give a wire, get every rank's wire in rank order; all wires have the same length.
+
+    With `read`, nothing is answered: read(j, wire) is called as the wires come, in the order of `arrivals`, each while the
+    next one travels.
+    """
 
     wire: Tensor
+    read: Read | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Promise:
+    """A wire of known length that is made when its turn comes, while the one before it travels."""
+
+    make: Callable[[], Tensor]
+    length: int
+
+    def numel(self) -> int:
+        return self.length
+
+    def keep(self) -> Tensor:
+        wire = self.make()
+        if wire.numel() != self.length:
+            raise WireError(f"a wire of {self.length} bytes was promised, and one of {wire.numel()} made")
+        return wire
 
 
 @dataclass(frozen=True, eq=False)
 class AllToAll:
-    """Give one wire per rank, get one from every rank; `lengths[j]` bytes come from rank j."""
+    """Give one wire per rank, or the promise of one, get one from every rank; `lengths[j]` bytes come from rank j.
 
-    wires: Sequence[Tensor]
+    Promises are kept for the own rank, the next one, the one after that, and so on. `read` is as in an all-gather.
+    """
+
+    wires: Sequence[Tensor | Promise]
     lengths: Sequence[int]
+    read: Read | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +107,20 @@ class Compute:
     work: Callable[[], Any]
     label: str
     seconds: float = 0.0
+
+
+def departures(rank: int, size: int) -> list[int]:
+    """In which order a rank makes wires for all others: its own first, then the next rank's, ..."""
+    return [(rank + i) % size for i in range(size)]
+
+
+def arrivals(rank: int, size: int) -> list[int]:
+    """In which order a rank reads what all others sent: its own first, then that of the rank before it, ..."""
+    return [(rank - i) % size for i in range(size)]
+
+
+def kept(wire: Tensor | Promise) -> Tensor:
+    return wire.keep() if isinstance(wire, Promise) else wire
 
 
 class Ticket(Generic[T]):
@@ -121,8 +164,18 @@ def all_gather(wire: Tensor) -> Program[list[Tensor]]:
     return (yield AllGather(wire))
 
 
-def all_to_all(wires: Sequence[Tensor], lengths: Sequence[int]) -> Program[list[Tensor]]:
+def all_to_all(wires: Sequence[Tensor | Promise], lengths: Sequence[int]) -> Program[list[Tensor]]:
     return (yield AllToAll(wires, lengths))
+
+
+def read_all_gather(wire: Tensor, read: Read) -> Program[None]:
+    """An all-gather that reads each wire while the next one travels."""
+    yield AllGather(wire, read)
+
+
+def read_all_to_all(wires: Sequence[Tensor | Promise], lengths: Sequence[int], read: Read) -> Program[None]:
+    """An all-to-all that makes each wire while the one before it travels, and reads each while the next one does."""
+    yield AllToAll(wires, lengths, read)
 
 
 def send(to: int, wire: Tensor) -> Program[None]:

@@ -1,6 +1,7 @@
 """Scatter: two phases, so that bytes do not grow with the number of workers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import final
 
 import torch
@@ -11,10 +12,14 @@ from gossamer.core.contracts import Codec, Echo, Exchange, Policy, Seat
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import (
     Program,
-    all_gather,
+    Promise,
+    Read,
     all_gather_ragged,
-    all_to_all,
     all_to_all_ragged,
+    arrivals,
+    departures,
+    read_all_gather,
+    read_all_to_all,
 )
 
 
@@ -23,10 +28,14 @@ from gossamer.core.verbs import (
 class Scatter(Exchange):
     """Cut the block into N chunks; every chunk's owner sums what all send it, encodes the mean again and tells everybody.
 
-    All-to-all of N - 1 chunk wires, decode and sum (the own share first, then in rank order), encode, all-gather. The own
-    share never travels
-    and is exact. `feedback` is how much of the second encoding's error the owner adds to its next mean: by default 1 for a
+    All-to-all of N - 1 chunk wires, decode and sum (the own share first, then that of the rank before, and so on round),
+    encode, all-gather. Chunks are encoded and decoded while others travel. The own share never travels and is exact.
+    `feedback` is how much of the second encoding's error the owner adds to its next mean: by default 1 for a
     codec that needs error feedback and 0 for others; under DIANA it is DIANA's rate, so that all follow one mean.
+
+    Use: for codecs that write alone, from three ranks on.
+
+    Not for: a codec that must see the whole gradient. The mean is encoded a second time, and rounded once more.
 
     Wire: 2 (N-1)/N of one message each way, whatever N.
 
@@ -78,28 +87,33 @@ class Scatter(Exchange):
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
         codec, rank = self.codec, seat.rank
         chunks = block.chunks(seat.size)
-        wires = [
-            codec.encode(c, state, seat) if j != rank else block.flat.new_zeros(0, dtype=torch.uint8)
-            for j, c in enumerate(chunks)
-        ]
-        arrived = yield from _exchange(codec, wires, chunks[rank].layout, rank)
+        wires = {rank: block.flat.new_empty(0, dtype=torch.uint8)}
         total = chunks[rank].flat.clone()
-        for j, wire in enumerate(arrived):
+
+        def make(j: int) -> Tensor:
+            wires[j] = codec.encode(chunks[j], state, seat)
+            return wires[j]
+
+        def add(j: int, wire: Tensor) -> None:
             if j != rank:
                 codec.accumulate(wire, chunks[rank].layout, total, 1.0)
+
+        yield from _exchange(codec, chunks, make, add, rank)
         answer = self._answer(chunks[rank].like(total.div_(seat.size)), block, state, seat)
-        answers = yield from _publish(codec, answer, block.layout.chunks(seat.size))
         mean = block.for_mean()
-        for wire, chunk in zip(answers, block.like(mean).chunks(seat.size), strict=True):
-            chunk.flat.zero_()  # chunk by chunk, so that it is still in the cache when it is added to
-            codec.accumulate(wire, chunk.layout, chunk.flat, 1.0)
+        parts = block.like(mean).chunks(seat.size)
+
+        def put(j: int, wire: Tensor) -> None:
+            codec.overwrite(wire, parts[j].layout, parts[j].flat)
+
+        yield from _publish(codec, answer, [c.layout for c in chunks], put)
 
         def add_sent(into: Tensor, weight: float) -> None:
-            for j, (wire, chunk) in enumerate(zip(wires, block.like(into).chunks(seat.size), strict=True)):
+            for j, chunk in enumerate(block.like(into).chunks(seat.size)):
                 if j == rank:
                     chunk.flat.add_(chunks[rank].flat, alpha=weight)
                 else:
-                    codec.accumulate(wire, chunk.layout, chunk.flat, weight)
+                    codec.accumulate(wires[j], chunk.layout, chunk.flat, weight)
 
         return Echo(mean, add_sent)
 
@@ -130,22 +144,35 @@ def _owed(block: Block, state: State, seat: Seat) -> Tensor | None:
     return owed if factor == 1 else owed * factor
 
 
-def _exchange(codec: Codec, wires: Sequence[Tensor], mine: Layout, rank: int) -> Program[list[Tensor]]:
-    length = codec.wire_bytes(mine)
-    if length is None:
-        return (yield from all_to_all_ragged(wires, codec.wire_limit(mine)))
-    return (yield from all_to_all(wires, [length if j != rank else 0 for j in range(len(wires))]))
+def _exchange(
+    codec: Codec, chunks: Sequence[Block], make: Callable[[int], Tensor], read: Read, rank: int
+) -> Program[None]:
+    """Every chunk to its owner; the next one is encoded, and the last one added, while one travels."""
+    own = torch.empty(0, dtype=torch.uint8, device=chunks[rank].flat.device)
+    lengths = [codec.wire_bytes(c.layout) for c in chunks]
+    if None in lengths:
+        made = {j: make(j) for j in departures(rank, len(chunks)) if j != rank}
+        wires = [made.get(j, own) for j in range(len(chunks))]
+        answers = yield from all_to_all_ragged(wires, codec.wire_limit(chunks[rank].layout))
+        for j in arrivals(rank, len(chunks)):
+            read(j, answers[j])
+        return
+    known = [0 if n is None else n for n in lengths]
+    promises = [own if j == rank else Promise(partial(make, j), n) for j, n in enumerate(known)]
+    yield from read_all_to_all(promises, [known[rank] if j != rank else 0 for j in range(len(chunks))], read)
 
 
-def _publish(codec: Codec, wire: Tensor, layouts: Sequence[Layout]) -> Program[list[Tensor]]:
+def _publish(codec: Codec, wire: Tensor, layouts: Sequence[Layout], read: Read) -> Program[None]:
     """Gather the answers; chunks differ by an element or a table entry, so the shorter wires are padded."""
     lengths = [codec.wire_bytes(c) for c in layouts]
-    if any(n is None for n in lengths):
-        return (yield from all_gather_ragged(wire, max(codec.wire_limit(c) for c in layouts)))
-    known = [n for n in lengths if n is not None]
+    if None in lengths:
+        answers = yield from all_gather_ragged(wire, max(codec.wire_limit(c) for c in layouts))
+        for j, answer in enumerate(answers):
+            read(j, answer)
+        return
+    known = [0 if n is None else n for n in lengths]
     padded = wire
     if wire.numel() < max(known):
         padded = wire.new_zeros(max(known))
         padded[: wire.numel()] = wire
-    answers = yield from all_gather(padded)
-    return [a[:n] for a, n in zip(answers, known, strict=True)]
+    yield from read_all_gather(padded, lambda j, answer: read(j, answer[: known[j]]))

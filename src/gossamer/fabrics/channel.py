@@ -8,7 +8,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, ReduceOp, Send, Verb
+from gossamer.core.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Promise,
+    Read,
+    Receive,
+    ReduceOp,
+    Send,
+    Verb,
+    arrivals,
+    departures,
+)
 from gossamer.fabrics.outbox import Outbox
 
 _OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -43,10 +55,10 @@ class Channel:
         match verb:
             case AllReduce(tensor, op):
                 return self._all_reduce(tensor, op)
-            case AllGather(wire):
-                return self._all_gather(wire)
-            case AllToAll(wires, lengths):
-                return self._all_to_all(wires, lengths)
+            case AllGather(wire, read):
+                return self._all_gather(wire) if read is None else self._read_all_gather(wire, read)
+            case AllToAll(wires, lengths, read):
+                return self._all_to_all(wires, lengths, read)
             case Send(to, wire):
                 return self._send(to, wire)
             case Receive(source, length):
@@ -77,38 +89,71 @@ class Channel:
         self._group._allgather_base(out, wire.contiguous()).wait()
         return list(out.split(wire.numel()))
 
-    def _all_to_all(self, wires: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
-        """The own slot never travels. A rank with nothing to say still takes part: the others may have."""
-        if self.size == 1:
-            return [wires[0]]
-        if self._device.type == "cpu":
-            return self._in_pairs(wires, lengths)
-        there = [0 if j == self.rank else w.numel() for j, w in enumerate(wires)]
-        back = [0 if j == self.rank else n for j, n in enumerate(lengths)]
-        parcel = torch.cat([w for j, w in enumerate(wires) if j != self.rank])
-        out = parcel.new_empty(sum(back))
-        self._group.alltoall_base(out, parcel, back, there).wait()
-        answer = list(out.split(back))
-        answer[self.rank] = wires[self.rank]
-        return answer
+    def _read_all_gather(self, wire: Tensor, read: Read) -> list[Tensor]:
+        """A ring of our own where the backend's would not let go of a wire before all are there."""
+        if self.size == 1 or wire.numel() == 0 or self._device.type != "cpu":
+            return self._read_all(self._all_gather(wire), read)
+        ahead, behind = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        came = wire.contiguous()
+        for i, source in enumerate(arrivals(self.rank, self.size), start=1):
+            coming = torch.zeros_like(came)
+            under_way = list[Any]()
+            if i < self.size:
+                under_way.append(self._group.recv([coming], behind, _ROUND + i))
+                under_way.append(self._group.send([came], ahead, _ROUND + i))
+            read(source, came)
+            for work in under_way:
+                work.wait()
+            came = coming
+        return []
 
-    def _in_pairs(self, wires: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
+    def _read_all(self, wires: list[Tensor], read: Read) -> list[Tensor]:
+        for j in arrivals(self.rank, self.size):
+            read(j, wires[j])
+        return []
+
+    def _all_to_all(self, wires: Sequence[Tensor | Promise], lengths: Sequence[int], read: Read | None) -> list[Tensor]:
+        """The own slot never travels. A rank with nothing to say still takes part: the others may have."""
+        if self._device.type == "cpu" and self.size > 1:
+            return self._in_pairs(wires, lengths, read)
+        made = {j: _kept(wires[j]) for j in departures(self.rank, self.size)}
+        answer = [made[self.rank]]
+        if self.size > 1:
+            there = [0 if j == self.rank else made[j].numel() for j in range(self.size)]
+            back = [0 if j == self.rank else n for j, n in enumerate(lengths)]
+            parcel = torch.cat([made[j] for j in range(self.size) if j != self.rank])
+            out = parcel.new_empty(sum(back))
+            self._group.alltoall_base(out, parcel, back, there).wait()
+            answer = list(out.split(back))
+            answer[self.rank] = made[self.rank]
+        return answer if read is None else self._read_all(answer, read)
+
+    def _in_pairs(self, wires: Sequence[Tensor | Promise], lengths: Sequence[int], read: Read | None) -> list[Tensor]:
         """In round i everybody sends to the rank i ahead and hears from the rank i behind.
 
         So no link ever carries two flows at once: on a slow network they share it badly, and gloo's own all-to-all, which
-        sends to all at the same time, takes half as long again.
+        sends to all at the same time, takes half as long again. While a round's wires travel, the last round's is read and
+        the next round's is made.
         """
-        answer = [wires[j] if j == self.rank else wires[j].new_zeros(n) for j, n in enumerate(lengths)]
-        for i in range(1, self.size):
-            to, source = (self.rank + i) % self.size, (self.rank - i) % self.size
+        answer = dict[int, Tensor]()
+        take = answer.__setitem__ if read is None else read
+        came = _kept(wires[self.rank])
+        rounds = list(zip(departures(self.rank, self.size), arrivals(self.rank, self.size)))
+        leaving = _kept(wires[rounds[1][0]])
+        for i, (to, source) in enumerate(rounds[1:], start=1):
+            coming = leaving.new_zeros(lengths[source])
             under_way = list[Any]()
             if lengths[source]:
-                under_way.append(self._group.recv([answer[source]], source, _ROUND + i))
-            if wires[to].numel():
-                under_way.append(self._group.send([wires[to].contiguous()], to, _ROUND + i))
+                under_way.append(self._group.recv([coming], source, _ROUND + i))
+            if leaving.numel():
+                under_way.append(self._group.send([leaving.contiguous()], to, _ROUND + i))
+            take(rounds[i - 1][1], came)
+            follows = _kept(wires[rounds[i + 1][0]]) if i + 1 < self.size else leaving
             for work in under_way:
                 work.wait()
-        return answer
+            came, leaving = coming, follows
+        take(rounds[-1][1], came)
+        return [answer[j] for j in range(self.size)] if read is None else []
 
     def _send(self, to: int, wire: Tensor) -> None:
         if to == self.rank:
@@ -142,11 +187,19 @@ def refuse(verb: Verb, size: int, rank: int) -> None:
             if wires[rank].numel() != lengths[rank]:
                 raise ValueError(f"{lengths[rank]} bytes expected of a wire of {wires[rank].numel()} to oneself")
             for wire in wires:
-                _expect_wire(wire)
+                if isinstance(wire, Tensor):
+                    _expect_wire(wire)
         case _:
             pass
     if (peer := verb.to if isinstance(verb, Send) else verb.source if isinstance(verb, Receive) else 0) >= size:
         raise ValueError(f"there is no rank {peer} among {size}")
+
+
+def _kept(wire: Tensor | Promise) -> Tensor:
+    if isinstance(wire, Promise):
+        wire = wire.keep()
+        _expect_wire(wire)
+    return wire
 
 
 def _expect_wire(wire: Tensor) -> None:

@@ -4,9 +4,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
-from gossamer.core.errors import PeerError
+from gossamer.core.errors import PeerError, plainly
 from gossamer.core.verbs import (
     AllGather,
     AllReduce,
@@ -17,6 +17,7 @@ from gossamer.core.verbs import (
     Descend,
     Join,
     Program,
+    Promise,
     Start,
     Ticket,
     Verb,
@@ -26,6 +27,9 @@ from gossamer.fabrics.channel import Channel, Crossing, refuse
 from gossamer.fabrics.lane import Running
 from gossamer.fabrics.ledger import traffic
 from gossamer.fabrics.positions import Position, explain, position
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _PATIENCE = 1.0  # seconds that a rank in trouble gives the others to say where they are
 
@@ -41,6 +45,35 @@ class Office(Protocol):
 
 class _Trouble(Exception):
     """The network or a peer failed; not the program."""
+
+
+class _Own(Exception):
+    """The program's own making or reading of a wire failed, in the midst of a request."""
+
+    def __init__(self, reason: Exception) -> None:
+        self.reason = reason
+
+
+def _guarded(verb: Crossing) -> Crossing:
+    """Tell the program's own errors from the network's."""
+    match verb:
+        case AllGather(wire, read) if read is not None:
+            return AllGather(wire, _own(read))
+        case AllToAll(wires, lengths, read):
+            promises = [Promise(_own(w.make), w.length) if isinstance(w, Promise) else w for w in wires]
+            return AllToAll(promises, lengths, _own(read) if read is not None else None)
+        case _:
+            return verb
+
+
+def _own(call: Callable[P, T]) -> Callable[P, T]:
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return call(*args, **kwargs)
+        except Exception as reason:
+            raise _Own(reason) from reason
+
+    return guarded
 
 
 class NetworkDriver:
@@ -107,9 +140,11 @@ class NetworkDriver:
     def _cross(self, verb: Crossing, ticket: Running) -> Any:
         begin = time.perf_counter()
         try:
-            answer = self._channel.answer(verb)
+            answer = self._channel.answer(_guarded(verb))
+        except _Own as own:
+            raise own.reason from None
         except RuntimeError as error:
-            raise _Trouble(_first_line(error)) from error
+            raise _Trouble(plainly(error)) from error
         self._office.note(verb, ticket, time.perf_counter() - begin)
         return answer
 
@@ -155,7 +190,7 @@ class NetworkDriver:
         An error of the program's own goes to its joiner as it is, without waiting for anybody.
         """
         own = inside and not isinstance(error, _Trouble)
-        reason = f"{type(error).__name__}: {_first_line(error)}" if own else str(error)
+        reason = f"{type(error).__name__}: {plainly(error)}" if own else str(error)
         mine, found = self._position(ticket, reason), dict[int, Position]()
         unheard = True
 
@@ -182,7 +217,7 @@ class NetworkDriver:
         size, rank = self._channel.size, self._channel.rank
         handed = traffic(ticket.verb, rank, size)[0] if ticket and ticket.verb else 0
         others = (
-            "The store does not answer: the process that hosts it, as a rule rank 0, is gone or cut off."
+            "The store does not answer: the process that hosts it, as a rule rank 0, is gone, frozen or cut off."
             if unheard
             else explain(rank, size, mine, found)
         )
@@ -194,8 +229,4 @@ def _network(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
     except RuntimeError as error:
-        raise _Trouble(_first_line(error)) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise _Trouble(plainly(error)) from error

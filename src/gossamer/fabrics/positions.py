@@ -85,7 +85,7 @@ def explain(rank: int, size: int, mine: Position, others: Mapping[int, Position]
     missing = [r for r in range(size) if r != rank and r not in others]
     if missing:
         who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
-        lines.append(f"No word from {who}: dead, cut off, or not here yet.")
+        lines.append(f"No word from {who}: dead, frozen, cut off, or not here yet.")
     for other, position in sorted(others.items()):
         same = mine.agrees(rank, position, other) and not position.trouble
         lines.append(f"Rank {other} is at {'the same place' if same else position}.")

@@ -31,6 +31,9 @@ from gossamer.core.verbs import (
     Start,
     Ticket,
     Verb,
+    arrivals,
+    departures,
+    kept,
 )
 from gossamer.fabrics.ledger import Entry, Ledger, traffic
 
@@ -239,8 +242,14 @@ class _Simulation:
             return
         crossed = max(self.network.crossing(v, r, self.size) for r, v in enumerate(verbs))
         seconds = self.network.delay(verbs[0], self.size) + crossed
-        for task, verb, answer in zip(tasks, verbs, _answers(verbs), strict=True):
+        for task, verb in present:
             self.note(task, verb, seconds)
+        try:
+            answers = _answers(verbs)
+        except _Refused as refused:  # by one rank's own making or reading of a wire; the others wait for it in vain
+            self.wake(tasks[refused.rank], began + seconds, error=refused.reason)
+            return
+        for task, answer in zip(tasks, answers, strict=True):
             self.wake(task, began + seconds, answer)
 
     def send(self, task: _Task, verb: Send) -> None:
@@ -348,6 +357,13 @@ def _astray(tasks: list[_Task]) -> str:
     return ""
 
 
+class _Refused(Exception):
+    """A rank could not make one of its wires, or not read one."""
+
+    def __init__(self, rank: int, reason: Exception) -> None:
+        self.rank, self.reason = rank, reason
+
+
 def _answers(verbs: Sequence[Any]) -> list[Any]:
     match verbs[0]:
         case AllReduce(_, op):
@@ -355,9 +371,29 @@ def _answers(verbs: Sequence[Any]) -> list[Any]:
             return [total, *(total.clone() for _ in verbs[1:])]
         case AllGather():
             wires = [v.wire.clone() for v in verbs]  # a program may go on writing to what it gave
-            return [list(wires) for _ in verbs]
+            return [_read(rank, v, list(wires)) for rank, v in enumerate(verbs)]
         case _:
-            return [[v.wires[rank].clone() for v in verbs] for rank in range(len(verbs))]
+            sent = [_made(rank, v) for rank, v in enumerate(verbs)]
+            return [_read(rank, v, [s[rank] for s in sent]) for rank, v in enumerate(verbs)]
+
+
+def _made(rank: int, verb: AllToAll) -> dict[int, Tensor]:
+    """Promises are kept in the order they are on a real network."""
+    try:
+        return {j: kept(verb.wires[j]).clone() for j in departures(rank, len(verb.wires))}
+    except Exception as reason:
+        raise _Refused(rank, reason) from reason
+
+
+def _read(rank: int, verb: AllGather | AllToAll, wires: list[Tensor]) -> list[Tensor]:
+    if verb.read is None:
+        return wires
+    try:
+        for j in arrivals(rank, len(wires)):
+            verb.read(j, wires[j])
+    except Exception as reason:
+        raise _Refused(rank, reason) from reason
+    return []
 
 
 def _reduce(tensors: list[Tensor], op: str) -> Tensor:

@@ -9,10 +9,18 @@ from gossamer import kernels
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
+    return all_peaks_finite([peak(t) for t in tensors])
+
+
+def peak(tensor: Tensor) -> Tensor:
+    """The largest absolute value; not finite where any value is not."""
+    if tensor.numel() == 0:
+        return tensor.new_zeros((), dtype=torch.float64)
+    if tensor.dtype != torch.float32:
+        return tensor.abs().amax().double()
+    return kernels.absmax(tensor.reshape(-1), (0, tensor.numel())).view(()).double()
+
+
+def all_peaks_finite(peaks: Sequence[Tensor]) -> bool:
     """One question to the device for all of them."""
-    peaks = list[Tensor]()
-    for t in tensors:
-        if t.numel():
-            wide = t.dtype != torch.float32
-            peaks.append(t.abs().amax() if wide else kernels.absmax(t.reshape(-1), (0, t.numel())).view(()))
-    return not peaks or bool(torch.stack([p.isfinite() for p in peaks]).all())
+    return not peaks or bool(torch.stack(list(peaks)).isfinite().all())

@@ -14,11 +14,14 @@ from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Descend, Program, Start, Ticket, all_reduce, join, start
 from gossamer.recipe import Recipe
 from gossamer.worker.channels import Channel, build
-from gossamer.worker.finite import all_finite
+from gossamer.worker.finite import all_finite, all_peaks_finite, peak
 from gossamer.worker.quorum import Stand
 
 # What torch's optimizers count per parameter: for a scalar parameter these have the shape of a momentum.
 COUNTERS = ("step", "eta", "mu", "mu_product")
+
+
+Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, taken while other channels travel
 
 
 class Worker:
@@ -46,9 +49,9 @@ class Worker:
         self.errors: dict[str, float] = {}  # relative compression error of each parameter, when last measured
         self.channels = build(recipe, self.named, self._rate_groups())
         self.stand = Stand(self) if isinstance(recipe.exchange, Quorum) else None
-        self._tickets = dict[int, Ticket[Tensor]]()
+        self._tickets = dict[int, Ticket[Carried]]()
         self._drafts = dict[int, tuple[Draft, Draft]]()
-        self._flight: list[Ticket[Tensor]] = []
+        self._flight: list[Ticket[Carried]] = []
         self._landed: list[Tensor] | None = None
         self._lost = False
         self._messages: list[Ticket[list[Tensor]]] = []
@@ -89,10 +92,7 @@ class Worker:
         if self.stand is not None:
             yield from self.stand.average_gradients()
         else:
-            self.means = []
-            for i in range(len(self.channels)):
-                self.means.append((yield from join(self._tickets[i])))
-            self._settle()
+            yield from self._arrive([self._tickets[i] for i in range(len(self.channels))])
         if self.finite:
             self._control(self.means)
 
@@ -117,11 +117,8 @@ class Worker:
     def quiesce(self) -> Program[None]:
         """Wait for what is in flight, without letting it land: afterwards the state is all there is."""
         if self._flight:
-            means = list[Tensor]()
-            for ticket in self._flight:
-                means.append((yield from join(ticket)))
-            self._flight, self.means = [], means
-            self._settle()
+            yield from self._arrive(self._flight)
+            self._flight, means = [], self.means
             self._landed, self._lost = (means, False) if self.finite else (None, True)
             if self._lost:
                 self._heal_optimizer()
@@ -188,9 +185,9 @@ class Worker:
                 self._measure(block, echo)
             return echo
 
-        return Start(channel.memory.around(block, kept, send, self.seat(index)), channel.name, self.step)
+        return Start(_carry(channel.memory.around(block, kept, send, self.seat(index))), channel.name, self.step)
 
-    def expect(self, index: int, ticket: Ticket[Tensor]) -> None:
+    def expect(self, index: int, ticket: Ticket[Carried]) -> None:
         """Note a gradient that is on its way, for `average_gradients` to join."""
         self._tickets[index] = ticket
 
@@ -260,9 +257,14 @@ class Worker:
 
     _next: Recipe | None = None
 
-    def _settle(self) -> None:
+    def _arrive(self, tickets: Sequence[Ticket[Carried]]) -> Program[None]:
         """All or nothing: memories move on only if every channel's agreed mean is finite, which all ranks see alike."""
-        self.finite = all_finite(self.means)
+        self.means, peaks = [], list[Tensor]()
+        for ticket in tickets:
+            mean, largest = yield from join(ticket)
+            self.means.append(mean)
+            peaks.append(largest)
+        self.finite = all_peaks_finite(peaks)
         for kept, carried in self._drafts.values() if self.finite else ():
             kept.commit()
             carried.commit()
@@ -332,6 +334,11 @@ class Worker:
             kept = [t for key, t in sorted(values.items()) if key not in COUNTERS and isinstance(t, Tensor)]
             found += [t for t in kept if t.shape == p.shape]
         return found
+
+
+def _carry(average: Program[Tensor]) -> Program[Carried]:
+    mean = yield from average
+    return mean, peak(mean)
 
 
 def until_descend(steps: Program[None]) -> Program[None]:

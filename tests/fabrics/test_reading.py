@@ -1,0 +1,144 @@
+"""Wires that are made and read while others travel: the same on the simulator and on real processes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gossamer.core.errors import GossamerError, WireError
+from gossamer.core.verbs import (
+    Program,
+    Promise,
+    all_to_all,
+    arrivals,
+    departures,
+    read_all_gather,
+    read_all_to_all,
+)
+from gossamer.fabrics.sim import simulate
+from gossamer.fabrics.torch import TorchFabric
+
+Everywhere = Callable[..., list[Any]]
+
+
+def length(source: int, to: int) -> int:
+    return (3 * source + 5 * to) % 4
+
+
+def wire(source: int, to: int) -> Tensor:
+    return torch.full((length(source, to),), 16 * source + to, dtype=torch.uint8)
+
+
+def told(rank: int, size: int) -> Program[list[Any]]:
+    """What is made and read, in the order in which it is."""
+    events = list[Any]()
+
+    def make(to: int) -> Tensor:
+        events.append(("make", to))
+        return wire(rank, to)
+
+    def read(source: int, came: Tensor) -> None:
+        events.append(("read", source, came.tolist()))
+
+    def promise(to: int) -> Promise:
+        return Promise(lambda: make(to), length(rank, to))
+
+    yield from read_all_to_all([promise(j) for j in range(size)], [length(j, rank) for j in range(size)], read)
+    exchanged, events = events, []
+    yield from read_all_gather(torch.full((5,), rank, dtype=torch.uint8), read)
+    gathered, events = events, []
+    yield from read_all_gather(torch.empty(0, dtype=torch.uint8), read)
+    return [exchanged, gathered, events]
+
+
+def expected(rank: int, size: int) -> list[Any]:
+    made = [("make", j) for j in departures(rank, size)]
+    read = [("read", j, wire(j, rank).tolist()) for j in arrivals(rank, size)]
+    return [
+        made,
+        read,
+        [("read", j, [j] * 5) for j in arrivals(rank, size)],
+        [("read", j, []) for j in arrivals(rank, size)],
+    ]
+
+
+def sorted_out(told: list[Any]) -> list[Any]:
+    """Making and reading take turns as a fabric sees fit; each for itself has an order."""
+    exchanged, gathered, empty = told
+    return [[e for e in exchanged if e[0] == "make"], [e for e in exchanged if e[0] == "read"], gathered, empty]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_simulated_wires_are_made_and_read_in_the_stated_order(size: int) -> None:
+    outcome = simulate([told(r, size) for r in range(size)])
+    assert [sorted_out(t) for t in outcome.results] == [expected(r, size) for r in range(size)]
+
+
+def on_processes(rank: int, size: int) -> list[Any]:
+    fabric = TorchFabric(deadline=20)
+    try:
+        return fabric.run(told(rank, size))
+    finally:
+        fabric.close()
+
+
+@pytest.mark.gang
+def test_real_wires_are_made_and_read_in_the_stated_order(everywhere: Everywhere) -> None:
+    answers = everywhere(on_processes)
+    assert [sorted_out(t) for t in answers] == [expected(r, len(answers)) for r in range(len(answers))]
+
+
+@pytest.mark.gang
+def test_while_a_wire_travels_the_next_is_made_and_the_last_is_read(gang4: Any) -> None:
+    exchanged = gang4.run(on_processes)[0][0]
+    kinds = [e[0] for e in exchanged]
+    assert kinds == ["make", "make", "read", "make", "read", "make", "read", "read"]
+
+
+def test_a_promise_that_is_not_kept_is_refused() -> None:
+    short = Promise(lambda: torch.zeros(3, dtype=torch.uint8), 4)
+    with pytest.raises(WireError, match="4 bytes was promised, and one of 3"):
+        simulate([all_to_all([short], [4])])
+
+
+def fails(rank: int, size: int, when: str) -> str:
+    """One rank cannot make, or cannot read: it hears its own error, the others that it is gone."""
+
+    def make() -> Tensor:
+        if rank == 1 and when == "make":
+            raise RuntimeError("no wire today")
+        return torch.zeros(4, dtype=torch.uint8)
+
+    def read(source: int, came: Tensor) -> None:
+        if rank == 1 and when == "read":
+            raise RuntimeError("cannot read this")
+
+    fabric = TorchFabric(deadline=5)
+    try:
+        ticket = fabric.start(read_all_to_all([Promise(make, 4)] * size, [4] * size, read), "block", 3)
+        fabric.join(ticket)
+    except GossamerError as error:
+        return f"peer: {error}"
+    except RuntimeError as error:
+        return f"own: {error}"
+    finally:
+        fabric.close()
+    return "nothing"
+
+
+@pytest.mark.gang
+@pytest.mark.parametrize(("when", "what"), [("make", "no wire today"), ("read", "cannot read this")])
+def test_an_error_in_making_or_reading_is_the_programs_own(gang2: Any, when: str, what: str) -> None:
+    other, own = gang2.run(fails, when)
+    assert own == f"own: {what}"
+    assert other.startswith("peer: rank 0 of 2: step 3, 'block', AllToAll") or other == "nothing"
+
+
+def test_a_simulated_error_in_reading_is_raised() -> None:
+    def read(source: int, came: Tensor) -> None:
+        raise ValueError("cannot read this")
+
+    with pytest.raises(ValueError, match="cannot read this"):
+        simulate([read_all_gather(torch.zeros(1, dtype=torch.uint8), read) for _ in range(3)])
