@@ -23,6 +23,10 @@ def _read(name: str, wire: Tensor, dtype: torch.dtype, layout: Layout) -> Tensor
 class FP32(Codec, LinearCodec):
     """Every bit: float32, or float64 for a double-precision model.
 
+    Use: on fast links, as the baseline, and under a rule for what is small or sensitive.
+
+    Not for: slow links: it saves nothing.
+
     Wire: 4 d bytes (8 d for float64).
 
     >>> from gossamer.core.draw import Draw
@@ -83,14 +87,23 @@ class _Half(Codec, LinearCodec):
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
         into.add_(_read(self.name, wire, _dtype(self), layout), alpha=weight)
 
+    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
+        out.copy_(_read(self.name, wire, _dtype(self), layout))
+
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
-        mine = (block.flat / seat.size).to(_dtype(self))  # divided first: a sum of N could overflow fp16
+        mine = _share(self, block.flat, seat.size)
+        total = yield from all_reduce(mine)
+        mean = block.for_mean()
 
         def add_sent(into: Tensor, weight: float) -> None:
-            into.add_(mine, alpha=weight * seat.size)
+            into.add_(_share(self, block.flat, seat.size), alpha=weight * seat.size)
 
-        total = yield from all_reduce(mine.clone())
-        return Echo(total.to(block.flat.dtype), add_sent)
+        return Echo(mean.copy_(total), add_sent)
+
+
+def _share(codec: _Half, flat: Tensor, size: int) -> Tensor:
+    """My part of the mean. Divided first, since a sum of N could overflow fp16."""
+    return torch.div(flat, size, out=torch.empty_like(flat, dtype=_dtype(codec)))
 
 
 def _dtype(codec: _Half) -> torch.dtype:
@@ -101,6 +114,10 @@ def _dtype(codec: _Half) -> torch.dtype:
 @part("bf16")
 class BF16(_Half):
     """Brain floats: the range of float32 with 8 bits of precision.
+
+    Use: to halve the bytes with nothing to tune, and the range of float32.
+
+    Not for: sums over many ranks under `allreduce`, where each addition rounds to 8 bits: prefer `scatter`.
 
     Wire: 2 d bytes. Relative error at most 2^-9 per element. Under `scatter` sums are made in float32; under `allreduce`
     the backend sums in bf16.
@@ -117,6 +134,10 @@ class BF16(_Half):
 @part("fp16")
 class FP16(_Half):
     """Half floats: 11 bits of precision, but nothing beyond 65504; larger gradients become inf and skip the step.
+
+    Use: to halve the bytes where 8 bits of precision are too few.
+
+    Not for: gradients beyond 65504, to which a large loss scale is enough.
 
     Wire: 2 d bytes. Relative error at most 2^-12 per element that is not tiny.
 

@@ -22,6 +22,10 @@ class PowerSGD(LinearCodec):
     What got through of mine is P Q_i^T (not the mean: a residual against the mean grows without bound on unequal data).
     Tensors with fewer than two dimensions, and matrices that would not shrink `min_ratio` times, travel as they are.
 
+    Use: on large matrices, where a few directions hold most of the gradient; with `error_feedback()`.
+
+    Not for: vectors and small matrices, which travel as they are, nor processors with no time for matrix products.
+
     Wire: all-reduces of 4 r (n + m) bytes a matrix, in two messages for the whole block. P and Q are kept transposed, and
     matrices of one shape go through one batched product.
 
@@ -60,13 +64,11 @@ class PowerSGD(LinearCodec):
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
         groups, plain = self._groups(block.layout)
         starts = [_warm_start(g, state, seat, block.flat) for g in groups]
-        stacks = [g.stack(block.flat) for g in groups]
-        # P^T = Q^T M^T: the thin factor stays contiguous along its long side, which is several times faster.
-        thin = [torch.bmm(q, m.transpose(1, 2)) for q, m in zip(starts, stacks, strict=True)]
+        thin = [g.project(block.flat, q) for g, q in zip(groups, starts, strict=True)]
         rest = [block.flat[s.offset : s.offset + s.numel] for s in plain]
         summed = yield from _all_reduce_together([*thin, *rest])
         bases = [_orthogonal(p) for p in summed[: len(thin)]]
-        own = [torch.bmm(p, m) for p, m in zip(bases, stacks, strict=True)]
+        own = [g.represent(block.flat, p) for g, p in zip(groups, bases, strict=True)]
         means = yield from _all_reduce_together(own)
 
         mean = block.for_mean()
@@ -74,14 +76,14 @@ class PowerSGD(LinearCodec):
             mean[s.offset : s.offset + s.numel] = total / seat.size
         for g, p, q, old in zip(groups, bases, means, starts, strict=True):
             q /= seat.size
-            g.unstack(torch.bmm(p.transpose(1, 2), q), mean)
+            g.write(p, q, mean)
             _remember(g, q, old, state)
 
         def add_sent(into: Tensor, weight: float) -> None:
             for s, x in zip(plain, rest, strict=True):
                 into[s.offset : s.offset + s.numel].add_(x, alpha=weight)
             for g, p, q in zip(groups, bases, own, strict=True):
-                g.add(torch.bmm(p.transpose(1, 2), q), into, weight)
+                g.add(p, q, into, weight)
 
         return Echo(mean, add_sent)
 
@@ -109,21 +111,31 @@ class _Group:
     segments: tuple[Segment, ...]
 
     def views(self, flat: Tensor) -> Iterator[Tensor]:
+        """The matrices, where they lie: each pass over them is made in place, for a copy costs as much as the product."""
         for s in self.segments:
             yield flat[s.offset : s.offset + s.numel].view(self.n, self.m)
 
-    def stack(self, flat: Tensor) -> Tensor:
-        if len(self.segments) == 1:
-            return next(self.views(flat)).unsqueeze(0)
-        return torch.stack(list(self.views(flat)))
+    def project(self, flat: Tensor, q: Tensor) -> Tensor:
+        """P^T = Q^T M^T: the thin factor stays contiguous along its long side, which is several times faster."""
+        thin = q.new_empty(len(self.segments), self.rank, self.n)
+        for matrix, start, out in zip(self.views(flat), q, thin, strict=True):
+            torch.mm(start, matrix.t(), out=out)
+        return thin
 
-    def unstack(self, stack: Tensor, flat: Tensor) -> None:
-        for view, matrix in zip(self.views(flat), stack, strict=True):
-            view.copy_(matrix)
+    def represent(self, flat: Tensor, p: Tensor) -> Tensor:
+        """Q^T = P^T M: the matrices in the basis that all ranks agreed on."""
+        own = p.new_empty(len(self.segments), self.rank, self.m)
+        for matrix, basis, out in zip(self.views(flat), p, own, strict=True):
+            torch.mm(basis, matrix, out=out)
+        return own
 
-    def add(self, stack: Tensor, flat: Tensor, weight: float) -> None:
-        for view, matrix in zip(self.views(flat), stack, strict=True):
-            view.add_(matrix, alpha=weight)
+    def write(self, p: Tensor, q: Tensor, flat: Tensor) -> None:
+        for view, basis, factor in zip(self.views(flat), p, q, strict=True):
+            torch.mm(basis.t(), factor, out=view)
+
+    def add(self, p: Tensor, q: Tensor, flat: Tensor, weight: float) -> None:
+        for view, basis, factor in zip(self.views(flat), p, q, strict=True):
+            view.addmm_(basis.t(), factor, alpha=weight)
 
 
 def _warm_start(group: _Group, state: State, seat: Seat, like: Tensor) -> Tensor:
@@ -131,17 +143,18 @@ def _warm_start(group: _Group, state: State, seat: Seat, like: Tensor) -> Tensor
     rows = list[Tensor]()
     for s in group.segments:
         q = state.get(f"q:{s.name}")
-        kept = 0 if q is None else min(q.shape[0], group.rank)
-        fresh = seat.draw.shared_normal(f"{s.name}/powersgd", group.rank, group.m).to(like)
-        rows.append(fresh if q is None else torch.cat([q[:kept], fresh[kept:]]))
+        if q is None or q.shape[0] < group.rank:
+            fresh = seat.draw.shared_normal(f"{s.name}/powersgd", group.rank, group.m).to(like)
+            q = fresh if q is None else torch.cat([q, fresh[q.shape[0] :]])
+        rows.append(q[: group.rank])
     return torch.stack(rows)
 
 
 def _remember(group: _Group, q: Tensor, old: Tensor, state: State) -> None:
     # A gradient that was zero this step must not erase the direction found before.
-    alive = q.flatten(1).abs().amax(1) != 0
-    for s, new, before, nonzero in zip(group.segments, q, old, alive.tolist(), strict=True):
-        state[f"q:{s.name}"] = new if nonzero else before
+    alive = q.abs().amax(dim=(1, 2), keepdim=True) != 0
+    for s, kept in zip(group.segments, torch.where(alive, q, old), strict=True):
+        state[f"q:{s.name}"] = kept
 
 
 def _orthogonal(p: Tensor) -> Tensor:
