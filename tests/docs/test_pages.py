@@ -76,8 +76,8 @@ def test_code_on_a_page_runs(page: Path, loggers: dict[str, Logger], capsys: pyt
         exec(compile(block, f"{page.name}[{i}]", "exec"), space)
     if page.name == "metrics.md":
         for name, logger in loggers.items():
-            assert {t[0] for t in logger.told} >= {"gossamer/step", "gossamer/sent_bytes"}, name
-            assert {t[2] for t in logger.told} == {1}, name
+            assert {t[0] for t in logger.told} >= {"gossamer/sent_bytes", "gossamer/step_seconds"}, name
+            assert {t[2] for t in logger.told} == {10, 20}, name
 
 
 def anchors(page: Path) -> set[str]:

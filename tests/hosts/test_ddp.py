@@ -180,6 +180,7 @@ def refusals(rank: int, size: int) -> list[str]:
         "backup",
         "overlap_local_sgd(2)",
         "diana(l1=0.1)",
+        "accordion_batch(epoch=2)",
         "topk(ratio=0.1) + error_feedback(units='update')",
     ):
         with pytest.raises(AttachError) as caught:
@@ -200,7 +201,7 @@ def refusals(rank: int, size: int) -> list[str]:
 def test_what_a_hook_cannot_do_is_refused_with_a_hint(gang2: Gang) -> None:
     for *beyond, wrapped, bare, unlike in gang2.run(refusals):
         assert all("gossamer.attach" in text for text in [*beyond, bare])
-        assert len(beyond) == 6
+        assert len(beyond) == 7
         assert "gossamer.ddp.register" in wrapped
         assert "recipe: 'scatter(ternary())' on rank(s) 0; 'scatter(qsgd())' on rank(s) 1" in unlike
 

@@ -17,6 +17,10 @@ class AccordionBatch(Controller):
     Checks as `accordion` does. When it grows the batch it multiplies the learning rate by `factor` as well, at the same step.
     The training loop reads `comm.accumulate`, or wraps its backward in `comm.accumulating()`.
 
+    Use: where large batches train well later on but not at first.
+
+    Not for: short runs, nor loops that do not ask `comm.accumulate`.
+
     Wire: nothing of its own; afterwards one exchange serves `factor` times as many samples.
 
     >>> AccordionBatch(factor=8, epoch=100)
@@ -35,6 +39,10 @@ class AccordionBatch(Controller):
         require(self.epoch >= 1, f"accordion_batch: epoch must be at least 1 step, got {self.epoch}")
         require(self.interval >= 1, f"accordion_batch: interval must be at least 1 epoch, got {self.interval}")
         require(self.threshold > 0, f"accordion_batch: threshold must be positive, got {self.threshold}")
+
+    @property
+    def moves_schedule(self) -> bool:
+        return True
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         if recipe.schedule.accumulate > 1 or self.factor == 1:

@@ -13,8 +13,11 @@ from gossamer.core.contracts import Quorum
 from gossamer.core.errors import AttachError
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts import consensus
+from gossamer.hosts.backward import Backward
 from gossamer.hosts.communicator import Communicator, attached
 from gossamer.hosts.handshake import compare, fingerprint
+from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
+from gossamer.hosts.steps import Steps
 from gossamer.recipe import Recipe
 from gossamer.worker import Worker
 
@@ -35,6 +38,8 @@ def attach(
     before_step: Callable[[], None] | None = None,
     on_late: Callable[[int], None] | None = None,
     measure_every: int = 0,
+    on_metrics: OnMetrics | None = None,
+    metrics_every: int = 10,
 ) -> Communicator:
     """Give a model and its optimizer a recipe; the training loop stays as it is.
 
@@ -48,6 +53,8 @@ def attach(
     - `before_step`: called before every descent, also of missed updates under backup workers: clip gradients here then.
     - `on_late`: told the step whose gradient was dropped (backup workers).
     - `measure_every`: measure the compression error of every parameter at every so many steps.
+    - `on_metrics`: called with (step, metrics) when `optimizer.step()` has done every `metrics_every`-th step; for loggers.
+      `metrics` is that of `comm.metrics()`, and rates since the last report. What it raises, `optimizer.step()` raises.
 
     >>> model = nn.Linear(2, 1)
     >>> comm = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "terngrad")
@@ -56,10 +63,10 @@ def attach(
     >>> comm.detach()
     """
     parsed = Recipe.of(recipe)
+    check_callback(on_metrics, metrics_every)
     _check_not_attached(model)
     named = _trainable(model, optimizer)
-    policy = _buffer_policy(model, parsed, buffers)
-    _check_backups(parsed, scaler, policy, find_unused_parameters)
+    policy = check(model, parsed, buffers, scaler, find_unused_parameters)
     group = _group(process_group)
     fabric = TorchFabric(group, deadline=deadline)
     try:
@@ -70,22 +77,26 @@ def attach(
             extras = {"deadline": deadline, "buffers": policy, "find_unused_parameters": find_unused_parameters}
             fabric.run(compare(worker, fingerprint(worker, extras, model)))
             fabric.run(consensus.broadcast_model(model, worker))
-        comm = Communicator(
-            model,
-            optimizer,
-            worker,
-            fabric,
-            buffers=policy,
-            find_unused_parameters=find_unused_parameters,
-            scaler=scaler,
-            before_step=before_step,
-            measure_every=measure_every,
-        )
-        comm.install()
+        meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
+        steps = Steps(model, optimizer, worker, fabric, meter, buffers=policy, scaler=scaler, before_step=before_step)
+        backward = Backward(steps, find_unused=find_unused_parameters, measure_every=measure_every)
+        return Communicator(steps, backward)
     except BaseException:
         fabric.close()
         raise
-    return comm
+
+
+def check(
+    model: nn.Module,
+    recipe: Recipe,
+    buffers: Buffers | None = None,
+    scaler: Any = None,
+    find_unused_parameters: bool = False,
+) -> str:
+    """Refuse what a recipe cannot do with this model and these options; returns what becomes of the model's buffers."""
+    policy = _buffer_policy(model, recipe, buffers)
+    _check_backups(recipe, scaler, policy, find_unused_parameters)
+    return policy
 
 
 def _trainable(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

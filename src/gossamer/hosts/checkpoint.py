@@ -5,9 +5,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as load_entries
 
 from gossamer.core.errors import CheckpointError
 
@@ -22,6 +19,11 @@ def load(comm: Loads, path: "str | Path", key: str = "comm") -> None:
     DCP only fills entries that exist already, and a fresh communicator has none yet, so they are made after the
     checkpoint's own table. All old ranks' entries are read; the world may have another size now.
     """
+    # Here, since torch takes half a second to import them, and every command would wait for it.
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load as load_entries
+
     table = FileSystemReader(path).read_metadata().state_dict_metadata
     prefix = f"{key}."
     wanted = dict[str, Any]()

@@ -1,6 +1,7 @@
 """For people who already have DistributedDataParallel: a recipe as its communication hook."""
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -8,12 +9,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Program
+from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.torch import TorchFabric
+from gossamer.hosts import consensus
 from gossamer.hosts.handshake import compare, fingerprint
 from gossamer.hosts.intake import Intake
+from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
 from gossamer.recipe import Recipe
 from gossamer.worker import Worker, checkpoint
 
@@ -21,18 +26,38 @@ from gossamer.worker import Worker, checkpoint
 class Hook:
     """A recipe driven by DDP's buckets. DDP regroups its buckets after the first step; our channels stay as they are."""
 
-    def __init__(self, worker: Worker, fabric: TorchFabric, names: dict[int, str], scaler: Any) -> None:
+    def __init__(self, worker: Worker, fabric: TorchFabric, names: dict[int, str], scaler: Any, meter: Meter) -> None:
         self.worker, self.fabric, self.names, self.scaler = worker, fabric, names, scaler
         self.intake = Intake(worker, self._launch)
         self.waiting: list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]] = []
+        self._meter = meter
+        # A communication hook never sees the optimizer, so every optimizer's steps are watched; but only if asked for.
+        watches = meter.on_metrics is not None
+        self._watch = register_optimizer_step_post_hook(self._after_step) if watches else None
 
     @property
     def recipe(self) -> Recipe:
+        """The recipe in force; a controller may have changed it since `register`."""
         return self.worker.recipe
 
     @property
     def step(self) -> int:
+        """How many times gradients were averaged."""
         return self.worker.step - 1
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every request of this rank that crossed the network, with its bytes and seconds."""
+        return self.fabric.ledger
+
+    def check_sync(self) -> None:
+        """Compare a hash of every parameter on all ranks, between steps; an error names those that are not equal."""
+        if self.fabric.size > 1:
+            self.fabric.run(consensus.check(self.worker))
+
+    def metrics(self) -> dict[str, float]:
+        """What a communicator's `metrics()` gives, since `register`."""
+        return self._meter.totals()
 
     def state_dict(self) -> dict[str, Any]:
         return checkpoint.save(self.worker)
@@ -40,8 +65,12 @@ class Hook:
     def load_state_dict(self, saved: Any) -> None:
         checkpoint.load(self.worker, saved)
         self.intake = Intake(self.worker, self._launch)
+        self._meter.restart()
 
     def close(self) -> None:
+        """End the communication thread; DDP cannot be told to forget a hook, so take the model out of it."""
+        if self._watch is not None:
+            self._watch.remove()
         self.fabric.close()
 
     def take(self, bucket: Any) -> Future[Tensor]:
@@ -64,15 +93,24 @@ class Hook:
         if len(self.intake.arrived) == len(self.intake.slots):
             waiting, self.waiting = self.waiting, []
             self.intake.reset()
-            self.fabric.start(self._deliver(waiting), "deliver", self.worker.step)
+            self.fabric.start(self._deliver(waiting, perf_counter()), "deliver", self.worker.step)
         return promise
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if any(id(p) in self.names for group in optimizer.param_groups for p in group["params"]):
+            self._meter.step_ended()
 
     def _launch(self, index: int, flat: Tensor) -> None:
         request = self.worker.program(index, flat, reuse=True)
         self.worker.expect(index, self.fabric.start(request.program, request.label, request.step))
 
-    def _deliver(self, waiting: "list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]]") -> Program[None]:
-        """On the comm lane, after all channels: put the means where DDP looks for them, and keep the promises."""
+    def _deliver(
+        self, waiting: "list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]]", began: float
+    ) -> Program[None]:
+        """On the comm lane, after all channels: put the means where DDP looks for them, and keep the promises.
+
+        From `began`, when the last gradient was there, until the promises are kept, backward waits for the network.
+        """
         try:
             yield from self.worker.average_gradients()
             means, channels = self.worker.mean_by_name(), self.worker.channels
@@ -82,6 +120,7 @@ class Hook:
             self.worker.end_step()
             if self.worker.channels is not channels:
                 self.intake = Intake(self.worker, self._launch)
+            self._meter.exposed_seconds += perf_counter() - began
             for *_, promise, buffer in waiting:  # only now may the next backward begin
                 promise.set_result(buffer)
         except Exception as error:
@@ -99,38 +138,48 @@ def register(
     seed: int = 0,
     deadline: float = 300.0,
     scaler: Any = None,
+    on_metrics: OnMetrics | None = None,
+    metrics_every: int = 10,
 ) -> Hook:
     """Replace DDP's all-reduce by a recipe. For recipes that average gradients at every step.
 
     Call it once, before the first backward. Give a GradScaler as `scaler`, so that memories are free of its scale. The
-    object returned holds the state: save its `state_dict()` per rank.
+    object returned holds the state: save its `state_dict()` per rank. `on_metrics` is called with (step, metrics) when
+    the optimizer has done every `metrics_every`-th step, as with `attach`.
     """
+    check_callback(on_metrics, metrics_every)
     if not isinstance(ddp_model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise AttachError("register takes a DistributedDataParallel model; for a plain one use gossamer.attach")
     parsed = Recipe.of(recipe)
-    if not parsed.schedule.averages_gradients or not hasattr(parsed.exchange, "average"):
-        raise AttachError(
-            f"{parsed} is more than a gradient average; take the model out of DDP and use gossamer.attach"
-        )
-    if parsed.schedule.accumulate != 1 or getattr(parsed.schedule, "l1", 0.0):
-        raise AttachError(
-            f"{parsed.schedule} acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
-        )
-    if any(getattr(m, "units", "gradient") == "update" for m in (parsed.memory, *(r.memory for r in parsed.rules))):
-        raise AttachError(f"{parsed} follows the learning rate, which a DDP hook does not see; use gossamer.attach")
+    check(parsed)
     named: dict[str, Tensor] = {n: p for n, p in ddp_model.module.named_parameters() if p.requires_grad}
     fabric = TorchFabric(process_group or ddp_model.process_group, deadline=deadline)
     idle = torch.optim.SGD(list(named.values()), lr=1.0)  # channels ask for rates; a hook has none to offer
-    hook = Hook(
-        Worker(parsed, named, idle, fabric.rank, fabric.size, seed),
-        fabric,
-        {id(p): n for n, p in named.items()},
-        scaler,
-    )
+    worker = Worker(parsed, named, idle, fabric.rank, fabric.size, seed)
     if fabric.size > 1:
-        fabric.run(compare(hook.worker, fingerprint(hook.worker, {"deadline": deadline}, ddp_model.module)))
+        fabric.run(compare(worker, fingerprint(worker, {"deadline": deadline}, ddp_model.module)))
+    meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
+    hook = Hook(worker, fabric, {id(p): n for n, p in named.items()}, scaler, meter)
     ddp_model.register_comm_hook(hook, _hook())
     return hook
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse a recipe that is more than what a communication hook can do."""
+    if not recipe.schedule.averages_gradients or not hasattr(recipe.exchange, "average"):
+        raise AttachError(
+            f"{recipe} is more than a gradient average; take the model out of DDP and use gossamer.attach"
+        )
+    if recipe.controller.moves_schedule:
+        raise AttachError(
+            f"{recipe.controller} acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
+        )
+    if recipe.schedule.accumulate != 1 or getattr(recipe.schedule, "l1", 0.0):
+        raise AttachError(
+            f"{recipe.schedule} acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
+        )
+    if any(getattr(m, "units", "gradient") == "update" for m in (recipe.memory, *(r.memory for r in recipe.rules))):
+        raise AttachError(f"{recipe} follows the learning rate, which a DDP hook does not see; use gossamer.attach")
 
 
 def _hook() -> Callable[[Any, Any], Any]:

@@ -1,0 +1,121 @@
+"""Backward: the ties to autograd. Gradients go on their way as they come, and are averages when backward returns."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+from gossamer.core.errors import AttachError
+from gossamer.hosts import consensus
+from gossamer.hosts.intake import Intake
+from gossamer.hosts.steps import Steps
+
+
+class Backward:
+    """Sees a backward pass begin and end, hands its gradients to the intake, and puts the averages in their place."""
+
+    def __init__(self, steps: Steps, *, find_unused: bool, measure_every: int) -> None:
+        self.steps, self.worker, self.fabric, self.scaler = steps, steps.worker, steps.fabric, steps.scaler
+        self.find_unused, self.measure_every = find_unused, measure_every
+        self.syncing = True  # False while micro-batches only accumulate
+        self._inside = False
+        self._task: int | None = None  # autograd's number of the backward pass under way
+        self._intake: Intake | None = None
+
+    def install(self) -> list[Any]:
+        """Put the hooks in place, and return their handles; in a world of one there is nothing to see."""
+        if self.fabric.size == 1:
+            return []
+        self.steps.on_new_channels = self.rebuild
+        self.rebuild()
+        return [p.register_post_accumulate_grad_hook(self._hook(name)) for name, p in self.worker.named.items()]
+
+    def rebuild(self) -> None:
+        """Channels are new (at attach, after a controller's change, after loading): so is the intake."""
+        if self.fabric.size == 1:
+            return
+        self._intake = Intake(self.worker, self._launch) if self.steps.averages_gradients else None
+
+    def _hook(self, name: str) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            if not self.syncing:
+                return
+            self._enter()
+            if self._intake is not None and parameter.grad is not None:
+                self._intake.take(name, parameter.grad)
+
+        return hook
+
+    def _enter(self) -> None:
+        """A gradient is there: is it the first of a new backward pass?"""
+        task = torch._C._current_graph_task_id()
+        if self._inside and (task == self._task or _is_nested()):
+            return
+        if _is_nested():
+            raise AttachError(
+                "a backward pass inside of another one (reentrant checkpointing) would send its gradients before the outer "
+                "pass is done: use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
+        if self._inside and self._intake is not None and self._intake.next:
+            raise AttachError(
+                "the last backward() ended with an exception when some of its gradients were on their way, so the ranks are "
+                "no longer in step: on all ranks, detach, load a checkpoint and attach again"
+            )
+        self._task = task
+        self._begin()
+
+    def _begin(self) -> None:
+        self._inside = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)  # pyright: ignore
+        self.steps.settle_skipped()
+        if self.scaler is not None and self.steps.averages_gradients:  # differences of parameters know no scale
+            self.worker.scale = float(self.scaler.get_scale())
+        self.worker.measuring = self.measure_every > 0 and self.worker.step % self.measure_every == 0
+        if self._intake is not None:
+            self._intake.reset()
+
+    def _launch(self, index: int, flat: Tensor) -> None:
+        if self.worker.stand is not None:
+            self.fabric.run(self.worker.stand.offer(flat))
+            return
+        request = self.worker.program(index, flat, reuse=True)
+        self.worker.expect(index, self.fabric.start(request.program, request.label, request.step))
+
+    def _end(self) -> None:
+        self._inside = False
+        if self._intake is None:
+            self.steps.owe()
+            return
+        unused = self._intake.finish()
+        self.steps.begin()
+        if self.worker.stand is not None and not self.worker.finite:
+            self._forget([*self.worker.named])  # as late ranks do, who never apply such an update
+            return
+        for channel, mean in zip(self.worker.channels, self.worker.means, strict=True):
+            channel.put_gradient(mean)
+        if self.find_unused:
+            self._forget_unused(set(unused))
+
+    def _forget_unused(self, unused: set[str]) -> None:
+        """A parameter that no rank used keeps no gradient, so that weight decay does not move it."""
+        names = list(self.worker.named)
+        used = torch.tensor([n not in unused for n in names], dtype=torch.int32)
+        counts = self.fabric.run(consensus.count(self.worker, used)).tolist()
+        self._forget([name for name, count in zip(names, counts, strict=True) if count == 0])
+
+    def _forget(self, names: list[str]) -> None:
+        for name in names:
+            self.worker.named[name].grad = None
+
+
+def _is_nested() -> bool:
+    """Does this backward pass run inside the backward of a function, as reentrant checkpointing does?"""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is BackwardCFunction.apply.__code__:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,105 @@
+"""Metrics: totals of a run, rates since the last report, and the moment a report is due."""
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import NamedTuple
+
+from gossamer.core.errors import AttachError
+from gossamer.fabrics.ledger import Ledger
+from gossamer.worker import Worker
+
+OnMetrics = Callable[[int, dict[str, float]], object]
+
+
+class Mark(NamedTuple):
+    """How far a run has come at one moment."""
+
+    step: int
+    sent: int
+    received: int
+    exposed: float
+    clock: float
+
+
+class Meter:
+    """Totals are of everything since the start. Rates are of the window from the last report to now.
+
+    Ratios are of training only: the first mark is set when the handshake and the first copy of the model are over.
+    """
+
+    def __init__(self, worker: Worker, ledger: Ledger, on_metrics: OnMetrics | None, every: int) -> None:
+        self.worker, self.ledger, self.on_metrics, self.every = worker, ledger, on_metrics, every
+        self.exposed_seconds = 0.0  # time the training loop stood still for the network
+        self._dense = _ring_bytes(worker)
+        self.restart()
+
+    def restart(self) -> None:
+        """Rates and ratios count from here: the start-up is over, or a checkpoint has set the step."""
+        self._first = self._last = self._mark()
+
+    def totals(self) -> dict[str, float]:
+        """Bytes, ratio to dense, waiting, compression error and residual, of the run so far."""
+        return self._totals(self._mark())
+
+    def step_ended(self) -> None:
+        """The optimizer has stepped: report, if a multiple of `every` was reached or passed since the last report."""
+        if self.on_metrics is None:
+            return
+        before, now = self._last, self._mark()
+        if now.step // self.every == before.step // self.every:
+            return
+        self._last = now  # already here, so that what a callback that raises was told is not told again
+        self.on_metrics(now.step, self._totals(now) | self._rates(before, now))
+
+    def _totals(self, now: Mark) -> dict[str, float]:
+        worker = self.worker
+        out = {
+            "step": float(now.step),
+            "sent_bytes": float(now.sent),
+            "received_bytes": float(now.received),
+            **self._ratio("ratio_to_dense", self._first, now),
+            "exposed_seconds": now.exposed,
+            "residual_norm": worker.residual_norm(),
+            "dropped_steps": float(len(worker.stand.dropped) if worker.stand else 0),
+        }
+        if worker.errors:
+            out["relative_error"] = sum(worker.errors.values()) / len(worker.errors)
+        return out
+
+    def _rates(self, before: Mark, now: Mark) -> dict[str, float]:
+        steps = now.step - before.step
+        return {
+            "step_seconds": (now.clock - before.clock) / steps,
+            "sent_bytes_per_step": (now.sent - before.sent) / steps,
+            "received_bytes_per_step": (now.received - before.received) / steps,
+            "exposed_seconds_per_step": (now.exposed - before.exposed) / steps,
+            **self._ratio("recent_ratio_to_dense", before, now),
+        }
+
+    def _ratio(self, name: str, before: Mark, now: Mark) -> dict[str, float]:
+        """What a dense ring would have sent, over what was sent; there is no such number where only it would have sent."""
+        dense, sent = self._dense * (now.step - before.step), now.sent - before.sent
+        if not sent:
+            return {} if dense else {name: 1.0}
+        return {name: dense / sent}
+
+    def _mark(self) -> Mark:
+        ledger = self.ledger
+        return Mark(self.worker.step - 1, ledger.sent, ledger.received, self.exposed_seconds, perf_counter())
+
+
+def check_callback(on_metrics: object, every: int) -> None:
+    """Say at once what would otherwise be an error after many steps."""
+    if on_metrics is not None and not callable(on_metrics):
+        raise AttachError(
+            f"on_metrics must be a function of (step, metrics), got a {type(on_metrics).__name__}; "
+            "such as on_metrics=lambda step, metrics: print(step, metrics)"
+        )
+    if every < 1:
+        raise AttachError(f"metrics_every must be at least 1, got {every}; for no reports leave on_metrics out")
+
+
+def _ring_bytes(worker: Worker) -> float:
+    """What each rank sends in a ring all-reduce of all gradients, uncompressed."""
+    dense = sum(c.layout.numel * c.layout.dtype.itemsize for c in worker.channels)
+    return 2 * (worker.size - 1) * dense / worker.size

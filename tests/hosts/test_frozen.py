@@ -1,0 +1,64 @@
+"""A rank that freezes, connections open and all: every other one raises in time, and says who it is that does not answer."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.gang import Gang
+from tests.hosts.loops import SMALL, attached, small_step
+
+from gossamer.core.errors import PeerError
+
+pytestmark = pytest.mark.gang
+
+DEADLINE = 3.0
+
+
+def process_of(rank: int, size: int) -> int:
+    """Every rank is told the victim's process."""
+    mine = torch.tensor([os.getpid()])
+    everyone = [torch.zeros_like(mine) for _ in range(size)]
+    dist.all_gather(everyone, mine)
+    return int(everyone[rank])
+
+
+def freezing(rank: int, size: int, recipe: str, victim: int) -> tuple[str, float]:
+    """The victim is stopped in the middle of its backward pass; the other one, when it has noticed, puts an end to it."""
+    frozen = process_of(victim, size)
+    with attached(recipe, deadline=DEADLINE) as (model, optimizer, comm):
+
+        def freeze(_: object) -> None:
+            if rank == victim and comm.step >= 9:  # past the first requests, which are compared before they begin
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+        model.get_parameter("matrix").register_hook(freeze)
+        try:
+            while comm.step < 1000:
+                began = time.monotonic()
+                small_step(model, optimizer, comm, rank)
+        except PeerError as error:
+            return str(error), time.monotonic() - began
+        finally:
+            if rank != victim:
+                os.kill(frozen, signal.SIGKILL)
+        raise AssertionError("nobody noticed that a rank stands still")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "victim"), [("allreduce" + SMALL, 1), ("terngrad" + SMALL, 0), ("local_sgd(2)", 1), ("sgp" + SMALL, 0)]
+)
+def test_the_other_rank_learns_in_time_who_is_frozen(recipe: str, victim: int) -> None:
+    gang = Gang(2)
+    try:
+        outcomes = gang.run(freezing, recipe, victim, lost=[victim])
+    finally:
+        gang.close()
+    other = 1 - victim
+    text, waited = outcomes[other]
+    assert f"rank {other} of 2: step" in text
+    # Rank 0 hosts the store: when it stands still, nobody can ask where the others are.
+    assert ("No word from rank 1:" if victim else "The store does not answer") in text
+    assert waited < DEADLINE + 3.0  # of which 1.5 go by until it is clear who does not answer
