@@ -11,7 +11,17 @@ from typing import Any, ClassVar, TypeVar, final
 
 from gossamer import codecs, exchanges, topologies
 from gossamer.controllers import Fixed
-from gossamer.core.contracts import Controller, Exchange, Memory, Mixer, Quorum, Schedule
+from gossamer.core.contracts import (
+    Codec,
+    Controller,
+    Exchange,
+    LinearCodec,
+    Memory,
+    Mixer,
+    Quorum,
+    Schedule,
+    Topology,
+)
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, parse, part, require
 from gossamer.exchanges import Scatter
@@ -34,6 +44,8 @@ class Rule(Part):
     """Parameters for which `when` holds go through another exchange and memory; the first rule that fits wins.
 
     `when` speaks of `ndim`, `numel` and `name` (a glob): "ndim < 2 or numel < 1000", "name == 'embed*'".
+
+    Use: to keep small and sensitive parameters dense, or to treat embeddings apart.
 
     >>> Rule("ndim < 2", exchanges.AllReduced(codecs.FP32()))
     rule('ndim < 2', allreduce(fp32()))
@@ -60,6 +72,8 @@ class Rule(Part):
 @part("bucket")
 class Bucket(Part):
     """How many megabytes of gradient travel together. Without it, what was measured to be best for the exchange.
+
+    Use: after measuring: fewer megabytes start earlier and overlap more, more of them cost less latency.
 
     >>> Bucket(6.0)
     bucket(6.0)
@@ -205,17 +219,36 @@ def _assemble(values: tuple[Any, ...]) -> Recipe:
             require(value.kind not in given, f"two parts say {value.kind}: {given.get(value.kind)} and {value}")
             given[value.kind] = value
         else:
-            hint = f"put it in an exchange: gather({value}) or allreduce({value})" if _is_codec(value) else ""
-            raise RecipeError(f"{value!r} is no part of a recipe on its own; {hint or 'name an exchange'}")
+            raise RecipeError(f"{value!r} is no part of a recipe on its own; {_belongs(value)}")
     if base is not None:
         changed = {**given, **({"rules": (*rules, *base.rules)} if rules else {})}
         return replace(base, **changed)
-    require("exchange" in given, "a recipe needs an exchange, such as allreduce(fp32()), or a preset's name")
+    plain = "push_sum()" if getattr(given.get("schedule"), "mixes", False) else "allreduce(fp32())"
+    require("exchange" in given, f"a recipe needs an exchange, such as {plain}, or a preset's name")
     return Recipe(**given, rules=tuple(rules))
 
 
-def _is_codec(value: Any) -> bool:
-    return isinstance(value, Part) and value.kind == "codec"
+def _belongs(value: Any) -> str:
+    """Where something belongs that is no part of a recipe on its own."""
+    if isinstance(value, Codec | LinearCodec):
+        return f"put it in an exchange: {composed(value)}"
+    if isinstance(value, Topology):
+        return f"put it in an exchange: push_sum(topology={value}) + gossip()"
+    return "name an exchange"
+
+
+def composed(codec: Codec | LinearCodec) -> str:
+    """The recipe that is normally meant by a codec.
+
+    >>> composed(codecs.Ternary()), composed(codecs.FP32())
+    ('scatter(ternary())', 'allreduce(fp32())')
+    >>> composed(codecs.PowerSGD())
+    'allreduce(powersgd()) + error_feedback()'
+    """
+    feedback = " + error_feedback()" if codec.needs_feedback else ""
+    if not isinstance(codec, Codec) or isinstance(codec, codecs.FP32):
+        return f"allreduce({codec}){feedback}"
+    return f"{'gather' if feedback or codec.whole else 'scatter'}({codec}){feedback}"
 
 
 def _quoted(value: Part) -> str:
@@ -246,7 +279,7 @@ def _check(recipe: Recipe) -> None:
     require(
         isinstance(exchange, Exchange | Quorum),  # pyright: ignore[reportUnnecessaryIsInstance]
         f"{exchange!r} is no exchange; "
-        + (f"put it in one: gather({exchange}) or allreduce({exchange})" if _is_codec(exchange) else "name one first"),
+        + (f"put it in one: {composed(exchange)}" if isinstance(exchange, Codec | LinearCodec) else "name one first"),
     )
     require(not schedule.mixes, f"{schedule} needs an exchange that mixes: 'push_sum() + {schedule}'")
     if isinstance(exchange, Quorum):

@@ -20,6 +20,12 @@ _DENSE = AllReduced(FP32())
 def allreduce() -> Recipe:
     """Every gradient, in full: what DDP does, and the yardstick for all else.
 
+    Use: on links so fast that the all-reduce hides behind backward, and as the baseline of every comparison: it
+    loses nothing.
+
+    Not for: links on which it does not hide. Four hosts at 200 Mbit/s spent nine tenths of each step waiting for
+    it.
+
     Paper: none; the baseline.
     """
     return Recipe(_DENSE)
@@ -28,6 +34,11 @@ def allreduce() -> Recipe:
 @preset
 def bf16() -> Recipe:
     """Gradients in 16-bit brain floats, summed in float32.
+
+    Use: below about 10 Gbit/s, as the first thing to try: half the bytes, nothing to tune, and next to no loss.
+
+    Not for: links below 1 Gbit/s, which need more than half, nor ranks on one machine, where converting costs what
+    it saves.
 
     Paper: none; half the bytes of full precision.
     """
@@ -38,6 +49,11 @@ def bf16() -> Recipe:
 def fp16() -> Recipe:
     """Gradients in half precision, summed in float32.
 
+    Use: in place of `bf16` where three more bits of precision matter and gradients stay small.
+
+    Not for: gradients beyond 65504, to which a large loss scale is enough: they become inf, and the step is
+    skipped.
+
     Paper: none; half the bytes of full precision.
     """
     return Recipe(Scatter(FP16()))
@@ -46,6 +62,12 @@ def fp16() -> Recipe:
 @preset
 def terngrad(clip: float = 2.5, levels: int = 1) -> Recipe:
     """Gradients as -s, 0 or +s, in two phases.
+
+    Use: below about 1 Gbit/s: 20 times fewer bytes whatever the number of ranks, quick to write, and no residual to
+    keep. `levels=3` is less noisy, and longer.
+
+    Not for: links on which dense hides behind backward. Its noise costs steps, in one of our runs more than twice
+    as many as dense took to the same loss: compare time to quality, not time per step.
 
     Paper: Wen et al., TernGrad, NIPS 2017.
     """
@@ -56,6 +78,12 @@ def terngrad(clip: float = 2.5, levels: int = 1) -> Recipe:
 def qsgd(bits: int = 4, bucket: int = 512, norm: Literal["max", "l2"] = "max") -> Recipe:
     """Gradients in a few bits per element, in two phases.
 
+    Use: below about 1 Gbit/s where `terngrad` is too coarse: 8 times fewer bytes at 4 bits whatever the number of
+    ranks, unbiased, and no residual to keep.
+
+    Not for: links on which dense hides behind backward. Below 4 bits its noise grows fast and costs steps: then
+    take more bits or smaller buckets.
+
     Paper: Alistarh et al., QSGD, NIPS 2017.
     """
     return Recipe(Scatter(QSGD(bits, bucket, norm)))
@@ -64,6 +92,12 @@ def qsgd(bits: int = 4, bucket: int = 512, norm: Literal["max", "l2"] = "max") -
 @preset
 def topk(ratio: float = 0.01, scope: Literal["tensor", "global"] = "tensor") -> Recipe:
     """The largest one percent of a gradient, and error feedback for the rest.
+
+    Use: below about 1 Gbit/s between few ranks, where few elements of a gradient matter; the others are sent later.
+
+    Not for: many ranks: everybody reads everybody's message, so bytes grow with their number, and from 100 ranks on
+    one percent is more than dense; `scatter(topk()) + error_feedback()` does not grow. It keeps a residual as large
+    as the model.
 
     Paper: Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017.
     """
@@ -74,6 +108,13 @@ def topk(ratio: float = 0.01, scope: Literal["tensor", "global"] = "tensor") -> 
 def powersgd(rank: int = 2) -> Recipe:
     """Low-rank gradients by warm-started power iteration, with error feedback.
 
+    Use: below about 1 Gbit/s, on models of large matrices: the fewest bytes of all presets, whatever the number of
+    ranks.
+
+    Not for: models of vectors and small matrices, which travel as they are, nor busy processors: it multiplies
+    matrices at every step. It keeps a residual as large as the model. Where quality suffers, take a higher rank, or
+    `accordion`.
+
     Paper: Vogels, Karimireddy, Jaggi, PowerSGD, NeurIPS 2019.
     """
     return Recipe(AllReduced(PowerSGD(rank)), ErrorFeedback())
@@ -82,6 +123,13 @@ def powersgd(rank: int = 2) -> Recipe:
 @preset
 def diana(bits: int = 2, bucket: int = 512, momentum: float = 0.0, l1: float = 0.0) -> Recipe:
     """Quantised differences to learned gradients: exact in the limit where quantised gradients stall.
+
+    Use: on convex problems with full or large batches, where the exact optimum is wanted: quantised gradients alone
+    stall before it.
+
+    Not for: small noisy batches, which stall by themselves, nor many ranks: it gathers, so bytes grow with their
+    number, and from 32 ranks on two bits are more than dense; `scatter(qsgd(bits=2)) + diana()` does not grow. It
+    keeps two copies of the gradient.
 
     Paper: Mishchenko, Gorbunov, Takac, Richtarik, Distributed Learning with Compressed Gradient Differences, 2019.
     """
@@ -92,6 +140,12 @@ def diana(bits: int = 2, bucket: int = 512, momentum: float = 0.0, l1: float = 0
 def local_sgd(every: int = 8) -> Recipe:
     """Local steps, and an average of the models every now and then.
 
+    Use: on links of high latency, and where even compressed gradients are too much at every step: both costs shrink
+    `every` times.
+
+    Not for: links on which dense hides behind backward, as an average of models cannot. Models drift apart between
+    averages, the further the more the ranks' data differ: then take fewer steps.
+
     Paper: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019.
     """
     return Recipe(_DENSE, schedule=LocalSGD(every))
@@ -100,6 +154,12 @@ def local_sgd(every: int = 8) -> Recipe:
 @preset
 def slowmo(every: int = 12, beta: float = 0.7, alpha: float = 1.0) -> Recipe:
     """Local steps, an average, and slow momentum over the rounds.
+
+    Use: across sites and on slow links: messages are rare, and momentum wins back what local steps lose. It takes a
+    codec as well: `slowmo + scatter(qsgd())`.
+
+    Not for: links on which dense hides behind backward, as an average of models cannot, nor machines short of
+    memory: it keeps two more copies of the model.
 
     Paper: Wang, Tantia, Ballas, Rabbat, SlowMo, ICLR 2020.
     """
@@ -110,6 +170,11 @@ def slowmo(every: int = 12, beta: float = 0.7, alpha: float = 1.0) -> Recipe:
 def slowmo_sgp(every: int = 48, beta: float = 0.7, topology: Topology = Exponential()) -> Recipe:  # noqa: B008
     """Stochastic gradient push, with an exact average and slow momentum over the rounds.
 
+    Use: among many ranks that should not wait for all others at every step, but agree exactly now and then.
+
+    Not for: saving bytes: a whole model still travels to a neighbour at every step. With two ranks gossip is an
+    average of everybody, and gains nothing.
+
     Paper: Wang, Tantia, Ballas, Rabbat, SlowMo, ICLR 2020.
     """
     return Recipe(_DENSE, schedule=SlowMo(every, beta, inner=PushSum(topology)))
@@ -118,6 +183,12 @@ def slowmo_sgp(every: int = 48, beta: float = 0.7, topology: Topology = Exponent
 @preset
 def overlap_local_sgd(every: int = 8, alpha: float = 0.6, beta: float = 0.7) -> Recipe:
     """Local steps while the last average is still travelling.
+
+    Use: where an average takes as long as a few local steps, as over one slow link: it travels while they are
+    computed, and nobody waits.
+
+    Not for: networks slower than a round, nor a learning rate left as it was: the model moves (1 - alpha) / (1 -
+    alpha beta) times as fast, 0.69 by default. The average is a round old.
 
     Paper: Wang, Liang, Joshi, Overlap Local-SGD, ICASSP 2020.
     """
@@ -128,6 +199,13 @@ def overlap_local_sgd(every: int = 8, alpha: float = 0.6, beta: float = 0.7) -> 
 def sgp(topology: Topology = Exponential(), every: int = 1, overlap: bool = False) -> Recipe:  # noqa: B008
     """Stochastic gradient push: mix parameters with one neighbour a step.
 
+    Use: among many ranks, where waiting for all at every step hurts: one message to one neighbour, one hop of
+    latency, no barrier.
+
+    Not for: a network that is slow everywhere: it still sends at least half of dense's bytes, and four hosts at 200
+    Mbit/s took longer than with dense to the same loss. The ranks' models differ: evaluate under
+    `comm.consensus()`. With two ranks gossip is an average of everybody, and gains nothing.
+
     Paper: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
     """
     return Recipe(PushSum(topology), schedule=Gossip(every, overlap))
@@ -136,6 +214,11 @@ def sgp(topology: Topology = Exponential(), every: int = 1, overlap: bool = Fals
 @preset
 def osgp(topology: Topology = Exponential(), every: int = 1) -> Recipe:  # noqa: B008
     """Stochastic gradient push whose messages travel while the next steps are computed.
+
+    Use: in place of `sgp` where a link is slow or moody: messages travel while the next steps are computed.
+
+    Not for: saving bytes: it sends what `sgp` does, at least half of dense. What arrives is a round old, and the
+    ranks' models differ: evaluate under `comm.consensus()`.
 
     Paper: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
     """
@@ -146,6 +229,11 @@ def osgp(topology: Topology = Exponential(), every: int = 1) -> Recipe:  # noqa:
 def backup(backups: int = 1) -> Recipe:
     """Synchronous training that does not wait for the latest gradients.
 
+    Use: where machines are slow now and then, each in its turn: nobody waits for the latest.
+
+    Not for: saving bytes, slow links or dead processes: it hides slow computing only. If machines are all alike,
+    gradients are dropped for nothing; if one is always last, its data is never learned.
+
     Paper: Chen, Pan, Monga, Bengio, Jozefowicz, Revisiting Distributed Synchronous SGD, 2016.
     """
     return Recipe(First(backups))
@@ -154,6 +242,12 @@ def backup(backups: int = 1) -> Recipe:
 @preset
 def accordion(epoch: int, mild: int = 4, harsh: int = 1, interval: int = 10, threshold: float = 0.5) -> Recipe:
     """PowerSGD with a high rank in critical regimes and a low one elsewhere.
+
+    Use: where a low rank costs quality, or nobody knows which rank is enough: mild while gradients change fast,
+    harsh elsewhere, parameter by parameter.
+
+    Not for: short runs: it decides first after `interval` + 1 epochs, and all is mild until then. The bytes counted
+    are those of the mild level.
 
     Paper: Agarwal et al., Accordion, MLSys 2021.
     """
@@ -165,6 +259,12 @@ def accordion(epoch: int, mild: int = 4, harsh: int = 1, interval: int = 10, thr
 def accordion_qsgd(epoch: int, mild: int = 8, harsh: int = 4, interval: int = 10, threshold: float = 0.5) -> Recipe:
     """QSGD with more bits in critical regimes and fewer elsewhere.
 
+    Use: where few bits cost quality, or nobody knows how many are enough: `accordion` without matrix products and
+    without a residual.
+
+    Not for: short runs: it decides first after `interval` + 1 epochs, and all is mild until then. The bytes counted
+    are those of the mild level.
+
     Paper: Agarwal et al., Accordion, MLSys 2021.
     """
     low, high = Scatter(QSGD(mild)), Scatter(QSGD(harsh))
@@ -174,6 +274,13 @@ def accordion_qsgd(epoch: int, mild: int = 8, harsh: int = 4, interval: int = 10
 @preset
 def accordion_batch(epoch: int, factor: int = 8, interval: int = 10, threshold: float = 0.5) -> Recipe:
     """A batch that grows once training leaves its critical regimes.
+
+    Use: where large batches train well later on but not at first: once the batch has grown, one exchange serves
+    `factor` times as many samples.
+
+    Not for: short runs: until it decides, after `interval` + 1 epochs at the earliest, it sends what dense does,
+    and those are the bytes counted. The batch never shrinks again, and the learning rate grows with it; the
+    training loop must ask `comm.accumulate`.
 
     Paper: Agarwal et al., Accordion, MLSys 2021.
     """

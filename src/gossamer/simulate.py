@@ -3,7 +3,7 @@
 The same worker, recipe and algorithms as on real processes; only the fabric differs.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.core.verbs import Compute, Program
+from gossamer.counting import bytes_per_step
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import Network, simulate
 from gossamer.recipe import Recipe
@@ -160,33 +161,4 @@ def _catch_up(replica: Replica, mean: Tensor, rates: Tensor) -> None:
     replica.optimizer.step()
 
 
-def bytes_per_step(recipe: "str | Recipe", shapes: Mapping[str, tuple[int, ...]], size: int) -> float:
-    """What one rank sends per step, on average over enough steps for every schedule to have its turn.
-
-    >>> bytes_per_step("allreduce", {"w": (1000,)}, 4)
-    6000.0
-    """
-    steps = 1
-    parsed = Recipe.of(recipe)
-    for part in (parsed.schedule, parsed.exchange):
-        steps = max(steps, int(getattr(part, "every", 1)))
-    ranks = replicas(parsed, lambda: _Bare(shapes), lambda m: torch.optim.SGD(m.parameters(), lr=0.1), size)
-    run = train(ranks, _noise, steps)
-
-    return run.ledger.sent / size / steps
-
-
-class _Bare(nn.Module):
-    """Parameters and nothing else."""
-
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        super().__init__()
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
-
-
-def _noise(model: nn.Module, rank: int, step: int) -> float:
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    for p in model.parameters():
-        p.grad = torch.randn(p.shape, generator=generator)
-    return 0.0
+__all__ = ["Backward", "Replica", "Run", "Seconds", "bytes_per_step", "replicas", "train"]

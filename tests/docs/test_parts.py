@@ -34,7 +34,7 @@ def test_every_part_has_its_page_and_is_listed(pages: dict[str, str], name: str)
     docs = parts.read(part)
     assert docs.summary
     assert docs.example, f"{name} shows no example"
-    assert part.kind in parts.KINDS, f"say in docs/ext/parts.py what a {part.kind} is"
+    assert part.kind in parts.KINDS, f"say in gossamer/catalogue/samples.py what a {part.kind} is"
 
 
 @pytest.mark.parametrize("name", registry.of("codec", "exchange", "schedule", "topology"))
@@ -45,7 +45,12 @@ def test_what_travels_is_counted(pages: dict[str, str], name: str) -> None:
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_is_described(pages: dict[str, str], name: str) -> None:
     assert f"\n## {name}\n" in pages["presets.md"]
-    assert parts.read(presets()[name]).paper
+    docs = parts.read(presets()[name])
+    assert docs.paper
+    section = pages["presets.md"].split(f"\n## {name}\n")[1].split("\n## ")[0]
+    assert f"**Use it** {parts._escape(docs.use)}\n" in section
+    assert f"**Not for** {parts._escape(docs.not_for)}\n" in section
+    assert f"| `{name} + gossip()` |" in section or f"| `{name} + every_step()` |" in section
 
 
 def test_a_contract_s_law_is_quoted(pages: dict[str, str]) -> None:

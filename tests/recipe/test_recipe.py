@@ -82,7 +82,7 @@ def test_a_toml_file_may_start_from_a_preset_and_change_it(tmp_path: Path) -> No
         ('exchange = ["allreduce(fp32())", 4]', ["exchange must be a text", "got 4"]),
         ('exchange = "allreduce(fp32())"\nmemory = "slowmo(8)"', ["memory must be one memory", "slowmo(8)"]),
         ('exchange = "gather(qsgd()) + diana()"', ["exchange must be one exchange"]),
-        ('exchange = "qsgd()"', ["put it in an exchange: gather(qsgd())"]),
+        ('exchange = "qsgd()"', ["put it in an exchange: scatter(qsgd())"]),
         ('exchange = "terngrad"', ["no part called 'terngrad'", "ternary"]),
         ('memory = "diana()"', ["a recipe needs an exchange"]),
         ("", ["a recipe needs an exchange"]),

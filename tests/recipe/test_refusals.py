@@ -86,9 +86,16 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "accordion()": ("accordion needs epoch", "accordion(...)"),
     # sentences that are no recipe
     "qsgd(bits=2, buckets=4)": ("no argument 'buckets'", "Did you mean 'bucket'?"),
-    "terngrad + qsgd()": ("no part of a recipe on its own", "put it in an exchange: gather(qsgd())"),
-    "topk(index='rice')": ("no part of a recipe on its own", "gather(topk(index='rice'))"),
-    "ring()": ("no part of a recipe on its own", "name an exchange"),
+    "terngrad + qsgd()": ("no part of a recipe on its own", "put it in an exchange: scatter(qsgd())"),
+    "ternary()": ("no part of a recipe on its own", "put it in an exchange: scatter(ternary())"),
+    "fp32()": ("no part of a recipe on its own", "put it in an exchange: allreduce(fp32())"),
+    "powersgd(min_ratio=3.0)": (
+        "no part of a recipe",
+        "an exchange: allreduce(powersgd(min_ratio=3.0)) + error_feedback()",
+    ),
+    "topk(index='rice')": ("no part of a recipe on its own", "gather(topk(index='rice')) + error_feedback()"),
+    "ring()": ("no part of a recipe on its own", "push_sum(topology=ring()) + gossip()"),
+    "gossip()": ("a recipe needs an exchange", "push_sum()"),
     "error_feedback()": ("a recipe needs an exchange", "allreduce(fp32())"),
     "3": ("no part of a recipe", "name an exchange"),
     "slowmo(8) + terngrad + powersgd": ("from one preset only", "recipe"),
@@ -136,7 +143,7 @@ def test_its_neighbours_are_allowed(text: str) -> None:
         (lambda: Recipe(AllReduced(PowerSGD()), DIANA()), "diana() needs an unbiased exchange"),
         (lambda: Recipe(PushSum(), ErrorFeedback(), Gossip()), "drop the memory"),
         (lambda: Recipe(First(), schedule=Gossip()), "push_sum() + gossip()"),
-        (lambda: Recipe(QSGD()), "put it in one: gather(qsgd())"),
+        (lambda: Recipe(QSGD()), "put it in one: scatter(qsgd())"),
         (lambda: Recipe("terngrad"), "is no exchange"),
         (lambda: Recipe(AllReduced(FP32()), EveryStep()), "every_step() is no memory"),
         (lambda: Recipe(AllReduced(FP32()), schedule=DIANA()), "diana() is no schedule"),
@@ -145,7 +152,7 @@ def test_its_neighbours_are_allowed(text: str) -> None:
         (lambda: Recipe.of(3), "not 3"),
         (lambda: Recipe.of(None), "not None"),
         (lambda: Recipe.of(["terngrad"]), "not ['terngrad']"),
-        (lambda: Recipe.of(QSGD()), "put it in an exchange: gather(qsgd())"),
+        (lambda: Recipe.of(QSGD()), "put it in an exchange: scatter(qsgd())"),
     ],
 )
 def test_python_is_refused_like_text(make, words: str) -> None:

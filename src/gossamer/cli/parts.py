@@ -1,134 +1,204 @@
-"""gossamer recipes: what there is, and what one of them is made of."""
+"""gossamer recipes: what there is, and all there is to say about one of them, or about one part."""
 
-import inspect
 import json
-import re
-from dataclasses import fields
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.markup import escape
-from rich.table import Table
+from torch import Tensor
 
-from gossamer.cli.console import console
+from gossamer import catalogue
+from gossamer.cli import cards
+from gossamer.cli.errors import InputError
 from gossamer.core.errors import RecipeError
-from gossamer.core.parts import Part
+from gossamer.core.parts import Part, nearest, parse, registry
+from gossamer.counting import bytes_per_step
+from gossamer.lab import parse_rate
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
-from gossamer.simulate import bytes_per_step
-from gossamer.trial.contender import check
 from gossamer.trial.yardsticks import YARDSTICKS
+from gossamer.workloads import get
 
-SAMPLE_EPOCH = 100  # some recipes must know how many steps an epoch has
+WIDEST = 4096  # of the square matrices that stand for a model
+MODEL = "lm"  # what `train` and `compare` train unless told otherwise
+
+
+class Question(NamedTuple):
+    """The model and the network that bytes and seconds are asked for."""
+
+    model: str
+    parameters: dict[str, "tuple[int, ...] | Tensor"]
+    dense_bytes: int
+    numel: int
+    hosts: int
+    rate: int | None = None  # bit/s
+
+    def sent(self, recipe: Recipe) -> float:
+        return bytes_per_step(recipe, self.parameters, self.hosts)
+
+    def dense(self) -> float:
+        return 2 * (self.hosts - 1) / self.hosts * self.dense_bytes
+
+    def seconds(self, sent: float) -> float | None:
+        return None if self.rate is None else 8 * sent / self.rate
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="A preset or an expression to explain.")] = None,
-    parameters: Annotated[int, typer.Option(min=4, help="For bytes: how many parameters the model has.")] = 5_800_000,
-    hosts: Annotated[int, typer.Option(min=2, help="For bytes: how many ranks.")] = 4,
+    name: Annotated[str | None, typer.Argument(help="A preset, an expression, a TOML file or a part.")] = None,
+    parts: Annotated[bool, typer.Option("--parts", help="List or explain parts instead of presets.")] = False,
+    workload: Annotated[
+        str | None, typer.Option(help=f"Count bytes for its model; '{MODEL}' if nothing is said.")
+    ] = None,
+    parameters: Annotated[int | None, typer.Option(min=4, help="Count bytes for as many, in square matrices.")] = None,
+    hosts: Annotated[int, typer.Option(min=2, help="Count bytes for so many ranks.")] = 4,
+    rate: Annotated[str | None, typer.Option(help="What the bytes take on links of this rate: '200mbit'.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """List the recipes, or explain one: its parts, its paper, and what crosses the wire."""
+    """List recipes or parts, or explain one: what it is made of and sends, when to use it, and what it refuses."""
     if name is None:
-        rows = [_row(n) for n in presets()]
-        print(json.dumps(rows, indent=1)) if as_json else _print_all(rows)
-        return
-    facts = explain(name, parameters, hosts)
-    print(json.dumps(facts, indent=1)) if as_json else _print_one(facts)
+        show = _show_parts if parts else _show_presets
+        return show(as_json)
+    subject = _part_called(name) if parts else _find(name)
+    question = _question(workload, parameters, hosts, rate)
+    facts, card = _facts(name, subject, question)
+    return print(json.dumps(facts, indent=1)) if as_json else card(facts)
 
 
-def _row(name: str) -> dict[str, str]:
-    preset = presets()[name]
-    summary, paper = _split(inspect.getdoc(preset) or "")
-    return {"name": name, "expression": repr(_example(name)), "paper": paper, "summary": summary}
+def _show_presets(as_json: bool) -> None:
+    rows = [{"name": n, "expression": repr(catalogue.example(n)), **_words(make)} for n, make in presets().items()]
+    print(json.dumps(rows, indent=1)) if as_json else cards.list_presets(rows)
 
 
-def _example(name: str) -> Recipe:
-    preset = presets()[name]
-    needs_epoch = inspect.signature(preset).parameters.get("epoch")
-    return preset(epoch=SAMPLE_EPOCH) if needs_epoch else preset()
+def _show_parts(as_json: bool) -> None:
+    rows = [{"kind": p.kind, "name": n, **_words(p)} for n, p in registry.of().items()]
+    print(json.dumps(rows, indent=1)) if as_json else cards.list_parts(rows)
 
 
-def _split(doc: str) -> tuple[str, str]:
-    """The first paragraph, and what follows 'Paper:'."""
-    paper = re.search(r"Paper:\s*(.*)", doc, re.S)
-    return " ".join(doc.split("\n\n", maxsplit=1)[0].split()), " ".join(paper.group(1).split()) if paper else ""
+# -- what is meant -----------------------------------------------------------------------------------------------------
 
 
-def explain(text: str, parameters: int, hosts: int) -> dict[str, Any]:
-    """Everything there is to say about a recipe, as data."""
+def _find(text: str) -> Recipe | Part:
+    """The recipe that a text stands for; or the part, where it is none of a recipe's on its own."""
     if text in YARDSTICKS:
         raise RecipeError(f"{text!r} is a yardstick, not a recipe: 'gossamer compare' trains it beside others")
-    if text not in presets():
-        check(text)
-    recipe = _example(text) if text in presets() else Recipe.of(text)
-    side = max(int((parameters / 4) ** 0.5), 1)
-    shapes = {f"matrix{i}": (side, side) for i in range(4)}
-    dense = 2 * (hosts - 1) * 4 * 4 * side * side // hosts
-    sent = bytes_per_step(recipe, shapes, hosts)
+    if text in presets():
+        return catalogue.example(text)
+    if text.isidentifier():
+        return _part_called(text)
+    value = None if text.strip().endswith(".toml") else parse(text, presets())
+    return value if isinstance(value, Part) and value.kind != "exchange" else Recipe.of(text)
+
+
+def _part_called(text: str) -> Part:
+    known = registry.of()
+    if text in known:
+        return catalogue.sample(text)
+    if text in presets():
+        raise RecipeError(f"{text!r} is a recipe, not a part; leave out --parts")
+    if text.isidentifier():
+        raise RecipeError(
+            f"there is no recipe {text!r}, and no part. {nearest(text, [*presets(), *known, *YARDSTICKS])}"
+        )
+    value = parse(text)
+    if not isinstance(value, Part):
+        raise RecipeError(f"{text!r} is no single part: 'gossamer recipes --parts' lists them")
+    return value
+
+
+def _question(workload: str | None, parameters: int | None, hosts: int, rate: str | None) -> Question:
+    if workload is not None and parameters is not None:
+        raise InputError("--workload and --parameters are two models; give one of them")
+    if parameters is not None:
+        shapes = _squares(parameters)
+        numel = sum(n * m for n, m in shapes.values())
+        title = f"{len(shapes)} square matrices"
+        return Question(title, {**shapes}, 4 * numel, numel, hosts, _rate(rate))
+    model = workload or MODEL
+    named = {n: p.detach() for n, p in get(model).model().named_parameters() if p.requires_grad}
+    dense, numel = sum(p.nbytes for p in named.values()), sum(p.numel() for p in named.values())
+    return Question(f"the model of {model}", {**named}, dense, numel, hosts, _rate(rate))
+
+
+def _rate(text: str | None) -> int | None:
+    return None if text is None else parse_rate(text)
+
+
+def _squares(parameters: int) -> dict[str, tuple[int, int]]:
+    """At least four, so that messages have something to be cut at."""
+    matrices = max(4, round(parameters / WIDEST**2))
+    side = max(int((parameters / matrices) ** 0.5), 1)
+    return {f"matrix{i}": (side, side) for i in range(matrices)}
+
+
+# -- what is said about it ---------------------------------------------------------------------------------------------
+
+
+def _facts(
+    name: str, subject: Recipe | Part, question: Question
+) -> tuple[dict[str, Any], Callable[[dict[str, Any]], None]]:
+    if isinstance(subject, Recipe):
+        return explain(name, subject, question), cards.show_recipe
+    return explain_part(subject, question), cards.show_part
+
+
+def explain(name: str, recipe: Recipe, question: Question) -> dict[str, Any]:
+    """Everything there is to say about a recipe, as data."""
+    preset = presets().get(name.partition("(")[0].strip()) if "+" not in name else None
+    refused = catalogue.refused_with(recipe, name)
+    own = [p for p in catalogue.parts_of(recipe) if p not in catalogue.defaults()]
     return {
-        "name": text,
+        "name": name,
         "expression": repr(recipe),
-        "summary": _row(text)["summary"] if text in presets() else "",
-        "paper": _row(text)["paper"] if text in presets() else "",
-        "parts": [_part(p) for p in _parts(recipe)],
-        "hosts": hosts,
-        "parameters": 4 * side * side,
-        "sent_bytes_per_step": round(sent),
-        "ratio_to_dense": round(dense / sent, 2) if sent else None,
+        "signature": catalogue.signature(preset) if preset else "",
+        **_words(preset),
+        "parts": [{"kind": p.kind, "text": repr(p), **_words(type(p))} for p in own],
+        **_model(question),
+        **_bytes(recipe, question),
+        "refuses": [{"text": r.text, "message": r.message} for r in refused],
+        "limits": catalogue.wrong_values(preset) if preset else [],
     }
 
 
-def _parts(recipe: Recipe) -> list[Part]:
-    found = list[Part]()
-
-    def walk(part: Any) -> None:
-        if isinstance(part, Part):
-            found.append(part)
-            for f in fields(part):  # pyright: ignore[reportArgumentType]
-                walk(getattr(part, f.name))
-
-    for f in fields(recipe):
-        value = getattr(recipe, f.name)
-        for part in value if isinstance(value, tuple) else (value,):
-            walk(part)
-    return list(dict.fromkeys(found))
-
-
-def _part(part: Part) -> dict[str, str]:
-    doc = inspect.getdoc(type(part)) or ""
-    wire = re.search(r"Wire:\s*(.*?)(?:\n\n|$)", doc, re.S)
+def explain_part(part: Part, question: Question) -> dict[str, Any]:
+    """Everything there is to say about a part, as data."""
+    kind = type(part)
     return {
+        "name": part.name,
         "kind": part.kind,
-        "text": repr(part),
-        "summary": _split(doc)[0],
-        "wire": " ".join(wire.group(1).split()) if wire else "",
-        "paper": _split(doc)[1],
+        "expression": repr(part),
+        "signature": catalogue.signature(kind),
+        **_words(kind),
+        "details": catalogue.read(kind).body,
+        **_model(question),
+        "recipes": [{"expression": repr(r), **_bytes(r, question)} for r in catalogue.showing(part)],
+        "refuses": [{"text": r.text, "message": r.message} for r in catalogue.pairs() if part.name in r.about],
+        "limits": catalogue.wrong_values(kind),
+        "presets": catalogue.users(part.name),
     }
 
 
-def _print_all(rows: list[dict[str, str]]) -> None:
-    out = console()
-    table = Table("recipe", "what it does", "as an expression", box=None, pad_edge=False)
-    table.columns[0].no_wrap = True
-    for row in rows:
-        table.add_row(f"[bold]{row['name']}[/]", escape(row["summary"]), f"[dim]{escape(row['expression'])}[/]")
-    out.print(table)
-    out.print("\n[dim]gossamer recipes NAME explains one; an expression does as well.[/]")
+def _words(subject: Any) -> dict[str, str]:
+    docs = catalogue.read(subject) if subject is not None else catalogue.Docs("", [])
+    words = ("summary", "use", "not_for", "wire", "paper")
+    return {word: getattr(docs, word) for word in words if word != "wire" or isinstance(subject, type)}
 
 
-def _print_one(facts: dict[str, Any]) -> None:
-    out = console()
-    shown = {k: escape(v) for k, v in facts.items() if isinstance(v, str)}
-    out.print(f"[bold]{shown['name']}[/]  {shown['summary']}\n[dim]{shown['expression']}[/]")
-    if shown["paper"]:
-        out.print(f"[dim]{shown['paper']}[/]")
-    for part in facts["parts"]:
-        out.print(f"\n[bold]{escape(part['text'])}[/] [dim]({part['kind']})[/]\n  {escape(part['summary'])}")
-        if part["wire"]:
-            out.print(f"  [dim]wire:[/] {escape(part['wire'])}")
-    mb, ratio = facts["sent_bytes_per_step"] / 1e6, facts["ratio_to_dense"]
-    out.print(
-        f"\n{facts['hosts']} ranks, {facts['parameters'] / 1e6:.1f} M parameters: {mb:.2f} MB sent by each rank and step"
-        + (f", {ratio:g} times less than a dense all-reduce" if ratio else "")
-    )
+def _model(question: Question) -> dict[str, Any]:
+    dense = question.dense()
+    return {
+        "model": question.model,
+        "parameters": question.numel,
+        "hosts": question.hosts,
+        "rate": question.rate,
+        "dense_bytes_per_step": round(dense),
+        "dense_seconds_per_step": question.seconds(dense),
+    }
+
+
+def _bytes(recipe: Recipe, question: Question) -> dict[str, Any]:
+    sent = question.sent(recipe)
+    return {
+        "sent_bytes_per_step": round(sent),
+        "seconds_per_step": question.seconds(sent),
+        "ratio_to_dense": round(question.dense() / sent, 2) if sent else None,
+    }

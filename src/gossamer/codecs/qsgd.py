@@ -20,6 +20,10 @@ class QSGD(Codec):
     s = 2^(bits-1) - 1;  level = floor(s x / norm + u), u ~ U[0, 1);  decoded norm * level / s. Unbiased, with variance
     (norm / s)^2 sum f (1 - f), f the fractional part of s |x| / norm. One bit: the two points -norm and +norm.
 
+    Use: for 8 times fewer bytes at 4 bits, without a memory. Smaller buckets are less noisy, and longer.
+
+    Not for: fewer than 4 bits without a look at the loss: the noise grows fast, and costs steps.
+
     Wire: ceil(bits d / 8) + 4 ceil(d / bucket) bytes.
 
     >>> from gossamer.core.draw import Draw

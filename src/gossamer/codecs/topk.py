@@ -21,6 +21,11 @@ class TopK(Codec):
 
     k = ceil(ratio n). Ties go to the lowest index. Biased: |x - C(x)|^2 <= (1 - k/n) |x|^2, so error feedback is needed.
 
+    Use: where few elements hold most of the gradient, as in embeddings; with `error_feedback()`.
+
+    Not for: gathers among many ranks, unless the ratio shrinks with their number. `index="rice"` shortens wires,
+    and costs one message more.
+
     Wire: 4 k bytes of float32 values, and 4 k of int32 indices, or their gaps in a block-adaptive Rice code (`index="rice"`,
     typically 3 to 12 bits an index; lengths then depend on the data and cost one small gather more).
 

@@ -20,6 +20,10 @@ class Accordion(Controller):
     until the next check. Memories and warm starts are kept on a switch. The gradients that count are the decoded means,
     which every rank has, so the decision costs no traffic and is the same everywhere.
 
+    Use: where nobody knows how hard to compress.
+
+    Not for: short runs: it decides first after `interval` + 1 epochs.
+
     Wire: nothing of its own.
 
     >>> from gossamer.codecs import PowerSGD

@@ -12,6 +12,8 @@ from gossamer.core.parts import part
 class Fixed(Controller):
     """The recipe that was given, from the first step to the last.
 
+    Use: always, unless a recipe should change as training goes.
+
     >>> Fixed()
     fixed()
     """

@@ -1,5 +1,7 @@
 """Errors that speak to the user: what is wrong, where, and what to do."""
 
+import re
+
 
 class GossamerError(Exception):
     """Base of every error that gossamer raises on purpose."""
@@ -27,3 +29,13 @@ class DeadlockError(GossamerError, RuntimeError):
 
 class CheckpointError(GossamerError, ValueError):
     """A checkpoint that does not belong to this recipe, model or world."""
+
+
+def plainly(error: BaseException) -> str:
+    """What somebody else's error says, in one line: without the place in their source, and their advice to themselves.
+
+    >>> plainly(RuntimeError("[/src/gloo/pair.cc:537] Connection closed by peer. This is typically caused by bugs. GLHF!"))
+    'Connection closed by peer'
+    """
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[[^]]+:\d+\] ", "", line).split(". This is typically")[0][:200]

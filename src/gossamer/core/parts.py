@@ -115,7 +115,8 @@ def parse(text: str, names: Mapping[str, Callable[..., Any]] | None = None) -> A
         raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         shown = text if len(text) <= 200 else f"{text[:200]}..."
-        raise RecipeError(f"{shown!r} cannot be read: {error}. A recipe looks like 'gather(qsgd(bits=4))'.") from None
+        why = error.msg if isinstance(error, SyntaxError) else error  # without the file and line that there are not
+        raise RecipeError(f"{shown!r} cannot be read: {why}. A recipe looks like 'gather(qsgd(bits=4))'.") from None
 
 
 def _parse(text: str, words: dict[str, Callable[..., Any]]) -> Any:

@@ -25,6 +25,10 @@ class First(Quorum):
 
     It hides slow computing, not a dead process or a slow link: those are errors within the deadline.
 
+    Use: where machines are slow now and then, each in its turn.
+
+    Not for: machines that are all alike, nor one that is always last: its data is never learned.
+
     Wire: that of `over` (late ranks send zeros), one store round trip, and 8 bytes a parameter group.
 
     >>> First(backups=1)
@@ -56,7 +60,10 @@ class First(Quorum):
         facts: int,
     ) -> Program[Settled]:
         wanted = seat.size - self.backups
-        require(wanted >= 1, f"first(backups={self.backups}): {seat.size} ranks leave nobody to wait for")
+        require(
+            wanted >= 1,
+            f"first(backups={self.backups}): {seat.size} rank{'s' * (seat.size > 1)} leave{'s' * (seat.size == 1)} nobody to wait for",
+        )
         accepted = yield from closed(f"step/{seat.step}", wanted)
         mine = offer() if seat.rank in accepted else None
         flat, numbers = (

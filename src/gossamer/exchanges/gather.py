@@ -17,6 +17,10 @@ class Gather(Exchange):
 
     Wire: (N-1) messages each way, so it beats a dense all-reduce only while a message is shorter than 8 d / N bytes.
 
+    Use: for sparse messages, for two ranks, and where nothing may be encoded a second time.
+
+    Not for: many ranks: the bytes grow with their number.
+
     >>> from gossamer.codecs import QSGD
     >>> Gather(QSGD(bits=2))
     gather(qsgd(bits=2))

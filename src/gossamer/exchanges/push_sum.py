@@ -22,6 +22,10 @@ class PushSum(Mixer):
     send (p x, p w) to each peer;  keep the rest;  add what arrives;  z = x / w.  Sums of x and of w over all ranks never
     change, so z tends to the average whatever the graph, the order or the delay. x and w travel in one message.
 
+    Use: under `gossip()`, or inside of `slowmo`, among many ranks that should not wait for all others.
+
+    Not for: two ranks, nor a network that is slow everywhere: whole models travel.
+
     Wire: 4 d + 4 bytes a block and peer (8 d + 4 in double precision).
 
     >>> PushSum()

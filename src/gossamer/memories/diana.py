@@ -20,6 +20,10 @@ class DIANA(Memory):
     v = momentum v + g.  Unbiased, and with full gradients it converges to the exact optimum where Q alone stalls.
     a = 1 / (1 + w) unless given, w the relative variance of the quantiser; larger values void the theory.
 
+    Use: around unbiased quantisers on convex problems, where the exact optimum is wanted.
+
+    Not for: small noisy batches, nor biased codecs.
+
     Wire: that of the exchange inside. Memory: one copy of the gradient per worker and one shared (one more for momentum).
 
     >>> DIANA(momentum=0.9)

@@ -14,14 +14,20 @@ from gossamer.core.verbs import Program
 @final
 @part("error_feedback")
 class ErrorFeedback(Memory):
-    """p = g + decay e;  send p;  e = p - (what got through of mine).
+    """What did not get through today is added to what is sent tomorrow.
 
-    The residual is against my own contribution, not against the mean, so it stays bounded on unequal data. With decay 1
-    nothing is lost: sum of means + mean residual = sum of mean gradients.
+    p = g + decay e;  send p;  e = p - (what got through of mine). The residual is against my own contribution, not
+    against the mean, so it stays bounded on unequal data. With decay 1 nothing is lost: sum of means + mean residual =
+    sum of mean gradients.
 
     It is kept free of the loss scale. `units="update"` also follows the learning rate: what was held back under a large
     rate weighs as much when it is sent under a small one (the form of the theory; for SGD with rate decays). With Adam,
     whose step does not scale with the gradient, keep `units="gradient"`.
+
+    Use: around every codec that leaves out the same things each time: top-k, low rank.
+
+    Not for: noisy unbiased codecs, around which the residual can grow without end, nor around gossip and backup
+    workers.
 
     Wire: that of the exchange inside. Memory: one copy of the gradient.
 

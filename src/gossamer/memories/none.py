@@ -17,6 +17,8 @@ class NoMemory(Memory):
 
     A biased codec (top-k, low rank) needs error feedback; `allow_biased=True` lets it through without, for experiments.
 
+    Use: with codecs that are right on average; it is there unless a recipe says otherwise.
+
     >>> NoMemory(allow_biased=True)
     none(allow_biased=True)
     """

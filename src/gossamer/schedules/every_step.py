@@ -12,10 +12,12 @@ from gossamer.core.verbs import Descend, Program
 @final
 @part("every_step")
 class EveryStep(Schedule):
-    """g = mean_i g_i, then the optimizer steps: synchronous training.
+    """Gradients are averaged, then the optimizer steps: synchronous training.
 
     `micro_batches` of them make one step (gradient accumulation; see `comm.accumulating()`), with the learning rate times
     `rate`. `l1` follows each step with the proximal map of l1 |x|_1: x = sign(x) max(|x| - lr l1, 0), for sparse models.
+
+    Use: unless messages are too many or too slow for every step; it is there unless a recipe says otherwise.
 
     >>> EveryStep(l1=0.05)
     every_step(l1=0.05)

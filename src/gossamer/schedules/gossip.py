@@ -15,6 +15,11 @@ class Gossip(Schedule):
     With `overlap`, the messages of a round are absorbed at the next one, `every` steps later, and travel while the steps
     are computed (overlap stochastic gradient push).
 
+    Use: with an exchange that mixes, among many ranks that should not wait for all others; `overlap` where a link
+    is slow.
+
+    Not for: recipes that need equal models: the ranks' models differ.
+
     Wire: the mixer's bytes once per `every` steps.
 
     >>> Gossip(every=2, overlap=True)

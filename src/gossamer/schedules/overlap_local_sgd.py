@@ -21,6 +21,10 @@ class OverlapLocalSGD(Schedule):
     model moves (1 - alpha) / (1 - alpha beta) times as fast as with plain averaging: raise the learning rate accordingly.
     A round whose average is not finite is dropped: when it should land, every rank returns to the anchor.
 
+    Use: where an average takes as long as a few local steps.
+
+    Not for: networks slower than a round, nor a learning rate left as it was.
+
     Wire: the exchange's bytes once per `every` steps, hidden behind computing.
 
     >>> OverlapLocalSGD(every=8)

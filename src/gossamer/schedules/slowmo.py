@@ -23,6 +23,10 @@ class SlowMo(Schedule):
     The difference D passes through the recipe's memory and exchange, so it can be quantised like a gradient. A round whose
     average is not finite is dropped: every rank returns to the anchor.
 
+    Use: on slow links and across sites; around gossip, to agree exactly now and then.
+
+    Not for: machines short of memory: it keeps two more copies of the model.
+
     Wire: the exchange's bytes once per `every` steps, and the mixer's at each.
 
     >>> SlowMo(every=12)
@@ -79,6 +83,10 @@ class LocalSGD(Schedule):
     """`every` local steps, then an exact average: SlowMo with beta 0 and alpha 1.
 
     D = mean_i (a - x_i);  x_i = a = a - D.  After `warmup` steps, during which it averages at every step.
+
+    Use: on links of high latency, and where every step is too often.
+
+    Not for: ranks whose data differ much, unless rounds are short: models drift apart in between.
 
     Wire: the exchange's bytes once per `every` steps.
 

@@ -11,6 +11,10 @@ from gossamer.core.parts import part
 class Complete(Topology):
     """Everybody sends 1/N of its mass to every other rank: exact agreement in one round.
 
+    Use: as a yardstick for other topologies, among few ranks.
+
+    Not for: saving anything: an all-reduce sends less.
+
     Wire: N - 1 messages of d numbers a round; more than an all-reduce, so a yardstick rather than a choice.
 
     >>> Complete().peers(rank=1, size=4, round=0)

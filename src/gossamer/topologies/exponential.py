@@ -13,6 +13,8 @@ class Exponential(Topology):
 
     One peer: hops 1, 2, 4, ... of L = ceil(log2 N); for N a power of two, L rounds are an exact average.
 
+    Use: by default: with one peer, everybody has heard of everybody after ceil(log2 N) rounds.
+
     Wire: p messages of d numbers a round, one hop of latency.
 
     >>> [Exponential().peers(0, 8, k).to for k in range(4)]

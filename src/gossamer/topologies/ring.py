@@ -11,6 +11,10 @@ from gossamer.core.parts import part
 class Ring(Topology):
     """Everybody sends half of its mass to the next rank.
 
+    Use: where each rank can reach only the next one.
+
+    Not for: many ranks: news goes round slowly.
+
     Wire: one message of d numbers a round. Disagreement shrinks by cos(pi / N) a round: slow for many ranks.
 
     >>> Ring().peers(rank=3, size=4, round=0)

@@ -1,0 +1,124 @@
+"""Samples of every part and preset, so that a new one is shown and tried without anyone remembering."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from functools import cache
+from typing import Any, get_type_hints
+
+from gossamer.codecs import FP32
+from gossamer.controllers import Fixed
+from gossamer.core.contracts import Codec, Exchange, LinearCodec, Mixer, Quorum, Schedule
+from gossamer.core.errors import RecipeError
+from gossamer.core.parts import Part, registry
+from gossamer.exchanges import AllReduced
+from gossamer.memories import ErrorFeedback, NoMemory
+from gossamer.recipe import Recipe
+from gossamer.recipes import presets
+from gossamer.schedules import EveryStep, Gossip
+
+KINDS = {  # their plural, and what they decide
+    "codec": ("codecs", "how a block of numbers is written as bytes"),
+    "exchange": ("exchanges", "who talks to whom"),
+    "memory": ("memories", "what is kept back when a message does not say everything"),
+    "schedule": ("schedules", "when there is an exchange"),
+    "controller": ("controllers", "how much, as training goes"),
+    "topology": ("topologies", "who is whose neighbour"),
+    "rule": ("rules", "which parameters go another way"),
+    "bucket": ("buckets", "how much travels together"),
+}
+EPOCH = 100  # some recipes must know how many steps an epoch has
+GUESSES: dict[Any, Any] = {
+    int: 8,
+    float: 6.0,
+    str: "ndim < 2",
+    Codec: FP32(),
+    LinearCodec: FP32(),
+    Exchange: AllReduced(FP32()),
+}
+
+
+@cache
+def sample(name: str) -> Part:
+    """The part with every default, and a guess for what has none."""
+    part = registry.of()[name]
+    hints = get_type_hints(part)
+    return part(**{f.name: GUESSES[hints[f.name]] for f in fields(part) if required(f)})  # pyright: ignore
+
+
+def required(field: "Field[Any]") -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def of(*kinds: str) -> list[Part]:
+    return [sample(n) for n in registry.of(*kinds)]
+
+
+@cache
+def example(name: str) -> Recipe:
+    """A preset with its defaults; those that must know the length of an epoch get one of 100 steps."""
+    make = presets()[name]
+    missing = [n for n, p in inspect.signature(make).parameters.items() if p.default is p.empty]
+    return make(**{n: EPOCH if n == "epoch" else GUESSES[int] for n in missing})
+
+
+def parts_of(value: Any) -> Iterator[Part]:
+    """A recipe's parts and theirs, each once, from the outside in."""
+    yield from dict.fromkeys(_walk(value))
+
+
+def _walk(value: Any) -> Iterator[Part]:
+    if isinstance(value, Recipe):
+        for v in (value.exchange, value.memory, value.schedule, value.controller, *value.rules, value.bucket):
+            yield from _walk(v)
+    elif isinstance(value, Part):
+        yield value
+        for f in fields(value):  # pyright: ignore[reportArgumentType]
+            yield from _walk(getattr(value, f.name))
+
+
+def defaults() -> tuple[Part, ...]:
+    """Parts that every recipe has unless it says otherwise: not worth naming."""
+    return NoMemory(), EveryStep(), Fixed()
+
+
+def users(name: str) -> list[str]:
+    """The presets that have a part of this name."""
+    found = {p: {x.name for x in parts_of(example(p)) if x not in defaults()} for p in presets()}
+    return [p for p, names in found.items() if name in names]
+
+
+def carriers() -> list[type[Part]]:
+    """Exchanges that take a codec."""
+    return [e for e in registry.of("exchange").values() if "codec" in {f.name for f in fields(e)}]  # pyright: ignore
+
+
+def carried(codec: Part) -> list[Any]:
+    """Every exchange around this codec that is not refused."""
+    made = list[Any]()
+    for carrier in carriers():
+        try:
+            made.append(carrier(codec))  # pyright: ignore[reportCallIssue]
+        except RecipeError:
+            continue
+    return made
+
+
+def hosted(exchange: Any) -> Recipe:
+    """A recipe of an exchange, with the memory and the schedule that it needs."""
+    feedback = isinstance(exchange, Exchange) and exchange.needs_feedback
+    schedule = Gossip() if isinstance(exchange, Mixer) else EveryStep()
+    return Recipe(exchange, ErrorFeedback() if feedback else NoMemory(), schedule)
+
+
+def showing(part: Part) -> list[Recipe]:
+    """Recipes that show what a part costs on the wire."""
+    if part.kind == "codec":
+        return [hosted(e) for e in carried(part)]
+    if type(part) in carriers():
+        return [hosted(e) for c in of("codec") for e in carried(c) if type(e) is type(part)]
+    if isinstance(part, Exchange | Mixer | Quorum):
+        return [hosted(part)]
+    if isinstance(part, Schedule):
+        return [Recipe(sample("push_sum") if part.mixes else AllReduced(FP32()), schedule=part)]  # pyright: ignore
+    return [Recipe.of(f"push_sum(topology={part}) + gossip()")] if part.kind == "topology" else []

@@ -1,0 +1,187 @@
+"""What `gossamer recipes` shows to a person."""
+
+import re
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+from gossamer.catalogue import KINDS, formulas
+from gossamer.cli.console import console
+from gossamer.lab import format_rate
+from gossamer.report.words import listed, rate, seconds, size
+
+Facts = dict[str, Any]
+ROOMY = 120  # columns from which expressions have one of their own
+
+
+def list_presets(rows: list[Facts]) -> None:
+    out = console()
+    heads = ("recipe", "what it does", "as an expression")
+    table = Table(*(heads if out.width >= ROOMY else heads[:2]), box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
+    for row in rows:
+        name, words, text = (
+            f"[bold]{row['name']}[/]",
+            _prose(out, row["summary"]),
+            f"[dim]{escape(row['expression'])}[/]",
+        )
+        table.add_row(*((name, words, text) if out.width >= ROOMY else (name, f"{words}\n{text}")))
+    out.print(table)
+    out.print(
+        "\n[dim]gossamer recipes NAME explains one, or an expression; gossamer recipes --parts lists the parts.[/]"
+    )
+
+
+def list_parts(rows: list[Facts]) -> None:
+    out, known = console(), [*KINDS]
+    width = max(len(row["name"]) for row in rows)
+    rows = sorted(rows, key=lambda row: (known.index(row["kind"]) if row["kind"] in known else len(known), row["name"]))
+    for kind, members in groupby(rows, key=lambda row: row["kind"]):
+        plural, what = KINDS.get(kind, (f"{kind}s", ""))
+        out.print(f"[bold]{plural.capitalize()}[/]" + (f"[dim]: {what}[/]" if what else ""))
+        table = _grid(width)
+        for row in members:
+            table.add_row(row["name"], _prose(out, row["summary"]))
+        _padded(out, table, 2)
+        out.print()
+    out.print("[dim]gossamer recipes NAME explains one; add --parts where a recipe has the same name.[/]")
+
+
+def show_recipe(facts: Facts) -> None:
+    out = console()
+    _head(out, facts)
+    _section(out, "Made of")
+    for part in facts["parts"]:
+        out.print(f"  [cyan]{escape(part['text'])}[/] [dim]{part['kind']}[/]")
+        _padded(out, _prose(out, part["summary"]))
+        if part["wire"]:
+            _padded(out, f"[dim]on the wire:[/] {_prose(out, part['wire'])}")
+    _section(out, "Sends", _asked(facts))
+    _sent(out, facts, [(facts["name"], facts)])
+    _refused(out, facts, f"{facts['name']} + ")
+
+
+def show_part(facts: Facts) -> None:
+    out = console()
+    _head(out, facts)
+    _details(out, facts["details"])
+    if facts["wire"]:
+        _section(out, "On the wire")
+        _padded(out, _prose(out, facts["wire"]), 2)
+    if facts["recipes"]:
+        _section(out, "Sends", _asked(facts))
+        _sent(out, facts, [(r["expression"], r) for r in facts["recipes"]])
+    _refused(out, facts, "")
+    if facts["presets"]:
+        _section(out, "In the recipes")
+        _padded(out, listed(facts["presets"]), 2)
+
+
+def _head(out: Console, facts: Facts) -> None:
+    name, _, arguments = (facts["signature"] or facts["name"]).partition("(")
+    out.print(f"[bold]{escape(name)}[/]" + (f"[dim]({escape(arguments)}[/]" if arguments else ""))
+    if facts["summary"]:
+        out.print(_prose(out, facts["summary"]))
+    out.print(f"[cyan]{escape(facts['expression'])}[/]" + (f" [dim]{facts['kind']}[/]" if "kind" in facts else ""))
+    if facts["paper"]:
+        out.print(f"[dim]Paper: {escape(facts['paper'])}[/]")
+    words = _grid(len("not for"))
+    for label, colour, text in (("use", "green", facts["use"]), ("not for", "red", facts["not_for"])):
+        if text:
+            words.add_row(f"[bold {colour}]{label}[/]", _prose(out, text))
+    if words.rows:
+        out.print()
+        out.print(words)
+
+
+def _details(out: Console, paragraphs: list[str]) -> None:
+    for text in paragraphs:
+        lines, words = formulas(text)
+        out.print()
+        for line in lines:
+            _padded(out, f"[magenta]{escape(line)}[/]", 2)
+        if words:
+            out.print(_prose(out, words))
+
+
+def _asked(facts: Facts) -> str:
+    return (
+        f"{facts['model']}, {facts['parameters'] / 1e6:.3g} M parameters, {facts['hosts']} ranks; per step, on average"
+    )
+
+
+def _sent(out: Console, facts: Facts, rows: list[tuple[str, Facts]]) -> None:
+    """Bytes of recipes, beside those of a dense all-reduce."""
+    link = [f"at {rate(format_rate(facts['rate']))}"] if facts["rate"] else []
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("", overflow="fold")
+    for head in ("a rank", "all ranks", *link, "bytes"):
+        table.add_column(head, justify="right", no_wrap=True)
+    dense = {"sent_bytes_per_step": facts["dense_bytes_per_step"], "seconds_per_step": facts["dense_seconds_per_step"]}
+    for name, row in (*rows, ("a dense all-reduce", {**dense, "ratio_to_dense": None})):
+        sent = row["sent_bytes_per_step"]
+        time = [f"≥ {seconds(row['seconds_per_step'])}"] if link else []
+        table.add_row(escape(name), size(sent), size(sent * facts["hosts"]), *time, _ratio(row["ratio_to_dense"]))
+    _padded(out, table, 2)
+    if link:
+        _padded(
+            out,
+            "[dim]≥: what the bytes alone take. Latency, encoding and waiting add to it; backward may hide some of it.[/]",
+            2,
+        )
+
+
+def _ratio(ratio: float | None) -> str:
+    if ratio is None:
+        return ""
+    return f"{ratio:.3g} x fewer" if ratio > 1 else f"{1 / ratio:.3g} x more" if ratio < 1 else "as many"
+
+
+def _refused(out: Console, facts: Facts, start: str) -> None:
+    if not facts["refuses"] and not facts["limits"]:
+        return
+    _section(out, "Refuses")
+    for texts, message in _families(facts["refuses"], start):
+        out.print(f"  [yellow]{escape(listed(texts))}[/]")
+        _padded(out, _prose(out, message))
+    if facts["limits"]:
+        out.print("  [yellow]arguments out of range[/]")
+        for message in facts["limits"]:
+            _padded(out, _prose(out, message))
+
+
+def _families(refusals: list[Facts], start: str) -> Iterable[tuple[list[str], str]]:
+    """Refusals that differ only in the part they name are told once."""
+    found = dict[str, tuple[list[str], str]]()
+    for r in refusals:
+        partner = r["text"].removeprefix(start) if start and r["text"].startswith(start) else ""
+        text = f"+ {partner}" if partner else r["text"]
+        key = r["message"].replace(partner, "") if partner else r["message"]
+        texts, _ = found.setdefault(key, ([], r["message"].removeprefix(f"{r['text']}: ")))
+        texts.append(text)
+    return found.values()
+
+
+def _section(out: Console, title: str, aside: str = "") -> None:
+    out.print(f"\n[bold]{title}[/]" + (f"  [dim]{escape(aside)}[/]" if aside else ""))
+
+
+def _padded(out: Console, shown: str | Table, left: int = 4) -> None:
+    out.print(Padding(shown, (0, 0, 0, left), expand=False))
+
+
+def _grid(width: int) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(min_width=width, no_wrap=True)
+    table.add_column()
+    return table
+
+
+def _prose(out: Console, text: str) -> str:
+    """Docstrings set code between backticks; on a terminal its colour says so."""
+    return re.sub(r"`([^`]+)`", r"[cyan]\1[/]", escape(text)) if out.is_terminal else escape(text)

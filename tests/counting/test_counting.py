@@ -1,0 +1,148 @@
+"""What is counted without training is what training sends."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from tests.laws import samples
+from torch import nn
+
+from gossamer.codecs import FP32, QSGD, PowerSGD, TopK
+from gossamer.controllers import Fixed
+from gossamer.core.contracts import Loop, Schedule
+from gossamer.core.errors import GossamerError
+from gossamer.core.verbs import Descend, Program, all_reduce
+from gossamer.counting import Rehearsal, bytes_per_step, span
+from gossamer.exchanges import AllReduced, Gather, PushSum, Scatter
+from gossamer.memories import ErrorFeedback
+from gossamer.recipe import Bucket, Recipe, Rule
+from gossamer.schedules import Gossip, LocalSGD, SlowMo
+from gossamer.simulate import replicas, train
+from gossamer.topologies import Exponential
+
+SHAPES = {"w": (9, 7), "b": (5,), "v": (4, 6)}
+MORE = [
+    Recipe(Gather(TopK()), ErrorFeedback(), bucket=Bucket(1e-4)),
+    Recipe(Scatter(QSGD()), rules=(Rule("ndim < 2", AllReduced(FP32())),)),
+    Recipe(AllReduced(PowerSGD(rank=1)), ErrorFeedback(), LocalSGD(3)),
+    Recipe(AllReduced(FP32()), schedule=SlowMo(4, inner=PushSum(Exponential(2)))),
+]
+EVERY = [*samples.recipes(), *MORE]
+
+
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        for name, shape in SHAPES.items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+
+
+def noise(model: nn.Module, rank: int, step: int) -> float:
+    dice = torch.Generator().manual_seed(1000 * step + rank)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=dice)
+    return 0.0
+
+
+def trained(recipe: Recipe, size: int) -> float:
+    """Bytes a rank and step of a whole simulation, with real codecs, optimizers and everybody there."""
+    first, last = span(recipe)
+    ranks = replicas(replace(recipe, controller=Fixed()), Bare, lambda m: torch.optim.SGD(m.parameters(), lr=0.1), size)
+    entries = [e for e in train(ranks, noise, last).ledger if first <= e.step <= last]
+    return sum(e.sent for e in entries) / size / (last - first + 1)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.counting.rehearsal.LEAST", 4)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("recipe", [r for r in EVERY if "rice" not in repr(r)], ids=repr)
+def test_the_bytes_are_those_of_a_whole_simulation(recipe: Recipe) -> None:
+    assert bytes_per_step(recipe, SHAPES, 3) == trained(recipe, 3)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("exchange", [Gather(TopK(0.3, index="rice")), Scatter(TopK(0.3, index="rice"))], ids=repr)
+def test_wires_whose_length_depends_on_the_data_are_written(exchange: Gather | Scatter) -> None:
+    recipe = Recipe(exchange, ErrorFeedback())
+    assert bytes_per_step(recipe, SHAPES, 3) == pytest.approx(trained(recipe, 3), rel=0.1)
+
+
+@pytest.mark.parametrize("size", [2, 5, 16])
+def test_any_number_of_ranks(size: int) -> None:
+    assert bytes_per_step("allreduce", SHAPES, size) == 2 * (size - 1) * 4 * 92 // size
+    assert bytes_per_step("topk", SHAPES, size) == (size - 1) * 8 * (1 + 1 + 1)
+    assert bytes_per_step("sgp", SHAPES, size) == 4 * 92 + 4
+
+
+def test_parameters_may_be_given_themselves_and_double_precision_costs_double() -> None:
+    narrow, wide = Bare(), Bare().double()
+    assert bytes_per_step("allreduce", dict(narrow.named_parameters()), 4) == bytes_per_step("allreduce", SHAPES, 4)
+    assert bytes_per_step("allreduce", dict(wide.named_parameters()), 4) == 2 * bytes_per_step("allreduce", SHAPES, 4)
+
+
+def test_only_whole_rounds_after_the_warm_up_count() -> None:
+    assert span(Recipe.of("allreduce(fp32()) + local_sgd(8, warmup=20)")) == (25, 88)
+    assert span(Recipe.of("slowmo_sgp")) == (1, 96)
+    plain = bytes_per_step("local_sgd(8)", SHAPES, 4)
+    assert bytes_per_step("allreduce(fp32()) + local_sgd(8, warmup=20)", SHAPES, 4) == plain
+    assert 8 * plain == bytes_per_step("allreduce", SHAPES, 4)
+
+
+def test_rounds_with_fewer_peers_send_less() -> None:
+    """With six ranks and two peers the second round's second hop would lead home."""
+    mixer = PushSum(Exponential(2))
+    peers = [len(mixer.topology.peers(0, 6, round).to) for round in range(2)]
+    assert peers == [2, 1]
+    assert bytes_per_step(Recipe(mixer, schedule=Gossip()), SHAPES, 6) == 1.5 * (4 * 92 + 4)
+
+
+def test_a_round_is_done_once_however_long_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed, push = [], PushSum.push
+
+    def counted(self: PushSum, *args: object) -> object:
+        pushed.append(args)
+        return push(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PushSum, "push", counted)
+    bytes_per_step("slowmo_sgp(48)", SHAPES, 4)
+    assert len(pushed) == 4
+
+
+def test_no_wire_of_known_length_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: object) -> None:
+        raise AssertionError("encoded")
+
+    monkeypatch.setattr(QSGD, "encode", never)
+    monkeypatch.setattr(QSGD, "accumulate", never)
+    assert bytes_per_step("qsgd", SHAPES, 4) > 0
+    assert bytes_per_step("diana", SHAPES, 4) > 0
+
+
+@dataclass(frozen=True, repr=False)
+class Chatty(Schedule):
+    """Talks to the network past its loop."""
+
+    def step(self, loop: Loop) -> Program[None]:
+        yield Descend()
+        yield from all_reduce(torch.zeros(1))
+
+
+def test_a_schedule_that_talks_past_its_loop_cannot_be_counted() -> None:
+    recipe = replace(Recipe.of("allreduce"), schedule=Chatty())
+    with pytest.raises(GossamerError, match=r"asks the network itself \(AllReduce\).*use loop.average"):
+        bytes_per_step(recipe, SHAPES, 4)
+
+
+def test_a_rehearsal_notes_what_is_asked() -> None:
+    loop = Rehearsal(Recipe.of("slowmo_sgp(3)"))
+    for _ in range(6):
+        loop.take_step()
+    assert loop.averages == 2
+    assert [round for _, round in loop.rounds] == [0, 1, 2, 3, 4, 5]
+    local = Rehearsal(Recipe.of("overlap_local_sgd(2)"))
+    for _ in range(5):
+        local.take_step()
+    assert (local.averages, local.in_flight()) == (2, True)
