@@ -16,6 +16,8 @@ from gossamer.core.verbs import (
     departures,
     read_all_gather,
     read_all_to_all,
+    receive,
+    send,
 )
 from gossamer.fabrics.sim import simulate
 from gossamer.fabrics.torch import TorchFabric
@@ -142,3 +144,35 @@ def test_a_simulated_error_in_reading_is_raised() -> None:
 
     with pytest.raises(ValueError, match="cannot read this"):
         simulate([read_all_gather(torch.zeros(1, dtype=torch.uint8), read) for _ in range(3)])
+
+
+def letters(rank: int, size: int) -> list[Any]:
+    """Everybody sends to the next rank and says first what it awaits; then one asks for something else."""
+    ahead, behind = (rank + 1) % size, (rank - 1) % size
+
+    def program(asked: int) -> Program[Tensor]:
+        yield from send(ahead, torch.full((5,), rank, dtype=torch.uint8), [(behind, 5)])
+        return (yield from receive(behind, asked))
+
+    fabric = TorchFabric(deadline=5)
+    try:
+        return [fabric.run(program(5)).tolist(), fabric.run(program(5)).tolist(), fabric.run(program(4)).tolist()]
+    except ValueError as error:
+        return [str(error)]
+    finally:
+        fabric.close()
+
+
+@pytest.mark.gang
+def test_a_letter_that_was_awaited_is_the_one_received(gang2: Any) -> None:
+    assert gang2.run(letters) == [[f"4 bytes asked of rank {1 - r}, from which 5 were awaited"] for r in range(2)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_awaiting_changes_nothing_in_simulation(size: int) -> None:
+    def program(rank: int) -> Program[Tensor]:
+        yield from send((rank + 1) % size, torch.full((5,), rank, dtype=torch.uint8), [((rank - 1) % size, 5)])
+        return (yield from receive((rank - 1) % size, 5))
+
+    outcome = simulate([program(r) for r in range(size)])
+    assert [t.tolist() for t in outcome.results] == [[(r - 1) % size] * 5 for r in range(size)]

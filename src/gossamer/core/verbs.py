@@ -71,10 +71,15 @@ class AllToAll:
 
 @dataclass(frozen=True, eq=False)
 class Send:
-    """Hand a wire to one rank and go on; the wire must not be written to afterwards."""
+    """Hand a wire to one rank and go on; the wire must not be written to afterwards.
+
+    `awaits` are the (rank, length) pairs that this program will receive next. A backend that knows of them before the wire
+    leaves can carry both directions of a link at once.
+    """
 
     to: int
     wire: Tensor
+    awaits: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,8 +183,8 @@ def read_all_to_all(wires: Sequence[Tensor | Promise], lengths: Sequence[int], r
     yield AllToAll(wires, lengths, read)
 
 
-def send(to: int, wire: Tensor) -> Program[None]:
-    yield Send(to, wire)
+def send(to: int, wire: Tensor, awaits: Sequence[tuple[int, int]] = ()) -> Program[None]:
+    yield Send(to, wire, awaits)
 
 
 def receive(source: int, length: int) -> Program[Tensor]:

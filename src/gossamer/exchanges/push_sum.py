@@ -78,8 +78,10 @@ def numerator(block: Block, state: State) -> tuple[Tensor, Tensor]:
 
 
 def _deliver(message: Tensor, to: Sequence[int], source: Sequence[int]) -> Program[list[Tensor]]:
+    awaits = [(rank, message.numel()) for rank in source]
     for rank in to:
-        yield from send(rank, message)
+        yield from send(rank, message, awaits)
+        awaits = []
     arrived = list[Tensor]()
     for rank in source:
         arrived.append((yield from receive(rank, message.numel())))

@@ -1,6 +1,6 @@
 """One process group, and the verbs that need nothing else."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +48,9 @@ class Channel:
         self._device = device
         self._outbox = Outbox(may_ask=device.type == "cuda")
         self._own = deque[Tensor]()  # sent by this rank to itself
+        self._posted = defaultdict[int, deque[tuple[Any, Tensor]]](
+            deque
+        )  # by source: receives under way, and their room
 
     def answer(self, verb: Crossing) -> Any:
         if self._outbox.error is not None:
@@ -59,7 +62,9 @@ class Channel:
                 return self._all_gather(wire) if read is None else self._read_all_gather(wire, read)
             case AllToAll(wires, lengths, read):
                 return self._all_to_all(wires, lengths, read)
-            case Send(to, wire):
+            case Send(to, wire, awaits):
+                for source, length in awaits:
+                    self._post(source, length)
                 return self._send(to, wire)
             case Receive(source, length):
                 return self._receive(source, length)
@@ -167,11 +172,24 @@ class Channel:
             if not self._own or self._own[0].numel() != length:
                 raise ValueError(f"rank {source} receives {length} bytes from itself that it has not sent")
             return self._own.popleft()
+        if not self._posted[source]:
+            self._post(source, length)
+        work, out = self._posted[source].popleft()
+        if out.numel() != length:
+            raise ValueError(f"{length} bytes asked of rank {source}, from which {out.numel()} were awaited")
+        if work is not None:
+            work.wait()
+        return out
+
+    def _post(self, source: int, length: int) -> None:
+        """Tell the backend what will be received. gloo asks the sender for it on the same wire on which the own letters
+        leave: behind a long one, the other direction would stand still until it is through.
+        """
+        if source == self.rank:
+            return
         # Zeroed, because gloo takes a shorter message without a word and leaves the rest as it was.
         out = torch.zeros(length, dtype=torch.uint8, device=self._device)
-        if length:
-            self._group.recv([out], source, 0).wait()
-        return out
+        self._posted[source].append((self._group.recv([out], source, 0) if length else None, out))
 
 
 def refuse(verb: Verb, size: int, rank: int) -> None:
