@@ -68,6 +68,18 @@ class Shell:
             if " -m gossamer.trial.rank " in words and "local" not in words and "unshare" not in words
         )
 
+    def rank(self, number: int) -> int:
+        """The process of a rank."""
+        for pid in self.ranks():
+            if f"RANK={number}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return pid
+        raise AssertionError(self.processes())
+
+    def await_steps(self, process: "subprocess.Popen[str]") -> None:
+        """Wait until a command with --json tells of its first step."""
+        assert process.stdout is not None
+        wait_for(lambda: '"event": "step"' in process.stdout.readline())  # type: ignore[union-attr]
+
     def expect_nothing(self, within: float = 12.0) -> None:
         wait_for(lambda: not self.processes(), within, lambda: str(self.processes()))
 

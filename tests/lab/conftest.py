@@ -64,6 +64,13 @@ class Traces:
                 continue  # it has just ended, or is another user's
         return found
 
+    def expect(self, count: int, within: float = 10.0) -> None:
+        """Wait until there are so many; one that is just beginning shows no mark for a moment."""
+        deadline = time.monotonic() + within
+        while len(found := self.processes()) < count and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert len(found) >= count, found
+
     def expect_nothing(self, within: float = 15.0) -> None:
         """Wait until nothing is left; fail if something stays."""
         deadline = time.monotonic() + within

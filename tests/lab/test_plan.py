@@ -5,7 +5,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from gossamer.lab import Counters, LabError, Link, available, in_lab, own_counters, read_counters, run_lab, ways
+from gossamer.lab import (
+    Counters,
+    LabError,
+    LabInputError,
+    Link,
+    available,
+    in_lab,
+    own_counters,
+    privilege,
+    read_counters,
+    run_lab,
+    ways,
+)
 from gossamer.lab.counters import parse_devices
 from gossamer.lab.network import buckets, segment, shape
 from gossamer.lab.output import Lines
@@ -70,6 +82,18 @@ def test_without_tools_the_reason_names_the_package(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("afresh")
+@pytest.mark.parametrize(
+    ("user", "way", "how"), [(0, "unshare --net", "as root"), (1000, "unshare --user --map-root-user", "in a user")]
+)
+def test_it_is_known_how_a_lab_is_made(monkeypatch: pytest.MonkeyPatch, user: int, way: str, how: str) -> None:
+    monkeypatch.setattr(ways, "find_tool", lambda name: name)
+    monkeypatch.setattr(ways, "_try", lambda way, trial: "")
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    assert " ".join(ways.find_way()).startswith(way)
+    assert privilege().startswith(how)
+
+
+@pytest.mark.usefixtures("afresh")
 def test_without_privilege_the_reason_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "find_tool", lambda name: name)
     monkeypatch.setattr(ways, "_try", lambda way, trial: "unshare failed: Operation not permitted")
@@ -83,7 +107,7 @@ def test_without_privilege_the_reason_says_what_to_do(monkeypatch: pytest.Monkey
     [(0, ["true"], {}), (251, ["true"], {}), (2, [], {}), (2, "true", {}), (2, ["true"], {"timeout": 0.0})],
 )
 def test_nonsense_is_refused_before_anything_starts(hosts: int, command: list[str], options: dict[str, float]) -> None:
-    with pytest.raises(LabError):
+    with pytest.raises(LabInputError):
         run_lab(hosts, None, command, **options)  # type: ignore[arg-type]
 
 

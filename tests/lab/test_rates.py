@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gossamer.core.errors import GossamerError
 from gossamer.lab import (
     LabError,
+    LabInputError,
     Link,
     format_rate,
     parse_latency,
@@ -62,7 +63,9 @@ def test_any_text_is_a_list_of_links_or_a_clear_error(text: str, hosts: int) -> 
         ("9" * 400 + "mbit", "kbit, mbit or gbit"),
         ("inf", "'unshaped'"),
         ("1/2/3mbit", "3 rates"),
-        ("1gbit/", "'unshaped'"),
+        ("1gbit/", "no rate after its '/'"),
+        ("/1gbit", "no rate before its '/'"),
+        ("/", "no rate before its '/'"),
     ],
 )
 def test_nonsense_is_refused_with_the_nearest_correct_form(text: str, nearest: str) -> None:
@@ -75,8 +78,15 @@ def test_one_rate_serves_all_and_a_wrong_number_is_refused() -> None:
     assert parse_links("200mbit", 3) == (Link(200_000_000, 200_000_000),) * 3
     assert parse_links(None, 2) == (Link(), Link())
     assert parse_links("1gbit, 100mbit/20mbit", 2)[1] == Link(100_000_000, 20_000_000)
-    with pytest.raises(LabError, match="3 rates for 4 hosts"):
+    with pytest.raises(LabInputError, match="3 rates for 4 hosts"):
         parse_links("1gbit,1gbit,1gbit", 4)
+
+
+@pytest.mark.parametrize(("rates", "place"), [("1gbit,", 2), (",1gbit", 1), (",", 1), ("1gbit, ,", 2)])
+def test_a_comma_too_many_is_found(rates: str, place: int) -> None:
+    for hosts in (1, 2, 4):
+        with pytest.raises(LabInputError, match=f"^rate {place} of ."):
+            parse_links(rates, hosts)
 
 
 @pytest.mark.parametrize("text", ["", "10", "0ms", "-1ms", "1h", "11s", "ms"])

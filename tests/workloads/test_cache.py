@@ -83,6 +83,19 @@ def test_without_a_cache_it_still_works(tmp_path: Path, monkeypatch: pytest.Monk
         packages.deb("anything")
 
 
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("GOSSAMER_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(DataError, match=r"no home folder for a cache\. Set GOSSAMER_CACHE"):
+        cache.folder()
+    with pytest.warns(UserWarning, match="nothing is remembered: this user has no home"):
+        assert cache.arrays("a", build)["x"].tolist() == [0, 1, 2, 3, 4]
+
+
 def test_only_one_builds_and_the_others_wait(own_cache: Path) -> None:
     """Threads stand for processes here: a lock belongs to the opened file, and each opens its own."""
     built: list[int] = []

@@ -143,6 +143,41 @@ def test_offline_says_what_to_do(client: Any, own_cache: Path, failure: Exceptio
     assert {p.suffix for p in own_cache.iterdir()} == {".lock"}
 
 
+def test_pips_last_word_is_not_taken_for_the_reason_when_there_is_no_connection(client: Any) -> None:
+    said = b"WARNING: Retrying after connection broken by 'NewConnectionError'\nERROR: No matching distribution found\n"
+    client(NAME, subprocess.CalledProcessError(1, "pip", stderr=said))
+    with pytest.raises(DataError, match="no connection to where packages come from") as caught:
+        fetch(a_wheel())
+    assert "No matching distribution" not in str(caught.value)
+
+
+def test_offline_a_file_that_is_not_the_right_one_is_named_and_kept(client: Any, own_cache: Path) -> None:
+    client(NAME, OSError("no network"))
+    own_cache.mkdir()
+    (own_cache / NAME).write_bytes(a_wheel()[:50])
+    with pytest.raises(DataError, match=rf"no network.* What lies there as {NAME} does not serve: its SHA-256 is"):
+        fetch(a_wheel())
+    assert (own_cache / NAME).exists()
+
+
+def test_a_cache_that_somebody_else_has_filled_need_not_be_writable(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_cache.mkdir()
+    (own_cache / NAME).write_bytes(a_wheel())
+    monkeypatch.setattr(packages.cache, "lock", lambda name: pytest.fail("was locked"))  # root may write everywhere
+    assert fetch(a_wheel()).read("data.txt") == b"hello"
+
+
+def test_a_full_disk_is_a_reason_too(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(packages.tempfile, "TemporaryDirectory", full)
+    with pytest.raises(DataError, match="No space left on device"):
+        fetch(a_wheel())
+
+
 def test_a_client_that_fetches_nothing_is_an_error(client: Any) -> None:
     client("unrelated.txt", b"")
     with pytest.raises(DataError, match="could not be fetched"):

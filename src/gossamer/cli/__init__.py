@@ -1,22 +1,33 @@
 """The command line. `pip install 'gossamer[cli]'` brings what it needs."""
 
+import errno
+import io
 import os
 import signal
 import sys
+import warnings
 from types import FrameType
 
 _ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main() -> None:
     """The entry point: says how to install what is missing, and turns our errors into one line and an exit code."""
     _end_in_order_when_asked()
+    _let_nothing_unspeakable_end_us()
     try:
         sys.exit(_run())
     except KeyboardInterrupt as stop:
         sys.exit(128 + int(stop.args[0] if stop.args else signal.SIGINT))
     except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
+        sys.exit(1)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _drop_output()
+        print(f"gossamer: {error.filename or 'the output'} cannot be written: {error.strerror}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -45,6 +56,28 @@ def _stop(number: int, frame: FrameType | None) -> None:
     for each in _ENDINGS:
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt(number)
+
+
+def _let_nothing_unspeakable_end_us() -> None:
+    """Output may be closed, or know fewer characters than our ranks and their users; a warning is a line, not code."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # started with `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    warnings.formatwarning = _in_one_line
+
+
+def _in_one_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    return f"warning: {message}\n"
+
+
+def _drop_output() -> None:
+    """What is still in the buffer would fail again when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

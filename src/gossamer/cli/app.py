@@ -40,5 +40,6 @@ def run() -> int:
         usage = getattr(error, "format_message", None)  # what the command line parser says of wrong options
         if usage is None:
             raise
-        print(f"gossamer: {usage()}", file=sys.stderr)
+        if words := usage():  # empty where the help has just been shown instead
+            print(f"gossamer: {words}", file=sys.stderr)
         return 2

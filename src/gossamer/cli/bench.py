@@ -11,14 +11,14 @@ import typer
 from rich.table import Table
 
 from gossamer.cli.console import console
-from gossamer.cli.errors import FailedError, as_input
+from gossamer.cli.errors import FailedError
 
 if TYPE_CHECKING:
     from gossamer.trial.steps import StepRow
 
 RECIPES = [
     *("allreduce", "bf16", "fp16", "qsgd", "terngrad", "topk", "powersgd(rank=1)", "powersgd(rank=4)", "diana"),
-    *("local_sgd", "slowmo", "overlap_local_sgd", "sgp", "osgp", "backup"),
+    *("local_sgd(8)", "slowmo(8)", "overlap_local_sgd(8)", "sgp", "osgp", "backup"),
 ]
 
 app = typer.Typer(help="Measure kernels, or whole steps.", no_args_is_help=True)
@@ -58,7 +58,8 @@ def steps(
 ) -> None:
     """What a step of the 5.8 M-parameter language model takes: recipes, DDP and its hooks, and computing alone.
 
-    All train in turns in one lab; the numbers are medians over turns, with their range; bytes are per rank and step.
+    All train in turns in one lab; times are medians over steps (over whole rounds, for schedules that have such), with their
+    range; bytes are per rank and step.
     """
     from gossamer.cli import progress
     from gossamer.trial.contender import check
@@ -89,7 +90,7 @@ def _rates(text: str, hosts: int) -> list[str]:
 
     wanted = text.split()
     for rate in wanted:
-        as_input(lambda: parse_links(rate, hosts))  # noqa: B023
+        parse_links(rate, hosts)
     reason = available()
     if reason is None or not wanted:
         return wanted

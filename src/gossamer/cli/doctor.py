@@ -1,9 +1,10 @@
-"""gossamer doctor: what this machine and this network can do."""
+"""gossamer doctor: what this machine and the network between ranks can do."""
 
 import importlib.util
 import json
 import os
 import platform
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import torch
@@ -15,73 +16,141 @@ from rich.table import Table
 import gossamer
 from gossamer.cli.console import console
 from gossamer.core.errors import PeerError
-from gossamer.kernels import backends
-from gossamer.lab import available
+from gossamer.kernels.backends import chosen
+from gossamer.lab import available, in_lab, privilege
 
-BROKEN = "link broken"
-COMPILED = {"numba": "fast kernels on the CPU: pip install 'gossamer[fast]'", "triton": "fast kernels on a GPU"}
+BACKENDS = ("gloo", "nccl", "ucc", "mpi")
+COMPILERS = {"cpu": ("numba", "pip install 'gossamer[fast]'"), "cuda": ("triton", "pip install 'gossamer[gpu]'")}
+NAMES = {"cpu": "CPU", "cuda": "GPU"}
+KERNELS = ("ternary.encode", "ternary.decode", "quantise4.encode", "quantise4.decode")
+
+Facts = dict[str, Any]
 
 
 def doctor(
     quick: Annotated[bool, typer.Option(help="Leave out what takes seconds.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
-    """Versions, backends, kernel speed, the lab, and the link between two ranks on this machine.
+    """Versions, kernels and their speed, the lab, and the link between two ranks on this machine.
 
-    Under torchrun it measures the link between all ranks instead.
+    As one of several ranks, under torchrun or in a lab, it measures the link between all of them instead.
     """
-    facts = environment()
-    if not quick:
-        facts |= _kernel_speed() | _link()
-    if int(os.environ.get("RANK", "0")):
-        return
-    if as_json:
-        print(json.dumps(facts, indent=1))
-    else:
-        table = Table(box=None, pad_edge=False, show_header=False)
-        for name, value in facts.items():
-            table.add_row(name, escape(str(value)))
-        console().print(table)
-    raise typer.Exit(int(BROKEN in facts))
+    link = {} if quick else _link()
+    if int(os.environ.get("RANK", "0")) == 0:
+        # The other ranks have left by now: those on this machine would have slowed the kernels down.
+        facts = environment() | ({} if quick else {"kernel_speed": _kernel_speed(), "link": link})
+        print(json.dumps(facts, indent=1)) if as_json else _print(facts)
+    raise typer.Exit(int("broken" in link))
 
 
-def environment() -> dict[str, Any]:
-    facts: dict[str, Any] = {
+def environment() -> Facts:
+    """What needs no measuring."""
+    return {
         "gossamer": gossamer.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "cores": os.cpu_count(),
-        "torch threads": torch.get_num_threads(),
-        "gloo": dist.is_available() and dist.is_gloo_available(),
-        "nccl": dist.is_available() and dist.is_nccl_available(),
-        "GPUs": torch.cuda.device_count(),
-        "kernels": ", ".join(sorted(backends())),
-        "lab": available() or "can be made here",
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "backends": [b for b in BACKENDS if dist.is_available() and getattr(dist, f"is_{b}_available")()],
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "kernels": {device: chosen(torch.device(device)) for device in COMPILERS if _is_there(device)},
+        "lab": _lab(),
     }
-    for package, use in COMPILED.items():
-        if importlib.util.find_spec(package) is None:
-            facts[package] = f"missing; {use}"
-    if torch.get_num_threads() > 1:
-        facts["torch threads"] = f"{torch.get_num_threads()}; with several ranks on one machine set OMP_NUM_THREADS=1"
-    return facts
 
 
-def _kernel_speed() -> dict[str, Any]:
+def _is_there(device: str) -> bool:
+    return device == "cpu" or torch.cuda.is_available()
+
+
+def _lab() -> Facts:
+    if in_lab():
+        return {"inside": True}
+    reason = available()
+    if reason is not None:
+        return {"possible": False, "reason": reason}
+    return {"possible": True, "how": privilege(), "why_no_latency": available(latency=True)}
+
+
+def _kernel_speed() -> Facts:
     from gossamer.kernels.bench import measure
 
-    wanted = ("ternary.encode", "ternary.decode", "quantise4.encode", "quantise4.decode")
-    rows = measure(4_000_000, 1)
-    return {f"kernel {r.kernel}": f"{r.gb_per_s:.1f} GB/s" for r in rows if r.kernel in wanted}
+    rows = [r for r in measure(4_000_000, 1) if r.kernel in KERNELS]
+    return {r.kernel: {"gb_per_s": round(r.gb_per_s, 2), "of_memcpy": round(r.ratio_to_memcpy, 2)} for r in rows}
 
 
-def _link() -> dict[str, Any]:
-    """Latency and rate of an all-reduce, from a small and a large one."""
+def _link() -> Facts:
     from gossamer.trial.link import alpha_beta, between_two_ranks
 
     try:
-        latency, rate = alpha_beta() if "RANK" in os.environ else between_two_ranks()
+        found = alpha_beta() if "RANK" in os.environ else between_two_ranks()
     except (PeerError, RuntimeError, ValueError) as error:  # the other facts are worth knowing all the more
-        return {BROKEN: str(error)}
-    if rate == float("inf"):
-        return {"link": "one rank alone has none"}
-    return {"link latency": f"{latency * 1e6:.0f} us a hop", "link rate": f"{rate * 8 / 1e9:.2f} Gbit/s"}
+        return {"broken": " ".join(str(error).split())}
+    if found.size == 1:
+        return {"ranks": 1}
+    return {
+        "ranks": found.size,
+        "alpha_us": round(found.alpha * 1e6, 1),
+        "bits_per_s": round(found.rate * 8),
+    }
+
+
+def _print(facts: Facts) -> None:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, text in _rows(facts):
+        table.add_row(name, escape(text))
+    console().print(table)
+
+
+def _rows(facts: Facts) -> list[tuple[str, str]]:
+    """The facts in words, and what to do where one is bad."""
+    rows = [(name, str(facts[name])) for name in ("gossamer", "python", "torch", "system", "cores")]
+    several = facts["threads"] > 1
+    rows += [
+        ("torch threads", f"{facts['threads']}" + several * "; with several ranks on a machine set OMP_NUM_THREADS=1"),
+        ("backends", ", ".join(facts["backends"]) or "none: this torch is built without torch.distributed"),
+        ("GPUs", ", ".join(facts["gpus"]) or "none"),
+    ]
+    rows += [(f"{NAMES[device]} kernels", _compiler(device, name)) for device, name in facts["kernels"].items()]
+    for name, speed in facts.get("kernel_speed", {}).items():
+        rows.append((f"  {name}", f"{speed['gb_per_s']:.1f} GB/s, {speed['of_memcpy']:.2f} of a memory copy"))
+    rows += _lab_in_words(facts["lab"])
+    if "link" in facts:
+        rows.append(("link", _link_in_words(facts["link"])))
+    return rows
+
+
+def _compiler(device: str, name: str) -> str:
+    package, cure = COMPILERS[device]
+    if name == package:
+        return f"{package} {version(package)}"
+    missing = importlib.util.find_spec(package) is None
+    return "plain torch, which is slower" + (f"; for {package}: {cure}" if missing else "")
+
+
+def _lab_in_words(lab: Facts) -> list[tuple[str, str]]:
+    if "inside" in lab:
+        return [("lab", "this is a host of one")]
+    if not lab["possible"]:
+        return [("lab", lab["reason"])]
+    return [("lab", f"can be made here, {lab['how']}"), ("lab latency", lab["why_no_latency"] or "can be made here")]
+
+
+def _link_in_words(link: Facts) -> str:
+    if "broken" in link:
+        return f"broken: {link['broken']}"
+    if link["ranks"] == 1:
+        return "one rank alone has none"
+    where = "" if "RANK" in os.environ else " on this machine"
+    alpha, rate = f"{link['alpha_us']:.0f} us a message (alpha)", f"{_rate(link['bits_per_s'])} each way (1 / beta)"
+    return f"{link['ranks']} ranks{where}: {alpha}, {rate}"
+
+
+def _rate(bits: int) -> str:
+    """Three digits.
+
+    >>> _rate(187_600_000), _rate(11_260_000_000)
+    ('188 Mbit/s', '11.3 Gbit/s')
+    """
+    unit, size = next(((u, s) for u, s in (("G", 1e9), ("M", 1e6)) if bits >= 0.9995 * s), ("k", 1e3))
+    return f"{bits / size:.3g} {unit}bit/s"

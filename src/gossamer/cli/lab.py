@@ -1,12 +1,13 @@
 """gossamer lab: run any command once per host of a shaped network."""
 
+import signal
 import sys
 from typing import Annotated
 
 import typer
 
-from gossamer.cli.errors import InputError, as_input
-from gossamer.lab import parse_latency, parse_links, run_lab
+from gossamer.cli.errors import InputError
+from gossamer.lab import HostResult, run_lab
 
 
 def lab(
@@ -25,9 +26,24 @@ def lab(
     command = list(context.args)
     if not command:
         raise InputError("no command to run; give it after '--': gossamer lab --hosts 4 -- python train.py")
-    as_input(lambda: (parse_links(rate, hosts), parse_latency(latency)))
     result = run_lab(hosts, rate, command, latency=latency, timeout=timeout)
     for host in result.hosts:
-        sent, received = host.sent_bytes / 1e6, host.received_bytes / 1e6
-        print(f"host {host.rank}: {sent:.2f} MB sent, {received:.2f} MB received", file=sys.stderr)
+        print(_line(host), file=sys.stderr)
+    if result.timed_out:
+        print(f"gossamer: not done after {timeout:g} s, so the lab was ended", file=sys.stderr)
     raise typer.Exit(result.exit_code)
+
+
+def _line(host: HostResult) -> str:
+    traffic = f"host {host.rank}: {host.sent_bytes / 1e6:.2f} MB sent, {host.received_bytes / 1e6:.2f} MB received"
+    return "; ".join(filter(None, [traffic, _ending(host)]))
+
+
+def _ending(host: HostResult) -> str:
+    """How a host ended, if not well."""
+    if host.stopped:
+        return "frozen by a signal, and ended with the lab" if host.frozen else "ended with the lab"
+    if host.exit_code == 0:
+        return ""
+    killers = {128 + number: number.name for number in signal.Signals}
+    return f"killed by {killers[host.exit_code]}" if host.exit_code in killers else f"exit code {host.exit_code}"

@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from time import monotonic
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from gossamer.report.words import seconds, size
 from gossamer.trial.plan import Plan
 
 Show = Callable[[dict[str, Any]], None]
@@ -22,40 +24,55 @@ class Row:
     """One contender's latest numbers."""
 
     def __init__(self, name: str, steps: int) -> None:
-        self.name, self.steps = name, steps
-        self.step, self.loss, self.quality = 0, float("nan"), float("nan")
-        self.sent, self.seconds, self.wait, self.state = 0, 0.0, 0.0, "waits"
+        self.name, self.steps, self.state = name, steps, "waits"
+        self.step, self.trained, self.loss, self.quality = 0, 0, math.nan, math.nan
+        self.sent: int | None = None
+        self.seconds, self.waited = 0.0, 0.0
+        self.measured = False  # a yardstick does not say how long it waits
 
     def take(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "step":
-            self.step, self.loss, self.sent = event["step"], event["loss"], event["sent"]
-            self.seconds, self.wait, self.state = event["seconds"], event["wait"], "trains"
+            self.step, self.loss, self.trained = event["step"], event["loss"], self.trained + 1
+            self.sent, self.seconds = event["sent"], event["seconds"]
+            self.state = "trains" if self.step <= self.steps else "chases"  # it has had its steps: now for the quality
+            if event["wait"] is not None:
+                self.measured, self.waited = True, self.waited + event["wait"]
         elif kind == "evaluation":
             self.quality, self.seconds = event["quality"], event["seconds"]
         elif kind in ("end", "failed"):
             self.state = "done" if kind == "end" else "failed"
 
-    def cells(self) -> list[str]:
-        pace = 1000 * self.seconds / self.step if self.step else 0.0
-        left = (self.steps - self.step) * pace / 1000 if self.state == "trains" and self.step < self.steps else 0.0
-        numbers = [f"{self.step}/{self.steps}", f"{self.loss:.3f}", f"{self.quality:.3f}", f"{self.sent / 1e6:.1f}"]
-        return [
-            escape(self.name),
-            *numbers,
-            f"{pace:.0f}",
-            f"{1000 * self.wait:.0f}",
-            f"{left:.0f}" if left else "",
-            self.state,
-        ]
+    @property
+    def pace(self) -> float:
+        """Seconds per step."""
+        return self.seconds / self.step if self.step else 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds of its own training until it has had its steps; how long it chases after that, nobody knows."""
+        return max(0, self.steps - self.step) * self.pace if self.state == "trains" else 0.0
+
+    def numbers(self) -> dict[str, str]:
+        """Means are over all steps so far; empty what is not known."""
+        return {
+            "step": f"{self.step}/{self.steps}",
+            "loss": f"{self.loss:.3f}" if self.trained else "",
+            "held out": "" if math.isnan(self.quality) else f"{self.quality:.4f}",
+            "sent": "" if self.sent is None else size(self.sent),
+            "a step": seconds(self.pace) if self.step else "",
+            "waits": seconds(self.waited / self.trained) if self.measured else "",
+            "left": seconds(self.left) if self.left else "",
+        }
 
 
 class LiveTable(AbstractContextManager["LiveTable"]):
     """Live rows; used as a context so that the terminal is left in order."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, console: Console | None = None) -> None:
         self.rows = {n: Row(n, plan.steps) for n in plan.contenders}
-        self.live = Live(self._table(), console=Console(stderr=True), refresh_per_second=4)
+        self.began = monotonic()
+        self.live = Live(console=console or Console(stderr=True), refresh_per_second=4, get_renderable=self.table)
 
     def __enter__(self) -> "LiveTable":
         self.live.start()
@@ -64,38 +81,87 @@ class LiveTable(AbstractContextManager["LiveTable"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.live.update(self._table())
+        for row in self.rows.values():
+            row.state = row.state if row.state in ("done", "failed") else "cut off"
         self.live.stop()
 
     def show(self, event: dict[str, Any]) -> None:
-        if event["event"] in ("note", "broken"):
-            text = event.get("text") or event.get("error")
-            self.live.console.print(text, style="dim", markup=False, highlight=False)
+        if event["event"] == "note":
+            self.live.console.print(event["text"], style="dim", markup=False, highlight=False)
         row = self.rows.get(event.get("run", ""))
         if row is not None:
             row.take(event)
-            self.live.update(self._table())
 
-    def _table(self) -> Table:
-        heads = ("recipe", "step", "loss", "held out", "MB sent", "ms/step", "ms wait", "s left", "")
-        table = Table(*heads, box=None, pad_edge=False)
-        table.columns[0].no_wrap = True
-        for column in table.columns[1:-1]:
-            column.justify = "right"
+    def table(self) -> Table:
+        heads = [*next(iter(self.rows.values())).numbers(), ""]
+        table = Table(box=None, pad_edge=False, caption=self._clock(), caption_justify="left")
+        table.add_column("recipe", overflow="fold")
+        for head in heads:
+            table.add_column(head, justify="right" if head else "left", no_wrap=True)
         for row in self.rows.values():
-            table.add_row(*row.cells())
+            table.add_row(escape(row.name), *row.numbers().values(), row.state)
         return table
 
+    def _clock(self) -> str:
+        """The wall clock runs for evaluations, too, so what is left is stretched by as much as what is past was."""
+        past, trained = monotonic() - self.began, sum(row.seconds for row in self.rows.values())
+        left = sum(_expected(row, self.rows) for row in self.rows.values())
+        if not trained or not left:
+            return f"{_minutes(past)} past"
+        return f"{_minutes(past)} past, about {_minutes(left * max(1.0, past / trained))} left"
 
-def plain(event: dict[str, Any]) -> None:
+
+def _expected(row: Row, rows: dict[str, Row]) -> float:
+    """A contender that has not had a turn yet is expected to be as slow as the others are on average."""
+    if row.state != "waits":
+        return row.left
+    paces = [r.pace for r in rows.values() if r.step]
+    return row.steps * sum(paces) / len(paces) if paces else 0.0
+
+
+def _minutes(time: float) -> str:
+    """
+    >>> _minutes(65.4)
+    '1:05'
+    """
+    return f"{int(time) // 60}:{int(time) % 60:02d}"
+
+
+class PlainLines:
     """One line for each evaluation and ending."""
-    kind = event["event"]
-    if kind == "evaluation":
-        numbers = f"{event['seconds']:8.1f} s  {event['sent'] / 1e6:9.1f} MB  quality {event['quality']:.4f}"
-        print(f"{event['run']:>20}  step {event['step']:5d}  {numbers}", file=sys.stderr, flush=True)
-    elif kind in ("failed", "note", "decision"):
+
+    def __init__(self, plan: Plan) -> None:
+        self.rows = {n: Row(n, plan.steps) for n in plan.contenders}
+        self.width = min(24, max(map(len, self.rows)))
+
+    def show(self, event: dict[str, Any]) -> None:
+        row = self.rows.get(event.get("run", ""))
+        if row is not None:
+            row.take(event)
+        if row is not None and event["event"] == "evaluation":
+            said(f"{row.name:>{self.width}}  {_line(row)}")
+        else:
+            troubles(event)
+
+
+def _line(row: Row) -> str:
+    """Numbers that a yardstick does not know are left out."""
+    numbers = row.numbers()
+    wide = 2 * len(str(row.steps)) + 2  # one more than it takes: a chase may need another digit
+    told = [f"step {numbers['step']:>{wide}}", f"{seconds(row.seconds):>7}", f"held out {row.quality:.4f}"]
+    told += [f"{name} {numbers[name]}" for name in ("loss", "sent", "a step", "waits", "left") if numbers[name]]
+    return "  ".join(told)
+
+
+def said(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def troubles(event: dict[str, Any]) -> None:
+    """What went wrong, and what was decided."""
+    if event["event"] in ("failed", "note", "decision"):
         about = f"{event['run']}: " if "run" in event else ""
-        print(about + (event.get("error") or event.get("text", "")), file=sys.stderr, flush=True)
+        said(about + (event.get("error") or event.get("text", "")))
 
 
 def lines_of_json(event: dict[str, Any]) -> None:
@@ -106,4 +172,4 @@ def lines_of_json(event: dict[str, Any]) -> None:
 
 def quiet(event: dict[str, Any]) -> None:
     if event["event"] in ("failed", "note"):
-        plain(event)
+        troubles(event)

@@ -1,5 +1,6 @@
 """gossamer report: one page of a run's record."""
 
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,7 @@ def report(
             pages.write_figures(made, figures)
             print(figures)
     except OSError as error:
-        raise FailedError(f"the report could not be written: {error}") from None
+        raise FailedError(f"{error.filename or page} could not be written: {error.strerror}") from None
 
 
 def read(source: Path) -> Record:
@@ -39,5 +40,22 @@ def read(source: Path) -> Record:
         return Record.read(source)
     except OSError as error:
         raise InputError(f"{source} cannot be read: {error.strerror}; 'gossamer compare' writes such files") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{source} is no record of a run: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{source} is no record of a run: {_why(error)}") from None
+
+
+def _why(error: Exception) -> str:
+    """What is wrong with a file, in words about the file."""
+    match error:
+        case JSONDecodeError(doc=""):
+            return "it is empty"
+        case JSONDecodeError(lineno=line, colno=column):
+            return f"it is not JSON, or was cut off at line {line}, column {column}"
+        case UnicodeDecodeError():
+            return "it is not text"
+        case KeyError():
+            return f"it has no {error}"
+        case ValueError():
+            return str(error)
+        case _:
+            return f"what is in it is not what a run writes ({error})"

@@ -5,9 +5,7 @@ import shlex
 import signal
 import sys
 from datetime import datetime
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -15,15 +13,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from gossamer.cli import progress
-from gossamer.cli.console import console
-from gossamer.cli.errors import FailedError, InputError, as_input
+from gossamer.cli.console import console, is_lively
+from gossamer.cli.errors import FailedError, InputError
 from gossamer.lab import parse_links
-from gossamer.record import Record, Run
-from gossamer.report.words import size
+from gossamer.record import Record
+from gossamer.report.facts import TOLERANCE, Facts, Row, study
+from gossamer.report.headline import headline
+from gossamer.report.words import seconds, size
 from gossamer.trial import Plan, join, launch
 from gossamer.trial.contender import check
 from gossamer.trial.saving import saved_steps
-from gossamer.trial.yardsticks import YARDSTICKS
 from gossamer.workloads import get
 
 Hosts = Annotated[int, typer.Option(min=1, help="How many ranks; with --rate, one on each host of a lab.")]
@@ -61,8 +60,8 @@ def train(
     plan.deadline, plan.checkpoint_every, plan.resume = deadline, checkpoint_every, resume
     if resume:
         _check_resumable(out)
-    _check_workload(plan)
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    _check_place(plan, hosts, rate)
+    if _is_a_rank():
         _join(plan, rate, out, quiet, as_json)
     folder = _folder(out, "train")
     plan.checkpoint = str((folder / "checkpoint").resolve())
@@ -90,18 +89,27 @@ def compare(
 
     The others train on until they reach the quality the baseline ended with. Prints a table and writes a report.
     """
+    if _is_a_rank():
+        raise InputError("compare starts its own ranks, and here a launcher has started some: run it once, without one")
     names = dict[str, str]()
     for text in recipes:
         check(_absolute(text))
         names[_unused(_short(text), names)] = _absolute(text)
     plan = Plan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
     plan.deadline = deadline
-    _check_workload(plan)
+    _check_place(plan, hosts, rate)
     _run(plan, hosts, rate, _folder(out, "compare"), quiet, as_json)
 
 
-def _check_workload(plan: Plan) -> None:
+def _is_a_rank() -> bool:
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def _check_place(plan: Plan, hosts: int, rate: str | None) -> None:
+    """Nonsense is better refused before a folder is made for it."""
     get(plan.workload, seed=plan.seed, **plan.options)
+    if rate is not None:
+        parse_links(rate, hosts)
 
 
 def _check_resumable(out: Path | None) -> None:
@@ -114,18 +122,15 @@ def _check_resumable(out: Path | None) -> None:
 
 
 def _run(plan: Plan, hosts: int, rate: str | None, folder: Path, quiet: bool, as_json: bool) -> None:
-    if rate is not None:
-        as_input(lambda: parse_links(rate, hosts))  # nonsense is better refused before anything starts
     # Hosts in a lab reach no registry, and ranks would all fetch at once.
     get(plan.workload, seed=plan.seed, **plan.options).prepare()
     earlier = _earlier(folder) if plan.resume else None
-    if as_json or quiet or not sys.stderr.isatty():
-        show = progress.lines_of_json if as_json else progress.quiet if quiet else progress.plain
-        record, code = launch(plan, hosts, rate, _command(), show, earlier)
+    if as_json or quiet or not is_lively(stderr=True):
+        record, code = launch(plan, hosts, rate, _command(), _lines(plan, quiet, as_json), earlier)
     else:
         with progress.LiveTable(plan) as table:
             record, code = launch(plan, hosts, rate, _command(), table.show, earlier)
-    _conclude(record, code, folder, quiet, as_json)
+    _conclude(record, code, folder, quiet, as_json, earlier)
 
 
 def _join(plan: Plan, rate: str | None, out: Path | None, quiet: bool, as_json: bool) -> None:
@@ -139,15 +144,18 @@ def _join(plan: Plan, rate: str | None, out: Path | None, quiet: bool, as_json: 
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # so that rank 0 does not wait for us when the launcher ends us
         raise typer.Exit(join(plan, _command(), _ignore)[1])
     folder = _folder(out, "train")
-    show = progress.lines_of_json if as_json else progress.quiet if quiet else progress.plain
     earlier = _earlier(folder) if plan.resume else None
-    record, code = join(plan, _command(), show, earlier)
-    _conclude(record, code, folder, quiet, as_json)
+    record, code = join(plan, _command(), _lines(plan, quiet, as_json), earlier)
+    _conclude(record, code, folder, quiet, as_json, earlier)
+
+
+def _lines(plan: Plan, quiet: bool, as_json: bool) -> progress.Show:
+    return progress.lines_of_json if as_json else progress.quiet if quiet else progress.PlainLines(plan).show
 
 
 def _ignore(event: dict[str, Any]) -> None:
-    if event["event"] in ("broken", "note"):
-        progress.plain(event)
+    if event["event"] == "note":
+        progress.troubles(event)
 
 
 def _command() -> str:
@@ -161,84 +169,84 @@ def _earlier(folder: Path) -> Record | None:
         return None  # its history is lost; training goes on from the checkpoint all the same
 
 
-def _conclude(record: Record, code: int, folder: Path, quiet: bool, as_json: bool) -> None:
-    _keep(record, folder)
-    if as_json:
+def _conclude(
+    record: Record, code: int, folder: Path, quiet: bool, as_json: bool, earlier: Record | None = None
+) -> None:
+    trouble = _keep(record, folder, earlier)
+    if not quiet and not as_json:
+        summary(record)  # whatever became of the files: it may be all that is left of hours
+    if trouble:
+        print(f"gossamer: {trouble}", file=sys.stderr)
+    elif as_json:
         where = {"record": str(folder / "record.json"), "report": str(folder / "report.html")}
         progress.lines_of_json({"event": "written", "code": code, **where})
     elif not quiet:
-        summary(record)
         console().print(f"\nreport: {folder / 'report.html'}", markup=False, soft_wrap=True)
-    raise typer.Exit(code)
+    raise typer.Exit(code or int(bool(trouble)))
 
 
-def _keep(record: Record, folder: Path) -> None:
+def _keep(record: Record, folder: Path, earlier: Record | None) -> str:
+    """Write what a run leaves behind; returns why it was not written, or nothing."""
     from gossamer.report import write_html
 
+    if earlier is not None and not any(run.steps for run in record.runs):
+        return f"the run could not go on; record and report in {folder} are still those of the earlier one"
     try:
         record.write(folder / "record.json")
         write_html(record, folder / "report.html")
     except OSError as error:
-        raise FailedError(
-            f"the report could not be written to {folder}: {error.strerror}; what was there stands"
-        ) from None
+        return f"the report could not be written to {folder}: {error.strerror}; what was there stands"
+    return ""
 
 
 def summary(record: Record) -> None:
-    """The outcome in a table: time to the baseline's quality first."""
-    out = console()
+    """The outcome: a sentence, and a table with the fastest to the baseline's quality first, as in the report."""
+    out, facts = console(), study(record)
     where = "not shaped" if record.rate == "unshaped" else f"at {record.rate}"
-    out.print(f"\n[bold]{escape(record.workload)}[/], {record.hosts} ranks, {where}, seed {record.seed}")
-    target = record.target()
-    if target is not None and len(record.runs) > 1:
-        out.print(f"[dim]quality: the {record.metric} that {escape(record.baseline)} ended with, {target:.4f}[/]")
-    elif target is not None:
-        out.print(f"[dim]quality: {record.metric}[/]")
-    out.print(_table(record, target))
-    for run in record.runs:
-        if run.status != "ok":
-            out.print(f"{run.name}: {run.error}", markup=False)
+    out.print(
+        f"\n[bold]{escape(record.workload)}[/], {record.hosts} rank{'s' * (record.hosts > 1)}, {where}, seed {record.seed}"
+    )
+    out.print(headline(facts).title, markup=False, style="bold")
+    if facts.target is not None and len(record.runs) > 1:
+        told = f"time and steps to the {record.metric} that {record.baseline} ended with, {facts.target:.4f}"
+        out.print(told, markup=False, style="dim")
+    out.print(_table(facts))
+    for row in facts.rows:
+        if row.cut:
+            out.print(f"{row.run.name}: {row.run.error}", markup=False)
+    if any(row.nic_off for row in facts.rows):
+        out.print(f"! the interface counted {TOLERANCE:.0%} more or less than we did", style="dim", markup=False)
     if record.note:
         out.print(record.note, style="dim", markup=False)
 
 
-def _table(record: Record, target: float | None) -> Table:
-    several = len(record.runs) > 1
-    heads = ["recipe", "ms/step", "sent/step", "NIC/ledger", "quality"]
+def _table(facts: Facts) -> Table:
+    several = len(facts.rows) > 1
+    base = facts.record.baseline if len(facts.record.baseline) < 12 else "baseline"
+    heads = ["recipe", "steps", "mean step", "sent/step", "NIC/wire", "last"]
     if several:
-        heads[1:1] = ["s to quality", f"of {record.baseline}"]
+        heads[1:1] = ["time", f"vs {base}"]
     table = Table(box=None, pad_edge=False)
     for i, head in enumerate(heads):
-        table.add_column(escape(head), justify="right" if i else "left", no_wrap=i != 2, overflow="fold")
-    base = record.run(record.baseline)
-    base_time = base.time_to(target, record.lower_is_better) if base and target is not None else None
-    for run in record.runs:
-        cells = _cells(run)
-        if several and run.steps:
-            cells[1:1] = _time_to_quality(run, record, target, base_time)
-        table.add_row(*map(escape, cells))
+        table.add_column(escape(head), justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
+    for row in facts.rows:
+        table.add_row(*map(escape, _cells(row, several)))
     return table
 
 
-def _time_to_quality(run: Run, record: Record, target: float | None, base_time: float | None) -> list[str]:
-    if run.recipe == "compute":
-        return ["", ""]  # it trains alone, and is there for its step time
-    reached = run.time_to(target, record.lower_is_better) if target is not None else None
-    if reached is None:
-        return ["failed" if run.status != "ok" else "not reached", ""]
-    return [f"{reached:.1f}", f"{reached / base_time:.2f}" if base_time else ""]
-
-
-def _cells(run: Run) -> list[str]:
-    if not run.steps:
-        return [run.name, "failed" if run.status != "ok" else ""]
-    clock = [s.seconds for s in run.steps]
-    # The first step also pays for warming up.
-    pace = median(b - a for a, b in pairwise(clock)) if len(clock) > 1 else clock[0]
-    sent = (run.wire_bytes or run.steps[-1].sent) / len(run.steps)
-    checked = f"{run.nic_bytes / run.wire_bytes:.3f}" if run.nic_bytes and run.wire_bytes else ""
-    best = f"{run.evaluations[-1].quality:.4f}" if run.evaluations else ""
-    return [run.name, f"{1000 * pace:.0f}", size(sent) if sent or run.recipe not in YARDSTICKS else "", checked, best]
+def _cells(row: Row, several: bool) -> list[str]:
+    """Empty where there is nothing to say."""
+    time = seconds(row.reached) if row.reached is not None else row.outcome
+    compared = [time, f"{row.time_ratio:.2f}" if row.time_ratio else ""] if several else []
+    steps = row.reached_steps if several and row.reached_steps else len(row.run.steps)
+    numbers = [
+        str(steps or ""),
+        "" if row.step is None else seconds(row.step),
+        "" if row.wire_step is None else size(row.wire_step),
+        "" if row.nic_ratio is None else f"{row.nic_ratio:.3f}" + ("!" if row.nic_off else ""),
+        "" if row.final is None else f"{row.final:.4f}",
+    ]
+    return [row.run.name, *compared, *numbers]
 
 
 def _folder(out: Path | None, kind: str) -> Path:
@@ -246,7 +254,9 @@ def _folder(out: Path | None, kind: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FailedError(f"the folder {folder} cannot be made: {error.strerror}") from None
+        raise FailedError(
+            f"the folder {folder} cannot be made: {error.strerror}; give another one with --out"
+        ) from None
     if not os.access(folder, os.W_OK | os.X_OK):  # better said now than after the run
         raise FailedError(f"the folder {folder} cannot be written to; give another one with --out")
     return folder

@@ -8,15 +8,16 @@
 
 from .command import print_line, run_lab
 from .counters import Counters, in_lab, own_counters, read_counters
-from .errors import LabError
+from .errors import LabError, LabInputError
 from .rates import Link, format_rate, parse_latency, parse_link, parse_links, parse_rate
 from .result import HostResult, LabResult
-from .ways import available
+from .ways import available, privilege
 
 __all__ = [
     "Counters",
     "HostResult",
     "LabError",
+    "LabInputError",
     "LabResult",
     "Link",
     "available",
@@ -28,6 +29,7 @@ __all__ = [
     "parse_links",
     "parse_rate",
     "print_line",
+    "privilege",
     "read_counters",
     "run_lab",
 ]

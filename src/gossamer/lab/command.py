@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .counters import INTERFACE_VARIABLE
-from .errors import LabError
+from .errors import LabError, LabInputError
 from .network import INTERFACE, MASTER_PORT, MOST_HOSTS, address, plan_hosts, plan_middle
 from .owner import OnLine, own_lab
 from .rates import Link, parse_latency, parse_links
@@ -58,16 +58,16 @@ def run_lab(
 def _check(hosts: int, command: Sequence[str], timeout: float | None, grace: float, kill_after: float) -> None:
     """Refuse what makes no sense before anything is started."""
     if not 1 <= hosts <= MOST_HOSTS:
-        raise LabError(f"{hosts} hosts: a lab has between 1 and {MOST_HOSTS}")
+        raise LabInputError(f"{hosts} hosts: a lab has between 1 and {MOST_HOSTS}")
     files, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2 * hosts + 50
     if files < needed:
         raise LabError(f"{hosts} hosts need {needed} open files, and {files} are allowed: 'ulimit -n {needed}'")
     if isinstance(command, str) or not command or not command[0]:
-        raise LabError(f"no command to run: {command!r}; give the program and its arguments as a list")
+        raise LabInputError(f"no command to run: {command!r}; give the program and its arguments as a list")
     if timeout is not None and not timeout > 0:
-        raise LabError(f"timeout {timeout}: give seconds, more than 0, or None to wait for ever")
+        raise LabInputError(f"timeout {timeout:g}: give seconds, more than 0; without one a lab waits for ever")
     if not grace >= 0 or not kill_after >= 0:
-        raise LabError(f"grace {grace}, kill_after {kill_after}: give seconds, 0 or more")
+        raise LabInputError(f"grace {grace:g}, kill_after {kill_after:g}: give seconds, 0 or more")
 
 
 def _environment(hosts: int) -> dict[str, str]:

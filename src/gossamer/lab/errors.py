@@ -4,4 +4,8 @@ from gossamer.core.errors import GossamerError
 
 
 class LabError(GossamerError, RuntimeError):
-    """The lab cannot be made, or was asked for something that makes no sense."""
+    """The lab cannot be made, or broke down."""
+
+
+class LabInputError(LabError, ValueError):
+    """The lab was asked for something that makes no sense: a wrong rate, no command, no hosts."""

@@ -116,8 +116,25 @@ def start(host: dict[str, Any], namespace: int, command: list[str], environment:
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(command[0], command, {**environment, **host["environment"]})
     except BaseException as error:  # whatever it is, this copy of the keeper must not live on
-        os.write(2, f"gossamer lab: cannot run {command[0]!r}: {error}\n".encode())
+        why = getattr(error, "strerror", None) or error
+        os.write(2, f"gossamer lab: cannot run {command[0]!r}: {why}\n".encode())
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def is_stopped(process: int) -> bool:
+    """Say whether a signal such as SIGSTOP keeps a process from running."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}
+    except OSError:
+        return False
+
+
+def tell_group(process: int, number: int) -> None:
+    """Send a signal to a host's whole process group."""
+    try:
+        os.killpg(process, number)
+    except ProcessLookupError:  # it has not reached setsid yet, or has just ended
+        os.kill(process, number)
 
 
 def _note(number: int, frame: object) -> None:
@@ -184,13 +201,12 @@ class Keeper:
         if self.stopping:
             return
         self.stopping = True
-        tell(event="stop", reason=reason)
+        frozen = [rank for process, rank in self.alive.items() if is_stopped(process)]
+        tell(event="stop", reason=reason, frozen=frozen)
         self.kill_at = time.monotonic() + self.plan["kill_after"]
         for process in self.alive:
-            try:
-                os.killpg(process, signal.SIGTERM)
-            except ProcessLookupError:  # it has not reached setsid yet, or has just ended
-                os.kill(process, signal.SIGTERM)
+            tell_group(process, signal.SIGTERM)
+            tell_group(process, signal.SIGCONT)  # who is frozen hears nothing until it goes on
 
 
 def main() -> None:

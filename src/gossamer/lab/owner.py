@@ -11,8 +11,8 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class _Story:
     devices: dict[str, Counters]
     exits: dict[int, HostResult]
     first_failure: int | None = None
+    frozen: Sequence[int] = ()
     timed_out: bool = False
     error: str = ""
     noise: str = ""
@@ -57,7 +58,7 @@ class _Story:
             case "exit":
                 self._exit(event["rank"], event["code"], event["stopped"])
             case "stop":
-                self.timed_out = event["reason"] == "timeout"
+                self.timed_out, self.frozen = event["reason"] == "timeout", event["frozen"]
             case "end":
                 self._end(parse_devices(event["devices"]))
             case _:
@@ -80,7 +81,7 @@ class _Story:
         # Seen from the other end of the cable, where no program of the host can touch it: in is out.
         near = devices[port(host.rank)] - self.devices[port(host.rank)]
         far = Counters(near.received_bytes, near.sent_bytes, near.received_packets, near.sent_packets)
-        return HostResult(host.rank, host.link, host.exit_code, host.stopped, host.seconds, far)
+        return replace(host, counters=far, frozen=host.rank in self.frozen)
 
 
 def own_lab(plan: Plan, links: tuple[Link, ...], on_line: OnLine) -> LabResult:

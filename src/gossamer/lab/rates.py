@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .errors import LabError
+from .errors import LabInputError
 
 UNSHAPED = "unshaped"
 _UNITS = {"kbit": 1_000, "mbit": 1_000_000, "gbit": 1_000_000_000}
@@ -42,11 +42,11 @@ def parse_rate(text: str) -> int | None:
         return None
     match = _STRICT_RATE.fullmatch(word)
     if match is None:
-        raise LabError(f"{text!r} is not a rate{_hint(word)}")
+        raise LabInputError(f"{text!r} is not a rate{_hint(word)}")
     rate = round(float(match[1]) * _UNITS[match[2]])
     if not SLOWEST <= rate <= FASTEST:
         between = f"{format_rate(SLOWEST)} and {format_rate(FASTEST)}"
-        raise LabError(f"rate {text!r} is not between {between}; for no limit write {UNSHAPED!r}")
+        raise LabInputError(f"rate {text!r} is not between {between}; for no limit write {UNSHAPED!r}")
     return rate
 
 
@@ -89,8 +89,11 @@ def parse_link(text: str) -> Link:
     Link(up=100000000, down=20000000)
     """
     ways = re.split(r"/(?!s\b)", text)  # 'mbit/s' is a wrong unit, and its own error says so better
+    if len(ways) == 2 and not all(way.strip() for way in ways):
+        side = "after" if ways[0].strip() else "before"
+        raise LabInputError(f"{text!r} has no rate {side} its '/'; for no limit in that direction write {UNSHAPED!r}")
     if len(ways) > 2:
-        raise LabError(f"{text!r} has {len(ways)} rates; a link is 'rate' or 'up/down', such as '100mbit/20mbit'")
+        raise LabInputError(f"{text!r} has {len(ways)} rates; a link is 'rate' or 'up/down', such as '100mbit/20mbit'")
     return Link(parse_rate(ways[0]), parse_rate(ways[-1]))
 
 
@@ -101,8 +104,11 @@ def parse_links(rates: str | Sequence[str | Link] | None, hosts: int) -> tuple[L
     ['1gbit', '100mbit/20mbit']
     """
     given = [UNSHAPED] if rates is None else rates.split(",") if isinstance(rates, str) else list(rates)
+    empty = [place for place, one in enumerate(given, 1) if isinstance(one, str) and not one.strip()]
+    if empty and len(given) > 1:
+        raise LabInputError(f"rate {empty[0]} of {len(given)} in {rates!r} is empty; for no limit write {UNSHAPED!r}")
     if len(given) not in {1, hosts}:
-        raise LabError(f"{len(given)} rates for {hosts} hosts: give one rate for all, or one per host")
+        raise LabInputError(f"{len(given)} rates for {hosts} hosts: give one rate for all, or one per host")
     links = [one if isinstance(one, Link) else parse_link(one) for one in given]
     return tuple(links * hosts if len(links) == 1 else links)
 
@@ -117,8 +123,8 @@ def parse_latency(text: str | None) -> int | None:
         return None
     match = _STRICT_DELAY.fullmatch(text.strip().lower())
     if match is None:
-        raise LabError(f"{text!r} is not a delay; write a number and us, ms or s, such as '10ms'")
+        raise LabInputError(f"{text!r} is not a delay; write a number and us, ms or s, such as '10ms'")
     delay = round(float(match[1]) * _DELAYS[match[2]])
     if not 0 < delay <= _LONGEST_DELAY:
-        raise LabError(f"delay {text!r} is not between 1us and {_LONGEST_DELAY // 1_000_000}s")
+        raise LabInputError(f"delay {text!r} is not between 1us and {_LONGEST_DELAY // 1_000_000}s")
     return delay

@@ -10,7 +10,11 @@ TIMED_OUT = 124  # as the program `timeout` says it
 
 @dataclass(frozen=True)
 class HostResult:
-    """What one host did: `stopped` says that the lab ended it, and it did not end by itself."""
+    """What one host did.
+
+    `stopped`: the lab ended it, and it did not end by itself. `frozen`: that found it stopped by a signal such as SIGSTOP,
+    so the other hosts may have failed for want of it.
+    """
 
     rank: int
     link: Link
@@ -18,6 +22,7 @@ class HostResult:
     stopped: bool
     seconds: float
     counters: Counters
+    frozen: bool = False
 
     @property
     def sent_bytes(self) -> int:

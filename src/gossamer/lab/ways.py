@@ -65,7 +65,15 @@ def find_way() -> tuple[str, ...]:
             return way
         complaints.append(complaint)
     complaint = complaints[0]  # what the more promising way has to say
-    raise LabError(f"a lab cannot be made here: {complaint}; {_advice(complaint)}")
+    raise LabError(f"a lab cannot be made here ({complaint}): {_advice(complaint)}")
+
+
+def privilege() -> str:
+    """Return how a lab is made here; a LabError if it cannot be made.
+
+    Both ways give the same lab: in a user namespace one is root of that lab, and of nothing else.
+    """
+    return "in a user namespace" if "--user" in find_way() else "as root"
 
 
 @functools.cache
@@ -79,7 +87,8 @@ def _try(way: tuple[str, ...], trial: str) -> str:
     done = subprocess.run([*way, "sh", "-c", script], capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return ""
-    return done.stderr.strip().replace("\n", "; ") or f"exit {done.returncode}"
+    said = done.stderr.strip().replace("unshare: unshare failed: ", "unshare: ")
+    return said.replace("\n", "; ") or f"exit {done.returncode}"
 
 
 def _advice(complaint: str) -> str:

@@ -1,8 +1,9 @@
 """What the ranks of a trial say to one another between turns. Nothing is pickled."""
 
 import json
+import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -10,23 +11,29 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gossamer.core.errors import PeerError
+from gossamer.core.errors import GossamerError, PeerError, plainly
+from gossamer.fabrics.board import Board
 
 MARGIN = 10.0  # seconds beyond the deadline: those who wait for a rank that failed give up first, and then join it here
+SHORTEST = 3.0  # of it what they need to find out who is missing; the rest is for ranks that are late, but not too late
+PATIENCE = 1.0  # seconds to ask who has not come
 
 
 class Circle:
     """A group of its own: a contender that fails in the middle of a collective leaves this one in step."""
 
     def __init__(self, deadline: float) -> None:
-        self.deadline = deadline
-        self.group = new_group(deadline + MARGIN)
+        self.deadline, self.margin = deadline, min(MARGIN, SHORTEST + deadline)
+        self.group = new_group(deadline + self.margin)
+        store = dist.distributed_c10d._get_default_store()
+        self._board = Board(store, dist.get_rank(), dist.get_world_size()).under(f"circle/{self.group.group_name}")
+        self._meetings = 0
 
     def all_fine(self, fine: bool, hurry: bool = False) -> bool:
         """Did it work on every rank? In a `hurry`, whoever waited for somebody in vain does not wait as long again."""
         flag = torch.tensor([int(not fine)])
-        with _lost():
-            patience = MARGIN if hurry else self.deadline + MARGIN
+        with self._meeting():
+            patience = self.margin if hurry else self.deadline + self.margin
             work = dist.all_reduce(flag, group=self.group, async_op=True)
             assert work is not None
             work.wait(timedelta(seconds=patience))
@@ -37,21 +44,21 @@ class Circle:
         raw = mine.encode()[:most]
         data = torch.tensor(list(raw) + [0] * (most - len(raw)), dtype=torch.uint8)
         rows = [torch.zeros_like(data) for _ in range(dist.get_world_size())]
-        with _lost():
+        with self._meeting():
             dist.all_gather(rows, data, group=self.group)
         return [bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in rows]
 
     def means(self, *values: float) -> list[float]:
         """The mean over ranks of each value."""
         table = torch.tensor(values, dtype=torch.float64)
-        with _lost():
+        with self._meeting():
             dist.all_reduce(table, group=self.group)
         return (table / dist.get_world_size()).tolist()
 
     def first_says(self, yes: bool) -> bool:
         """Rank 0 decides: clocks differ by a hair between ranks, decisions must not."""
         flag = torch.tensor([int(yes)])
-        with _lost():
+        with self._meeting():
             dist.broadcast(flag, 0, group=self.group)
         return bool(flag)
 
@@ -63,22 +70,47 @@ class Circle:
                 if other[name] != value:
                     raise PeerError(f"{what}: {name} is {value!r} on rank 0 and {other[name]!r} on rank {rank}")
 
+    @contextmanager
+    def _meeting(self) -> Generator[None, None, None]:
+        """All ranks do the same in here; an error says who has not come to it."""
+        self._meetings += 1
+        try:
+            self._board.raise_flag(str(self._board.rank), str(self._meetings))
+            yield
+        except RuntimeError as error:
+            raise PeerError(f"{self._who_is_missing()} ({plainly(error)})") from None
+
+    def _who_is_missing(self) -> str:
+        came = dict[int, bool]()
+
+        def ask() -> None:
+            with suppress(RuntimeError):
+                for rank in range(self._board.size):
+                    came[rank] = self._board.flag_is_up(str(rank)) and self._at(rank) >= self._meetings
+
+        # The store's host may itself be gone, in a way that makes its clients wait; nobody may wait for them.
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(PATIENCE)
+        if len(came) < self._board.size:
+            return "the store does not answer: the process that hosts it, as a rule rank 0, is gone, frozen or cut off"
+        missing = ", ".join(str(rank) for rank, here in came.items() if not here)
+        if not missing:
+            return "all ranks have come, and one does not go on: it may have died, or be frozen, in this very moment"
+        return f"no word from rank {missing}: dead, frozen, cut off, or late"
+
+    def _at(self, rank: int) -> int:
+        return int(self._board.store.get(str(rank)))
+
 
 def new_group(timeout: float) -> dist.ProcessGroup:
     """A group of all ranks; all make it together."""
-    with _lost():
+    try:
         made = dist.new_group(timeout=timedelta(seconds=timeout))
+    except RuntimeError as error:
+        raise PeerError(f"other ranks are gone: {plainly(error)}") from None
     assert isinstance(made, dist.ProcessGroup)
     return made
-
-
-@contextmanager
-def _lost() -> Generator[None, None, None]:
-    """What gloo says of ranks that are gone, as an error of ours."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerError(f"other ranks are gone: {str(error).splitlines()[0]}") from None
 
 
 def attempt(circle: Circle, do: Callable[[], None]) -> str:
@@ -87,7 +119,7 @@ def attempt(circle: Circle, do: Callable[[], None]) -> str:
     try:
         do()
     except Exception as error:
-        mine = f"{type(error).__name__}: {error}"
+        mine = str(error) if isinstance(error, GossamerError) else f"{type(error).__name__}: {plainly(error)}"
     try:
         if circle.all_fine(not mine, hurry=bool(mine) and monotonic() - began >= circle.deadline):
             return ""

@@ -1,59 +1,92 @@
-"""The link between ranks: latency and rate, from all-reduces of two sizes."""
+"""The link between ranks: alpha and beta, from all-reduces of growing size."""
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
+import tempfile
 from datetime import timedelta
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from gossamer.core.errors import PeerError
+from gossamer.trial.orphans import end_with_parent
 
-SMALL, LARGE = 256, 2 * 2**20  # float32 elements
+SIZES = [256 * 4**i for i in range(8)]  # float32 elements, up to 16 MB
+LONG = 0.1  # seconds: an all-reduce that takes as long says enough, and on a slow link a larger one would take minutes
+PATIENCE = 120.0  # seconds for two ranks here, from nothing to the end
 
 
-def alpha_beta() -> tuple[float, float]:
-    """Seconds per hop and bytes per second, of a ring all-reduce over all ranks that a launcher started."""
+class Link(NamedTuple):
+    """A ring all-reduce of B bytes takes about 2 (size - 1) alpha + 2 (size - 1) / size * B / rate seconds."""
+
+    size: int
+    alpha: float  # seconds a message
+    rate: float  # bytes per second, each way
+
+
+def alpha_beta() -> Link:
+    """The link between all ranks that a launcher has started; it is as slow as its slowest part."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    size = dist.get_world_size()
-    small, large = _seconds(SMALL), _seconds(LARGE)
-    dist.destroy_process_group()
-    if size == 1:
-        return 0.0, float("inf")
-    hops, crossed = 2 * (size - 1), 2 * (size - 1) / size * 4 * LARGE
-    return small / hops, crossed / max(large - small, 1e-9)
+    try:
+        size = dist.get_world_size()
+        if size == 1:
+            return Link(1, 0.0, float("inf"))
+        least, elements, most = _seconds(1), 0, 0.0
+        for elements in SIZES:
+            most = _seconds(elements)
+            if most >= LONG:
+                break
+        crossed = 2 * (size - 1) / size * 4 * elements
+        return Link(size, least / (2 * (size - 1)), crossed / max(most - least, 1e-9))
+    finally:
+        dist.destroy_process_group()
 
 
 def _seconds(elements: int) -> float:
+    """The median of a few all-reduces. It is that of the slowest rank on all: they must agree on what comes next."""
     times, x = list[float](), torch.zeros(elements)
-    for _ in range(8):
+    for _ in range(7):
         dist.barrier()
         began = perf_counter()
         dist.all_reduce(x)
         times.append(perf_counter() - began)
-    return statistics.median(times)
+    median = torch.tensor(statistics.median(times), dtype=torch.float64)
+    dist.all_reduce(median, op=dist.ReduceOp.MAX)
+    return float(median)
 
 
-def between_two_ranks() -> tuple[float, float]:
-    """The same, over loopback, when no launcher has started us."""
-    program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", __name__]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(program, capture_output=True, text=True, env=environment, timeout=120, check=False)
-    except subprocess.TimeoutExpired:
-        raise PeerError("two ranks on this machine did not find each other within two minutes") from None
+def between_two_ranks() -> Link:
+    """The same for two ranks on this machine, when no launcher has started us."""
+    with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
+        program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        program += ["--log-dir", folder, "-m", __name__]  # without a place for them, its logs' folder would stay
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        try:
+            done = subprocess.run(
+                program, capture_output=True, text=True, env=environment, timeout=PATIENCE, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise PeerError(f"two ranks on this machine did not find each other within {PATIENCE:g} s") from None
     for line in done.stdout.splitlines():
         if line.startswith("{"):
-            found = json.loads(line)
-            return found["latency"], found["rate"]
-    raise PeerError(f"two ranks on this machine could not talk to each other:\n{done.stderr[-2000:].strip()}")
+            return Link(**json.loads(line))
+    raise PeerError(f"two ranks on this machine could not talk to each other: {_last_word(done.stderr)}")
+
+
+def _last_word(text: str) -> str:
+    """What a rank died of, out of all that its launcher says about it."""
+    errors = re.findall(r"\b[\w.]+Error: .+", text)
+    return (errors or text.split("\n")[-2:-1] or ["they said nothing"])[0][:300]
 
 
 if __name__ == "__main__":
-    latency, rate = alpha_beta()
+    end_with_parent()
+    found = alpha_beta()
     if os.environ.get("RANK") == "0":
-        print(json.dumps({"latency": latency, "rate": rate}), flush=True)
+        print(json.dumps(found._asdict()), flush=True)

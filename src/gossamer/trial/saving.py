@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gossamer.core.errors import CheckpointError
+from gossamer.core.errors import CheckpointError, plainly
 from gossamer.trial.agree import Circle
 from gossamer.trial.contender import Contender
 from gossamer.trial.plan import Plan
@@ -31,10 +31,11 @@ def save(plan: Plan, circle: Circle, contender: Contender) -> str:
     mine = ""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save(state, half)
+        with half.open("wb") as file:
+            torch.save(state, file)
         os.replace(half, final)
-    except (OSError, RuntimeError) as error:  # torch's own writer says RuntimeError of a full disk
-        mine = f"rank {rank}: {str(error).splitlines()[0]}"
+    except (OSError, RuntimeError) as error:
+        mine = f"rank {rank}: {_why(error)}"
         half.unlink(missing_ok=True)
     others = [folder / f"step{s}-rank{rank}.pt" for s in saved_steps(folder, rank) if s != step]
     if circle.all_fine(not mine):
@@ -44,6 +45,12 @@ def save(plan: Plan, circle: Circle, contender: Contender) -> str:
     if others:
         final.unlink(missing_ok=True)
     return next(t for t in circle.texts(mine[:1500]) if t)
+
+
+def _why(error: Exception) -> str:
+    """The disk's reason, such as being full: torch's writer stumbles over it, and tells of that instead."""
+    reason = error if isinstance(error, OSError) else error.__context__
+    return reason.strerror if isinstance(reason, OSError) and reason.strerror else plainly(error)
 
 
 def restore(plan: Plan, circle: Circle, contender: Contender) -> None:
@@ -60,7 +67,8 @@ def restore(plan: Plan, circle: Circle, contender: Contender) -> None:
     try:
         saved = torch.load(path, weights_only=True)
     except Exception as error:
-        raise CheckpointError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+        why = plainly(error).split(". ")[0]
+        raise CheckpointError(f"{path} cannot be read: {why}; without it the run can only begin anew") from None
     for name, value in _facts(plan, contender).items():
         if saved["facts"].get(name) != value:
             raise CheckpointError(

@@ -13,26 +13,37 @@ from numpy.typing import NDArray
 from gossamer.workloads.errors import CacheError
 
 Arrays = Mapping[str, NDArray[np.generic]]
+ANOTHER = "Set GOSSAMER_CACHE to a folder that can be written."
 
 
 def folder() -> Path:
     """$GOSSAMER_CACHE, or else gossamer/ where this user's caches live."""
-    own, shared = os.environ.get("GOSSAMER_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    path = Path(own) if own else (Path(shared) if shared else Path.home() / ".cache") / "gossamer"
+    path = _place()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CacheError(f"the cache folder cannot be made: {error}. Set GOSSAMER_CACHE to another one.") from None
+        raise CacheError(f"the cache folder {path} cannot be made: {error.strerror}. {ANOTHER}") from None
     return path
+
+
+def _place() -> Path:
+    own, shared = os.environ.get("GOSSAMER_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return Path(own)
+    try:
+        return (Path(shared) if shared else Path.home() / ".cache") / "gossamer"
+    except RuntimeError:  # neither HOME nor an entry among the system's users, as in some containers
+        raise CacheError(f"this user has no home folder for a cache. {ANOTHER}") from None
 
 
 @contextmanager
 def lock(name: str) -> Generator[None]:
     """Only one process of this host is inside; the others wait. Freed by the system if that process dies."""
+    path = folder()
     try:
-        handle = (folder() / f"{name}.lock").open("w")
+        handle = (path / f"{name}.lock").open("w")
     except OSError as error:
-        raise CacheError(f"the cache folder cannot be written: {error}. Set GOSSAMER_CACHE to another one.") from None
+        raise CacheError(f"the cache folder {path} cannot be written to: {error.strerror}. {ANOTHER}") from None
     with handle:
         try:
             import fcntl
@@ -72,8 +83,9 @@ def arrays(name: str, build: Callable[[], Arrays]) -> Arrays:
                     _remember(path, found)
         return found
     except CacheError as error:
+        made = build()  # one that needs the folder, too, says so itself
         warnings.warn(f"nothing is remembered: {error}", stacklevel=2)
-        return build()
+        return made
 
 
 def _remember(path: Path, made: Arrays) -> None:

@@ -74,13 +74,16 @@ def _member(archive: bytes, name: bytes) -> bytes:
 
 def _open(pattern: str, command: list[str], read: Callable[[Path], T]) -> T:
     """The package from the cache, or fetched into it. One process of a host fetches; the others wait, and find it."""
+    found, _ = _cached(pattern, read)  # without the lock: a cache that somebody else has filled may be read-only
+    if found is not None:
+        return found
     with cache.lock(command[-1]):
-        for path in sorted(cache.folder().glob(pattern)):
-            try:
-                return read(path)
-            except _Damaged:
-                path.unlink()
-        path = _fetch(pattern, command)
+        found, damaged = _cached(pattern, read)  # another process may have been faster
+        if found is not None:
+            return found
+        path = _fetch(pattern, command, damaged)
+        for useless in damaged.keys() - {path}:
+            useless.unlink()
         try:
             return read(path)
         except _Damaged as error:
@@ -88,15 +91,28 @@ def _open(pattern: str, command: list[str], read: Callable[[Path], T]) -> T:
             raise DataError(f"{path.name} was fetched, and is not the expected file: {error}") from None
 
 
-def _fetch(pattern: str, command: list[str]) -> Path:
-    """Run the client in a folder of its own, so that a broken download is never taken for a package."""
-    with tempfile.TemporaryDirectory(dir=cache.folder(), prefix=".fetch-") as place:
+def _cached(pattern: str, read: Callable[[Path], T]) -> tuple[T | None, dict[Path, Exception]]:
+    """What there is, and what is wrong with files of that name that are something else."""
+    damaged = dict[Path, Exception]()
+    for path in sorted(cache.folder().glob(pattern)):
         try:
+            return read(path), damaged
+        except (_Damaged, OSError) as error:
+            damaged[path] = error
+    return None, damaged
+
+
+def _fetch(pattern: str, command: list[str], damaged: dict[Path, Exception]) -> Path:
+    """Run the client in a folder of its own, so that a broken download is never taken for a package."""
+    print(f"fetching {command[-1]} with {command[0]}, once for all", file=sys.stderr, flush=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=cache.folder(), prefix=".fetch-") as place:
             subprocess.run(_client(command), cwd=place, check=True, capture_output=True, timeout=PATIENCE)
             fetched = next(Path(place).glob(pattern))
-        except (OSError, subprocess.SubprocessError, StopIteration) as error:
-            raise DataError(_advice(command, error)) from None
-        return fetched.replace(cache.folder() / fetched.name)
+            return fetched.replace(cache.folder() / fetched.name)
+    except (OSError, subprocess.SubprocessError, StopIteration) as error:
+        there = "".join(f" What lies there as {path.name} does not serve: {why}." for path, why in damaged.items())
+        raise DataError(_advice(command, error) + there) from None
 
 
 def _client(command: list[str]) -> list[str]:
@@ -109,11 +125,17 @@ def _client(command: list[str]) -> list[str]:
 
 
 def _advice(command: list[str], error: Exception) -> str:
-    output = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
-    reason = output[-1] if output else str(error) or type(error).__name__
     update = " after `apt-get update`," if command[0] == "apt-get" else ""
     return (
-        f"the package {command[-1]} could not be fetched: {reason}. Try{update} `{' '.join(command)}` yourself, here "
-        f"or on another machine, and put the file into {cache.folder()}. The workloads lm, lm-bytes, ridge and "
+        f"the package {command[-1]} could not be fetched: {_reason(error)}. Try{update} `{' '.join(command)}` yourself, "
+        f"here or on another machine, and put the file into {cache.folder()}. The workloads lm, lm-bytes, ridge and "
         "logistic need no download."
     )
+
+
+def _reason(error: Exception) -> str:
+    """The client's last word; but pip's is the same for a package that does not exist and for a network that is down."""
+    output = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip().splitlines()
+    if any("connection broken" in line for line in output):
+        return "no connection to where packages come from"
+    return output[-1] if output else str(error) or type(error).__name__
