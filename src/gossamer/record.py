@@ -5,22 +5,27 @@ import math
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-FORMAT = 1
+FORMAT = 2
+
+Status = Literal["ok", "failed", "interrupted"]
 
 
 @dataclass
 class Step:
-    """One optimizer step, as rank 0 saw it. Seconds and bytes count from the run's start, waits are of this step."""
+    """One optimizer step, as rank 0 saw it. Seconds and bytes count from the run's start, the three parts are of this step.
+
+    None is "not measured", never 0: torch's DDP does not say how long it waits.
+    """
 
     step: int
     seconds: float
     loss: float
-    sent: int  # bytes over this rank's link, by the ledger
-    compute: float = 0.0  # seconds of this step: forward, backward, optimizer
-    codec: float = 0.0  # seconds of this step: encoding and decoding, on whichever thread
-    wait: float = 0.0  # seconds of this step: the training loop stood still for the network
+    sent: int | None  # bytes over this rank's link, by the ledger or a formula
+    compute: float | None = None  # seconds of forward, backward, optimizer
+    codec: float | None = None  # seconds of encoding and decoding, on whichever thread
+    wait: float | None = None  # seconds for which the training loop stood still for the network
 
 
 @dataclass
@@ -29,7 +34,7 @@ class Evaluation:
 
     step: int
     seconds: float
-    sent: int
+    sent: int | None
     quality: float
 
 
@@ -39,24 +44,34 @@ class Run:
 
     name: str
     recipe: str
-    status: str = "ok"  # or "failed", with the error
-    error: str = ""
+    status: Status = "ok"
+    error: str = ""  # why it failed, or what interrupted it
+    about: str = ""  # what the recipe does, in a sentence
+    yardstick: bool = False  # trained without gossamer
     steps: list[Step] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     layer_errors: dict[str, float] = field(default_factory=dict)  # relative compression error, by parameter
     residuals: list[tuple[int, float]] = field(default_factory=list)  # (step, norm of what is still owed)
     decisions: list[tuple[int, str]] = field(default_factory=list)  # (step, what a controller decided)
-    logical_bytes: int = 0  # handed to the backend by one rank
-    wire_bytes: int = 0  # crossing one rank's link, by the ledger, mean over ranks
-    nic_bytes: int | None = None  # the interface's counter over the same time, mean over ranks; None outside a lab
-    peak_memory: int = 0
+    # Means over ranks, known at the end of a run. None where it was cut off, or where there is nothing to count with.
+    logical_bytes: int | None = None  # handed to the backend
+    wire_bytes: int | None = None  # crossing one rank's link, by the ledger or a formula
+    nic_bytes: int | None = None  # the interface's counter over the same time; None outside a lab, too
 
-    def time_to(self, target: float, lower_is_better: bool) -> float | None:
-        """Seconds until held-out quality first reaches a target."""
-        for e in self.evaluations:
-            if e.quality <= target if lower_is_better else e.quality >= target:
-                return e.seconds
-        return None
+    @property
+    def alone(self) -> bool:
+        """Trains without a network: a floor for the step time, and no way to train together."""
+        return self.yardstick and self.recipe == "compute"
+
+    @property
+    def sent(self) -> int | None:
+        """Bytes over one rank's link: of a run that was cut off, what rank 0 had sent by then."""
+        return self.wire_bytes if self.wire_bytes is not None or not self.steps else self.steps[-1].sent
+
+    def arrival(self, target: float, lower_is_better: bool) -> Evaluation | None:
+        """The first evaluation that is at a target, or beyond."""
+        there = (e for e in self.evaluations if (e.quality <= target if lower_is_better else e.quality >= target))
+        return next(there, None)
 
 
 @dataclass
@@ -84,9 +99,15 @@ class Record:
         return next((r for r in self.runs if r.name == name), None)
 
     def target(self) -> float | None:
-        """The held-out quality that the baseline ended with."""
+        """The held-out quality that the baseline ended with. None if it learned nothing: then all would start beyond it."""
         base = self.run(self.baseline)
-        return base.evaluations[-1].quality if base and base.evaluations else None
+        judged = [e for e in base.evaluations if math.isfinite(e.quality)] if base else []
+        if base is None or not judged or judged[-1] is not base.evaluations[-1] or not judged[-1].step:
+            return None
+        last = judged[-1].quality
+        before = [e.quality for e in judged if e.step == 0]
+        learned = all(last < q if self.lower_is_better else last > q for q in before)
+        return last if learned else None
 
     def write(self, path: Path) -> None:
         """Write, then rename: a full disk leaves the old file as it was."""
@@ -124,7 +145,10 @@ def _record(table: dict[str, Any]) -> Record:
     if not isinstance(table, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError("there is no table in it")
     if table.get("format") != FORMAT:
-        raise ValueError(f"this record has format {table.get('format')!r}; this version reads {FORMAT}")
+        raise ValueError(
+            f"it has format {table.get('format')!r}, and this version of gossamer reads format {FORMAT}; "
+            "run its command again, or read it with the version that wrote it"
+        )
     facts: dict[str, Any] = {**table, "runs": [_run(r) for r in table["runs"]]}
     return Record(**facts)
 

@@ -1,4 +1,4 @@
-"""A record such as `gossamer compare` leaves: eight recipes on four hosts at 200 Mbit/s, one dead, one with a controller."""
+"""A record such as `gossamer compare` leaves: eight runs on four hosts at 200 Mbit/s, one dead, one with a controller."""
 
 import math
 import random
@@ -7,7 +7,7 @@ from gossamer.record import Evaluation, Record, Run, Step
 
 MODEL = 34_900_000  # bytes that DDP sends per worker and step
 SHAPES = {  # name: recipe, seconds per step, codec, wait, bytes as a fraction of DDP's, how much slower per step it learns
-    "ddp": ("allreduce", 1.571, 0.0, 0.0, 1.0, 1.0),
+    "ddp": ("ddp", 1.571, 0.0, 0.0, 1.0, 1.0),
     "bf16": ("allreduce(bf16())", 0.832, 0.004, 0.66, 0.5, 1.0),
     "qsgd": ("scatter(qsgd(bits=4, bucket=512))", 0.338, 0.018, 0.158, 0.126, 1.04),
     "terngrad": ("scatter(ternary()) + error_feedback()", 0.214, 0.014, 0.04, 0.051, 1.12),
@@ -56,28 +56,23 @@ def made(recipes: list[str] | None = None, steps: int = 150, dead: str = "sgp", 
 def _run(name: str, draw: random.Random, steps: int, dead: bool, evaluate: bool) -> Run:
     recipe, pace, codec, wait, share, slow = SHAPES[name]
     run = Run(name, recipe, status="failed" if dead else "ok", error=ALARM if dead else "")
+    run.about, run.yardstick = f"What {name} does.", name == "ddp"
     clock, sent = 0.0, 0
+    if evaluate:
+        run.evaluations.append(Evaluation(0, 0.0, 0, _loss(0, slow)))
     for k in range(1, steps + 1):
         clock += pace * draw.uniform(0.93, 1.12) + (0.8 if k == 1 else 0.0)
         sent += int(MODEL * share)
-        compute = (pace if name == "ddp" else 0.148) * draw.uniform(0.95, 1.1)  # DDP does not say where it waits
-        run.steps.append(
-            Step(
-                k,
-                clock,
-                _loss(k, slow) + draw.gauss(0, 0.09),
-                sent,
-                compute,
-                codec * draw.uniform(0.9, 1.2),
-                wait * draw.uniform(0.8, 1.2),
-            )
-        )
-        if evaluate and (k % 10 == 0 or k == 1):
+        step = Step(k, clock, _loss(k, slow) + draw.gauss(0, 0.09), sent)
+        if name != "ddp":  # it does not say where it waits
+            parts = 0.148 * draw.uniform(0.95, 1.1), codec * draw.uniform(0.9, 1.2), wait * draw.uniform(0.8, 1.2)
+            step.compute, step.codec, step.wait = parts
+        run.steps.append(step)
+        if evaluate and k % 10 == 0:
             run.evaluations.append(Evaluation(k, clock, sent, _loss(k, slow) + draw.gauss(0, 0.004)))
-    run.logical_bytes = int(sent / 1.5)
-    run.wire_bytes = sent
-    run.nic_bytes = int(sent * (1.083 if name == "topk" else 1.031))
-    run.peak_memory = 412_000_000
+    if not dead:
+        run.logical_bytes, run.wire_bytes = int(sent / 1.5), sent
+        run.nic_bytes = int(sent * (1.083 if name == "topk" else 1.031))
     _extras(name, run, draw)
     return run
 

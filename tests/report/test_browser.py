@@ -11,6 +11,8 @@ from tests.report.made import made
 
 from gossamer.record import Record
 from gossamer.report import write_html
+from gossamer.report.facts import study
+from gossamer.report.words import number, seconds, size, times
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
 
@@ -68,13 +70,56 @@ def test_figures_equal_the_record(browser: Browser, page: Path) -> None:
         " [...r.querySelectorAll('.part')].map(p => Number(p.dataset.seconds)), Number(r.dataset.total)])"
     )
     assert parts == [[row["run"], row["parts"], row["total"]] for row in bars["rows"]]
-    rows = {row["name"]: row for row in data["rows"]}
-    cells = browser.run(
-        "Object.fromEntries([...document.querySelectorAll('#bytes tbody tr')]"
+    assert browser.run("document.getElementById('command').textContent") == made().command
+
+
+def table(browser: Browser, section: str) -> dict[str, list[str]]:
+    """What the cells of a table say, by the name in front."""
+    return browser.run(
+        f"Object.fromEntries([...document.querySelector('#{section} table').tBodies[0].rows]"
         ".map(r => [r.cells[0].innerText.trim(), [...r.cells].slice(1).map(c => c.innerText.trim())]))"
     )
-    assert cells["terngrad"][3] == f"{rows['terngrad']['nic_ratio']:.3f}"
-    assert cells["ddp"][1].replace("\u00a0", " ") == f"{rows['ddp']['wire'] / 1e9:.2f} GB"
+
+
+def test_tables_say_what_the_json_says(browser: Browser, page: Path, tmp_path: Path) -> None:
+    """Every number is worked out again here, from the file that `compare` writes."""
+    made().write(tmp_path / "record.json")
+    record = json.loads((tmp_path / "record.json").read_text())
+    base = next(r for r in record["runs"] if r["name"] == record["baseline"])
+    target = base["evaluations"][-1]["quality"]
+    browser.open(page)
+    race, sizes = table(browser, "time-to-quality"), table(browser, "bytes")
+    assert race.keys() == sizes.keys() == {r["name"] for r in record["runs"]}
+    for run in record["runs"]:
+        there = next((e for e in run["evaluations"] if e["quality"] <= target), None)
+        steps = run["steps"]
+        pace = (steps[-1]["seconds"] - steps[0]["seconds"]) / (len(steps) - 1)
+        time, ratio, taken, sent, step, _, last = race[run["name"]]
+        assert (step, last) == (seconds(pace), number(run["evaluations"][-1]["quality"], 4))
+        if there is None:
+            assert (time, ratio, taken, sent) == ("failed" if run["error"] else "not reached", "–", "–", "–")
+        else:
+            assert (time, taken, sent) == (seconds(there["seconds"]), str(there["step"]), size(there["sent"]))
+            assert ratio == times(there["seconds"] / base["evaluations"][-1]["seconds"])
+        logical, wire, nic, checked, per_step, _ = sizes[run["name"]]
+        if run["error"]:  # cut off: what rank 0 had sent by then is all that is known
+            assert (logical, wire, nic, checked) == ("–", size(steps[-1]["sent"]), "not measured", "–")
+        else:
+            assert (logical, wire, nic) == tuple(size(run[f"{k}_bytes"]) for k in ("logical", "wire", "nic"))
+            assert checked.endswith(f"{run['nic_bytes'] / run['wire_bytes']:.3f}")
+        assert per_step == size(steps[-1]["sent"] / len(steps))
+
+
+def test_errors_by_parameter_unfold(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    shown = "document.querySelector('#layers .heat').checkVisibility()"
+    assert not browser.run(shown)
+    browser.click("#layers summary")
+    assert browser.run(shown)
+    record = made()
+    cells = browser.run("[...document.querySelectorAll('#layers .heat tbody tr')][3].innerText.split('\\t')")
+    name = cells[0].replace("\n", "")
+    assert cells[1:] == [number(r.layer_errors[name]) for r in record.runs if r.layer_errors]
 
 
 def test_lines_are_where_their_axes_say(browser: Browser, page: Path) -> None:
@@ -120,9 +165,22 @@ def test_hover_shows_the_value_under_the_pointer(browser: Browser, page: Path) -
     said = tip(browser, "quality-time")
     assert said["run"] == "terngrad"
     assert said["held-out loss (nats/byte)"] == f"{float(evaluation['y']):.3f}"
-    assert said["time"].startswith(f"{float(evaluation['x']):.1f}"[:3])
+    assert said["training time"] == f"{float(evaluation['x']):.2f} s"
+    assert said["step"] == "60"
     browser.mouse("mouseMoved", x, y - 700)
     assert tip(browser, "quality-time") == {}
+
+
+def test_hover_over_a_bar_shows_its_parts_or_that_there_are_none(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    rows = {r.run.name: r for r in study(made()).rows}
+    browser.mouse("mouseMoved", *browser.middle("#step-time .row[data-run='3'] .reach"))
+    told = ["compute", "codec", "exposed wait", "whole step"]
+    expected = [rows["terngrad"].compute, rows["terngrad"].codec, rows["terngrad"].wait, rows["terngrad"].step]
+    assert tip(browser, "step-time") == {"run": "terngrad"} | dict(zip(told, map(seconds, expected), strict=True))
+    browser.mouse("mouseMoved", *browser.middle("#step-time .row[data-run='0'] .reach"))
+    said = tip(browser, "step-time")
+    assert said == {"run": "ddp", "whole step": seconds(rows["ddp"].step), "parts": "not measured apart"}
 
 
 def test_drag_zooms_and_double_click_resets(browser: Browser, page: Path) -> None:
@@ -142,9 +200,43 @@ def test_drag_zooms_and_double_click_resets(browser: Browser, page: Path) -> Non
     assert browser.run(path) == before
 
 
+def span(browser: Browser, chart: str) -> tuple[float, float]:
+    """The steps between which marks are shown."""
+    box = f"document.querySelector('#{chart} svg')"
+    xs = browser.run(
+        f"(s => [...s.querySelectorAll('.mark')].filter(m => {{ const at = m.transform.baseVal[0].matrix.e;"
+        f" const axis = s.querySelector('.axis').getBBox(); return at >= axis.x - 1 && at <= axis.x + axis.width + 1; }})"
+        f".map(m => Number(m.dataset.x)))({box})"
+    )
+    return min(xs), max(xs)
+
+
+def test_buttons_and_keys_zoom_in_and_out(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    whole = span(browser, "quality-time")
+    browser.click("#quality-time [data-zoom=in]")
+    half = span(browser, "quality-time")
+    assert whole[0] < half[0] < half[1] < whole[1]
+    browser.run("document.querySelector('#quality-time svg').focus()")
+    browser.key("+")
+    quarter = span(browser, "quality-time")
+    assert half[0] < quarter[0] < quarter[1] < half[1]
+    browser.key("-")
+    assert span(browser, "quality-time") == half
+    browser.click("#quality-time [data-zoom=out]")
+    assert span(browser, "quality-time") == whole
+    assert browser.run("document.querySelector('#quality-time [data-reset]').hidden")  # all there is needs no way back
+    browser.click("#quality-time [data-zoom=out]")
+    assert span(browser, "quality-time") == whole
+    assert browser.errors == []
+
+
 def test_logarithmic_axis_and_keys(browser: Browser, page: Path) -> None:
     browser.open(page)
+    assert browser.run("document.querySelector('#quality-bytes [data-log=x]').getAttribute('aria-pressed')") == "false"
+    browser.click("#quality-bytes [data-log=x]")
     assert browser.run("document.querySelector('#quality-bytes [data-log=x]').getAttribute('aria-pressed')") == "true"
+    assert "sent per host, logarithmic" in browser.run("document.querySelector('#quality-bytes').textContent")
     before = browser.run("document.querySelector('#quality-time .s0 .main').getAttribute('d')")
     browser.click("#quality-time [data-log=x]")
     assert browser.run("document.querySelector('#quality-time .s0 .main').getAttribute('d')") != before

@@ -2,53 +2,102 @@
 
 import math
 from itertools import pairwise
+from statistics import fmean
 
+import pytest
 from tests.report.made import made
 
-from gossamer.record import Evaluation, Record, Run, Step
+from gossamer.record import Evaluation, Record, Run, Status, Step
 from gossamer.report import write_markdown
 from gossamer.report.charts import POINTS, Bars, Lines, charts
 from gossamer.report.facts import study
 from gossamer.report.headline import headline
+from gossamer.report.layers import layers
 
 
 def record(runs: list[Run], lower: bool = True, metric: str = "held-out loss") -> Record:
     return Record("gossamer compare", "", "lm", "", metric, lower, 1, 2, "200mbit", 0, runs=runs)
 
 
-def run(name: str, *path: tuple[float, float], status: str = "ok") -> Run:
-    evaluations = [Evaluation(i, s, int(1e6 * s), q) for i, (s, q) in enumerate(path)]
+def run(name: str, *path: tuple[float, float], status: Status = "ok") -> Run:
+    evaluations = [Evaluation(i, s, int(1e6 * s), q) for i, (s, q) in enumerate(path, 1)]
     return Run(name, name, status, steps=[Step(1, 1.0, 5.0, 10)], evaluations=evaluations)
 
 
 def test_the_headline_leads_with_time_to_quality() -> None:
     title, detail = headline(study(record([run("ddp", (80, 5.0), (172, 4.1)), run("terngrad", (15, 5.0), (31, 4.1))])))
-    assert title == "terngrad reached DDP’s final held-out loss 4.10 in 0.18 of DDP’s time: 31 s instead of 172 s."
+    assert title == "terngrad was 5.5 times as fast as DDP to held-out loss 4.10: 31.0 s instead of 172 s."
     assert detail == "On the way terngrad sent 31.0 MB per host, DDP 172 MB."
 
 
 def test_higher_may_be_better() -> None:
     pair = [run("ddp", (50, 0.6), (100, 0.8)), run("qsgd", (10, 0.5), (40, 0.82))]
     title = headline(study(record(pair, lower=False, metric="held-out accuracy"))).title
-    assert title == "qsgd reached DDP’s final held-out accuracy 0.800 in 0.40 of DDP’s time: 40 s instead of 100 s."
+    assert title == "qsgd was 2.5 times as fast as DDP to held-out accuracy 0.800: 40.0 s instead of 100 s."
 
 
 def test_the_headline_admits_that_nothing_pays() -> None:
-    title, _ = headline(study(record([run("ddp", (100, 4.0)), run("topk", (150, 3.9)), run("sgp", (170, 3.9))])))
-    assert title.startswith("Nothing beat DDP here: topk came closest")
+    title, detail = headline(study(record([run("ddp", (100, 4.0)), run("topk", (150, 3.9)), run("sgp", (170, 3.9))])))
+    assert title == "Nothing beat DDP to held-out loss 4.00: the next, topk, took 150 s instead of 100 s."
+    assert detail == "On this network, saying less did not pay."
     title, detail = headline(study(record([run("ddp", (100, 4.0)), run("topk", (50, 4.2))])))
-    assert title == "No recipe reached DDP’s final held-out loss 4.00 in this run."
+    assert title == "No recipe reached DDP’s final held-out loss, 4.00."
     assert detail == "Closest was topk, 5.0 % short of it after 0.50 of DDP’s time."
+    title, _ = headline(study(record([run("ddp", (100, 4.0)), run("bf16", (97, 3.9))])))
+    assert title.startswith("bf16 was hardly faster than DDP")
 
 
-def test_the_headline_says_when_the_baseline_stopped_early() -> None:
-    _, detail = headline(study(record([run("ddp", (100, 4.0), status="failed"), run("topk", (50, 3.9))])))
-    assert "DDP stopped early" in detail
+def test_the_headline_names_who_did_not_get_there_but_not_who_failed() -> None:
+    runs = [
+        run("ddp", (100, 4.0)),
+        run("qsgd", (20, 3.9)),
+        run("topk", (50, 4.2)),
+        run("sgp", (50, 4.2), status="failed"),
+    ]
+    _, detail = headline(study(record(runs)))
+    assert detail.startswith("1 of 3 recipes were faster to that quality than DDP. topk did not get there. On the way")
+
+
+def test_the_headline_does_not_praise_a_recipe_for_bytes_it_has_yet_to_send() -> None:
+    local = run("slowmo", (20, 3.9))
+    local.evaluations[0].sent = 0
+    detail = headline(study(record([run("ddp", (100, 4.0)), local]))).detail
+    assert detail == "By then slowmo had sent nothing: the average of models that was judged is not charged to it."
+
+
+@pytest.mark.parametrize(("status", "how"), [("failed", "failed on the way"), ("interrupted", "was interrupted")])
+def test_the_headline_says_when_the_baseline_stopped_early(status: Status, how: str) -> None:
+    _, detail = headline(study(record([run("ddp", (100, 4.0), status=status), run("topk", (50, 3.9))])))
+    assert f"DDP {how}, so its last evaluation stands in" in detail
+
+
+def test_the_headline_says_when_only_the_baseline_came_to_an_end() -> None:
+    others = [Run("topk", "topk", "failed"), Run("sgp", "sgp", "failed")]
+    title, _ = headline(study(record([run("ddp", (100, 4.0)), *others])))
+    assert title == "DDP alone ended with a result: held-out loss 4.00."
 
 
 def test_a_run_without_a_network_does_not_compete() -> None:
-    runs = [run("ddp", (100, 4.0)), run("compute", (5, 3.9)), run("bf16", (50, 3.9))]
-    assert headline(study(record(runs))).title.startswith("bf16 reached")
+    alone = run("compute", (5, 3.9))
+    alone.yardstick = True
+    facts = study(record([run("ddp", (100, 4.0)), alone, run("bf16", (50, 3.9))]))
+    assert headline(facts).title.startswith("bf16 was 2.0 times as fast")
+    assert [r.run.name for r in facts.rows] == ["bf16", "ddp", "compute"]
+    assert (facts.rows[-1].reached, facts.rows[-1].outcome) == (None, "no network")
+
+
+def test_a_baseline_that_learned_nothing_is_no_target() -> None:
+    """Else everybody would be there at the start, after no time at all."""
+    base, other = run("ddp", (9, 5.0)), run("bf16", (8, 4.0))
+    for each in (base, other):
+        each.evaluations.insert(0, Evaluation(0, 0.0, 0, 5.0))
+    title, detail = headline(study(record([base, other])))
+    assert title == "bf16 ended with the best held-out loss: 4.00 after 8.00 s."
+    assert detail == "DDP ended with no better held-out loss than it began with, so there is no target to time."
+    base.evaluations.pop()
+    assert headline(study(record([base, other]))).detail.startswith("DDP was not evaluated after its start")
+    base.evaluations = [Evaluation(0, 0.0, 0, 6.0), Evaluation(1, 9.0, 5, 5.0)]
+    assert record([base]).target() == 5.0
 
 
 def test_headlines_without_a_target() -> None:
@@ -59,19 +108,37 @@ def test_headlines_without_a_target() -> None:
     assert headline(study(record(diverged))).title.startswith("bf16 ended with the best held-out loss: 4.00")
 
 
-def test_rows_are_medians_and_ratios() -> None:
+def test_rows_are_means_and_ratios() -> None:
     facts = study(made())
     rows = {r.run.name: r for r in facts.rows}
     steps = rows["terngrad"].run.steps
-    gaps = sorted(b.seconds - a.seconds for a, b in pairwise(steps))
-    assert rows["terngrad"].step == gaps[len(gaps) // 2]
+    assert rows["terngrad"].step == pytest.approx(fmean(b.seconds - a.seconds for a, b in pairwise(steps)))
+    assert rows["terngrad"].wait == fmean(s.wait for s in steps[1:] if s.wait is not None)
     assert rows["ddp"].time_ratio == rows["ddp"].step_ratio == 1.0
     assert [name for name, r in rows.items() if r.nic_off] == ["topk"]
-    assert rows["sgp"].failed
+    assert rows["sgp"].cut
     assert rows["sgp"].reached is None
     times = [r.reached for r in facts.rows if r.reached is not None]
     assert times == sorted(times)
     assert len(times) == 6  # all but powersgd and sgp
+
+
+def test_a_step_of_many_local_ones_is_not_as_quick_as_most_of_them() -> None:
+    seconds = [0.1 * k + 1.0 * (k // 4) for k in range(1, 9)]  # every fourth step waits for a second
+    slowmo = Run("slowmo", "slowmo", steps=[Step(k, s, 1.0, 0) for k, s in enumerate(seconds, 1)])
+    assert study(record([slowmo])).rows[0].step == pytest.approx((0.7 + 2.0) / 7)
+
+
+def test_what_is_not_known_is_not_0() -> None:
+    unknown = Run(
+        "ddp-powersgd", "ddp-powersgd", yardstick=True, steps=[Step(1, 1.0, 5.0, None), Step(2, 2.0, 5.0, None)]
+    )
+    cut = Run("topk", "topk", "interrupted", steps=[Step(1, 1.0, 5.0, 10), Step(2, 2.0, 5.0, 20)])
+    a, b = study(record([unknown, cut])).rows
+    assert (a.run.sent, a.wire_step, a.compute, a.wait) == (None, None, None, None)
+    assert (b.run.sent, b.wire_step, b.nic_ratio) == (20, 10.0, None)
+    cells = write_markdown(record([unknown])).splitlines()[-5].split(" | ")
+    assert cells[6:13] == ["–"] * 7
 
 
 def test_a_megabyte_is_needed_to_judge_the_ledger() -> None:
@@ -85,6 +152,30 @@ def test_a_run_that_does_not_measure_its_waits_is_not_split() -> None:
     bars = next(c for c in charts(facts) if isinstance(c, Bars))
     assert [facts.record.runs[b.run].name for b in bars.rows if not b.parts] == ["ddp"]
     assert "Hatched" in bars.caption
+
+
+def test_a_run_that_waits_for_nobody_is_split() -> None:
+    alone = Run("compute", "compute", yardstick=True, steps=[Step(1, 0.5, 5.0, 0, 0.5, 0.0, 0.0)])
+    bars = next(c for c in charts(study(record([alone]))) if isinstance(c, Bars))
+    assert bars.rows[0].parts == [0.5, 0.0, 0.0]
+
+
+def test_runs_that_end_far_apart_start_on_a_logarithmic_axis() -> None:
+    near = charts(study(record([run("ddp", (100, 5.0)), run("topk", (10, 5.0))])))[0]
+    far = charts(study(record([run("ddp", (1000, 5.0)), run("topk", (10, 5.0))])))[0]
+    assert isinstance(near, Lines)
+    assert isinstance(far, Lines)
+    assert (near.x.log, far.x.log) == (False, True)
+
+
+def test_errors_by_parameter_in_a_line_for_each_run() -> None:
+    fine, lossy = run("fp32", (9, 4.0)), run("powersgd", (9, 4.0))
+    fine.layer_errors = {"a.weight": 0.0, "a.bias": 0.0}
+    lossy.layer_errors = {"a.weight": 0.5, "b.weight": 0.7, "a.bias": 0.0, "odd": math.nan}
+    found = layers(record([fine, lossy]))
+    assert found.exact == ["fp32"]
+    assert found.summaries == [(1, 3, 1, 0.6, 0.7, "b.weight")]
+    assert [row.name for row in found.rows] == ["a.weight", "b.weight", "a.bias"]
 
 
 def test_charts_hold_the_record_itself() -> None:
@@ -120,9 +211,10 @@ def test_markdown_table() -> None:
     lines = write_markdown(made()).splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert len(table) == 2 + 8
-    assert {line.replace("\\|", "").count("|") for line in table} == {14}
-    assert lines[0].startswith("**terngrad reached DDP’s final")
+    assert {line.replace("\\|", "").count("|") for line in table} == {15}
+    assert lines[0].startswith("**terngrad was 6.0 times as fast as DDP to held-out loss")
     assert "**1.083** (off)" in next(line for line in table if line.startswith("| topk"))
+    assert next(line for line in table if "**ddp**" in line).split(" | ")[6:9] == ["–", "–", "–"]  # not 0
     assert "sgp: failed after 57 steps." in lines
     assert "  <its host was killed> & gone" in lines  # inside a fence, as it is
 

@@ -57,7 +57,6 @@ def heard() -> Heard:
         MARK + json.dumps(STEP)[:40],
         MARK + '{"event": "step", "run": "a"}',
         MARK + '{"event": "step", "run": "a", "step": 1, "colour": "red"}',
-        MARK + '{"event": "begin"}',
         MARK + '{"event": "lost"}',
         MARK + '{"event": "end", "run": "a"}',
         MARK + '{"event": "evaluation", "run": ["a"]}',
@@ -108,17 +107,33 @@ def raising(error: BaseException) -> Any:
     return work
 
 
-@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (KeyboardInterrupt(15), 143)])
+@pytest.mark.parametrize(
+    ("stop", "code", "name"), [(KeyboardInterrupt(), 130, "SIGINT"), (KeyboardInterrupt(15), 143, "SIGTERM")]
+)
 def test_an_interruption_leaves_a_record_that_says_so(
-    heard: Heard, stop: BaseException, code: int, tmp_path: Path
+    heard: Heard, stop: BaseException, code: int, name: str, tmp_path: Path
 ) -> None:
     heard.tell(STEP)
     record, got = heard.listener.follow(raising(stop))
     assert got == code
     record.write(tmp_path / "r.json")
     again = Record.read(tmp_path / "r.json")
-    assert [r.error for r in again.runs] == ["interrupted", "interrupted"]
-    assert (again.note, len(again.runs[0].steps)) == ("interrupted", 1)
+    assert [r.status for r in again.runs] == ["interrupted", "interrupted"]
+    assert [r.error for r in again.runs] == [f"interrupted by {name}"] * 2
+    assert len(again.runs[0].steps) == 1
+
+
+def test_whoever_was_done_before_an_interruption_is_done(heard: Heard) -> None:
+    heard.tell(STEP, JUDGED, END)
+    record, _ = heard.listener.follow(raising(KeyboardInterrupt()))
+    assert [r.status for r in record.runs] == ["ok", "interrupted"]
+
+
+def test_a_record_knows_the_model_and_the_recipes_before_any_rank_speaks(heard: Heard) -> None:
+    record, _ = heard.listener.follow(lambda: 1)
+    assert record.parameters == 32
+    assert record.runs[0].about == "Gradients in 16-bit brain floats, summed in float32."
+    assert not record.runs[0].yardstick
 
 
 def test_a_network_that_breaks_down_is_an_error_of_the_record(heard: Heard) -> None:
@@ -147,7 +162,8 @@ def test_a_loss_that_ran_away_is_valid_json_and_comes_back_as_no_number(heard: H
     run = Record.read(path).runs[0]
     assert math.isnan(run.steps[0].loss)
     assert math.isnan(run.evaluations[0].quality)
-    assert run.time_to(1.0, lower_is_better=True) is None
+    assert run.arrival(1.0, lower_is_better=True) is None
+    assert Record.read(path).target() is None
 
 
 def test_a_write_that_breaks_off_leaves_the_old_record(
@@ -168,7 +184,15 @@ def test_a_write_that_breaks_off_leaves_the_old_record(
     assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"format": 99}', '{"format": 1}', '{"format": 1, "runs": [{}]}'])
+def test_a_record_of_another_format_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text('{"format": 1, "runs": []}')
+    with pytest.raises(
+        ValueError, match="it has format 1, and this version of gossamer reads format 2; run its command"
+    ):
+        Record.read(tmp_path / "r.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"format": 99}', '{"format": 2}', '{"format": 2, "runs": [{}]}'])
 def test_what_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text)
     with pytest.raises((ValueError, KeyError, TypeError)):

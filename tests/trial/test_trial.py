@@ -9,6 +9,7 @@ import torch.distributed as dist
 from tests.trial.trials import of, run, steps
 
 from gossamer import workloads
+from gossamer.schedules import EveryStep
 from gossamer.trial.agree import new_group
 from gossamer.trial.contender import Contender
 from gossamer.trial.plan import Plan
@@ -44,6 +45,20 @@ def test_a_dense_recipe_trains_as_ddp_does(gang2: Any) -> None:
     ddp, ours = ([loss for _, loss, _ in steps(events, name)] for name in ("ddp", "ours"))
     assert ours == pytest.approx(ddp, rel=1e-6)
     assert ours[-1] < ours[0]
+
+
+def test_who_says_where_its_time_goes(gang2: Any) -> None:
+    """A yardstick that does not is not said to wait for 0 seconds; nor to send 0 bytes where nobody counts them."""
+    contenders = {name: name for name in ("compute", "ddp", "ddp-powersgd", "terngrad")}
+    _, events = run(gang2, contenders=contenders, steps=2, chunk=2)
+    parts = {n: [(e["compute"], e["codec"], e["wait"]) for e in of(events, "step", n)] for n in contenders}
+    assert parts["ddp"] == parts["ddp-powersgd"] == [(None, None, None)] * 2
+    assert all(compute > 0 and (codec, wait) == (0.0, 0.0) for compute, codec, wait in parts["compute"])
+    assert all(min(each) > 0 for each in parts["terngrad"])
+    ends = {e["run"]: (e["wire_bytes"], e["logical_bytes"], e["nic_bytes"]) for e in of(events, "end")}
+    assert (ends["compute"], ends["ddp-powersgd"]) == ((0, 0, None), (None, None, None))
+    assert min(ends["ddp"][:2]) > 0
+    assert [e["sent"] for e in of(events, "evaluation", "ddp-powersgd")] == [None] * 2
 
 
 def test_a_contender_that_cannot_be_attached_is_out_and_the_others_go_on(gang2: Any) -> None:
@@ -158,6 +173,19 @@ def test_torchs_post_local_sgd_averages_when_the_formula_says_so(gang2: Any) -> 
     assert sent == 6 * dense  # each is a ring all-reduce between two ranks
 
 
+def test_what_a_controller_decides_is_told_at_the_step_where_it_does(gang2: Any) -> None:
+    """Accordion compares epochs 0 and 1 after step 4: on ridge, a threshold that high lets nothing count as critical."""
+    contenders = {"a": "accordion(epoch=2, interval=1, threshold=1000.0)", "c": "powersgd"}
+    contenders["b"] = "accordion_batch(epoch=2, factor=3, interval=1, threshold=1000.0)"
+    _, events = run(gang2, contenders=contenders, steps=12, chunk=10)
+    told = of(events, "decision", "a")
+    assert [e["step"] for e in told] == [4]
+    assert told[0]["text"] == "allreduce(powersgd(rank=1)) for weight"
+    told = [(e["step"], e["text"]) for e in of(events, "decision", "b")]
+    assert told == [(4, repr(EveryStep(micro_batches=3, rate=3.0)))]
+    assert of(events, "decision", "c") == []
+
+
 def test_layer_errors_come_in_lines_that_a_pipe_does_not_cut(gang2: Any) -> None:
     import json
 
@@ -168,3 +196,5 @@ def test_layer_errors_come_in_lines_that_a_pipe_does_not_cut(gang2: Any) -> None
     assert len(errors) > 16
     assert all(math.isfinite(v) for v in errors.values())
     assert max(len(json.dumps(e)) for e in events) < 4000
+    model = workloads.get("lm-bytes").model()
+    assert list(errors) == [n for n, _ in model.named_parameters() if n in errors]  # as the model has them

@@ -19,11 +19,12 @@ class BarChart {
     this.tip.hide();
     if (!width) return;
     const rows = this.spec.rows.filter((r) => !this.page.hidden.has(r.run));
-    const narrow = width < 560;
+    const longest = Math.max(...rows.map((r) => this.page.runs[r.run].name.length));
+    const narrow = width < 560 || longest > 30; // then names go above their bars
     const pitch = narrow ? 46 : 36, top = 4, bottom = top + pitch * Math.max(1, rows.length);
     fill(this.svg, { viewBox: `0 0 ${width} ${bottom + 34}`, height: bottom + 34 }, null, null);
     if (!rows.length) return void svg("text", { class: "empty", x: width / 2, y: 30, "text-anchor": "middle" }, this.svg, "No recipe selected.");
-    const left = narrow ? 1 : 20 + 7.6 * Math.max(...rows.map((r) => this.page.runs[r.run].name.length));
+    const left = narrow ? 1 : 20 + 7.6 * longest;
     const most = Math.max(...rows.map((r) => Math.max(r.total, r.parts.reduce((a, b) => a + b, 0))), 1e-9);
     const x = makeScale(0, most, left, width - 74, false);
     for (const t of ticks(x, "seconds", narrow ? 4 : 7)) {
@@ -42,7 +43,8 @@ class BarChart {
     const label = `${name}: ${values.map((v) => v.join(" ")).join(", ")}`;
     const group = svg("g", { class: "row", tabindex: "0", role: "img", "aria-label": label, "data-run": row.run, "data-total": row.total }, this.svg);
     svg("rect", { class: "reach", x: 0, y: y + 1, width, height: pitch - 2, rx: 4 }, group);
-    if (narrow) svg("text", { class: "name", x: left, y: y + 15 }, group, name);
+    const most = Math.floor(width / 7);
+    if (narrow) svg("text", { class: "name", x: left, y: y + 15 }, group, name.length > most ? name.slice(0, most - 1) + "…" : name);
     else svg("text", { class: "name", x: left - 12, y: y + pitch / 2 + 4.5, "text-anchor": "end" }, group, name);
     const barY = narrow ? y + 21 : y + pitch / 2 - 8;
     let sum = 0;

@@ -7,10 +7,11 @@ from typing import Literal
 
 from gossamer.record import Run
 from gossamer.report.facts import Facts
-from gossamer.report.words import number, quality
+from gossamer.report.words import capital, number, quality
 
 POINTS = 4_000  # in one chart: more cannot be seen, and the page has to stay small
 LOG_FROM = 50  # positive values that span more than this factor start on a logarithmic axis
+APART = 20  # so do lines whose ends are further apart than this factor: the short ones would be a smear
 
 Kind = Literal["seconds", "bytes", "count", "number"]
 Point = tuple[float, float | None, int, float | None]  # x, y, optimizer step, y averaged over its neighbours
@@ -60,7 +61,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """Where a step’s time goes, one bar per run."""
+    """Where a step's time goes, one bar per run."""
 
     id: str
     title: str
@@ -92,24 +93,20 @@ def _quality_time(facts: Facts) -> Lines:
         "Lower and further left is better." if facts.record.lower_is_better else "Higher and further left is better."
     )
     name = quality(facts.record.metric)
-    return _lines(
-        "quality-time", f"{_capital(name)} over time", caption, ("time", "seconds"), facts.record.metric, lines, facts
-    )
+    x: tuple[str, Kind] = ("training time", "seconds")
+    return _lines("quality-time", f"{capital(name)} over time", caption, x, facts.record.metric, lines, facts)
 
 
 def _quality_bytes(facts: Facts) -> Lines:
-    lines = [(i, [(float(e.sent), e.quality, e.step) for e in r.evaluations]) for i, r in _runs(facts)]
+    lines = [
+        (i, [(float(e.sent), e.quality, e.step) for e in r.evaluations if e.sent is not None])
+        for i, r in _runs(facts)
+        if not r.alone
+    ]
     name = quality(facts.record.metric)
     caption = "What each host had put on its link by then, by the ledger."
-    return _lines(
-        "quality-bytes",
-        f"{_capital(name)} over bytes sent",
-        caption,
-        ("sent per host", "bytes"),
-        facts.record.metric,
-        lines,
-        facts,
-    )
+    x: tuple[str, Kind] = ("sent per host", "bytes")
+    return _lines("quality-bytes", f"{capital(name)} over bytes sent", caption, x, facts.record.metric, lines, facts)
 
 
 def _loss_time(facts: Facts) -> Lines:
@@ -118,8 +115,9 @@ def _loss_time(facts: Facts) -> Lines:
     longest = max((len(points) for _, points in lines), default=0)
     every = "every step" if longest <= _limit(len(lines)) else f"up to {_limit(len(lines))} of its steps"
     means = f" Thin: {every}. Bold: the mean over up to {window} steps." if window > 1 else ""
-    caption = f"As the first worker saw it.{means}"
-    return _lines("loss-time", "Training loss over time", caption, ("time", "seconds"), "training loss", lines, None)
+    caption = f"On the data of rank 0.{means}"
+    x: tuple[str, Kind] = ("training time", "seconds")
+    return _lines("loss-time", "Training loss over time", caption, x, "training loss", lines, None)
 
 
 def _residuals(facts: Facts) -> Lines:
@@ -129,7 +127,7 @@ def _residuals(facts: Facts) -> Lines:
     caption = (
         "What error feedback still owes the model. It should level off; endless growth means too little gets through."
     )
-    return _lines("residuals", "Residual norm", caption, ("step", "count"), "norm", lines, None, smooth=False)
+    return _lines("residuals", "Residual norm", caption, ("step", "count"), "residual norm", lines, None, smooth=False)
 
 
 def _step_time(facts: Facts) -> Bars:
@@ -139,8 +137,9 @@ def _step_time(facts: Facts) -> Bars:
         if r.step is not None
     ]
     caption = (
-        "Medians over the steps. Encoding and decoding runs beside computing and waiting where it can, so a bar may pass "
-        "the tick that marks the whole step by the clock."
+        "Means over the steps. Compute: forward, backward, optimizer. Codec: encoding and decoding, beside the rest where "
+        "it can, so a bar may pass the tick that marks the whole step by the clock. Exposed wait: training stood still for "
+        "the network."
     )
     if any(not row.parts for row in rows):
         caption += " Hatched: not measured apart."
@@ -165,9 +164,9 @@ def _lines(
     if facts is not None and facts.target is not None:
         label = f"{facts.record.baseline}’s final {number(facts.target)}"
         target = Target(facts.target, label, facts.record.lower_is_better)
-    xs = [p[0] for s in series for p in s.points]
+    ends = [s.points[-1][0] for s in series]
     ys = [p[1] for s in series for p in s.points if p[1] is not None]
-    x_axis, y_axis = Axis(*x, log=x[1] == "bytes" and _wide(xs)), Axis(y, "number", _wide(ys))
+    x_axis, y_axis = Axis(*x, log=_wide(ends, APART)), Axis(y, "number", _wide(ys, LOG_FROM))
     return Lines(id, title, caption, x_axis, y_axis, series, marks, target)
 
 
@@ -176,7 +175,8 @@ def _limit(lines: int) -> int:
 
 
 def _window(count: int) -> int:
-    return 2 * (count // 50) + 1
+    """About a tenth of all steps, and odd."""
+    return 2 * (count // 20) + 1
 
 
 def _smooth(points: list[tuple[float, float, int]], wanted: bool) -> list[Point]:
@@ -202,14 +202,9 @@ def _thin(points: list[Point], limit: int) -> list[Point]:
     return [points[round(i * (len(points) - 1) / (limit - 1))] for i in range(limit)]
 
 
-def _wide(values: list[float]) -> bool:
-    positive = [v for v in values if v > 0]
-    return bool(positive) and len(positive) == len(values) and max(positive) > LOG_FROM * min(positive)
+def _wide(values: list[float], factor: float) -> bool:
+    return bool(values) and min(values) > 0 and max(values) > factor * min(values)
 
 
 def _runs(facts: Facts) -> list[tuple[int, Run]]:
     return list(enumerate(facts.record.runs))
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

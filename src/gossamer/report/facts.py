@@ -3,12 +3,10 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
+from statistics import fmean
 
 from gossamer.record import Record, Run
 
-YARDSTICK = "compute"  # trains without a network: a floor for the step time, not a way to train
 FEW = 1_000_000  # bytes; below, what processes say to find each other outweighs the training
 TOLERANCE = 0.05  # a ledger further than this from the interface's counter is flagged
 
@@ -20,16 +18,18 @@ class Row:
     run: Run
     index: int  # in the record: colours follow it
     baseline: bool
-    step: float | None  # seconds, median
-    compute: float | None  # the three parts are None where the run did not measure them apart
+    step: float | None  # seconds, the mean: with local steps, most are quick and a few pay for all
+    compute: float | None  # the three parts, means too; None where the run did not measure them
     codec: float | None
     wait: float | None
     final: float | None  # the last held-out quality
     reached: float | None  # seconds to the baseline's final quality
+    reached_steps: int | None  # optimizer steps up to then
     reached_sent: int | None  # bytes up to then
     time_ratio: float | None  # of the baseline's time to the same quality
-    step_ratio: float | None  # of the baseline's median step
-    wire_ratio: float | None  # of the baseline's bytes per step
+    step_ratio: float | None  # of the baseline's step
+    wire_step: float | None  # bytes per step over one host's link
+    wire_ratio: float | None  # of the baseline's
     nic_ratio: float | None  # interface counter over ledger
 
     @property
@@ -38,8 +38,14 @@ class Row:
         return measurable and self.nic_ratio is not None and abs(self.nic_ratio - 1) > TOLERANCE
 
     @property
-    def failed(self) -> bool:
+    def cut(self) -> bool:
+        """It did not come to its end."""
         return self.run.status != "ok"
+
+    @property
+    def outcome(self) -> str:
+        """In place of the time that it did not take."""
+        return self.run.status if self.cut else "no network" if self.run.alone else "not reached"
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Facts:
     @property
     def others(self) -> list[Row]:
         """What competes with the baseline."""
-        return [r for r in self.rows if not r.baseline and r.run.recipe != YARDSTICK]
+        return [r for r in self.rows if not r.baseline and not r.run.alone]
 
 
 def study(record: Record) -> Facts:
@@ -66,55 +72,56 @@ def study(record: Record) -> Facts:
     >>> study(Record("gossamer compare", "", "lm", "", "loss", True, 1, 4, "200mbit", 0)).rows
     []
     """
-    target = _finite(record.target())
+    target = record.target()
     base = record.run(record.baseline)
     rows = [_row(record, i, run, base, target) for i, run in enumerate(record.runs)]
     return Facts(record, sorted(rows, key=_order), target)
 
 
-def durations(run: Run) -> list[float]:
-    """Seconds of each step; the first one also pays for warming up, so it is left out where there are others."""
-    clock = [s.seconds for s in run.steps]
-    if len(clock) == 1:
-        return clock
-    return [b - a for a, b in pairwise(clock)]
+def pace(run: Run) -> float | None:
+    """Seconds per step; the first one also pays for warming up, so it is left out where there are others."""
+    if len(run.steps) < 2:
+        return run.steps[0].seconds if run.steps else None
+    return (run.steps[-1].seconds - run.steps[0].seconds) / (len(run.steps) - 1)
 
 
 def _row(record: Record, index: int, run: Run, base: Run | None, target: float | None) -> Row:
-    # A run that neither waits nor codes in any step did not measure it: DDP keeps that to itself.
-    apart = (run.steps[1:] or run.steps) if any(s.wait or s.codec for s in run.steps) else []
-    reached = None if target is None else run.time_to(target, record.lower_is_better)
-    arrival = next((e for e in run.evaluations if e.seconds == reached), None)
-    base_time = base.time_to(target, record.lower_is_better) if base and target is not None else None
+    steps = run.steps[1:] or run.steps
+    # A model that trains alone may get there, too; no network held it up, so that says nothing.
+    competes = not run.alone or run is base
+    arrival = run.arrival(target, record.lower_is_better) if competes and target is not None else None
+    goal = base.arrival(target, record.lower_is_better) if base and target is not None else None
     return Row(
         run=run,
         index=index,
         baseline=run is base,
-        step=_median(durations(run)),
-        compute=_median(s.compute for s in apart),
-        codec=_median(s.codec for s in apart),
-        wait=_median(s.wait for s in apart),
+        step=pace(run),
+        compute=_mean(s.compute for s in steps),
+        codec=_mean(s.codec for s in steps),
+        wait=_mean(s.wait for s in steps),
         final=_finite(run.evaluations[-1].quality) if run.evaluations else None,
-        reached=reached,
+        reached=arrival.seconds if arrival else None,
+        reached_steps=arrival.step if arrival else None,
         reached_sent=arrival.sent if arrival else None,
-        time_ratio=_ratio(reached, base_time),
-        step_ratio=_ratio(_median(durations(run)), _median(durations(base)) if base else None),
+        time_ratio=_ratio(arrival.seconds if arrival else None, goal.seconds if goal else None),
+        step_ratio=_ratio(pace(run), pace(base) if base else None),
+        wire_step=_per_step(run),
         wire_ratio=_ratio(_per_step(run), _per_step(base) if base else None),
         nic_ratio=_ratio(run.nic_bytes, run.wire_bytes),
     )
 
 
 def _order(row: Row) -> tuple[bool, float, bool, int]:
-    return row.reached is None, row.reached or 0.0, row.failed, row.index
+    return row.reached is None, row.reached or 0.0, row.cut, row.index
 
 
 def _per_step(run: Run) -> float | None:
-    return run.wire_bytes / len(run.steps) if run.steps else None
+    return run.sent / len(run.steps) if run.sent is not None and run.steps else None
 
 
-def _median(values: Iterable[float]) -> float | None:
-    kept = [v for v in values if math.isfinite(v)]
-    return median(kept) if kept else None
+def _mean(values: Iterable[float | None]) -> float | None:
+    kept = [v for v in values if v is not None]
+    return fmean(kept) if kept else None
 
 
 def _ratio(over: float | None, under: float | None) -> float | None:

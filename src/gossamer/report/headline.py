@@ -5,6 +5,8 @@ from typing import NamedTuple
 from gossamer.report.facts import Facts, Row
 from gossamer.report.words import listed, number, quality, seconds, size
 
+HARDLY = 0.95  # of the baseline's time, or more: a lead that another seed may undo
+
 
 class Headline(NamedTuple):
     title: str
@@ -19,7 +21,7 @@ def headline(facts: Facts) -> Headline:
     >>> headline(study(Record("", "", "lm", "", "loss", True, 1, 4, "200mbit", 0))).title
     'No run left a result.'
     """
-    if not any(r.run.steps or r.run.evaluations for r in facts.rows):
+    if not any(r.run.steps for r in facts.rows):
         return Headline("No run left a result.", _failures(facts))
     base = facts.base
     if base is None or facts.target is None or base.reached is None:
@@ -30,32 +32,43 @@ def headline(facts: Facts) -> Headline:
 
 
 def _against(base: Row, facts: Facts) -> tuple[str, str]:
-    goal = f"{owner(base)} final {quality(facts.record.metric)} {number(facts.target)}"
+    metric, stopped = quality(facts.record.metric), _stopped(base)
+    goal = f"{metric} {number(facts.target)}"
     arrived = [r for r in facts.others if r.reached is not None]
-    faster = [r for r in arrived if (r.time_ratio or 1) < 1]
     if not arrived:
-        title = f"No recipe reached {goal} in this run."
-        return title, " ".join(filter(None, [_closest(base, facts), _stopped(base)]))
+        if all(r.cut for r in facts.others):
+            return f"{label(base)} alone ended with a result: {metric} {number(base.final)}.", stopped
+        title = f"No recipe reached {owner(base)} final {metric}, {number(facts.target)}."
+        return title, _said(_closest(base, facts), stopped)
     best = arrived[0]
     times = f"{seconds(best.reached)} instead of {seconds(base.reached)}"
-    if not faster:
-        title = f"Nothing beat {label(base)} here: {best.run.name} came closest to {goal}, in {times}."
-        return title, _stopped(base) or "On this network compression did not pay."
-    title = f"{best.run.name} reached {goal} in {number(best.time_ratio, 2)} of {owner(base)} time: {times}."
-    return title, " ".join(filter(None, [_rest(faster, base, facts), _saved(best, base), _stopped(base)]))
+    ratio = best.time_ratio or 1.0
+    if ratio >= 1:
+        title = f"Nothing beat {label(base)} to {goal}: the next, {best.run.name}, took {times}."
+        return title, stopped or "On this network, saying less did not pay."
+    pace = "hardly faster than" if ratio > HARDLY else f"{number(1 / ratio, 2)} times as fast as"
+    title = f"{best.run.name} was {pace} {label(base)} to {goal}: {times}."
+    return title, _said(_rest(base, facts), _saved(best, base), stopped)
 
 
-def _rest(faster: list[Row], base: Row, facts: Facts) -> str:
+def _said(*sentences: str) -> str:
+    return " ".join(filter(None, sentences))
+
+
+def _rest(base: Row, facts: Facts) -> str:
     if len(facts.others) == 1:
         return ""
-    missed = [r.run.name for r in facts.others if r.reached is None]
+    faster = [r for r in facts.others if r.reached is not None and (r.time_ratio or 1.0) < 1]
+    missed = [r.run.name for r in facts.others if r.reached is None and not r.cut]
     said = f"{len(faster)} of {len(facts.others)} recipes were faster to that quality than {label(base)}."
-    return said + (f" Not reached by {listed(missed)}." if missed else "")
+    return said + (f" {listed(missed)} did not get there." if missed else "")
 
 
 def _saved(best: Row, base: Row) -> str:
     if best.reached_sent is None or base.reached_sent is None:
         return ""
+    if not best.reached_sent:
+        return f"By then {best.run.name} had sent nothing: the average of models that was judged is not charged to it."
     return (
         f"On the way {best.run.name} sent {size(best.reached_sent)} per host, {label(base)} {size(base.reached_sent)}."
     )
@@ -65,47 +78,62 @@ def _closest(base: Row, facts: Facts) -> str:
     ended = [r for r in facts.others if r.final is not None]
     if not ended:
         return "None was evaluated."
-    sign = 1 if facts.record.lower_is_better else -1
-    best = min(ended, key=lambda r: sign * (r.final or 0.0))
+    best = _best(ended, facts)
     off = abs((best.final or 0.0) - (facts.target or 0.0)) / (abs(facts.target or 0.0) or 1.0)
     time = best.run.evaluations[-1].seconds / (base.reached or 1.0)
     short = f"{number(100 * off, 2)} % short of it"
     return f"Closest was {best.run.name}, {short} after {number(time, 2)} of {owner(base)} time."
 
 
+def _best(rows: list[Row], facts: Facts) -> Row:
+    sign = 1 if facts.record.lower_is_better else -1
+    return min(rows, key=lambda r: sign * (r.final or 0.0))
+
+
 def _stopped(base: Row) -> str:
-    return f"{label(base)} stopped early, so its last evaluation stands in for its final one." if base.failed else ""
+    if not base.cut:
+        return ""
+    how = "was interrupted" if base.run.status == "interrupted" else "failed on the way"
+    return f"{label(base)} {how}, so its last evaluation stands in for its final one."
 
 
 def _alone(row: Row, facts: Facts) -> Headline:
     metric = quality(facts.record.metric)
     last = row.run.evaluations[-1]
     title = f"{row.run.name} ended with {metric} {number(row.final)} after {seconds(last.seconds)}."
-    return Headline(title, f"It sent {size(last.sent)} per host. There is no other run to compare it with.")
+    sent = f"It sent {size(last.sent)} per host." if last.sent is not None else ""
+    return Headline(title, _said(sent, "There is no other run to compare it with."))
 
 
 def _without_target(facts: Facts) -> Headline:
     """No baseline to measure against: say what there is, and why it is not more."""
     ended = [r for r in facts.rows if r.final is not None]
-    base = facts.record.run(facts.record.baseline)
-    if base is None:
-        why = f"No run is called {facts.record.baseline}, so there is no baseline to measure against."
-    else:
-        why = f"{facts.record.baseline} has no usable held-out {facts.record.metric}, so there is no target to time."
-    if len(ended) == 1:
+    why = _why_no_target(facts)
+    if len(facts.rows) == len(ended) == 1:
         return _alone(ended[0], facts)
     if not ended:
-        return Headline("No run was evaluated on held-out data.", why + _failures(facts))
-    sign = 1 if facts.record.lower_is_better else -1
-    best = min(ended, key=lambda r: sign * (r.final or 0.0))
+        return Headline("No run was evaluated on held-out data.", _said(why, _failures(facts)))
+    best = _best(ended, facts)
     after = seconds(best.run.evaluations[-1].seconds)
     title = f"{best.run.name} ended with the best {quality(facts.record.metric)}: {number(best.final)} after {after}."
     return Headline(title, why)
 
 
+def _why_no_target(facts: Facts) -> str:
+    base = facts.base
+    if base is None:
+        return f"No run is called {facts.record.baseline}, so there is no baseline to measure against."
+    metric = quality(facts.record.metric)
+    if base.final is None:
+        return f"{label(base)} has no usable {metric}, so there is no target to time."
+    if len(base.run.evaluations) < 2:
+        return f"{label(base)} was not evaluated after its start, so there is no target to time."
+    return f"{label(base)} ended with no better {metric} than it began with, so there is no target to time."
+
+
 def _failures(facts: Facts) -> str:
-    failed = [r.run.name for r in facts.rows if r.failed]
-    return f" Failed: {listed(failed)}." if failed else ""
+    by = {status: [r.run.name for r in facts.rows if r.run.status == status] for status in ("failed", "interrupted")}
+    return _said(*(f"{status.capitalize()}: {listed(names)}." for status, names in by.items() if names))
 
 
 def label(row: Row) -> str:

@@ -1,28 +1,34 @@
 "use strict";
-// y over x, one line per run: hover, arrow keys, zoom by dragging, logarithmic axes.
+// y over x, one line per run: hover, arrow keys, zoom by dragging, by buttons and by keys, logarithmic axes.
 
 class LineChart {
   constructor(figure, spec, page) {
     Object.assign(this, { spec, page, log: { x: spec.x.log, y: spec.y.log }, view: null, at: null, drag: null });
     this.plot = figure.querySelector(".plot");
     const tools = figure.querySelector(".tools");
+    this.resetButton = this.addButton(tools, "Reset zoom", { hidden: "", "data-reset": "" }, () => this.zoom(null));
+    this.addButton(tools, "\u2212", { "data-zoom": "out", "aria-label": "Zoom out", title: "Zoom out" }, () => this.scaleX(2));
+    this.addButton(tools, "+", { "data-zoom": "in", "aria-label": "Zoom in", title: "Zoom in; or drag over the chart" }, () => this.scaleX(0.5));
     for (const axis of ["x", "y"]) this.addLog(tools, axis);
-    this.resetButton = html("button", { type: "button", hidden: "", "data-reset": "" }, tools, "Reset zoom");
-    this.resetButton.addEventListener("click", () => this.zoom(null));
     this.svg = svg("svg", {
       class: "lines", tabindex: "0", role: "application", "aria-roledescription": "chart",
-      "aria-label": `${spec.title}. Left and right arrow: along a line. Up and down: between recipes. Escape: reset zoom. Drag: zoom.`,
+      "aria-label": `${spec.title}. Left and right arrow: along a line. Up and down: between recipes. Plus, minus or drag: zoom. Escape: reset zoom.`,
     }, this.plot);
     this.tip = new Tip(this.plot);
     this.listen();
+  }
+
+  addButton(tools, text, attributes, act) {
+    const button = html("button", { type: "button", ...attributes }, tools, text);
+    button.addEventListener("click", act);
+    return button;
   }
 
   addLog(tools, axis) {
     const values = this.spec.series.flatMap((s) => s.points.map((p) => p[axis === "x" ? 0 : 1]));
     if (!values.some((v) => v > 0) || values.some((v) => v < 0)) return;
     const name = axis === "x" ? this.spec.x.label : this.spec.y.label;
-    const button = html("button", { type: "button", "data-log": axis, "aria-pressed": this.log[axis], title: `Logarithmic axis: ${name}` }, tools, `log ${axis}`);
-    button.addEventListener("click", () => {
+    const button = this.addButton(tools, `log ${axis}`, { "data-log": axis, "aria-pressed": this.log[axis], title: `Logarithmic axis: ${name}` }, () => {
       this.log[axis] = !this.log[axis];
       button.setAttribute("aria-pressed", this.log[axis]);
       this.zoom(null);
@@ -61,9 +67,9 @@ class LineChart {
     const box = this.box;
     svg("rect", { x: box.left - 6, y: box.top - 6, width: box.right - box.left + 12, height: box.bottom - box.top + 7 }, svg("clipPath", { id: clip }, svg("defs", {}, this.svg)));
     const layer = svg("g", { "clip-path": `url(#${clip})` }, this.svg);
-    this.target();
+    const aim = this.target();
     for (const series of shown) this.line(series, layer);
-    if (width >= 560) this.labels(shown);
+    this.labels(shown, aim, width >= 560);
     this.over = svg("g", {}, this.svg);
   }
 
@@ -95,12 +101,12 @@ class LineChart {
   frame(width, height, domain, shown) {
     const top = 30, bottom = height - 42;
     const y = makeScale(...domain.y, bottom, top, this.log.y);
-    const yTicks = ticks(y, this.spec.y.kind, 6);
+    const yTicks = ticks(y, this.spec.y.kind, Math.round(height / 45));
     const left = 12 + 7 * Math.max(...yTicks.map((t) => t.text.length), 1);
     // Names of lines that end near the right edge need room there.
     const ends = shown.map((s) => [s.points.at(-1)[0], this.page.runs[s.run].name.length]);
     const late = ends.filter(([v]) => this.log.x || v > domain.x[0] + 0.85 * (domain.x[1] - domain.x[0]));
-    const right = width - (width < 560 ? 8 : Math.min(130, 16 + 7.4 * Math.max(0, ...late.map((e) => e[1]))));
+    const right = width - (width < 560 ? 8 : Math.min(130, 16 + LETTER * Math.max(0, ...late.map((e) => e[1]))));
     const x = makeScale(...domain.x, left, right, this.log.x);
     Object.assign(this, { x, y, box: { left, right, top, bottom, width, height } });
     for (const t of yTicks) {
@@ -112,18 +118,18 @@ class LineChart {
       svg("line", { class: "axis", x1: x.at(t.v), x2: x.at(t.v), y1: bottom, y2: bottom + 4 }, this.svg);
       svg("text", { x: x.at(t.v), y: bottom + 18, "text-anchor": "middle" }, this.svg, t.text);
     }
-    svg("text", { x: 0, y: 12 }, this.svg, this.spec.y.label);
-    svg("text", { x: right, y: height - 4, "text-anchor": "end" }, this.svg, this.spec.x.label);
+    const named = (axis) => this.spec[axis].label + (this.log[axis] ? ", logarithmic" : "");
+    svg("text", { x: 0, y: 12 }, this.svg, named("y"));
+    svg("text", { x: right, y: height - 4, "text-anchor": "end" }, this.svg, named("x"));
   }
 
+  // Its name comes before the lines, so that none is hidden, and finds its place after them.
   target() {
     const aim = this.spec.target;
-    this.aim = null;
-    if (!aim || aim.value < this.y.lo || aim.value > this.y.hi) return;
+    if (!aim || aim.value < this.y.lo || aim.value > this.y.hi) return null;
     const { left, right } = this.box, y = this.y.at(aim.value);
     svg("line", { class: "target", x1: left, x2: right, y1: y, y2: y }, this.svg);
-    svg("text", { class: "aim", x: right, y: y + (aim.below ? 15 : -6), "text-anchor": "end" }, this.svg, aim.label);
-    this.aim = { l: right - 6.6 * aim.label.length, r: right, t: y + (aim.below ? 4 : -17), b: y + (aim.below ? 18 : -4) };
+    return { y, text: svg("text", { class: "aim" }, this.svg, aim.label) };
   }
 
   line(series, layer) {
@@ -153,23 +159,18 @@ class LineChart {
     return d;
   }
 
-  // Names at the ends of lines, where they fit without covering each other; the legend has them all.
-  labels(shown) {
-    const taken = this.aim ? [this.aim] : [];
-    const covered = (b) => this.points.filter((q) => q.px > b.l - 4 && q.px < b.r + 4 && q.py > b.t - 3 && q.py < b.b + 3).length;
-    const free = (b) => b.l > this.box.left && b.r < this.box.width + 4 && b.t > 14 && b.b < this.box.bottom + 2
-      && !taken.some((o) => b.l < o.r && o.l < b.r && b.t < o.b && o.t < b.b);
-    const ends = shown.map((s) => this.points.filter((q) => q.series === s).at(-1)).filter(Boolean).sort((a, b) => a.py - b.py);
-    for (const { series, px, py } of ends) {
-      const name = this.page.runs[series.run].name;
-      const w = 7.4 * name.length + 6;
-      const spots = [0, -13, 13].map((dy) => ({ l: px + 9, r: px + 9 + w, t: py + dy - 7, b: py + dy + 7, cost: Math.abs(dy) / 13 }));
-      for (const dy of [4, 14]) spots.push({ l: px - 9 - w, r: px - 9, t: py + dy - 7, b: py + dy + 7, cost: 2 });
-      const costs = spots.filter(free).map((b) => ({ ...b, cost: b.cost + 1.5 * covered(b) })).sort((a, b) => a.cost - b.cost);
-      const place = costs[0];
-      if (!place || place.cost > 6) continue;
+  labels(shown, aim, named) {
+    const lines = shown.map((s) => this.points.filter((q) => q.series === s)).filter((line) => line.length);
+    const ink = lines.flatMap((line) => sampled(line.map((q) => [q.px, q.py]))), taken = [];
+    if (aim) {
+      const place = placeAlong(aim.y, aim.text.textContent, this.spec.target.below, ink, this.box);
+      fill(aim.text, { x: place.l, y: place.t + 11 }, null, null);
       taken.push(place);
-      svg("text", { class: `end s${series.run}`, x: place.l, y: place.t + 11 }, this.svg, name);
+    }
+    if (!named) return;
+    const ends = lines.map((line) => ({ ...line.at(-1), name: this.page.runs[line[0].series.run].name }));
+    for (const { end, x, y } of placeNames(ends, ink, taken, this.box)) {
+      svg("text", { class: `end s${end.series.run}`, x, y }, this.svg, end.name);
     }
   }
 
@@ -229,6 +230,17 @@ class LineChart {
     this.draw();
   }
 
+  // Narrower or wider around what is pointed at, or around the middle; wider than all there is means all there is.
+  scaleX(factor) {
+    const all = extent(this.visible().flatMap((s) => s.points.filter((p) => this.usable(p)).map((p) => p[0])));
+    if (!this.box || !all || (factor > 1 && !this.view)) return;
+    const { left, right } = this.box, middle = this.at?.px ?? (left + right) / 2;
+    const [from, to] = [left, right].map((px) => middle + (px - middle) * factor);
+    const [first, last] = all.map(this.x.at);
+    if (from < first + 1 && to > last - 1) return void this.zoom(null);
+    this.zoom({ x: [from, to].map((px) => this.x.value(factor > 1 ? Math.min(last, Math.max(first, px)) : px)), y: null });
+  }
+
   hover(q) {
     this.at = q;
     const { x, y } = this.spec, run = this.page.runs[q.series.run];
@@ -252,6 +264,7 @@ class LineChart {
 
   key(e) {
     if (e.key === "Escape") { this.unhover(); return this.zoom(null); }
+    if (e.key === "+" || e.key === "-") return this.scaleX(e.key === "+" ? 0.5 : 2);
     const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[e.key];
     if (!step || !this.points.length) return undefined;
     e.preventDefault();

@@ -5,7 +5,7 @@ import re
 from gossamer.record import Record
 from gossamer.report.facts import Facts, Row, study
 from gossamer.report.headline import headline
-from gossamer.report.words import number, quality, rate, seconds, size
+from gossamer.report.words import capital, moment, number, quality, rate, seconds, size, subject, times
 
 
 def write_markdown(record: Record) -> str:
@@ -17,16 +17,18 @@ def write_markdown(record: Record) -> str:
     """
     facts = study(record)
     head = headline(facts)
-    where = f"{record.summary or record.workload}, {record.hosts} hosts on {rate(record.rate)}, seed {record.seed}."
+    what = capital(subject(record.summary or record.workload))
+    hosts = f"{record.hosts} host{'s' if record.hosts != 1 else ''}"
+    where = f"{what}, {hosts} on {rate(record.rate)}, seed {record.seed}."
     parts = [f"**{_plain(head.title)}**", _plain(head.detail), _plain(where)]
     if record.note:
         parts.append(f"Note: {_plain(record.note)}")
     if facts.rows:
         parts.append(_table(facts))
-    parts += [_failure(row) for row in facts.rows if row.failed]
+    parts += [_ending(row) for row in facts.rows if row.cut]
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     parts.append(_fence(record.command) if record.command else "")
-    parts.append(_plain("; ".join(filter(None, [record.created, record.machine, versions]))))
+    parts.append(_plain("; ".join(filter(None, [moment(record.created), record.machine, versions]))))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -34,8 +36,8 @@ def _table(facts: Facts) -> str:
     base = _cell(facts.record.baseline)
     goal = f" to {number(facts.target)}" if facts.target is not None else ""
     metric = _cell(quality(facts.record.metric))
-    heads = ["recipe", f"time{goal}", f"of {base}", f"final {metric}", "median step", f"of {base}"]
-    heads += ["compute", "codec", "exposed wait", "logical", "ledger", "interface", "interface / ledger"]
+    heads = ["recipe", f"time{goal}", f"time vs {base}", "steps", "mean step", f"step vs {base}"]
+    heads += ["compute", "codec", "exposed wait", "logical", "wire", "NIC", "NIC / wire", f"last {metric}"]
     lines = [heads, ["---"] + ["---:"] * (len(heads) - 1)]
     lines += [_cells(row, facts) for row in facts.rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -43,26 +45,28 @@ def _table(facts: Facts) -> str:
 
 def _cells(row: Row, facts: Facts) -> list[str]:
     run = row.run
-    missed = "–" if facts.target is None else _cell(run.status) if row.failed else "not reached"
+    missed = "–" if facts.target is None else row.outcome
     nic = "–" if row.nic_ratio is None else f"{row.nic_ratio:.3f}"
     return [
         f"**{_cell(run.name)}**" if row.baseline else _cell(run.name),
         missed if row.reached is None else seconds(row.reached),
-        number(row.time_ratio),
-        number(row.final, 4),
+        times(row.time_ratio),
+        "–" if row.reached_steps is None else str(row.reached_steps),
         seconds(row.step),
-        number(row.step_ratio),
+        times(row.step_ratio),
         *(seconds(part) for part in (row.compute, row.codec, row.wait)),
         size(run.logical_bytes),
-        size(run.wire_bytes),
-        "not measured" if run.nic_bytes is None else size(run.nic_bytes),
+        size(run.sent),
+        size(run.nic_bytes),
         f"**{nic}** (off)" if row.nic_off else nic,
+        number(row.final, 4),
     ]
 
 
-def _failure(row: Row) -> str:
-    said = f"{_plain(row.run.name)}: {_plain(row.run.status)} after {len(row.run.steps)} steps."
-    return said + ("\n\n" + _fence(row.run.error) if row.run.error else "")
+def _ending(row: Row) -> str:
+    steps = len(row.run.steps)
+    said = f"{_plain(row.run.name)}: {row.run.status} after {steps} step{'s' if steps != 1 else ''}."
+    return said + ("\n\n" + _fence(row.run.error) if row.run.status == "failed" and row.run.error else "")
 
 
 def _fence(text: str) -> str:

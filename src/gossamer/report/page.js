@@ -49,22 +49,21 @@
   // ---- light and dark
 
   const theme = document.getElementById("theme");
-  const words = { auto: "as the system has them", light: "light", dark: "dark" };
+  const next = { auto: "light", light: "dark", dark: "auto" };
 
   function setTheme(name) {
     if (name === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = name;
-    theme.textContent = name[0].toUpperCase() + name.slice(1);
-    theme.setAttribute("aria-label", `Colours: ${words[name]}`);
+    theme.textContent = `Theme: ${name}`;
     // A page opened from a disk may have no storage; then the choice lasts as long as the page.
     try { localStorage.setItem("gossamer-theme", name); } catch { /* not kept */ }
   }
 
   theme.addEventListener("click", () => {
     const now = document.documentElement.dataset.theme ?? "auto";
-    setTheme({ auto: "light", light: "dark", dark: "auto" }[now]);
+    setTheme(next[now]);
   });
-  try { if (localStorage.getItem("gossamer-theme") in words) setTheme(localStorage.getItem("gossamer-theme")); } catch { /* auto */ }
+  try { if (localStorage.getItem("gossamer-theme") in next) setTheme(localStorage.getItem("gossamer-theme")); } catch { /* auto */ }
 
   // ---- the rest
 

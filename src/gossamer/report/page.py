@@ -16,7 +16,15 @@ from gossamer.report.charts import charts
 from gossamer.report.facts import Facts, study
 from gossamer.report.headline import headline
 from gossamer.report.layers import layers
-from gossamer.report.palette import INK, PARTS, styles
+from gossamer.report.palette import PARTS, styles
+
+FORMS = {
+    form.__name__: form
+    for form in (
+        *(words.number, words.seconds, words.size, words.times, words.rate),
+        *(words.subject, words.moment, words.listed, words.capital, words.glued),
+    )
+}
 
 
 def render(record: Record) -> str:
@@ -30,20 +38,21 @@ def render(record: Record) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(number=words.number, seconds=words.seconds, size=words.size, rate=words.rate)
+    environment.filters |= FORMS
     page = environment.from_string(_asset("page.html")).render(
         facts=facts,
         record=record,
         head=headline(facts),
         metric=words.quality(record.metric),
+        failed=[r for r in facts.rows if r.run.status == "failed"],
+        interrupted=[r for r in facts.rows if r.run.status == "interrupted"],
         layers=layers(record),
         styles=styles(record),
-        ink=INK,
         parts=PARTS,
         longest=max((r.reached or 0.0 for r in facts.rows), default=0.0),
         data=Markup(embed(data(facts))),
         css=Markup(_asset("page.css")),
-        scripts=[Markup(_asset(name)) for name in ("scale.js", "lines.js", "bars.js", "page.js")],
+        scripts=[Markup(_asset(name)) for name in ("scale.js", "names.js", "lines.js", "bars.js", "page.js")],
     )
     return page + "\n"
 
@@ -70,7 +79,7 @@ def data(facts: Facts) -> dict[str, Any]:
     base = facts.base
     return {
         "runs": [
-            {"name": run.name, "mark": look[i].mark, "dashed": look[i].dashed, "failed": run.status != "ok"}
+            {"name": run.name, "mark": look[i].mark, "dashed": look[i].dashed}
             for i, run in enumerate(facts.record.runs)
         ],
         "baseline": base.index if base else None,
@@ -80,7 +89,7 @@ def data(facts: Facts) -> dict[str, Any]:
             | {
                 "name": row.run.name,
                 "logical": row.run.logical_bytes,
-                "wire": row.run.wire_bytes,
+                "wire": row.run.sent,
                 "nic": row.run.nic_bytes,
             }
             for row in facts.rows

@@ -10,7 +10,9 @@ from gossamer.report.palette import PARTS, Style
 from gossamer.report.words import seconds
 
 WIDTH, HEIGHT = 480, 300
+LONG = 30  # letters of a name beside a bar
 INK, SOFT, HAIR = "#1c1e21", "#5b616a", "#e4e6e9"
+UNSPLIT = f'none" stroke="{SOFT}" stroke-dasharray="2 2'  # an empty bar: its parts are not known
 UNITS = {
     "seconds": [(1e-3, "ms"), (1.0, "s"), (60.0, "min"), (3600.0, "h")],
     "bytes": [(1.0, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"), (1e12, "TB")],
@@ -46,7 +48,8 @@ def lines(chart: Lines, names: list[str], styles: list[Style]) -> str:
     out.append(
         f'<g clip-path="url(#inside)">{"".join(_series(s, styles[s.run], x, y, chart.marks) for s in series)}</g>'
     )
-    columns = 4 if all(len(name) < 15 for name in names) else 2
+    longest = max(map(len, names), default=0)
+    columns = 4 if longest < 15 else 2 if longest < 36 else 1
     for k, s in enumerate(series):
         at = (left + (k % columns) * (right - left) / columns, HEIGHT + 14 + 18 * (k // columns))
         out.append(_key(at, names[s.run], styles[s.run]))
@@ -56,8 +59,8 @@ def lines(chart: Lines, names: list[str], styles: list[Style]) -> str:
 def _frame(chart: Lines, x: Scale, y: Scale) -> list[str]:
     """Axes, their labels, and the line to reach."""
     left, right, bottom = x.start, x.end, y.start
-    out = [_text(4, 13, chart.y.label), _text(right, HEIGHT - 6, chart.x.label, "end")]
-    for v, text in ticks(y, chart.y):
+    out = [_text(4, 13, _named(chart.y)), _text(right, HEIGHT - 6, _named(chart.x), "end")]
+    for v, text in ticks(y, chart.y, 7):
         out += [_line(left, y.at(v), right, y.at(v), HAIR), _text(left - 7, y.at(v) + 4, text, "end")]
     for v, text in ticks(x, chart.x):
         out += [_line(x.at(v), bottom, x.at(v), bottom + 4, SOFT), _text(x.at(v), bottom + 17, text, "middle")]
@@ -69,9 +72,14 @@ def _frame(chart: Lines, x: Scale, y: Scale) -> list[str]:
     return out
 
 
+def _named(axis: Axis) -> str:
+    return axis.label + (", logarithmic" if axis.log else "")
+
+
 def bars(chart: Bars, names: list[str]) -> str:
     """Stacked bars, one per run."""
     pitch, top = 24, 34
+    names = [name if len(name) <= LONG else name[: LONG - 1] + "…" for name in names]
     left = 14 + 6.6 * max(len(names[r.run]) for r in chart.rows)
     bottom = top + pitch * len(chart.rows)
     most = max(max(r.total, sum(r.parts)) for r in chart.rows) or 1.0
@@ -79,8 +87,12 @@ def bars(chart: Bars, names: list[str]) -> str:
     out: list[str] = []
     for v, text in ticks(x, Axis("", "seconds", False)):
         out += [_line(x.at(v), top, x.at(v), bottom, HAIR), _text(x.at(v), bottom + 15, text, "middle")]
-    for k, part in enumerate(chart.parts):
-        out += [_rect(left + 110 * k, 8, 10, 10, PARTS[k].light), _text(left + 110 * k + 15, 17, part)]
+    fills = [PARTS[k].light for k in range(len(chart.parts))]
+    keys = list(zip(chart.parts, fills, strict=True))
+    if any(not row.parts for row in chart.rows):
+        keys.append(("not measured", UNSPLIT))
+    for k, (part, fill) in enumerate(keys):
+        out += [_rect(left + 95 * k, 8, 10, 10, fill), _text(left + 95 * k + 15, 17, part)]
     for i, row in enumerate(chart.rows):
         out += _bar(row, names[row.run], x, top + pitch * i + 5)
     return _document(chart.title, bottom + 24, out)
@@ -91,8 +103,8 @@ def _bar(row: Bar, name: str, x: Scale, y: float) -> list[str]:
     for k, part in enumerate(row.parts):
         out.append(_rect(x.at(done), y, x.at(part) - x.start, 14, PARTS[k].light))
         done += part
-    if not row.parts:  # not measured apart: an empty bar
-        out.append(_rect(x.start, y, x.at(row.total) - x.start, 14, f'none" stroke="{SOFT}" stroke-dasharray="2 2'))
+    if not row.parts:
+        out.append(_rect(x.start, y, x.at(row.total) - x.start, 14, UNSPLIT))
     out.append(_line(x.at(row.total), y - 3, x.at(row.total), y + 17, INK, width=1.8))
     return [*out, _text(x.at(max(done, row.total)) + 7, y + 11, seconds(row.total), "start", INK)]
 
@@ -147,9 +159,15 @@ def _scales(
     ys = [v for s in series for p in s.points if (v := p[1] if p[3] is None else p[3]) is not None] or [1.0]
     if chart.target:
         ys.append(chart.target.value)
+    # More room on the side where the target has its label.
+    below, above = (2, 1) if chart.target and chart.target.below else (1, 2) if chart.target else (1, 1)
     room = (max(ys) - min(ys) or abs(max(ys)) or 1.0) * 0.05
-    low = min(ys) - room
-    y = (min(ys) / 1.08, max(ys) * 1.08) if chart.y.log else (max(0.0, low) if min(ys) >= 0 else low, max(ys) + room)
+    low, high = min(ys) - below * room, max(ys) + above * room
+    y = (
+        (min(ys) / 1.08**below, max(ys) * 1.08**above)
+        if chart.y.log
+        else (max(0.0, low) if min(ys) >= 0 else low, high)
+    )
     x = (min(xs) if chart.x.log else min(0.0, *xs), max(xs))
     return Scale(*x, *across, chart.x.log), Scale(*y, *up, chart.y.log)
 

@@ -31,14 +31,14 @@ def seconds(value: float | None) -> str:
     """A duration that one can say aloud.
 
     >>> [seconds(v) for v in (0.2114, 4.26, 31.2, 172.0, 1500.0, 9000.0)]
-    ['211 ms', '4.26 s', '31 s', '172 s', '25 min', '2.5 h']
+    ['211 ms', '4.26 s', '31.2 s', '172 s', '25 min', '2.5 h']
     """
     if value is None or not math.isfinite(value):
         return number(value)
     if value < 0.9995:
         return f"{number(value * 1e3)} ms"
     if value < 1000:
-        return f"{number(value)} s" if value < 9.995 else f"{value:.0f} s"
+        return f"{number(value)} s"
     if value < 7200:
         return f"{value / 60:.0f} min"
     return f"{value / 3600:.1f} h"
@@ -72,6 +72,33 @@ def rate(text: str) -> str:
     return re.sub(r",\s*", ", ", spelt)
 
 
+def subject(summary: str) -> str:
+    """What was trained; what its data costs to fetch is for those who choose a workload.
+
+    >>> subject("digits, two-layer perceptron, 4.8 k parameters, 9 MB download")
+    'digits, two-layer perceptron, 4.8 k parameters'
+    """
+    return re.sub(r", (no|[\d.]+ [kMG]B) download\b.*$", "", summary)
+
+
+def times(ratio: float | None) -> str:
+    """How many times the baseline's.
+
+    >>> times(0.0383), times(1.0), times(12.4)
+    ('0.038×', '1.0×', '12×')
+    """
+    return number(ratio, 2) + ("" if ratio is None else "×")
+
+
+def moment(created: str) -> str:
+    """A time of ISO 8601 for a reader.
+
+    >>> moment("2026-11-21T05:51:11+00:00"), moment("")
+    ('2026-11-21 05:51 UTC', '')
+    """
+    return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d).*\+00:00$", r"\1 \2 UTC", created)
+
+
 def quality(metric: str) -> str:
     """The metric's name in a sentence: its unit is for axes, and a bare word says that the data was held out.
 
@@ -80,6 +107,21 @@ def quality(metric: str) -> str:
     """
     bare = re.sub(r"\s*\([^()]*\)$", "", metric)
     return f"held-out {bare}" if bare.isalpha() else bare
+
+
+def glued(text: str) -> str:
+    """A sentence that is never broken between a number and its unit, nor within "held-out".
+
+    >>> glued("held-out loss 4.98: 16.4 s, 174 MB")
+    'held\u2011out loss 4.98: 16.4\xa0s, 174\xa0MB'
+    """
+    apart = r"(?<=\d) (?=(?:ms|s|min|h|%|[kMGT]?B|[kMG]bit/s)(?:\W|$))"
+    return re.sub(apart, "\N{NO-BREAK SPACE}", text).replace("held-out", "held\N{NON-BREAKING HYPHEN}out")
+
+
+def capital(text: str) -> str:
+    """As a sentence begins; `str.capitalize` would lower the rest."""
+    return text[:1].upper() + text[1:]
 
 
 def listed(names: list[str]) -> str:

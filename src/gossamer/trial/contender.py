@@ -1,5 +1,6 @@
 """One contender: a model under one recipe (or a yardstick), with its own clock and its own bytes."""
 
+import inspect
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gossamer.core.errors import RecipeError
-from gossamer.core.parts import nearest
+from gossamer.core.parts import nearest, registry
 from gossamer.hosts import Communicator, attach
 from gossamer.lab import in_lab, own_counters
 from gossamer.recipe import Recipe
@@ -96,20 +97,15 @@ class Contender:
         self.clock.nic += _nic() - nic
 
     def _step(self, before: float, began: float) -> Step:
-        start, waited, coded = perf_counter(), self._waited(), self._coded()
+        start, meters = perf_counter(), self._meters()
         step = self.steps_done
         loss = self._learn_alone(self.yardstick) if self.yardstick else self._learn()
         self.done += 1
-        wait = self._waited() - waited
-        return Step(
-            step=step + 1,
-            seconds=before + perf_counter() - began,
-            loss=loss,
-            sent=self.sent() or 0,
-            compute=perf_counter() - start - wait,
-            codec=self._coded() - coded,
-            wait=wait,
-        )
+        now = Step(step + 1, before + perf_counter() - began, loss, self.sent())
+        if meters is not None and (after := self._meters()) is not None:
+            now.wait, now.codec = after[0] - meters[0], after[1] - meters[1]
+            now.compute = perf_counter() - start - now.wait
+        return now
 
     def _learn(self) -> float:
         assert self.comm is not None
@@ -135,11 +131,11 @@ class Contender:
         self.drawn = max(self.drawn, self.steps_done) + 1
         return self.workload.batch(self.drawn - 1, self.rank, self.size)
 
-    def _waited(self) -> float:
-        return self.comm.exposed_seconds if self.comm else 0.0
-
-    def _coded(self) -> float:
-        return self.comm.ledger.busy_seconds if self.comm else 0.0
+    def _meters(self) -> tuple[float, float] | None:
+        """Seconds waited and coded so far; None for a yardstick that does not tell."""
+        if self.comm is not None:
+            return self.comm.exposed_seconds, self.comm.ledger.busy_seconds
+        return (0.0, 0.0) if self.yardstick is not None and self.yardstick.says_where_time_goes else None
 
     def sent(self) -> int | None:
         """Bytes over this rank's link so far; None for a yardstick that keeps no ledger and has no formula."""
@@ -148,10 +144,12 @@ class Contender:
         assert self.comm is not None
         return self.comm.ledger.sent - self._before[0]
 
-    def handed(self) -> int:
+    def handed(self) -> int | None:
+        """Bytes given to the backend so far."""
         if self.comm is not None:
             return self.comm.ledger.handed - self._before[1]
-        return (self.sent() or 0) * self.size // max(2 * (self.size - 1), 1)
+        sent = self.sent()
+        return None if sent is None else sent * self.size // max(2 * (self.size - 1), 1)
 
     def quality(self) -> float:
         """Held-out quality of the model all ranks agree on; all ranks call this together."""
@@ -178,7 +176,7 @@ class Contender:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "done": self.done}
         state |= {"drawn": self.drawn, "seconds": self.clock.seconds, "nic": self.clock.nic}
         comm = {"comm": self.comm.state_dict()} if self.comm else {}  # may still send what was on its way
-        return state | comm | {"sent": self.sent() or 0, "handed": self.handed()}
+        return state | comm | {"sent": self.sent() or 0, "handed": self.handed() or 0}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
@@ -195,6 +193,19 @@ class Contender:
             self.comm.detach()
 
 
+def about(kind: str) -> str:
+    """What a preset or a yardstick does, in its own words; nothing for an expression, which speaks for itself.
+
+    >>> about("topk(ratio=0.1)"), about("scatter(bf16())")
+    ('The largest one percent of a gradient, and error feedback for the rest.', '')
+    """
+    from gossamer.recipes import presets
+
+    name = kind.partition("(")[0].strip()
+    known = KINDS.get(name) or (presets().get(name) if "+" not in kind else None)
+    return " ".join((inspect.getdoc(known) or "").partition("\n\n")[0].split())
+
+
 def check(kind: str) -> None:
     """Say early, in one process, that a contender cannot be read."""
     from gossamer.recipes import presets
@@ -206,7 +217,7 @@ def check(kind: str) -> None:
     try:
         Recipe.of(kind)
     except RecipeError as error:
-        if kind.isidentifier() and kind not in presets():
+        if kind.isidentifier() and kind not in presets() and registry.get(kind) is None:
             raise RecipeError(f"there is no recipe {kind!r}. {nearest(kind, [*presets(), *YARDSTICKS])}") from None
         raise error
 

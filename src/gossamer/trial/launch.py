@@ -22,8 +22,10 @@ from gossamer.core.errors import GossamerError
 from gossamer.lab import available, in_lab, run_lab
 from gossamer.record import Evaluation, Record, Run, Step
 from gossamer.trial import rank
+from gossamer.trial.contender import about
 from gossamer.trial.plan import MARK, Plan
-from gossamer.workloads import find
+from gossamer.trial.yardsticks import YARDSTICKS
+from gossamer.workloads import find, get
 
 OnEvent = Callable[[dict[str, Any]], None]
 WORDS = 200  # lines of the ranks that are kept, in case they say why it went wrong
@@ -75,9 +77,8 @@ class _Listener:
         try:
             code = int(work() != 0)
         except KeyboardInterrupt as stop:
-            code = 128 + int(stop.args[0] if stop.args else signal.SIGINT)
-            self.record.note = "; ".join(filter(None, [self.record.note, "interrupted"]))
-            self.lost, self.broken = "interrupted", ""
+            number = int(stop.args[0] if stop.args else signal.SIGINT)
+            code, self.lost, self.broken = 128 + number, f"interrupted by {signal.Signals(number).name}", ""
         except GossamerError as error:
             code, self.broken = 1, str(error)
         self._account_for_the_missing(code)
@@ -109,8 +110,9 @@ class _Listener:
         """A rank was the first to fail; who was killed can no longer tell."""
         if code < 0 or code > 128:
             name = signal.Signals(-code if code < 0 else code - 128).name
+            how = "frozen" if name == "SIGSTOP" else "killed"
             hint = " (the kernel does this when memory runs out)" if name == "SIGKILL" else ""
-            self.lost = f"rank {number} was killed by {name}{hint}"
+            self.lost = f"rank {number} was {how} by {name}{hint}"
 
     def take(self, event: dict[str, Any]) -> None:
         """One event of a rank in this very process."""
@@ -121,9 +123,7 @@ class _Listener:
         """An error says that the event is none of ours."""
         kind, run = event["event"], self.record.run(event.get("run", ""))
         facts = {k: v for k, v in event.items() if k not in ("event", "run")}
-        if kind == "begin":
-            self.record.parameters = int(facts["parameters"])
-        elif kind == "lost":
+        if kind == "lost":
             self.ended(facts["rank"], facts["code"])
         elif kind == "broken":
             self.broken = str(facts["error"])
@@ -153,7 +153,7 @@ class _Listener:
         why = "; ".join(filter(None, [self.lost, self.broken])) or "; ".join(list(self.complaints)[-5:])
         why = why or f"the ranks ended early, with code {code}"
         for run in missing:
-            run.status, run.error = "failed", why
+            run.status, run.error = "interrupted" if code > 128 else "failed", why
         if code == 1:
             self.say(why)
             if self.complaints:
@@ -187,6 +187,9 @@ def _in_lab(hosts: int, rate: str, program: Sequence[str], listener: _Listener) 
     result = run_lab(hosts, rate, program, on_line=listener.line, env={"PYTHONWARNINGS": "ignore"})
     if result.first_failure is not None:
         listener.ended(result.first_failure, result.exit_code)
+    for host in result.hosts:
+        if host.frozen:
+            listener.ended(host.rank, 128 + signal.SIGSTOP)
     return result.exit_code
 
 
@@ -194,6 +197,7 @@ def _here(hosts: int, plan: Path, listener: _Listener) -> int:
     """Ranks on this machine, through torch's own launcher."""
     elastic = ["--nproc-per-node", str(hosts), "--master-addr", "127.0.0.1", "--master-port", "0"]
     elastic += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    elastic += ["--log-dir", str(plan.parent)]  # without a place for them, its logs' folder would stay
     local = [sys.executable, "-m", "gossamer.trial.local", str(os.getpid()), *elastic]
     quiet = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore", "LOGLEVEL": "CRITICAL"}
     process = subprocess.Popen(
@@ -236,15 +240,24 @@ def _record(plan: Plan, hosts: int, rate: str | None, command: str) -> Record:
         summary=workload.summary,
         metric=workload.metric,
         lower_is_better=workload.lower_is_better,
-        parameters=0,
+        parameters=_parameters(plan),
         hosts=hosts,
         rate=rate or "unshaped",
         seed=plan.seed,
         versions=_versions(),
         machine=f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}",
         baseline=plan.baseline or next(iter(plan.contenders)),
-        runs=[Run(name, recipe) for name, recipe in plan.contenders.items()],
+        runs=[
+            Run(name, recipe, about=about(recipe), yardstick=recipe in YARDSTICKS)
+            for name, recipe in plan.contenders.items()
+        ],
     )
+
+
+def _parameters(plan: Plan) -> int:
+    """Counted before anything starts: ranks that fail at once can no longer tell."""
+    model = get(plan.workload, seed=plan.seed, **plan.options).model()
+    return sum(p.numel() for p in model.parameters())
 
 
 def _versions() -> dict[str, str]:

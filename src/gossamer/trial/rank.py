@@ -19,6 +19,7 @@ from gossamer.record import Step
 from gossamer.trial import saving
 from gossamer.trial.agree import Circle, attempt, new_group
 from gossamer.trial.contender import Contender
+from gossamer.trial.decisions import describe
 from gossamer.trial.orphans import end_with_parent
 from gossamer.trial.plan import MARK, Plan
 
@@ -65,8 +66,7 @@ class Trial:
         self.circle.same("the ranks were started with different commands", told)
         self.circle.same("the ranks have different data", {"the data's hash": workload.fingerprint()})
         kernels.warmup()
-        parameters = sum(p.numel() for p in workload.model().parameters())
-        self._tell("begin", parameters=parameters, size=dist.get_world_size(), in_lab=in_lab())
+        self._tell("begin", size=dist.get_world_size(), in_lab=in_lab())
         for name, kind in plan.contenders.items():
             self._add(name, kind, workload)
         self._rounds()
@@ -139,22 +139,27 @@ class Trial:
         return self.circle.first_says(reached or contender.clock.seconds > base.clock.seconds)
 
     def _turn(self, contender: Contender, steps: int) -> None:
-        recipe = contender.recipe
+        comm = contender.comm
+        recipe = comm.recipe if comm else None
 
         def told(step: Step) -> None:
+            nonlocal recipe
             self._tell("step", run=contender.name, **asdict(step))
+            if comm is None or recipe is None or comm.recipe == recipe:
+                return
+            text = describe(recipe, comm.recipe, len(comm.worker.named))
+            self._tell("decision", run=contender.name, step=step.step, text=text)
+            recipe = comm.recipe
 
         contender.turn(steps, told)
         self._judge(contender)
-        if contender.comm is not None:
-            norm = contender.comm.metrics()["residual_norm"]
+        if comm is not None:
+            norm = comm.metrics()["residual_norm"]
             self._tell("residual", run=contender.name, step=contender.steps_done, norm=norm)
-            if contender.recipe != recipe:
-                self._tell("decision", run=contender.name, step=contender.steps_done, text=contender.recipe)
 
     def _judge(self, contender: Contender) -> None:
         quality = self.reached[contender.name] = contender.quality()
-        where = {"step": contender.steps_done, "seconds": contender.clock.seconds, "sent": contender.sent() or 0}
+        where = {"step": contender.steps_done, "seconds": contender.clock.seconds, "sent": contender.sent()}
         self._tell("evaluation", run=contender.name, **where, quality=quality)
 
     def _save(self, contender: Contender) -> None:
@@ -169,15 +174,17 @@ class Trial:
 
     def _finish(self, contender: Contender) -> None:
         own = contender.comm.worker.errors if contender.comm else {}
+        names = [n for n, _ in contender.model.named_parameters() if n in own]  # backward fills them from the end
         # A rank's own chunks are exact under scatter, so one rank's errors tell little; all ranks measured the same names.
-        errors = dict(zip(own, self.circle.means(*own.values()), strict=True))
+        errors = dict(zip(names, self.circle.means(*(own[n] for n in names)), strict=True))
         rest = iter(errors.items())
         while some := dict(islice(rest, 16)):  # a line longer than a pipe's page may be cut by another rank's
             self._tell("layers", run=contender.name, errors=some)
-        totals = contender.sent() or 0, contender.handed(), contender.clock.nic
-        wire, handed, nic = map(int, self.circle.means(*totals))
-        bytes_seen = {"wire_bytes": wire, "logical_bytes": handed, "nic_bytes": nic if in_lab() else None}
-        self._tell("end", run=contender.name, **bytes_seen)
+        totals = {"wire_bytes": contender.sent(), "logical_bytes": contender.handed()}
+        totals["nic_bytes"] = contender.clock.nic if in_lab() else None
+        known = {k: v for k, v in totals.items() if v is not None}  # the same ones on every rank
+        means = zip(known, map(int, self.circle.means(*known.values())), strict=True)
+        self._tell("end", run=contender.name, **(totals | dict(means)))
 
 
 def write_line(event: dict[str, Any]) -> None:

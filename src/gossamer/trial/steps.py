@@ -1,20 +1,25 @@
-"""What a step costs: every contender in turns on one network, and the medians of its turns."""
+"""What a step costs: every contender in turns on one network, and the median of its steps."""
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from math import ceil
 
+from gossamer.recipe import Recipe
 from gossamer.record import Record, Run
 from gossamer.trial.launch import OnEvent, launch
 from gossamer.trial.plan import Plan
+from gossamer.trial.yardsticks import PERIOD, YARDSTICKS
 
 WARM_UP = 2  # turns that compile kernels, check collectives against one another, and let DDP regroup its buckets
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """One contender at one rate; bytes are per step and rank, seconds are medians over turns with their range."""
+    """One contender at one rate; bytes are per step and rank, times are medians over steps with their range.
+
+    Where some steps send and others do not, it is whole rounds of them: a median over steps would leave out the sending.
+    """
 
     recipe: str
     rate: str
@@ -40,19 +45,27 @@ def measure_steps(
     workload: str = "lm",
 ) -> list[StepRow]:
     """Train all contenders in turns of `chunk` steps, and say what their steps took."""
+    turns = max(turns, *(ceil(_period(kind) / chunk) for kind in contenders.values()))  # one whole round at least
     plan = Plan(contenders, workload, steps=(turns + WARM_UP) * chunk, chunk=chunk, measure_every=0)
     record, code = launch(plan, hosts, rate, "gossamer bench steps", on_event)
     if code > 128:
         raise KeyboardInterrupt(code - 128)
-    paces = {run.name: _paces(run) for run in record.runs}
+    paces = {run.name: _paces(run, WARM_UP * chunk) for run in record.runs}
     medians = {name: statistics.median(p) for name, p in paces.items() if p}
     return [_row(run, paces[run.name], medians, record) for run in record.runs]
 
 
-def _paces(run: Run) -> list[float]:
-    """Milliseconds per step of each turn after the warm-up."""
-    marks = run.evaluations[WARM_UP:]
-    return [1000 * (b.seconds - a.seconds) / (b.step - a.step) for a, b in pairwise(marks) if b.step > a.step]
+def _paces(run: Run, warm_up: int) -> list[float]:
+    """Milliseconds per step of each step, or of each round of steps, after the warm-up."""
+    marks, period = [s.seconds for s in run.steps[warm_up - 1 :]], _period(run.recipe)
+    return [1000 * (b - a) / period for a, b in zip(marks[::period], marks[period::period])]
+
+
+def _period(kind: str) -> int:
+    """After how many steps a contender does the same again."""
+    if kind in YARDSTICKS:
+        return PERIOD if kind == "ddp-postlocal" else 1
+    return int(getattr(Recipe.of(kind).schedule, "every", 1))
 
 
 def _row(run: Run, paces: Sequence[float], medians: dict[str, float], record: Record) -> StepRow:
@@ -71,7 +84,7 @@ def _row(run: Run, paces: Sequence[float], medians: dict[str, float], record: Re
         high_ms=round(max(paces, default=0.0), 1),
         ratio_to_ddp=ratio("ddp"),
         ratio_to_compute=ratio("compute"),
-        sent_mb=round(run.wire_bytes / steps / 1e6, 4) if run.wire_bytes or run.recipe == "compute" else None,
+        sent_mb=None if run.wire_bytes is None else round(run.wire_bytes / steps / 1e6, 4),
         nic_mb=None if run.nic_bytes is None else round(run.nic_bytes / steps / 1e6, 4),
         loss=round(run.evaluations[-1].quality, 4) if run.evaluations else None,
         error=run.error,

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -17,8 +18,9 @@ DECENT = "decent-dp"
 
 
 class Yardstick:
-    """A model trained without gossamer: "compute" is one that talks to nobody."""
+    """Each rank trains alone and talks to nobody: a floor for the step time."""
 
+    says_where_time_goes: ClassVar[bool] = True  # whoever talks to nobody waits for nobody
     forward: nn.Module
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
@@ -48,7 +50,9 @@ class Yardstick:
 
 
 class Ddp(Yardstick):
-    """DistributedDataParallel as it comes."""
+    """PyTorch's DistributedDataParallel as it comes."""
+
+    says_where_time_goes = False
 
     def __init__(
         self,
@@ -65,7 +69,7 @@ class Ddp(Yardstick):
 
 
 class DdpHalf(Ddp):
-    """DDP with torch's fp16 hook."""
+    """DDP with PyTorch's own fp16 hook."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
         super().__init__(model, optimizer, group)
@@ -76,7 +80,10 @@ class DdpHalf(Ddp):
 
 
 class DdpPowerSgd(Ddp):
-    """DDP with torch's PowerSGD hook, rank 4. In one bucket: on several it fails."""
+    """DDP with PyTorch's own PowerSGD hook, rank 4.
+
+    In one bucket: on several it fails.
+    """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
         super().__init__(model, optimizer, group, bucket_cap_mb=4096)
@@ -88,7 +95,10 @@ class DdpPowerSgd(Ddp):
 
 
 class DdpPostLocal(Ddp):
-    """Post-local SGD from torch: its hook leaves gradients alone after the first steps, its averager joins the models."""
+    """PyTorch's own post-local SGD: some dense steps, then local ones with an average of the models every eight.
+
+    Its hook leaves gradients alone after the first steps, its averager joins the models.
+    """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
         super().__init__(model, optimizer, group)
@@ -118,6 +128,8 @@ class DdpPostLocal(Ddp):
 
 class Decent(Yardstick):
     """decent-dp: it steps its own optimizers inside of the backward pass, and mixes models with neighbours."""
+
+    says_where_time_goes = False
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
         super().__init__(model, optimizer, group)

@@ -1,0 +1,42 @@
+"""What a controller changed, in a line for the log: a recipe's text does not say which parameters go which way."""
+
+from gossamer.recipe import Recipe
+
+FEW = 3  # parameters that are named; of more, their number says enough
+
+
+def describe(before: Recipe, now: Recipe, parameters: int) -> str:
+    """The parts that differ, as they are now.
+
+    >>> mild = Recipe.of("allreduce(powersgd(rank=4)) + error_feedback()")
+    >>> harsh = Recipe.of("allreduce(powersgd(rank=1)) + error_feedback()")
+    >>> describe(mild, harsh, 78)
+    'allreduce(powersgd(rank=1)) for all 78 parameters'
+    >>> mixed = mild.route(mild.exchange, harsh.exchange, ["head.weight", "layer.weight"])
+    >>> describe(mild, mixed, 78)
+    'allreduce(powersgd(rank=1)) for head.weight and layer.weight, allreduce(powersgd(rank=4)) for the other 76'
+    >>> describe(mixed, mild, 78)
+    'allreduce(powersgd(rank=4)) for all 78 parameters'
+    """
+    changed = [now.memory] if now.memory != before.memory else []
+    changed += [now.schedule] if now.schedule != before.schedule else []
+    said = [repr(part) for part in changed]
+    if (now.exchange, now.routes) != (before.exchange, before.routes):
+        said.insert(0, _ways(now, parameters))
+    return "; ".join(said)
+
+
+def _ways(recipe: Recipe, parameters: int) -> str:
+    by = dict[str, list[str]]()
+    for name, exchange in recipe.routes.items():
+        by.setdefault(repr(exchange), []).append(name)
+    said = [f"{exchange} for {_names(names)}" for exchange, names in by.items()]
+    rest = parameters - len(recipe.routes)
+    who = f"the other {rest}" if said else f"all {parameters} parameters"
+    return ", ".join([*said, f"{recipe.exchange!r} for {who}"] if rest else said)
+
+
+def _names(names: list[str]) -> str:
+    if len(names) > FEW:
+        return f"{len(names)} parameters"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
