@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from gossamer.codecs import FP32
 from gossamer.controllers import Fixed
-from gossamer.core.contracts import Codec, Exchange, LinearCodec, Mixer, Quorum, Schedule
+from gossamer.core.contracts import Carrier, Codec, Exchange, LinearCodec, Mixer, Quorum, Schedule
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, registry
 from gossamer.exchanges import AllReduced
@@ -90,7 +90,7 @@ def users(name: str) -> list[str]:
 
 def carriers() -> list[type[Part]]:
     """Exchanges that take a codec."""
-    return [e for e in registry.of("exchange").values() if "codec" in {f.name for f in fields(e)}]  # pyright: ignore
+    return [e for e in registry.of("exchange").values() if issubclass(e, Carrier)]
 
 
 def carried(codec: Part) -> list[Any]:

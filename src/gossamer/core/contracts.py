@@ -38,16 +38,8 @@ class Echo:
     add_sent: Callable[[Tensor, float], None]  # into += weight * (what got through of mine)
 
 
-class Codec(Part):
-    """I write alone, anyone can read.
-
-    `encode` turns a block into one wire; `accumulate` adds `weight` times what a wire says to a flat tensor.
-    `wire_bytes` is the wire's length, known without the data, or None where it depends on the data; `wire_limit`
-    bounds it then.
-
-    Law: decoding never reads past a wire nor trusts it; a non-finite element in makes a non-finite element out;
-    zero in makes exactly zero out; if `unbiased`, the expected decoding is the block, else the codec contracts.
-    """
+class _Encoding(Part):
+    """What codecs promise, whether they write alone or together."""
 
     kind: ClassVar[str] = "codec"
 
@@ -75,8 +67,24 @@ class Codec(Part):
         return False
 
     @property
+    @abstractmethod
     def bucket_mb(self) -> float:
         """How many megabytes of gradient to put in one block, unless the recipe says otherwise; measured."""
+
+
+class Codec(_Encoding):
+    """I write alone, anyone can read.
+
+    `encode` turns a block into one wire; `accumulate` adds `weight` times what a wire says to a flat tensor.
+    `wire_bytes` is the wire's length, known without the data, or None where it depends on the data; `wire_limit`
+    bounds it then.
+
+    Law: decoding never reads past a wire nor trusts it; a non-finite element in makes a non-finite element out;
+    zero in makes exactly zero out; if `unbiased`, the expected decoding is the block, else the codec contracts.
+    """
+
+    @property
+    def bucket_mb(self) -> float:
         return 6.0
 
     @abstractmethod
@@ -104,39 +112,15 @@ class Codec(Part):
         return out
 
 
-class LinearCodec(Part):
+class LinearCodec(_Encoding):
     """What we write adds up: the exchange is a sum of messages, perhaps in several rounds.
 
     Law: the mean is bit-equal on all ranks; permuting the ranks changes it by rounding only; what got through of mine,
     averaged over ranks, is the mean.
     """
 
-    kind: ClassVar[str] = "codec"
-
-    @abstractmethod
-    def omega(self, layout: Layout) -> float: ...
-
-    @property
-    @abstractmethod
-    def unbiased(self) -> bool: ...
-
-    @property
-    def needs_feedback(self) -> bool:
-        """True if training need not converge without error feedback around this codec."""
-        return not self.unbiased
-
-    @property
-    def contracts(self) -> bool:
-        return True
-
-    @property
-    def whole(self) -> bool:
-        """True if the codec must see all parameters in one block."""
-        return False
-
     @property
     def bucket_mb(self) -> float:
-        """How many megabytes of gradient to put in one block, unless the recipe says otherwise; measured."""
         return 25.0
 
     def policy(self, key: str) -> Policy:
@@ -185,6 +169,35 @@ class Exchange(Part):
 
     @abstractmethod
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]: ...
+
+
+class Carrier(Exchange):
+    """An exchange of what one codec writes: it promises what the codec does."""
+
+    codec: Any
+
+    @property
+    def unbiased(self) -> bool:
+        return self.codec.unbiased
+
+    @property
+    def needs_feedback(self) -> bool:
+        return self.codec.needs_feedback
+
+    @property
+    def contracts(self) -> bool:
+        return self.codec.contracts
+
+    @property
+    def whole(self) -> bool:
+        return self.codec.whole
+
+    @property
+    def bucket_mb(self) -> float:
+        return self.codec.bucket_mb
+
+    def omega(self, layout: Layout) -> float:
+        return self.codec.omega(layout)
 
 
 class Send(Protocol):

@@ -2,15 +2,15 @@
 
 from typing import final
 
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Echo, Exchange, LinearCodec, Policy, Seat
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Carrier, Echo, LinearCodec, Policy, Seat
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program
 
 
 @final
 @part("allreduce")
-class AllReduced(Exchange):
+class AllReduced(Carrier):
     """One all-reduce (or the few that the codec asks for). For codecs whose messages add up.
 
     Use: for codecs whose messages add up: dense, half precision, low rank, ternary on shared scales.
@@ -30,29 +30,6 @@ class AllReduced(Exchange):
             f"allreduce({self.codec}): messages of {self.codec.name} cannot be summed on their way; "
             f"use scatter({self.codec}) (bytes do not grow with N) or gather({self.codec})",
         )
-
-    @property
-    def unbiased(self) -> bool:
-        return self.codec.unbiased
-
-    @property
-    def needs_feedback(self) -> bool:
-        return self.codec.needs_feedback
-
-    @property
-    def contracts(self) -> bool:
-        return self.codec.contracts
-
-    @property
-    def whole(self) -> bool:
-        return self.codec.whole
-
-    @property
-    def bucket_mb(self) -> float:
-        return self.codec.bucket_mb
-
-    def omega(self, layout: Layout) -> float:
-        return self.codec.omega(layout)
 
     def policy(self, key: str) -> Policy:
         return self.codec.policy(key)

@@ -4,15 +4,15 @@ from typing import final
 
 from torch import Tensor
 
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Codec, Echo, Exchange, Seat
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Carrier, Codec, Echo, Seat
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program, all_gather, all_gather_ragged
 
 
 @final
 @part("gather")
-class Gather(Exchange):
+class Gather(Carrier):
     """All-gather the wires, decode all of them, sum in rank order. For every codec that writes alone.
 
     Wire: (N-1) messages each way, so it beats a dense all-reduce only while a message is shorter than 8 d / N bytes.
@@ -34,29 +34,6 @@ class Gather(Exchange):
             f"gather({self.codec}): {self.codec.name} writes messages only their sum can be read from; "
             f"use allreduce({self.codec})",
         )
-
-    @property
-    def unbiased(self) -> bool:
-        return self.codec.unbiased
-
-    @property
-    def needs_feedback(self) -> bool:
-        return self.codec.needs_feedback
-
-    @property
-    def contracts(self) -> bool:
-        return self.codec.contracts
-
-    @property
-    def whole(self) -> bool:
-        return self.codec.whole
-
-    @property
-    def bucket_mb(self) -> float:
-        return self.codec.bucket_mb
-
-    def omega(self, layout: Layout) -> float:
-        return self.codec.omega(layout)
 
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
         codec, layout = self.codec, block.layout

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Codec, Echo, Exchange, Policy, Seat
+from gossamer.core.contracts import Carrier, Codec, Echo, Policy, Seat
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import (
     Program,
@@ -25,7 +25,7 @@ from gossamer.core.verbs import (
 
 @final
 @part("scatter")
-class Scatter(Exchange):
+class Scatter(Carrier):
     """Cut the block into N chunks; every chunk's owner sums what all send it, encodes the mean again and tells everybody.
 
     All-to-all of N - 1 chunk wires, decode and sum (the own share first, then that of the rank before, and so on round),
@@ -61,25 +61,6 @@ class Scatter(Exchange):
             self.feedback is None or 0 <= self.feedback <= 1,
             f"scatter: feedback must lie in [0, 1], got {self.feedback}; leave it out for the codec's own",
         )
-
-    @property
-    def unbiased(self) -> bool:
-        return self.codec.unbiased
-
-    @property
-    def needs_feedback(self) -> bool:
-        return self.codec.needs_feedback
-
-    @property
-    def contracts(self) -> bool:
-        return self.codec.contracts
-
-    @property
-    def bucket_mb(self) -> float:
-        return self.codec.bucket_mb
-
-    def omega(self, layout: Layout) -> float:
-        return self.codec.omega(layout)
 
     def policy(self, key: str) -> Policy:
         return {"owed": "owner", "owed_scale": "equal"}.get(key, "mean")  # pyright: ignore[reportReturnType]

@@ -245,7 +245,7 @@ def _record(plan: Plan, hosts: int, rate: str | None, command: str) -> Record:
         rate=rate or "unshaped",
         seed=plan.seed,
         versions=_versions(),
-        machine=f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}",
+        machine=f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}{_tcp()}",
         baseline=plan.baseline or next(iter(plan.contenders)),
         runs=[
             Run(name, recipe, about=about(recipe), yardstick=recipe in YARDSTICKS)
@@ -266,3 +266,10 @@ def _versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def _tcp() -> str:
+    """How the kernel shares links between flows: on slow ones it moves step times by several percent."""
+    with suppress(OSError):
+        return f", TCP {Path('/proc/sys/net/ipv4/tcp_congestion_control').read_text().strip()}"
+    return ""

@@ -50,15 +50,20 @@ def measure_steps(
     record, code = launch(plan, hosts, rate, "gossamer bench steps", on_event)
     if code > 128:
         raise KeyboardInterrupt(code - 128)
-    paces = {run.name: _paces(run, WARM_UP * chunk) for run in record.runs}
+    paces = {run.name: _paces(run, chunk) for run in record.runs}
     medians = {name: statistics.median(p) for name, p in paces.items() if p}
     return [_row(run, paces[run.name], medians, record) for run in record.runs]
 
 
-def _paces(run: Run, warm_up: int) -> list[float]:
-    """Milliseconds per step of each step, or of each round of steps, after the warm-up."""
-    marks, period = [s.seconds for s in run.steps[warm_up - 1 :]], _period(run.recipe)
-    return [1000 * (b - a) / period for a, b in zip(marks[::period], marks[period::period])]
+def _paces(run: Run, chunk: int) -> list[float]:
+    """Milliseconds per step of each step, or of each round of steps, after the warm-up.
+
+    A turn's first step waits for all ranks to take it up, and for its model to come back to the caches: only rounds, which
+    cannot leave a step out, count it.
+    """
+    marks, period = [s.seconds for s in run.steps], _period(run.recipe)
+    ends = range(WARM_UP * chunk + period - 1, len(marks), period)
+    return [1000 * (marks[i] - marks[i - period]) / period for i in ends if period > 1 or chunk == 1 or i % chunk]
 
 
 def _period(kind: str) -> int:
