@@ -130,6 +130,35 @@ class LinearCodec(_Encoding):
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]: ...
 
 
+class AsItsCodec:
+    """Promises what the codec inside does."""
+
+    codec: Any
+
+    @property
+    def unbiased(self) -> bool:
+        return self.codec.unbiased
+
+    @property
+    def needs_feedback(self) -> bool:
+        return self.codec.needs_feedback
+
+    @property
+    def contracts(self) -> bool:
+        return self.codec.contracts
+
+    @property
+    def whole(self) -> bool:
+        return self.codec.whole
+
+    @property
+    def bucket_mb(self) -> float:
+        return self.codec.bucket_mb
+
+    def omega(self, layout: Layout) -> float:
+        return self.codec.omega(layout)
+
+
 class Exchange(Part):
     """Who talks to whom, to agree on an average.
 
@@ -171,33 +200,8 @@ class Exchange(Part):
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]: ...
 
 
-class Carrier(Exchange):
-    """An exchange of what one codec writes: it promises what the codec does."""
-
-    codec: Any
-
-    @property
-    def unbiased(self) -> bool:
-        return self.codec.unbiased
-
-    @property
-    def needs_feedback(self) -> bool:
-        return self.codec.needs_feedback
-
-    @property
-    def contracts(self) -> bool:
-        return self.codec.contracts
-
-    @property
-    def whole(self) -> bool:
-        return self.codec.whole
-
-    @property
-    def bucket_mb(self) -> float:
-        return self.codec.bucket_mb
-
-    def omega(self, layout: Layout) -> float:
-        return self.codec.omega(layout)
+class Carrier(AsItsCodec, Exchange):
+    """An exchange of what one codec writes."""
 
 
 class Send(Protocol):

@@ -7,38 +7,19 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Codec, Exchange, Seat
+from gossamer.core.contracts import AsItsCodec, Codec, Exchange, Seat
 from gossamer.core.parts import Part
 
 P = TypeVar("P", bound=Part)
 
 
 @dataclass(frozen=True, repr=False)
-class Hollow(Codec):
+class Hollow(AsItsCodec, Codec):
     """Stands in for a codec: its wires are as long, and nobody has written or reads them."""
 
     name: ClassVar[str] = "hollow"
 
     codec: Codec
-
-    @property
-    def unbiased(self) -> bool:
-        return self.codec.unbiased
-
-    @property
-    def needs_feedback(self) -> bool:
-        return self.codec.needs_feedback
-
-    @property
-    def contracts(self) -> bool:
-        return self.codec.contracts
-
-    @property
-    def whole(self) -> bool:
-        return self.codec.whole
-
-    def omega(self, layout: Layout) -> float:
-        return self.codec.omega(layout)
 
     def wire_bytes(self, layout: Layout) -> int | None:
         return self.codec.wire_bytes(layout)
