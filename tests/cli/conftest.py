@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gossamer.cli.app import run
 from gossamer.lab import available
 
 COMMAND = [sys.executable, "-m", "gossamer.cli"]
@@ -99,3 +100,19 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     yield shell
     for pid in shell.processes():  # only after a failure
         os.kill(pid, 9)
+
+
+@pytest.fixture
+def say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Say something at the command line, in an empty folder; returns the exit code, output and errors."""
+
+    def say(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["gossamer", *words])
+        code = run()
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    monkeypatch.chdir(tmp_path)
+    return say

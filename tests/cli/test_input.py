@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.cli.app import run
 from gossamer.core.errors import GossamerError
 from gossamer.recipes import presets
 from gossamer.record import FORMAT, Record, Run, Step
@@ -17,19 +16,14 @@ Say = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Say:
-    def say(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["gossamer", *words])
-        code = run()
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+def say(say: Say, monkeypatch: pytest.MonkeyPatch) -> Say:
+    """And no ranks are started, whatever is said."""
 
     def never(*args: object) -> None:
         raise AssertionError("ranks were started")
 
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gossamer.cli.trial.launch", never)
     return say
 

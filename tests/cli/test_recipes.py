@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gossamer
 from gossamer import catalogue
-from gossamer.cli.app import run
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.parts import registry
 from gossamer.counting import bytes_per_step
@@ -27,18 +26,6 @@ from gossamer.recipes import presets
 from gossamer.workloads import get
 
 Say = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Say:
-    def say(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["gossamer", *words])
-        code = run()
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    monkeypatch.chdir(tmp_path)
-    return say
 
 
 def facts(say: Say, *words: str) -> dict[str, Any]:
