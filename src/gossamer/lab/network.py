@@ -54,8 +54,10 @@ def plan_hosts(links: tuple[Link, ...], latency: int | None) -> list[dict[str, A
 
 
 def _quiet(device: str) -> str:
-    # Without an IPv6 link-local address the kernel sends nothing of its own: counters show the program only.
-    return f"link set dev {device} addrgenmode none up"
+    # Without an IPv6 link-local address the kernel sends nothing of its own: counters show the program only. Two
+    # requests, since in one the kernel first sets the device up: the bridge would have its address before it hears
+    # that it is to have none, and would announce it to every host in the next seconds.
+    return f"link set dev {device} addrgenmode none\nlink set dev {device} up"
 
 
 def shape(device: str, rate: int | None, latency: int | None) -> str:
