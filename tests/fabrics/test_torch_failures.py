@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.gang import Gang, GangError
 
 from gossamer.core import verbs
@@ -129,6 +130,90 @@ def test_a_mismatch_is_explained_even_where_nothing_was_compared(gang2: Gang) ->
     assert "Rank 1 is at step 3, 'block', AllReduce sum of 4 float32" in zero[1]
     assert "Rank 0 is at step 3, 'block', AllGather of 16 bytes" in one[1]
     assert max(zero[2], one[2]) < 2.0 + 2.0
+
+
+def changes_its_mind(rank: int, size: int, kind: str) -> tuple[str, str, float]:
+    """Long after the first collectives were compared, the last rank's message is of another size."""
+    fabric = TorchFabric(deadline=2.0)
+
+    def program(n: int) -> Program[Any]:
+        yield from verbs.all_reduce(torch.ones(3))
+        if kind == "reduce":
+            yield from verbs.all_reduce(torch.ones(n))
+        else:
+            yield from verbs.all_gather(torch.zeros(n, dtype=torch.uint8))
+
+    for step in range(1, 21):
+        fabric.join(fabric.start(program(10 + step // 15), "head", step))  # a change on all ranks is no trouble
+    n = 100 if rank == size - 1 else 11
+    return failure(fabric, lambda: fabric.join(fabric.start(program(n), "head", step=21)))
+
+
+@pytest.mark.parametrize("kind", ["reduce", "gather"])
+def test_a_size_that_changes_on_one_rank_only_is_told_to_all(gang4: Gang, kind: str) -> None:
+    said = "AllReduce sum of {} float32" if kind == "reduce" else "AllGather of {} bytes"
+    for rank, (name, text, seconds) in enumerate(gang4.run(changes_its_mind, kind)):
+        assert name == "PeerError"
+        mine, others = said.format(100), said.format(11)
+        if rank != 3:
+            mine, others = others, mine
+        assert f"rank {rank} of 4: step 21, 'head', {mine}" in text
+        assert f"Rank {3 if rank != 3 else 0} is at step 21, 'head', {others}" in text
+        assert seconds < 2.0 + 2.0
+
+
+def takes_a_turn_of_its_own(rank: int, size: int) -> tuple[str, str, float]:
+    """One rank alone does what all should do together."""
+    fabric = TorchFabric(deadline=2.0)
+    for step in range(1, 21):
+        fabric.join(fabric.start(verbs.all_reduce(torch.ones(10)), "head", step))
+    if rank == 0:
+        return failure(fabric, lambda: fabric.run(verbs.all_reduce(torch.ones(1000))))
+    return failure(fabric, lambda: fabric.join(fabric.start(verbs.all_reduce(torch.ones(10)), "head", 21)))
+
+
+def test_what_one_rank_does_alone_is_told_to_all(gang2: Gang) -> None:
+    zero, one = gang2.run(takes_a_turn_of_its_own)
+    assert zero[0] == one[0] == "PeerError"
+    assert "'unlabelled', AllReduce sum of 1000 float32" in zero[1]
+    assert "Rank 1 is at step 21, 'head', AllReduce sum of 10 float32" in zero[1]
+    assert "Rank 0 is at step 0, 'unlabelled', AllReduce sum of 1000 float32" in one[1]
+
+
+def comparisons(rank: int, size: int) -> list[int]:
+    """Keys in the store, as sizes go on changing on all ranks."""
+    fabric, keys = TorchFabric(deadline=20), list[int]()
+    for step in range(1, 41):
+        fabric.join(fabric.start(verbs.all_reduce(torch.ones(step)), "head", step))
+        fabric.run(verbs.all_reduce(torch.ones(1)))  # so that nobody is deleting at this moment
+        if step in (20, 40):
+            keys.append(dist.distributed_c10d._get_default_store().num_keys())
+            fabric.run(verbs.all_reduce(torch.ones(1)))
+    fabric.close()
+    return keys
+
+
+def test_comparisons_leave_no_keys_behind(gang2: Gang) -> None:
+    assert all(later == earlier for earlier, later in gang2.run(comparisons))
+
+
+def ends_early(rank: int, size: int) -> tuple[str, str, float]:
+    fabric = TorchFabric(deadline=DEADLINE)
+    for step in range(1, 11):
+        fabric.join(fabric.start(verbs.all_reduce(torch.ones(10)), "head", step))
+    if rank == 1:
+        fabric.close()
+        return "", "", 0.0
+    return failure(fabric, lambda: fabric.join(fabric.start(verbs.all_reduce(torch.ones(10)), "head", 11)))
+
+
+def test_a_rank_that_has_ended_is_not_called_dead(gang4: Gang) -> None:
+    for rank, (name, text, seconds) in enumerate(gang4.run(ends_early)):
+        if rank != 1:
+            assert name == "PeerError"
+            assert "Rank 1 has detached or ended: do all ranks take equally many steps?" in text
+            assert "No word from" not in text
+            assert seconds < DEADLINE
 
 
 def never_comes(rank: int, size: int, check: int) -> tuple[str, str, float]:

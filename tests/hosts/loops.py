@@ -100,7 +100,7 @@ def trained(rank: int, size: int, recipe: str, steps: int) -> list[Tensor]:
     return out
 
 
-def simulated(recipe: str, size: int, steps: int) -> list[list[Tensor]]:
+def simulated(recipe: str | Recipe, size: int, steps: int) -> list[list[Tensor]]:
     """The same on the simulator: for each rank, the parameters after each step."""
 
     def backward(model: nn.Module, rank: int, step: int) -> float:

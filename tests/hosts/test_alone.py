@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from tests.hosts.loops import Awkward, attached, flat, loss_of, same, sgd, small_step
-from tests.laws.samples import preset_recipes
+from tests.hosts.loops import Awkward, attached, flat, loss_of, same, sgd, simulated, small_step, trained
+from tests.laws.samples import preset_recipes, samples
 from torch import nn
 
 import gossamer
 from gossamer.core.errors import AttachError, RecipeError
+from gossamer.recipe import Recipe
 
 PRESETS = preset_recipes()
 
@@ -44,6 +45,79 @@ def test_one_rank_is_plain_training_bit_for_bit(name: str) -> None:
     assert hooks(model, optimizer) == 0
     plain(model, optimizer, range(6, 8))
     assert same(flat(model), flat(twin))
+
+
+ALONE = [  # what they do to the optimizer's steps does not need a second rank
+    *(f"allreduce + {s}" for s in samples("schedule") if s.averages_gradients),
+    *(f"allreduce + {c}" for c in samples("controller") if c.moves_schedule),
+    "diana(l1=0.02)",
+    "qsgd + every_step(l1=0.02) + bucket(0.00004)",
+    "accordion_batch(epoch=2, factor=4, interval=1, threshold=10.0)",
+    "bf16 + every_step(l1=0.02) + accordion_batch(4, 2, interval=1, threshold=10.0)",
+]
+
+
+def exact(recipe: str) -> Recipe:
+    """The same schedule and controller over the plain exchange: alone, a codec has nothing to write."""
+    parsed = Recipe.of(recipe)
+    return Recipe(Recipe.of("allreduce").exchange, schedule=parsed.schedule, controller=parsed.controller)
+
+
+@pytest.mark.parametrize("recipe", ALONE)
+def test_what_a_schedule_or_controller_does_besides_averaging_it_does_alone_as_in_the_simulator(recipe: str) -> None:
+    real, (virtual,) = trained(0, 1, recipe, 8), simulated(exact(recipe), 1, 8)
+    assert all(same(a, b) for a, b in zip(real, virtual, strict=True))
+    if recipe not in (
+        "allreduce + every_step()",
+        "allreduce + accordion_batch(2, 2)",
+    ):  # the latter decides after 22 steps
+        assert not same(real[-1], trained(0, 1, "allreduce", 8)[-1])
+
+
+def test_a_penalty_makes_a_sparse_model_of_one_rank_too() -> None:
+    with attached("allreduce + every_step(l1=0.5)") as (model, optimizer, comm):
+        for _ in range(30):
+            small_step(model, optimizer, comm, 0)
+        assert int((flat(model) == 0).sum()) > flat(model).numel() // 2
+        assert comm.metrics()["sent_bytes"] == comm.ledger.requests == comm.exposed_seconds == 0
+
+
+def test_a_batch_grows_alone_and_is_not_grown_by_a_gradient_that_is_not_finite() -> None:
+    recipe = "accordion_batch(epoch=2, factor=4, interval=1, threshold=10.0)"
+    for spoilt, grown in ((0, [1, 1, 1, 1, 4, 4]), (4, [1, 1, 1, 1, 1, 4])):  # a late verdict where the 4th step is
+        seen = list[int]()
+        with attached(recipe, optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.0)) as (model, optimizer, comm):
+            for step in range(1, 7):
+                seen.append(comm.accumulate)
+                optimizer.zero_grad()
+                loss_of(model, 0, step).backward()
+                if step == spoilt:
+                    model.get_parameter("bias").grad.fill_(float("nan"))  # pyright: ignore
+                    with torch.no_grad():
+                        held = [p.clone() for p in model.parameters()]
+                optimizer.step()
+                if step == spoilt:  # plain training takes what it is given; here only the verdict is of interest
+                    for p, kept in zip(model.parameters(), held, strict=True):
+                        p.data.copy_(kept)
+        assert seen == grown
+
+
+def test_a_penalty_under_a_closure() -> None:
+    with attached("allreduce + every_step(l1=0.5)", nn.Linear(17, 7), lambda m: torch.optim.LBFGS(m.parameters())) as (
+        model,
+        optimizer,
+        comm,
+    ):
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, 0, 1)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        assert comm.step == 1
+        assert int((flat(model) == 0).sum()) > 10
 
 
 def test_a_closure_is_welcome_where_nothing_is_averaged() -> None:

@@ -89,11 +89,34 @@ def test_an_update_that_is_not_finite_is_applied_by_nobody(gang4: Gang) -> None:
         assert outcome["seen"][STEPS].isfinite().all()
 
 
+def marching(rank: int, size: int, steps: int) -> list[int]:
+    """The keys in the store at some steps; one rank after the other is late now and then."""
+    keys = list[int]()
+    with attached("backup") as (model, optimizer, comm):
+        while comm.step < steps:
+            step = comm.step + 1
+            optimizer.zero_grad()
+            loss = loss_of(model, rank, step)
+            if step % 20 == 5 * rank:
+                time.sleep(0.02)
+            loss.backward()
+            optimizer.step()
+            if rank == 0 and step % 50 == 0:
+                keys.append(dist.distributed_c10d._get_default_store().num_keys())
+        dist.barrier()
+    return keys
+
+
+def test_the_store_does_not_grow_with_the_steps(gang4: Gang) -> None:
+    keys = gang4.run(marching, 300)[0]
+    assert max(keys) - min(keys) <= 25  # a step's claims are five keys, and steps close while we count
+
+
 def mixed(rank: int, size: int) -> str:
     from gossamer.core.errors import AttachError
 
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3).double())
-    with pytest.raises(AttachError) as caught, attached("backup", model):
+    with pytest.raises(AttachError) as caught, attached("backup(backups=0)", model):
         pass
     return str(caught.value)
 
@@ -102,15 +125,14 @@ def test_parameters_of_two_precisions_are_refused(gang2: Gang) -> None:
     assert all("one precision" in text for text in gang2.run(mixed))
 
 
-def too_few(rank: int, size: int) -> str:
-    from gossamer.core.errors import GossamerError
+def too_few(rank: int, size: int, recipe: str) -> str:
+    from gossamer.core.errors import RecipeError
 
-    with attached("backup(backups=2)") as (model, _, _):
-        loss = loss_of(model, rank, 1)
-        with pytest.raises(GossamerError) as caught:
-            loss.backward()
-        return str(caught.value)
+    with pytest.raises(RecipeError) as caught, attached(recipe):
+        pass
+    return str(caught.value)
 
 
-def test_more_backups_than_ranks_are_refused(gang2: Gang) -> None:
-    assert all("2 ranks leave nobody to wait for" in text for text in gang2.run(too_few))
+@pytest.mark.parametrize(("backups", "words"), [(1, "2 ranks leave one gradient"), (2, "2 ranks leave nobody")])
+def test_ranks_that_leave_no_mean_are_refused_at_attach(gang2: Gang, backups: int, words: str) -> None:
+    assert all(words in text for text in gang2.run(too_few, f"backup({backups})"))

@@ -6,9 +6,11 @@ import signal
 import time
 
 import pytest
+import torch
 from tests.gang import Gang
-from tests.hosts.loops import SMALL, attached, small_step
+from tests.hosts.loops import SMALL, attached, loss_of, small_step
 
+import gossamer
 from gossamer.core.errors import PeerError
 
 pytestmark = pytest.mark.gang
@@ -64,3 +66,36 @@ def test_every_survivor_learns_of_a_death_in_time(recipe: str, victim: int) -> N
             ), text
             assert waited < DEADLINE + 3.0
             assert leaving < 3.0
+
+
+def dying_under_ddp(rank: int, size: int, victim: int) -> tuple[str, float]:
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(17, 7))
+    hook = gossamer.ddp.register(model, "terngrad", deadline=DEADLINE)
+
+    def die(_: object) -> None:
+        if rank == victim and hook.step >= 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    model.module.weight.register_hook(die)
+    while hook.step < 1000:
+        began = time.monotonic()
+        try:
+            loss_of(model, rank, hook.step + 1).backward()
+        except PeerError as error:
+            waited = time.monotonic() - began
+            hook.close()
+            return str(error), waited
+    raise AssertionError("nobody noticed that a rank is gone")
+
+
+def test_backward_under_ddp_ends_with_the_error_too() -> None:
+    gang = Gang(3)
+    try:
+        outcomes = gang.run(dying_under_ddp, 1, lost=[1], timeout=30.0)
+    finally:
+        gang.close()
+    for rank in (0, 2):
+        text, waited = outcomes[rank]
+        assert f"rank {rank} of 3" in text
+        assert "No word from rank 1" in text
+        assert waited < DEADLINE + 3.0

@@ -193,7 +193,7 @@ def rolled_back(rank: int, size: int, recipe: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "recipe", ["topk(ratio=0.1)" + SMALL, "osgp(every=2)", "qsgd + overlap_local_sgd(2)", "backup"]
+    "recipe", ["topk(ratio=0.1)" + SMALL, "osgp(every=2)", "qsgd + overlap_local_sgd(2)", "backup(backups=0)"]
 )
 def test_a_run_goes_back(gang2: Gang, recipe: str) -> None:
     assert gang2.run(rolled_back, recipe) == [True, True]

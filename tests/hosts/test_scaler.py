@@ -7,6 +7,8 @@ import torch
 from tests.gang import Gang
 from tests.hosts.loops import SMALL, attached, flat, loss_of, same
 
+from gossamer.core.errors import AttachError
+
 pytestmark = pytest.mark.gang
 
 SPOILT = {(1, 3), (0, 4), (1, 60), (1, 66), (0, 150), (1, 151)}  # (rank, iteration)
@@ -120,6 +122,45 @@ def test_local_steps_skip_alone_and_clocks_stay_aligned(gang2: Gang, recipe: str
     assert a["agreed"].isfinite().all()
     if "sgp" not in recipe and "overlap" not in recipe:
         assert same(a["flat"], b["flat"])
+
+
+def untold(rank: int, size: int, recipe: str, how: str) -> tuple[str, int]:
+    """A scaler that attach does not know of, at the first step that it does not skip."""
+    scaler = torch.amp.GradScaler("cpu", enabled=how != "disabled")
+
+    def fused(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.05, fused=how == "fused")
+
+    model = torch.nn.Linear(17, 7)
+    with attached(recipe, model, fused) as (model, optimizer, comm):
+        try:
+            for i in range(1, 5):
+                optimizer.zero_grad()
+                factor = float("inf") if (how, rank, i) in {("plain", 1, 1), ("fused", 0, 2)} else 1.0
+                scaler.scale(loss_of(model, rank, i) * factor).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        except AttachError as error:
+            return str(error), comm.step
+        comm.check_sync()
+        return "", comm.step
+
+
+@pytest.mark.parametrize("recipe", ["local_sgd(3)", "overlap_local_sgd(3)", "sgp"])
+def test_local_steps_must_be_told_of_the_scaler(gang2: Gang, recipe: str) -> None:
+    for text, step in gang2.run(untold, recipe, "plain"):
+        assert "say attach(..., scaler=scaler)" in text
+        assert step == 0
+
+
+@pytest.mark.parametrize("how", ["disabled", "fused"])
+def test_a_scaler_that_skips_no_step_need_not_be_told_of(gang2: Gang, how: str) -> None:
+    """An optimizer that knows of scales is stepped always, and leaves the parameters alone where it must."""
+    assert gang2.run(untold, "local_sgd(3)", how) == [("", 4)] * 2
+
+
+def test_backup_workers_refuse_a_scaler_that_they_were_not_told_of(gang2: Gang) -> None:
+    assert all("use bf16" in text for text, _ in gang2.run(untold, "backup(0)", "late"))
 
 
 def saved_after_a_skip(rank: int, size: int, resume: bool) -> torch.Tensor:

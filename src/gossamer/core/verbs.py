@@ -33,11 +33,12 @@ class AllGather:
     """Give a wire, get every rank's wire in rank order; all wires have the same length.
 
     With `read`, nothing is answered: read(j, wire) is called as the wires come, in the order of `arrivals`, each while the
-    next one travels.
+    next one travels. `agreed` says that the ranks have just agreed on the length, so that a new one is nothing strange.
     """
 
     wire: Tensor
     read: Read | None = None
+    agreed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +221,7 @@ def all_gather_ragged(wire: Tensor, limit: int) -> Program[list[Tensor]]:
             raise WireError(f"rank {rank} announces a wire of {n} bytes; at most {limit} are possible here")
     padded = wire.new_zeros(max(lengths))
     padded[: wire.numel()] = wire
-    wires = yield from all_gather(padded)
+    wires = yield AllGather(padded, agreed=True)
     return [w[:n] for w, n in zip(wires, lengths, strict=True)]
 
 

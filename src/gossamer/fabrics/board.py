@@ -21,7 +21,7 @@ class Board:
     """A key-value store that all ranks of one fabric write to and read from.
 
     A client of a TCPStore serves one request at a time, so nothing here ever blocks in the store: waiting is asking
-    again. Keys are short and values are plain text; they are kept as long as the store lives.
+    again. Keys are short and values are plain text; a key lives as long as the store, unless somebody deletes it.
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
@@ -43,6 +43,19 @@ class Board:
     def flag_is_up(self, name: str) -> bool:
         return self.store.check([name])
 
+    def leave(self) -> None:
+        """Tell all others that this rank needs nothing more of them, nor of the store."""
+        self.raise_flag(f"left/{self.rank}", "")
+
+    def left(self) -> list[int]:
+        return [r for r in range(self.size) if r != self.rank and self.flag_is_up(f"left/{r}")]
+
+    def all_left(self) -> bool:
+        return self.store.check([f"left/{r}" for r in range(self.size) if r != self.rank])
+
+    def take_down(self, name: str) -> None:
+        self.store.delete_key(name)
+
     def meet(self, key: str, text: str, wait: Callable[[Callable[[], bool]], object]) -> dict[int, str]:
         """Post a text, wait as told for everybody else's, and read those that are there, by rank."""
         self.store.set(f"{key}/{self.rank}", text)
@@ -50,13 +63,3 @@ class Board:
         keys = [f"{key}/{r}" for r in others]
         wait(lambda: self.store.check(keys))
         return {r: self.store.get(k).decode() for r, k in zip(others, keys, strict=True) if self.store.check([k])}
-
-    def claim(self, name: str) -> int:
-        ticket = self.store.add(f"claim/{name}", 1)
-        self.store.set(f"claim/{name}/{ticket}", str(self.rank))
-        return ticket
-
-    def holders(self, name: str, count: int) -> tuple[int, ...] | None:
-        """The ranks that drew the first `count` tickets, in order; None while fewer are drawn."""
-        keys = [f"claim/{name}/{i}" for i in range(1, count + 1)]
-        return tuple(int(self.store.get(k)) for k in keys) if self.store.check(keys) else None

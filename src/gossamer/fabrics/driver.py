@@ -24,9 +24,11 @@ from gossamer.core.verbs import (
 )
 from gossamer.fabrics.board import Board, poll
 from gossamer.fabrics.channel import Channel, Crossing, refuse
+from gossamer.fabrics.habits import Habits
 from gossamer.fabrics.lane import Running
 from gossamer.fabrics.ledger import traffic
 from gossamer.fabrics.positions import Position, explain, position
+from gossamer.fabrics.tickets import Tickets
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,8 +59,8 @@ class _Own(Exception):
 def _guarded(verb: Crossing) -> Crossing:
     """Tell the program's own errors from the network's."""
     match verb:
-        case AllGather(wire, read) if read is not None:
-            return AllGather(wire, _own(read))
+        case AllGather(wire, read, agreed) if read is not None:
+            return AllGather(wire, _own(read), agreed)
         case AllToAll(wires, lengths, read):
             promises = [Promise(_own(w.make), w.length) if isinstance(w, Promise) else w for w in wires]
             return AllToAll(promises, lengths, _own(read) if read is not None else None)
@@ -83,9 +85,11 @@ class NetworkDriver:
         self, office: Office, channel: Channel, board: Board, tickets: Board, deadline: float, check: int
     ) -> None:
         self._office, self._channel, self._board = office, channel, board
-        self._tickets = tickets  # shared by all lanes: one may claim what another waits for
+        self._tickets = Tickets(tickets)  # the board is shared by all lanes: one may claim what another waits for
         self._deadline, self._check = deadline, check
-        self._collectives = 0
+        self._collectives = self._before = 0  # of this lane, and of the program under way
+        self._habits = Habits()
+        self._compared = ""  # the key under which the last comparison was posted
 
     def drive(self, ticket: Running, halt: threading.Event) -> Any:
         began = time.thread_time()  # waiting costs none of it
@@ -96,6 +100,7 @@ class NetworkDriver:
 
     def _drive(self, ticket: Running, halt: threading.Event) -> Any:
         program, answer, error = ticket.program, None, None
+        self._before = 0
         while True:
             try:
                 verb = program.send(answer) if error is None else program.throw(error)
@@ -118,9 +123,13 @@ class NetworkDriver:
             case AllReduce() | AllGather() | AllToAll():
                 refuse(verb, self._channel.size, self._channel.rank)
                 self._collectives += 1
-                if self._collectives <= self._check and self._channel.size > 1:
+                if self._is_to_be_compared(verb, ticket):
                     self._compare(ticket, halt)
-                return self._cross(verb, ticket)
+                self._before += 1
+                answer = self._cross(verb, ticket)
+                if isinstance(verb, AllReduce) and verb.tensor.numel():
+                    self._tickets.all_have_come()
+                return answer
             case Compute(work):
                 return work()
             case Start(program, label, step, lane):
@@ -151,6 +160,7 @@ class NetworkDriver:
     def _closed(self, name: str, count: int, halt: threading.Event) -> tuple[int, ...]:
         """No deadline here: a quorum may take as long as a step takes; whoever joins has one."""
         holders: tuple[int, ...] | None = None
+        self._tickets.sweep()
 
         def ready() -> bool:
             nonlocal holders
@@ -163,15 +173,24 @@ class NetworkDriver:
         return holders
 
     def _compare(self, ticket: Running, halt: threading.Event) -> None:
-        """Before one of a lane's first collectives, see that all ranks are about to do the same: gloo aborts the
-        process where sizes differ, and adds up different buckets of one size without a word.
+        """Before a lane's first collectives, and later ones that are unusual, see that all ranks are about to do the
+        same: gloo aborts the process where sizes differ, and adds up different buckets of one size without a word.
         """
-        mine, rank = self._position(ticket), self._channel.rank
-        posts = _network(lambda: self._meet(f"check/{self._collectives}", mine, self._deadline, halt))
+        mine, rank, key = self._position(ticket), self._channel.rank, f"check/{self._collectives}"
+        posts = _network(lambda: self._meet(key, mine, self._deadline, halt))
         if not all(mine.agrees(rank, post, other) for other, post in posts.items()):
             raise _Trouble("the ranks are about to do different things")
         if len(posts) < self._channel.size - 1:
             raise _Trouble("not all ranks have come to it")
+        if self._compared:  # who has come here has read what was posted there
+            _network(lambda: self._board.take_down(f"{self._compared}/{rank}"))
+        self._compared = key
+
+    def _is_to_be_compared(self, verb: Verb, ticket: Running) -> bool:
+        if self._channel.size == 1 or not self._check:
+            return False
+        unusual = self._habits.breaks_with(ticket.label, self._before, verb)
+        return unusual or self._collectives <= self._check
 
     def _meet(self, key: str, mine: Position, seconds: float, halt: threading.Event) -> dict[int, Position]:
         def wait(ready: Callable[[], bool]) -> None:
@@ -191,7 +210,7 @@ class NetworkDriver:
         """
         own = inside and not isinstance(error, _Trouble)
         reason = f"{type(error).__name__}: {plainly(error)}" if own else str(error)
-        mine, found = self._position(ticket, reason), dict[int, Position]()
+        mine, found, left = self._position(ticket, reason), dict[int, Position](), list[int]()
         unheard = True
 
         def ask() -> None:
@@ -199,6 +218,7 @@ class NetworkDriver:
             with suppress(RuntimeError):
                 self._board.raise_flag("broken", reason)
                 found.update(self._meet("end", mine, _PATIENCE, threading.Event()))
+                left.extend(self._board.left())
                 unheard = False
 
         # The store's host may be gone in a way that makes its clients wait; nobody may wait for them.
@@ -209,17 +229,19 @@ class NetworkDriver:
         if own:
             return error
         asking.join(_PATIENCE + 0.5)
-        told = self._tell(ticket, mine, dict(found), unheard)
+        told = self._tell(ticket, mine, dict(found), list(left), unheard)
         told.__cause__ = error.__cause__
         return told
 
-    def _tell(self, ticket: Running | None, mine: Position, found: dict[int, Position], unheard: bool) -> PeerError:
+    def _tell(
+        self, ticket: Running | None, mine: Position, found: dict[int, Position], left: list[int], unheard: bool
+    ) -> PeerError:
         size, rank = self._channel.size, self._channel.rank
         handed = traffic(ticket.verb, rank, size)[0] if ticket and ticket.verb else 0
         others = (
             "The store does not answer: the process that hosts it, as a rule rank 0, is gone, frozen or cut off."
             if unheard
-            else explain(rank, size, mine, found)
+            else explain(rank, size, mine, found, left)
         )
         return PeerError(f"rank {rank} of {size}: {mine}, {handed} bytes. {others}")
 

@@ -1,7 +1,7 @@
 """The ledger: every request that crossed the network, with its bytes and seconds."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ class Ledger:
         self.entries = list[Entry]()
         self.handed = self.sent = self.received = self.requests = 0
         self.seconds = 0.0
+        self._verbs = dict[str, tuple[int, int]]()
         self.busy_seconds = 0.0  # processor time of programs between their requests: encoding and decoding
 
     def note(self, entry: Entry) -> None:
@@ -38,6 +39,8 @@ class Ledger:
         self.sent += entry.sent
         self.received += entry.received
         self.seconds += entry.seconds
+        count, sent = self._verbs.get(entry.verb, (0, 0))
+        self._verbs[entry.verb] = count + 1, sent + entry.sent
         if len(self.entries) < self.keep:
             self.entries.append(entry)
 
@@ -57,15 +60,7 @@ class Ledger:
 
     def by_verb(self) -> dict[str, tuple[int, int]]:
         """Requests and bytes sent, by verb."""
-        return _sums(self.entries)
-
-
-def _sums(entries: Iterable[Entry]) -> dict[str, tuple[int, int]]:
-    out = dict[str, tuple[int, int]]()
-    for e in entries:
-        count, sent = out.get(e.verb, (0, 0))
-        out[e.verb] = count + 1, sent + e.sent
-    return out
+        return dict(self._verbs)
 
 
 def traffic(verb: Verb, rank: int, size: int) -> tuple[int, int, int]:

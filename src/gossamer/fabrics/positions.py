@@ -1,7 +1,7 @@
 """Where each rank stands, in words: to compare before a collective, and to explain a failure after it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from gossamer.core.verbs import (
@@ -79,14 +79,21 @@ def _describe(verb: Verb | None) -> str:
             return type(verb).__name__
 
 
-def explain(rank: int, size: int, mine: Position, others: Mapping[int, Position]) -> str:
-    """Say who is missing, and who is where."""
+def explain(rank: int, size: int, mine: Position, others: Mapping[int, Position], left: Collection[int] = ()) -> str:
+    """Say who is missing, who has left, and who is where."""
     lines = list[str]()
-    missing = [r for r in range(size) if r != rank and r not in others]
+    missing = [r for r in range(size) if r != rank and r not in others and r not in left]
     if missing:
-        who = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
-        lines.append(f"No word from {who}: dead, frozen, cut off, or not here yet.")
+        lines.append(f"No word from {_ranks(missing)}: dead, frozen, cut off, or not here yet.")
+    gone = [r for r in left if r not in others]
+    if gone:
+        has = "has" if len(gone) == 1 else "have"
+        lines.append(f"{_ranks(gone).capitalize()} {has} detached or ended: do all ranks take equally many steps?")
     for other, position in sorted(others.items()):
         same = mine.agrees(rank, position, other) and not position.trouble
         lines.append(f"Rank {other} is at {'the same place' if same else position}.")
     return " ".join(lines)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gossamer.core.errors import DeadlockError, GossamerError, PeerError
@@ -31,13 +30,9 @@ from gossamer.core.verbs import (
     Start,
     Ticket,
     Verb,
-    arrivals,
-    departures,
-    kept,
 )
+from gossamer.fabrics.collectives import Collective, Refused, answers, describe, mismatch
 from gossamer.fabrics.ledger import Entry, Ledger, traffic
-
-Collective = AllReduce | AllGather | AllToAll
 
 
 @dataclass(frozen=True)
@@ -103,6 +98,7 @@ class Outcome:
 def simulate(programs: Sequence[Program[Any]], network: Network | None = None, ledger: Ledger | None = None) -> Outcome:
     """Run one program per rank to the end.
 
+    >>> import torch
     >>> from gossamer.core.verbs import all_reduce
     >>> outcome = simulate([all_reduce(torch.tensor([float(r)])) for r in range(4)], Network(latency=1e-3))
     >>> [float(x) for x in outcome.results], outcome.clocks[0]
@@ -227,29 +223,29 @@ class _Simulation:
             meeting = dict[int, tuple[_Task, Collective]]()
             meetings.append(meeting)
         meeting[task.rank] = task, verb
-        task.waits = f"{_describe(verb)} of {task.ticket.label!r}"
+        task.waits = f"{describe(verb)} of {task.ticket.label!r}"
         if len(meeting) == self.size:
             meetings.remove(meeting)
             self.hold([meeting[r] for r in range(self.size)])
 
     def hold(self, present: list[tuple[_Task, Collective]]) -> None:
         tasks, verbs = [t for t, _ in present], [v for _, v in present]
-        mismatch = _mismatch(verbs) or _astray(tasks)
+        wrong = mismatch(verbs) or _astray(tasks)
         began = max(t.clock for t in tasks)
-        if mismatch:
+        if wrong:
             for task in tasks:
-                self.wake(task, began, error=PeerError(f"{mismatch} (at {task.ticket.label!r}, step {task.step})"))
+                self.wake(task, began, error=PeerError(f"{wrong} (at {task.ticket.label!r}, step {task.step})"))
             return
         crossed = max(self.network.crossing(v, r, self.size) for r, v in enumerate(verbs))
         seconds = self.network.delay(verbs[0], self.size) + crossed
         for task, verb in present:
             self.note(task, verb, seconds)
         try:
-            answers = _answers(verbs)
-        except _Refused as refused:  # by one rank's own making or reading of a wire; the others wait for it in vain
+            found = answers(verbs)
+        except Refused as refused:  # by one rank's own making or reading of a wire; the others wait for it in vain
             self.wake(tasks[refused.rank], began + seconds, error=refused.reason)
             return
-        for task, answer in zip(tasks, answers, strict=True):
+        for task, answer in zip(tasks, found, strict=True):
             self.wake(task, began + seconds, answer)
 
     def send(self, task: _Task, verb: Send) -> None:
@@ -316,35 +312,6 @@ def _once(verb: Verb) -> Program[Any]:
     return (yield verb)
 
 
-def _describe(verb: Verb) -> str:
-    match verb:
-        case AllReduce(tensor, op):
-            return f"AllReduce({tensor.numel()} x {str(tensor.dtype).removeprefix('torch.')}, {op})"
-        case AllGather(wire):
-            return f"AllGather({wire.numel()} bytes)"
-        case AllToAll(wires):
-            return f"AllToAll({[w.numel() for w in wires]} bytes)"
-        case _:
-            return type(verb).__name__
-
-
-def _mismatch(verbs: list[Collective]) -> str:
-    """Why these requests cannot be one collective; empty if they can."""
-    if isinstance(verbs[0], AllToAll):
-        for i, a in enumerate(verbs):
-            for j, b in enumerate(verbs):
-                if not isinstance(a, AllToAll) or not isinstance(b, AllToAll):
-                    return f"rank {i} asks {_describe(a)} while rank {j} asks {_describe(b)}"
-                if a.wires[j].numel() != b.lengths[i]:
-                    return f"rank {i} sends {a.wires[j].numel()} bytes to rank {j}, which expects {b.lengths[i]}"
-        return ""
-    first = _describe(verbs[0])
-    for rank, verb in enumerate(verbs):
-        if _describe(verb) != first:
-            return f"rank 0 asks {first} while rank {rank} asks {_describe(verb)}"
-    return ""
-
-
 def _astray(tasks: list[_Task]) -> str:
     """Requests of one size can still belong to different blocks or steps; their sum would be nonsense."""
     first = tasks[0]
@@ -355,51 +322,3 @@ def _astray(tasks: list[_Task]) -> str:
                 f"while rank {t.rank} is at {t.ticket.label!r}, step {t.step}"
             )
     return ""
-
-
-class _Refused(Exception):
-    """A rank could not make one of its wires, or not read one."""
-
-    def __init__(self, rank: int, reason: Exception) -> None:
-        self.rank, self.reason = rank, reason
-
-
-def _answers(verbs: Sequence[Any]) -> list[Any]:
-    match verbs[0]:
-        case AllReduce(_, op):
-            total = _reduce([v.tensor for v in verbs], op)
-            return [total, *(total.clone() for _ in verbs[1:])]
-        case AllGather():
-            wires = [v.wire.clone() for v in verbs]  # a program may go on writing to what it gave
-            return [_read(rank, v, list(wires)) for rank, v in enumerate(verbs)]
-        case _:
-            sent = [_made(rank, v) for rank, v in enumerate(verbs)]
-            return [_read(rank, v, [s[rank] for s in sent]) for rank, v in enumerate(verbs)]
-
-
-def _made(rank: int, verb: AllToAll) -> dict[int, Tensor]:
-    """Promises are kept in the order they are on a real network."""
-    try:
-        return {j: kept(verb.wires[j]).clone() for j in departures(rank, len(verb.wires))}
-    except Exception as reason:
-        raise _Refused(rank, reason) from reason
-
-
-def _read(rank: int, verb: AllGather | AllToAll, wires: list[Tensor]) -> list[Tensor]:
-    if verb.read is None:
-        return wires
-    try:
-        for j in arrivals(rank, len(wires)):
-            verb.read(j, wires[j])
-    except Exception as reason:
-        raise _Refused(rank, reason) from reason
-    return []
-
-
-def _reduce(tensors: list[Tensor], op: str) -> Tensor:
-    """In rank order, so that the result does not depend on who came first."""
-    combine = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}[op]
-    total = tensors[0].clone()
-    for t in tensors[1:]:
-        combine(total, t, out=total)
-    return total

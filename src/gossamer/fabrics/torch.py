@@ -1,8 +1,10 @@
 """The torch fabric: answers verbs on real processes, over torch.distributed."""
 
-import atexit
 import threading
+import time
+import weakref
 from collections import Counter
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -10,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from gossamer.core.errors import PeerError
-from gossamer.core.verbs import Compute, Descend, Join, Program, Start, Ticket, Verb
+from gossamer.core.verbs import Closed, Compute, Descend, Join, Program, Start, Ticket, Verb
+from gossamer.fabrics import leaving
 from gossamer.fabrics.board import Board, poll
 from gossamer.fabrics.channel import Channel
 from gossamer.fabrics.driver import NetworkDriver
@@ -26,8 +29,9 @@ class TorchFabric:
     """Runs programs over a torch.distributed process group (None: the default group, or this process alone).
 
     Every lane is a thread with a process group of its own. All ranks of the group make their fabrics, and open lanes,
-    in the same order. The first `check` collectives of a lane are compared across ranks before they begin, so that
-    ranks which disagree learn how instead of hanging, aborting or adding up the wrong things; 0 turns that off.
+    in the same order. The first `check` collectives of a lane, and later ones of an unusual size, are compared across
+    ranks before they begin, so that ranks which disagree learn how instead of hanging, aborting or adding up the wrong
+    things; 0 turns that off.
     """
 
     def __init__(
@@ -46,12 +50,15 @@ class TorchFabric:
         self._group, self._deadline, self._check = group, deadline, check
         self._lanes = dict[str, Lane]()
         self._channels = dict[str, Channel]()
+        self._boards = dict[str, Board]()  # the lanes'
+        self._last = dict[str, weakref.ref[Running]]()  # what was started last on each lane
         self._lock = threading.Lock()
         self._closed = False
         self._board = self._make_board()
+        self._hosts = self.size > 1 and leaving.hosts_the_store()
         self.open_lane("comm")
         # A thread that wakes while the interpreter is taken down aborts the process: end the lanes before.
-        atexit.register(self.close)
+        self._at_exit = leaving.at_exit(self.close)
 
     def open_lane(self, name: str) -> None:
         """Open another lane; all ranks do so, in the same order."""
@@ -61,7 +68,7 @@ class TorchFabric:
         board, tickets = self._board.under(f"lane/{name}"), self._board.under("tickets")
         channel = self._make_channel(board)
         driver = NetworkDriver(self, channel, board, tickets, self._deadline, self._check)
-        self._channels[name] = channel
+        self._boards[name], self._channels[name] = board, channel
         self._lanes[name] = Lane(name, driver, self._deadline)
 
     def start(self, program: Program[T], label: str = "", step: int = 0, lane: str = "comm") -> Ticket[T]:
@@ -69,6 +76,7 @@ class TorchFabric:
         if lane not in self._lanes:
             raise ValueError(f"no lane {lane!r}; open are {', '.join(self._lanes)}. Open it on all ranks first.")
         ticket = Running(program, label, step, self._lanes[lane])
+        self._last[lane] = weakref.ref(ticket)
         ticket.lane.put(ticket)
         return ticket
 
@@ -98,14 +106,46 @@ class TorchFabric:
                 error = failure
 
     def close(self) -> None:
-        """End all lanes. Programs that have not ended do so with an error; a lane stuck in the backend is left."""
+        """End all lanes. Programs that have not ended do so with an error; a lane stuck in the backend is left.
+
+        Others may be behind, so what was started is seen through and letters are waited for until they are read, at most
+        as long as the deadline; not after a failure. The rank that hosts the store goes last, see `leaving`.
+        """
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self.close)
+        self._at_exit.cancel()
+        waits = self.size > 1 and self._is_whole() and leaving.in_peace()
+        until = time.monotonic() + (self._deadline if waits else 0.0)
+        for name in self._lanes:
+            self._see_through(name, until)
+        fine = self.size > 1 and self._is_whole()
+        if fine and self._hosts:
+            leaving.stay_for(list(self._boards.values()), self._deadline)
         for name, lane in self._lanes.items():
             if lane.close(patience=0.5):
-                self._channels[name].hang_up(patience=0.5)
+                if fine:
+                    self._say_goodbye(name)
+                self._channels[name].hang_up(patience=max(0.5, until - time.monotonic()))
+
+    def _is_whole(self) -> bool:
+        return all(lane.broken is None for lane in self._lanes.values())
+
+    def _see_through(self, name: str, until: float) -> None:
+        """Let a lane do what it was given; but a quorum that is waited for may never come together again."""
+
+        def ended() -> bool:
+            last = self._last[name]() if name in self._last else None
+            return last is None or last.done() or isinstance(last.verb, Closed)
+
+        poll(ended, until - time.monotonic(), threading.Event())
+
+    def _say_goodbye(self, name: str) -> None:
+        """Whoever notices that this rank is gone shall find a word of it. (A broken lane has told where it was; and its
+        store may hold up whoever talks to it.)
+        """
+        with suppress(RuntimeError):  # the store's host may be gone already
+            self._boards[name].leave()
 
     def note(self, verb: Verb, ticket: Running, seconds: float) -> None:
         """Write an answered request into the ledger; lanes share it."""

@@ -17,6 +17,7 @@ from gossamer.hosts.backward import Backward
 from gossamer.hosts.communicator import Communicator, attached
 from gossamer.hosts.handshake import compare, fingerprint
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
+from gossamer.hosts.scaler import refuse_under_backups
 from gossamer.hosts.steps import Steps
 from gossamer.recipe import Recipe
 from gossamer.worker import Worker
@@ -48,7 +49,7 @@ def attach(
     - `process_group`: a group or a one-dimensional DeviceMesh; None is the default group (or this process alone).
     - `deadline`: seconds after which a missing rank is an error on all others.
     - `buffers`: what becomes of float buffers (BatchNorm statistics) when parameters are averaged; asked for then.
-    - `scaler`: a GradScaler, so that memories are free of its scale and skipped steps are counted.
+    - `scaler`: a GradScaler, so that memories are free of its scale and skipped steps are counted. Local schedules need it.
     - `find_unused_parameters`: agree at every step on parameters no rank used, and leave them without gradient.
     - `before_step`: called before every descent, also of missed updates under backup workers: clip gradients here then.
     - `on_late`: told the step whose gradient was dropped (backup workers).
@@ -95,7 +96,8 @@ def check(
 ) -> str:
     """Refuse what a recipe cannot do with this model and these options; returns what becomes of the model's buffers."""
     policy = _buffer_policy(model, recipe, buffers)
-    _check_backups(recipe, scaler, policy, find_unused_parameters)
+    _check_backups(recipe, policy, find_unused_parameters)
+    refuse_under_backups(recipe, scaler)
     return policy
 
 
@@ -174,15 +176,11 @@ def _buffer_policy(model: nn.Module, recipe: Recipe, policy: Buffers | None) -> 
     return "consensus"
 
 
-def _check_backups(recipe: Recipe, scaler: Any, buffers: str, find_unused: bool) -> None:
+def _check_backups(recipe: Recipe, buffers: str, find_unused: bool) -> None:
     if not isinstance(recipe.exchange, Quorum):
         return
     if buffers in ("average", "broadcast") or find_unused:
         what = "find_unused_parameters" if find_unused else f"buffers={buffers!r}"
         raise AttachError(
             f"{recipe.exchange} with {what}: that needs all ranks at every step, and late ones are not there"
-        )
-    if scaler is not None:
-        raise AttachError(
-            f"{recipe.exchange} with a GradScaler: a late rank would apply missed updates under another scale; use bf16"
         )

@@ -117,8 +117,8 @@ class Communicator:
             return
         self._steps.settle_local()
         own = consensus.remember(self.model)
-        self.fabric.run(consensus.swap_in(self.model, self.worker, average_buffers=self._steps.buffers != "local"))
         try:
+            self.fabric.run(consensus.swap_in(self.model, self.worker, average_buffers=self._steps.buffers != "local"))
             yield
         finally:
             consensus.restore(self.model, own)

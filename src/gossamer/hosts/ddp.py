@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gossamer.core.errors import AttachError
-from gossamer.core.verbs import Program
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts import consensus
@@ -91,9 +90,7 @@ class Hook:
         for name, gradient in zip(names, gradients, strict=True):
             self.intake.take(name, gradient)
         if len(self.intake.arrived) == len(self.intake.slots):
-            waiting, self.waiting = self.waiting, []
-            self.intake.reset()
-            self.fabric.start(self._deliver(waiting, perf_counter()), "deliver", self.worker.step)
+            self._deliver()
         return promise
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -104,30 +101,27 @@ class Hook:
         request = self.worker.program(index, flat, reuse=True)
         self.worker.expect(index, self.fabric.start(request.program, request.label, request.step))
 
-    def _deliver(
-        self, waiting: "list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]]", began: float
-    ) -> Program[None]:
-        """On the comm lane, after all channels: put the means where DDP looks for them, and keep the promises.
+    @torch.no_grad()
+    def _deliver(self) -> None:
+        """The last gradient is there: wait for the means, put them where DDP looks for them, and keep all promises.
 
-        From `began`, when the last gradient was there, until the promises are kept, backward waits for the network.
+        In the thread of backward, since nothing is left that could go on meanwhile: DDP would wait for a promise for ever,
+        and what goes wrong here ends its backward with an error.
         """
-        try:
-            yield from self.worker.average_gradients()
-            means, channels = self.worker.mean_by_name(), self.worker.channels
-            for gradients, names, _, _ in waiting:
-                for gradient, name in zip(gradients, names, strict=True):
-                    gradient.copy_(means[name])
-            self.worker.end_step()
-            if self.worker.channels is not channels:
-                self.intake = Intake(self.worker, self._launch)
-            self._meter.exposed_seconds += perf_counter() - began
-            for *_, promise, buffer in waiting:  # only now may the next backward begin
-                promise.set_result(buffer)
-        except Exception as error:
-            for *_, promise, _ in waiting:
-                if not promise.done():
-                    promise.set_exception(error)  # pyright: ignore[reportArgumentType]
-            raise
+        began, channels = perf_counter(), self.worker.channels
+        waiting, self.waiting = self.waiting, []
+        self.intake.reset()
+        self.fabric.run(self.worker.average_gradients())
+        means = self.worker.mean_by_name()
+        for gradients, names, _, _ in waiting:
+            for gradient, name in zip(gradients, names, strict=True):
+                gradient.copy_(means[name])
+        self.worker.end_step()
+        if self.worker.channels is not channels:
+            self.intake = Intake(self.worker, self._launch)
+        self._meter.exposed_seconds += perf_counter() - began
+        for *_, promise, buffer in waiting:
+            promise.set_result(buffer)
 
 
 def register(
@@ -155,9 +149,13 @@ def register(
     named: dict[str, Tensor] = {n: p for n, p in ddp_model.module.named_parameters() if p.requires_grad}
     fabric = TorchFabric(process_group or ddp_model.process_group, deadline=deadline)
     idle = torch.optim.SGD(list(named.values()), lr=1.0)  # channels ask for rates; a hook has none to offer
-    worker = Worker(parsed, named, idle, fabric.rank, fabric.size, seed)
-    if fabric.size > 1:
-        fabric.run(compare(worker, fingerprint(worker, {"deadline": deadline}, ddp_model.module)))
+    try:
+        worker = Worker(parsed, named, idle, fabric.rank, fabric.size, seed)
+        if fabric.size > 1:
+            fabric.run(compare(worker, fingerprint(worker, {"deadline": deadline}, ddp_model.module)))
+    except BaseException:
+        fabric.close()
+        raise
     meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
     hook = Hook(worker, fabric, {id(p): n for n, p in named.items()}, scaler, meter)
     ddp_model.register_comm_hook(hook, _hook())

@@ -12,6 +12,7 @@ from gossamer.core.verbs import Program
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts import consensus
 from gossamer.hosts.metrics import Meter
+from gossamer.hosts.scaler import refuse_untold
 from gossamer.worker import Worker, rest, until_descend
 from gossamer.worker.quorum import LANE
 
@@ -46,8 +47,15 @@ class Steps:
     def averages_gradients(self) -> bool:
         return self.worker.recipe.schedule.averages_gradients
 
+    @property
+    def _acts_alone(self) -> bool:
+        """In a world of one nothing is averaged, and what a schedule of averages does besides (a penalty, a batch that
+        grows) is done all the same. Backup workers have no such schedule.
+        """
+        return self.averages_gradients and self.worker.stand is None
+
     def install(self) -> list[Any]:
-        """Put the hooks in place, and return their handles; in a world of one they only count steps."""
+        """Put the hooks in place, and return their handles; in a world of one they count steps."""
         stand, handles = self.worker.stand, list[Any]()
         if self.fabric.size > 1 and stand is not None:
             self.fabric.open_lane(LANE)
@@ -112,6 +120,8 @@ class Steps:
             self._check(args, kwargs)
             if self._under_way is None:
                 self.begin()
+        elif self._acts_alone:
+            self.begin()
         factor = self.worker.recipe.schedule.lr_factor
         self._rates = [g["lr"] for g in optimizer.param_groups] if factor != 1 else []
         for group in optimizer.param_groups if factor != 1 else ():
@@ -130,12 +140,14 @@ class Steps:
                 "optimizer.step() without averaged gradients: no backward() has run since the last step, or it ran "
                 "under comm.no_sync(); run the last micro-batch's backward outside of it"
             )
+        if self.scaler is None:
+            refuse_untold(self.worker.recipe, self.optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._catching_up:
             return
         self._owed = False
-        if self.fabric.size > 1:
+        if self._under_way is not None:
             self._finish(descended=True)
         else:
             self.worker.step += 1
@@ -151,7 +163,7 @@ class Steps:
         assert steps is not None
         channels = self.worker.channels
         self._wait_for(rest(steps, descended))
-        agreed = self.worker.assigned or self.averages_gradients
+        agreed = self.fabric.size > 1 and (self.worker.assigned or self.averages_gradients)
         if agreed and self.buffers in ("average", "broadcast"):
             self._wait_for(consensus.share_buffers(self.model, self.worker, self.buffers))
         self.worker.end_step()
@@ -163,7 +175,8 @@ class Steps:
         try:
             self.fabric.run(program)
         finally:
-            self.meter.exposed_seconds += perf_counter() - began
+            if self.fabric.size > 1:  # else there is nobody to wait for
+                self.meter.exposed_seconds += perf_counter() - began
 
     def _catch_up(self, mean: Tensor, rates: Tensor) -> None:
         """Apply an update that this rank missed while it was late."""

@@ -1,0 +1,89 @@
+"""A collective in one process: the requests of all ranks, checked against one another and answered together."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Verb, arrivals, departures, kept
+
+Collective = AllReduce | AllGather | AllToAll
+
+
+def describe(verb: Verb) -> str:
+    match verb:
+        case AllReduce(tensor, op):
+            return f"AllReduce({tensor.numel()} x {str(tensor.dtype).removeprefix('torch.')}, {op})"
+        case AllGather(wire):
+            return f"AllGather({wire.numel()} bytes)"
+        case AllToAll(wires):
+            return f"AllToAll({[w.numel() for w in wires]} bytes)"
+        case _:
+            return type(verb).__name__
+
+
+def mismatch(verbs: list[Collective]) -> str:
+    """Why these requests cannot be one collective; empty if they can."""
+    if isinstance(verbs[0], AllToAll):
+        for i, a in enumerate(verbs):
+            for j, b in enumerate(verbs):
+                if not isinstance(a, AllToAll) or not isinstance(b, AllToAll):
+                    return f"rank {i} asks {describe(a)} while rank {j} asks {describe(b)}"
+                if a.wires[j].numel() != b.lengths[i]:
+                    return f"rank {i} sends {a.wires[j].numel()} bytes to rank {j}, which expects {b.lengths[i]}"
+        return ""
+    first = describe(verbs[0])
+    for rank, verb in enumerate(verbs):
+        if describe(verb) != first:
+            return f"rank 0 asks {first} while rank {rank} asks {describe(verb)}"
+    return ""
+
+
+class Refused(Exception):
+    """A rank could not make one of its wires, or not read one."""
+
+    def __init__(self, rank: int, reason: Exception) -> None:
+        self.rank, self.reason = rank, reason
+
+
+def answers(verbs: Sequence[Any]) -> list[Any]:
+    """What each rank gets; `Refused` if one of them cannot go on."""
+    match verbs[0]:
+        case AllReduce(_, op):
+            total = _reduce([v.tensor for v in verbs], op)
+            return [total, *(total.clone() for _ in verbs[1:])]
+        case AllGather():
+            wires = [v.wire.clone() for v in verbs]  # a program may go on writing to what it gave
+            return [_read(rank, v, list(wires)) for rank, v in enumerate(verbs)]
+        case _:
+            sent = [_made(rank, v) for rank, v in enumerate(verbs)]
+            return [_read(rank, v, [s[rank] for s in sent]) for rank, v in enumerate(verbs)]
+
+
+def _made(rank: int, verb: AllToAll) -> dict[int, Tensor]:
+    """Promises are kept in the order they are on a real network."""
+    try:
+        return {j: kept(verb.wires[j]).clone() for j in departures(rank, len(verb.wires))}
+    except Exception as reason:
+        raise Refused(rank, reason) from reason
+
+
+def _read(rank: int, verb: AllGather | AllToAll, wires: list[Tensor]) -> list[Tensor]:
+    if verb.read is None:
+        return wires
+    try:
+        for j in arrivals(rank, len(wires)):
+            verb.read(j, wires[j])
+    except Exception as reason:
+        raise Refused(rank, reason) from reason
+    return []
+
+
+def _reduce(tensors: list[Tensor], op: str) -> Tensor:
+    """In rank order, so that the result does not depend on who came first."""
+    combine = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}[op]
+    total = tensors[0].clone()
+    for t in tensors[1:]:
+        combine(total, t, out=total)
+    return total

@@ -1,0 +1,48 @@
+"""Tickets: counters that ranks draw numbers from, kept only as long as somebody may ask for them."""
+
+from collections import deque
+
+from gossamer.fabrics.board import Board
+
+# A late rank's claim may be under way when its counter has closed; it must not make keys anew that were just deleted.
+KEPT = 32
+
+
+class Tickets:
+    """One lane's view of the counters on a board.
+
+    Who has come out of a collective knows that all ranks had come to it, and so had read what they read before it. Rank 0
+    deletes those counters, `KEPT` of them later. Where no collective ever follows, they stay.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self._store, self._rank = board.store, board.rank
+        self._read = list[str]()  # by this rank, perhaps not yet by all
+        self._done = deque[str]()  # read by all
+
+    def claim(self, name: str) -> int:
+        ticket = self._store.add(name, 1)
+        self._store.set(f"{name}/{ticket}", str(self._rank))
+        return ticket
+
+    def holders(self, name: str, count: int) -> tuple[int, ...] | None:
+        """The ranks that drew the first `count` tickets, in order; None while fewer are drawn."""
+        keys = [f"{name}/{i}" for i in range(1, count + 1)]
+        if not self._store.check(keys):
+            return None
+        self._read.append(name)
+        return tuple(int(self._store.get(key)) for key in keys)
+
+    def all_have_come(self) -> None:
+        """A collective is through on this lane."""
+        self._done.extend(self._read)
+        self._read.clear()
+
+    def sweep(self) -> None:
+        """Delete what nobody will ask for again; costs a few requests, so best done while waiting."""
+        while len(self._done) > KEPT:
+            name = self._done.popleft()
+            if self._rank == 0:
+                for i in range(1, self._store.add(name, 0) + 1):
+                    self._store.delete_key(f"{name}/{i}")
+                self._store.delete_key(name)

@@ -1,0 +1,57 @@
+"""What is usual in a lane needs no comparison; what is new there is new on every rank."""
+
+import torch
+from torch import Tensor
+
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Verb
+from gossamer.fabrics.habits import Habits
+
+
+def wire(length: int) -> Tensor:
+    return torch.zeros(length, dtype=torch.uint8)
+
+
+def asked(habits: Habits, *verbs: Verb, label: str = "head") -> list[bool]:
+    """One program's collectives."""
+    return [habits.breaks_with(label, before, verb) for before, verb in enumerate(verbs)]
+
+
+def test_a_program_that_repeats_itself_is_never_compared() -> None:
+    habits = Habits()
+    for _ in range(3):
+        assert asked(habits, AllReduce(torch.ones(3)), AllReduce(torch.ones(5)), AllGather(wire(7))) == [False] * 3
+
+
+def test_another_size_type_or_reduction_is_compared_once() -> None:
+    habits = Habits()
+    asked(habits, AllReduce(torch.ones(3)))
+    for other in (AllReduce(torch.ones(4)), AllReduce(torch.ones(3).double()), AllReduce(torch.ones(3), "max")):
+        assert asked(habits, other) == [True]
+        assert asked(habits, other) == [False]
+    assert asked(habits, AllReduce(torch.ones(3))) == [False]
+
+
+def test_places_are_told_apart_by_label_and_by_turn() -> None:
+    habits = Habits()
+    asked(habits, AllGather(wire(3)), AllGather(wire(4)))
+    assert asked(habits, AllGather(wire(4)), AllGather(wire(3))) == [True, True]
+    assert asked(habits, AllGather(wire(9)), label="tail") == [False]
+
+
+def test_what_the_training_loop_asks_is_compared_at_its_first_time_too() -> None:
+    habits = Habits()
+    assert asked(habits, AllReduce(torch.ones(3)), label="") == [True]
+    assert asked(habits, AllReduce(torch.ones(3)), label="") == [False]
+
+
+def test_lengths_that_may_differ_by_rank_or_were_agreed_on_are_not_watched() -> None:
+    habits = Habits()
+    for n in range(1, 4):
+        assert asked(habits, AllToAll([wire(n)], [n]), AllGather(wire(n), agreed=True)) == [False, False]
+
+
+def test_labels_that_never_come_again_do_not_fill_the_memory() -> None:
+    habits = Habits()
+    for number in range(20_000):
+        asked(habits, AllReduce(torch.ones(1)), label=f"step {number}")
+    assert len(habits._seen) == 10_000
