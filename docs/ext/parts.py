@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, fields
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from gossamer import catalogue
 from gossamer.catalogue import KINDS, Refusal, example, formulas, parts_of, read, sample, signature
@@ -78,6 +78,8 @@ def describe(hint: Any) -> str:
         return "`None`"
     if get_args(hint) and not any(isinstance(a, type) for a in get_args(hint)):
         return ", ".join(f"`{a!r}`" for a in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"a tuple, of {describe(get_args(hint)[0])} each"
     if get_args(hint):
         return " or ".join(describe(a) for a in get_args(hint))
     if isinstance(hint, type) and issubclass(hint, Part):

@@ -1,15 +1,15 @@
-"""A recipe: one part of every kind, and rules for parameters that need another."""
+"""A recipe: one part of every kind, and rules for parameters that need another; and the texts it is read from."""
 
-import ast
-import fnmatch
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, final
 
 from gossamer import codecs, exchanges, topologies
+from gossamer.combinations import check, composed
 from gossamer.controllers import Fixed
 from gossamer.core.contracts import (
     Codec,
@@ -24,8 +24,8 @@ from gossamer.core.contracts import (
 )
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, parse, part, require
-from gossamer.exchanges import Scatter
-from gossamer.memories import DIANA, NoMemory
+from gossamer.memories import NoMemory
+from gossamer.rules import Route, Rule
 from gossamer.schedules import EveryStep
 
 presets: dict[str, Callable[..., "Recipe"]] = {}  # by name; gossamer.recipes fills it
@@ -36,36 +36,6 @@ def preset(make: PresetT) -> PresetT:
     """Make a function a preset: its name may start any recipe text."""
     presets[make.__name__] = make
     return make
-
-
-@final
-@part("rule")
-class Rule(Part):
-    """Parameters for which `when` holds go through another exchange and memory; the first rule that fits wins.
-
-    `when` speaks of `ndim`, `numel` and `name` (a glob): "ndim < 2 or numel < 1000", "name == 'embed*'".
-
-    Use: to keep small and sensitive parameters dense, or to treat embeddings apart.
-
-    >>> Rule("ndim < 2", exchanges.AllReduced(codecs.FP32()))
-    rule('ndim < 2', allreduce(fp32()))
-    """
-
-    kind: ClassVar[str] = "rule"
-
-    when: str
-    exchange: Exchange
-    memory: Memory = NoMemory()
-
-    def __post_init__(self) -> None:
-        _predicate(self.when)
-        _check_pair(self.exchange, self.memory)
-
-    def fits(self, name: str, shape: tuple[int, ...]) -> bool:
-        numel = 1
-        for n in shape:
-            numel *= n
-        return _predicate(self.when)({"name": name, "ndim": len(shape), "numel": numel})
 
 
 @final
@@ -107,7 +77,7 @@ class Recipe:
     routes: Mapping[str, Exchange] = field(default_factory=dict, hash=False)  # a controller's choice, by parameter
 
     def __post_init__(self) -> None:
-        _check(self)
+        check(self)
 
     def __repr__(self) -> str:
         parts: list[Any] = [self.exchange]
@@ -115,7 +85,7 @@ class Recipe:
             value = getattr(self, f.name)
             if value != f.default:
                 parts.append(value)
-        parts += [*self.rules, *([self.bucket] if self.bucket else [])]
+        parts += [*self.rules, *_grouped(self.routes), *([self.bucket] if self.bucket else [])]
         return " + ".join(map(repr, parts))
 
     @staticmethod
@@ -127,7 +97,7 @@ class Recipe:
             return read_toml(Path(str(source).strip()))
         if not isinstance(source, str | Part):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RecipeError(f"a recipe is a text, a part or the path of a TOML file, not {source!r}")
-        value = source if isinstance(source, Part) else parse(source, presets)
+        value = source if isinstance(source, Part) else parse(source, known_presets())
         if isinstance(value, Recipe):
             return value
         return _assemble(value if isinstance(value, tuple) else (value,))
@@ -156,8 +126,9 @@ class Recipe:
             value = getattr(self, name)
             if value != self.__dataclass_fields__[name].default:
                 lines.append(f"{name} = {_quoted(value)}")
-        if self.rules:
-            lines.append("rules = [\n" + "".join(f"  {_quoted(r)},\n" for r in self.rules) + "]")
+        for name, listed in ("rules", self.rules), ("routes", _grouped(self.routes)):
+            if listed:
+                lines.append(f"{name} = [\n" + "".join(f"  {_quoted(r)},\n" for r in listed) + "]")
         return "\n".join(lines) + "\n"
 
 
@@ -169,39 +140,42 @@ def read_toml(path: Path) -> Recipe:
         raise RecipeError(f"the recipe file {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not valid TOML: {error}") from None
-    return from_toml(table, str(path))
+    try:
+        return from_toml(table)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
 
 
-def from_toml(table: Mapping[str, Any], where: str = "recipe") -> Recipe:
-    known = ["recipe", "exchange", "memory", "schedule", "controller", "bucket", "rules"]
+def from_toml(table: Mapping[str, Any]) -> Recipe:
+    known = ["recipe", "exchange", "memory", "schedule", "controller", "bucket", "rules", "routes"]
     parts = list[Part | Recipe]()
     for key, value in table.items():
         if key not in known:
             from gossamer.core.parts import nearest
 
-            raise RecipeError(f"{where}: there is no entry {key!r}. {nearest(key, known)}")
+            raise RecipeError(f"there is no entry {key!r}. {nearest(key, known)}")
         for text in value if isinstance(value, list) else [value]:
-            parts += _entry(key, text, where)
+            parts += _entry(key, text)
     return _assemble(tuple(parts))
 
 
-def _entry(key: str, text: Any, where: str) -> tuple[Any, ...]:
+def _entry(key: str, text: Any) -> tuple[Any, ...]:
     """The parts that one entry of a recipe file names: any number after `recipe`, else one of the kind it is called by."""
     if not isinstance(text, str):
-        raise RecipeError(f"{where}: {key} must be a text such as 'gather(qsgd(bits=4))', got {text!r}")
+        raise RecipeError(f"{key} must be a text such as 'gather(qsgd(bits=4))', got {text!r}")
     if key == "recipe":
-        value = parse(text, presets)
+        value = parse(text, known_presets())
         return value if isinstance(value, tuple) else (value,)
     value, wanted = parse(text), key.removesuffix("s")
     right = isinstance(value, Part) and value.kind in (wanted, "codec")  # a bare codec gets a better hint later
-    require(right, f"{where}: {key} must be one {wanted}, got {text!r}")
+    require(right, f"{key} must be one {wanted}, got {text!r}")
     return (value,)
 
 
 def _assemble(values: tuple[Any, ...]) -> Recipe:
     """Put parts together; a preset may come first and be changed by the parts after it."""
     given = dict[str, Any]()
-    rules = list[Rule]()
+    rules, routes = list[Rule](), dict[str, Exchange]()
     base: Recipe | None = None
     for value in values:
         if isinstance(value, Recipe):
@@ -209,6 +183,8 @@ def _assemble(values: tuple[Any, ...]) -> Recipe:
             base = value
         elif isinstance(value, Rule):
             rules.append(value)
+        elif isinstance(value, Route):
+            _add(value, routes)
         elif isinstance(value, Part) and value.kind in (
             "exchange",
             "memory",
@@ -221,11 +197,24 @@ def _assemble(values: tuple[Any, ...]) -> Recipe:
         else:
             raise RecipeError(f"{value!r} is no part of a recipe on its own; {_belongs(value)}")
     if base is not None:
-        changed = {**given, **({"rules": (*rules, *base.rules)} if rules else {})}
-        return replace(base, **changed)
+        return replace(base, **given, rules=(*rules, *base.rules), routes={**base.routes, **routes})
     plain = "push_sum()" if getattr(given.get("schedule"), "mixes", False) else "allreduce(fp32())"
     require("exchange" in given, f"a recipe needs an exchange, such as {plain}, or a preset's name")
-    return Recipe(**given, rules=tuple(rules))
+    return Recipe(**given, rules=tuple(rules), routes=routes)
+
+
+def _add(route: Route, routes: dict[str, Exchange]) -> None:
+    for name in route.names:
+        other = routes.setdefault(name, route.exchange)
+        require(other == route.exchange, f"two routes say where {name!r} goes: {other} and {route.exchange}")
+
+
+def _grouped(routes: Mapping[str, Exchange]) -> list[Route]:
+    """One route for each exchange."""
+    names = dict[Exchange, list[str]]()
+    for name, exchange in routes.items():
+        names.setdefault(exchange, []).append(name)
+    return [Route(tuple(found), exchange) for exchange, found in names.items()]
 
 
 def _belongs(value: Any) -> str:
@@ -237,162 +226,15 @@ def _belongs(value: Any) -> str:
     return "name an exchange"
 
 
-def composed(codec: Codec | LinearCodec) -> str:
-    """The recipe that is normally meant by a codec.
-
-    >>> composed(codecs.Ternary()), composed(codecs.FP32())
-    ('scatter(ternary())', 'allreduce(fp32())')
-    >>> composed(codecs.PowerSGD())
-    'allreduce(powersgd()) + error_feedback()'
-    """
-    feedback = " + error_feedback()" if codec.needs_feedback else ""
-    if not isinstance(codec, Codec) or isinstance(codec, codecs.FP32):
-        return f"allreduce({codec}){feedback}"
-    return f"{'gather' if feedback or codec.whole else 'scatter'}({codec}){feedback}"
-
-
 def _quoted(value: Part) -> str:
     text = repr(value)
     return f"'{text}'" if "'" not in text else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _check(recipe: Recipe) -> None:
-    """Refuse what cannot be right, with the reason and the fix."""
-    exchange, memory, schedule = recipe.exchange, recipe.memory, recipe.schedule
-    for value, kind in (memory, Memory), (schedule, Schedule), (recipe.controller, Controller):
-        require(isinstance(value, kind), f"{value!r} is no {kind.kind}")  # pyright: ignore[reportUnnecessaryIsInstance]
-    plain = memory == NoMemory()
-    if isinstance(exchange, Mixer):
-        require(
-            schedule.mixes,
-            f"{exchange} mixes parameters and never agrees exactly, so it cannot carry {schedule}; "
-            f"use '{exchange} + gossip()', or 'allreduce(fp32()) + slowmo(48, inner={exchange})'",
-        )
-        require(
-            plain,
-            f"{memory} around {exchange}: with changing neighbours the error does not vanish, and push-sum conserves mass "
-            "per coordinate; drop the memory",
-        )
-        require(not recipe.rules, f"rules cannot single out parameters under {exchange}: x and w travel as one")
-        require(isinstance(recipe.controller, Fixed), f"{recipe.controller} has no knob to turn on {exchange}")
-        return
-    require(
-        isinstance(exchange, Exchange | Quorum),  # pyright: ignore[reportUnnecessaryIsInstance]
-        f"{exchange!r} is no exchange; "
-        + (f"put it in one: {composed(exchange)}" if isinstance(exchange, Codec | LinearCodec) else "name one first"),
-    )
-    require(not schedule.mixes, f"{schedule} needs an exchange that mixes: 'push_sum() + {schedule}'")
-    if isinstance(exchange, Quorum):
-        require(
-            schedule.averages_gradients,
-            f"{exchange} drops late gradients; dropping a model average under {schedule} is something else: use every_step()",
-        )
-        require(
-            schedule.lr_factor == 1 and not getattr(schedule, "l1", 0.0),
-            f"{schedule} under {exchange}: a late rank applies missed updates without it; use every_step() as it is",
-        )
-        require(plain, f"{memory} around {exchange}: a dropped gradient's residual would be lost; drop the memory")
-        require(not recipe.rules, f"rules under {exchange}: one ticket closes the whole step; drop the rules")
-        require(
-            isinstance(recipe.controller, Fixed),
-            f"{recipe.controller} under {exchange}: late ranks decide late",
-        )
-        return
-    _check_pair(exchange, memory)
-    require(
-        schedule.averages_gradients or getattr(memory, "units", "gradient") == "gradient",
-        f"{memory} under {schedule}: differences of parameters already come in units of the update, whatever the learning "
-        f"rate; leave units out: {memory.name}()",
-    )
-    for other in recipe.routes.values():
-        _check_pair(other, memory)
-    mild = getattr(recipe.controller, "mild", exchange)
-    require(
-        exchange == mild,
-        f"{recipe.controller} starts with its mild exchange; write '{mild} + ...' instead of '{exchange} + ...'",
-    )
-    for level in (getattr(recipe.controller, n, None) for n in ("mild", "harsh")):
-        if isinstance(level, Exchange):
-            _check_pair(level, memory)
-
-
-def _check_pair(exchange: Exchange | Mixer | Quorum, memory: Memory) -> None:
-    require(
-        isinstance(exchange, Exchange),
-        f"{exchange} acts on the whole step; it can be a recipe's exchange, not a rule's or a level's",
-    )
-    assert isinstance(exchange, Exchange)
-    if exchange.needs_feedback and not memory.mends_bias:
-        if memory.needs_unbiased:
-            raise RecipeError(
-                f"{memory} needs an unbiased exchange, and {exchange} is biased; "
-                "use error_feedback(), or an unbiased codec such as qsgd() or ternary(clip=0.0)"
-            )
-        raise RecipeError(
-            f"{exchange} is biased, and without error feedback training need not converge; "
-            f"use '{exchange} + error_feedback()', or none(allow_biased=True) to insist"
-        )
-    if memory.needs_unbiased and not exchange.unbiased:
-        fix = "ternary(clip=0.0)" if "ternary" in repr(exchange) else "qsgd() or fp32()"
-        raise RecipeError(f"{memory} needs an unbiased exchange, and {exchange} is biased; use {fix}")
-    if memory.mends_bias and not isinstance(memory, NoMemory) and not exchange.contracts:
-        raise RecipeError(
-            f"{memory} around {exchange} can diverge: the codec adds more than it leaves out; "
-            "it needs no memory, so drop it, or use diana() (with ternary(clip=0.0)), more bits or smaller buckets"
-        )
-    if isinstance(memory, DIANA) and isinstance(exchange, Scatter):
-        require(
-            exchange.feedback is None,
-            f"{memory} over {exchange}: the second encoding follows DIANA's own rate; leave feedback out",
-        )
-
-
-def _predicate(text: str) -> Callable[[Mapping[str, Any]], bool]:
-    """Read a rule's condition; only comparisons of ndim, numel and name, joined by and, or, not."""
-    try:
-        return _condition(ast.parse(text.strip(), mode="eval").body, text)
-    except RecipeError:
-        raise
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise RecipeError(f"rule: {text[:200]!r} cannot be read; say for instance 'ndim < 2 or numel < 1000'") from None
+def known_presets() -> Mapping[str, Callable[..., Recipe]]:
+    """All presets, by name. The house's own are written in terms of this file, and brought when one is asked for."""
+    import_module("gossamer.recipes")
+    return presets
 
 
 FLOORS = codecs, topologies, exchanges  # importing a package registers its parts
-
-_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Lt: lambda a, b: a < b,
-    ast.LtE: lambda a, b: a <= b,
-    ast.Gt: lambda a, b: a > b,
-    ast.GtE: lambda a, b: a >= b,
-    ast.Eq: lambda a, b: fnmatch.fnmatchcase(a, b) if isinstance(a, str) else a == b,
-    ast.NotEq: lambda a, b: not fnmatch.fnmatchcase(a, b) if isinstance(a, str) else a != b,
-}
-
-
-def _condition(node: ast.expr, text: str) -> Callable[[Mapping[str, Any]], bool]:
-    match node:
-        case ast.BoolOp(op=op, values=values):
-            tests = [_condition(v, text) for v in values]
-            combine = all if isinstance(op, ast.And) else any
-            return lambda facts: combine(test(facts) for test in tests)
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            test = _condition(operand, text)
-            return lambda facts: not test(facts)
-        case ast.Compare(
-            left=ast.Name(id="ndim" | "numel" as word), ops=[op], comparators=[ast.Constant(value=int() as n)]
-        ) if not isinstance(n, bool):
-            compare = _COMPARE.get(type(op))
-        case ast.Compare(
-            left=ast.Name(id="name" as word),
-            ops=[ast.Eq() | ast.NotEq() as op],
-            comparators=[ast.Constant(value=str() as n)],
-        ):
-            compare = _COMPARE[type(op)]
-        case _:
-            compare, word, n = None, "", 0
-    if compare is None:
-        raise RecipeError(
-            f"rule: {ast.unparse(node)!r} in {text!r} is no condition; compare ndim or numel with a number, "
-            "or name with a glob: 'ndim < 2', \"name == 'embed*'\""
-        )
-    return lambda facts: compare(facts[word], n)

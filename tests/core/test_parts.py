@@ -36,6 +36,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(get_args(hint))
     if get_origin(hint) in (Union, UnionType):
         return st.one_of(*map(values, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return st.lists(values(get_args(hint)[0]), max_size=3).map(tuple)
     if isinstance(hint, type) and issubclass(hint, Part):
         found = [s for s in samples(hint.kind) if isinstance(s, hint)]
         assert found, f"no sample is a {hint.__name__}"

@@ -7,7 +7,7 @@ import torch
 from tests.laws import samples
 from torch import nn
 
-from gossamer.codecs import FP32, QSGD, PowerSGD, TopK
+from gossamer.codecs import FP32, QSGD, PowerSGD, Ternary, TopK
 from gossamer.controllers import Fixed
 from gossamer.core.contracts import Loop, Schedule
 from gossamer.core.errors import GossamerError
@@ -119,6 +119,12 @@ def test_no_wire_of_known_length_is_written(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(QSGD, "accumulate", never)
     assert bytes_per_step("qsgd", SHAPES, 4) > 0
     assert bytes_per_step("diana", SHAPES, 4) > 0
+
+
+def test_no_sum_of_known_length_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ternary, "average", lambda *args: pytest.fail("it was"))
+    scales, lanes = 4 * 2, 4 * 286  # seven levels to a lane
+    assert bytes_per_step("allreduce(ternary())", {"a": (100, 10), "b": (100, 10)}, 4) == 1.5 * (scales + lanes)
 
 
 @dataclass(frozen=True, repr=False)

@@ -301,6 +301,23 @@ def test_unbiased_codecs_owe_nothing_unless_asked() -> None:
         assert all(("owed" in s) == owes for s in states)
 
 
+@pytest.mark.parametrize(
+    ("exchange", "feedback", "owes"),
+    [
+        (Scatter(QSGD()), 1.0, True),  # error feedback loses nothing in the second encoding either
+        (Scatter(QSGD()), 0.25, True),
+        (Scatter(TopK(0.1)), 0.0, False),
+        (Scatter(QSGD(), 1.0), 0.0, False),
+        (Scatter(QSGD(), 0.0), 1.0, False),  # whoever says so himself is heard
+    ],
+)
+def test_a_memory_says_how_much_of_the_second_encoding_is_owed(exchange: Scatter, feedback: float, owes: bool) -> None:
+    of = layout()
+    states: list[State] = [{}, {}]
+    agree(exchange, flats(2, of), of, states, feedback=feedback)
+    assert all(("owed" in s) == owes for s in states)
+
+
 @pytest.mark.parametrize("exchange", ALL, ids=repr)
 def test_a_draft_that_is_dropped_leaves_no_trace(exchange: Exchange) -> None:
     of, size = layout(), 3

@@ -8,10 +8,15 @@ from tests.worker.gym import Flat, Network, Replica, bit_equal, make, noise, par
 from torch import Tensor
 
 from gossamer.codecs import TopK
+from gossamer.core.block import Block, Layout
+from gossamer.core.contracts import Seat, Settled
+from gossamer.core.draw import Draw
 from gossamer.core.errors import AttachError, RecipeError
-from gossamer.core.verbs import AllReduce
+from gossamer.core.verbs import AllReduce, Compute, Program
+from gossamer.counting import bytes_per_step
 from gossamer.exchanges import First, Gather
 from gossamer.fabrics.ledger import traffic
+from gossamer.fabrics.sim import simulate
 
 Seconds = Callable[[int, int], float]
 NUMEL = 5
@@ -47,17 +52,48 @@ def test_no_backups_is_synchronous_training_bit_for_bit_though_ranks_are_uneven(
 
 @pytest.mark.parametrize("size", [2, 5])
 def test_one_accepted_gradient_is_used_alone(size: int) -> None:
-    ranks = make(f"first(backups={size - 1})", size, optimizer=sgd(0.1, 0.0))
-    backward, computed = watched(ranks)
-    before = parameters(ranks)[0]
-    train(ranks, backward, 1, seconds=uneven)
-    winner = min(range(size), key=lambda r: uneven(r, 1))
-    assert all(r.worker.stand.accepted[1] == (winner,) for r in ranks)
-    expected = before - 0.1 * computed[1, winner]
-    torch.testing.assert_close(parameters(ranks)[0], expected, rtol=1e-6, atol=1e-7)
+    """That is the formula; a run of it would be one rank's, and is refused."""
+    quorum, late = First(backups=size - 1), [3.0, 1.0, 2.5, 4.0, 2.0]
+    given = [noise(2, rank, numel=NUMEL) for rank in range(size)]
+    layout = Layout.of({"x": (NUMEL,)})
+
+    def program(rank: int) -> Program[Settled]:
+        seat = Seat(rank, size, 1, Draw(0, 1, rank))
+        yield Compute(lambda: None, "compute", late[rank])
+        yield from quorum.claim(seat)
+        like, offer = Block(torch.zeros(NUMEL), layout), (given[rank], torch.zeros(1, dtype=torch.float64))
+        return (yield from quorum.settle(like, {}, seat, lambda: offer, 1))
+
+    for settled in simulate([program(rank) for rank in range(size)]).results:
+        assert settled.accepted == (1,)
+        torch.testing.assert_close(settled.mean, given[1])
 
 
-@pytest.mark.parametrize(("size", "backups"), [(2, 1), (4, 1), (5, 2), (8, 3)])
+@pytest.mark.parametrize(
+    ("recipe", "size", "words"),
+    [
+        ("backup", 2, "first(backups=1): 2 ranks leave one gradient a step"),
+        ("backup(4)", 5, "first(backups=4): 5 ranks leave one gradient a step"),
+        ("backup(2)", 2, "first(backups=2): 2 ranks leave nobody to wait for"),
+        ("first(backups=3, over=scatter(qsgd()))", 2, "use at least 5 ranks, or scatter(qsgd())"),
+    ],
+)
+def test_ranks_that_leave_no_mean_are_refused_before_the_first_step(recipe: str, size: int, words: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        make(recipe, size)
+    assert words in str(caught.value)
+    with pytest.raises(RecipeError) as caught:
+        bytes_per_step(recipe, {"x": (NUMEL,)}, size)
+    assert words in str(caught.value)
+
+
+def test_alone_the_simulator_waits_for_nobody() -> None:
+    with pytest.raises(RecipeError, match="1 rank leaves nobody to wait for; use at least 3 ranks"):
+        train(make("backup", 1), pull, 1)
+    train(make("backup(0)", 1), pull, 1)
+
+
+@pytest.mark.parametrize(("size", "backups"), [(3, 1), (4, 1), (5, 2), (8, 3)])
 def test_the_first_to_finish_are_accepted_in_order_and_nobody_waits_for_the_rest(size: int, backups: int) -> None:
     """All start the first step together, so the winners and the time it ends are known."""
     times = [9.0, 1.0, 2.5, 1.5, 8.0, 2.0, 3.0, 7.0][:size]
@@ -200,7 +236,7 @@ def test_parameters_of_two_precisions_are_refused() -> None:
             self.b = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
 
     with pytest.raises(AttachError, match="one precision"):
-        make("backup", 2, Mixed)
+        make("backup", 3, Mixed)
 
 
 @pytest.mark.parametrize(("wanted", "backups", "rounds"), [(8, 0, 300), (8, 2, 300), (12, 4, 200)])

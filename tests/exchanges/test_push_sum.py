@@ -1,11 +1,12 @@
 """Push-sum gossip: the self-tests T2.1 to T2.8 of the method notes."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.worker.gym import Flat, Replica, bit_equal, make, noise, on_all, parameters, sgd, train
+from tests.worker.gym import Flat, Replica, bit_equal, make, noise, on_all, parameters, resumed, saved, sgd, train
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
@@ -203,6 +204,110 @@ def targets(model: torch.nn.Module, rank: int, step: int) -> float:
     x = model.get_parameter("x")
     x.grad = x.detach() - noise(8, rank, numel=NUMEL, dtype=torch.float64).to(x)
     return 0.0
+
+
+def by_the_paper(size: int, steps: int, every: int, topology: Topology, overlap: bool) -> Iterator[Tensor]:
+    """The model x / w of every rank after every step, written down as the paper has it."""
+    x = [Flat(NUMEL).x.detach().clone() for _ in range(size)]
+    w, flying = [1.0] * size, list[tuple[int, Tensor, float]]()
+    best = [noise(8, i, numel=NUMEL, dtype=torch.float64) for i in range(size)]
+    for step in range(1, steps + 1):
+        x = [x[i] - 0.1 * (x[i] / w[i] - best[i]) for i in range(size)]
+        if step % every == 0:
+            round, landing = step // every - 1, flying
+            if not overlap:
+                landing = flying = letters(x, w, topology, round)
+            for j, more, weight in landing:
+                x[j], w[j] = x[j] + more, w[j] + weight
+            if overlap:
+                flying = letters(x, w, topology, round)
+        yield torch.stack([a / b for a, b in zip(x, w)])
+
+
+def letters(x: list[Tensor], w: list[float], topology: Topology, round: int) -> list[tuple[int, Tensor, float]]:
+    """What everybody sends, and to whom; it leaves the senders."""
+    sent = list[tuple[int, Tensor, float]]()
+    for i in range(len(x)):
+        peers = topology.peers(i, len(x), round)
+        sent += [(j, peers.share * x[i], peers.share * w[i]) for j in peers.to]
+        keep = 1 - peers.share * len(peers.to)
+        x[i], w[i] = keep * x[i], keep * w[i]
+    return sent
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("topology", [Exponential(), UNBALANCED], ids=["exponential", "unbalanced"])
+def test_every_gradient_is_taken_at_x_over_w(topology: Topology, every: int, overlap: bool) -> None:
+    """Between rounds, too, when half of x and of w is away: a step of x is then one of twice that length for x / w."""
+    recipe = Recipe(PushSum(topology), schedule=Gossip(every, overlap))
+    ranks = make(recipe, 8, lambda: Flat(NUMEL), sgd(0.1, 0.0))
+    close = 1e-5 if topology == UNBALANCED else 1e-13  # the weights are float32
+    for expected in by_the_paper(8, 20, every, topology, overlap):
+        train(ranks, targets, 1)
+        torch.testing.assert_close(torch.stack(parameters(ranks)), expected, rtol=0, atol=close)
+
+
+def numerators(ranks: list[Replica]) -> Tensor:
+    """The sum over ranks of x, once everything in flight has landed."""
+    on_all(ranks, lambda w: w.land_mix(w.mixer))
+    return sum((r.worker.parameters()[0].double() for r in ranks), torch.zeros(()).double())
+
+
+HALVES = [torch.bfloat16, torch.float16]
+GOSSIPS = ["sgp", "sgp(topology=exponential(count=2))", "osgp", "osgp(every=3)", "sgp(topology=ring(), every=2)"]
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("recipe", GOSSIPS)
+def test_models_in_half_precision_lose_no_mass(recipe: str, dtype: torch.dtype) -> None:
+    ranks = make(recipe, 5, lambda: Flat(NUMEL, dtype), sgd(0.0, 0.0))
+    for r, start in zip(ranks, scattered(5)):
+        r.model.get_parameter("x").data.copy_(start)
+    before = numerators(ranks)
+    train(ranks, still, 200)
+    torch.testing.assert_close(numerators(ranks), before, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("recipe", GOSSIPS)
+def test_training_in_half_precision_moves_the_mass_by_what_the_optimizers_did(recipe: str, dtype: torch.dtype) -> None:
+    moved = torch.zeros(NUMEL, dtype=torch.float64)
+
+    def watched(model: torch.nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        x, before = model.get_parameter("x"), [torch.zeros(())]
+
+        def keep(*_: object) -> None:
+            before[0] = x.detach().clone()
+
+        def add(*_: object) -> None:
+            moved.add_(x.detach().double() - before[0].double())
+
+        optimizer.register_step_pre_hook(keep)
+        optimizer.register_step_post_hook(add)
+        return optimizer
+
+    ranks = make(recipe, 5, lambda: Flat(NUMEL, dtype), watched)
+    before = numerators(ranks)
+    train(ranks, targets, 200)
+    assert moved.abs().max() > 1
+    torch.testing.assert_close(numerators(ranks), before + moved, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("stop", [3, 4])
+@pytest.mark.parametrize("recipe", ["sgp(topology=exponential(count=2))", "osgp(every=2)"])
+def test_a_model_in_half_precision_resumes_with_its_numerators(recipe: str, stop: int) -> None:
+    def half() -> Flat:
+        return Flat(NUMEL, torch.bfloat16)
+
+    whole, ranks = make(recipe, 4, half), make(recipe, 4, half)
+    train(whole, targets, 9)
+    train(ranks, targets, stop)
+    again = resumed(recipe, saved(ranks), model=half)
+    train(again, targets, 9 - stop)
+    assert all(bit_equal(pair) for pair in zip(parameters(whole), parameters(again), strict=True))
+    assert torch.equal(numerators(whole), numerators(again))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

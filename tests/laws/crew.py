@@ -36,7 +36,7 @@ class Crew:
         return first
 
     def _program(self, rank: int, block: Block, lr: float, scale: float) -> Program[Tensor]:
-        shift = self.memory.follow(self.exchange.omega(block.layout))
+        shift = self.memory.follow(self.exchange.omega(block.layout, self.size))
         seat = Seat(rank, self.size, self.done, Draw(self.seed, self.done, rank), scale, lr, shift)
 
         def send(block: Block, seat: Seat) -> Program[Echo]:

@@ -65,6 +65,7 @@ GUESSES: dict[Any, Any] = {
     float: 1.5,
     bool: True,
     str: "ndim < 2",
+    tuple[str, ...]: ("a", 'it\'s "b"'),
     Codec: FP32(),
     LinearCodec: FP32(),
     Exchange: AllReduced(FP32()),

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from tests.laws.blocks import block
+from tests.laws.blocks import block, vector
 from tests.laws.crew import Crew, mean
-from tests.memories.convex import TERNARY, Problem, tuned
+from tests.memories.convex import DIMENSIONS, TERNARY, Problem, tuned
 
 from gossamer.codecs import QSGD, Ternary
-from gossamer.core.block import Layout
+from gossamer.core.block import Block, Layout
 from gossamer.memories import DIANA
+from gossamer.recipe import Recipe
 
 
 @pytest.mark.parametrize(("dimensions", "alpha"), [(4, 0.6667), (16, 0.4), (64, 0.2222)])
@@ -18,6 +19,61 @@ def test_it_follows_at_the_rate_of_the_theory(dimensions: int, alpha: float) -> 
         assert DIANA().follow(codec.omega(layout)) == pytest.approx(alpha, abs=1e-4)
     assert DIANA().follow(QSGD(2, dimensions, "l2").omega(layout)) == pytest.approx(dimensions**-0.5)
     assert DIANA(alpha=0.3).follow(7.0) == 0.3
+
+
+SHARED, OWN = "allreduce(ternary(clip=0.0))", "gather(ternary(clip=0.0))"
+
+
+def worst(size: int, numel: int) -> list[Block]:
+    """The gradients that shared scales treat worst: one large element on one rank, and all others of one small size."""
+    small = 1 / (1 + (size * numel) ** 0.5)
+    flats = [torch.full((numel,), small, dtype=torch.float64) for _ in range(size)]
+    flats[0][0] = 1.0
+    return [vector(f) for f in flats]
+
+
+def left(recipe: str, size: int, numel: int, draws: int) -> tuple[float, float]:
+    """After one step, what is left to learn of the worst gradients, in shares of them: its mean, and the mean's error."""
+    given, shares = worst(size, numel), list[float]()
+    total = sum(float(g.flat.square().sum()) for g in given)
+    for seed in range(draws):
+        crew = Crew(recipe, size, seed=seed)
+        crew.step(given)
+        shares.append(sum(float((k["own"] - g.flat).square().sum()) for k, g in zip(crew.kept, given)) / total)
+    found = torch.tensor(shares)
+    return float(found.mean()), float(found.std()) / draws**0.5
+
+
+@pytest.mark.parametrize(("size", "numel"), [(2, 8), (4, 64), (10, 40)])
+def test_with_shared_scales_it_learns_at_the_rate_of_the_theory_from_the_worst_gradients(size: int, numel: int) -> None:
+    """At a = 1 / (1 + w), 1 - a of the distance is left, and exactly that from the worst; within 5 standard errors."""
+    rate = 2 / (1 + (size * numel) ** 0.5)  # all ranks' elements count, not one rank's
+    assert Recipe.of(SHARED).exchange.omega(Layout.of({"x": (numel,)}), size) == pytest.approx(1 / rate - 1)
+    mean, error = left(f"{SHARED} + diana()", size, numel, 300)
+    assert abs(mean - (1 - rate)) < 5 * error + 1e-6
+
+
+def test_with_shared_scales_a_rate_for_scales_of_ones_own_would_unlearn() -> None:
+    size, numel = 10, 40
+    alone = Recipe.of(OWN).exchange.omega(Layout.of({"x": (numel,)}), size)
+    mean, error = left(f"{SHARED} + diana(alpha={1 / (1 + alone)})", size, numel, 300)
+    assert mean - 5 * error > 1.1
+    mean, error = left(f"{OWN} + diana()", size, numel, 300)
+    assert mean + 5 * error < 1
+
+
+@pytest.mark.parametrize("workers", [2, 4, 10])
+def test_with_shared_scales_it_reaches_the_optimum_at_the_step_size_of_the_theory(workers: int) -> None:
+    """At rate = 1 / (L (1 + 6 w / N)) and a = 1 / (1 + w), |x - x*|^2 <= V (1 - min(rate mu, a / 2))^steps."""
+    problem = Problem(kappa=8.0, workers=workers)
+    omega = Recipe.of(SHARED).exchange.omega(Layout.of({"x": (DIMENSIONS,)}), workers)
+    rate, a = 1 / (problem.kappa * problem.ridge * (1 + 6 * omega / workers)), 1 / (1 + omega)
+    unlike = sum(float(problem.slope(problem.optimum, i).square().sum()) for i in range(workers)) / workers
+    v = float(problem.optimum.square().sum()) + 4 * omega / (a * workers) * rate**2 * unlike
+    ranks, falls = problem.ranks(f"{SHARED} + diana()", rate), min(rate * problem.ridge, a / 2)
+    for steps in (200, 400, 600):
+        assert problem.train(ranks, 200) <= v * (1 - falls) ** steps
+    assert problem.train(problem.ranks(SHARED, rate), 200) > 1e-4
 
 
 def test_it_reaches_the_optimum_of_an_ill_conditioned_problem_where_quantised_gradients_stall() -> None:

@@ -52,12 +52,29 @@ def test_with_one_rate_both_units_are_one() -> None:
         torch.testing.assert_close(a.step(gradients(2, step), lr=0.1), b.step(gradients(2, step), lr=0.1))
 
 
-def test_updates_and_what_is_kept_add_up_over_any_schedule_of_rates() -> None:
-    crew, given, got = Crew(TOPK.format("update"), 3), 0.0, 0.0
-    for step, lr in enumerate(RATES):
+@pytest.mark.parametrize("exchange", ["gather(topk(ratio=0.1))", "scatter(topk(ratio=0.1))", "scatter(bf16())"])
+def test_updates_and_what_is_kept_add_up_over_any_schedule_of_rates(exchange: str) -> None:
+    """What owners owe to the mean follows the rate as the residual does; a rate of zero moves neither."""
+    crew, given, got = Crew(f"{exchange} + error_feedback(units='update')", 3), 0.0, 0.0
+    for step, lr in enumerate([0.0, *RATES, 0.0, 0.3]):
         got = got + lr * crew.step(gradients(3, step), lr=lr)
         given = given + lr * mean(gradients(3, step))
-    torch.testing.assert_close(got + RATES[-1] * crew.mean_of("residual"), given, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(got + 0.3 * (crew.mean_of("residual") + crew.owed()), given, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("codec", "grid"), [("bf16", 2.0**-7), ("fp16", 2.0**-10)])
+def test_what_an_owner_rounds_off_does_not_add_up_to_a_drift(codec: str, grid: float) -> None:
+    """Every rank's gradient is exact in a half, and their mean is not: it would be rounded down at every step."""
+    given = [Block.of({"x": torch.full((6,), 1 + grid * (r == 2), dtype=torch.float64)}) for r in range(3)]
+
+    def drift(recipe: str) -> float:
+        crew, total = Crew(recipe, 3), torch.zeros(6, dtype=torch.float64)
+        for _ in range(60):
+            total += crew.step(given)
+        return float((total / 60 - mean(given)).abs().max())
+
+    assert drift(f"scatter({codec}()) + error_feedback()") < grid / 60
+    assert drift(f"scatter({codec}(), feedback=0.0) + error_feedback()") == pytest.approx(grid / 3)
 
 
 def test_a_rate_of_zero_pays_no_debts_and_makes_none() -> None:

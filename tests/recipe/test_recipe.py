@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.laws import samples
@@ -11,6 +12,8 @@ from tests.laws import samples
 from gossamer import recipes
 from gossamer.codecs import FP32, QSGD, PowerSGD, Ternary, TopK
 from gossamer.controllers import Accordion, Fixed
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Facts
 from gossamer.core.errors import RecipeError
 from gossamer.exchanges import AllReduced, Gather, Scatter
 from gossamer.memories import DIANA, ErrorFeedback, NoMemory
@@ -22,12 +25,37 @@ RULES = (
     Rule("name == 'it\\'s \"odd\"*' or not numel >= 10", Gather(TopK()), ErrorFeedback()),
     Rule('name != "a\\\\b"', Scatter(QSGD())),
 )
-EVERY = [*samples.recipes(), Recipe(AllReduced(FP32()), rules=RULES), Recipe(AllReduced(FP32()), bucket=Bucket(0.5))]
+NAMES = ("body.weight", 'it\'s "odd"*', "ä\n'\\[0]", "")
+
+
+def decided(recipe: Recipe) -> list[Recipe]:
+    """What a recipe's controller puts in force when gradients come and go, each parameter's in its own epochs."""
+    state, found = State(), {repr(recipe): recipe}
+    for step in range(1, 61):
+        sizes = [(10.0 if (step // 10 + i) % 3 else 1.0) for i in range(len(NAMES))]
+        blocks = [Block.of({name: torch.full((2,), size)}) for name, size in zip(NAMES, sizes, strict=True)]
+        recipe = recipe.controller.decide(Facts(step, 0.01 if step > 55 else 0.1, blocks), recipe, state)
+        found[repr(recipe)] = recipe
+    return list(found.values())
+
+
+CONTROLLED = [r for r in samples.recipes() if r.controller != Fixed()]
+DECIDED = [d for r in CONTROLLED for d in decided(r)[1:]]
+EVERY = [
+    *samples.recipes(),
+    *DECIDED,
+    Recipe(AllReduced(FP32()), rules=RULES),
+    Recipe(AllReduced(FP32()), bucket=Bucket(0.5)),
+    Recipe(AllReduced(FP32()), rules=RULES, routes={"a": Gather(QSGD()), "b": Scatter(QSGD()), "c": Gather(QSGD())}),
+]
 every_recipe = pytest.mark.parametrize("recipe", EVERY, ids=repr)
 
 
 def test_there_are_recipes_to_try() -> None:
     assert len(EVERY) > 150
+    moved = {r.controller.name for r in CONTROLLED if len(decided(r)) > 1}
+    assert moved == {r.controller.name for r in CONTROLLED}  # every controller decides something
+    assert any(0 < len(r.routes) < len(NAMES) for r in DECIDED)
 
 
 @every_recipe
@@ -77,7 +105,7 @@ def test_a_toml_file_may_start_from_a_preset_and_change_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('exchnge = "allreduce(fp32())"', ["no entry 'exchnge'", "Did you mean 'exchange'?", "r.toml"]),
+        ('exchnge = "allreduce(fp32())"', ["no entry 'exchnge'", "Did you mean 'exchange'?"]),
         ("exchange = 3", ["exchange must be a text", "got 3"]),
         ('exchange = ["allreduce(fp32())", 4]', ["exchange must be a text", "got 4"]),
         ('exchange = "allreduce(fp32())"\nmemory = "slowmo(8)"', ["memory must be one memory", "slowmo(8)"]),
@@ -86,7 +114,9 @@ def test_a_toml_file_may_start_from_a_preset_and_change_it(tmp_path: Path) -> No
         ('exchange = "terngrad"', ["no part called 'terngrad'", "ternary"]),
         ('memory = "diana()"', ["a recipe needs an exchange"]),
         ("", ["a recipe needs an exchange"]),
-        ("exchange = ", ["not valid TOML", "r.toml"]),
+        ("exchange = ", ["not valid TOML"]),
+        ('exchange = "gather("', ["'gather(' cannot be read"]),
+        ('recipe = "qsgd(bits=99)"', ["bits"]),
         ('recipe = ["terngrad", "qsgd"]', ["one preset only"]),
         ('exchange = "gather(topk())"', ["is biased"]),
         ('rules = "gather(topk())"', ["rules must be one rule"]),
@@ -97,6 +127,7 @@ def test_a_toml_file_that_makes_no_sense_is_refused_in_words(tmp_path: Path, tex
     with pytest.raises(RecipeError) as caught:
         toml(tmp_path, text)
     assert [w for w in words if w not in str(caught.value)] == [], caught.value
+    assert str(caught.value).count("r.toml") == 1
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -258,7 +289,27 @@ def test_rules_go_before_routes_and_routes_before_the_rest() -> None:
     assert routed.way("b", (4,)) == (AllReduced(FP32()), NoMemory())
     assert routed.route(mild, mild, ["a"]).routes == {}
     assert routed != base
-    assert repr(routed) == repr(base)
+    assert repr(routed) == repr(base) + " + route(('a', 'b'), allreduce(powersgd(rank=1)))"
+    assert Recipe.of(repr(routed)) == routed
+
+
+def test_routes_are_read_like_any_part_and_contradictions_are_refused() -> None:
+    text = "allreduce + route(('a', 'b'), gather(qsgd())) + route(('c',), allreduce(bf16()))"
+    recipe = Recipe.of(text)
+    assert recipe.routes == {"a": Gather(QSGD()), "b": Gather(QSGD()), "c": Recipe.of("allreduce(bf16())").exchange}
+    assert repr(recipe) == text.replace("allreduce +", "allreduce(fp32()) +")
+    with pytest.raises(RecipeError, match="two routes say where 'b' goes"):
+        Recipe.of("allreduce + route(('a', 'b'), gather(qsgd())) + route(('b',), allreduce(bf16()))")
+    with pytest.raises(RecipeError, match="one parameter's name at least"):
+        Recipe.of("allreduce + route((), gather(qsgd()))")
+    with pytest.raises(RecipeError, match="names must be a tuple, of a text each, got 'a'"):
+        Recipe.of("allreduce + route('a', gather(qsgd()))")
+    with pytest.raises(RecipeError, match="is biased"):
+        Recipe.of("allreduce + route(('a',), gather(topk()))")
+    with pytest.raises(RecipeError, match="routes cannot single out parameters"):
+        Recipe.of("sgp + route(('a',), gather(qsgd()))")
+    with pytest.raises(RecipeError, match="drop the routes"):
+        Recipe.of("backup + route(('a',), gather(qsgd()))")
 
 
 # -- buckets ---------------------------------------------------------------------------------------------------------

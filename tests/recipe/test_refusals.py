@@ -84,6 +84,8 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "diana(bits='x')": ("diana: bits must be a whole number", "got 'x'"),
     "diana(alpha=1.5)": ("alpha must lie in (0, 1]", "leave it out"),
     "accordion()": ("accordion needs epoch", "accordion(...)"),
+    "slowmo(4) + accordion_batch(2, 3)": ("grows the batch", "use every_step()"),
+    "overlap_local_sgd(4) + accordion_batch(2, 3)": ("grows the batch", "use every_step()"),
     # sentences that are no recipe
     "qsgd(bits=2, buckets=4)": ("no argument 'buckets'", "Did you mean 'bucket'?"),
     "terngrad + qsgd()": ("no part of a recipe on its own", "put it in an exchange: scatter(qsgd())"),

@@ -76,4 +76,5 @@ ALL = [*SYNCHRONOUS, *QUORUM, *LOCAL, *OVERLAP, *GOSSIP]
 
 def smallest(recipe: str) -> int:
     """The fewest ranks a recipe can run on."""
-    return 1 + getattr(Recipe.of(recipe).exchange, "backups", 0)
+    backups = getattr(Recipe.of(recipe).exchange, "backups", 0)
+    return backups + 2 if backups else 1

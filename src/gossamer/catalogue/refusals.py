@@ -110,7 +110,7 @@ def _attached(recipe: Recipe, name: str) -> Iterator[Refusal]:
         f"gossamer.ddp.register(ddp_model, {name!r})": lambda: check_hook(recipe),
     }
     if isinstance(recipe.exchange, Quorum):
-        few = max(int(getattr(recipe.exchange, "backups", 1)), 1)
+        few = int(getattr(recipe.exchange, "backups", 0)) + 1
         ways[f"training on {few} rank{'s' * (few > 1)}"] = lambda: bytes_per_step(recipe, {"w": (1,)}, few)
     for text, way in ways.items():
         yield Refusal(text, attempt(way))

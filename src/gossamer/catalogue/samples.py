@@ -25,6 +25,7 @@ KINDS = {  # their plural, and what they decide
     "controller": ("controllers", "how much, as training goes"),
     "topology": ("topologies", "who is whose neighbour"),
     "rule": ("rules", "which parameters go another way"),
+    "route": ("routes", "which ones a controller sends another way for now"),
     "bucket": ("buckets", "how much travels together"),
 }
 EPOCH = 100  # some recipes must know how many steps an epoch has
@@ -32,6 +33,7 @@ GUESSES: dict[Any, Any] = {
     int: 8,
     float: 6.0,
     str: "ndim < 2",
+    tuple[str, ...]: ("head.weight",),
     Codec: FP32(),
     LinearCodec: FP32(),
     Exchange: AllReduced(FP32()),
@@ -69,7 +71,15 @@ def parts_of(value: Any) -> Iterator[Part]:
 
 def _walk(value: Any) -> Iterator[Part]:
     if isinstance(value, Recipe):
-        for v in (value.exchange, value.memory, value.schedule, value.controller, *value.rules, value.bucket):
+        for v in (
+            value.exchange,
+            value.memory,
+            value.schedule,
+            value.controller,
+            *value.rules,
+            *value.routes.values(),
+            value.bucket,
+        ):
             yield from _walk(v)
     elif isinstance(value, Part):
         yield value

@@ -94,6 +94,9 @@ class Ternary(Codec, LinearCodec):
             kernels.ternary_accumulate(payload, layout.bounds, scales, narrow)
             into.add_(narrow, alpha=weight)  # weighted in double, or a memory's books would not balance
 
+    def sum_bytes(self, layout: Layout, size: int) -> list[int]:
+        return [4 * len(layout.segments), 4 * kernels.lane_count(layout.numel, self.levels, size)]
+
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
         """The packed-lane form: agree on scales, then sum integers."""
         flat, layout, key = block.flat.float(), block.layout, seat.draw.key(f"{block.name}/ternary")

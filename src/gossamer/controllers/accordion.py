@@ -18,7 +18,8 @@ class Accordion(Controller):
     Over every `interval`-th epoch of `epoch` steps the agreed gradients are summed to D. A parameter is critical if
     | |D_old| - |D_now| | >= threshold |D_old|. All start mild; a learning rate that falls by `drop` at once makes all mild
     until the next check. Memories and warm starts are kept on a switch. The gradients that count are the decoded means,
-    which every rank has, so the decision costs no traffic and is the same everywhere.
+    which every rank has, so the decision costs no traffic and is the same everywhere. It is part of what `comm.recipe`
+    prints: `route(names, harsh)`.
 
     Use: where nobody knows how hard to compress.
 

@@ -15,7 +15,8 @@ class AccordionBatch(Controller):
     """Accumulate `factor` micro-batches per step once no parameter is in a critical regime; never go back.
 
     Checks as `accordion` does. When it grows the batch it multiplies the learning rate by `factor` as well, at the same step.
-    The training loop reads `comm.accumulate`, or wraps its backward in `comm.accumulating()`.
+    The training loop reads `comm.accumulate`, or wraps its backward in `comm.accumulating()`. A rank alone judges its own
+    gradients, as the optimizer finds them.
 
     Use: where large batches train well later on but not at first.
 

@@ -25,9 +25,12 @@ class Seat(NamedTuple):
     size: int
     step: int
     draw: Draw
-    scale: float = 1.0  # gradients arrive multiplied by this (a loss scaler's factor)
+    scale: float = 1.0  # what is averaged arrives multiplied by this (a loss scaler's factor, or a memory's own)
     lr: float = 1.0  # the learning rate the block's parameters will be stepped with
     shift: float = 0.0  # the rate at which a memory around the exchange follows what was sent; 0: there is none
+    feedback: float | None = (
+        None  # how much of what an exchange leaves out of the mean it shall add later, says a memory
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +129,10 @@ class LinearCodec(_Encoding):
     def policy(self, key: str) -> Policy:
         return "mean"
 
+    def sum_bytes(self, layout: Layout, size: int) -> list[int] | None:
+        """The length of each message that `average` sums over so many ranks, where it can be told without the work."""
+        return None
+
     @abstractmethod
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]: ...
 
@@ -154,9 +161,6 @@ class AsItsCodec:
     @property
     def bucket_mb(self) -> float:
         return self.codec.bucket_mb
-
-    def omega(self, layout: Layout) -> float:
-        return self.codec.omega(layout)
 
 
 class Exchange(Part):
@@ -190,8 +194,10 @@ class Exchange(Part):
         return 25.0
 
     @abstractmethod
-    def omega(self, layout: Layout) -> float:
-        """The relative variance that the exchange adds to one rank's block at most; inf where it is biased."""
+    def omega(self, layout: Layout, size: int) -> float:
+        """The relative variance among `size` ranks: sum of E|what got through - x|^2 <= omega * sum of |x|^2, both over
+        ranks; inf where it is biased.
+        """
 
     def policy(self, key: str) -> Policy:
         return "mean"
@@ -202,6 +208,9 @@ class Exchange(Part):
 
 class Carrier(AsItsCodec, Exchange):
     """An exchange of what one codec writes."""
+
+    def omega(self, layout: Layout, size: int) -> float:
+        return self.codec.omega(layout)  # a bound for each rank is one for their sum
 
 
 class Send(Protocol):
@@ -263,10 +272,12 @@ class Topology(Part):
 class Mixer(Part):
     """Who talks to whom, to pull parameters together without ever agreeing exactly.
 
-    `push` takes the model a rank holds and returns the wires to send; `absorb` takes the wires that came. Between the
-    two a rank holds less than its share; `settle` is the model it then holds.
+    `push` takes the model a rank holds and returns a program that sends and receives; `absorb` takes the wires that came
+    (none, perhaps, after a local step: a rank then holds less than its share) and gives the model that the rank holds.
+    `wrote` is told the model as the parameters took it, where they have fewer bits than the block.
 
-    Law: the sum of all numerators, those in flight included, and the sum of all weights, never change.
+    Law: the sum of all numerators, those in flight included, and the sum of all weights, never change but by what the
+    optimizers do, whatever the parameters' precision.
     """
 
     kind: ClassVar[str] = "exchange"
@@ -283,6 +294,9 @@ class Mixer(Part):
 
     @abstractmethod
     def absorb(self, block: Block, state: State, arrived: Sequence[Tensor]) -> Tensor: ...
+
+    @abstractmethod
+    def wrote(self, block: Block, state: State) -> None: ...
 
 
 class Settled(NamedTuple):
@@ -303,6 +317,10 @@ class Quorum(Part):
     """
 
     kind: ClassVar[str] = "exchange"
+
+    @abstractmethod
+    def check(self, size: int) -> None:
+        """Refuse a world of so few ranks that there is nothing to choose from, with the fix."""
 
     @abstractmethod
     def claim(self, seat: Seat) -> Program[int]: ...
@@ -373,6 +391,10 @@ class Loop(Protocol):
 
     def land_mix(self, mixer: Mixer) -> Program[None]: ...
 
+    def settle_mix(self, mixer: Mixer) -> None:
+        """After a local step: the model of what this rank holds while the rest of its share is away."""
+        ...
+
     def reset_optimizer(self) -> None:
         """Zero the optimizer's buffers."""
         ...
@@ -386,7 +408,7 @@ class Schedule(Part):
     """One training step: what is exchanged before and after the optimizer descends.
 
     Law: `step` yields Descend exactly once; all ranks start the same programs in the same order; what was launched lands
-    by schedule, never by arrival.
+    by schedule, never by arrival; after a step that `rests`, all ranks hold equal models, unless they mix or overlap.
     """
 
     kind: ClassVar[str] = "schedule"
@@ -410,6 +432,10 @@ class Schedule(Part):
     def lr_factor(self) -> float:
         """What the learning rate is multiplied by while this schedule is in force."""
         return 1.0
+
+    def rests(self, step: int) -> bool:
+        """True if this is the last step of a round: after it is the time to judge, or to keep, the models."""
+        return True
 
     @abstractmethod
     def step(self, loop: Loop) -> Program[None]: ...

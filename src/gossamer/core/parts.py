@@ -272,6 +272,8 @@ def _describe(hint: Any) -> str:
         return " or ".join(_describe(h) for h in get_args(hint))
     if origin is Literal:
         return "one of " + ", ".join(repr(a) for a in get_args(hint))
+    if origin is tuple:
+        return f"a tuple, of {_describe(get_args(hint)[0])} each"
     if isinstance(hint, type) and issubclass(hint, Part):
         known = [n for n, p in registry.of().items() if issubclass(p, hint)]
         return f"a {hint.kind} ({', '.join(known)})" if known else f"a {hint.kind}"

@@ -31,7 +31,7 @@ def bytes_per_step(recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...]
     """
     parsed = Recipe.of(recipe)
     parameters = {n: torch.empty(s, device="meta") if isinstance(s, tuple) else s for n, s in shapes.items()}
-    channels = build(parsed, parameters, dict.fromkeys(parameters, 0))
+    channels = build(parsed, parameters, dict.fromkeys(parameters, 0), size)
     first, last = span(parsed)
     loop = Rehearsal(parsed, first)
     while loop.step <= last:
@@ -77,6 +77,7 @@ def _sent(program: Callable[[Channel, Tensor, Seat], Program[Any]], channels: Se
 
 def _averaging(channel: Channel, block: Block, seat: Seat) -> Program[Any]:
     if isinstance(channel.exchange, Quorum):
+        channel.exchange.check(seat.size)
         yield from channel.exchange.claim(seat)
         quorum, rates = hollow(channel.exchange), torch.zeros(1, dtype=torch.float64)
         return (yield from quorum.settle(block, {}, seat, lambda: (block.flat, rates), 1))

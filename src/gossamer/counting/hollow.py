@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import AsItsCodec, Codec, Exchange, Seat
+from gossamer.core.contracts import AsItsCodec, Codec, Echo, Exchange, LinearCodec, Seat
 from gossamer.core.parts import Part
+from gossamer.core.verbs import Program, all_reduce
 
 P = TypeVar("P", bound=Part)
 
@@ -20,6 +21,9 @@ class Hollow(AsItsCodec, Codec):
     name: ClassVar[str] = "hollow"
 
     codec: Codec
+
+    def omega(self, layout: Layout) -> float:
+        return self.codec.omega(layout)
 
     def wire_bytes(self, layout: Layout) -> int | None:
         return self.codec.wire_bytes(layout)
@@ -37,13 +41,39 @@ class Hollow(AsItsCodec, Codec):
         pass
 
 
+@dataclass(frozen=True, repr=False)
+class HollowSum(AsItsCodec, LinearCodec):
+    """Stands in for a codec whose messages are summed on their way; one that cannot tell their lengths runs as it is."""
+
+    name: ClassVar[str] = "hollow_sum"
+
+    codec: LinearCodec
+
+    def omega(self, layout: Layout) -> float:
+        return self.codec.omega(layout)
+
+    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+        lengths = self.codec.sum_bytes(block.layout, seat.size)
+        if lengths is None:
+            return (yield from self.codec.average(block, state, seat))
+        for length in lengths:
+            yield from all_reduce(torch.empty(length, dtype=torch.uint8))
+        return Echo(block.flat, _add_nothing)
+
+
+def _add_nothing(into: Tensor, weight: float) -> None:
+    pass
+
+
 def hollow(part: P) -> P:
-    """The same exchange around hollow codecs. Codecs that are summed on their way run as they are."""
+    """The same exchange around hollow codecs."""
     hints, changed = get_type_hints(type(part)), dict[str, Part]()
     for f in fields(part):  # pyright: ignore[reportArgumentType]
         value = getattr(part, f.name)
         if hints[f.name] is Codec:
             changed[f.name] = Hollow(value)
+        elif hints[f.name] is LinearCodec:
+            changed[f.name] = HollowSum(value)
         elif isinstance(value, Exchange):
             changed[f.name] = hollow(value)
     return replace(part, **changed)  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -87,6 +87,9 @@ class Rehearsal:
     def land_mix(self, mixer: Mixer) -> Program[None]:
         yield from ()
 
+    def settle_mix(self, mixer: Mixer) -> None:
+        pass
+
     def reset_optimizer(self) -> None:
         pass
 

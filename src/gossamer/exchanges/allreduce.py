@@ -2,7 +2,7 @@
 
 from typing import final
 
-from gossamer.core.block import Block, State
+from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Carrier, Echo, LinearCodec, Policy, Seat
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program
@@ -33,6 +33,16 @@ class AllReduced(Carrier):
 
     def policy(self, key: str) -> Policy:
         return self.codec.policy(key)
+
+    def omega(self, layout: Layout, size: int) -> float:
+        """That of all ranks' tensors laid end to end.
+
+        Scales are shared, so one rank's error has no bound by its own block: a small block is written in the levels of a
+        large one. But the ranks' tensors of d elements are written just as one tensor of N d elements would be, scaled by
+        the largest of all; so the sums over ranks obey that tensor's bound, and some blocks attain it.
+        """
+        end_to_end = Layout.of({s.name: (size, *s.shape) for s in layout.segments}, layout.dtype)
+        return self.codec.omega(end_to_end)
 
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
         return (yield from self.codec.average(block, state, seat))

@@ -21,7 +21,8 @@ class First(Quorum):
 
     A rank whose gradient is ready claims a ticket for the step. The N-th ticket closes it; then all ranks enter one
     exchange of flag g, flag = 1 for the first N. A late rank takes part with zeros while it still computes, and applies
-    every update it missed in order, so all replicas stay bit-equal. `backups=0` is synchronous SGD.
+    every update it missed in order, so all replicas stay bit-equal. `backups=0` is synchronous SGD. N must be two at
+    least: of one gradient a step there is no mean, and a rank alone would train as well.
 
     It hides slow computing, not a dead process or a slow link: those are errors within the deadline.
 
@@ -48,6 +49,15 @@ class First(Quorum):
             "use an exchange that needs no memory, such as scatter(qsgd())",
         )
 
+    def check(self, size: int) -> None:
+        wanted = size - self.backups
+        ranks = f"{size} rank{'s' * (size > 1)} leave{'s' * (size == 1)}"
+        what = "nobody to wait for" if wanted < 1 else "one gradient a step, and the others are computed for nothing"
+        require(
+            wanted > 1 or (wanted == 1 and self.backups == 0),
+            f"first(backups={self.backups}): {ranks} {what}; use at least {self.backups + 2} ranks, or {self.over}",
+        )
+
     def claim(self, seat: Seat) -> Program[int]:
         return (yield from claim(f"step/{seat.step}"))
 
@@ -60,10 +70,6 @@ class First(Quorum):
         facts: int,
     ) -> Program[Settled]:
         wanted = seat.size - self.backups
-        require(
-            wanted >= 1,
-            f"first(backups={self.backups}): {seat.size} rank{'s' * (seat.size > 1)} leave{'s' * (seat.size == 1)} nobody to wait for",
-        )
         accepted = yield from closed(f"step/{seat.step}", wanted)
         mine = offer() if seat.rank in accepted else None
         flat, numbers = (

@@ -20,7 +20,8 @@ class PushSum(Mixer):
     """Stochastic gradient push: share (x, w) with a few peers; the model is x / w.
 
     send (p x, p w) to each peer;  keep the rest;  add what arrives;  z = x / w.  Sums of x and of w over all ranks never
-    change, so z tends to the average whatever the graph, the order or the delay. x and w travel in one message.
+    change, so z tends to the average whatever the graph, the order or the delay. x and w travel in one message. x is kept
+    in single precision at least: a model in half precision is z rounded, and what rounding takes is not lost to x.
 
     Use: under `gossip()`, or inside of `slowmo`, among many ranks that should not wait for all others.
 
@@ -52,7 +53,7 @@ class PushSum(Mixer):
         return _deliver(message, peers.to, peers.source)
 
     def absorb(self, block: Block, state: State, arrived: Sequence[Tensor]) -> Tensor:
-        """Add what came. `block` is the model as the optimizer left it since the push."""
+        """Add what came, if anything. `block` is the model as the optimizer left it."""
         x, w = numerator(block, state)
         for wire in arrived:
             expect(wire, block.numel * x.element_size() + 4, "push_sum")
@@ -65,15 +66,18 @@ class PushSum(Mixer):
         state["x"], state["w"], state["z"] = x, w, x / w.to(x)
         return state["z"]
 
+    def wrote(self, block: Block, state: State) -> None:
+        state["z"] = block.flat
+
 
 def numerator(block: Block, state: State) -> tuple[Tensor, Tensor]:
     """x and w, brought up to date with what the optimizer did to z = x / w."""
     if "x" not in state:
         return block.flat, torch.ones((), dtype=torch.float32)
-    if "z" not in state:  # w = 1: the model is the numerator
+    if "z" not in state:  # w = 1 and nothing was rounded: the model is the numerator
         return block.flat, state["w"]
-    # x -= rate * direction: the step is taken on the numerator. z is kept, not computed anew, so that a model that
-    # nobody touched adds exactly nothing.
+    # x -= rate * direction: the step is taken on the numerator. z, as the parameters hold it, is kept and not computed
+    # anew, so that a model that nobody touched adds exactly nothing.
     return state["x"] + (block.flat - state["z"]), state["w"]
 
 

@@ -30,8 +30,10 @@ class Scatter(Carrier):
 
     All-to-all of N - 1 chunk wires, decode and sum (the own share first, then that of the rank before, and so on round),
     encode, all-gather. Chunks are encoded and decoded while others travel. The own share never travels and is exact.
-    `feedback` is how much of the second encoding's error the owner adds to its next mean: by default 1 for a
-    codec that needs error feedback and 0 for others; under DIANA it is DIANA's rate, so that all follow one mean.
+    `feedback` is how much of the second encoding's error the owner adds to its next mean. By default the memory says:
+    all of it under error feedback, whose books would not balance otherwise (a rounded half, say, errs the same way each
+    time), and DIANA's rate under DIANA, so that all follow one mean. Without a memory it is 0: the error is the noise
+    of an unbiased codec, or as small as a half's; only a codec that needs error feedback has it all the same.
 
     Use: for codecs that write alone, from three ranks on.
 
@@ -101,7 +103,7 @@ class Scatter(Carrier):
     def _answer(self, mean: Block, block: Block, state: State, seat: Seat) -> Tensor:
         """Encode my chunk's mean; what the encoding loses is owed to the next step."""
         again = seat._replace(draw=seat.draw.again())
-        rate = seat.shift or (self.feedback if self.feedback is not None else float(self.codec.needs_feedback))
+        rate = self._rate(seat)
         if rate == 0:
             return self.codec.encode(mean, state, again)
         owed = _owed(block, state, seat)
@@ -115,9 +117,16 @@ class Scatter(Carrier):
         block.like(state["owed"]).chunks(seat.size)[seat.rank].flat.copy_(error)
         return wire
 
+    def _rate(self, seat: Seat) -> float:
+        if seat.feedback == 0:  # a memory's step that neither pays nor owes
+            return 0.0
+        if self.feedback is not None:
+            return self.feedback
+        return float(self.codec.needs_feedback) if seat.feedback is None else seat.feedback
+
 
 def _owed(block: Block, state: State, seat: Seat) -> Tensor | None:
-    """What earlier answers of mine left out, in the units gradients come in today."""
+    """What earlier answers of mine left out, in the units that blocks come in today."""
     if "owed" not in state:
         return None
     owed = block.like(state["owed"]).chunks(seat.size)[seat.rank].flat

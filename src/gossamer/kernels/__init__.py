@@ -9,7 +9,7 @@ from gossamer.kernels.cast import cast_accumulate, cast_feedback
 from gossamer.kernels.errors import CorruptWire
 from gossamer.kernels.hashing import mix3
 from gossamer.kernels.indices import index_decode, index_encode
-from gossamer.kernels.lanes import lanes_pack, lanes_unpack
+from gossamer.kernels.lanes import lane_count, lanes_pack, lanes_unpack
 from gossamer.kernels.quantise import bucket_norms, quantise_accumulate, quantise_bytes, quantise_encode
 from gossamer.kernels.scales import absmax, absmax_and_std
 from gossamer.kernels.select import compact, scatter_add, topk
@@ -27,6 +27,7 @@ __all__ = [
     "compact",
     "index_decode",
     "index_encode",
+    "lane_count",
     "lanes_pack",
     "lanes_unpack",
     "mix3",

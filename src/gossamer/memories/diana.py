@@ -18,7 +18,13 @@ class DIANA(Memory):
 
     D_i = g_i - h_i;  send Q(D_i);  h_i += a Q(D_i);  g = h + mean Q(D_i) with the old h;  h += a mean Q(D_i);
     v = momentum v + g.  Unbiased, and with full gradients it converges to the exact optimum where Q alone stalls.
-    a = 1 / (1 + w) unless given, w the relative variance of the quantiser; larger values void the theory.
+    a = 1 / (1 + w) unless given, w the relative variance of the exchange; larger values void the theory.
+
+    Why that rate: let sum E|Q(D_i) - D_i|^2 <= w sum |D_i|^2, over ranks. Then sum E|h_i + a Q(D_i) - g_i|^2 <= (1 - 2 a +
+    a^2 (1 + w)) sum |D_i|^2, which is (1 - a) sum |D_i|^2 at that rate, and may be more than there was from twice it on.
+    Only sums over ranks enter, so scales may be shared: tensors of d elements on N ranks are then quantised as one of N d
+    elements, and w is that one's. For `allreduce(ternary(clip=0.0))` it is (sqrt(N d) - 1) / 2: with many ranks it learns
+    more slowly than `gather`, whose scales are each rank's own.
 
     Use: around unbiased quantisers on convex problems, where the exact optimum is wanted.
 
@@ -54,8 +60,8 @@ class DIANA(Memory):
 
     def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
         own, common = self._learned(block, state, seat.scale)
-        echo = yield from send(block.like(block.flat - own), seat)
         rate = seat.shift
+        echo = yield from send(block.like(block.flat - own), seat._replace(feedback=rate))
         learned = own.clone()
         echo.add_sent(learned, rate)
         state["own"], state["common"] = learned, torch.add(common, echo.mean, alpha=rate)

@@ -18,7 +18,7 @@ class ErrorFeedback(Memory):
 
     p = g + decay e;  send p;  e = p - (what got through of mine). The residual is against my own contribution, not
     against the mean, so it stays bounded on unequal data. With decay 1 nothing is lost: sum of means + mean residual =
-    sum of mean gradients.
+    sum of mean gradients. An exchange that encodes the mean once more (`scatter`) keeps what that loses in the same way.
 
     It is kept free of the loss scale. `units="update"` also follows the learning rate: what was held back under a large
     rate weighs as much when it is sent under a small one (the form of the theory; for SGD with rate decays). With Adam,
@@ -52,11 +52,12 @@ class ErrorFeedback(Memory):
 
     def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
         if self.units == "update" and seat.lr == 0:
-            echo = yield from send(block, seat)  # a step of length zero neither pays debts nor makes any
+            # A step of length zero neither pays debts nor makes any.
+            echo = yield from send(block, seat._replace(feedback=0.0))
             return echo.mean
         unit = seat.scale if self.units == "gradient" else seat.scale / seat.lr
         pending = self._pending(block, state, unit)
-        echo = yield from send(block.like(pending), seat)
+        echo = yield from send(block.like(pending), seat._replace(scale=unit, feedback=1.0))
         echo.add_sent(pending, -1.0)
         state["residual"] = pending
         state["unit"] = torch.tensor(unit, dtype=torch.float64)

@@ -16,6 +16,7 @@ class EveryStep(Schedule):
 
     `micro_batches` of them make one step (gradient accumulation; see `comm.accumulating()`), with the learning rate times
     `rate`. `l1` follows each step with the proximal map of l1 |x|_1: x = sign(x) max(|x| - lr l1, 0), for sparse models.
+    All of it holds for a rank alone as well.
 
     Use: unless messages are too many or too slow for every step; it is there unless a recipe says otherwise.
 

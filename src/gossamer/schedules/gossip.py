@@ -13,7 +13,8 @@ class Gossip(Schedule):
     """After every `every`-th step, one round of the recipe's mixer.
 
     With `overlap`, the messages of a round are absorbed at the next one, `every` steps later, and travel while the steps
-    are computed (overlap stochastic gradient push).
+    are computed (overlap stochastic gradient push). Meanwhile a rank holds only the rest of x and of w. Each local step
+    is taken at z = x / w and moves x, so it moves z by 1 / w as much: twice, with one peer.
 
     Use: with an exchange that mixes, among many ranks that should not wait for all others; `overlap` where a link
     is slow.
@@ -38,9 +39,13 @@ class Gossip(Schedule):
     def mixes(self) -> bool:
         return True
 
+    def rests(self, step: int) -> bool:
+        return (step + self.overlap) % self.every == 0  # messages of a round have had their time just before they land
+
     def step(self, loop: Loop) -> Program[None]:
         yield Descend()
         if loop.step % self.every:
+            loop.settle_mix(loop.mixer)
             return
         round = loop.step // self.every - 1
         if not self.overlap:

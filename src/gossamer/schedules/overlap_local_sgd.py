@@ -50,6 +50,9 @@ class OverlapLocalSGD(Schedule):
             f"overlap_local_sgd: beta must lie in [0, 1), got {self.beta}; the paper uses 0.7",
         )
 
+    def rests(self, step: int) -> bool:
+        return (step + 1) % self.every == 0  # just before it lands, an average has had its time to travel
+
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop)
         yield Descend()

@@ -48,6 +48,9 @@ class SlowMo(Schedule):
         require(0 <= self.beta < 1, f"slowmo: beta must lie in [0, 1), got {self.beta}; the paper uses 0.4 to 0.8")
         require(self.alpha > 0, f"slowmo: alpha must be positive, got {self.alpha}; 0 would freeze the model")
 
+    def rests(self, step: int) -> bool:
+        return self.inner is not None or step % self.every == 0
+
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop)
         yield Descend()
@@ -102,6 +105,9 @@ class LocalSGD(Schedule):
     def __post_init__(self) -> None:
         require(self.every >= 1, f"local_sgd: every must be at least 1 step, got {self.every}; 4 to 16 are usual")
         require(self.warmup >= 0, f"local_sgd: warmup must be 0 steps or more, got {self.warmup}")
+
+    def rests(self, step: int) -> bool:
+        return step <= self.warmup or step % self.every == 0
 
     def step(self, loop: Loop) -> Program[None]:
         rounds = SlowMo(1 if loop.step <= self.warmup else self.every, beta=0.0)

@@ -2,6 +2,7 @@
 
 from gossamer.worker import checkpoint
 from gossamer.worker.channels import Channel
-from gossamer.worker.worker import Worker, rest, until_descend
+from gossamer.worker.halves import rest, until_descend
+from gossamer.worker.worker import Worker
 
 __all__ = ["Channel", "Worker", "checkpoint", "rest", "until_descend"]

@@ -30,6 +30,11 @@ class Channel:
     def name(self) -> str:
         return self.layout.name
 
+    @property
+    def narrow(self) -> bool:
+        """True if parameters have fewer bits than the block, so that writing them rounds."""
+        return any(p.dtype != self.layout.dtype for p in self.parameters)
+
     def read(self) -> Tensor:
         """The parameters' values as one new flat tensor, in the block's precision."""
         return self.gather([p.detach() for p in self.parameters])
@@ -59,8 +64,11 @@ class Channel:
         return torch.zeros(self.layout.numel, dtype=self.layout.dtype, device=device)
 
 
-def build(recipe: Recipe, parameters: Mapping[str, Tensor], groups: Mapping[str, int]) -> list[Channel]:
-    """Cut a model into channels: backward order, one way and one learning rate each, no longer than a bucket."""
+def build(recipe: Recipe, parameters: Mapping[str, Tensor], groups: Mapping[str, int], size: int) -> list[Channel]:
+    """Cut a model into channels: backward order, one way and one learning rate each, no longer than a bucket.
+
+    `size` is that of the world, which some memories follow.
+    """
     limit = int(recipe.bucket_mb * 2**20)
     finished = list[list[str]]()
     filling = dict[object, list[str]]()
@@ -80,13 +88,13 @@ def build(recipe: Recipe, parameters: Mapping[str, Tensor], groups: Mapping[str,
     # A channel can travel once its last parameter is there, so channels go in the order they are filled.
     position = {n: i for i, n in enumerate(reversed(list(parameters)))}
     finished.sort(key=lambda names: position[names[-1]])
-    return [_channel(recipe, {n: parameters[n] for n in names}, groups[names[0]]) for names in finished]
+    return [_channel(recipe, {n: parameters[n] for n in names}, groups[names[0]], size) for names in finished]
 
 
-def _channel(recipe: Recipe, members: Mapping[str, Tensor], group: int) -> Channel:
+def _channel(recipe: Recipe, members: Mapping[str, Tensor], group: int, size: int) -> Channel:
     first = next(iter(members))
     dtype = torch.float64 if members[first].dtype == torch.float64 else torch.float32
     layout = Layout.of({n: tuple(p.shape) for n, p in members.items()}, dtype)
     exchange, memory = recipe.way(first, tuple(members[first].shape))
-    omega = exchange.omega(layout) if isinstance(exchange, Exchange) else 0.0
+    omega = exchange.omega(layout, size) if isinstance(exchange, Exchange) else 0.0
     return Channel(layout, tuple(members.values()), exchange, memory, memory.follow(omega), group)

@@ -1,7 +1,6 @@
 """What a worker remembers, as plain tensors by parameter name; and what becomes of it in another world."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import Exchange, Policy
 from gossamer.core.errors import CheckpointError
-from gossamer.core.parts import parse
 from gossamer.recipe import Recipe
 from gossamer.worker.channels import ROLES, Channel
 
@@ -35,10 +33,6 @@ def save(worker: "Worker") -> dict[str, Any]:
     }
     for key, value in worker.control.items():
         out[f"equal/control/{key}"] = value.clone()
-    for name, exchange in worker.recipe.routes.items():
-        out[f"route/{name}"] = repr(exchange)
-    for name, exchange in worker.due.routes.items():
-        out[f"due_route/{name}"] = repr(exchange)
     for channel, pending in zip(worker.channels, _pending(worker), strict=True):
         for role in ROLES:
             states = {**channel.states[role], **pending.get(role, {})}
@@ -70,7 +64,7 @@ def load(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, Any
     worker.control = {
         k.removeprefix("equal/control/"): v.clone() for k, v in merged.items() if k.startswith("equal/control/")
     }
-    _restore_recipe(worker, merged)
+    worker.restore_recipe(Recipe.of(merged["adopted"]), Recipe.of(merged["due"]))
     for channel in worker.channels:
         for role in ROLES:
             channel.states[role] = _restore(channel, role, merged, ranks, worker)
@@ -186,14 +180,6 @@ def _check(worker: "Worker", dictionaries: Sequence[Mapping[str, Any]]) -> None:
                 f"the checkpoint was made with\n  {d['recipe']}\nbut this run uses\n  {worker.origin}\n"
                 "Load it with the same recipe, or start the communicator anew (parameters and optimizer load as ever)."
             )
-
-
-def _restore_recipe(worker: "Worker", merged: Mapping[str, Any]) -> None:
-    def read(recipe: str, prefix: str) -> Recipe:
-        routes = {k.removeprefix(prefix): parse(v) for k, v in merged.items() if k.startswith(prefix)}
-        return replace(Recipe.of(merged[recipe]), routes=routes)
-
-    worker.restore_recipe(read("adopted", "route/"), read("due", "due_route/"))
 
 
 def _pending(worker: "Worker") -> list[dict[str, State]]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gossamer.worker.worker import Worker
 
 LANE = "quorum"
+KEPT = 1000  # steps of which it is remembered who was accepted
 
 
 class Stand:
@@ -25,6 +26,8 @@ class Stand:
     def __init__(self, worker: "Worker") -> None:
         assert isinstance(worker.recipe.exchange, Quorum)
         self.worker, self.quorum = worker, worker.recipe.exchange
+        if worker.size > 1:  # alone, a host trains without it
+            self.quorum.check(worker.size)
         if len(worker.channels) != 1:
             raise AttachError(
                 f"{self.quorum} closes a step with one ticket and one message, so all parameters must be of one "
@@ -43,8 +46,9 @@ class Stand:
 
     def open(self) -> Program[None]:
         """Start waiting for the step that is being computed."""
+        self.quorum.check(self.worker.size)
         step = self.worker.step
-        self.tickets[step] = yield from start(self._program(step), f"step {step}", step, LANE)
+        self.tickets[step] = yield from start(self._program(step), self.channel.name, step, LANE)
 
     def offer(self, flat: Tensor) -> Program[None]:
         """My gradient for the step I computed is ready: put it where the comm lane finds it, then claim a ticket."""
@@ -53,7 +57,8 @@ class Stand:
             yield from self.open()
         rates = [float(g["lr"]) for g in worker.optimizer.param_groups]
         self.offers[worker.step] = flat, torch.tensor(rates, dtype=torch.float64)
-        yield from self.quorum.claim(self._seat(worker.step))
+        if worker.step not in self.entered:  # else it comes too late, and need not ask
+            yield from self.quorum.claim(self._seat(worker.step))
 
     def average_gradients(self) -> Program[None]:
         """Take the agreed updates of my step and of all that closed meanwhile; the last is left for the optimizer."""
@@ -74,6 +79,7 @@ class Stand:
         self.entered.discard(step)
         offered = self.offers.pop(step, None)
         self.accepted[step] = settled.accepted
+        self.accepted.pop(step - KEPT, None)
         if offered is not None and self.worker.rank not in settled.accepted:
             self.dropped.append(step)
             self.on_late(step)
@@ -95,7 +101,7 @@ class Stand:
             carried.commit()
         else:
             self.spoilt.add(step)
-        follow = Start(self._program(step + 1), f"step {step + 1}", step + 1, LANE)
+        follow = Start(self._program(step + 1), self.channel.name, step + 1, LANE)
         self.tickets[step + 1] = yield follow
         return settled
 

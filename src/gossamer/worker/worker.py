@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -10,16 +9,13 @@ from torch import Tensor
 from gossamer.core.block import Block, Draft, State
 from gossamer.core.contracts import Echo, Exchange, Facts, Mixer, Quorum, Seat
 from gossamer.core.draw import Draw
-from gossamer.core.errors import AttachError
-from gossamer.core.verbs import Descend, Program, Start, Ticket, all_reduce, join, start
+from gossamer.core.verbs import Program, Start, Ticket, join, start
 from gossamer.recipe import Recipe
 from gossamer.worker.channels import Channel, build
 from gossamer.worker.finite import all_finite, all_peaks_finite, peak
+from gossamer.worker.halves import rest, until_descend
+from gossamer.worker.momenta import Momenta
 from gossamer.worker.quorum import Stand
-
-# What torch's optimizers count per parameter: for a scalar parameter these have the shape of a momentum.
-COUNTERS = ("step", "eta", "mu", "mu_product")
-
 
 Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, taken while other channels travel
 
@@ -39,6 +35,7 @@ class Worker:
         self.recipe, self.rank, self.size, self.seed = recipe, rank, size, seed
         self.origin = recipe  # as it was given; a controller may put another in force
         self.named, self.optimizer = dict(parameters), optimizer
+        self.momenta = Momenta(self.named, optimizer)
         self.step = 1  # the step that is being computed
         self.scale = 1.0  # what gradients are multiplied by: a loss scaler's factor
         self.control: State = {}
@@ -47,7 +44,7 @@ class Worker:
         self.measuring = False
         self.assigned = False  # did this step write parameters that all ranks agreed on?
         self.errors: dict[str, float] = {}  # relative compression error of each parameter, when last measured
-        self.channels = build(recipe, self.named, self._rate_groups())
+        self.channels = build(recipe, self.named, self._rate_groups(), self.size)
         self.stand = Stand(self) if isinstance(recipe.exchange, Quorum) else None
         self._tickets = dict[int, Ticket[Carried]]()
         self._drafts = dict[int, tuple[Draft, Draft]]()
@@ -91,9 +88,11 @@ class Worker:
     def average_gradients(self) -> Program[None]:
         if self.stand is not None:
             yield from self.stand.average_gradients()
-        else:
+        elif self.size > 1 or self._tickets:
             yield from self._arrive([self._tickets[i] for i in range(len(self.channels))])
-        if self.finite:
+        else:
+            self._look_at_own_gradients()
+        if self.finite and self.means:
             self._control(self.means)
 
     def average(self, values: Sequence[Tensor]) -> Program[list[Tensor] | None]:
@@ -121,7 +120,7 @@ class Worker:
             self._flight, means = [], self.means
             self._landed, self._lost = (means, False) if self.finite else (None, True)
             if self._lost:
-                self._heal_optimizer()
+                self.momenta.heal()
         if self._messages:
             self._arrived = []
             for ticket in self._messages:
@@ -145,21 +144,17 @@ class Worker:
         yield from self.quiesce()
         arrived, self._arrived = self._arrived, None
         for c, wires in zip(self.channels, arrived or []):
-            c.write(mixer.absorb(Block(c.read(), c.layout), c.states["mixer"], wires))
+            _absorb(mixer, c, wires)
+
+    def settle_mix(self, mixer: Mixer) -> None:
+        for c in self.channels:
+            _absorb(mixer, c, [])
 
     def reset_optimizer(self) -> None:
-        for tensor in self._buffers():
-            tensor.zero_()
+        self.momenta.reset()
 
     def average_optimizer(self) -> Program[None]:
-        buffers = self._buffers()
-        if not (yield from self._all_hold_the_same(buffers)) or not buffers:
-            return
-        wide = torch.float64 if any(b.dtype == torch.float64 for b in buffers) else torch.float32
-        flat = torch.cat([b.reshape(-1).to(wide) for b in buffers])
-        total = yield from all_reduce(flat)
-        for buffer, mean in zip(buffers, (total / self.size).split([b.numel() for b in buffers])):
-            buffer.copy_(mean.view_as(buffer))
+        yield from self.momenta.average(self.size)
 
     # -- what hosts call ---------------------------------------------------------------------------------------------
 
@@ -251,7 +246,7 @@ class Worker:
         self._next = due if due != recipe else None
         if self.recipe != recipe:
             self.recipe = recipe
-            self.channels = build(recipe, self.named, self._rate_groups())
+            self.channels = build(recipe, self.named, self._rate_groups(), self.size)
 
     # -- the inside ------------------------------------------------------------------------------------------------
 
@@ -271,6 +266,13 @@ class Worker:
         self._drafts.clear()
         self._tickets.clear()
 
+    def _look_at_own_gradients(self) -> None:
+        """A host alone sends nothing; who may change the optimizer's steps must see the gradients all the same."""
+        self.means = []
+        if self.recipe.controller.moves_schedule:
+            self.means = [c.gather([_gradient(p) for p in c.parameters]) for c in self.channels]
+        self.finite = all_finite(self.means)
+
     def _control(self, means: Sequence[Tensor]) -> None:
         blocks = [Block(m / self.scale if self.scale != 1 else m, c.layout) for m, c in zip(means, self.channels)]
         decided = self.recipe.controller.decide(Facts(self.step, max(self.lrs), blocks), self.recipe, self.control)
@@ -282,7 +284,7 @@ class Worker:
 
         old, before, self._next, self.recipe = self.channels, self.recipe, None, recipe
         if (recipe.exchange, recipe.routes) != (before.exchange, before.routes):  # else all go on as they went
-            self.channels = build(recipe, self.named, self._rate_groups())
+            self.channels = build(recipe, self.named, self._rate_groups(), self.size)
             carry_over(old, self.channels, self.size)
         return old
 
@@ -301,20 +303,6 @@ class Worker:
             norm = float(given.norm())
             self.errors[name] = float(gone.norm()) / norm if norm else 0.0
 
-    def _all_hold_the_same(self, buffers: Sequence[Tensor]) -> Program[bool]:
-        """A rank whose every step so far was skipped has no buffers yet; then there is nothing to average."""
-        mine = crc32(repr([tuple(b.shape) for b in buffers]).encode())
-        device = next(iter(self.named.values())).device
-        extremes = yield from all_reduce(torch.tensor([mine, -mine], device=device), "max")
-        largest, smallest = extremes.tolist()
-        return largest == -smallest
-
-    def _heal_optimizer(self) -> None:
-        """A momentum that is not finite would spoil all rounds to come; the round it spoilt is dropped, and so is it."""
-        for tensor in self._buffers():
-            if not tensor.isfinite().all():
-                tensor.zero_()
-
     def _rate_groups(self) -> dict[str, int]:
         """Parameters with different learning rates do not share a channel; groups that start with one rate do.
 
@@ -325,44 +313,18 @@ class Worker:
         first = {id(p): rates.index(rates[i]) for i, g in enumerate(groups) for p in g["params"]}
         return {n: first.get(id(p), 0) for n, p in self.named.items()}
 
-    def _buffers(self) -> list[Tensor]:
-        """The optimizer's tensors that follow the gradient (momenta), not its counters."""
-        state = self.optimizer.state
-        found = list[Tensor]()
-        for p in self.named.values():
-            values: dict[str, Any] = state.get(p, {})
-            kept = [t for key, t in sorted(values.items()) if key not in COUNTERS and isinstance(t, Tensor)]
-            found += [t for t in kept if t.shape == p.shape]
-        return found
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _absorb(mixer: Mixer, channel: Channel, wires: Sequence[Tensor]) -> None:
+    state = channel.states["mixer"]
+    channel.write(mixer.absorb(Block(channel.read(), channel.layout), state, wires))
+    if channel.narrow:
+        mixer.wrote(Block(channel.read(), channel.layout), state)
 
 
 def _carry(average: Program[Tensor]) -> Program[Carried]:
     mean = yield from average
     return mean, peak(mean)
-
-
-def until_descend(steps: Program[None]) -> Program[None]:
-    """Run a schedule up to the moment the optimizer must step."""
-    answer: Any = None
-    while True:
-        try:
-            verb = steps.send(answer)
-        except StopIteration:
-            raise AttachError("the schedule ended without a descent") from None
-        if isinstance(verb, Descend):
-            return
-        answer = yield verb
-
-
-def rest(steps: Program[None], descended: bool) -> Program[None]:
-    """Run a schedule from the descent to its end."""
-    answer: Any = descended
-    while True:
-        try:
-            verb = steps.send(answer)
-        except StopIteration:
-            return
-        answer = yield verb
-
-
-__all__ = ["Worker", "all_finite", "rest", "until_descend"]

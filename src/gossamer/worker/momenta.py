@@ -1,0 +1,56 @@
+"""Momenta: what an optimizer remembers of the gradients, and what becomes of it when ranks agree on a model."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from gossamer.core.verbs import Program, all_reduce
+
+# What torch's optimizers count per parameter: for a scalar parameter these have the shape of a momentum.
+COUNTERS = ("step", "eta", "mu", "mu_product")
+
+
+class Momenta:
+    """The optimizer's tensors that follow the gradient, not its counters."""
+
+    def __init__(self, named: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
+        self._named, self._optimizer = named, optimizer
+
+    def tensors(self) -> list[Tensor]:
+        found = list[Tensor]()
+        for p in self._named.values():
+            values: dict[str, Any] = self._optimizer.state.get(p, {})
+            kept = [t for key, t in sorted(values.items()) if key not in COUNTERS and isinstance(t, Tensor)]
+            found += [t for t in kept if t.shape == p.shape]
+        return found
+
+    def reset(self) -> None:
+        for tensor in self.tensors():
+            tensor.zero_()
+
+    def heal(self) -> None:
+        """A momentum that is not finite would spoil all rounds to come; the round it spoilt is dropped, and so is it."""
+        for tensor in self.tensors():
+            if not tensor.isfinite().all():
+                tensor.zero_()
+
+    def average(self, size: int) -> Program[None]:
+        """Densely, over all ranks."""
+        tensors = self.tensors()
+        if not (yield from self._all_hold_the_same(tensors)) or not tensors:
+            return
+        wide = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+        total = yield from all_reduce(torch.cat([t.reshape(-1).to(wide) for t in tensors]))
+        for tensor, mean in zip(tensors, (total / size).split([t.numel() for t in tensors])):
+            tensor.copy_(mean.view_as(tensor))
+
+    def _all_hold_the_same(self, tensors: Sequence[Tensor]) -> Program[bool]:
+        """A rank whose every step so far was skipped has none yet; then there is nothing to average."""
+        mine = crc32(repr([tuple(t.shape) for t in tensors]).encode())
+        device = next(iter(self._named.values())).device
+        extremes = yield from all_reduce(torch.tensor([mine, -mine], device=device), "max")
+        largest, smallest = extremes.tolist()
+        return largest == -smallest
