@@ -14,9 +14,19 @@ import torch
 from hypothesis import settings
 from tests.gang import Gang
 
+from gossamer.lab import available
+
 torch.set_num_threads(1)
 settings.register_profile("gossamer", derandomize=True, deadline=None)
 settings.load_profile("gossamer")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a lab where none can be made, and say why."""
+    reason = available()
+    for item in items:
+        if reason is not None and item.get_closest_marker("lab"):
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def _gang(size: int) -> Iterator[Gang]:

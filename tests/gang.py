@@ -98,6 +98,7 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # by torch 2.6 itself, in dcp.save
     while True:
         try:
             fn, args = pickle.loads(pipe.recv_bytes())

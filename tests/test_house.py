@@ -1,6 +1,8 @@
 """The house itself: who may touch the network, and what the package shows to the outside."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,27 @@ def test_nothing_is_pickled(path: Path) -> None:
     assert "all_gather_object" not in path.read_text()
 
 
-def test_every_public_name_exists() -> None:
-    for name in gossamer.__all__:
-        assert getattr(gossamer, name) is not None
+LAZY = """
+import sys
+import gossamer
+assert "torch" not in sys.modules
+assert set(gossamer.__all__) <= set(dir(gossamer))
+from gossamer import GossamerError, attach, recipes
+assert recipes.__name__ == "gossamer.recipes"
+for name in gossamer.__all__:
+    assert getattr(gossamer, name) is not None
+from gossamer import *
+assert (Recipe, ddp) == (gossamer.Recipe, gossamer.ddp)
+"""
+
+
+def test_every_public_name_exists_and_torch_is_not_loaded_before_one_is_used() -> None:
+    done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_another_name_is_told_to_be_missing() -> None:
+    with pytest.raises(AttributeError, match="module 'gossamer' has no attribute 'atach'"):
+        gossamer.atach  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'atach'"):
+        from gossamer import atach  # type: ignore[attr-defined]  # noqa: F401

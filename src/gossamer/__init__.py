@@ -3,12 +3,38 @@
 One line gives a training loop a recipe: `comm = gossamer.attach(model, optimizer, "terngrad")`.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # `__getattr__` brings the same when it is asked for
+    from gossamer import recipes
+    from gossamer.core.errors import GossamerError
+    from gossamer.hosts import Communicator, attach, checkpoint, ddp
+    from gossamer.kernels import warmup
+    from gossamer.recipe import Recipe
+
 __version__ = "0.1.0"
 
-from gossamer import recipes
-from gossamer.core.errors import GossamerError
-from gossamer.hosts import Communicator, attach, checkpoint, ddp
-from gossamer.kernels import warmup
-from gossamer.recipe import Recipe
-
 __all__ = ["Communicator", "GossamerError", "Recipe", "__version__", "attach", "checkpoint", "ddp", "recipes", "warmup"]
+
+_HOMES = {
+    "gossamer": ["recipes"],
+    "gossamer.core.errors": ["GossamerError"],
+    "gossamer.hosts": ["Communicator", "attach", "checkpoint", "ddp"],
+    "gossamer.kernels": ["warmup"],
+    "gossamer.recipe": ["Recipe"],
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Bring a name when it is first used: torch takes a second, and the command line must hear ctrl-C before that."""
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = import_module(f"{home}.{name}") if home == __name__ else getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

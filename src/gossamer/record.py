@@ -3,9 +3,11 @@
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 FORMAT = 2
 
@@ -98,6 +100,11 @@ class Record:
     def run(self, name: str) -> Run | None:
         return next((r for r in self.runs if r.name == name), None)
 
+    @property
+    def has_begun(self) -> bool:
+        """Something has been learned that could be lost."""
+        return any(run.steps for run in self.runs)
+
     def target(self) -> float | None:
         """The held-out quality that the baseline ended with. None if it learned nothing: then all would start beyond it."""
         base = self.run(self.baseline)
@@ -110,10 +117,13 @@ class Record:
         return last if learned else None
 
     def write(self, path: Path) -> None:
-        """Write, then rename: a full disk leaves the old file as it was."""
+        """Write, then rename: a full disk leaves the old file as it was, and so does a power cut."""
         half = path.with_name(path.name + ".part")
         try:
-            half.write_text(json.dumps(_finite(asdict(self)), allow_nan=False))
+            with half.open("w", encoding="utf-8") as file:
+                file.write(json.dumps(_finite(self), allow_nan=False))
+                file.flush()
+                os.fsync(file.fileno())
             os.replace(half, path)
         except BaseException:
             half.unlink(missing_ok=True)
@@ -121,16 +131,33 @@ class Record:
 
     @staticmethod
     def read(path: Path) -> "Record":
-        return _record(json.loads(path.read_text()))
+        """A ValueError says, in words about the file, why it holds no record."""
+        try:
+            return _record(json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number))
+        except json.JSONDecodeError as error:
+            why = f"it is not JSON, or was cut off at line {error.lineno}, column {error.colno}"
+            raise ValueError(why if error.doc else "it is empty") from None
+        except UnicodeDecodeError:
+            raise ValueError("it is not text") from None
+        except KeyError as error:
+            raise ValueError(f"it has no {error}") from None
+        except (TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"what is in it is not what a run writes ({error})") from None
 
 
 def _finite(value: Any) -> Any:
     """JSON knows neither infinity nor NaN: a loss that ran away is null."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     if isinstance(value, list | tuple):
         return [_finite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, Record | Run | Step | Evaluation):
+        value = vars(value)
+    return {k: _finite(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is not JSON")
 
 
 def _number(value: float | None) -> float:
@@ -149,17 +176,54 @@ def _record(table: dict[str, Any]) -> Record:
             f"it has format {table.get('format')!r}, and this version of gossamer reads format {FORMAT}; "
             "run its command again, or read it with the version that wrote it"
         )
-    facts: dict[str, Any] = {**table, "runs": [_run(r) for r in table["runs"]]}
-    return Record(**facts)
+    return _made(Record, {**table, "runs": [_run(r) for r in table["runs"]]})
 
 
 def _run(table: dict[str, Any]) -> Run:
     facts: dict[str, Any] = {
         **table,
-        "steps": [Step(**_with_number(s, "loss")) for s in table["steps"]],
-        "evaluations": [Evaluation(**_with_number(e, "quality")) for e in table["evaluations"]],
-        "residuals": [(int(s), _number(v)) for s, v in table["residuals"]],
+        "steps": [_made(Step, _with_number(s, "loss")) for s in table["steps"]],
+        "evaluations": [_made(Evaluation, _with_number(e, "quality")) for e in table["evaluations"]],
+        "residuals": [(s, _number(v)) for s, v in table["residuals"]],
         "layer_errors": {k: _number(v) for k, v in table.get("layer_errors", {}).items()},
-        "decisions": [(int(s), str(v)) for s, v in table["decisions"]],
+        "decisions": [(s, v) for s, v in table["decisions"]],
     }
-    return Run(**facts)
+    return _made(Run, facts)
+
+
+T = TypeVar("T")
+
+
+def _made(kind: type[T], facts: dict[str, Any]) -> T:
+    """A dataclass from what a file says, if every value is of the field's type."""
+    made = kind(**facts)
+    for name, hint in _hints(kind).items():
+        value = getattr(made, name)
+        if not _fits(value, hint):
+            raise TypeError(f"{name} of a {kind.__name__.lower()} is {str(value)[:40]!r}")
+    return made
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether JSON's value is what an annotation says; a whole number is welcome where a float is asked for."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind is UnionType:
+        return any(_fits(value, h) for h in inner)
+    if kind is Literal:
+        return value in inner
+    if kind is float:
+        return type(value) in (int, float) and not math.isinf(value)
+    if kind is int:
+        return type(value) is int
+    if kind is list:
+        return isinstance(value, list) and all(_fits(v, inner[0]) for v in value)
+    if kind is dict:
+        return isinstance(value, dict) and all(_fits(v, inner[1]) for v in value.values())
+    if kind is tuple:
+        return len(value) == len(inner) and all(_fits(v, h) for v, h in zip(value, inner, strict=True))
+    return isinstance(value, kind)

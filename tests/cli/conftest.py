@@ -1,42 +1,28 @@
-"""Commands as a user starts them, and a look at what they leave running."""
+"""Commands as a user starts them: as processes that leave nothing running, or in this process, in milliseconds."""
 
 import os
 import subprocess
 import sys
-import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.marked import PATIENCE, Marked, wait_for
 
 from gossamer.cli.app import run
-from gossamer.lab import available
 
 COMMAND = [sys.executable, "-m", "gossamer.cli"]
-PATIENCE = 120.0
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a lab where none can be made, and say why."""
-    reason = available()
-    for item in items:
-        if reason is not None and item.get_closest_marker("lab"):
-            item.add_marker(pytest.mark.skip(reason=reason))
-
-
-class Shell:
+class Shell(Marked):
     """Starts commands in a folder of their own. All that they start carries a mark, by which it is found."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.mark = folder, uuid.uuid4().hex
+        super().__init__()
+        self.folder = folder
         clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "COLUMNS")}
-        self.environment = {
-            **clean,
-            "GOSSAMER_TEST_MARK": self.mark,
-            "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
-        }
+        self.environment = {**clean, **self.label, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
         settings: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -49,24 +35,12 @@ class Shell:
         out, err = process.communicate(timeout=PATIENCE)
         return process.returncode, out or "", err or ""
 
-    def processes(self) -> dict[int, str]:
-        """Marked processes that live: process id to command line."""
-        found: dict[int, str] = {}
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                if self.mark.encode() in (process / "environ").read_bytes():
-                    words = (process / "cmdline").read_bytes().replace(b"\0", b" ")
-                    found[int(process.name)] = words.decode(errors="replace")
-            except OSError:
-                continue  # it has just ended, or is another user's
-        return found
-
     def ranks(self) -> list[int]:
         """Process ids of the ranks, without the interpreters that start them."""
         return sorted(
             pid
             for pid, words in self.processes().items()
-            if " -m gossamer.trial.rank " in words and "local" not in words and "unshare" not in words
+            if " -m gossamer.trial.rank " in words and "gossamer.trial.local" not in words and "unshare" not in words
         )
 
     def rank(self, number: int) -> int:
@@ -81,25 +55,12 @@ class Shell:
         assert process.stdout is not None
         wait_for(lambda: '"event": "step"' in process.stdout.readline())  # type: ignore[union-attr]
 
-    def expect_nothing(self, within: float = 12.0) -> None:
-        wait_for(lambda: not self.processes(), within, lambda: str(self.processes()))
-
-
-def wait_for(ready: Callable[[], Any], within: float = PATIENCE, what: Callable[[], str] = str) -> Any:
-    """The first answer that is not empty."""
-    deadline = time.monotonic() + within
-    while not (answer := ready()):
-        assert time.monotonic() < deadline, f"waited {within} s: {what()}"
-        time.sleep(0.05)
-    return answer
-
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
     shell = Shell(tmp_path)
     yield shell
-    for pid in shell.processes():  # only after a failure
-        os.kill(pid, 9)
+    shell.end()
 
 
 @pytest.fixture

@@ -1,41 +1,40 @@
 """What the doctor says, of this machine alone and as one of several ranks."""
 
 import json
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.cli.conftest import Shell
+from tests.marked import wait_for
 
 from gossamer.cli import doctor
-from gossamer.cli.app import run
+from gossamer.core.errors import PeerError
 from gossamer.trial.link import between_two_ranks
+
+Say = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def examine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Exit code and output, in this process."""
+def examine(say: Say, monkeypatch: pytest.MonkeyPatch) -> Say:
+    """Ask the doctor, of this machine and not as a rank."""
     for name in ("RANK", "WORLD_SIZE", "GOSSAMER_LAB_IFACE"):
         monkeypatch.delenv(name, raising=False)
-
-    def examine(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["gossamer", "doctor", *words])
-        code = run()
-        return code, capsys.readouterr().out
-
-    return examine
+    return partial(say, "doctor")
 
 
-def test_a_quick_one_says_what_there_is(examine: Any) -> None:
-    code, out = examine("--quick", "--json")
+def test_a_quick_one_says_what_there_is(examine: Say) -> None:
+    code, out, _ = examine("--quick", "--json")
     facts = json.loads(out)
     assert code == 0
     assert {"gossamer", "python", "torch", "system", "cores", "threads", "backends", "gpus", "kernels", "lab"} == set(
         facts
     )
-    code, out = examine("--quick")
+    code, out, _ = examine("--quick")
     assert code == 0
     rows = {line.split("  ")[0]: line for line in out.splitlines()}
     assert facts["torch"] in rows["torch"]
@@ -51,18 +50,18 @@ def test_a_quick_one_says_what_there_is(examine: Any) -> None:
     ],
 )
 def test_it_says_as_whom_a_lab_can_be_made(
-    examine: Any, monkeypatch: pytest.MonkeyPatch, how: str, latency: str | None, words: list[str]
+    examine: Say, monkeypatch: pytest.MonkeyPatch, how: str, latency: str | None, words: list[str]
 ) -> None:
     monkeypatch.setattr(doctor, "available", lambda latency=False: refused if latency else None)
     monkeypatch.setattr(doctor, "privilege", lambda: how)
     refused = latency
-    _, out = examine("--quick")
+    _, out, _ = examine("--quick")
     assert [line.split("  ", 1)[1].strip() for line in out.splitlines() if line.startswith("lab")] == words
 
 
-def test_it_says_why_there_can_be_no_lab(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_why_there_can_be_no_lab(examine: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "available", lambda: "a lab cannot be made here (unshare: no): run as root")
-    code, out = examine("--quick")
+    code, out, _ = examine("--quick")
     assert (code, "unshare: no" in out) == (0, True)
     assert json.loads(examine("--quick", "--json")[1])["lab"]["possible"] is False
 
@@ -91,16 +90,25 @@ def test_several_threads_come_with_a_warning(monkeypatch: pytest.MonkeyPatch) ->
     assert rows["torch threads"].startswith("8; with several ranks on a machine set OMP_NUM_THREADS=1")
 
 
-def test_a_broken_link_does_not_keep_it_from_the_other_facts(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_link_does_not_keep_it_from_the_other_facts(examine: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.trial.link.sys.executable", "/bin/false")
     monkeypatch.setattr(doctor, "_kernel_speed", dict)
-    code, out = examine("--json")
+    code, out, _ = examine("--json")
     facts = json.loads(out)
     assert code == 1
     assert "could not talk to each other: they said nothing" in facts["link"]["broken"]
     assert "torch" in facts
-    code, out = examine()
+    code, out, _ = examine()
     assert (code, "broken: two ranks" in out) == (1, True)
+
+
+def test_what_kept_the_ranks_from_starting_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = tmp_path / "launcher"
+    launcher.write_text("""#!/bin/sh\necho '@gossamer {"event": "broken", "error": "no rank could be started"}'\n""")
+    launcher.chmod(0o755)
+    monkeypatch.setattr("gossamer.trial.link.sys.executable", str(launcher))
+    with pytest.raises(PeerError, match=r"^no rank could be started$"):
+        between_two_ranks()
 
 
 @pytest.mark.gang
@@ -123,6 +131,21 @@ def test_the_link_between_two_ranks_is_measured_and_leaves_no_files(
     assert 0 < link.alpha < 1
     assert link.rate > 1e7
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.gang
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_doctor_that_is_stopped_leaves_nothing(shell: Shell, number: int) -> None:
+    temporary = shell.folder / "tmp"
+    temporary.mkdir()
+    shell.environment |= {"TMPDIR": str(temporary)}
+    process = shell.start("doctor")
+    wait_for(lambda: [*temporary.glob("gossamer-*")])
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    shell.expect_nothing()
+    assert not [*temporary.glob("gossamer-*")]
+    assert "Traceback" not in err
 
 
 @pytest.mark.gang

@@ -58,7 +58,14 @@ WRONG = [
     ("train folder.toml", "folder.toml cannot be read: Is a directory"),
     ("train noise.toml", "noise.toml is not valid TOML"),
     ("train broken.toml", "broken.toml is not valid TOML"),
-    ("train wrong.toml", "exchnge"),
+    ("train wrong.toml", "wrong.toml: there is no entry 'exchnge'"),
+    ("train blank.toml", "blank.toml: a recipe needs an exchange"),
+    ("train biased.toml", "biased.toml: gather(topk()) is biased"),
+    ("train loop.toml", "loop.toml cannot be read: Too many levels of symbolic links"),
+    ("train link.toml", "link.toml: qsgd: bits"),
+    ("compare ddp blank.toml", "blank.toml: a recipe needs an exchange"),
+    ("recipes blank.toml", "blank.toml: a recipe needs an exchange"),
+    ("bench steps blank.toml", "blank.toml: a recipe needs an exchange"),
     ("compare", "Missing argument"),
     ("compare ddp terngrd", "there is no recipe 'terngrd'"),
     ("compare ddp --patience 0.5", "--patience"),
@@ -72,9 +79,12 @@ WRONG = [
     ("report folder.toml", "folder.toml/record.json cannot be read: No such file"),
     ("report empty.json", "empty.json is no record of a run: it is empty"),
     ("report cut.json", "it is not JSON, or was cut off at line 1"),
-    ("report noise.toml", "it is not text"),
-    ("report bare.json", "it has no 'runs'"),
-    ("report odd.json", "what is in it is not what a run writes"),
+    ("report noise.toml", "noise.toml is no record of a run: it is not text"),
+    ("report bare.json", "bare.json is no record of a run: it has no 'runs'"),
+    ("report odd.json", "odd.json is no record of a run: what is in it is not what a run writes"),
+    ("report deep.json", "deep.json is no record of a run: what is in it is not what a run writes"),
+    ("report loop.toml", "loop.toml cannot be read: Too many levels of symbolic links"),
+    (f"report {'x' * 300}", f"{'x' * 300} cannot be read: File name too long"),
     ("lab", "no command to run"),
     ("lab --rate 5mb -- true", "'5mb' is not a rate"),
     ("lab --hosts 4 --rate 1gbit,1gbit -- true", "2 rates for 4 hosts"),
@@ -95,6 +105,12 @@ def test_wrong_input_is_one_line_and_exit_code_2(say: Say, tmp_path: Path, words
     (tmp_path / "wrong.toml").write_text("exchnge = 'scatter(bf16())'")
     (tmp_path / "noise.toml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "blank.toml").touch()
+    (tmp_path / "biased.toml").write_text("exchange = 'gather(topk())'")
+    (tmp_path / "bits").write_text("recipe = 'qsgd(bits=99)'")
+    (tmp_path / "link.toml").symlink_to("bits")
+    (tmp_path / "loop.toml").symlink_to("loop.toml")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "empty.json").touch()
     (tmp_path / "cut.json").write_text('{"format": 2, "runs": [')

@@ -10,14 +10,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
-from tests.cli.conftest import Shell, wait_for
+from tests.cli.conftest import Shell
+from tests.marked import wait_for
 
 from gossamer.cli.trial import summary
 from gossamer.record import Record
 from gossamer.trial import Plan, launch
+from gossamer.trial.launch import UNFINISHED
 
 RIDGE = ("--workload", "ridge", "--hosts", "2")
 FOREVER = (*RIDGE, "--steps", "1000000")
@@ -225,12 +228,31 @@ def test_when_a_rank_is_killed_the_others_end_and_the_report_says_which(
 
 
 @pytest.mark.gang
-def test_nothing_outlives_a_command_that_is_killed(shell: Shell) -> None:
-    process = shell.start("train", "terngrad", *FOREVER, "--out", "x", "--json")
+@pytest.mark.parametrize("network", [pytest.param((), id="local"), IN_LAB])
+def test_a_command_that_is_killed_has_kept_its_record_and_leaves_nothing_else(
+    shell: Shell, network: tuple[str, ...]
+) -> None:
+    temporary = shell.folder / "tmp"
+    temporary.mkdir()
+    shell.environment |= {"TMPDIR": str(temporary)}
+    process = shell.start("train", "terngrad", *FOREVER, *network, "--out", "x", "--json")
     shell.await_steps(process)
+    reader = Thread(target=process.communicate)  # or the pipe would fill, and the command wait
+    reader.start()
+    record = shell.folder / "x" / "record.json"
+    wait_for(record.exists)
+    first = len(Record.read(record).runs[0].steps)
+    wait_for(lambda: len(Record.read(record).runs[0].steps) > first)
     process.kill()
-    process.communicate()
+    reader.join()
     shell.expect_nothing()
+    run = Record.read(record).runs[0]
+    assert (run.status, run.error) == ("interrupted", UNFINISHED)
+    assert [s.step for s in run.steps] == list(range(1, len(run.steps) + 1))
+    assert {path.name.split("_")[0] for path in temporary.iterdir()} <= {"torchinductor"}
+    code, out, err = shell.run("report", "x", "--markdown")
+    assert (code, err) == (0, "")
+    assert f"interrupted after {len(run.steps)} step" in out
 
 
 @pytest.mark.gang

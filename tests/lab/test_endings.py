@@ -52,7 +52,7 @@ def test_within_the_grace_the_others_may_end_by_themselves(run: Run) -> None:
 
 def test_who_ignores_sigterm_is_killed_with_all_descendants(run: Run, traces: Any) -> None:
     program = "trap '' TERM; setsid sleep 60 & [ $RANK = 0 ] && exit 5; sleep 60 & wait"
-    result, _ = run(2, None, "sh", "-c", program, grace=0.1, kill_after=0.2, env={"LAB_TEST_MARK": traces.mark})
+    result, _ = run(2, None, "sh", "-c", program, grace=0.1, kill_after=0.2, env=traces.label)
     assert (result.exit_code, result.hosts[1].exit_code) == (5, 137)
     assert result.seconds < 10
     traces.expect_nothing()
@@ -77,7 +77,7 @@ def test_a_failing_callback_ends_the_lab_and_is_raised(traces: Any) -> None:
     def refuse(rank: int, line: str) -> None:
         raise BrokenPipeError(line)
 
-    program, mark = ["sh", "-c", "echo hello; sleep 60"], {"LAB_TEST_MARK": traces.mark}
+    program, mark = ["sh", "-c", "echo hello; sleep 60"], traces.label
     with pytest.raises(BrokenPipeError, match="hello"):
         run_lab(2, None, program, on_line=refuse, env=mark, kill_after=0.3)
     traces.expect_nothing()
@@ -160,7 +160,7 @@ def test_an_ordinary_user_can_make_a_lab() -> None:
 
 def test_a_frozen_host_is_woken_to_hear_the_end_and_reported(run: Run, traces: Any) -> None:
     program = '[ $RANK = 0 ] && { sleep 0.5; exit 3; }; trap "exit 4" TERM; kill -STOP $$'
-    result, _ = run(2, None, "sh", "-c", program, grace=1, kill_after=30, env={"LAB_TEST_MARK": traces.mark})
+    result, _ = run(2, None, "sh", "-c", program, grace=1, kill_after=30, env=traces.label)
     assert (result.exit_code, result.first_failure) == (3, 0)
     assert [(h.exit_code, h.stopped, h.frozen) for h in result.hosts] == [(3, False, False), (4, True, True)]
     traces.expect_nothing()

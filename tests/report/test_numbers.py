@@ -62,7 +62,7 @@ def test_the_headline_does_not_praise_a_recipe_for_bytes_it_has_yet_to_send() ->
     local = run("slowmo", (20, 3.9))
     local.evaluations[0].sent = 0
     detail = headline(study(record([run("ddp", (100, 4.0)), local]))).detail
-    assert detail == "By then slowmo had sent nothing: the average of models that was judged is not charged to it."
+    assert detail == "By then slowmo had sent nothing: its ranks had trained alone."
 
 
 @pytest.mark.parametrize(("status", "how"), [("failed", "failed on the way"), ("interrupted", "was interrupted")])

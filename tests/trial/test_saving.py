@@ -1,5 +1,6 @@
 """Checkpoints: a run that goes on is the run that was never interrupted, and a full disk takes nothing away."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,29 @@ def test_a_damaged_checkpoint_is_named(gang2: Any, tmp_path: Path) -> None:
     code, error = resume(gang2, tmp_path)
     assert code == 1
     assert f"{damaged} cannot be read" in error
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda saved: [1, 2], "is no checkpoint of a run"),
+        (lambda saved: {"state": saved["state"]}, "is no checkpoint of a run"),
+        (lambda saved: {**saved, "state": {}}, "does not fit this run"),
+        (
+            lambda saved: {**saved, "state": {**saved["state"], "model": {}}},
+            "does not fit this run: Error(s) in loading",
+        ),
+    ],
+)
+def test_a_file_with_something_else_in_it_is_named(
+    gang2: Any, tmp_path: Path, change: Callable[[Any], Any], what: str
+) -> None:
+    run(gang2, contenders={"x": "bf16"}, steps=4, checkpoint=str(tmp_path))
+    other = tmp_path / "step4-rank1.pt"
+    torch.save(change(torch.load(other, weights_only=True)), other)
+    code, error = resume(gang2, tmp_path)
+    assert code == 1
+    assert f"{other} {what}" in error
 
 
 def on_a_small_disk(rank: int, size: int, facts: dict[str, Any], victim: int) -> Any:

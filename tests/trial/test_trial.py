@@ -108,7 +108,7 @@ def test_ranks_with_different_commands_or_data_are_told_so(gang2: Any) -> None:
 
 EVERY_RECIPE = [
     *("allreduce", "bf16", "terngrad", "qsgd", "topk", "powersgd", "diana", "local_sgd", "slowmo", "overlap_local_sgd"),
-    *("sgp", "osgp", "backup", "accordion(epoch=2)", "accordion_batch(epoch=2)"),
+    *("sgp", "osgp", "backup(backups=0)", "accordion(epoch=2)", "accordion_batch(epoch=2)"),
 ]
 YARDSTICKS = ["compute", "ddp", "ddp-fp16", "ddp-powersgd", "ddp-postlocal"]
 
@@ -136,14 +136,14 @@ def with_batch_norm(rank: int, size: int, kind: str) -> tuple[float, dict[str, t
     plan = Plan({"x": kind}, workload="ridge", deadline=30.0)
     contender = Contender("x", kind, Normed(), plan, new_group(30.0))
     before = contender.quality()
-    contender.turn(10, lambda step: None)
+    contender.turn(10, 10, lambda step: None)
     after = contender.quality()
     contender.close()
     return after - before, {n: b.clone() for n, b in contender.model.named_buffers()}
 
 
 @pytest.mark.parametrize(
-    "kind", ["terngrad", "sgp", "osgp", "slowmo", "overlap_local_sgd", "backup", "ddp", "ddp-postlocal"]
+    "kind", ["terngrad", "sgp", "osgp", "slowmo", "overlap_local_sgd", "backup(backups=0)", "ddp", "ddp-postlocal"]
 )
 def test_a_model_with_batch_norm_trains_under_every_kind_of_schedule(gang2: Any, kind: str) -> None:
     results = gang2.run(with_batch_norm, kind)
@@ -158,12 +158,13 @@ def held_by_postlocal(rank: int, size: int) -> tuple[list[bool], int | None, int
     workload = workloads.get("ridge")
     contender = Contender("x", "ddp-postlocal", workload, Plan({"x": "ddp-postlocal"}, deadline=30.0), new_group(30.0))
     equal = []
-    for _ in range(14):
-        contender.turn(1, lambda step: None)
+    for step in range(1, 15):
+        contender.turn(step, step, lambda step: None)
         mine = next(contender.model.parameters()).detach().clone()
         rows = [torch.zeros_like(mine) for _ in range(size)]
         dist.all_gather(rows, mine)
         equal.append(torch.equal(rows[0], rows[1]))
+        assert contender.rests(step) == equal[-1]
     return equal, contender.sent(), sum(p.numel() * 8 for p in contender.model.parameters())
 
 

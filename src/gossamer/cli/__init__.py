@@ -6,20 +6,23 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 _ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_heard = list[int]()  # the signal that asked us to end: the command line parser makes a plain 130 of each
 
 
 def main() -> None:
     """The entry point: says how to install what is missing, and turns our errors into one line and an exit code."""
-    _end_in_order_when_asked()
+    _when_asked_to_end(_leave)  # as long as torch is loading, which takes a second, and an exception may be lost in it
     _let_nothing_unspeakable_end_us()
     try:
         sys.exit(_run())
-    except KeyboardInterrupt as stop:
-        sys.exit(128 + int(stop.args[0] if stop.args else signal.SIGINT))
+    except KeyboardInterrupt:
+        sys.exit(_interrupted())
     except BrokenPipeError:  # whoever read our output has seen enough
         _drop_output()
         sys.exit(1)
@@ -40,22 +43,43 @@ def _run() -> int:
         return 1
     from gossamer.cli.app import run
 
+    _when_asked_to_end(_stop)
     code = run()
     sys.stdout.flush()
-    return code
+    _when_asked_to_end(_leave)  # there is nothing left to put in order
+    return _interrupted() if _heard else code
 
 
-def _end_in_order_when_asked() -> None:
+def _when_asked_to_end(do: Callable[[int, FrameType | None], None]) -> None:
     for number in _ENDINGS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, _stop)
+            signal.signal(number, do)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Nothing has been started: end at once. Python's own way out would show where it was."""
+    with suppress(OSError):  # nobody may be there to read it
+        os.write(2, f"{_farewell(number)}\n".encode())
+    os._exit(128 + number)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
     """The first request ends everything in order, within seconds; further ones would only leave things lying about."""
+    _heard.append(number)
     for each in _ENDINGS:
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt(number)
+
+
+def _interrupted() -> int:
+    """Say so; the exit code is 130 for ctrl-C, 143 for SIGTERM."""
+    number = _heard[0] if _heard else signal.SIGINT
+    print(_farewell(number), file=sys.stderr)
+    return 128 + number
+
+
+def _farewell(number: int) -> str:
+    return f"gossamer: interrupted by {signal.Signals(number).name}"
 
 
 def _let_nothing_unspeakable_end_us() -> None:

@@ -24,15 +24,14 @@ app.add_typer(bench.app, name="bench")
 
 
 def run() -> int:
-    """Run one command. Exit codes: 0 done, 1 something failed on the way, 2 wrong input, 130 interrupted (143 by SIGTERM)."""
+    """Run one command. Exit codes: 0 done, 1 something failed on the way, 2 wrong input, 130 interrupted."""
     try:
         code = app(standalone_mode=False)
         return code if isinstance(code, int) else 0
     except typer.Exit as exit:
         return exit.exit_code
-    except (KeyboardInterrupt, typer.Abort) as stop:
-        asked = stop if isinstance(stop, KeyboardInterrupt) else stop.__cause__
-        return 128 + int(asked.args[0] if asked is not None and asked.args else signal.SIGINT)
+    except (KeyboardInterrupt, typer.Abort):
+        return 128 + signal.SIGINT
     except GossamerError as error:
         print(f"gossamer: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1  # ours for wrong input are ValueErrors too

@@ -37,6 +37,8 @@ Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines on stan
 Deadline = Annotated[float, typer.Option(min=1.0, help="Seconds after which a missing rank is an error.")]
 Steps = Annotated[int, typer.Option(min=1, help="Optimizer steps.")]
 
+RECORD = "record.json"  # in the folder of a run
+
 
 def train(
     recipe: Annotated[str, typer.Argument(help="A preset, an expression, or a TOML file.")],
@@ -76,7 +78,7 @@ def compare(
     hosts: Hosts = 4,
     rate: Rate = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the first recipe, the baseline.")] = 100,
-    chunk: Annotated[int, typer.Option(min=1, help="Steps between turns and evaluations.")] = 5,
+    chunk: Annotated[int, typer.Option(min=1, help="Steps of a turn, at least; an evaluation follows each.")] = 5,
     patience: Annotated[float, typer.Option(min=1.0, help="Others may take so many times the baseline's steps.")] = 2.0,
     seed: int = 0,
     shards: Shards = "iid",
@@ -126,10 +128,10 @@ def _run(plan: Plan, hosts: int, rate: str | None, folder: Path, quiet: bool, as
     get(plan.workload, seed=plan.seed, **plan.options).prepare()
     earlier = _earlier(folder) if plan.resume else None
     if as_json or quiet or not is_lively(stderr=True):
-        record, code = launch(plan, hosts, rate, _command(), _lines(plan, quiet, as_json), earlier)
+        record, code = launch(plan, hosts, rate, _command(), _lines(plan, quiet, as_json), earlier, folder / RECORD)
     else:
         with progress.LiveTable(plan) as table:
-            record, code = launch(plan, hosts, rate, _command(), table.show, earlier)
+            record, code = launch(plan, hosts, rate, _command(), table.show, earlier, folder / RECORD)
     _conclude(record, code, folder, quiet, as_json, earlier)
 
 
@@ -145,7 +147,7 @@ def _join(plan: Plan, rate: str | None, out: Path | None, quiet: bool, as_json: 
         raise typer.Exit(join(plan, _command(), _ignore)[1])
     folder = _folder(out, "train")
     earlier = _earlier(folder) if plan.resume else None
-    record, code = join(plan, _command(), _lines(plan, quiet, as_json), earlier)
+    record, code = join(plan, _command(), _lines(plan, quiet, as_json), earlier, folder / RECORD)
     _conclude(record, code, folder, quiet, as_json, earlier)
 
 
@@ -164,8 +166,8 @@ def _command() -> str:
 
 def _earlier(folder: Path) -> Record | None:
     try:
-        return Record.read(folder / "record.json")
-    except (OSError, ValueError, KeyError, TypeError):
+        return Record.read(folder / RECORD)
+    except (OSError, ValueError):
         return None  # its history is lost; training goes on from the checkpoint all the same
 
 
@@ -178,7 +180,7 @@ def _conclude(
     if trouble:
         print(f"gossamer: {trouble}", file=sys.stderr)
     elif as_json:
-        where = {"record": str(folder / "record.json"), "report": str(folder / "report.html")}
+        where = {"record": str(folder / RECORD), "report": str(folder / "report.html")}
         progress.lines_of_json({"event": "written", "code": code, **where})
     elif not quiet:
         console().print(f"\nreport: {folder / 'report.html'}", markup=False, soft_wrap=True)
@@ -189,10 +191,10 @@ def _keep(record: Record, folder: Path, earlier: Record | None) -> str:
     """Write what a run leaves behind; returns why it was not written, or nothing."""
     from gossamer.report import write_html
 
-    if earlier is not None and not any(run.steps for run in record.runs):
+    if earlier is not None and not record.has_begun:
         return f"the run could not go on; record and report in {folder} are still those of the earlier one"
     try:
-        record.write(folder / "record.json")
+        record.write(folder / RECORD)
         write_html(record, folder / "report.html")
     except OSError as error:
         return f"the report could not be written to {folder}: {error.strerror}; what was there stands"
@@ -263,12 +265,12 @@ def _folder(out: Path | None, kind: str) -> Path:
 
 
 def _absolute(text: str) -> str:
-    """Ranks may run elsewhere: a recipe file is named by its full path."""
-    return str(Path(text).resolve()) if text.strip().endswith(".toml") else text
+    """Ranks may run elsewhere: a recipe file is named by its full path. Links stay, for a file is known by its ending."""
+    return str(Path(text.strip()).absolute()) if text.strip().endswith(".toml") else text
 
 
 def _short(text: str) -> str:
-    return Path(text).stem if text.strip().endswith(".toml") else text
+    return Path(text.strip()).stem if text.strip().endswith(".toml") else text
 
 
 def _unused(name: str, taken: dict[str, Any]) -> str:

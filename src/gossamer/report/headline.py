@@ -68,7 +68,7 @@ def _saved(best: Row, base: Row) -> str:
     if best.reached_sent is None or base.reached_sent is None:
         return ""
     if not best.reached_sent:
-        return f"By then {best.run.name} had sent nothing: the average of models that was judged is not charged to it."
+        return f"By then {best.run.name} had sent nothing: its ranks had trained alone."
     return (
         f"On the way {best.run.name} sent {size(best.reached_sent)} per host, {label(base)} {size(base.reached_sent)}."
     )

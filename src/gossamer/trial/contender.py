@@ -1,11 +1,11 @@
 """One contender: a model under one recipe (or a yardstick), with its own clock and its own bytes."""
 
 import inspect
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -80,21 +80,32 @@ class Contender:
         """Backup workers skip steps they missed, so the communicator counts."""
         return self.comm.step if self.comm else self.done
 
-    def turn(self, steps: int, told: Callable[[Step], None]) -> None:
-        """Train some steps; all ranks begin and end together.
+    def rests(self, step: int) -> bool:
+        """Is this the last step of a round? The schedule in force says so; a controller may change it."""
+        if self.yardstick is not None:
+            return self.yardstick.rests(step)
+        assert self.comm is not None
+        return self.comm.recipe.schedule.rests(step)
+
+    def turn(self, target: int, limit: int, told: Callable[[Step], None]) -> None:
+        """Train up to a step, and on to the end of its round, but not beyond the limit; all ranks begin and end together.
 
         A turn ends when its messages have arrived: what travels between turns would be time and bytes for nothing.
         """
         dist.barrier(self.group)
-        began, nic = perf_counter(), _nic()
-        before, target = self.clock.seconds, self.steps_done + steps
-        while self.steps_done < target:
+        before, began, nic = self.clock.seconds, perf_counter(), _nic()
+        while self.steps_done < limit and (self.steps_done < target or not self.rests(self.steps_done)):
             told(self._step(before, began))
-        if self.comm is not None:
-            self.comm.fabric.run(self.comm.worker.quiesce())
+        self._quiesce()
         dist.barrier(self.group)
         self.clock.seconds = before + perf_counter() - began
         self.clock.nic += _nic() - nic
+
+    def _quiesce(self) -> None:
+        if self.yardstick is not None:
+            self.yardstick.quiesce()
+        if self.comm is not None:
+            self.comm.fabric.run(self.comm.worker.quiesce())
 
     def _step(self, before: float, began: float) -> Step:
         start, meters = perf_counter(), self._meters()
@@ -152,25 +163,23 @@ class Contender:
         return None if sent is None else sent * self.size // max(2 * (self.size - 1), 1)
 
     def quality(self) -> float:
-        """Held-out quality of the model all ranks agree on; all ranks call this together."""
-        with self._agreed():
-            value = self.workload.evaluate(self.model) if self.rank == 0 else 0.0
-        table = torch.tensor([value], dtype=torch.float64)
-        dist.broadcast(table, 0, group=self.group)
-        return float(table)
+        """Held-out quality: each rank judges the model it has, and the mean counts. All ranks call this together.
 
-    @contextmanager
-    def _agreed(self) -> Generator[None, None, None]:
-        if self.yardstick is not None:
-            with self.yardstick.agreed():
-                yield
-            return
-        assert self.comm is not None
-        ledger = self.comm.ledger
-        sent, handed, received = ledger.sent, ledger.handed, ledger.received
-        with self.comm.consensus():
-            yield
-        ledger.sent, ledger.handed, ledger.received = sent, handed, received  # evaluation is not training
+        No models are averaged for it: an average that training does not make would cost its user time and bytes.
+        """
+        equal = self._models_are_equal()  # then they are judged once
+        mine = 0.0 if equal and self.rank else self.workload.evaluate(self.model)
+        total = torch.tensor([mine], dtype=torch.float64)
+        dist.all_reduce(total, group=self.group)
+        return float(total) / (1 if equal else self.size)
+
+    def _models_are_equal(self) -> bool:
+        mark = 0
+        for t in [*self.model.parameters(), *self.model.buffers()]:
+            mark = crc32(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, mark)
+        extremes = torch.tensor([mark, -mark])
+        dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self.group)
+        return int(extremes[0]) == -int(extremes[1])
 
     def state_dict(self) -> dict[str, Any]:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "done": self.done}

@@ -1,4 +1,4 @@
-"""What a controller changed, in a line for the log: a recipe's text does not say which parameters go which way."""
+"""What a controller changed, in a line for the log: a recipe's text, which names every parameter, would not fit."""
 
 from gossamer.recipe import Recipe
 

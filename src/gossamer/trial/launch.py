@@ -6,7 +6,6 @@ import platform
 import signal
 import subprocess
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,41 +22,50 @@ from gossamer.lab import available, in_lab, run_lab
 from gossamer.record import Evaluation, Record, Run, Step
 from gossamer.trial import rank
 from gossamer.trial.contender import about
+from gossamer.trial.diary import Diary
+from gossamer.trial.orphans import end
 from gossamer.trial.plan import MARK, Plan
 from gossamer.trial.yardsticks import YARDSTICKS
 from gossamer.workloads import find, get
 
 OnEvent = Callable[[dict[str, Any]], None]
+UNFINISHED = "its command was killed, or is still running"  # what a record says until the end is known
 WORDS = 200  # lines of the ranks that are kept, in case they say why it went wrong
 
 
 def launch(
-    plan: Plan, hosts: int, rate: str | None, command: str, on_event: OnEvent, earlier: Record | None = None
+    plan: Plan,
+    hosts: int,
+    rate: str | None,
+    command: str,
+    on_event: OnEvent,
+    earlier: Record | None = None,
+    path: Path | None = None,
 ) -> tuple[Record, int]:
     """Run a trial on `hosts` ranks, in a lab if a rate is given and a lab can be made.
 
     The code is 0, or 1 if anything failed. Ctrl-C ends all ranks; what was seen until then is in the record that comes
-    back (code 130). `earlier` is the record of a run that this one goes on with.
+    back (code 130). `earlier` is the record of a run that this one goes on with. Until the end, the file at `path` holds
+    what was seen some seconds ago; whoever calls this writes the rest.
     """
-    listener = _Listener(_record(plan, hosts, rate, command), on_event, earlier)
+    listener = _Listener(_record(plan, hosts, rate, command), on_event, earlier, path)
     reason = available() if rate else None
     if rate and reason:
         listener.unshaped(reason)
-    with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
-        path = Path(folder) / "plan.json"
-        plan.write(path)
 
-        def work() -> int:
-            if rate and not reason:
-                return _in_lab(hosts, rate, [sys.executable, "-m", "gossamer.trial.rank", str(path)], listener)
-            return _here(hosts, path, listener)
+    def work() -> int:
+        if rate and not reason:
+            return _in_lab(hosts, rate, [sys.executable, "-m", "gossamer.trial.rank", plan.to_json()], listener)
+        return _here(hosts, plan, listener)
 
-        return listener.follow(work)
+    return listener.follow(work)
 
 
-def join(plan: Plan, command: str, on_event: OnEvent, earlier: Record | None = None) -> tuple[Record, int]:
+def join(
+    plan: Plan, command: str, on_event: OnEvent, earlier: Record | None = None, path: Path | None = None
+) -> tuple[Record, int]:
     """Take part as one of the ranks that a launcher has started; rank 0's record is the whole one."""
-    listener = _Listener(_record(plan, int(os.environ["WORLD_SIZE"]), None, command), on_event, earlier)
+    listener = _Listener(_record(plan, int(os.environ["WORLD_SIZE"]), None, command), on_event, earlier, path)
     if in_lab():
         listener.record.note = "inside of a lab, whose rates are not known here"
     return listener.follow(lambda: rank.take_part(plan, listener.take))
@@ -66,8 +74,11 @@ def join(plan: Plan, command: str, on_event: OnEvent, earlier: Record | None = N
 class _Listener:
     """Turns rank 0's events into the record; what else the ranks print is kept in case it says why they ended."""
 
-    def __init__(self, record: Record, on_event: OnEvent, earlier: Record | None = None) -> None:
+    def __init__(
+        self, record: Record, on_event: OnEvent, earlier: Record | None = None, path: Path | None = None
+    ) -> None:
         self.record, self.on_event, self.earlier = record, on_event, earlier
+        self.diary = Diary(record, path)
         self.complaints = deque[str](maxlen=WORDS)
         self.finished = set[str]()
         self.lost = self.broken = ""  # who was killed; what rank 0 could not go on without
@@ -93,7 +104,7 @@ class _Listener:
             except (ValueError, KeyError, TypeError, AttributeError):  # cut short by a kill, or not ours
                 said = text
             else:
-                self.on_event(event)
+                self._tell(event)
         if said.strip():
             self.complaints.append(said if number is None else f"[{number}] {said}")
 
@@ -117,7 +128,12 @@ class _Listener:
     def take(self, event: dict[str, Any]) -> None:
         """One event of a rank in this very process."""
         self._understand(event)
+        self._tell(event)
+
+    def _tell(self, event: dict[str, Any]) -> None:
         self.on_event(event)
+        if why := self.diary.keep_up():
+            self.say(f"the record cannot be written: {why}; it is tried again until the end")
 
     def _understand(self, event: dict[str, Any]) -> None:
         """An error says that the event is none of ours."""
@@ -176,6 +192,7 @@ def _note(run: Run, kind: str, facts: dict[str, Any]) -> None:
     elif kind == "layers":
         run.layer_errors |= facts["errors"]
     elif kind == "end":
+        run.status, run.error = "ok", ""
         run.wire_bytes, run.logical_bytes, run.nic_bytes = (
             facts["wire_bytes"],
             facts["logical_bytes"],
@@ -193,15 +210,14 @@ def _in_lab(hosts: int, rate: str, program: Sequence[str], listener: _Listener) 
     return result.exit_code
 
 
-def _here(hosts: int, plan: Path, listener: _Listener) -> int:
+def _here(hosts: int, plan: Plan, listener: _Listener) -> int:
     """Ranks on this machine, through torch's own launcher."""
     elastic = ["--nproc-per-node", str(hosts), "--master-addr", "127.0.0.1", "--master-port", "0"]
     elastic += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    elastic += ["--log-dir", str(plan.parent)]  # without a place for them, its logs' folder would stay
     local = [sys.executable, "-m", "gossamer.trial.local", str(os.getpid()), *elastic]
     quiet = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore", "LOGLEVEL": "CRITICAL"}
     process = subprocess.Popen(
-        [*local, "-m", "gossamer.trial.rank", str(plan)],
+        [*local, "-m", "gossamer.trial.rank", plan.to_json()],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
@@ -216,19 +232,8 @@ def _here(hosts: int, plan: Path, listener: _Listener) -> int:
             listener.line(None, line.rstrip("\n"))
         return process.wait()
     finally:
-        _end(process)
+        end(process)
         process.stdout.close()
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    """The launcher first gets to end its ranks; when it is killed, the kernel kills those that are left."""
-    for how, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-        if process.poll() is not None:
-            break
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(patience)
 
 
 def _record(plan: Plan, hosts: int, rate: str | None, command: str) -> Record:
@@ -248,7 +253,7 @@ def _record(plan: Plan, hosts: int, rate: str | None, command: str) -> Record:
         machine=f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}{_tcp()}",
         baseline=plan.baseline or next(iter(plan.contenders)),
         runs=[
-            Run(name, recipe, about=about(recipe), yardstick=recipe in YARDSTICKS)
+            Run(name, recipe, "interrupted", UNFINISHED, about(recipe), recipe in YARDSTICKS)
             for name, recipe in plan.contenders.items()
         ],
     )

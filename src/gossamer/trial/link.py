@@ -6,7 +6,6 @@ import re
 import statistics
 import subprocess
 import sys
-import tempfile
 from datetime import timedelta
 from time import perf_counter
 from typing import NamedTuple
@@ -15,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from gossamer.core.errors import PeerError
-from gossamer.trial.orphans import end_with_parent
+from gossamer.trial.orphans import end, end_with_parent
+from gossamer.trial.plan import MARK
 
 SIZES = [256 * 4**i for i in range(8)]  # float32 elements, up to 16 MB
 LONG = 0.1  # seconds: an all-reduce that takes as long says enough, and on a slow link a larger one would take minutes
@@ -43,6 +43,7 @@ def alpha_beta() -> Link:
             if most >= LONG:
                 break
         crossed = 2 * (size - 1) / size * 4 * elements
+        dist.barrier()  # torch 2.6 hangs where a group ends before its threads have let go of the last tensor
         return Link(size, least / (2 * (size - 1)), crossed / max(most - least, 1e-9))
     finally:
         dist.destroy_process_group()
@@ -63,20 +64,24 @@ def _seconds(elements: int) -> float:
 
 def between_two_ranks() -> Link:
     """The same for two ranks on this machine, when no launcher has started us."""
-    with tempfile.TemporaryDirectory(prefix="gossamer-") as folder:
-        program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        program += ["--log-dir", folder, "-m", __name__]  # without a place for them, its logs' folder would stay
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-m", "gossamer.trial.local", str(os.getpid())]
+    program += ["--standalone", "--nproc-per-node", "2", "-m", __name__]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as process:
         try:
-            done = subprocess.run(
-                program, capture_output=True, text=True, env=environment, timeout=PATIENCE, check=False
-            )
+            said, complaints = process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             raise PeerError(f"two ranks on this machine did not find each other within {PATIENCE:g} s") from None
-    for line in done.stdout.splitlines():
+        finally:
+            end(process)
+    for line in said.splitlines():
         if line.startswith("{"):
             return Link(**json.loads(line))
-    raise PeerError(f"two ranks on this machine could not talk to each other: {_last_word(done.stderr)}")
+        if line.startswith(MARK) and "error" in (event := json.loads(line.removeprefix(MARK))):
+            raise PeerError(event["error"])
+    raise PeerError(f"two ranks on this machine could not talk to each other: {_last_word(complaints)}")
 
 
 def _last_word(text: str) -> str:

@@ -10,6 +10,8 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
@@ -24,11 +26,22 @@ from gossamer.trial.plan import MARK
 
 def main(parent: str, *options: str) -> int:
     """Exit code 1 if a rank failed, 128 and the number of a signal that ended us."""
+    signal.signal(signal.SIGTERM, _end)  # until torch listens itself
     end_with_parent(signal.SIGTERM, int(parent))
     logging.disable(logging.ERROR)  # we say ourselves what became of a rank
     _wake_before_the_end()
+    # Torch writes logs, and leaves them where they are unless told a place. It is ours to remove: we outlive our parent.
+    with TemporaryDirectory(prefix="gossamer-") as logs:
+        return _run(["--log-dir", logs, *options])
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def _run(options: list[str]) -> int:
     try:
-        run(parse_args(list(options)))
+        run(parse_args(options))
     except ChildFailedError as error:
         rank, code = _first(error)
         _tell("lost", rank=rank, code=code)

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 MARK = "@gossamer "  # lines of a rank with this mark are events, all others are the program's own
@@ -16,7 +15,7 @@ class Plan:
     workload: str = "lm"
     options: dict[str, Any] = field(default_factory=dict)
     steps: int = 100  # of the baseline, or of everybody without one
-    chunk: int = 10  # steps a contender takes before the next one's turn; held-out quality is measured after each
+    chunk: int = 10  # steps of a turn, which goes on to the end of a round; held-out quality is measured after each
     baseline: str = ""  # the others go on until they reach its quality, at most `patience` times its steps
     patience: float = 2.0
     seed: int = 0
@@ -26,9 +25,9 @@ class Plan:
     resume: bool = False
     measure_every: int = 20
 
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)))
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
 
     @staticmethod
-    def read(path: Path) -> "Plan":
-        return Plan(**json.loads(path.read_text()))
+    def of_json(text: str) -> "Plan":
+        return Plan(**json.loads(text))

@@ -1,12 +1,12 @@
-"""What every rank of a trial runs: `python -m gossamer.trial.rank PLAN.json`. Rank 0 tells the launcher what happens."""
+"""What every rank of a trial runs: `python -m gossamer.trial.rank PLAN`, in JSON. Rank 0 tells the launcher what happens."""
 
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
-from itertools import islice
-from pathlib import Path
+from functools import partial
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -109,16 +109,20 @@ class Trial:
         self._together(name, lambda: self._judge(contender))
 
     def _rounds(self) -> None:
-        """Turns, until all have had their steps; then on, for those that chase the baseline's quality."""
-        waiting = list(self.alive)
+        """Turns, until all have had their steps; then on, for those that chase the baseline's quality.
+
+        A turn goes on to the end of a round; whoever is ahead of the others by that waits until they have caught up.
+        """
+        waiting, pace = list(self.alive), min((c.steps_done for c in self.alive.values()), default=0)
         while waiting:
+            pace += self.plan.chunk
             for name in list(waiting):
-                contender = self.alive[name]
-                steps = min(self.plan.chunk, self._limit(name) - contender.steps_done)
-                if steps > 0 and not self._together(name, lambda: self._turn(contender, steps)):  # noqa: B023
-                    waiting.remove(name)
-                    continue
-                self._save(contender)
+                contender, target = self.alive[name], min(pace, self._limit(name))
+                if contender.steps_done < target:
+                    if not self._together(name, partial(self._turn, contender, target)):
+                        waiting.remove(name)
+                        continue
+                    self._save(contender)
                 if self._is_done(contender):
                     waiting.remove(name)
                     self._finish(contender)
@@ -138,7 +142,7 @@ class Trial:
         reached = quality <= target if self.lower else quality >= target
         return self.circle.first_says(reached or contender.clock.seconds > base.clock.seconds)
 
-    def _turn(self, contender: Contender, steps: int) -> None:
+    def _turn(self, contender: Contender, target: int) -> None:
         comm = contender.comm
         recipe = comm.recipe if comm else None
 
@@ -151,7 +155,7 @@ class Trial:
             self._tell("decision", run=contender.name, step=step.step, text=text)
             recipe = comm.recipe
 
-        contender.turn(steps, told)
+        contender.turn(target, self._limit(contender.name), told)
         self._judge(contender)
         if comm is not None:
             norm = comm.metrics()["residual_norm"]
@@ -180,11 +184,20 @@ class Trial:
         rest = iter(errors.items())
         while some := dict(islice(rest, 16)):  # a line longer than a pipe's page may be cut by another rank's
             self._tell("layers", run=contender.name, errors=some)
+        self._tell_if_within_a_round(contender)
         totals = {"wire_bytes": contender.sent(), "logical_bytes": contender.handed()}
         totals["nic_bytes"] = contender.clock.nic if in_lab() else None
         known = {k: v for k, v in totals.items() if v is not None}  # the same ones on every rank
         means = zip(known, map(int, self.circle.means(*known.values())), strict=True)
         self._tell("end", run=contender.name, **(totals | dict(means)))
+
+    def _tell_if_within_a_round(self, contender: Contender) -> None:
+        last = contender.steps_done
+        if contender.rests(last):
+            return
+        end = next(step for step in count(last) if contender.rests(step))
+        why = f"{contender.name} had its steps within a round, which would have ended with step {end}"
+        self._tell("note", text=f"{why}; at step {last} each rank's own model was judged, and the mean counts")
 
 
 def write_line(event: dict[str, Any]) -> None:
@@ -193,10 +206,10 @@ def write_line(event: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def main(path: str) -> int:
+def main(plan: str) -> int:
     """Run as a process of its own."""
     end_with_parent()
-    code = take_part(Plan.read(Path(path)), write_line)
+    code = take_part(Plan.of_json(plan), write_line)
     sys.stdout.flush()
     sys.stderr.flush()
     if code == 0:  # after a failure there may be nobody left to take leave of

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gossamer.core.errors import CheckpointError, plainly
+from gossamer.core.errors import CheckpointError, GossamerError, plainly
 from gossamer.trial.agree import Circle
 from gossamer.trial.contender import Contender
 from gossamer.trial.plan import Plan
@@ -33,6 +33,8 @@ def save(plan: Plan, circle: Circle, contender: Contender) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         with half.open("wb") as file:
             torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())  # the older ones go next: a power cut must not take this one, too
         os.replace(half, final)
     except (OSError, RuntimeError) as error:
         mine = f"rank {rank}: {_why(error)}"
@@ -64,17 +66,28 @@ def restore(plan: Plan, circle: Circle, contender: Contender) -> None:
         who = f"rank(s) {', '.join(map(str, lacking))} have none" if lacking else "no step is there for all ranks"
         raise CheckpointError(f"nothing to resume from in {folder}: {who}")
     path = folder / f"step{max(common)}-rank{rank}.pt"
-    try:
-        saved = torch.load(path, weights_only=True)
-    except Exception as error:
-        why = plainly(error).split(". ")[0]
-        raise CheckpointError(f"{path} cannot be read: {why}; without it the run can only begin anew") from None
+    saved = _read(path)
     for name, value in _facts(plan, contender).items():
         if saved["facts"].get(name) != value:
             raise CheckpointError(
                 f"{path} is of another run: its {name} was {saved['facts'].get(name)!r}, and is {value!r} now"
             )
-    contender.load_state_dict(saved["state"])
+    try:
+        contender.load_state_dict(saved["state"])
+    except Exception as error:
+        why = str(error) if isinstance(error, GossamerError) else plainly(error)
+        raise CheckpointError(f"{path} does not fit this run: {why}") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        saved = torch.load(path, weights_only=True)
+    except Exception as error:
+        why = plainly(error).split(". ")[0]
+        raise CheckpointError(f"{path} cannot be read: {why}; without it the run can only begin anew") from None
+    if not isinstance(saved, dict) or not isinstance(saved.get("facts"), dict) or "state" not in saved:
+        raise CheckpointError(f"{path} is no checkpoint of a run")
+    return saved
 
 
 def _facts(plan: Plan, contender: Contender) -> dict[str, Any]:

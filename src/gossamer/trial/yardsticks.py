@@ -2,8 +2,7 @@
 
 import importlib
 import importlib.util
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -33,14 +32,16 @@ class Yardstick:
     def end_step(self) -> None:
         self.optimizer.step()
 
+    def rests(self, step: int) -> bool:
+        """Is this the last step of a round?"""
+        return True
+
+    def quiesce(self) -> None:
+        """Wait for what is in flight."""
+
     def sent(self, steps: int) -> int | None:
         """Bytes over one rank's link, from the formula: none of these keeps a ledger. None where there is no formula."""
         return 0
-
-    @contextmanager
-    def agreed(self) -> Generator[None, None, None]:
-        """The model to judge stands in the module."""
-        yield
 
     def _ring(self) -> int:
         """What one dense ring all-reduce sends over one link."""
@@ -110,20 +111,13 @@ class DdpPostLocal(Ddp):
         super().end_step()
         self.averager.average_parameters(self.model.parameters())
 
-    def sent(self, steps: int) -> int | None:
-        averages = -(-max(steps - WARM, 0) // PERIOD)  # at the first local step, and every PERIOD after it
-        return self._ring() * (min(steps, WARM) + averages)
+    def rests(self, step: int) -> bool:
+        first = WARM + 1  # the first local step is averaged, and every PERIOD after it
+        return step < first or (step - first) % PERIOD == 0
 
-    @contextmanager
-    def agreed(self) -> Generator[None, None, None]:
-        """The mean of all models; each rank gets its own back."""
-        own = [p.detach().clone() for p in self.model.parameters()]
-        for p in self.model.parameters():
-            dist.all_reduce(p.data, group=self.group)
-            p.data.div_(dist.get_world_size())
-        yield
-        for p, kept in zip(self.model.parameters(), own, strict=True):
-            p.data.copy_(kept)
+    def sent(self, steps: int) -> int | None:
+        averages = -(-max(steps - WARM, 0) // PERIOD)
+        return self._ring() * (min(steps, WARM) + averages)
 
 
 class Decent(Yardstick):
@@ -151,14 +145,10 @@ class Decent(Yardstick):
     def sent(self, steps: int) -> int | None:
         return None
 
-    @contextmanager
-    def agreed(self) -> Generator[None, None, None]:
-        if not self.wrapped._initialized:  # it makes its buckets at the second step
-            yield
-            return
-        self.wrapped.global_avg()
-        yield
-        self.wrapped.revert_global_avg()
+    def quiesce(self) -> None:
+        for message in self.wrapped._comm_ops:  # sent off at the end of a step, and mixed in at the next one
+            if message is not None:
+                message.wait()
 
 
 KINDS: dict[str, type[Yardstick]] = {

@@ -1,15 +1,12 @@
-"""The owner of a lab of stubborn processes, to be killed. Starts without importing all of gossamer."""
+"""The owner of a lab of stubborn processes, to be killed. Needs no torch."""
 
 import sys
 from pathlib import Path
-from types import ModuleType
 
 STUBBORN = "trap '' TERM; setsid sleep 60 & sleep 60 & echo ready; wait"
 
 if __name__ == "__main__":
-    package = ModuleType("gossamer")
-    package.__path__ = [str(Path(__file__).parents[3] / "src" / "gossamer")]
-    sys.modules["gossamer"] = package
+    sys.path.insert(0, str(Path(__file__).parents[3] / "src"))
     from gossamer.lab import run_lab
 
     command = sys.argv[1] if len(sys.argv) > 1 else STUBBORN
