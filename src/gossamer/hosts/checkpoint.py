@@ -1,6 +1,5 @@
 """Distributed checkpoints: load what `torch.distributed.checkpoint` saved, also into a world of another size."""
 
-import warnings
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,11 +19,13 @@ def load(comm: Loads, path: "str | Path", key: str = "comm") -> None:
     checkpoint's own table. All old ranks' entries are read; the world may have another size now.
     """
     # Here, since torch takes half a second to import them, and every command would wait for it.
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
-    from torch.distributed.checkpoint.state_dict_loader import load as load_entries
 
-    table = FileSystemReader(path).read_metadata().state_dict_metadata
+    reader = FileSystemReader(path)
+    metadata = reader.read_metadata()
+    table = metadata.state_dict_metadata
     prefix = f"{key}."
     wanted = dict[str, Any]()
     for name, entry in table.items():
@@ -38,7 +39,9 @@ def load(comm: Loads, path: "str | Path", key: str = "comm") -> None:
         raise CheckpointError(
             f"{path} holds nothing under {key!r}; it was saved under {sorted({n.split('.')[0] for n in table})}"
         )
-    with warnings.catch_warnings():  # it is the intent indeed
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        load_entries(wanted, checkpoint_id=path, no_dist=True)
+    # Every rank reads alone. dcp.load has a flag for that, but torch 2.6 does not know it and would call all ranks.
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner(wanted, metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    reader.read_data(planner.create_local_plan(), planner).wait()
     comm.load_state_dict({name.removeprefix(prefix): value for name, value in wanted.items()})

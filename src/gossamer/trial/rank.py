@@ -213,6 +213,7 @@ def main(plan: str) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     if code == 0:  # after a failure there may be nobody left to take leave of
+        dist.barrier()  # torch 2.6 hangs if a collective's last tensors are still about
         dist.destroy_process_group()
     return code
 
