@@ -203,7 +203,7 @@ def sgp(topology: Topology = Exponential(), every: int = 1, overlap: bool = Fals
     latency, no barrier.
 
     Not for: a network that is slow everywhere: it still sends at least half of dense's bytes, and four hosts at 200
-    Mbit/s took three quarters of dense's time to the same loss, where local steps or top-k took a fifth. The ranks'
+    Mbit/s took four fifths of dense's time to the same loss, where local steps or top-k took a quarter. The ranks'
     models differ: evaluate under `comm.consensus()`. With two ranks gossip is an average of everybody, and gains
     nothing.
 
