@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
@@ -34,9 +35,19 @@ def take_part(plan: Plan, hear: Hear) -> int:
     except (RuntimeError, ValueError) as error:
         return _give_up(f"the ranks cannot find each other: {str(error).splitlines()[0]}", hear)
     try:
-        return Trial(plan, hear).run()
+        code = Trial(plan, hear).run()
     except GossamerError as error:
         return _give_up(f"rank {dist.get_rank()}: {error}", hear if dist.get_rank() == 0 else None)
+    if code == 0:  # after a failure there may be nobody left to take leave of
+        _take_leave()
+    return code
+
+
+def _take_leave() -> None:
+    """End the backend's threads: one that lets go of a tensor while Python is taken down aborts the process."""
+    with suppress(RuntimeError):  # whoever dies now has done its work
+        dist.barrier()  # torch 2.6 hangs if a collective's last tensors are still about
+        dist.destroy_process_group()
 
 
 def _give_up(why: str, hear: Hear | None) -> int:
@@ -212,9 +223,6 @@ def main(plan: str) -> int:
     code = take_part(Plan.of_json(plan), write_line)
     sys.stdout.flush()
     sys.stderr.flush()
-    if code == 0:  # after a failure there may be nobody left to take leave of
-        dist.barrier()  # torch 2.6 hangs if a collective's last tensors are still about
-        dist.destroy_process_group()
     return code
 
 
