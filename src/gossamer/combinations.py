@@ -60,12 +60,17 @@ def _check_mixer(recipe: Combination, exchange: Mixer) -> None:
         f"{memory} around {exchange}: with changing neighbours the error does not vanish, and push-sum conserves mass "
         "per coordinate; drop the memory",
     )
-    singled = "rules" if recipe.rules else "routes"
+    singled = _singles_out(recipe)
     require(
-        not (recipe.rules or recipe.routes),
+        not singled,
         f"{singled} cannot single out parameters under {exchange}: x and w travel as one",
     )
     require(isinstance(recipe.controller, Fixed), f"{recipe.controller} has no knob to turn on {exchange}")
+
+
+def _singles_out(recipe: Combination) -> str:
+    """What sends some parameters another way, if anything does."""
+    return "rules" if recipe.rules else "routes" if recipe.routes else ""
 
 
 def _check_quorum(recipe: Combination, exchange: Quorum) -> None:
@@ -82,9 +87,9 @@ def _check_quorum(recipe: Combination, exchange: Quorum) -> None:
         memory == NoMemory(),
         f"{memory} around {exchange}: a dropped gradient's residual would be lost; drop the memory",
     )
-    singled = "rules" if recipe.rules else "routes"
+    singled = _singles_out(recipe)
     require(
-        not (recipe.rules or recipe.routes),
+        not singled,
         f"{singled} under {exchange}: one ticket closes the whole step; drop the {singled}",
     )
     require(isinstance(recipe.controller, Fixed), f"{recipe.controller} under {exchange}: late ranks decide late")

@@ -23,7 +23,7 @@ from gossamer.core.contracts import (
     Topology,
 )
 from gossamer.core.errors import RecipeError
-from gossamer.core.parts import Part, parse, part, require
+from gossamer.core.parts import Part, nearest, parse, part, require
 from gossamer.memories import NoMemory
 from gossamer.rules import Route, Rule
 from gossamer.schedules import EveryStep
@@ -151,8 +151,6 @@ def from_toml(table: Mapping[str, Any]) -> Recipe:
     parts = list[Part | Recipe]()
     for key, value in table.items():
         if key not in known:
-            from gossamer.core.parts import nearest
-
             raise RecipeError(f"there is no entry {key!r}. {nearest(key, known)}")
         for text in value if isinstance(value, list) else [value]:
             parts += _entry(key, text)

@@ -102,20 +102,21 @@ def test_a_batch_grows_alone_and_is_not_grown_by_a_gradient_that_is_not_finite()
         assert seen == grown
 
 
+def _gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """What a closure does."""
+    optimizer.zero_grad()
+    loss = loss_of(model, 0, 1)
+    loss.backward()
+    return loss
+
+
 def test_a_penalty_under_a_closure() -> None:
     with attached("allreduce + every_step(l1=0.5)", nn.Linear(17, 7), lambda m: torch.optim.LBFGS(m.parameters())) as (
         model,
         optimizer,
         comm,
     ):
-
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = loss_of(model, 0, 1)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
+        optimizer.step(lambda: _gradients(model, optimizer))
         assert comm.step == 1
         assert int((flat(model) == 0).sum()) > 10
 
@@ -128,13 +129,7 @@ def test_a_closure_is_welcome_where_nothing_is_averaged() -> None:
     ):
         before = float(loss_of(model, 0, 1).detach())
 
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = loss_of(model, 0, 1)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
+        optimizer.step(lambda: _gradients(model, optimizer))
         assert comm.step == 1
         assert float(loss_of(model, 0, 1).detach()) < before
 

@@ -28,9 +28,7 @@ class Seat(NamedTuple):
     scale: float = 1.0  # what is averaged arrives multiplied by this (a loss scaler's factor, or a memory's own)
     lr: float = 1.0  # the learning rate the block's parameters will be stepped with
     shift: float = 0.0  # the rate at which a memory around the exchange follows what was sent; 0: there is none
-    feedback: float | None = (
-        None  # how much of what an exchange leaves out of the mean it shall add later, says a memory
-    )
+    feedback: float | None = None  # how much of what it leaves out an exchange shall add later; None: no memory says
 
 
 @dataclass(frozen=True, eq=False)

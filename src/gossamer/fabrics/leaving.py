@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.util import Finalize
 
 import torch.distributed as dist
@@ -51,4 +52,4 @@ def _stay() -> None:
     hosted, began, never = list(_hosted), time.monotonic(), threading.Event()
     _hosted.clear()
     for boards, deadline in hosted if in_peace() else ():
-        poll(lambda: _all_have_left(boards), began + deadline - time.monotonic(), never)  # noqa: B023
+        poll(partial(_all_have_left, boards), began + deadline - time.monotonic(), never)

@@ -110,16 +110,17 @@ def _strays(values: list[int]) -> str:
 
 def _hashes(worker: Worker) -> dict[str, int]:
     if worker.recipe.schedule.averages_gradients:
-        return {n: _hash(p.detach()) for n, p in worker.named.items()}
+        return {n: hash_of(p) for n, p in worker.named.items()}
     if isinstance(worker.recipe.exchange, Mixer):
         return {}
     out = dict[str, int]()
     for channel in worker.channels:
         if "anchor" in channel.states["schedule"]:
             block = Block(channel.states["schedule"]["anchor"], channel.layout)
-            out |= {f"the anchor of {n}": _hash(t) for n, t in block.tensors()}
+            out |= {f"the anchor of {n}": hash_of(t) for n, t in block.tensors()}
     return out
 
 
-def _hash(tensor: Tensor) -> int:
-    return crc32(tensor.contiguous().cpu().view(-1).view(torch.uint8).numpy().data) if tensor.numel() else 0
+def hash_of(tensor: Tensor) -> int:
+    """Of its bits: tensors that are equal, and hardly any others, have equal ones."""
+    return crc32(tensor.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().data) if tensor.numel() else 0

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
-from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import nearest, registry
 from gossamer.hosts import Communicator, attach
+from gossamer.hosts.consensus import hash_of
 from gossamer.lab import in_lab, own_counters
 from gossamer.recipe import Recipe
 from gossamer.record import Step
@@ -174,12 +174,10 @@ class Contender:
         return float(total) / (1 if equal else self.size)
 
     def _models_are_equal(self) -> bool:
-        mark = 0
-        for t in [*self.model.parameters(), *self.model.buffers()]:
-            mark = crc32(t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, mark)
-        extremes = torch.tensor([mark, -mark])
+        hashes = torch.tensor([hash_of(t) for t in [*self.model.parameters(), *self.model.buffers()]])
+        extremes = torch.stack([hashes, -hashes])
         dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self.group)
-        return int(extremes[0]) == -int(extremes[1])
+        return torch.equal(extremes[0], -extremes[1])
 
     def state_dict(self) -> dict[str, Any]:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "done": self.done}
