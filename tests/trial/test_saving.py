@@ -149,6 +149,34 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_last_one_and_not_the_run(
     assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == before
 
 
+def interrupted_while_it_writes(rank: int, size: int, facts: dict[str, Any]) -> Any:
+    def half(state: Any, file: Any) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "save", half)
+        try:
+            return trial(rank, size, facts, {})
+        except KeyboardInterrupt:
+            return "interrupted"
+
+
+def test_an_interrupt_in_the_middle_of_a_checkpoint_leaves_none_half_written(gang2: Any, tmp_path: Path) -> None:
+    plan = {"contenders": {"x": "bf16"}, "chunk": 2, "checkpoint": str(tmp_path)}
+    run(gang2, **plan, steps=4)
+    facts = {"workload": "ridge", "deadline": 30.0, **plan, "steps": 6, "resume": True}
+    assert gang2.run(interrupted_while_it_writes, facts) == ["interrupted", "interrupted"]
+    assert names(tmp_path) == ["step4-rank0.pt", "step4-rank1.pt"]
+
+
+def test_a_checkpoint_takes_the_place_of_what_an_earlier_run_had_half_written(gang2: Any, tmp_path: Path) -> None:
+    for rank in (0, 1):
+        (tmp_path / f"step3-rank{rank}.part").touch()
+    run(gang2, contenders={"x": "bf16"}, steps=4, checkpoint=str(tmp_path))
+    assert names(tmp_path) == ["step4-rank0.pt", "step4-rank1.pt"]
+
+
 def test_files_of_others_are_not_taken_for_checkpoints(tmp_path: Path) -> None:
     for name in (
         "step7-rank0.pt",

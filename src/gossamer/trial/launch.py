@@ -25,6 +25,7 @@ from gossamer.trial.contender import about
 from gossamer.trial.diary import Diary
 from gossamer.trial.orphans import end
 from gossamer.trial.plan import MARK, Plan
+from gossamer.trial.saving import tidy
 from gossamer.trial.yardsticks import YARDSTICKS
 from gossamer.workloads import find, get
 
@@ -58,7 +59,11 @@ def launch(
             return _in_lab(hosts, rate, [sys.executable, "-m", "gossamer.trial.rank", plan.to_json()], listener)
         return _here(hosts, plan, listener)
 
-    return listener.follow(work)
+    try:
+        return listener.follow(work)
+    finally:
+        if plan.checkpoint:
+            tidy(Path(plan.checkpoint))
 
 
 def join(

@@ -38,15 +38,22 @@ def save(plan: Plan, circle: Circle, contender: Contender) -> str:
         os.replace(half, final)
     except (OSError, RuntimeError) as error:
         mine = f"rank {rank}: {_why(error)}"
+    finally:
         half.unlink(missing_ok=True)
     others = [folder / f"step{s}-rank{rank}.pt" for s in saved_steps(folder, rank) if s != step]
     if circle.all_fine(not mine):
-        for old in others:
+        for old in (*others, *folder.glob(f"step*-rank{rank}.part")):  # what an earlier run had half written, too
             old.unlink(missing_ok=True)
         return ""
     if others:
         final.unlink(missing_ok=True)
     return next(t for t in circle.texts(mine[:1500]) if t)
+
+
+def tidy(folder: Path) -> None:
+    """Remove what ranks had half written when they were killed; called when all of them are gone."""
+    for half in folder.glob("step*-rank*.part"):
+        half.unlink(missing_ok=True)
 
 
 def _why(error: Exception) -> str:
