@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE = 120.0
+SLACK = 8.0  # seconds by which other work on the machine may delay what is done at once
 
 
 class Marked:

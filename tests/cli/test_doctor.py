@@ -142,7 +142,7 @@ def test_a_doctor_that_is_stopped_leaves_nothing(shell: Shell, number: int) -> N
     process = shell.start("doctor")
     wait_for(lambda: [*temporary.glob("gossamer-*")])
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=100)
     shell.expect_nothing()
     assert not [*temporary.glob("gossamer-*")]
     assert "Traceback" not in err

@@ -26,7 +26,7 @@ def test_the_others_give_up_the_report_says_who_was_frozen_and_nothing_is_left(
     out, err = process.communicate(timeout=100)
     assert process.returncode == 1, err
     assert "Traceback" not in out + err
-    shell.expect_nothing(within=5)
+    shell.expect_nothing()
     run = Record.read(shell.folder / "x" / "record.json").runs[0]
     assert run.status == "failed"
     assert f"rank {victim} was frozen by SIGSTOP" in run.error
@@ -44,4 +44,4 @@ def test_a_lab_says_which_host_was_frozen(shell: Shell) -> None:
     assert process.returncode == 3
     lines = [line.split("; ", 1)[1] for line in err.splitlines() if line.startswith("host ")]
     assert lines == ["exit code 3", "frozen by a signal, and ended with the lab"]
-    shell.expect_nothing(within=5)
+    shell.expect_nothing()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Shell
-from tests.marked import wait_for
+from tests.marked import SLACK, wait_for
 
 from gossamer.cli.trial import summary
 from gossamer.record import Record
@@ -144,10 +144,10 @@ def test_sigterm_ends_all_ranks_within_seconds_and_leaves_a_valid_report(
     os.killpg(process.pid, signal.SIGTERM)
     time.sleep(0.2)
     os.killpg(process.pid, signal.SIGINT)  # an impatient user changes nothing
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 143, err
-    assert time.monotonic() - began < 10
-    shell.expect_nothing(within=2)
+    assert time.monotonic() - began < 10 + SLACK
+    shell.expect_nothing()
     assert "Traceback" not in out + err
     record = record_in(shell.folder / "x")
     run = record.runs[0]
@@ -185,13 +185,13 @@ def test_on_a_terminal_rows_live_and_ctrl_c_is_heard(shell: Shell) -> None:
         assert head in seen
     os.write(ours, b"\x03")
     rest = read_until(ours, r"report: x/report.html")
-    assert process.wait(timeout=20) == 130
+    assert process.wait(timeout=60) == 130
     os.close(ours)
     assert "\x1b[?25h" in rest  # the cursor is back
     assert "cut off" in rest
     assert "bf16: interrupted by SIGINT" in rest
     assert record_in(shell.folder / "x").runs[0].status == "interrupted"
-    shell.expect_nothing(within=2)
+    shell.expect_nothing()
 
 
 def read_until(terminal: int, pattern: str) -> str:
@@ -220,8 +220,8 @@ def test_when_a_rank_is_killed_the_others_end_and_the_report_says_which(
     os.kill(shell.rank(victim), signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1, err
-    assert time.monotonic() - began < 20
-    shell.expect_nothing(within=2)
+    assert time.monotonic() - began < 20 + SLACK
+    shell.expect_nothing()
     run = record_in(shell.folder / "x").runs[0]
     assert run.status == "failed"
     assert f"rank {victim} was killed by SIGKILL" in run.error

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.fabrics.test_torch_failures import DEADLINE, failure
 from tests.gang import Gang
+from tests.marked import SLACK
 
 from gossamer.core import verbs
 from gossamer.core.verbs import Compute, Program
@@ -52,7 +53,7 @@ def test_a_killed_rank_ends_every_other_in_time(kind: str, victim: int) -> None:
             name, text, seconds = outcome
             assert name == "PeerError"
             assert f"rank {rank} of 3: step 5, 'embedding'" in text
-            assert seconds < DEADLINE + 2.0
+            assert seconds < DEADLINE + 2.0 + SLACK
             # Rank 0 hosts the store: with it gone nobody can ask where the others are.
             assert ("No word from rank 2:" if victim else "The store does not answer") in text
 
@@ -78,4 +79,4 @@ def test_a_store_that_does_not_answer_holds_nobody_up() -> None:
         gang.close()
     assert name == "PeerError"
     assert "The store does not answer" in text
-    assert seconds < 2.0 + 2.0
+    assert seconds < 2.0 + 2.0 + SLACK

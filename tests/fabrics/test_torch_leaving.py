@@ -43,6 +43,6 @@ def test_the_interpreter_ends_cleanly(how: str) -> None:
         for r in range(2)
     ]
     for process in both:
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
         complaints = [line for line in errors.splitlines() if "hostname" not in line]
         assert (process.returncode, complaints) == (0, [])

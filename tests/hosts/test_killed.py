@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.gang import Gang
 from tests.hosts.loops import SMALL, attached, loss_of, small_step
+from tests.marked import SLACK
 
 import gossamer
 from gossamer.core.errors import PeerError
@@ -64,8 +65,8 @@ def test_every_survivor_learns_of_a_death_in_time(recipe: str, victim: int) -> N
             assert re.search(
                 rf"No word from ranks? [^:]*\b{victim}\b" if victim else "The store does not answer", text
             ), text
-            assert waited < DEADLINE + 3.0
-            assert leaving < 3.0
+            assert waited < DEADLINE + 3.0 + SLACK
+            assert leaving < 3.0 + SLACK
 
 
 def dying_under_ddp(rank: int, size: int, victim: int) -> tuple[str, float]:
@@ -98,4 +99,4 @@ def test_backward_under_ddp_ends_with_the_error_too() -> None:
         text, waited = outcomes[rank]
         assert f"rank {rank} of 3" in text
         assert "No word from rank 1" in text
-        assert waited < DEADLINE + 3.0
+        assert waited < DEADLINE + 3.0 + SLACK

@@ -44,17 +44,17 @@ def test_the_first_failure_gives_the_exit_code(run: Run) -> None:
 
 
 def test_within_the_grace_the_others_may_end_by_themselves(run: Run) -> None:
-    result, lines = run(2, None, "sh", "-c", "[ $RANK = 1 ] && exit 1; sleep 0.3; echo done", grace=5)
+    result, lines = run(2, None, "sh", "-c", "[ $RANK = 1 ] && exit 1; sleep 0.3; echo done", grace=20)
     assert (result.exit_code, lines[0]) == (1, ["done"])
     assert not any(host.stopped for host in result.hosts)
-    assert result.seconds < 4
+    assert result.seconds < 20
 
 
 def test_who_ignores_sigterm_is_killed_with_all_descendants(run: Run, traces: Any) -> None:
     program = "trap '' TERM; setsid sleep 60 & [ $RANK = 0 ] && exit 5; sleep 60 & wait"
     result, _ = run(2, None, "sh", "-c", program, grace=0.1, kill_after=0.2, env=traces.label)
     assert (result.exit_code, result.hosts[1].exit_code) == (5, 137)
-    assert result.seconds < 10
+    assert result.seconds < 30  # and not 60
     traces.expect_nothing()
 
 
