@@ -10,7 +10,8 @@ import pytest
 from gossamer.core.errors import PeerError
 from gossamer.record import Record
 from gossamer.trial import Plan
-from gossamer.trial.launch import UNFINISHED, _Listener, _record
+from gossamer.trial.launch import UNFINISHED, _record
+from gossamer.trial.listener import Listener
 from gossamer.trial.plan import MARK
 
 STEP = {
@@ -34,7 +35,7 @@ class Heard:
     def __init__(self, earlier: Record | None = None) -> None:
         self.events: list[dict[str, Any]] = []
         plan = Plan({"a": "bf16", "b": "fp16"}, workload="ridge")
-        self.listener = _Listener(_record(plan, 2, None, "a command"), self.events.append, earlier)
+        self.listener = Listener(_record(plan, 2, None, "a command"), self.events.append, earlier)
         self.record = self.listener.record
 
     def lines(self, *lines: str) -> None:

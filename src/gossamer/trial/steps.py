@@ -7,7 +7,8 @@ from math import ceil
 
 from gossamer.recipe import Recipe
 from gossamer.record import Record, Run
-from gossamer.trial.launch import OnEvent, launch
+from gossamer.trial.launch import launch
+from gossamer.trial.listener import OnEvent
 from gossamer.trial.plan import Plan
 from gossamer.trial.yardsticks import PERIOD, YARDSTICKS
 
