@@ -6,6 +6,7 @@ import pickle
 import socket
 import traceback
 from collections.abc import Callable, Collection
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -54,6 +55,7 @@ class Gang:
         self._processes, self._pipes = [], []
 
     def _begin(self) -> None:
+        _compile()
         port = free_port()
         # Forked from a process that has loaded torch but started nothing: there far sooner than when spawned.
         context = multiprocessing.get_context("forkserver")
@@ -79,6 +81,14 @@ class Gang:
                 except (EOFError, OSError):
                     answers[pending[pipe]] = False, "the process died"
         return answers
+
+
+@cache
+def _compile() -> None:
+    """Fill the kernels' cache on disk: or all ranks would compile at once, in the midst of a step with a deadline."""
+    from gossamer import kernels
+
+    kernels.warmup()
 
 
 def free_port() -> int:
