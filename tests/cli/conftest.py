@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.marked import PATIENCE, Marked, wait_for
+from tests.marked import PATIENCE, Marked
 
 from gossamer.cli.app import run
 
@@ -53,7 +53,13 @@ class Shell(Marked):
     def await_steps(self, process: "subprocess.Popen[str]") -> None:
         """Wait until a command with --json tells of its first step."""
         assert process.stdout is not None
-        wait_for(lambda: '"event": "step"' in process.stdout.readline())  # type: ignore[union-attr]
+        seen = ""
+        for line in process.stdout:
+            if '"event": "step"' in line:
+                return
+            seen += line
+        _, err = process.communicate(timeout=PATIENCE)
+        raise AssertionError(f"it ended with code {process.returncode} and without a step\n{seen}\n{err}")
 
 
 @pytest.fixture

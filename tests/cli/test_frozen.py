@@ -8,7 +8,7 @@ from tests.cli.conftest import Shell
 
 from gossamer.record import Record
 
-TRAIN = ("train", "terngrad", "--workload", "ridge", "--hosts", "2", "--steps", "1000000", "--deadline", "2")
+TRAIN = ("train", "terngrad", "--workload", "ridge", "--hosts", "2", "--steps", "1000000", "--deadline", "6")
 IN_LAB = pytest.param(("--rate", "100mbit"), 1, marks=pytest.mark.lab, id="lab")
 
 

@@ -20,11 +20,13 @@ Run = Callable[..., tuple[LabResult, list[list[str]]]]
     ],
 )
 def test_bytes_take_as_long_as_the_rate_says(run: Run, rates: str, slowest: float) -> None:
-    size = int(slowest / 8 * 0.6)
-    result, lines = run(2, rates, "sender.py", str(size))
-    assert result.exit_code == 0
-    rate = size * 8 / float(lines[1][0])
-    assert 0.85 * slowest < rate < 1.05 * slowest
+    size, seen = int(slowest / 8 * 0.6), [0.0]
+    while max(seen) < 0.85 * slowest and len(seen) < 7:  # other work on the machine can only make it slower
+        result, lines = run(2, rates, "sender.py", str(size))
+        assert result.exit_code == 0
+        seen.append(size * 8 / float(lines[1][0]))
+        assert seen[-1] < 1.05 * slowest
+    assert max(seen) > 0.85 * slowest, seen
 
 
 def test_the_fast_direction_of_an_uneven_link_is_fast(run: Run) -> None:
