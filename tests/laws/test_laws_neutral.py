@@ -30,8 +30,8 @@ SAME = [
     ("allreduce + bucket(0.00002)", "allreduce"),
     ("allreduce + accordion(allreduce(fp32()), allreduce(fp32()), 2, interval=1)", "allreduce"),
     (
-        "powersgd(rank=2) + accordion(allreduce(powersgd()), allreduce(powersgd()), 2, interval=1, threshold=0.1)",
-        "powersgd(rank=2)",
+        "powersgd + accordion(allreduce(powersgd()), allreduce(powersgd()), 2, interval=1, threshold=0.1)",
+        "powersgd",
     ),
     ("topk(ratio=0.1) + accordion(gather(topk(ratio=0.1)), gather(topk(ratio=0.1)), 2, interval=1)", "topk(ratio=0.1)"),
     (

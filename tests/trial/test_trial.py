@@ -86,7 +86,7 @@ def one_fails(rank: int, size: int, kind: str, where: str) -> tuple[int | str, l
     try:
         contenders = {"bad": kind, "good": "bf16", "base": "ddp"}
         return trial(
-            rank, size, {"contenders": contenders, "workload": "ridge", "steps": 6, "chunk": 2, "deadline": 2.0}, {}
+            rank, size, {"contenders": contenders, "workload": "ridge", "steps": 6, "chunk": 2, "deadline": 5.0}, {}
         )
     finally:
         setattr(Contender, where, sound)

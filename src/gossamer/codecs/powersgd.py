@@ -40,7 +40,7 @@ class PowerSGD(LinearCodec):
     NeurIPS 2019.
     """
 
-    rank: int = 2
+    rank: int = 4
     min_ratio: float = 2.0
 
     def __post_init__(self) -> None:
