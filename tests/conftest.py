@@ -1,6 +1,7 @@
 """Settings for all tests, and gangs of processes that live as long as the session."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from tests.gang import Gang
 
 from gossamer.lab import available
 
+# What a shell starts in the background ignores ctrl-C, and so would all that tests start and then interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)
 settings.register_profile("gossamer", derandomize=True, deadline=None)
 settings.load_profile("gossamer")
