@@ -29,8 +29,8 @@ class Accordion(Controller):
 
     >>> from gossamer.codecs import PowerSGD
     >>> from gossamer.exchanges import AllReduced
-    >>> Accordion(AllReduced(PowerSGD(rank=4)), AllReduced(PowerSGD(rank=1)), 100)
-    accordion(allreduce(powersgd(rank=4)), allreduce(powersgd(rank=1)), 100)
+    >>> Accordion(AllReduced(PowerSGD(rank=8)), AllReduced(PowerSGD(rank=1)), 100)
+    accordion(allreduce(powersgd(rank=8)), allreduce(powersgd(rank=1)), 100)
 
     Paper: Agarwal et al., Accordion: Adaptive Gradient Communication via Critical Learning Regime Identification, MLSys 2021.
     """

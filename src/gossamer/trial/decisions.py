@@ -8,15 +8,15 @@ FEW = 3  # parameters that are named; of more, their number says enough
 def describe(before: Recipe, now: Recipe, parameters: int) -> str:
     """The parts that differ, as they are now.
 
-    >>> mild = Recipe.of("allreduce(powersgd(rank=4)) + error_feedback()")
+    >>> mild = Recipe.of("allreduce(powersgd(rank=8)) + error_feedback()")
     >>> harsh = Recipe.of("allreduce(powersgd(rank=1)) + error_feedback()")
     >>> describe(mild, harsh, 78)
     'allreduce(powersgd(rank=1)) for all 78 parameters'
     >>> mixed = mild.route(mild.exchange, harsh.exchange, ["head.weight", "layer.weight"])
     >>> describe(mild, mixed, 78)
-    'allreduce(powersgd(rank=1)) for head.weight and layer.weight, allreduce(powersgd(rank=4)) for the other 76'
+    'allreduce(powersgd(rank=1)) for head.weight and layer.weight, allreduce(powersgd(rank=8)) for the other 76'
     >>> describe(mixed, mild, 78)
-    'allreduce(powersgd(rank=4)) for all 78 parameters'
+    'allreduce(powersgd(rank=8)) for all 78 parameters'
     """
     changed = [now.memory] if now.memory != before.memory else []
     changed += [now.schedule] if now.schedule != before.schedule else []
