@@ -42,17 +42,18 @@ def save(plan: Plan, circle: Circle, contender: Contender) -> str:
         half.unlink(missing_ok=True)
     others = [folder / f"step{s}-rank{rank}.pt" for s in saved_steps(folder, rank) if s != step]
     if circle.all_fine(not mine):
-        for old in (*others, *folder.glob(f"step*-rank{rank}.part")):  # what an earlier run had half written, too
+        for old in others:
             old.unlink(missing_ok=True)
+        tidy(folder, rank)
         return ""
     if others:
         final.unlink(missing_ok=True)
     return next(t for t in circle.texts(mine[:1500]) if t)
 
 
-def tidy(folder: Path) -> None:
-    """Remove what ranks had half written when they were killed; called when all of them are gone."""
-    for half in folder.glob("step*-rank*.part"):
+def tidy(folder: Path, rank: int | None = None) -> None:
+    """Remove what a rank, or all of them, had half written when it was killed; called when it writes no more."""
+    for half in folder.glob(f"step*-rank{'*' if rank is None else rank}.part"):
         half.unlink(missing_ok=True)
 
 
