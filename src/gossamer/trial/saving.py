@@ -39,12 +39,11 @@ def save(plan: Plan, circle: Circle, contender: Contender) -> str:
     except (OSError, RuntimeError) as error:
         mine = f"rank {rank}: {_why(error)}"
     finally:
-        half.unlink(missing_ok=True)
+        tidy(folder, rank)
     others = [folder / f"step{s}-rank{rank}.pt" for s in saved_steps(folder, rank) if s != step]
     if circle.all_fine(not mine):
         for old in others:
             old.unlink(missing_ok=True)
-        tidy(folder, rank)
         return ""
     if others:
         final.unlink(missing_ok=True)
