@@ -11,7 +11,10 @@ from tests.marked import SLACK
 from torch import nn
 
 import gossamer
-from gossamer.core.errors import PeerError
+from gossamer.core import verbs
+from gossamer.core.errors import AttachError, PeerError
+from gossamer.fabrics.torch import TorchFabric
+from gossamer.hosts.handshake import WORDS, agree
 
 pytestmark = pytest.mark.gang
 
@@ -109,6 +112,36 @@ def test_everybody_starts_from_rank_0(gang4: Gang) -> None:
     torch.manual_seed(0)
     assert torch.equal(states[0][0], nn.Linear(17, 9).weight)
     assert all(torch.equal(a, b) for mine in states for a, b in zip(mine, states[0], strict=True))
+
+
+def one_cannot(rank: int, size: int, unable: dict[int, str]) -> tuple[str, str, float]:
+    """Every rank looks for itself whether it can go on."""
+    fabric = TorchFabric(deadline=20.0)
+    mine = AttachError(unable[rank]) if rank in unable else None
+    try:
+        fabric.run(agree(mine, torch.device("cpu")))
+        kind, text = "", "all can go on"
+    except gossamer.GossamerError as error:
+        kind, text = type(error).__name__, str(error)
+    total = float(fabric.run(verbs.all_reduce(torch.ones(1))))  # nothing is lost by it
+    fabric.close()
+    return kind, text, total
+
+
+def test_what_one_rank_cannot_do_is_an_error_on_all(gang4: Gang) -> None:
+    assert gang4.run(one_cannot, {}) == [("", "all can go on", 4.0)] * 4
+    outcomes = gang4.run(one_cannot, {2: "no scaler was given: 10 \u03bcs"})
+    assert outcomes[2] == ("AttachError", "no scaler was given: 10 \u03bcs", 4.0)
+    others = ("PeerError", "rank 2 cannot go on: no scaler was given: 10 \u03bcs", 4.0)
+    assert [outcomes[r] for r in (0, 1, 3)] == [others] * 3
+
+
+def test_several_ranks_that_cannot_go_on_are_all_named_and_long_words_are_cut(gang4: Gang) -> None:
+    outcomes = gang4.run(one_cannot, {1: "", 3: "x" * 10_000})
+    assert outcomes[1][:2] == ("AttachError", "")
+    assert outcomes[3][:2] == ("AttachError", "x" * 10_000)
+    for rank in (0, 2):
+        assert outcomes[rank][1] == f"rank 1 cannot go on: AttachError; rank 3 cannot go on: {'x' * WORDS}"
 
 
 def lonely(rank: int, size: int, absent: int) -> tuple[str, float] | None:

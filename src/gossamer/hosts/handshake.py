@@ -11,7 +11,8 @@ from gossamer.core.errors import PeerError
 from gossamer.core.verbs import Program, all_gather_ragged
 from gossamer.worker import Worker
 
-LIMIT = 64 * 2**20
+LIMIT = 64 * 2**20  # bytes of a fingerprint
+WORDS = 4096  # bytes of an error that the others are told
 
 
 def fingerprint(worker: Worker, extras: dict[str, Any], model: nn.Module) -> dict[str, Any]:
@@ -39,6 +40,22 @@ def compare(worker: Worker, facts: dict[str, Any]) -> Program[None]:
     lines = differences(everyone)
     if lines:
         raise PeerError("the ranks are not set up alike:\n  " + "\n  ".join(lines) + "\nGive all ranks the same.")
+
+
+def agree(error: BaseException | None, device: torch.device) -> Program[None]:
+    """Go on only if all ranks can: each says what its error is, or that it has none.
+
+    A rank with an error raises its own; the others raise one that says whose it was, and what. All ranks come here, also
+    those where all is well, so none waits for one that has given up.
+    """
+    words = b"" if error is None else (str(error) or type(error).__name__).encode()[:WORDS]
+    wire = torch.tensor(list(words), dtype=torch.uint8, device=device)
+    answers = yield from all_gather_ragged(wire, WORDS)
+    if error is not None:
+        raise error
+    texts = {rank: bytes(a.tolist()).decode(errors="ignore") for rank, a in enumerate(answers) if a.numel()}
+    if texts:
+        raise PeerError("; ".join(f"rank {rank} cannot go on: {text}" for rank, text in texts.items()))
 
 
 def differences(everyone: list[dict[str, Any]]) -> list[str]:
