@@ -162,8 +162,10 @@ def test_accordion_grows_batch_and_rate_together(gang2: Gang) -> None:
 def unscheduled(rank: int, size: int) -> tuple[Tensor, Tensor]:
     """Two backward passes that both send: the mean of the sum."""
     with attached("allreduce" + SMALL) as (model, _, _):
-        for step in (1, 2):
-            loss_of(model, rank, step).backward()
+        loss_of(model, rank, 1).backward()
+        with pytest.warns(UserWarning, match=r"one line: model.no_sync = comm.no_sync"):
+            loss_of(model, rank, 2).backward()
+        loss_of(model, rank, 3)  # a forward alone changes nothing
         twice = torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
     with attached("allreduce" + SMALL) as (model, _, comm):
         with comm.no_sync():

@@ -1,33 +1,36 @@
 """attach: one line that gives a training loop a recipe."""
 
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
 
 from gossamer.core.contracts import Quorum
-from gossamer.core.errors import AttachError
+from gossamer.core.errors import AttachError, GossamerError
 from gossamer.fabrics.torch import TorchFabric
-from gossamer.hosts import consensus
 from gossamer.hosts.backward import Backward
 from gossamer.hosts.communicator import Communicator, attached
-from gossamer.hosts.handshake import compare, fingerprint
+from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
 from gossamer.hosts.scaler import refuse_under_backups
+from gossamer.hosts.start import hyperparameters, make_equal
 from gossamer.hosts.steps import Steps
+from gossamer.hosts.strangers import optimizers_of, refuse_model, refuse_optimizers
 from gossamer.recipe import Recipe
-from gossamer.worker import Worker
+from gossamer.worker import Together, Worker
 
 Buffers = Literal["average", "broadcast", "local"]
 
 
 def attach(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     recipe: str | Recipe,
     process_group: "dist.ProcessGroup | DeviceMesh | None" = None,
     *,
@@ -44,8 +47,10 @@ def attach(
 ) -> Communicator:
     """Give a model and its optimizer a recipe; the training loop stays as it is.
 
-    All ranks compare their set-up first, and start from rank 0's parameters and buffers.
+    All ranks compare their set-up first, and start from rank 0's parameters, buffers and optimizer state. What is refused on
+    one rank is an error on all.
 
+    - `optimizer`: one, or a list of those that share the model's parameters among them; a step is over when all have stepped.
     - `process_group`: a group or a one-dimensional DeviceMesh; None is the default group (or this process alone).
     - `deadline`: seconds after which a missing rank is an error on all others.
     - `buffers`: what becomes of float buffers (BatchNorm statistics) when parameters are averaged; asked for then.
@@ -63,28 +68,59 @@ def attach(
     (scatter(ternary()), 0)
     >>> comm.detach()
     """
-    parsed = Recipe.of(recipe)
     check_callback(on_metrics, metrics_every)
-    _check_not_attached(model)
-    named = _trainable(model, optimizer)
-    policy = check(model, parsed, buffers, scaler, find_unused_parameters)
     group = _group(process_group)
     fabric = TorchFabric(group, deadline=deadline)
     try:
-        worker = Worker(parsed, named, optimizer, fabric.rank, fabric.size, seed)
+        given, refusal = None, None
+        try:
+            given = _given(model, optimizer, recipe, buffers, scaler, find_unused_parameters)
+        except (GossamerError, TypeError) as error:
+            refusal = error
+        if fabric.size > 1:
+            fabric.run(agree(refusal, _device(model)))
+        if given is None:
+            assert refusal is not None
+            raise refusal
+        parsed, optimizers, named, policy = given
+        joint = optimizers[0] if len(optimizers) == 1 else Together(optimizers)
+        worker = Worker(parsed, named, joint, fabric.rank, fabric.size, seed)
         if worker.stand is not None and on_late is not None:
             worker.stand.on_late = on_late
         if fabric.size > 1:
             extras = {"deadline": deadline, "buffers": policy, "find_unused_parameters": find_unused_parameters}
-            fabric.run(compare(worker, fingerprint(worker, extras, model)))
-            fabric.run(consensus.broadcast_model(model, worker))
+            fabric.run(compare(worker, fingerprint(worker, extras | hyperparameters(optimizers), model)))
+            fabric.run(make_equal(model, optimizers, worker))
         meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
-        steps = Steps(model, optimizer, worker, fabric, meter, buffers=policy, scaler=scaler, before_step=before_step)
+        steps = Steps(model, optimizers, worker, fabric, meter, buffers=policy, scaler=scaler, before_step=before_step)
         backward = Backward(steps, find_unused=find_unused_parameters, measure_every=measure_every)
         return Communicator(steps, backward)
     except BaseException:
         fabric.close()
         raise
+
+
+def _given(
+    model: nn.Module,
+    optimizer: object,
+    recipe: str | Recipe,
+    buffers: Buffers | None,
+    scaler: Any,
+    find_unused: bool,
+) -> tuple[Recipe, tuple[Optimizer, ...], dict[str, Tensor], str]:
+    """What this rank was given, read and found fit for one another."""
+    parsed = Recipe.of(recipe)
+    if model in attached:
+        raise AttachError("this model is attached already; call detach() on its communicator first")
+    refuse_model(model)
+    optimizers = optimizers_of(optimizer)
+    refuse_optimizers(optimizers, parsed)
+    named = _trainable(model, optimizers)
+    return parsed, optimizers, named, check(model, parsed, buffers, scaler, find_unused)
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def check(
@@ -101,7 +137,7 @@ def check(
     return policy
 
 
-def _trainable(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _trainable(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
     named: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise AttachError("the model has no parameter that requires a gradient; there is nothing to train")
@@ -113,7 +149,7 @@ def _trainable(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
             )
     if not any(p.numel() for p in named.values()):
         raise AttachError("all trainable parameters of the model are empty; there is nothing to train")
-    stepped = {id(p) for g in optimizer.param_groups for p in g["params"]}
+    stepped = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
     if not any(id(p) in stepped for p in named.values()):
         raise AttachError(
             "the optimizer holds none of the model's parameters; make it from model.parameters() of this very model"
@@ -123,6 +159,14 @@ def _trainable(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
         raise AttachError(
             f"the optimizer holds {len(strangers)} parameter(s) that are not the model's and would never be averaged; "
             "attach one module that holds them all, such as nn.ModuleList([model, criterion])"
+        )
+    idle = [n for n, p in named.items() if id(p) not in stepped]
+    if idle:
+        warnings.warn(
+            f"no optimizer given to attach steps {idle[0]!r}"
+            + (f" and {len(idle) - 1} more parameters" if len(idle) > 1 else "")
+            + "; freeze what shall not train with requires_grad_(False), and give attach all optimizers, as a list",
+            stacklevel=3,
         )
     return named
 
@@ -145,16 +189,6 @@ def _group(given: "dist.ProcessGroup | DeviceMesh | None") -> "dist.ProcessGroup
             "process_group is no group: this process is not one of its ranks, and has nothing to attach to"
         )
     return given
-
-
-def _check_not_attached(model: nn.Module) -> None:
-    if model in attached:
-        raise AttachError("this model is attached already; call detach() on its communicator first")
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise AttachError(
-            "this model is wrapped in DistributedDataParallel, which would average it a second time: "
-            "attach the plain model, or use gossamer.ddp.register(ddp_model, recipe)"
-        )
 
 
 def _buffer_policy(model: nn.Module, recipe: Recipe, policy: Buffers | None) -> str:

@@ -12,6 +12,8 @@ from gossamer.core.errors import AttachError
 from gossamer.hosts import consensus
 from gossamer.hosts.intake import Intake
 from gossamer.hosts.steps import Steps
+from gossamer.hosts.strangers import LOOKS, refuse_wrapper
+from gossamer.worker.finite import all_finite
 
 
 class Backward:
@@ -23,33 +25,43 @@ class Backward:
         self.syncing = True  # False while micro-batches only accumulate
         self._inside = False
         self._task: int | None = None  # autograd's number of the backward pass under way
+        self._passes = 0
         self._intake: Intake | None = None
+        self._handles = dict[str, Any]()
 
     def install(self) -> list[Any]:
-        """Put the hooks in place, and return their handles; in a world of one there is nothing to see."""
+        """Put the hooks in place, and return what removes them; in a world of one there is nothing to see."""
         if self.fabric.size == 1:
             return []
-        self.steps.on_new_channels = self.rebuild
+        self.steps.on_new_channels, self.steps.average_late = self.rebuild, self._average_late
         self.rebuild()
-        return [p.register_post_accumulate_grad_hook(self._hook(name)) for name, p in self.worker.named.items()]
+        return [self]
+
+    def remove(self) -> None:
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
 
     def rebuild(self) -> None:
         """Channels are new (at attach, after a controller's change, after loading): so is the intake."""
         if self.fabric.size == 1:
             return
         self._intake = Intake(self.worker, self._launch) if self.steps.averages_gradients else None
+        for name, p in self.worker.named.items():
+            if name not in self._handles and p.requires_grad:
+                self._handles[name] = p.register_post_accumulate_grad_hook(self._hook(name))
 
     def _hook(self, name: str) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
             if not self.syncing:
                 return
-            self._enter()
+            self._enter(parameter)
             if self._intake is not None and parameter.grad is not None:
                 self._intake.take(name, parameter.grad)
 
         return hook
 
-    def _enter(self) -> None:
+    def _enter(self, parameter: Tensor) -> None:
         """A gradient is there: is it the first of a new backward pass?"""
         task = torch._C._current_graph_task_id()
         if self._inside and (task == self._task or _is_nested()):
@@ -65,17 +77,28 @@ class Backward:
                 "no longer in step: on all ranks, detach, load a checkpoint and attach again"
             )
         self._task = task
-        self._begin()
-
-    def _begin(self) -> None:
-        self._inside = True
+        self._begin(parameter)
         torch.autograd.Variable._execution_engine.queue_callback(self._end)  # pyright: ignore
-        self.steps.settle_skipped()
+
+    def _begin(self, parameter: Tensor | None) -> None:
+        """A step's gradients begin to come; `parameter` has the first of them."""
+        if self._passes + 1 in LOOKS:
+            refuse_wrapper(self.steps.model)
+        self._inside = True
+        self._passes += 1
+        self.steps.settle_skipped(parameter)
         if self.scaler is not None and self.steps.averages_gradients:  # differences of parameters know no scale
             self.worker.scale = float(self.scaler.get_scale())
         self.worker.measuring = self.measure_every > 0 and self.worker.step % self.measure_every == 0
         if self._intake is not None:
+            self.steps.follow()
+            self.worker.means = []
             self._intake.reset()
+
+    def _average_late(self) -> None:
+        """Gradients are there that no hook has seen."""
+        self._begin(None)
+        self._end()
 
     def _launch(self, index: int, flat: Tensor) -> None:
         if self.worker.stand is not None:
@@ -87,10 +110,13 @@ class Backward:
     def _end(self) -> None:
         self._inside = False
         if self._intake is None:
-            self.steps.owe()
+            self.steps.doubts.backward_is_over()
             return
         unused = self._intake.finish()
         self.steps.begin()
+        if not self.worker.finite and self.worker.stand is None:
+            own = [p.grad for p in self.worker.named.values() if p.grad is not None]
+            self.fabric.run(self.worker.name_spoilers(all_finite(own)))
         if self.worker.stand is not None and not self.worker.finite:
             self._forget([*self.worker.named])  # as late ranks do, who never apply such an update
             return

@@ -7,10 +7,11 @@ from weakref import WeakSet
 
 from torch import nn
 
-from gossamer.core.errors import CheckpointError
+from gossamer.core.errors import CheckpointError, GossamerError
 from gossamer.fabrics.ledger import Ledger
 from gossamer.hosts import consensus
 from gossamer.hosts.backward import Backward
+from gossamer.hosts.handshake import agree
 from gossamer.hosts.steps import Steps
 from gossamer.recipe import Recipe
 from gossamer.worker import checkpoint
@@ -26,7 +27,12 @@ class Communicator:
     """
 
     def __init__(self, steps: Steps, backward: Backward) -> None:
-        self.model, self.optimizer, self.worker, self.fabric = steps.model, steps.optimizer, steps.worker, steps.fabric
+        self.model, self.optimizers, self.worker, self.fabric = (
+            steps.model,
+            steps.optimizers,
+            steps.worker,
+            steps.fabric,
+        )
         self._steps, self._backward, self._meter = steps, backward, steps.meter
         self._micro = 0  # micro-batches since the last step, under `accumulating`
         self._handles = [*steps.install(), *backward.install()]
@@ -63,6 +69,11 @@ class Communicator:
         return list(self.worker.stand.dropped) if self.worker.stand else []
 
     @property
+    def spoilt(self) -> dict[int, int]:
+        """How many averages each rank has spoilt with values that were not finite, by rank; those that spoilt none are left out."""
+        return dict(sorted(self.worker.spoilt.items()))
+
+    @property
     def accumulate(self) -> int:
         """How many micro-batches make one step at the moment."""
         return self.recipe.schedule.accumulate
@@ -83,7 +94,10 @@ class Communicator:
 
     @contextlib.contextmanager
     def no_sync(self) -> Generator[None, None, None]:
-        """Backward passes in here only accumulate; the first one outside sends the sum."""
+        """Backward passes in here only accumulate; the first one outside sends the sum.
+
+        For trainers that ask the model for it: `model.no_sync = comm.no_sync`.
+        """
         before, self._backward.syncing = self._backward.syncing, False
         try:
             yield
@@ -102,8 +116,11 @@ class Communicator:
         self._micro = 0 if last else self._micro + 1
 
     def skip(self) -> None:
-        """Say that this step's `optimizer.step()` is left out, where schedules count steps (a `scaler` does it alone)."""
-        if not self._steps.averages_gradients:
+        """Say that this step's `optimizer.step()` is left out (a `scaler` does it alone); on all ranks.
+
+        Schedules count the step all the same. Gradients that were averaged for it leave no trace in memories.
+        """
+        if self.fabric.size > 1:
             self._steps.skip()
 
     @contextlib.contextmanager
@@ -124,10 +141,10 @@ class Communicator:
             consensus.restore(self.model, own)
 
     def check_sync(self) -> None:
-        """Compare a hash of every parameter that should be equal on all ranks; an error names those that are not."""
+        """Compare a hash of all parameters and buffers that should be equal on all ranks; an error names those that are not."""
         if self.fabric.size > 1:
             self._steps.settle_local()
-            self.fabric.run(consensus.check(self.worker))
+            self.fabric.run(consensus.check(self.worker, self.model, self._steps.shared))
 
     def metrics(self) -> dict[str, float]:
         """Bytes, ratio to dense, waiting, compression error and residual of this rank, since `attach`.
@@ -145,14 +162,23 @@ class Communicator:
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Take up where `state_dict` left off; after a change of world size, give the dictionaries of all old ranks.
 
-        Attach first, then load the model, the optimizer and this: attaching makes all models equal to rank 0's.
+        All ranks load together; what one cannot load is an error on all. Attach first, then load the model, the optimizer
+        and this: attaching makes all models equal to rank 0's.
         """
         if self.worker.stand is not None and self.worker.stand.tickets:
             raise CheckpointError(
                 f"under {self.recipe} a checkpoint is loaded before the first step: the other ranks' lanes wait for the step "
                 "that is under way; detach, attach again, and load then"
             )
-        checkpoint.load(self.worker, saved)
+        error: GossamerError | None = None
+        try:
+            checkpoint.load(self.worker, saved)
+        except GossamerError as refused:
+            error = refused
+        if self.fabric.size > 1:
+            self.fabric.run(agree(error, self.worker.device))
+        elif error is not None:
+            raise error
         self._micro = 0
         self._steps.forget()
         self._backward.rebuild()

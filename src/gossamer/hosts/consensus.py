@@ -1,5 +1,6 @@
 """What all ranks agree on: averages of parameters and buffers, and the check that replicas are equal."""
 
+from collections.abc import Mapping
 from zlib import crc32
 
 import torch
@@ -10,6 +11,8 @@ from gossamer.core.contracts import Mixer
 from gossamer.core.errors import PeerError
 from gossamer.core.verbs import Program, all_gather, all_reduce
 from gossamer.worker import Worker
+
+TOUCHED = -1  # instead of a hash
 
 
 def remember(model: nn.Module) -> dict[str, Tensor]:
@@ -39,38 +42,35 @@ def swap_in(model: nn.Module, worker: Worker, average_buffers: bool) -> Program[
         yield from share_buffers(model, worker, "average")
 
 
-def share_buffers(model: nn.Module, worker: Worker, policy: str) -> Program[None]:
-    """Average the model's float buffers (running statistics), or give everybody rank 0's."""
-    buffers = [b for b in model.buffers() if b.is_floating_point() and b.numel()]
-    if not buffers:
-        return
-    flat = torch.cat([b.reshape(-1).double() for b in buffers])
-    if policy == "broadcast" and worker.rank != 0:
-        flat.zero_()
-    total = yield from all_reduce(flat)
-    if policy == "average":
-        total /= worker.size
-    for buffer, value in zip(buffers, total.split([b.numel() for b in buffers]), strict=True):
-        buffer.copy_(value.view_as(buffer))
+def share_buffers(
+    model: nn.Module, worker: Worker, policy: str, before: Mapping[str, Tensor] | None = None
+) -> Program[dict[str, Tensor]]:
+    """Average the model's float buffers (running statistics), or give everybody rank 0's; returns copies of them.
 
-
-def broadcast_model(model: nn.Module, worker: Worker) -> Program[None]:
-    """Everybody starts from rank 0's parameters and buffers, bit for bit.
-
-    Bits are summed as integers with everybody else's zeros: exact for every type, and no rank stores N copies.
+    A buffer that is not finite on some ranks becomes the mean of the others'; one that is finite on none, what it was
+    `before`.
     """
-    tensors = [t for t in [*model.parameters(), *model.buffers()] if t.numel()]
-    wire = torch.cat([t.detach().contiguous().view(-1).view(torch.uint8) for t in tensors])
-    padded = torch.nn.functional.pad(wire, (0, -wire.numel() % 4)).view(torch.int32)
-    if worker.rank != 0:
-        padded.zero_()
-    total = yield from all_reduce(padded)
-    position, agreed = 0, total.view(torch.uint8)
-    for tensor in tensors:
-        size = tensor.numel() * tensor.element_size()
-        with torch.no_grad():
-            tensor.copy_(agreed[position : position + size].clone().view(tensor.dtype).view(tensor.shape))
-        position += size
+    buffers = floats(model)
+    if not buffers:
+        return {}
+    sizes = [b.numel() for b in buffers.values()]
+    counts = torch.stack([b.isfinite().all() for b in buffers.values()]).double()
+    if policy == "broadcast" and worker.rank != 0:
+        counts.zero_()
+    weights = counts.repeat_interleave(torch.tensor(sizes, device=counts.device))
+    flat = torch.where(weights > 0, torch.cat([b.reshape(-1).double() for b in buffers.values()]), 0.0)
+    total = yield from all_reduce(torch.cat([flat, counts]))
+    sums, givers = total.split([flat.numel(), len(buffers)])
+    for (name, buffer), value, count in zip(buffers.items(), sums.split(sizes), givers.tolist(), strict=True):
+        if count:
+            buffer.copy_(value.view_as(buffer) / count)
+        elif before is not None:
+            buffer.copy_(before[name])
+    return {name: buffer.clone() for name, buffer in buffers.items()}
+
+
+def floats(model: nn.Module) -> dict[str, Tensor]:
+    return {n: b for n, b in model.named_buffers() if b.is_floating_point() and b.numel()}
 
 
 def count(worker: Worker, flags: Tensor) -> Program[Tensor]:
@@ -78,10 +78,16 @@ def count(worker: Worker, flags: Tensor) -> Program[Tensor]:
     return (yield from all_reduce(flags.to(device)))
 
 
-def check(worker: Worker) -> Program[None]:
-    """Hashes of what should be equal: parameters of synchronous recipes, anchors of local ones; nothing under gossip."""
+def check(worker: Worker, model: nn.Module, shared: Mapping[str, Tensor]) -> Program[None]:
+    """Hashes of what should be equal: parameters of synchronous recipes, anchors of local ones, frozen parameters of all;
+    and buffers as they were `shared` last, those that no forward has touched since.
+    """
     yield from worker.quiesce()
-    hashed = _hashes(worker)
+    trained = {id(p) for p in worker.named.values()}
+    hashed = _hashes(worker) | {n: hash_of(p) for n, p in model.named_parameters() if id(p) not in trained}
+    now = dict(model.named_buffers())
+    for name, agreed in shared.items():
+        hashed[name] = hash_of(agreed) if torch.equal(now[name], agreed) else TOUCHED
     if not hashed:
         return
     device = next(iter(worker.named.values())).device
@@ -90,7 +96,7 @@ def check(worker: Worker) -> Program[None]:
     rows = [a.clone().view(torch.int64).tolist() for a in answers]
     for i, name in enumerate(["the step count", *hashed]):
         values = [row[i] for row in rows]
-        if len(set(values)) > 1:
+        if len(set(values)) > 1 and TOUCHED not in values:
             raise PeerError(
                 f"at step {worker.step}, {name} differs {_strays(values)}: the replicas are no longer equal. "
                 "Was something changed on one rank only (a parameter, a clipped gradient, the learning rate)?"

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -25,8 +25,10 @@ from gossamer.worker import Worker, checkpoint
 class Hook:
     """A recipe driven by DDP's buckets. DDP regroups its buckets after the first step; our channels stay as they are."""
 
-    def __init__(self, worker: Worker, fabric: TorchFabric, names: dict[int, str], scaler: Any, meter: Meter) -> None:
-        self.worker, self.fabric, self.names, self.scaler = worker, fabric, names, scaler
+    def __init__(
+        self, model: nn.Module, worker: Worker, fabric: TorchFabric, names: dict[int, str], scaler: Any, meter: Meter
+    ) -> None:
+        self.model, self.worker, self.fabric, self.names, self.scaler = model, worker, fabric, names, scaler
         self.intake = Intake(worker, self._launch)
         self.waiting: list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]] = []
         self._meter = meter
@@ -52,7 +54,7 @@ class Hook:
     def check_sync(self) -> None:
         """Compare a hash of every parameter on all ranks, between steps; an error names those that are not equal."""
         if self.fabric.size > 1:
-            self.fabric.run(consensus.check(self.worker))
+            self.fabric.run(consensus.check(self.worker, self.model, {}))
 
     def metrics(self) -> dict[str, float]:
         """What a communicator's `metrics()` gives, since `register`."""
@@ -157,7 +159,7 @@ def register(
         fabric.close()
         raise
     meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
-    hook = Hook(worker, fabric, {id(p): n for n, p in named.items()}, scaler, meter)
+    hook = Hook(ddp_model.module, worker, fabric, {id(p): n for n, p in named.items()}, scaler, meter)
     ddp_model.register_comm_hook(hook, _hook())
     return hook
 

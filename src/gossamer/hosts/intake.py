@@ -17,16 +17,32 @@ class Intake:
         self.worker, self.launch = worker, launch
         self.flats = [c.empty() for c in worker.channels]
         self.slots = dict[str, tuple[int, Tensor]]()
-        for i, (channel, flat) in enumerate(zip(worker.channels, self.flats, strict=True)):
-            for name, view in Block(flat, channel.layout).tensors():
-                self.slots[name] = i, view
+        for i in range(len(self.flats)):
+            self._cut(i)
         self.sizes = [len(c.layout.segments) for c in worker.channels]
+        self._holders = [_holders(flat) for flat in self.flats]
         self.reset()
 
     def reset(self) -> None:
+        """A backward pass begins: nothing has arrived, and what users keep of the last one's gradients stays as it is."""
         self.arrived = set[str]()
         self.missing = list(self.sizes)
         self.next = 0
+        for i, flat in enumerate(self.flats):
+            if _holders(flat) > self._holders[i] and self._is_kept(i):
+                self.flats[i] = self.worker.channels[i].empty()
+                self._cut(i)
+
+    def _cut(self, i: int) -> None:
+        for name, view in Block(self.flats[i], self.worker.channels[i].layout).tensors():
+            self.slots[name] = i, view
+
+    def _is_kept(self, i: int) -> bool:
+        """Does anybody but the parameters themselves hold a gradient that lies in this buffer?"""
+        address = self.flats[i].untyped_storage().data_ptr()
+        grads = [p.grad for p in self.worker.channels[i].parameters if p.grad is not None]
+        ours = sum(g.untyped_storage().data_ptr() == address for g in grads)
+        return _holders(self.flats[i]) > self._holders[i] + ours
 
     def take(self, name: str, gradient: Tensor) -> None:
         """One parameter's gradient is ready."""
@@ -47,7 +63,8 @@ class Intake:
         """Backward is over: parameters it did not reach send what they have, or zero. Returns their names."""
         unused = [name for name in self.slots if name not in self.arrived]
         for name in unused:
-            grad = self.worker.named[name].grad
+            parameter = self.worker.named[name]
+            grad = parameter.grad if parameter.requires_grad else None  # frozen since: it is left alone
             self.take(name, torch.zeros_like(self.slots[name][1]) if grad is None else grad)
         self._launch_full()
         return unused
@@ -56,3 +73,8 @@ class Intake:
         while self.next < len(self.missing) and self.missing[self.next] == 0:
             self.next += 1
             self.launch(self.next - 1, self.flats[self.next - 1])
+
+
+def _holders(flat: Tensor) -> int:
+    """How many tensors share its memory."""
+    return torch._C._storage_Use_Count(flat.untyped_storage()._cdata)  # pyright: ignore[reportAttributeAccessIssue]

@@ -61,6 +61,8 @@ class Meter:
             "exposed_seconds": now.exposed,
             "residual_norm": worker.residual_norm(),
             "dropped_steps": float(len(worker.stand.dropped) if worker.stand else 0),
+            "skipped_steps": float(worker.skipped),
+            "dropped_rounds": float(worker.dropped_rounds),
         }
         if worker.errors:
             out["relative_error"] = sum(worker.errors.values()) / len(worker.errors)

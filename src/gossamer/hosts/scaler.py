@@ -1,6 +1,7 @@
-"""GradScalers: what they must be told, and how one that attach was not told of is found."""
+"""GradScalers: what they must be told, how a step that one leaves out is heard, and how an untold one is found."""
 
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.amp.grad_scaler import GradScaler
@@ -8,7 +9,29 @@ from torch.optim import Optimizer
 
 from gossamer.core.contracts import Quorum
 from gossamer.core.errors import AttachError
+from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe
+
+
+class Ear:
+    """Hears of every `scaler.step(optimizer)`; if the optimizer's number of `turns` is as before, the scaler left it out."""
+
+    def __init__(self, scaler: Any, turns: Mapping[Optimizer, int], left_out: Callable[[Optimizer], None]) -> None:
+        self._scaler, self._below, self._hears = scaler, scaler.step, True
+
+        def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            before = turns[optimizer]
+            result = self._below(optimizer, *args, **kwargs)
+            if self._hears and turns[optimizer] == before:
+                left_out(optimizer)
+            return result
+
+        self._step = scaler.step = step
+
+    def remove(self) -> None:
+        self._hears = False
+        if self._scaler.__dict__.get("step") is self._step:  # else another listens on top of it
+            self._scaler.step = self._below
 
 
 def refuse_under_backups(recipe: Recipe, scaler: Any) -> None:
@@ -22,14 +45,20 @@ def refuse_untold(recipe: Recipe, optimizer: Optimizer) -> None:
     """To be called inside of `optimizer.step()`: is it a scaler that calls it, where that would go wrong in silence?
 
     A scaler skips steps on its own, and asks nobody. Under local steps that rank would fall behind the others, and wait
-    for them in the end. Where gradients are averaged all scalers see the same, and the next backward shows what was skipped.
+    for them in the end. Where gradients are averaged all scalers see the same, and the next backward shows what was
+    skipped; but what a memory keeps would come back under another scale.
     """
-    if recipe.schedule.averages_gradients and not isinstance(recipe.exchange, Quorum):
-        return
     scaler = _calling_scaler()
     if scaler is None:
         return
     refuse_under_backups(recipe, scaler)
+    if recipe.schedule.averages_gradients:
+        if any(not isinstance(m, NoMemory) for m in (recipe.memory, *(rule.memory for rule in recipe.rules))):
+            raise AttachError(
+                f"a GradScaler calls optimizer.step(), and attach does not know of it: {recipe.memory} would keep gradients "
+                "of one loss scale and send them under another; say attach(..., scaler=scaler)"
+            )
+        return
     if not getattr(optimizer, "_step_supports_amp_scaling", False):  # else step() is called always, and skips inside
         raise AttachError(
             f"a GradScaler calls optimizer.step(), and attach does not know of it: under {recipe.schedule} a rank whose "

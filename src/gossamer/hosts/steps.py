@@ -1,32 +1,40 @@
 """Steps: the recipe's schedule, run alongside the training loop from one step to the next."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from gossamer.core.contracts import Quorum
 from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Program
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts import consensus
+from gossamer.hosts.doubts import Doubts
+from gossamer.hosts.handshake import compare
 from gossamer.hosts.metrics import Meter
-from gossamer.hosts.scaler import refuse_untold
+from gossamer.hosts.roster import Roster
+from gossamer.hosts.scaler import Ear, refuse_untold
 from gossamer.worker import Worker, rest, until_descend
 from gossamer.worker.quorum import LANE
 
+SHARED = ("average", "broadcast")  # what may be said of buffers so that ranks agree on them
+
 
 class Steps:
-    """Begins each step, and ends it when the optimizer has stepped, or when it shows that it will not.
+    """Begins each step, and ends it when all optimizers have stepped, or when it shows that they will not.
 
-    Recipes that average gradients begin a step at the end of backward, the others when the optimizer is about to step.
+    Recipes that average gradients begin a step at the end of backward, the others when an optimizer is about to step.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[Optimizer],
         worker: Worker,
         fabric: TorchFabric,
         meter: Meter,
@@ -35,13 +43,20 @@ class Steps:
         scaler: Any,
         before_step: Callable[[], None] | None,
     ) -> None:
-        self.model, self.optimizer, self.worker, self.fabric, self.meter = model, optimizer, worker, fabric, meter
+        self.model, self.optimizers, self.worker, self.fabric, self.meter = model, optimizers, worker, fabric, meter
         self.buffers, self.scaler, self.before_step = buffers, scaler, before_step
         self.on_new_channels: Callable[[], None] = _nobody_cares
+        self.average_late: Callable[[], None] = _nobody_cares  # what backward should have started, and did not see
+        self.shared = dict[str, Tensor]()  # buffers, as all ranks have agreed on them
+        if buffers in SHARED:
+            self.shared = {name: b.clone() for name, b in consensus.floats(model).items()}
+        self.doubts = Doubts(worker)
+        self._roster = Roster(model, worker.named)
         self._under_way: Program[None] | None = None  # begun, and not ended
-        self._owed = False  # a backward is done whose step has neither come nor been counted as skipped
+        self._done = dict[Optimizer, bool]()  # whose turn in this step is over, and whether it stepped
+        self._turns = Counter[Optimizer]()  # how often each has stepped
         self._catching_up = False
-        self._rates: list[float] = []
+        self._rates = dict[Optimizer, list[float]]()
 
     @property
     def averages_gradients(self) -> bool:
@@ -60,38 +75,53 @@ class Steps:
         if self.fabric.size > 1 and stand is not None:
             self.fabric.open_lane(LANE)
             stand.apply = self._catch_up
-        if self.fabric.size > 1 and (stand is not None or (not self.averages_gradients and self.scaler is not None)):
-            # called by a compiled model too, which must not trace it
-            called: Any = torch.compiler.disable(self._before_forward)
-            handles.append(self.model.register_forward_pre_hook(called))
-        handles.append(self.optimizer.register_step_pre_hook(self._before_step))
-        handles.append(self.optimizer.register_step_post_hook(self._after_step))
+            handles.append(self.model.register_forward_pre_hook(Opener(self)))
+        if self.fabric.size > 1 and self.scaler is not None:
+            handles.append(Ear(self.scaler, self._turns, self._left_out))
+        for optimizer in self.optimizers:  # a compiled step must not trace the hooks
+            before: Any = torch.compiler.disable(self._before_step)
+            after: Any = torch.compiler.disable(self._after_step)
+            handles += [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
         return handles
 
     # -- what may become of a step -----------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Run the schedule up to the descent."""
+        if not self.averages_gradients:  # else backward has done so
+            self.follow()
         steps = self.worker.recipe.schedule.step(self.worker)
         self._wait_for(until_descend(steps))
         self._under_way = steps
 
-    def owe(self) -> None:
-        """Gradients are there, and the step has not begun yet."""
-        self._owed = True
-
     def skip(self) -> None:
-        """The step ends without a descent."""
+        """The step ends without a descent, and its gradients leave no trace in memories."""
         if self._under_way is None:
+            if self.averages_gradients:
+                return
             self.begin()
+        self.worker.discard()
         self._finish(descended=False)
 
-    def settle_skipped(self) -> None:
-        """The last step's descent never came: a scaler left it out, or the user. The schedule counts it all the same, or
-        the ranks would drift apart.
+    def settle_skipped(self, arriving: Tensor | None = None) -> None:
+        """The last step's descent never came. The schedule counts it all the same, or the ranks would drift apart.
+
+        `arriving` is the parameter whose new gradient shows it, in the midst of a backward pass, which saved buffers that
+        nobody may write to now.
         """
-        if self._under_way is not None or (self._owed and self.scaler is not None):
-            self.skip()
+        if self._under_way is None:
+            return
+        inside = arriving is not None
+        if self._done:
+            self.doubts.some_optimizers_rest(len(self._done), len(self.optimizers))
+            self._finish(descended=True, share=not inside)
+            return
+        thrown_away = self._gradients_are_gone(arriving)
+        if inside and self.worker.finite:
+            self.doubts.never_stepped(thrown_away)
+        if thrown_away:
+            self.worker.discard()
+        self._finish(descended=False, share=not inside)
 
     def settle_local(self) -> None:
         """Before all ranks do something together: one that skipped a local step may owe a round that others wait for."""
@@ -100,75 +130,134 @@ class Steps:
 
     def forget(self) -> None:
         """A checkpoint was loaded: what was under way is of another run."""
-        self._under_way, self._owed = None, False
+        self._under_way, self._done = None, {}
+        self.worker.discard()
+
+    def follow(self) -> bool:
+        """Take in parameters that have been unfrozen; False if there are none. Other changes to the model are errors."""
+        new = self._roster.unfrozen()
+        if not new:
+            return False
+        first = next(iter(new))
+        if isinstance(self.worker.recipe.exchange, Quorum) or self.worker.is_sending():
+            raise AttachError(
+                f"parameter {first!r} has been unfrozen, and under {self.worker.recipe} it cannot join a run that is under "
+                "way: detach() and attach again"
+            )
+        facts = {
+            f"parameter {n}, unfrozen just now": f"{tuple(p.shape)}, hash {consensus.hash_of(p)}"
+            for n, p in new.items()
+        }
+        self.fabric.run(compare(self.worker, facts))
+        self.worker.follow(new)
+        self.on_new_channels()
+        return True
 
     # -- hooks -------------------------------------------------------------------------------------------------------
 
-    def _before_forward(self, module: nn.Module, args: Any) -> None:
+    def open_quorum(self) -> None:
+        """A training step begins: from now on the lane answers, however late the gradient is."""
         stand = self.worker.stand
-        if not module.training:
-            return
-        if stand is None:
-            self.settle_skipped()
-        elif self.worker.step not in stand.tickets:  # from now on the lane answers, however late the gradient is
+        if stand is not None and self.worker.step not in stand.tickets:
             self.fabric.run(stand.open())
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._catching_up:
             return
+        if optimizer in self._done:  # the others did not have their turn
+            self.settle_skipped()
+        if not self._done:
+            self._first_is_about_to_step(optimizer, args, kwargs)
+        factor = self.worker.recipe.schedule.lr_factor
+        if factor != 1:
+            self._rates[optimizer] = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * factor
+
+    def _first_is_about_to_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.fabric.size > 1:
-            self._check(args, kwargs)
+            self._check(optimizer, args, kwargs)
             if self._under_way is None:
                 self.begin()
         elif self._acts_alone:
             self.begin()
-        factor = self.worker.recipe.schedule.lr_factor
-        self._rates = [g["lr"] for g in optimizer.param_groups] if factor != 1 else []
-        for group in optimizer.param_groups if factor != 1 else ():
-            group["lr"] = group["lr"] * factor
         if self.before_step is not None:
             self.before_step()
 
-    def _check(self, args: Any, kwargs: Any) -> None:
+    def _check(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if _has_closure(args, kwargs):
             raise AttachError(
                 "optimizer.step(closure) computes gradients inside the step, after they should have been averaged; "
                 "call backward() yourself, then optimizer.step()"
             )
+        if self.averages_gradients and self._under_way is None and self.follow():
+            self.average_late()  # all that trained before is frozen: no backward was seen
         if self.averages_gradients and self._under_way is None:
             raise AttachError(
                 "optimizer.step() without averaged gradients: no backward() has run since the last step, or it ran "
                 "under comm.no_sync(); run the last micro-batch's backward outside of it"
             )
         if self.scaler is None:
-            refuse_untold(self.worker.recipe, self.optimizer)
+            refuse_untold(self.worker.recipe, optimizer)
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._catching_up:
             return
-        self._owed = False
-        if self._under_way is not None:
-            self._finish(descended=True)
-        else:
-            self.worker.step += 1
-        for group, rate in zip(optimizer.param_groups, self._rates):
-            group["lr"] = rate
-        self.meter.step_ended()
+        self._turns[optimizer] += 1
+        self._end_turn(optimizer, stepped=True)
+
+    def _left_out(self, optimizer: Optimizer) -> None:
+        """The scaler has skipped this optimizer's step."""
+        if optimizer not in self.optimizers or optimizer in self._done:
+            return
+        if self._under_way is None:
+            if self.averages_gradients:
+                return
+            self.begin()
+        self._end_turn(optimizer, stepped=False)
 
     # -- the inside --------------------------------------------------------------------------------------------------
 
-    def _finish(self, descended: bool) -> None:
+    def _end_turn(self, optimizer: Optimizer, stepped: bool) -> None:
+        self._done[optimizer] = stepped
+        over = len(self._done) == len(self.optimizers)
+        if over and self._under_way is None:
+            self._done = {}
+            self.worker.step += 1
+        elif over:
+            descended = any(self._done.values())
+            if not descended:
+                self.worker.discard()
+            self._finish(descended)
+        for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):
+            group["lr"] = rate
+        if over and stepped:
+            self.meter.step_ended()
+
+    def _gradients_are_gone(self, arriving: Tensor | None) -> bool:
+        """Has the user thrown away what was averaged? Then all gradients are None or zero, but for the one that arrives."""
+        others = [p.grad for p in self.worker.named.values() if p is not arriving]
+        if others or arriving is None:
+            return not any(g is not None and bool(g.any()) for g in others)
+        agreed = {mean.untyped_storage().data_ptr() for mean in self.worker.means}  # a model of one parameter
+        return arriving.grad is None or arriving.grad.untyped_storage().data_ptr() not in agreed
+
+    def _finish(self, descended: bool, share: bool = True) -> None:
         """Run the schedule from the descent to its end."""
-        steps, self._under_way, self._owed = self._under_way, None, False
+        steps, self._under_way, self._done = self._under_way, None, {}
         assert steps is not None
         channels = self.worker.channels
         self._wait_for(rest(steps, descended))
         agreed = self.fabric.size > 1 and (self.worker.assigned or self.averages_gradients)
-        if agreed and self.buffers in ("average", "broadcast"):
-            self._wait_for(consensus.share_buffers(self.model, self.worker, self.buffers))
-        self.worker.end_step()
+        if agreed and share and self.buffers in SHARED:
+            self._wait_for(self._share_buffers())
+        self.worker.end_step(descended)
+        self.doubts.look_for_spoilers()
         if self.worker.channels is not channels:
             self.on_new_channels()
+
+    def _share_buffers(self) -> Program[None]:
+        self.shared = yield from consensus.share_buffers(self.model, self.worker, self.buffers, self.shared)
 
     def _wait_for(self, program: Program[None]) -> None:
         began = perf_counter()
@@ -180,16 +269,39 @@ class Steps:
 
     def _catch_up(self, mean: Tensor, rates: Tensor) -> None:
         """Apply an update that this rank missed while it was late."""
-        for group, rate in zip(self.optimizer.param_groups, rates.tolist(), strict=True):
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        for group, rate in zip(groups, rates.tolist(), strict=True):
             group["lr"] = rate
         self.worker.channels[0].put_gradient(mean)
         if self.before_step is not None:
             self.before_step()
         self._catching_up = True
         try:
-            self.optimizer.step()
+            for optimizer in self.optimizers:
+                optimizer.step()
         finally:
             self._catching_up = False
+
+
+class Opener:
+    """The forward hook of backup workers. It stays behind when a model is copied or saved: it belongs to this run."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._open: Any = torch.compiler.disable(steps.open_quorum)  # called by a compiled model too
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if module.training:
+            self._open()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Nobody, ()
+
+
+class Nobody:
+    """What is left of a hook in a copy of the model."""
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        return
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:

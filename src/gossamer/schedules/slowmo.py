@@ -115,10 +115,10 @@ class LocalSGD(Schedule):
 
 
 def remember_anchor(loop: Loop) -> None:
-    """At the first step, the anchor is the model all ranks start from."""
+    """At the first step, the anchor is the model all ranks start from; parameters that join later have theirs then."""
     if any("anchor" not in s for s in loop.states):
         for state, x in zip(loop.states, loop.parameters()):
-            state["anchor"] = x
+            state.setdefault("anchor", x)
 
 
 def differences(loop: Loop) -> list[Tensor]:

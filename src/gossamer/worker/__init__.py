@@ -3,6 +3,7 @@
 from gossamer.worker import checkpoint
 from gossamer.worker.channels import Channel
 from gossamer.worker.halves import rest, until_descend
+from gossamer.worker.optimizers import Together
 from gossamer.worker.worker import Worker
 
-__all__ = ["Channel", "Worker", "checkpoint", "rest", "until_descend"]
+__all__ = ["Channel", "Together", "Worker", "checkpoint", "rest", "until_descend"]

@@ -9,6 +9,7 @@ from torch import Tensor
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Exchange, Memory, Mixer, Quorum
 from gossamer.recipe import Recipe
+from gossamer.worker.optimizers import Optimizing
 
 ROLES = ("memory", "exchange", "schedule", "mixer")
 
@@ -24,7 +25,6 @@ class Channel:
     shift: float
     group: int = 0  # the optimizer's parameter group that gives the learning rate
     states: dict[str, State] = field(default_factory=lambda: {role: {} for role in ROLES})
-    _views: tuple[Tensor, list[Tensor]] | None = None
 
     @property
     def name(self) -> str:
@@ -49,14 +49,17 @@ class Channel:
                 p.copy_(view)
 
     def put_gradient(self, mean: Tensor) -> None:
-        """Hand the optimizer views of the agreed gradient; no copy unless the parameter is narrower, or laid out otherwise."""
-        if self._views is None or self._views[0] is not mean:
-            self._views = mean, [view for _, view in Block(mean, self.layout).tensors()]
-        for p, view in zip(self.parameters, self._views[1], strict=True):
+        """Hand the optimizer views of the agreed gradient; no copy unless the parameter is narrower, or laid out otherwise.
+
+        They are new at each step: of one that lives on, somebody has kept it.
+        """
+        for p, (_, view) in zip(self.parameters, Block(mean, self.layout).tensors(), strict=True):
+            if not p.requires_grad:  # frozen since
+                continue
             fits = view.dtype == p.dtype and p.is_contiguous()
             p.grad = view if fits else torch.empty_like(p, requires_grad=False).copy_(view)
 
-    def rate(self, optimizer: torch.optim.Optimizer) -> float:
+    def rate(self, optimizer: Optimizing) -> float:
         return float(optimizer.param_groups[self.group]["lr"])
 
     def empty(self) -> Tensor:

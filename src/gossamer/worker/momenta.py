@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.verbs import Program, all_reduce
+from gossamer.worker.optimizers import Optimizing
 
 # What torch's optimizers count per parameter: for a scalar parameter these have the shape of a momentum.
 COUNTERS = ("step", "eta", "mu", "mu_product")
@@ -16,7 +17,7 @@ COUNTERS = ("step", "eta", "mu", "mu_product")
 class Momenta:
     """The optimizer's tensors that follow the gradient, not its counters."""
 
-    def __init__(self, named: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, named: Mapping[str, Tensor], optimizer: Optimizing) -> None:
         self._named, self._optimizer = named, optimizer
 
     def tensors(self) -> list[Tensor]:

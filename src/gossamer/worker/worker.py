@@ -1,6 +1,8 @@
 """The worker: drives a recipe's parts over a model's channels, as requests that any fabric can answer."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,15 +11,28 @@ from torch import Tensor
 from gossamer.core.block import Block, Draft, State
 from gossamer.core.contracts import Echo, Exchange, Facts, Mixer, Quorum, Seat
 from gossamer.core.draw import Draw
-from gossamer.core.verbs import Program, Start, Ticket, join, start
+from gossamer.core.verbs import Program, Start, Ticket, all_gather, join, start
 from gossamer.recipe import Recipe
 from gossamer.worker.channels import Channel, build
 from gossamer.worker.finite import all_finite, all_peaks_finite, peak
 from gossamer.worker.halves import rest, until_descend
 from gossamer.worker.momenta import Momenta
+from gossamer.worker.optimizers import Optimizing
 from gossamer.worker.quorum import Stand
 
 Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, taken while other channels travel
+
+
+@dataclass
+class Held:
+    """What an averaged gradient will change, once the optimizer has taken it."""
+
+    drafts: list[Draft] = field(default_factory=list[Draft])
+    decided: Recipe | None = None
+
+    def commit(self) -> None:
+        for draft in self.drafts:
+            draft.commit()
 
 
 class Worker:
@@ -27,7 +42,7 @@ class Worker:
         self,
         recipe: Recipe,
         parameters: Mapping[str, Tensor],
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizing,
         rank: int,
         size: int,
         seed: int = 0,
@@ -44,6 +59,9 @@ class Worker:
         self.measuring = False
         self.assigned = False  # did this step write parameters that all ranks agreed on?
         self.errors: dict[str, float] = {}  # relative compression error of each parameter, when last measured
+        self.skipped = self.dropped_rounds = 0  # steps that did not descend, and averages of models that nobody took
+        self.spoilt = Counter[int]()  # how many averages each rank has spoilt with values that are not finite
+        self.row = Counter[int]()  # and how many it has in a row, up to the last
         self.channels = build(recipe, self.named, self._rate_groups(), self.size)
         self.stand = Stand(self) if isinstance(recipe.exchange, Quorum) else None
         self._tickets = dict[int, Ticket[Carried]]()
@@ -51,10 +69,17 @@ class Worker:
         self._flight: list[Ticket[Carried]] = []
         self._landed: list[Tensor] | None = None
         self._lost = False
+        self._given = list[Tensor]()  # the largest absolute values of what this rank launched last
         self._messages: list[Ticket[list[Tensor]]] = []
         self._arrived: list[list[Tensor]] | None = None
+        self._held = Held()
 
     # -- what schedules see ------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """Where what is not about one parameter is computed."""
+        return next(iter(self.named.values())).device
 
     @property
     def lrs(self) -> list[float]:
@@ -89,28 +114,33 @@ class Worker:
         if self.stand is not None:
             yield from self.stand.average_gradients()
         elif self.size > 1 or self._tickets:
-            yield from self._arrive([self._tickets[i] for i in range(len(self.channels))])
+            yield from self._arrive([self._tickets[i] for i in range(len(self.channels))], hold=True)
         else:
             self._look_at_own_gradients()
         if self.finite and self.means:
-            self._control(self.means)
+            control = Draft(self.control)
+            self._held.decided = self._decide(self.means, control)
+            self._held.drafts.append(control)
 
     def average(self, values: Sequence[Tensor]) -> Program[list[Tensor] | None]:
         yield from self.launch(values)
         return (yield from self.land())
 
     def launch(self, values: Sequence[Tensor]) -> Program[None]:
-        self._flight = []
+        self._flight, self._given = [], [peak(value) for value in values]
         for i, value in enumerate(values):
             self._flight.append((yield self.program(i, value)))
 
     def land(self) -> Program[list[Tensor] | None]:
         yield from self.quiesce()
+        if self._lost:
+            self.dropped_rounds += 1
+            yield from self.name_spoilers(all_peaks_finite(self._given))
         means, self._landed, self._lost = self._landed, None, False
         if self._next is not None:  # decided while these were under way
             means = self._recut(means, self._adopt(self._next))
         if means is not None:
-            self._control(means)
+            self._next = self._decide(means, self.control)
         return means
 
     def quiesce(self) -> Program[None]:
@@ -197,15 +227,41 @@ class Worker:
         steps = self.recipe.schedule.step(self)
         yield from until_descend(steps)
         descended = descend() is not False
+        if not descended:
+            self.discard()
         yield from rest(steps, descended)
-        self.end_step()
+        self.end_step(descended)
 
-    def end_step(self) -> None:
-        """Count the step, and adopt what the controller decided in it."""
+    def discard(self) -> None:
+        """Nobody will use this step's gradients: memories and controllers are as if they had not been."""
+        self._held = Held()
+
+    def end_step(self, descended: bool = True) -> None:
+        """Count the step, let memories move on, and adopt what the controller decided in it."""
+        held, self._held = self._held, Held()
+        held.commit()
+        self._next = held.decided or self._next
+        self.skipped += not descended
         self.step += 1
         self.assigned = False
         if self._next is not None and not self.in_flight():  # else it waits until those have landed
             self._adopt(self._next)
+
+    def name_spoilers(self, fine: bool) -> Program[None]:
+        """An average is not finite: count whose doing it was. `fine`: what this rank gave is finite."""
+        answers = yield from all_gather(torch.tensor([not fine], dtype=torch.uint8, device=self.device))
+        guilty = [rank for rank, flag in enumerate(answers) if int(flag)]
+        self.spoilt.update(guilty)
+        self.row = Counter({rank: self.row[rank] + 1 for rank in guilty})
+
+    def follow(self, named: Mapping[str, Tensor]) -> None:
+        """Parameters that were frozen train from now on, in channels of their own."""
+        self.named |= named
+        self.channels += build(self.recipe, named, self._rate_groups(), self.size)
+
+    def is_sending(self) -> bool:
+        """Whether anything is on its way that will land at a later step."""
+        return self.in_flight() or bool(self._messages) or self._arrived is not None
 
     def pending(self) -> tuple[list[Tensor] | None, list[list[Tensor]] | None]:
         """What has arrived and not landed, after `quiesce`."""
@@ -228,13 +284,10 @@ class Worker:
         return {name: view for c, mean in pairs for name, view in Block(mean, c.layout).tensors()}
 
     def residual_norm(self) -> float:
-        """The length of everything this rank still owes."""
-        squares = [
-            float(c.states["memory"]["residual"].double().square().sum())
-            for c in self.channels
-            if "residual" in c.states["memory"]
-        ]
-        return sum(squares) ** 0.5
+        """The length of everything this rank still owes, free of the loss scale (and of the rate, with units="update")."""
+        memories = [c.states["memory"] for c in self.channels if "residual" in c.states["memory"]]
+        norms = [float(m["residual"].double().norm()) / float(m.get("unit", 1.0)) for m in memories]
+        return sum(norm**2 for norm in norms) ** 0.5
 
     @property
     def due(self) -> Recipe:
@@ -252,17 +305,24 @@ class Worker:
 
     _next: Recipe | None = None
 
-    def _arrive(self, tickets: Sequence[Ticket[Carried]]) -> Program[None]:
-        """All or nothing: memories move on only if every channel's agreed mean is finite, which all ranks see alike."""
+    def _arrive(self, tickets: Sequence[Ticket[Carried]], hold: bool = False) -> Program[None]:
+        """All or nothing: memories move on only if every channel's agreed mean is finite, which all ranks see alike.
+
+        With `hold` they wait for the end of the step: what was averaged may be thrown away.
+        """
         self.means, peaks = [], list[Tensor]()
         for ticket in tickets:
             mean, largest = yield from join(ticket)
             self.means.append(mean)
             peaks.append(largest)
         self.finite = all_peaks_finite(peaks)
-        for kept, carried in self._drafts.values() if self.finite else ():
-            kept.commit()
-            carried.commit()
+        if self.finite:
+            self.row.clear()
+        held = Held([draft for pair in self._drafts.values() for draft in pair] if self.finite else [])
+        if hold:
+            self._held = held
+        else:
+            held.commit()
         self._drafts.clear()
         self._tickets.clear()
 
@@ -273,10 +333,11 @@ class Worker:
             self.means = [c.gather([_gradient(p) for p in c.parameters]) for c in self.channels]
         self.finite = all_finite(self.means)
 
-    def _control(self, means: Sequence[Tensor]) -> None:
+    def _decide(self, means: Sequence[Tensor], control: State) -> Recipe | None:
+        """The controller's next recipe, where it is another one."""
         blocks = [Block(m / self.scale if self.scale != 1 else m, c.layout) for m, c in zip(means, self.channels)]
-        decided = self.recipe.controller.decide(Facts(self.step, max(self.lrs), blocks), self.recipe, self.control)
-        self._next = decided if decided != self.recipe else None
+        decided = self.recipe.controller.decide(Facts(self.step, max(self.lrs), blocks), self.recipe, control)
+        return decided if decided != self.recipe else None
 
     def _adopt(self, recipe: Recipe) -> list[Channel]:
         """Put another recipe in force; returns the channels there were."""

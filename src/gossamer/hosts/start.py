@@ -1,0 +1,115 @@
+"""The start: all ranks begin with rank 0's parameters, buffers and optimizer state, bit for bit."""
+
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gossamer.core.verbs import Program, all_gather_ragged, all_reduce
+from gossamer.worker import Worker
+
+LIMIT = 64 * 2**20
+
+
+def make_equal(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker) -> Program[None]:
+    """Rank 0's model and optimizer state, for everybody."""
+    device = next(iter(worker.named.values())).device
+    yield from broadcast([*model.parameters(), *model.buffers()], worker.rank, device)
+    whole = [o for o in optimizers if type(o).__name__ != "ZeroRedundancyOptimizer"]  # a shard is each rank's own
+    mine = [[_described(o.state.get(p, {})) for p in _parameters(o)] for o in whole]
+    wire = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8).to(device)
+    answers = yield from all_gather_ragged(wire, LIMIT)
+    texts = [bytes(a.cpu().numpy()) for a in answers]
+    if all(text == texts[0] for text in texts) and not any(any(described) for described in mine):
+        return
+    theirs = json.loads(texts[0])
+    tensors = list[Tensor]()
+    for optimizer, described in zip(whole, theirs, strict=True):
+        for parameter, entries in zip(_parameters(optimizer), described, strict=True):
+            tensors += _adopt(optimizer, parameter, entries)
+    yield from broadcast(tensors, worker.rank, device)
+
+
+def broadcast(tensors: Sequence[Tensor], rank: int, device: torch.device) -> Program[None]:
+    """Rank 0's bits, written over everybody's.
+
+    Bits are summed as integers with everybody else's zeros: exact for every type, and no rank stores N copies.
+    """
+    tensors = [t for t in tensors if t.numel()]
+    if not tensors:
+        return
+    wire = torch.cat([t.detach().contiguous().view(-1).view(torch.uint8).to(device) for t in tensors])
+    padded = torch.nn.functional.pad(wire, (0, -wire.numel() % 4)).view(torch.int32)
+    if rank != 0:
+        padded.zero_()
+    total = yield from all_reduce(padded)
+    position, agreed = 0, total.view(torch.uint8)
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        with torch.no_grad():
+            tensor.copy_(agreed[position : position + size].clone().view(tensor.dtype).view(tensor.shape))
+        position += size
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _described(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a parameter's state holds: tensors by type, shape and whether they lie on the CPU, other values as they are."""
+    return {key: _entry(value) for key, value in state.items()}
+
+
+def _entry(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape), "cpu": value.is_cpu}
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+        return {"value": value}
+    return {"other": type(value).__name__}
+
+
+def _adopt(optimizer: Optimizer, parameter: Tensor, entries: Mapping[str, Any]) -> list[Tensor]:
+    """Make a parameter's state hold what rank 0's does; returns its tensors, which still want their values."""
+    if not entries:
+        optimizer.state.pop(parameter, None)
+        return []
+    mine, tensors = optimizer.state[parameter], list[Tensor]()
+    for key in [k for k in mine if k not in entries]:
+        del mine[key]
+    for key, entry in entries.items():
+        if "value" in entry:
+            mine[key] = entry["value"]
+        elif "other" in entry:
+            warnings.warn(
+                f"the optimizer keeps a {entry['other']} as {key!r}, which cannot be made equal on all ranks; "
+                "attach before its first step, or load the same checkpoint on all of them",
+                stacklevel=2,
+            )
+        else:
+            dtype, shape = getattr(torch, entry["dtype"]), entry["shape"]
+            held = mine.get(key)
+            if not isinstance(held, Tensor) or held.dtype != dtype or list(held.shape) != shape:
+                device = torch.device("cpu") if entry["cpu"] else parameter.device
+                mine[key] = held = torch.zeros(shape, dtype=dtype, device=device)
+            tensors.append(held)
+    return tensors
+
+
+def hyperparameters(optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+    """What the ranks' optimizers must have in common, by name."""
+    facts = dict[str, Any]()
+    for i, optimizer in enumerate(optimizers):
+        which = "the optimizer" if len(optimizers) == 1 else f"optimizer {i}"
+        facts[which] = type(optimizer).__name__
+        for j, group in enumerate(optimizer.param_groups):
+            facts[f"{which}'s group {j}"] = {
+                k: float(v) if isinstance(v, Tensor) and v.numel() == 1 else repr(v)
+                for k, v in sorted(group.items())
+                if k != "params" and not callable(v)
+            } | {"parameters": len(group["params"])}
+    return facts

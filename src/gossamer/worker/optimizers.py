@@ -1,0 +1,30 @@
+"""Optimizers: what a worker asks of one, and several that make one step together."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from torch.optim import Optimizer
+
+
+class Optimizing(Protocol):
+    """What is asked of an optimizer, or of several."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]: ...
+    @property
+    def state(self) -> Mapping[Any, Any]: ...
+
+
+class Together:
+    """Several optimizers that share a model's parameters among them, seen as one; the order of their groups is fixed."""
+
+    def __init__(self, members: Sequence[Optimizer]) -> None:
+        self.members = tuple(members)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for member in self.members for group in member.param_groups]
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        return {parameter: kept for member in self.members for parameter, kept in member.state.items()}
