@@ -1,5 +1,7 @@
 """Local SGD and SlowMo: the self-tests T3.1 to T3.9 of the method notes."""
 
+from functools import partial
+
 import pytest
 import torch
 from tests.schedules.rates import (
@@ -205,16 +207,15 @@ def momenta(ranks) -> list[Tensor]:
     ]
 
 
-def test_buffers_are_kept_zeroed_or_averaged_at_the_round() -> None:
+def test_buffers_are_kept_or_averaged_at_the_round() -> None:
     held = {}
-    for what in ("maintain", "reset", "average"):
+    for what in ("maintain", "average"):
         ranks = make(f"allreduce + slowmo(3, buffers='{what}')", 3)
         train(ranks, pull, 2)
         before = momenta(ranks)
         train(ranks, pull, 1)
         held[what] = momenta(ranks)
         assert not bit_equal(before)
-    assert not any(b.any() for b in held["reset"])
     assert bit_equal(held["average"])
     torch.testing.assert_close(held["average"][0], torch.stack(held["maintain"]).mean(0))
     assert not bit_equal(held["maintain"])
@@ -239,18 +240,84 @@ def test_a_rank_without_buffers_yet_does_not_stop_the_others() -> None:
     assert bit_equal(momenta(ranks))
 
 
-def test_adams_counters_are_neither_reset_nor_averaged() -> None:
-    for what in ("reset", "average"):
-        ranks = make(
-            f"allreduce + slowmo(2, buffers='{what}')", 2, optimizer=lambda m: torch.optim.Adam(m.parameters(), lr=0.01)
-        )
-        train(ranks, pull, 2)
-        states = [r.optimizer.state[p] for r in ranks for p in r.model.parameters() if p.grad is not None]
-        assert {float(s["step"]) for s in states} == {2.0}
-        if what == "reset":
-            assert not any(s[k].any() for s in states for k in ("exp_avg", "exp_avg_sq"))
-        train(ranks, pull, 4)
-        assert bit_equal(parameters(ranks))
+def test_adams_counters_are_not_averaged() -> None:
+    ranks = make(
+        "allreduce + slowmo(2, buffers='average')", 2, optimizer=lambda m: torch.optim.Adam(m.parameters(), lr=0.01)
+    )
+    train(ranks, pull, 2)
+    states = [r.optimizer.state[p] for r in ranks for p in r.model.parameters() if p.grad is not None]
+    assert {float(s["step"]) for s in states} == {2.0}
+    train(ranks, pull, 4)
+    assert bit_equal(parameters(ranks))
+
+
+OPTIMIZERS = {
+    "sgd": partial(torch.optim.SGD, momentum=0.9, dampening=0.5),
+    "adam": torch.optim.Adam,
+    "adamw": partial(torch.optim.AdamW, amsgrad=True, weight_decay=0.0),
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "adamax": torch.optim.Adamax,
+    "adadelta": torch.optim.Adadelta,
+    "adagrad": partial(torch.optim.Adagrad, lr_decay=0.1, initial_accumulator_value=0.3),
+    "rmsprop": partial(torch.optim.RMSprop, momentum=0.9, centered=True),
+    "rprop": torch.optim.Rprop,
+    "asgd": partial(torch.optim.ASGD, lambd=0.0),
+    "adafactor": torch.optim.Adafactor,
+}
+
+
+def strides(kind: str, recipe: str, steps: int, spoil: int = 0) -> list[Tensor]:
+    """What each step takes off a matrix on which a gradient of ones always pulls; `spoil` leaves NaN in the state."""
+
+    class Matrix(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x = torch.nn.Parameter(torch.zeros(3, 2, dtype=torch.float64))
+
+    def pulled(model: torch.nn.Module, rank: int, step: int) -> float:
+        x = model.get_parameter("x")
+        x.grad = torch.ones_like(x)
+        if step == spoil:
+            x.data.fill_(torch.nan)
+            model.optimizer.state[x]["exp_avg_sq"].fill_(torch.nan)  # pyright: ignore
+        return 0.0
+
+    def known(model: torch.nn.Module) -> torch.optim.Optimizer:
+        optimizer = OPTIMIZERS[kind](model.parameters(), lr=0.01)
+        object.__setattr__(model, "optimizer", optimizer)
+        return optimizer
+
+    ranks, moves = make(recipe, 2, Matrix, known), list[Tensor]()
+    for _ in range(steps):
+        before = ranks[0].flat().clone()
+        train(ranks, pulled, 1)
+        moves.append(before - ranks[0].flat())
+    return moves
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_after_a_reset_an_optimizer_steps_as_a_new_one_does(kind: str) -> None:
+    moves = strides(kind, "allreduce + slowmo(4, beta=0.0, buffers='reset')", 12)
+    for round in (1, 2):
+        for first, later in zip(moves[:4], moves[4 * round : 4 * round + 4], strict=True):
+            if kind == "adafactor":  # its steps follow the size of the parameter
+                assert 0 < later.abs().max() < 0.011
+            else:
+                torch.testing.assert_close(first, later, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("buffers", ["maintain", "reset", "average"])
+def test_adams_step_is_its_learning_rate_whatever_becomes_of_its_state(buffers: str) -> None:
+    for move in strides("adam", f"allreduce + slowmo(3, beta=0.0, buffers='{buffers}')", 12):
+        torch.testing.assert_close(move / 0.01, torch.ones(6, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_adams_step_is_its_learning_rate_after_a_lost_round() -> None:
+    moves = strides("adam", "allreduce + slowmo(3, beta=0.0)", 12, spoil=6)
+    for step, move in enumerate(moves, start=1):
+        if step not in (4, 5, 6):  # the round that is dropped
+            torch.testing.assert_close(move / 0.01, torch.ones(6, dtype=torch.float64), rtol=1e-6, atol=0)
 
 
 def test_bytes_are_one_average_a_round() -> None:

@@ -394,7 +394,7 @@ class Loop(Protocol):
         ...
 
     def reset_optimizer(self) -> None:
-        """Zero the optimizer's buffers."""
+        """Make the optimizer forget all it knows of the parameters, its counters too."""
         ...
 
     def average_optimizer(self) -> Program[None]:

@@ -18,7 +18,7 @@ class SlowMo(Schedule):
     a: the anchor, equal on all ranks.  D = mean_i (a - x_i);  v = beta (lr_t / lr_(t-1)) v + D;  a -= alpha v;  x_i = a.
     The velocity form of the paper's u = v / lr: no division by a small rate. `by_lr=False` leaves the ratio out (block
     momentum). `inner` mixes parameters after each local step (SlowMo over stochastic gradient push). `buffers` says what
-    becomes of the optimizer's state at a round: "maintain", "reset" or "average".
+    becomes of the optimizer's state at a round: "maintain"; "reset", counters too, as a new optimizer has it; "average".
 
     The difference D passes through the recipe's memory and exchange, so it can be quantised like a gradient. A round whose
     average is not finite is dropped: every rank returns to the anchor.

@@ -1,6 +1,6 @@
 """Momenta: what an optimizer remembers of the gradients, and what becomes of it when ranks agree on a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -15,12 +15,13 @@ COUNTERS = ("step", "eta", "mu", "mu_product")
 
 
 class Momenta:
-    """The optimizer's tensors that follow the gradient, not its counters."""
+    """What the optimizer remembers of our parameters."""
 
     def __init__(self, named: Mapping[str, Tensor], optimizer: Optimizing) -> None:
         self._named, self._optimizer = named, optimizer
 
     def tensors(self) -> list[Tensor]:
+        """Those that follow the gradient, not the counters."""
         found = list[Tensor]()
         for p in self._named.values():
             values: dict[str, Any] = self._optimizer.state.get(p, {})
@@ -29,14 +30,25 @@ class Momenta:
         return found
 
     def reset(self) -> None:
-        for tensor in self.tensors():
-            tensor.zero_()
+        for state, group in self._states():
+            _begin_anew(state, group)
 
     def heal(self) -> None:
-        """A momentum that is not finite would spoil all rounds to come; the round it spoilt is dropped, and so is it."""
-        for tensor in self.tensors():
-            if not tensor.isfinite().all():
-                tensor.zero_()
+        """A momentum that is not finite would spoil all rounds to come; the round it spoilt is dropped, and so is it.
+
+        Counters go with it: a momentum that is corrected as an old one, and is new, makes steps several times too long.
+        """
+        for state, group in self._states():
+            if not all(t.isfinite().all() for t in state.values() if isinstance(t, Tensor)):
+                _begin_anew(state, group)
+
+    def _states(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """What the optimizer keeps of each of our parameters, and the parameter's group."""
+        ours = {id(p) for p in self._named.values()}
+        for group in self._optimizer.param_groups:
+            for p in group["params"]:
+                if id(p) in ours:
+                    yield self._optimizer.state.get(p, {}), group
 
     def average(self, size: int) -> Program[None]:
         """Densely, over all ranks."""
@@ -55,3 +67,16 @@ class Momenta:
         extremes = yield from all_reduce(torch.tensor([mine, -mine], device=device), "max")
         largest, smallest = extremes.tolist()
         return largest == -smallest
+
+
+def _begin_anew(state: dict[str, Any], group: Mapping[str, Any]) -> None:
+    """As a new optimizer has it: empty, since optimizers make their state at a parameter's first step.
+
+    Only so do counters, and all that is kept besides momenta, fit each other again, in optimizers that we do not know as
+    well. Adagrad makes its state before.
+    """
+    start = group.get("initial_accumulator_value")
+    if start is None or "sum" not in state:
+        state.clear()
+        return
+    state["sum"], state["step"] = torch.full_like(state["sum"], start), torch.zeros_like(state["step"])
