@@ -8,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, final
 
+import torch
+
 from gossamer import codecs, exchanges, topologies
 from gossamer.combinations import check, composed
 from gossamer.controllers import Fixed
@@ -108,6 +110,12 @@ class Recipe:
             if rule.fits(name, shape):
                 return rule.exchange, rule.memory
         return self.routes.get(name, self.exchange), self.memory
+
+    def suits(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise AttachError for an optimizer with which a part would not do what it says."""
+        ruled = [one for rule in self.rules for one in (rule.exchange, rule.memory)]
+        for one in (self.exchange, self.memory, self.schedule, self.controller, *ruled):
+            one.suits(optimizer)
 
     def route(self, usual: Exchange, other: Exchange, names: list[str]) -> "Recipe":
         """The same recipe with `other` for the parameters named, and `usual` for all else."""

@@ -111,7 +111,9 @@ def _gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tens
 
 
 def test_a_penalty_under_a_closure() -> None:
-    with attached("allreduce + every_step(l1=0.5)", nn.Linear(17, 7), lambda m: torch.optim.LBFGS(m.parameters())) as (
+    with attached(
+        "allreduce + every_step(l1=0.5)", nn.Linear(17, 7), lambda m: torch.optim.SGD(m.parameters(), 0.5)
+    ) as (
         model,
         optimizer,
         comm,

@@ -236,6 +236,11 @@ class Memory(Part):
         """True if the memory is only right around an unbiased exchange."""
         return False
 
+    @property
+    def gain(self) -> float:
+        """How many times a mean that stays comes out in the end: more than once, if the memory has momentum."""
+        return 1.0
+
     def policy(self, key: str) -> Policy:
         return "mean"
 
@@ -345,6 +350,11 @@ class Loop(Protocol):
     @property
     def lrs(self) -> list[float]:
         """The learning rate of each block's parameters."""
+        ...
+
+    @property
+    def gains(self) -> list[float]:
+        """How many times its learning rate each block moves in the end under a gradient that stays: momentum adds up."""
         ...
 
     @property

@@ -13,6 +13,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
 from typing import (
+    TYPE_CHECKING,
     Any,
     ClassVar,
     Literal,
@@ -26,6 +27,9 @@ from typing import (
 
 from gossamer.core.errors import RecipeError
 
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
 P = TypeVar("P", bound="Part")
 
 
@@ -37,6 +41,9 @@ class Part(ABC):  # noqa: B024  (its contracts below are abstract; what a part m
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(_arguments(self))})"
+
+    def suits(self, optimizer: "Optimizer") -> None:  # noqa: B027  (most parts work with any)
+        """Raise AttachError for an optimizer with which this part would not do what it says, with the fix."""
 
 
 class Registry:

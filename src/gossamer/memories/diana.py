@@ -52,6 +52,10 @@ class DIANA(Memory):
     def needs_unbiased(self) -> bool:
         return True
 
+    @property
+    def gain(self) -> float:
+        return 1 / (1 - self.momentum)
+
     def follow(self, omega: float) -> float:
         return 1 / (1 + omega) if self.alpha is None else self.alpha
 

@@ -1,10 +1,12 @@
 """Average gradients at every step."""
 
-from typing import final
+from collections.abc import Mapping
+from typing import Any, final
 
 import torch
 
 from gossamer.core.contracts import Loop, Schedule
+from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Descend, Program
 
@@ -15,8 +17,13 @@ class EveryStep(Schedule):
     """Gradients are averaged, then the optimizer steps: synchronous training.
 
     `micro_batches` of them make one step (gradient accumulation; see `comm.accumulating()`), with the learning rate times
-    `rate`. `l1` follows each step with the proximal map of l1 |x|_1: x = sign(x) max(|x| - lr l1, 0), for sparse models.
-    All of it holds for a rank alone as well.
+    `rate`. All of it holds for a rank alone as well.
+
+    `l1` minimises f(x) + l1 |x|_1, for sparse models: each step is followed by x = sign(x) max(|x| - s lr l1, 0). Momentum
+    makes a step s times a gradient that stays, and so it does the threshold; else l1 would count s times less. With
+    momentum b and dampening t, s = (1 - t) / (1 - b), under Nesterov 1 + b (1 - t) / (1 - b), without momentum 1; that of
+    a memory (`diana(momentum=...)`) multiplies it. It takes torch's SGD: other optimizers scale each element's step in a
+    way of its own, and would solve another problem.
 
     Use: unless messages are too many or too slow for every step; it is there unless a recipe says otherwise.
 
@@ -49,5 +56,20 @@ class EveryStep(Schedule):
         yield from loop.average_gradients()
         descended = yield Descend()
         if self.l1 and descended:
-            shrunk = [torch.nn.functional.softshrink(x, lr * self.l1) for x, lr in zip(loop.parameters(), loop.lrs)]
-            loop.assign(shrunk)
+            thresholds = [gain * lr * self.l1 for gain, lr in zip(loop.gains, loop.lrs, strict=True)]
+            # Not torch's softshrink, whose zeros have a sign that depends on how many elements there are.
+            loop.assign([x - x.clamp(-t, t) for x, t in zip(loop.parameters(), thresholds, strict=True)])
+
+    def suits(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self.l1 or all(_is_sgd(group) for group in optimizer.param_groups):
+            return
+        raise AttachError(
+            f"{self} with {type(optimizer).__name__}: the threshold follows the step of torch.optim.SGD, with momentum below "
+            "1 or without. Another optimizer scales every element's step by itself, and would end in the solution of another "
+            "problem: use torch.optim.SGD, or leave l1 out"
+        )
+
+
+def _is_sgd(group: Mapping[str, Any]) -> bool:
+    """Whether an optimizer's parameter group is that of SGD, and of no relative that scales its steps."""
+    return {"momentum", "dampening", "nesterov"} <= group.keys() and "eps" not in group and group["momentum"] < 1

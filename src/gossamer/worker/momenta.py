@@ -69,6 +69,15 @@ class Momenta:
         return largest == -smallest
 
 
+def gain(group: Mapping[str, Any]) -> float:
+    """How many times the gradient a step of torch's SGD is in the end, if the gradient stays as it is."""
+    momentum = float(group.get("momentum", 0.0))
+    if momentum == 0:
+        return 1.0
+    heavy = (1 - float(group.get("dampening", 0.0))) / (1 - momentum)
+    return 1 + momentum * heavy if group.get("nesterov") else heavy
+
+
 def _begin_anew(state: dict[str, Any], group: Mapping[str, Any]) -> None:
     """As a new optimizer has it: empty, since optimizers make their state at a parameter's first step.
 

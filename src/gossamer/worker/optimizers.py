@@ -28,3 +28,8 @@ class Together:
     @property
     def state(self) -> Mapping[Any, Any]:
         return {parameter: kept for member in self.members for parameter, kept in member.state.items()}
+
+
+def members(optimizer: Optimizing) -> tuple[Any, ...]:
+    """One by one."""
+    return optimizer.members if isinstance(optimizer, Together) else (optimizer,)

@@ -13,11 +13,11 @@ from gossamer.core.contracts import Echo, Exchange, Facts, Mixer, Quorum, Seat
 from gossamer.core.draw import Draw
 from gossamer.core.verbs import Program, Start, Ticket, all_gather, join, start
 from gossamer.recipe import Recipe
+from gossamer.worker import optimizers
 from gossamer.worker.channels import Channel, build
 from gossamer.worker.finite import all_finite, all_peaks_finite, peak
 from gossamer.worker.halves import rest, until_descend
-from gossamer.worker.momenta import Momenta
-from gossamer.worker.optimizers import Optimizing
+from gossamer.worker.momenta import Momenta, gain
 from gossamer.worker.quorum import Stand
 
 Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, taken while other channels travel
@@ -42,11 +42,13 @@ class Worker:
         self,
         recipe: Recipe,
         parameters: Mapping[str, Tensor],
-        optimizer: Optimizing,
+        optimizer: optimizers.Optimizing,
         rank: int,
         size: int,
         seed: int = 0,
     ) -> None:
+        for each in optimizers.members(optimizer):
+            recipe.suits(each)
         self.recipe, self.rank, self.size, self.seed = recipe, rank, size, seed
         self.origin = recipe  # as it was given; a controller may put another in force
         self.named, self.optimizer = dict(parameters), optimizer
@@ -84,6 +86,12 @@ class Worker:
     @property
     def lrs(self) -> list[float]:
         return [c.rate(self.optimizer) for c in self.channels]
+
+    @property
+    def gains(self) -> list[float]:
+        groups = self.optimizer.param_groups
+        memories = [c.memory.gain if self.size > 1 else 1.0 for c in self.channels]  # alone, nothing goes through them
+        return [gain(groups[c.group]) * m for c, m in zip(self.channels, memories)]
 
     @property
     def states(self) -> list[State]:
