@@ -113,9 +113,17 @@ class Recipe:
 
     def suits(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise AttachError for an optimizer with which a part would not do what it says."""
-        ruled = [one for rule in self.rules for one in (rule.exchange, rule.memory)]
-        for one in (self.exchange, self.memory, self.schedule, self.controller, *ruled):
+        for one in self._parts():
             one.suits(optimizer)
+
+    @cached_property
+    def follows_rate(self) -> bool:
+        """True if any part asks for the learning rate of a block."""
+        return any(one.follows_rate for one in self._parts())
+
+    def _parts(self) -> list[Part]:
+        ruled = [one for rule in self.rules for one in (rule.exchange, rule.memory)]
+        return [self.exchange, self.memory, self.schedule, self.controller, *ruled]
 
     def route(self, usual: Exchange, other: Exchange, names: list[str]) -> "Recipe":
         """The same recipe with `other` for the parameters named, and `usual` for all else."""

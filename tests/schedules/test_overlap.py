@@ -4,7 +4,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.schedules.rates import NUMEL, constant, gradient, known_sgd, model, scheduled
+from tests.schedules.rates import (
+    NUMEL,
+    Rate,
+    constant,
+    cosine,
+    gradient,
+    known_sgd,
+    model,
+    scheduled,
+    steps_down,
+)
 from tests.worker.gym import Flat, Network, anchors, bit_equal, make, on_all, parameters, pull, resumed, saved, train
 from torch import Tensor
 
@@ -12,6 +22,9 @@ from gossamer.core.errors import RecipeError
 from gossamer.schedules import OverlapLocalSGD
 
 Pull = Callable[[Tensor, int, int], Tensor]
+
+
+USUAL = (lambda: Flat(NUMEL)), known_sgd()
 
 
 def start() -> Tensor:
@@ -22,18 +35,23 @@ def crew(every: int, alpha: float, beta: float, size: int):
     return make(f"overlap_local_sgd({every}, alpha={alpha}, beta={beta})", size, lambda: Flat(NUMEL), known_sgd())
 
 
-def by_hand(size: int, rounds: int, every: int, alpha: float, beta: float, vanilla: bool = False):
-    """The paper, rank after rank: X is the mean right after the last pull. Yields models and anchor of each round."""
+def by_hand(
+    size: int, rounds: int, every: int, alpha: float, beta: float, vanilla: bool = False, rate: Rate = constant
+):
+    """The paper, rank after rank: X is the mean right after the last pull. Yields models and anchor of each round.
+
+    Its momentum u is in units of the gradient: u = beta u + (X - a) / lr;  a += lr u.
+    """
     models, anchor = [start() for _ in range(size)], start()
     velocity, flying = torch.zeros(NUMEL, dtype=torch.float64), None
     for round in range(rounds):
         for step in range(round * every + 1, (round + 1) * every + 1):
-            models = [x - 0.1 * gradient(x, i, step) for i, x in enumerate(models)]
+            models = [x - rate(step) * gradient(x, i, step) for i, x in enumerate(models)]
         if flying is not None and vanilla:
             anchor = flying
         elif flying is not None:
-            velocity = beta * velocity + (flying - anchor)
-            anchor = anchor + velocity
+            velocity = beta * velocity + (flying - anchor) / rate(step)
+            anchor = anchor + rate(step) * velocity
         models = [(1 - alpha) * x + alpha * anchor for x in models]
         flying = torch.stack(models).mean(0)
         yield models, anchor
@@ -48,6 +66,17 @@ def test_it_is_the_formula_of_the_paper(size: int, every: int, alpha: float, bet
         for r, expected in zip(ranks, models, strict=True):
             torch.testing.assert_close(model(r), expected, rtol=0, atol=1e-13)
             torch.testing.assert_close(anchors(r), anchor, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("rate", [cosine, steps_down])
+def test_its_momentum_follows_a_learning_rate_that_changes(rate: Rate) -> None:
+    ranks, fixed = crew(3, 0.6, 0.7, 2), make("allreduce + overlap_local_sgd(3, by_lr=False)", 2, *USUAL)
+    for models, anchor in by_hand(2, 8, 3, 0.6, 0.7, rate=rate):
+        for r in (ranks, fixed):
+            train(r, scheduled(rate), 3)
+        torch.testing.assert_close(anchors(ranks[0]), anchor, rtol=0, atol=1e-13)
+        torch.testing.assert_close(model(ranks[1]), models[1], rtol=0, atol=1e-13)
+    assert not torch.allclose(anchors(fixed[0]), anchor, rtol=0, atol=1e-4)
 
 
 def test_without_momentum_the_anchor_is_the_mean_of_a_round_ago() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.worker.gym import Odd, bit_equal, make, noise, parameters, pull, sgd, train
+from tests.worker.gym import Odd, bit_equal, make, noise, parameters, pull, resumed, saved, sgd, train
 from torch import nn
 
 from gossamer.recipe import Recipe
@@ -78,7 +78,7 @@ def test_groups_with_rates_of_their_own_train_as_the_optimizer_does_alone() -> N
 
     for recipe in ("allreduce", "slowmo(2, beta=0.5)", "gather(fp32()) + error_feedback(units='update')"):
         ranks = make(recipe, 3, optimizer=grouped)
-        assert sorted(ranks[0].worker.lrs) == [0.01, 0.1]
+        assert sorted(ranks[0].worker.lrs) == ([0.01] if recipe == "allreduce" else [0.01, 0.1])
         train(ranks, pull, 4)
         assert bit_equal(parameters(ranks))
     alone, model = make("allreduce", 1, optimizer=grouped), Odd()
@@ -89,6 +89,64 @@ def test_groups_with_rates_of_their_own_train_as_the_optimizer_does_alone() -> N
         pull(model, 0, step)
         optimizer.step()
     assert bit_equal([*parameters(alone), torch.cat([p.detach().flatten() for p in model.parameters()])])
+
+
+FOLLOWS = [
+    "allreduce + every_step(l1=0.1)",
+    "slowmo(2, beta=0.5)",
+    "overlap_local_sgd(2)",
+    "gather(fp32()) + error_feedback(units='update')",
+    "powersgd(rank=1) + error_feedback(units='update')",
+]
+
+
+def parting(model: nn.Module) -> torch.optim.Optimizer:
+    """Two groups that start with one rate; a backward finds the optimizer, and moves them apart."""
+    names = dict(model.named_parameters())
+    first = [names.pop("matrix"), names.pop("scale")]
+    optimizer = torch.optim.SGD([{"params": first}, {"params": list(names.values())}], lr=0.1)
+    object.__setattr__(model, "optimizer", optimizer)
+    return optimizer
+
+
+def drifting(model: nn.Module, rank: int, step: int) -> float:
+    optimizer = model.optimizer
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = 0.1 / step, 0.1
+    return pull(model, rank, step)
+
+
+@pytest.mark.parametrize("recipe", FOLLOWS)
+def test_groups_that_start_with_one_rate_are_followed_each(recipe: str) -> None:
+    """Every group trains as it would in a model of its own; with powersgd a model of its own has other dice."""
+    ranks = make(recipe, 2, optimizer=parting)
+    train(ranks, drifting, 6)
+    assert sorted(ranks[0].worker.lrs) == pytest.approx([0.1 / 6, 0.1])
+    if "powersgd" not in recipe:
+        for names, rate in (("matrix", "scale"), lambda step: 0.1 / step), (("turned", "bias"), lambda step: 0.1):
+            alone = make(recipe, 2, optimizer=parting)
+
+            def one_rate(model: nn.Module, rank: int, step: int, rate=rate) -> float:
+                for group in model.optimizer.param_groups:  # pyright: ignore
+                    group["lr"] = rate(step)
+                return pull(model, rank, step)
+
+            train(alone, one_rate, 6)
+            for name in names:
+                assert bit_equal([r.model.get_parameter(name).detach() for r in (*ranks[:1], *alone[:1])])
+    half = make(recipe, 2, optimizer=parting)
+    train(half, drifting, 3)
+    again = resumed(recipe, saved(half), optimizer=parting)
+    train(again, drifting, 3)
+    assert all(bit_equal(pair) for pair in zip(parameters(ranks), parameters(again)))
+
+
+@pytest.mark.parametrize("recipe", ["allreduce", "qsgd", "topk", "local_sgd(2)", "slowmo(2, beta=0.0)", "sgp", "diana"])
+def test_where_nothing_follows_the_rate_groups_share_their_messages(recipe: str) -> None:
+    def own_rates(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [p], "lr": 0.01 * i} for i, p in enumerate(model.parameters(), start=1)])
+
+    assert len(make(recipe, 2, optimizer=own_rates)[0].worker.channels) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

@@ -349,7 +349,7 @@ class Loop(Protocol):
 
     @property
     def lrs(self) -> list[float]:
-        """The learning rate of each block's parameters."""
+        """The learning rate of each block's parameters; of the optimizer's first group, unless a part `follows_rate`."""
         ...
 
     @property

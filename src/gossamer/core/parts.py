@@ -42,6 +42,11 @@ class Part(ABC):  # noqa: B024  (its contracts below are abstract; what a part m
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(_arguments(self))})"
 
+    @property
+    def follows_rate(self) -> bool:
+        """True if this part asks for a block's learning rate, so that parameters of two optimizer groups must not share one."""
+        return False
+
     def suits(self, optimizer: "Optimizer") -> None:  # noqa: B027  (most parts work with any)
         """Raise AttachError for an optimizer with which this part would not do what it says, with the fix."""
 

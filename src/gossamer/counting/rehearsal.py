@@ -30,7 +30,7 @@ class Rehearsal:
         self.recipe, self.step = recipe, step
         self.averages = 0
         self.rounds = list[tuple[Mixer, int]]()
-        self.lrs, self.states = [1.0], list[State]([{}])
+        self.lrs, self.gains, self.states = [1.0], [1.0], list[State]([{}])
         self._flight: list[Tensor] | None = None
 
     def take_step(self) -> None:

@@ -47,6 +47,10 @@ class ErrorFeedback(Memory):
         )
 
     @property
+    def follows_rate(self) -> bool:
+        return self.units == "update"
+
+    @property
     def mends_bias(self) -> bool:
         return True
 

@@ -52,6 +52,10 @@ class EveryStep(Schedule):
     def lr_factor(self) -> float:
         return self.rate
 
+    @property
+    def follows_rate(self) -> bool:
+        return self.l1 > 0
+
     def step(self, loop: Loop) -> Program[None]:
         yield from loop.average_gradients()
         descended = yield Descend()

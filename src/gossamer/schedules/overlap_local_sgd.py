@@ -7,7 +7,7 @@ import torch
 from gossamer.core.contracts import Loop, Schedule
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Descend, Program
-from gossamer.schedules.slowmo import remember_anchor
+from gossamer.schedules.slowmo import remember_anchor, slow_velocity
 
 
 @final
@@ -15,7 +15,9 @@ from gossamer.schedules.slowmo import remember_anchor
 class OverlapLocalSGD(Schedule):
     """Every `every` steps: land the average launched a round ago, pull towards it, launch the next.
 
-    D = mean_i (a - x_i), launched after the last pull;  v = beta v - D;  a += v;  x_i = (1 - alpha) x_i + alpha a.
+    D = mean_i (a - x_i), launched after the last pull;  v = beta (lr_t / lr_(t-1)) v - D;  a += v;
+    x_i = (1 - alpha) x_i + alpha a.  `by_lr=False` leaves the ratio out, with which v follows a learning rate that changes:
+    else steps taken at a large rate would go on to move the anchor after it has been cut.
     The average travels during a whole round, so a slow network costs nothing until it is slower than the round. It lands
     by schedule, never by arrival. (1 - alpha) mean x + alpha a is conserved by the mixing, so with a constant gradient the
     model moves (1 - alpha) / (1 - alpha beta) times as fast as with plain averaging: raise the learning rate accordingly.
@@ -37,6 +39,7 @@ class OverlapLocalSGD(Schedule):
     every: int
     alpha: float = 0.6
     beta: float = 0.7
+    by_lr: bool = True
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"overlap_local_sgd: every must be at least 1 step, got {self.every}")
@@ -49,6 +52,10 @@ class OverlapLocalSGD(Schedule):
             0 <= self.beta < 1,
             f"overlap_local_sgd: beta must lie in [0, 1), got {self.beta}; the paper uses 0.7",
         )
+
+    @property
+    def follows_rate(self) -> bool:
+        return self.by_lr and self.beta > 0
 
     def rests(self, step: int) -> bool:
         return (step + 1) % self.every == 0  # just before it lands, an average has had its time to travel
@@ -67,7 +74,6 @@ class OverlapLocalSGD(Schedule):
     def _land(self, loop: Loop) -> Program[bool]:
         """Move the anchor; False if the average was not finite, and the anchor stays."""
         means = yield from loop.land()
-        for state, mean in zip(loop.states, means or []):
-            velocity = -mean if "velocity" not in state else torch.sub(self.beta * state["velocity"], mean)
-            state["velocity"], state["anchor"] = velocity, state["anchor"] + velocity
+        for state, mean, lr in zip(loop.states, means or [], loop.lrs):
+            state["anchor"] = state["anchor"] + slow_velocity(state, -mean, lr, self.beta, self.by_lr)
         return means is not None

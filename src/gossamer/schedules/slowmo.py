@@ -5,6 +5,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
+from gossamer.core.block import State
 from gossamer.core.contracts import Loop, Mixer, Schedule
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Descend, Program
@@ -48,6 +49,10 @@ class SlowMo(Schedule):
         require(0 <= self.beta < 1, f"slowmo: beta must lie in [0, 1), got {self.beta}; the paper uses 0.4 to 0.8")
         require(self.alpha > 0, f"slowmo: alpha must be positive, got {self.alpha}; 0 would freeze the model")
 
+    @property
+    def follows_rate(self) -> bool:
+        return self.by_lr and self.beta > 0
+
     def rests(self, step: int) -> bool:
         return self.inner is not None or step % self.every == 0
 
@@ -63,21 +68,13 @@ class SlowMo(Schedule):
             loop.assign([s["anchor"] for s in loop.states])
             return
         for state, mean, lr in zip(loop.states, means, loop.lrs):
-            state["anchor"] = state["anchor"] - self.alpha * self._velocity(state, mean, lr)
+            velocity = slow_velocity(state, mean, lr, self.beta, self.by_lr)
+            state["anchor"] = state["anchor"] - self.alpha * velocity
         loop.assign([s["anchor"] for s in loop.states])
         if self.buffers == "reset":
             loop.reset_optimizer()
         elif self.buffers == "average":
             yield from loop.average_optimizer()
-
-    def _velocity(self, state: dict[str, Tensor], mean: Tensor, lr: float) -> Tensor:
-        if self.beta == 0:
-            return mean
-        velocity, last = state.get("velocity"), float(state.get("lr", torch.zeros(())))
-        ratio = lr / last if self.by_lr and last else float(not self.by_lr)
-        new = mean if velocity is None else torch.add(mean, velocity, alpha=self.beta * ratio)
-        state["velocity"], state["lr"] = new, torch.tensor(lr, dtype=torch.float64)
-        return new
 
 
 @final
@@ -112,6 +109,17 @@ class LocalSGD(Schedule):
     def step(self, loop: Loop) -> Program[None]:
         rounds = SlowMo(1 if loop.step <= self.warmup else self.every, beta=0.0)
         yield from rounds.step(loop)
+
+
+def slow_velocity(state: State, moved: Tensor, lr: float, beta: float, by_lr: bool) -> Tensor:
+    """v = beta (lr_t / lr_(t-1)) v + moved, kept in `state`; without `by_lr` the ratio is left out."""
+    if beta == 0:
+        return moved
+    velocity, last = state.get("velocity"), float(state.get("lr", torch.zeros(())))
+    ratio = lr / last if by_lr and last else float(not by_lr)
+    new = moved if velocity is None else torch.add(moved, velocity, alpha=beta * ratio)
+    state["velocity"], state["lr"] = new, torch.tensor(lr, dtype=torch.float64)
+    return new
 
 
 def remember_anchor(loop: Loop) -> None:

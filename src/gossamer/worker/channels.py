@@ -23,7 +23,7 @@ class Channel:
     exchange: Exchange | Mixer | Quorum
     memory: Memory
     shift: float
-    group: int = 0  # the optimizer's parameter group that gives the learning rate
+    group: int = 0  # the optimizer's parameter group that gives the learning rate, where anything asks for it
     states: dict[str, State] = field(default_factory=lambda: {role: {} for role in ROLES})
 
     @property
@@ -68,7 +68,7 @@ class Channel:
 
 
 def build(recipe: Recipe, parameters: Mapping[str, Tensor], groups: Mapping[str, int], size: int) -> list[Channel]:
-    """Cut a model into channels: backward order, one way and one learning rate each, no longer than a bucket.
+    """Cut a model into channels: backward order, one way and one of `groups` each, no longer than a bucket.
 
     `size` is that of the world, which some memories follow.
     """

@@ -344,8 +344,11 @@ class Worker:
     def _decide(self, means: Sequence[Tensor], control: State) -> Recipe | None:
         """The controller's next recipe, where it is another one."""
         blocks = [Block(m / self.scale if self.scale != 1 else m, c.layout) for m, c in zip(means, self.channels)]
-        decided = self.recipe.controller.decide(Facts(self.step, max(self.lrs), blocks), self.recipe, control)
+        decided = self.recipe.controller.decide(Facts(self.step, self._largest_rate(), blocks), self.recipe, control)
         return decided if decided != self.recipe else None
+
+    def _largest_rate(self) -> float:
+        return max(float(g["lr"]) for g in self.optimizer.param_groups)
 
     def _adopt(self, recipe: Recipe) -> list[Channel]:
         """Put another recipe in force; returns the channels there were."""
@@ -373,14 +376,14 @@ class Worker:
             self.errors[name] = float(gone.norm()) / norm if norm else 0.0
 
     def _rate_groups(self) -> dict[str, int]:
-        """Parameters with different learning rates do not share a channel; groups that start with one rate do.
+        """The optimizer's group of each parameter, where a part of the recipe follows its rate; else they need not be told apart.
 
-        What counts is the rate before any schedule, so that a resumed run cuts the model as the first run did.
+        Not the rates: two groups that start with one may part later.
         """
-        groups = self.optimizer.param_groups
-        rates = [float(g.get("initial_lr", g["lr"])) for g in groups]
-        first = {id(p): rates.index(rates[i]) for i, g in enumerate(groups) for p in g["params"]}
-        return {n: first.get(id(p), 0) for n, p in self.named.items()}
+        if not self.recipe.follows_rate:
+            return dict.fromkeys(self.named, 0)
+        groups = {id(p): i for i, g in enumerate(self.optimizer.param_groups) for p in g["params"]}
+        return {n: groups.get(id(p), 0) for n, p in self.named.items()}
 
 
 def _gradient(parameter: Tensor) -> Tensor:
