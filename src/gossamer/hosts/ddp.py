@@ -15,11 +15,14 @@ from gossamer.core.errors import AttachError
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts import consensus
+from gossamer.hosts.communicator import attached
 from gossamer.hosts.handshake import compare, fingerprint
 from gossamer.hosts.intake import Intake
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
 from gossamer.recipe import Recipe
 from gossamer.worker import Worker, checkpoint
+
+ANEW = "requires_grad changed after DDP was made: make DDP anew, then register"
 
 
 class Hook:
@@ -84,16 +87,27 @@ class Hook:
         if not self.intake.arrived:
             self.worker.means = []
             self.worker.scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
-        names = [self.names[id(p)] for p in bucket.parameters()]
-        gradients = list(bucket.gradients())
-        device = bucket.buffer().device
-        promise: Future[Tensor] = Future(devices=[device]) if device.type == "cuda" else Future()
-        self.waiting.append((gradients, names, promise, bucket.buffer()))
+        names = [self._name_of(p) for p in bucket.parameters()]
+        buffer = bucket.buffer()
+        gradients = [buffer] if buffer.is_sparse else list(bucket.gradients())  # a sparse one has a bucket to itself
+        promise: Future[Tensor] = Future(devices=[buffer.device]) if buffer.device.type == "cuda" else Future()
+        self.waiting.append((gradients, names, promise, buffer))
         for name, gradient in zip(names, gradients, strict=True):
             self.intake.take(name, gradient)
         if len(self.intake.arrived) == len(self.intake.slots):
             self._deliver()
+        elif bucket.is_last():  # DDP would now wait for promises that nobody can keep
+            missing = ", ".join(sorted(self.intake.slots.keys() - self.intake.arrived)[:5])
+            raise AttachError(f"DDP's last bucket is there, and none held {missing}; {ANEW}")
         return promise
+
+    def _name_of(self, parameter: Tensor) -> str:
+        name = self.names.get(id(parameter))
+        if name is None:
+            raise AttachError(
+                f"DDP hands over a parameter of shape {tuple(parameter.shape)} that it did not have; {ANEW}"
+            )
+        return name
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if any(id(p) in self.names for group in optimizer.param_groups for p in group["params"]):
@@ -115,15 +129,22 @@ class Hook:
         self.intake.reset()
         self.fabric.run(self.worker.average_gradients())
         means = self.worker.mean_by_name()
-        for gradients, names, _, _ in waiting:
-            for gradient, name in zip(gradients, names, strict=True):
-                gradient.copy_(means[name])
+        answers = [_put(gradients, [means[n] for n in names], buffer) for gradients, names, _, buffer in waiting]
         self.worker.end_step()
         if self.worker.channels is not channels:
             self.intake = Intake(self.worker, self._launch)
         self._meter.exposed_seconds += perf_counter() - began
-        for *_, promise, buffer in waiting:
-            promise.set_result(buffer)
+        for (*_, promise, _), answer in zip(waiting, answers, strict=True):
+            promise.set_result(answer)
+
+
+def _put(gradients: list[Tensor], means: list[Tensor], buffer: Tensor) -> Tensor:
+    """What DDP is told about one bucket: the means in its own buffer, or a mean as sparse as DDP expects it."""
+    if buffer.is_sparse:
+        return means[0].to(buffer.dtype).to_sparse(buffer.sparse_dim())
+    for gradient, mean in zip(gradients, means, strict=True):
+        gradient.copy_(mean)
+    return buffer
 
 
 def register(
@@ -144,11 +165,9 @@ def register(
     the optimizer has done every `metrics_every`-th step, as with `attach`.
     """
     check_callback(on_metrics, metrics_every)
-    if not isinstance(ddp_model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise AttachError("register takes a DistributedDataParallel model; for a plain one use gossamer.attach")
     parsed = Recipe.of(recipe)
     check(parsed)
-    named: dict[str, Tensor] = {n: p for n, p in ddp_model.module.named_parameters() if p.requires_grad}
+    named = _averaged(ddp_model)
     fabric = TorchFabric(process_group or ddp_model.process_group, deadline=deadline)
     idle = torch.optim.SGD(list(named.values()), lr=1.0)  # channels ask for rates; a hook has none to offer
     try:
@@ -162,6 +181,26 @@ def register(
     hook = Hook(ddp_model.module, worker, fabric, {id(p): n for n, p in named.items()}, scaler, meter)
     ddp_model.register_comm_hook(hook, _hook())
     return hook
+
+
+def _averaged(ddp_model: DistributedDataParallel) -> dict[str, Tensor]:
+    """The parameters whose gradients DDP will hand over; refuses a DDP of which a hook sees less than is averaged."""
+    if not isinstance(ddp_model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise AttachError("register takes a DistributedDataParallel model; for a plain one use gossamer.attach")
+    if ddp_model.module in attached:
+        raise AttachError("this model is attached, and would be averaged twice; detach() its communicator first")
+    if ddp_model._comm_hooks:
+        raise AttachError("this DDP model has a hook already, and DDP takes no second one; make DDP anew")
+    if ddp_model._delay_all_reduce_params:
+        raise AttachError(
+            "DDP averages its delay_all_reduce_named_params itself, uncompressed, and no hook sees them; "
+            "make DDP without that argument"
+        )
+    # As DDP itself lists them, for it has its own mind about names that it was told to ignore.
+    handed = {id(p) for p in ddp_model._build_params_for_reducer()[0]}
+    if len(handed) != ddp_model._get_ddp_logging_data()["num_parameter_tensors"]:
+        raise AttachError(f"DDP averages other parameters than those that now require a gradient; {ANEW}")
+    return {n: p for n, p in ddp_model.module.named_parameters() if id(p) in handed}
 
 
 def check(recipe: Recipe) -> None:
