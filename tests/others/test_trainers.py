@@ -1,7 +1,6 @@
 """Accelerate's loop and Hugging Face's Trainer: both would wrap the model in DDP, and are told not to."""
 
 import importlib.util
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
