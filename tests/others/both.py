@@ -4,8 +4,8 @@ A loop is a function of `ranks`, whose data it draws, and of a recipe; without o
 """
 
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -72,6 +72,14 @@ def settled(comm: Communicator | Alone, steps: int) -> None:
         ratio = comm.metrics()["ratio_to_dense"]
         assert 0.99 < ratio < 1.01 if comm.recipe == Recipe.of("allreduce") else ratio > 1.1, ratio
     comm.check_sync()
+
+
+@contextmanager
+def torch_may_deprecate() -> Iterator[None]:
+    """Parts of torch warn of other parts of torch when they are loaded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 def said(run: Callable[[], object]) -> list[str]:
