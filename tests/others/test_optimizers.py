@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.gang import Gang
 from tests.hosts.loops import DEADLINE, flat, same
-from tests.others.both import attach, both, close, ours, randn, settled, torch_may_deprecate
+from tests.others.both import attach, both, close, ours, randn, said, settled, torch_may_deprecate
 from torch import Tensor, nn
 
 import gossamer
@@ -179,22 +179,32 @@ def test_muon_and_adamw_end_with_equal_models(gang2: Gang, recipe: str) -> None:
     assert first.isfinite().all()
 
 
-def one_of_two(rank: int, size: int) -> list[str]:
-    """The list forgotten: half of the model would never be averaged by local steps."""
+def not_optimizers(rank: int, size: int) -> list[str]:
     model, told = Mlp(), list[str]()
-    matrices = torch.optim.SGD([p for p in model.parameters() if p.dim() > 1], lr=0.1)
-    for given in (matrices, "sgd", [matrices, "sgd"], []):
+    sam_itself = SAM(model.parameters(), torch.optim.SGD, rho=0.05, lr=0.1)
+    for given in (sam_itself, "sgd", [sgd(model), "sgd"], []):
         with pytest.raises(AttachError) as caught:
             gossamer.attach(model, given, "local_sgd(2)", deadline=DEADLINE)  # pyright: ignore
         told.append(str(caught.value))
     return told
 
 
-def test_what_is_no_optimizer_of_the_whole_model_is_refused(gang2: Gang) -> None:
-    for half, *others in gang2.run(one_of_two):
-        assert "inner.bias" in half
-        assert "list" in half
+def test_what_never_steps_is_refused_with_what_to_pass(gang2: Gang) -> None:
+    for sam_itself, *others in gang2.run(not_optimizers):
+        assert "base_optimizer" in sam_itself
         assert all("optimizer" in text for text in others)
+
+
+def one_of_two(rank: int, size: int) -> list[str]:
+    model = Mlp()
+    matrices = torch.optim.SGD([p for p in model.parameters() if p.dim() > 1], lr=0.1)
+    return said(lambda: attach(model, matrices, "local_sgd(2)").detach())
+
+
+def test_a_second_optimizer_that_is_forgotten_is_a_warning(gang2: Gang) -> None:
+    for (text,) in gang2.run(one_of_two):
+        assert "inner.bias" in text
+        assert "as a list" in text
 
 
 def sparse_adam(rank: int, size: int) -> str:
