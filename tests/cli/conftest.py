@@ -1,6 +1,7 @@
 """Commands as a user starts them: as processes that leave nothing running, or in this process, in milliseconds."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -36,11 +37,11 @@ class Shell(Marked):
         return process.returncode, out or "", err or ""
 
     def ranks(self) -> list[int]:
-        """Process ids of the ranks, without the interpreters that start them."""
+        """Process ids of the ranks, without what starts them in a lab."""
         return sorted(
             pid
             for pid, words in self.processes().items()
-            if " -m gossamer.trial.rank " in words and "gossamer.trial.local" not in words and "unshare" not in words
+            if re.search(r" -m gossamer\.trial\.(rank|link) ", words) and "unshare" not in words
         )
 
     def rank(self, number: int) -> int:

@@ -58,7 +58,6 @@ def heard() -> Heard:
         MARK + json.dumps(STEP)[:40],
         MARK + '{"event": "step", "run": "a"}',
         MARK + '{"event": "step", "run": "a", "step": 1, "colour": "red"}',
-        MARK + '{"event": "lost"}',
         MARK + '{"event": "end", "run": "a"}',
         MARK + '{"event": "evaluation", "run": ["a"]}',
         MARK + "\x00\ufffd",
@@ -102,7 +101,7 @@ def test_until_a_run_has_ended_its_record_does_not_say_that_it_has(heard: Heard)
 def test_who_was_killed_comes_before_what_the_others_noticed(number: int, code: int, text: str) -> None:
     heard = Heard()
     heard.lines("words of the ranks")
-    heard.tell({"event": "lost", "rank": number, "code": code})
+    heard.listener.ended(number, code)
     record, _ = heard.listener.follow(lambda: 1)
     assert all(run.error.endswith(text) or run.error.startswith(text) for run in record.runs)
     assert any(text in e.get("text", "") for e in heard.events)

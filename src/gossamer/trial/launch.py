@@ -3,7 +3,6 @@
 import os
 import platform
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from gossamer.record import Record, Run
 from gossamer.trial import rank
 from gossamer.trial.contender import about
 from gossamer.trial.listener import Listener, OnEvent
-from gossamer.trial.orphans import end
+from gossamer.trial.local import run_here
 from gossamer.trial.plan import Plan
 from gossamer.trial.saving import tidy
 from gossamer.trial.yardsticks import YARDSTICKS
@@ -49,9 +48,8 @@ def launch(
         listener.unshaped(reason)
 
     def work() -> int:
-        if rate and not reason:
-            return _in_lab(hosts, rate, [sys.executable, "-m", "gossamer.trial.rank", plan.to_json()], listener)
-        return _here(hosts, plan, listener)
+        program = [sys.executable, "-W", "ignore", "-m", "gossamer.trial.rank", plan.to_json()]
+        return _in_lab(hosts, rate, program, listener) if rate and not reason else _here(hosts, program, listener)
 
     try:
         return listener.follow(work)
@@ -71,7 +69,7 @@ def join(
 
 
 def _in_lab(hosts: int, rate: str, program: Sequence[str], listener: Listener) -> int:
-    result = run_lab(hosts, rate, program, on_line=listener.line, env={"PYTHONWARNINGS": "ignore"})
+    result = run_lab(hosts, rate, program, on_line=listener.line)
     if result.first_failure is not None:
         listener.ended(result.first_failure, result.exit_code)
     for host in result.hosts:
@@ -80,30 +78,13 @@ def _in_lab(hosts: int, rate: str, program: Sequence[str], listener: Listener) -
     return result.exit_code
 
 
-def _here(hosts: int, plan: Plan, listener: Listener) -> int:
-    """Ranks on this machine, through torch's own launcher."""
-    elastic = ["--nproc-per-node", str(hosts), "--master-addr", "127.0.0.1", "--master-port", "0"]
-    elastic += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    local = [sys.executable, "-m", "gossamer.trial.local", str(os.getpid()), *elastic]
-    quiet = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore", "LOGLEVEL": "CRITICAL"}
-    process = subprocess.Popen(
-        [*local, "-m", "gossamer.trial.rank", plan.to_json()],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        errors="replace",
-        env={**os.environ, **quiet},
-        start_new_session=True,  # ctrl-C on the terminal is for us, who then end the ranks in order
-    )
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            listener.line(None, line.rstrip("\n"))
-        return process.wait()
-    finally:
-        end(process)
-        process.stdout.close()
+def _here(hosts: int, program: Sequence[str], listener: Listener) -> int:
+    ending = run_here(hosts, program, listener.line)
+    if ending.first is not None:
+        listener.ended(*ending.first)
+    for number in ending.frozen:
+        listener.ended(number, -signal.SIGSTOP)
+    return int(ending.first is not None)
 
 
 def _record(plan: Plan, hosts: int, rate: str | None, command: str) -> Record:

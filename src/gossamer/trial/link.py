@@ -4,8 +4,8 @@ import json
 import os
 import re
 import statistics
-import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from time import perf_counter
 from typing import NamedTuple
@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from gossamer.core.errors import PeerError
-from gossamer.trial.orphans import end, end_with_parent
-from gossamer.trial.plan import MARK
+from gossamer.trial.local import run_here
+from gossamer.trial.orphans import end_with_parent
 
 SIZES = [256 * 4**i for i in range(8)]  # float32 elements, up to 16 MB
 LONG = 0.1  # seconds: an all-reduce that takes as long says enough, and on a slow link a larger one would take minutes
@@ -64,30 +64,26 @@ def _seconds(elements: int) -> float:
 
 def between_two_ranks() -> Link:
     """The same for two ranks on this machine, when no launcher has started us."""
-    program = [sys.executable, "-m", "gossamer.trial.local", str(os.getpid())]
-    program += ["--standalone", "--nproc-per-node", "2", "-m", __name__]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    ) as process:
-        try:
-            said, complaints = process.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            raise PeerError(f"two ranks on this machine did not find each other within {PATIENCE:g} s") from None
-        finally:
-            end(process)
-    for line in said.splitlines():
+    said = list[str]()
+    try:
+        run_here(
+            2,
+            [sys.executable, "-W", "ignore", "-m", "gossamer.trial.link"],
+            lambda rank, line: said.append(line),
+            PATIENCE,
+        )
+    except TimeoutError:
+        raise PeerError(f"two ranks on this machine did not find each other within {PATIENCE:g} s") from None
+    for line in said:
         if line.startswith("{"):
             return Link(**json.loads(line))
-        if line.startswith(MARK) and "error" in (event := json.loads(line.removeprefix(MARK))):
-            raise PeerError(event["error"])
-    raise PeerError(f"two ranks on this machine could not talk to each other: {_last_word(complaints)}")
+    raise PeerError(f"two ranks on this machine could not talk to each other: {_last_word(said)}")
 
 
-def _last_word(text: str) -> str:
-    """What a rank died of, out of all that its launcher says about it."""
-    errors = re.findall(r"\b[\w.]+Error: .+", text)
-    return (errors or text.split("\n")[-2:-1] or ["they said nothing"])[0][:300]
+def _last_word(said: Sequence[str]) -> str:
+    """What a rank died of, out of all that is said about it."""
+    errors = re.findall(r"\b[\w.]+Error: .+", "\n".join(said))
+    return (errors or list(said)[-1:] or ["they said nothing"])[0][:300]
 
 
 if __name__ == "__main__":

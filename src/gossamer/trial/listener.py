@@ -84,9 +84,7 @@ class Listener:
         """An error says that the event is none of ours."""
         kind, run = event["event"], self.record.run(event.get("run", ""))
         facts = {k: v for k, v in event.items() if k not in ("event", "run")}
-        if kind == "lost":
-            self.ended(facts["rank"], facts["code"])
-        elif kind == "broken":
+        if kind == "broken":
             self.broken = str(facts["error"])
         elif run is not None:
             _note(run, kind, facts)
