@@ -1,12 +1,15 @@
 """The model that all ranks agree on, the numbers a run gives, and what becomes of running statistics."""
 
+from threading import Event
 from typing import Any
 
 import pytest
 import torch
 from tests.gang import Gang
-from tests.hosts.loops import SMALL, Awkward, attached, flat, loss_of, same, small_step
+from tests.hosts.loops import DEADLINE, SMALL, Awkward, attached, flat, loss_of, same, small_step
 from torch import Tensor, nn
+
+from gossamer.core.verbs import Compute, Program
 
 pytestmark = pytest.mark.gang
 
@@ -98,6 +101,8 @@ def measured(rank: int, size: int, recipe: str) -> tuple[dict[str, float], dict[
         ("qsgd(bits=8)", 1e-5, 0.1),
         ("powersgd(rank=1)", 0.01, 1.0),
         ("qsgd(bits=8) + local_sgd(3)", 1e-5, 0.1),
+        ("qsgd(bits=8) + local_sgd(4)", 1e-5, 0.1),  # no multiple of three ends a round
+        ("first(backups=0, over=scatter(qsgd(bits=8)))", 1e-5, 0.1),
     ],
 )
 def test_metrics_count_and_measure(gang2: Gang, recipe: str, least: float, most: float) -> None:
@@ -113,6 +118,32 @@ def test_metrics_count_and_measure(gang2: Gang, recipe: str, least: float, most:
         assert (after["residual_norm"] > 0) == ("topk" in recipe or "powersgd" in recipe)
         assert after["ratio_to_dense"] > 0
         assert after["dropped_steps"] == 0
+
+
+def measured_behind(rank: int, size: int) -> dict[str, float]:
+    """Rank 1's lane begins with what was launched at step 2 when its loop is at step 3 already."""
+    with attached("qsgd(bits=8) + overlap_local_sgd(2)", measure_every=2) as (model, optimizer, comm):
+        small_step(model, optimizer, comm, rank)
+        gate = Event()
+        comm.fabric.start(_waiting(gate))
+        small_step(model, optimizer, comm, rank)
+        if rank == 0:
+            gate.set()
+        optimizer.zero_grad()
+        loss_of(model, rank, 3).backward()
+        gate.set()
+        optimizer.step()
+        comm.state_dict()  # waits for what is under way
+        return comm.worker.errors
+
+
+def _waiting(gate: Event) -> Program[None]:
+    yield Compute(lambda: gate.wait(DEADLINE), "waiting")
+
+
+def test_what_is_measured_is_decided_when_it_is_launched_not_when_it_runs(gang2: Gang) -> None:
+    for errors in gang2.run(measured_behind):
+        assert errors.keys() == {name for name, _ in Awkward().named_parameters()}
 
 
 class Normed(nn.Module):

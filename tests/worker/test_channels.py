@@ -173,7 +173,7 @@ def test_models_of_other_precisions_train_with_equal_replicas(recipe: str, dtype
 def test_the_measured_error_is_relative_to_what_was_given(recipe: str, most: float) -> None:
     ranks = make(recipe, 2)
     for r in ranks:
-        r.worker.measuring = True
+        r.worker.measure_every = 1
     train(ranks, pull, 2)
     errors = ranks[0].worker.errors
     assert errors.keys() == set(NAMES)

@@ -308,6 +308,7 @@ class Settled(NamedTuple):
     mean: Tensor
     accepted: tuple[int, ...]
     facts: Tensor
+    add_sent: Callable[[Tensor, float], None] | None = None  # as an echo's; None where this rank was not waited for
 
 
 class Quorum(Part):

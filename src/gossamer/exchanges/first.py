@@ -80,4 +80,4 @@ class First(Quorum):
         said = numbers.clone() if seat.rank == accepted[0] else torch.zeros(facts, dtype=torch.float64)
         agreed = yield from all_reduce(said)
         mean = echo.mean if wanted == seat.size else echo.mean.mul_(seat.size / wanted)
-        return Settled(mean, accepted, agreed)
+        return Settled(mean, accepted, agreed, echo.add_sent if mine is not None else None)

@@ -58,7 +58,8 @@ def attach(
     - `find_unused_parameters`: agree at every step on parameters no rank used, and leave them without gradient.
     - `before_step`: called before every descent, also of missed updates under backup workers: clip gradients here then.
     - `on_late`: told the step whose gradient was dropped (backup workers).
-    - `measure_every`: measure the compression error of every parameter at every so many steps.
+    - `measure_every`: measure the compression error of every parameter after every so many steps; where nothing is sent
+      then, at the next step that sends.
     - `on_metrics`: called with (step, metrics) when `optimizer.step()` has done every `metrics_every`-th step; for loggers.
       `metrics` is that of `comm.metrics()`, and rates since the last report. What it raises, `optimizer.step()` raises.
 
@@ -85,6 +86,7 @@ def attach(
         parsed, optimizers, named, policy = given
         joint = optimizers[0] if len(optimizers) == 1 else Together(optimizers)
         worker = Worker(parsed, named, joint, fabric.rank, fabric.size, seed)
+        worker.measure_every = measure_every
         if worker.stand is not None and on_late is not None:
             worker.stand.on_late = on_late
         if fabric.size > 1:
@@ -93,7 +95,7 @@ def attach(
             fabric.run(make_equal(model, optimizers, worker))
         meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
         steps = Steps(model, optimizers, worker, fabric, meter, buffers=policy, scaler=scaler, before_step=before_step)
-        backward = Backward(steps, find_unused=find_unused_parameters, measure_every=measure_every)
+        backward = Backward(steps, find_unused=find_unused_parameters)
         return Communicator(steps, backward)
     except BaseException:
         fabric.close()

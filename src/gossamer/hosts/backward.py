@@ -19,9 +19,9 @@ from gossamer.worker.finite import all_finite
 class Backward:
     """Sees a backward pass begin and end, hands its gradients to the intake, and puts the averages in their place."""
 
-    def __init__(self, steps: Steps, *, find_unused: bool, measure_every: int) -> None:
+    def __init__(self, steps: Steps, *, find_unused: bool) -> None:
         self.steps, self.worker, self.fabric, self.scaler = steps, steps.worker, steps.fabric, steps.scaler
-        self.find_unused, self.measure_every = find_unused, measure_every
+        self.find_unused = find_unused
         self.syncing = True  # False while micro-batches only accumulate
         self._inside = False
         self._task: int | None = None  # autograd's number of the backward pass under way
@@ -89,7 +89,6 @@ class Backward:
         self.steps.settle_skipped(parameter)
         if self.scaler is not None and self.steps.averages_gradients:  # differences of parameters know no scale
             self.worker.scale = float(self.scaler.get_scale())
-        self.worker.measuring = self.measure_every > 0 and self.worker.step % self.measure_every == 0
         if self._intake is not None:
             self.steps.follow()
             self.worker.means = []

@@ -93,17 +93,19 @@ class Stand:
         def offer() -> tuple[Tensor, Tensor] | None:
             return self.offers.get(step)
 
-        rates = len(self.worker.optimizer.param_groups)
+        rates, measures = len(self.worker.optimizer.param_groups), self.worker.measures(step)
         carried = Draft(self.channel.states["exchange"])
         inner = self.quorum.settle(Block(self.like, self.layout), carried, self._seat(step), offer, rates)
         settled = yield from self._noting_entry(inner, step)
+        if measures and settled.add_sent is not None:
+            self.worker.measure(Block(self.offers[step][0], self.layout), settled.add_sent)
         if all_finite([settled.mean]):
             carried.commit()
         else:
             self.spoilt.add(step)
         follow = Start(self._program(step + 1), self.channel.name, step + 1, LANE)
         self.tickets[step + 1] = yield follow
-        return settled
+        return settled._replace(add_sent=None)
 
     def _noting_entry(self, inner: Program[Settled], step: int) -> Program[Settled]:
         """Pass requests through; once the first (the wait for the quorum) is answered, the step is closing."""

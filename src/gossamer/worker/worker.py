@@ -58,8 +58,9 @@ class Worker:
         self.control: State = {}
         self.means: list[Tensor] = []
         self.finite = True
-        self.measuring = False
         self.assigned = False  # did this step write parameters that all ranks agreed on?
+        self.measure_every = 0  # steps after which compression errors are measured anew; 0: never
+        self.measured = 0  # the step of the last measurement
         self.errors: dict[str, float] = {}  # relative compression error of each parameter, when last measured
         self.skipped = self.dropped_rounds = 0  # steps that did not descend, and averages of models that nobody took
         self.spoilt = Counter[int]()  # how many averages each rank has spoilt with values that are not finite
@@ -206,19 +207,39 @@ class Worker:
 
         With `reuse`, the mean may be written over the values.
         """
-        channel = self.channels[index]
-        exchange, block = channel.exchange, Block(flat, channel.layout, flat if reuse and not self.measuring else None)
+        channel, measures = self.channels[index], self.measures(self.step)
+        exchange, block = channel.exchange, Block(flat, channel.layout, flat if reuse and not measures else None)
         assert isinstance(exchange, Exchange)
         kept, carried = Draft(channel.states["memory"]), Draft(channel.states["exchange"])
         self._drafts[index] = kept, carried
 
         def send(block: Block, seat: Seat) -> Program[Echo]:
             echo = yield from exchange.average(block, carried, seat)
-            if self.measuring:
-                self._measure(block, echo)
+            if measures:
+                self.measure(block, echo.add_sent)
             return echo
 
         return Start(_carry(channel.memory.around(block, kept, send, self.seat(index))), channel.name, self.step)
+
+    def measures(self, step: int) -> bool:
+        """Is the error measured of what starts at this step? Asked at the start, for it may run when others have begun.
+
+        It is that of the first step at or after each multiple of `measure_every` at which anything starts: rounds of local
+        steps need not end at a multiple.
+        """
+        every = self.measure_every
+        if every and step // every != self.measured // every:
+            self.measured = step
+        return bool(every) and step == self.measured
+
+    def measure(self, block: Block, add_sent: Callable[[Tensor, float], None]) -> None:
+        """Note what got lost of each parameter. On the lane's thread: others may be reading the errors there were."""
+        lost, errors = block.flat.clone(), dict(self.errors)
+        add_sent(lost, -1.0)
+        for (name, gone), (_, given) in zip(block.like(lost).tensors(), block.tensors(), strict=True):
+            norm = float(given.norm())
+            errors[name] = float(gone.norm()) / norm if norm else 0.0
+        self.errors = errors
 
     def expect(self, index: int, ticket: Ticket[Carried]) -> None:
         """Note a gradient that is on its way, for `average_gradients` to join."""
@@ -367,13 +388,6 @@ class Worker:
         pairs = zip(old, means, strict=True)
         named = {name: view for c, mean in pairs for name, view in Block(mean, c.layout).tensors()}
         return [c.gather([named[s.name] for s in c.layout.segments]) for c in self.channels]
-
-    def _measure(self, block: Block, echo: Echo) -> None:
-        lost = block.flat.clone()
-        echo.add_sent(lost, -1.0)
-        for (name, gone), (_, given) in zip(block.like(lost).tensors(), block.tensors(), strict=True):
-            norm = float(given.norm())
-            self.errors[name] = float(gone.norm()) / norm if norm else 0.0
 
     def _rate_groups(self) -> dict[str, int]:
         """The optimizer's group of each parameter, where a part of the recipe follows its rate; else they need not be told apart.
