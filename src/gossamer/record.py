@@ -55,6 +55,10 @@ class Run:
     layer_errors: dict[str, float] = field(default_factory=dict)  # relative compression error, by parameter
     residuals: list[tuple[int, float]] = field(default_factory=list)  # (step, norm of what is still owed)
     decisions: list[tuple[int, str]] = field(default_factory=list)  # (step, what a controller decided)
+    # What values that are not finite (NaN, infinity) have cost all ranks; and how often each rank was the cause, by number.
+    skipped_steps: int = 0
+    dropped_rounds: int = 0
+    spoilt: dict[str, int] = field(default_factory=dict)
     # Means over ranks, known at the end of a run. None where it was cut off, or where there is nothing to count with.
     logical_bytes: int | None = None  # handed to the backend
     wire_bytes: int | None = None  # crossing one rank's link, by the ledger or a formula
@@ -66,9 +70,18 @@ class Run:
         return self.yardstick and self.recipe == "compute"
 
     @property
+    def done(self) -> int:
+        """The last step: there may be fewer rows than steps, for backup workers skip those they were late for."""
+        return self.steps[-1].step if self.steps else 0
+
+    @property
     def sent(self) -> int | None:
         """Bytes over one rank's link: of a run that was cut off, what rank 0 had sent by then."""
-        return self.wire_bytes if self.wire_bytes is not None or not self.steps else self.steps[-1].sent
+        if self.wire_bytes is not None or not self.steps:
+            return self.wire_bytes
+        # What was still on its way at a step has arrived when its model is judged.
+        seen = [last.sent for last in (self.steps[-1], *self.evaluations[-1:]) if last.sent is not None]
+        return max(seen, default=None)
 
     def arrival(self, target: float, lower_is_better: bool) -> Evaluation | None:
         """The first evaluation that is at a target, or beyond."""

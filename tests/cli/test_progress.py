@@ -116,3 +116,23 @@ def test_the_outcome_fits_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch
     assert rows["sgp"][:2] == ["failed", "57"]  # cut off: no ratio, and the steps that it did
     assert "! the interface counted 5% more or less than we did" in lines
     assert "  step 57, bucket 3, verb AllToAll" in lines
+
+
+def test_a_run_that_goes_on_begins_where_it_was_and_says_what_was_spoilt(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = progress.PlainLines(Plan({"a": "bf16"}, steps=30))
+    lines.show({"event": "contender", "run": "a", "recipe": "allreduce(bf16())", "done": 20})
+    lines.show(judged("a", 20))
+    lines.show(step("a", 21, sent=0))  # what it launched is on its way
+    lines.show({"event": "spoilt", "run": "a", "skipped_steps": 2, "dropped_rounds": 1, "by": {"1": 3}})
+    lines.show(judged("a", 25, sent=2_000_000))
+    first, second = capsys.readouterr().err.splitlines()
+    assert " 20/30 " in first
+    assert "sent 2.00 MB" in second
+    assert second.endswith(", 3 spoilt")
+
+
+def test_the_closing_table_says_which_rank_spoilt_what(capsys: pytest.CaptureFixture[str]) -> None:
+    record = made(["ddp", "qsgd"], steps=20)
+    record.runs[1].skipped_steps, record.runs[1].spoilt = 3, {"1": 2}
+    trial.summary(record)
+    assert "\nqsgd: 3 steps skipped, 2 of them spoilt by rank 1\n" in capsys.readouterr().out

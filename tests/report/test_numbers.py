@@ -8,7 +8,7 @@ import pytest
 from tests.report.made import made
 
 from gossamer.record import Evaluation, Record, Run, Status, Step
-from gossamer.report import write_markdown
+from gossamer.report import render, write_markdown
 from gossamer.report.charts import POINTS, Bars, Lines, charts
 from gossamer.report.facts import study
 from gossamer.report.headline import headline
@@ -225,3 +225,23 @@ def test_markdown_survives_names() -> None:
     text = write_markdown(odd)
     assert "| a\\|b |" in text
     assert "````\n``` <script>\n````" in text
+
+
+def test_steps_are_counted_by_their_numbers_not_by_rows() -> None:
+    """Backup workers skip steps they were late for; and a record that was cut off may lack some."""
+    gaps = run("a", (1, 2.0))
+    gaps.steps = [Step(1, 1.0, 5.0, 10), Step(5, 3.0, 4.0, 50), Step(9, 5.0, 3.0, 90)]
+    row = study(record([gaps])).rows[0]
+    assert (gaps.done, row.step, row.wire_step) == (9, 0.5, 10**6 / 9)  # an evaluation saw more than the last step
+    gaps.evaluations.clear()
+    assert study(record([gaps])).rows[0].wire_step == 10.0
+
+
+def test_what_was_spoilt_is_in_the_table_and_on_the_page() -> None:
+    spoilt = run("qsgd", (1, 2.0))
+    spoilt.skipped_steps, spoilt.dropped_rounds, spoilt.spoilt = 1, 1, {"0": 1, "1": 2}
+    told = record([run("ddp", (1, 2.0)), spoilt])
+    said = "qsgd: 1 step skipped and 1 round dropped, all of them spoilt by rank 1, 1 of them spoilt by rank 0."
+    assert said in write_markdown(told)
+    assert said in render(told)
+    assert "spoilt" not in render(record([run("ddp", (1, 2.0))]))

@@ -1,5 +1,7 @@
 """What the ranks of a trial say to one another: whoever does not come is named."""
 
+import math
+
 import pytest
 import torch.distributed as dist
 from tests.gang import Gang
@@ -36,3 +38,26 @@ def test_whoever_does_not_come_is_named(absent: int) -> None:
         if rank != absent:
             assert text.startswith(f"no word from rank {absent}: dead, frozen, cut off, or late (")
             assert "\n" not in text
+
+
+def of_all_sizes(rank: int, size: int) -> tuple[list[int], dict[str, float], str]:
+    """Ranks that have seen different things say different things."""
+    circle, plan = Circle(10.0), {"contenders": {f"x{i}": 300 * "long" for i in range(30)}}
+    lengths = [len(text) for text in circle.texts("\u00e9" * 9000 * rank)]
+    numbers = {"a": 1.0, "b": 2.0} if rank else {"b": 4.0, "c": math.inf, "d": 1e9}
+    means = circle.means(numbers)
+    assert circle.means({}) == {}
+    circle.same("different commands", plan)
+    try:
+        circle.same("different commands", plan | {"contenders": rank * 50_000 * "y"})
+    except PeerError as error:
+        return lengths, means, str(error)
+    return lengths, means, ""
+
+
+def test_what_ranks_say_may_be_of_any_length_and_of_other_things(gang2: Gang) -> None:
+    for lengths, means, error in gang2.run(of_all_sizes):
+        assert lengths == [0, 9000]
+        assert means == {"b": 3.0, "c": math.inf, "d": 1e9, "a": 1.0}
+        assert error.startswith("different commands: contenders is '' on rank 0 and 'yyy")
+        assert len(error) < 500

@@ -27,6 +27,10 @@ def test_a_resumed_run_is_bit_equal_to_one_that_was_never_interrupted(gang2: Any
     code, rest = run(gang2, **plan, steps=12, checkpoint=str(tmp_path / "half"), resume=True)
     assert code == 0
     assert of(rest, "contender")[0]["done"] == 6
+    told = [(kind, e) for chunk in of(rest, "history") for kind, e in chunk["events"]]
+    assert [e["step"] for kind, e in told if kind == "step"] == [1, 2, 3, 4, 5, 6]
+    assert [e["step"] for kind, e in told if kind == "evaluation"] == [0, 3]  # the last model is judged again
+    assert [e["step"] for e in of(rest, "evaluation")] == [6, 9, 12]
     overlaps = recipe == "osgp"  # then a step's bytes depend on how far its message has come
     expected, found = ([s[: 2 if overlaps else 3] for s in steps(events, "x")] for events in (whole, rest))
     assert found == expected[6:]
@@ -59,6 +63,38 @@ def test_nothing_to_resume_from_says_who_lacks_it(gang2: Any, tmp_path: Path) ->
     assert f"nothing to resume from in {tmp_path}: rank(s) 1 have none" in error
 
 
+def test_another_number_of_ranks_is_said_by_number(gang2: Any, gang4: Any, tmp_path: Path) -> None:
+    for before, now in ((gang2, gang4), (gang4, gang2)):
+        folder = tmp_path / str(before.size)
+        run(before, contenders={"x": "bf16"}, steps=4, checkpoint=str(folder))
+        code, error = resume(now, folder)
+        assert code == 1
+        assert f"was one of {before.size} ranks, and there are {now.size} now: go on with as many" in error
+
+
+@pytest.mark.parametrize("recipe", ["qsgd + local_sgd(3)", "first(backups=0, over=scatter(qsgd()))"])
+def test_compression_errors_outlive_an_interruption(gang2: Any, tmp_path: Path, recipe: str) -> None:
+    """They are measured at step 5, or where its round ends; a continuation from step 6 to 9 measures none."""
+    plan = {"contenders": {"x": recipe}, "chunk": 3, "checkpoint_every": 6, "measure_every": 5}
+    _, whole = run(gang2, **plan, steps=9, checkpoint=str(tmp_path / "whole"))
+    run(gang2, **plan, steps=6, checkpoint=str(tmp_path / "half"))
+    _, rest = run(gang2, **plan, steps=9, checkpoint=str(tmp_path / "half"), resume=True)
+    assert of(rest, "layers") == of(whole, "layers") != []
+
+
+@pytest.mark.parametrize("steps_before", [4, 8])
+def test_a_continuation_is_judged_where_the_whole_run_would_have_been(
+    gang2: Any, tmp_path: Path, steps_before: int
+) -> None:
+    """Turns of three steps, and rounds of four: a turn goes on to the end of its round."""
+    plan = {"contenders": {"x": "local_sgd(4)"}, "chunk": 3, "checkpoint_every": 4}
+    _, whole = run(gang2, **plan, steps=24, checkpoint=str(tmp_path / "whole"))
+    run(gang2, **plan, steps=steps_before, checkpoint=str(tmp_path / "half"))
+    _, rest = run(gang2, **plan, steps=24, checkpoint=str(tmp_path / "half"), resume=True)
+    expected = [e["step"] for e in of(whole, "evaluation") if e["step"] >= steps_before]
+    assert [e["step"] for e in of(rest, "evaluation")] == expected
+
+
 def test_when_ranks_were_killed_between_two_checkpoints_the_one_that_all_have_counts(
     gang2: Any, tmp_path: Path
 ) -> None:
@@ -77,6 +113,7 @@ def test_when_ranks_were_killed_between_two_checkpoints_the_one_that_all_have_co
         ({"contenders": {"x": "terngrad"}}, "its recipe was 'scatter(bf16())', and is 'scatter(ternary())' now"),
         ({"seed": 3}, "its seed was 0, and is 3 now"),
         ({"workload": "logistic"}, "its workload was 'ridge', and is 'logistic' now"),
+        ({"network": "200mbit"}, "its network was 'unshaped', and is '200mbit' now"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(gang2: Any, tmp_path: Path, other: dict[str, Any], what: str) -> None:

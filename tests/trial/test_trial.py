@@ -1,6 +1,7 @@
 """Contenders in turns: who trains on, who is out, and what is told."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from tests.trial.trials import of, run, steps
 
 from gossamer import workloads
+from gossamer.hosts import Communicator
 from gossamer.schedules import EveryStep
 from gossamer.trial.agree import new_group
 from gossamer.trial.contender import Contender
@@ -59,6 +61,36 @@ def test_who_says_where_its_time_goes(gang2: Any) -> None:
     assert (ends["compute"], ends["ddp-powersgd"]) == ((0, 0, None), (None, None, None))
     assert min(ends["ddp"][:2]) > 0
     assert [e["sent"] for e in of(events, "evaluation", "ddp-powersgd")] == [None] * 2
+
+
+def test_a_second_contender_that_computes_alone_has_its_steps_and_no_more(gang2: Any) -> None:
+    contenders = {"ddp": "ddp", "compute": "compute", "compute #2": "compute"}
+    _, events = run(gang2, contenders=contenders, steps=4, chunk=2, baseline="ddp", patience=3.0)
+    assert len(steps(events, "compute")) == len(steps(events, "compute #2")) == 4
+
+
+def lossy(rank: int, size: int, facts: dict[str, Any]) -> tuple[int | str, list[dict[str, Any]]]:
+    """A communicator that says that rank 1 spoilt a step in every three, and both ranks together the fourth."""
+    from tests.trial.trials import trial
+
+    def metrics(self: Communicator) -> dict[str, float]:
+        return {**sound(self), "skipped_steps": float(self.step // 3), "dropped_rounds": float(self.step >= 4)}
+
+    sound = Communicator.metrics
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Communicator, "metrics", metrics)
+        spoilt = property(lambda self: {0: self.step // 4, 1: self.step // 3 + self.step // 4})
+        patch.setattr(Communicator, "spoilt", spoilt, raising=False)
+        return trial(rank, size, facts, {})
+
+
+def test_what_was_spoilt_and_by_whom_is_told_and_outlives_an_interruption(gang2: Any, tmp_path: Path) -> None:
+    facts = {"contenders": {"x": "bf16"}, "workload": "ridge", "deadline": 30.0, "chunk": 2}
+    _, events = gang2.run(lossy, {**facts, "steps": 6, "checkpoint": str(tmp_path)})[0]
+    told = [(e["skipped_steps"], e["dropped_rounds"], e["by"]) for e in of(events, "spoilt")]
+    assert told == [(1, 1, {"0": 1, "1": 2}), (2, 1, {"0": 1, "1": 3})]
+    _, rest = run(gang2, **{**facts, "steps": 8, "checkpoint": str(tmp_path), "resume": True})
+    assert [(e["skipped_steps"], e["by"]) for e in of(rest, "spoilt")] == [(2, {"0": 1, "1": 3})]
 
 
 def test_a_contender_that_cannot_be_attached_is_out_and_the_others_go_on(gang2: Any) -> None:

@@ -28,6 +28,7 @@ class Row:
         self.step, self.trained, self.loss, self.quality = 0, 0, math.nan, math.nan
         self.sent: int | None = None
         self.seconds, self.waited = 0.0, 0.0
+        self.lost = 0  # steps and rounds, to values that are not finite
         self.measured = False  # a yardstick does not say how long it waits
 
     def take(self, event: dict[str, Any]) -> None:
@@ -39,7 +40,12 @@ class Row:
             if event["wait"] is not None:
                 self.measured, self.waited = True, self.waited + event["wait"]
         elif kind == "evaluation":
-            self.quality, self.seconds = event["quality"], event["seconds"]
+            # What was under way when the last step was told has arrived by now.
+            self.quality, self.seconds, self.sent = event["quality"], event["seconds"], event["sent"]
+        elif kind == "contender":
+            self.step = event["done"]
+        elif kind == "spoilt":
+            self.lost = event["skipped_steps"] + event["dropped_rounds"]
         elif kind in ("end", "failed"):
             self.state = "done" if kind == "end" else "failed"
 
@@ -99,7 +105,7 @@ class LiveTable(AbstractContextManager["LiveTable"]):
         for head in heads:
             table.add_column(head, justify="right" if head else "left", no_wrap=True)
         for row in self.rows.values():
-            table.add_row(escape(row.name), *row.numbers().values(), row.state)
+            table.add_row(escape(row.name), *row.numbers().values(), row.state + _lost(row))
         return table
 
     def _clock(self) -> str:
@@ -150,7 +156,11 @@ def _line(row: Row) -> str:
     wide = 2 * len(str(row.steps)) + 2  # one more than it takes: a chase may need another digit
     told = [f"step {numbers['step']:>{wide}}", f"{seconds(row.seconds):>7}", f"held out {row.quality:.4f}"]
     told += [f"{name} {numbers[name]}" for name in ("loss", "sent", "a step", "waits", "left") if numbers[name]]
-    return "  ".join(told)
+    return "  ".join(told) + _lost(row)
+
+
+def _lost(row: Row) -> str:
+    return f", {row.lost} spoilt" if row.lost else ""
 
 
 def said(text: str) -> None:

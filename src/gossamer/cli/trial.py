@@ -128,10 +128,10 @@ def _run(plan: Plan, hosts: int, rate: str | None, folder: Path, quiet: bool, as
     get(plan.workload, seed=plan.seed, **plan.options).prepare()
     earlier = _earlier(folder) if plan.resume else None
     if as_json or quiet or not is_lively(stderr=True):
-        record, code = launch(plan, hosts, rate, _command(), _lines(plan, quiet, as_json), earlier, folder / RECORD)
+        record, code = launch(plan, hosts, rate, _command(), _lines(plan, quiet, as_json), folder / RECORD)
     else:
         with progress.LiveTable(plan) as table:
-            record, code = launch(plan, hosts, rate, _command(), table.show, earlier, folder / RECORD)
+            record, code = launch(plan, hosts, rate, _command(), table.show, folder / RECORD)
     _conclude(record, code, folder, quiet, as_json, earlier)
 
 
@@ -147,7 +147,7 @@ def _join(plan: Plan, rate: str | None, out: Path | None, quiet: bool, as_json: 
         raise typer.Exit(join(plan, _command(), _ignore)[1])
     folder = _folder(out, "train")
     earlier = _earlier(folder) if plan.resume else None
-    record, code = join(plan, _command(), _lines(plan, quiet, as_json), earlier, folder / RECORD)
+    record, code = join(plan, _command(), _lines(plan, quiet, as_json), folder / RECORD)
     _conclude(record, code, folder, quiet, as_json, earlier)
 
 
@@ -168,7 +168,7 @@ def _earlier(folder: Path) -> Record | None:
     try:
         return Record.read(folder / RECORD)
     except (OSError, ValueError):
-        return None  # its history is lost; training goes on from the checkpoint all the same
+        return None  # the checkpoint has its history, too
 
 
 def _conclude(
@@ -216,6 +216,9 @@ def summary(record: Record) -> None:
     for row in facts.rows:
         if row.cut:
             out.print(f"{row.run.name}: {row.run.error}", markup=False)
+    for row in facts.rows:
+        if row.spoilt:
+            out.print(f"{row.run.name}: {row.spoilt}", markup=False)
     if any(row.nic_off for row in facts.rows):
         out.print(f"! the interface counted {TOLERANCE:.0%} more or less than we did", style="dim", markup=False)
     if record.note:
@@ -240,7 +243,7 @@ def _cells(row: Row, several: bool) -> list[str]:
     """Empty where there is nothing to say."""
     time = seconds(row.reached) if row.reached is not None else row.outcome
     compared = [time, f"{row.time_ratio:.2f}" if row.time_ratio else ""] if several else []
-    steps = row.reached_steps if several and row.reached_steps else len(row.run.steps)
+    steps = row.reached_steps if several and row.reached_steps else row.run.done
     numbers = [
         str(steps or ""),
         "" if row.step is None else seconds(row.step),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from gossamer.record import Record, Run
+from gossamer.report.words import spoilt
 
 FEW = 1_000_000  # bytes; below, what processes say to find each other outweighs the training
 TOLERANCE = 0.05  # a ledger further than this from the interface's counter is flagged
@@ -41,6 +42,11 @@ class Row:
     def cut(self) -> bool:
         """It did not come to its end."""
         return self.run.status != "ok"
+
+    @property
+    def spoilt(self) -> str:
+        """What values that are not finite have cost, and which ranks they came from; nothing if all went well."""
+        return spoilt(self.run.skipped_steps, self.run.dropped_rounds, self.run.spoilt)
 
     @property
     def outcome(self) -> str:
@@ -82,7 +88,8 @@ def pace(run: Run) -> float | None:
     """Seconds per step; the first one also pays for warming up, so it is left out where there are others."""
     if len(run.steps) < 2:
         return run.steps[0].seconds if run.steps else None
-    return (run.steps[-1].seconds - run.steps[0].seconds) / (len(run.steps) - 1)
+    first, last = run.steps[0], run.steps[-1]
+    return (last.seconds - first.seconds) / max(last.step - first.step, 1)
 
 
 def _row(record: Record, index: int, run: Run, base: Run | None, target: float | None) -> Row:
@@ -116,7 +123,7 @@ def _order(row: Row) -> tuple[bool, float, bool, int]:
 
 
 def _per_step(run: Run) -> float | None:
-    return run.sent / len(run.steps) if run.sent is not None and run.steps else None
+    return run.sent / run.done if run.sent is not None and run.done else None
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

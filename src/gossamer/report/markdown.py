@@ -26,6 +26,7 @@ def write_markdown(record: Record) -> str:
     if facts.rows:
         parts.append(_table(facts))
     parts += [_ending(row) for row in facts.rows if row.cut]
+    parts += [_plain(f"{row.run.name}: {row.spoilt}.") for row in facts.rows if row.spoilt]
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     parts.append(_fence(record.command) if record.command else "")
     parts.append(_plain("; ".join(filter(None, [moment(record.created), record.machine, versions]))))
@@ -64,7 +65,7 @@ def _cells(row: Row, facts: Facts) -> list[str]:
 
 
 def _ending(row: Row) -> str:
-    steps = len(row.run.steps)
+    steps = row.run.done
     said = f"{_plain(row.run.name)}: {row.run.status} after {steps} step{'s' if steps != 1 else ''}."
     return said + ("\n\n" + _fence(row.run.error) if row.run.status == "failed" and row.run.error else "")
 

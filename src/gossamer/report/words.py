@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -122,6 +123,23 @@ def glued(text: str) -> str:
 def capital(text: str) -> str:
     """As a sentence begins; `str.capitalize` would lower the rest."""
     return text[:1].upper() + text[1:]
+
+
+def spoilt(steps: int, rounds: int, by: Mapping[str, int]) -> str:
+    """What was lost to values that are not finite, and who sent them; several ranks may have spoilt one step.
+
+    >>> spoilt(3, 0, {"0": 1, "1": 2}), spoilt(0, 1, {"2": 1})
+    ('3 steps skipped, 2 of them spoilt by rank 1, 1 of them spoilt by rank 0', '1 round dropped, spoilt by rank 2')
+    """
+    lost = {"skipped": ("step", steps), "dropped": ("round", rounds)}
+    told = [f"{n} {thing}{'s' * (n > 1)} {how}" for how, (thing, n) in lost.items() if n]
+    all_of_them = steps + rounds
+
+    def share(n: int) -> str:
+        return "spoilt" if all_of_them == 1 else f"{'all' if n == all_of_them else n} of them spoilt"
+
+    worst_first = sorted(by.items(), key=lambda entry: -entry[1])
+    return ", ".join([" and ".join(told), *(f"{share(n)} by rank {rank}" for rank, n in worst_first)]) if told else ""
 
 
 def listed(names: list[str]) -> str:

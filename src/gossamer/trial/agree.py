@@ -2,9 +2,10 @@
 
 import json
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from statistics import fmean
 from time import monotonic
 from typing import Any
 
@@ -17,6 +18,7 @@ from gossamer.fabrics.board import Board
 MARGIN = 10.0  # seconds beyond the deadline: those who wait for a rank that failed give up first, and then join it here
 SHORTEST = 3.0  # of it what they need to find out who is missing; the rest is for ranks that are late, but not too late
 PATIENCE = 1.0  # seconds to ask who has not come
+LONGEST = 64 * 2**20  # bytes of a text
 
 
 class Circle:
@@ -39,21 +41,22 @@ class Circle:
             work.wait(timedelta(seconds=patience))
         return not int(flag)
 
-    def texts(self, mine: str, most: int = 4096) -> list[str]:
-        """Every rank's text."""
-        raw = mine.encode()[:most]
-        data = torch.tensor(list(raw) + [0] * (most - len(raw)), dtype=torch.uint8)
-        rows = [torch.zeros_like(data) for _ in range(dist.get_world_size())]
-        with self._meeting():
-            dist.all_gather(rows, data, group=self.group)
-        return [bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in rows]
+    def texts(self, mine: str) -> list[str]:
+        """Every rank's text. Their lengths are agreed on first, since they may depend on what a rank has seen."""
+        raw = bytearray(mine.encode())
+        lengths = [int(n) for n in self._gather(torch.tensor([len(raw)]))]
+        longest = max(lengths)
+        if longest > LONGEST:
+            raise PeerError(f"rank {lengths.index(longest)} announces a text of {longest} bytes, more than any can be")
+        padded = torch.frombuffer(raw + bytes(1 + longest - len(raw)), dtype=torch.uint8)
+        rows = self._gather(padded)
+        return [row[:n].numpy().tobytes().decode(errors="replace") for row, n in zip(rows, lengths, strict=True)]
 
-    def means(self, *values: float) -> list[float]:
-        """The mean over ranks of each value."""
-        table = torch.tensor(values, dtype=torch.float64)
-        with self._meeting():
-            dist.all_reduce(table, group=self.group)
-        return (table / dist.get_world_size()).tolist()
+    def means(self, mine: Mapping[str, float]) -> dict[str, float]:
+        """The mean of each number over the ranks that have it; they need not have the same ones."""
+        everyone: list[dict[str, float]] = [json.loads(t) for t in self.texts(json.dumps(dict(mine)))]
+        names = dict.fromkeys(name for each in everyone for name in each)
+        return {name: fmean(each[name] for each in everyone if name in each) for name in names}
 
     def first_says(self, yes: bool) -> bool:
         """Rank 0 decides: clocks differ by a hair between ranks, decisions must not."""
@@ -68,7 +71,15 @@ class Circle:
         for name, value in everyone[0].items():
             for rank, other in enumerate(everyone):
                 if other[name] != value:
-                    raise PeerError(f"{what}: {name} is {value!r} on rank 0 and {other[name]!r} on rank {rank}")
+                    told = f"{name} is {_cut(value)} on rank 0 and {_cut(other[name])} on rank {rank}"
+                    raise PeerError(f"{what}: {told}")
+
+    def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """Every rank's tensor; all are of one size."""
+        rows = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+        with self._meeting():
+            dist.all_gather(rows, mine, group=self.group)
+        return rows
 
     @contextmanager
     def _meeting(self) -> Generator[None, None, None]:
@@ -101,6 +112,11 @@ class Circle:
 
     def _at(self, rank: int) -> int:
         return int(self._board.store.get(str(rank)))
+
+
+def _cut(value: Any, most: int = 300) -> str:
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def new_group(timeout: float) -> dist.ProcessGroup:

@@ -1,6 +1,7 @@
 """One contender: a model under one recipe (or a yardstick), with its own clock and its own bytes."""
 
 import inspect
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -46,6 +47,7 @@ class Contender:
             self.comm = self._attach(plan)
         # The handshake and the first broadcast are not training; a run that goes on has sent something before.
         self._before = (self.comm.ledger.sent, self.comm.ledger.handed) if self.comm else (0, 0)
+        self._spoilt_before = Counter[str]()  # in an earlier part of the run, where the communicator does not say
 
     def _attach(self, plan: Plan) -> Communicator:
         schedule = Recipe.of(self.kind).schedule
@@ -109,10 +111,9 @@ class Contender:
 
     def _step(self, before: float, began: float) -> Step:
         start, meters = perf_counter(), self._meters()
-        step = self.steps_done
         loss = self._learn_alone(self.yardstick) if self.yardstick else self._learn()
         self.done += 1
-        now = Step(step + 1, before + perf_counter() - began, loss, self.sent())
+        now = Step(self.steps_done, before + perf_counter() - began, loss, self.sent())
         if meters is not None and (after := self._meters()) is not None:
             now.wait, now.codec = after[0] - meters[0], after[1] - meters[1]
             now.compute = perf_counter() - start - now.wait
@@ -162,6 +163,21 @@ class Contender:
         sent = self.sent()
         return None if sent is None else sent * self.size // max(2 * (self.size - 1), 1)
 
+    def spoilt(self) -> dict[str, Any]:
+        """What values that are not finite have cost so far, and which ranks they came from."""
+        counts = self._count_spoilt() + self._spoilt_before
+        by = {name: n for name, n in counts.items() if name.isdigit()}
+        return {"skipped_steps": counts["skipped_steps"], "dropped_rounds": counts["dropped_rounds"], "by": by}
+
+    def _count_spoilt(self) -> Counter[str]:
+        """As the communicator counts: losses by their kind, causes by rank."""
+        if self.comm is None:
+            return Counter()
+        metrics = self.comm.metrics()
+        losses = {name: int(metrics.get(name, 0)) for name in ("skipped_steps", "dropped_rounds")}
+        by: dict[int, int] = getattr(self.comm, "spoilt", {})
+        return Counter({**losses, **{str(rank): n for rank, n in by.items()}})
+
     def quality(self) -> float:
         """Held-out quality: each rank judges the model it has, and the mean counts. All ranks call this together.
 
@@ -183,7 +199,9 @@ class Contender:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "done": self.done}
         state |= {"drawn": self.drawn, "seconds": self.clock.seconds, "nic": self.clock.nic}
         comm = {"comm": self.comm.state_dict()} if self.comm else {}  # may still send what was on its way
-        return state | comm | {"sent": self.sent() or 0, "handed": self.handed() or 0}
+        state |= comm | {"sent": self.sent() or 0, "handed": self.handed() or 0}
+        errors = {"errors": self.comm.worker.errors, "measured": self.comm.worker.measured} if self.comm else {}
+        return state | errors | {"spoilt": dict(self._count_spoilt() + self._spoilt_before)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
@@ -194,6 +212,8 @@ class Contender:
             self.comm.load_state_dict(state["comm"])
             ledger = self.comm.ledger
             self._before = (ledger.sent - state["sent"], ledger.handed - state["handed"])
+            self.comm.worker.errors, self.comm.worker.measured = state["errors"], state["measured"]
+            self._spoilt_before = Counter(state["spoilt"]) - self._count_spoilt()
 
     def close(self) -> None:
         if self.comm is not None:

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,19 +34,18 @@ def launch(
     rate: str | None,
     command: str,
     on_event: OnEvent,
-    earlier: Record | None = None,
     path: Path | None = None,
 ) -> tuple[Record, int]:
     """Run a trial on `hosts` ranks, in a lab if a rate is given and a lab can be made.
 
     The code is 0, or 1 if anything failed. Ctrl-C ends all ranks; what was seen until then is in the record that comes
-    back (code 130). `earlier` is the record of a run that this one goes on with. Until the end, the file at `path` holds
-    what was seen some seconds ago; whoever calls this writes the rest.
+    back (code 130). Until the end, the file at `path` holds what was seen some seconds ago; whoever calls this writes the rest.
     """
-    listener = Listener(_record(plan, hosts, rate, command), on_event, earlier, path)
+    listener = Listener(_record(plan, hosts, rate, command), on_event, path)
     reason = available() if rate else None
     if rate and reason:
         listener.unshaped(reason)
+    plan = replace(plan, network=listener.record.rate)
 
     def work() -> int:
         program = [sys.executable, "-W", "ignore", "-m", "gossamer.trial.rank", plan.to_json()]
@@ -58,11 +58,9 @@ def launch(
             tidy(Path(plan.checkpoint))
 
 
-def join(
-    plan: Plan, command: str, on_event: OnEvent, earlier: Record | None = None, path: Path | None = None
-) -> tuple[Record, int]:
+def join(plan: Plan, command: str, on_event: OnEvent, path: Path | None = None) -> tuple[Record, int]:
     """Take part as one of the ranks that a launcher has started; rank 0's record is the whole one."""
-    listener = Listener(_record(plan, int(os.environ["WORLD_SIZE"]), None, command), on_event, earlier, path)
+    listener = Listener(_record(plan, int(os.environ["WORLD_SIZE"]), None, command), on_event, path)
     if in_lab():
         listener.record.note = "inside of a lab, whose rates are not known here"
     return listener.follow(lambda: rank.take_part(plan, listener.take))

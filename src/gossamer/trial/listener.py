@@ -19,10 +19,8 @@ WORDS = 200  # lines of the ranks that are kept, in case they say why it went wr
 class Listener:
     """Turns rank 0's events into the record; what else the ranks print is kept in case it says why they ended."""
 
-    def __init__(
-        self, record: Record, on_event: OnEvent, earlier: Record | None = None, path: Path | None = None
-    ) -> None:
-        self.record, self.on_event, self.earlier = record, on_event, earlier
+    def __init__(self, record: Record, on_event: OnEvent, path: Path | None = None) -> None:
+        self.record, self.on_event = record, on_event
         self.diary = Diary(record, path)
         self.complaints = deque[str](maxlen=WORDS)
         self.finished = set[str]()
@@ -76,7 +74,8 @@ class Listener:
         self._tell(event)
 
     def _tell(self, event: dict[str, Any]) -> None:
-        self.on_event(event)
+        if event["event"] != "history":  # which was told when it happened
+            self.on_event(event)
         if why := self.diary.keep_up():
             self.say(f"the record cannot be written: {why}; it is tried again until the end")
 
@@ -88,21 +87,10 @@ class Listener:
             self.broken = str(facts["error"])
         elif run is not None:
             _note(run, kind, facts)
-            if kind == "contender":
-                self._go_on(run, facts["done"])
-            elif kind in ("end", "failed"):
+            if kind in ("end", "failed"):
                 self.finished.add(run.name)
         elif "run" in event:
             raise ValueError(f"no contender is called {event['run']!r}")
-
-    def _go_on(self, run: Run, done: int) -> None:
-        """A resumed run's history is that of the earlier one, up to the checkpoint."""
-        before = self.earlier.run(run.name) if self.earlier else None
-        if before is not None and done:
-            run.steps = [s for s in before.steps if s.step <= done]
-            run.evaluations = [e for e in before.evaluations if e.step < done]
-            run.residuals = [r for r in before.residuals if r[0] <= done]
-            run.decisions = [d for d in before.decisions if d[0] <= done]
 
     def _account_for_the_missing(self, code: int) -> None:
         """A run that neither ended nor failed was cut off; say so, and say why."""
@@ -122,6 +110,9 @@ class Listener:
 def _note(run: Run, kind: str, facts: dict[str, Any]) -> None:
     if kind == "contender":
         run.recipe = facts["recipe"]
+    elif kind == "history":  # of a run that goes on: what it told before its checkpoint
+        for name, earlier in facts["events"]:
+            _note(run, name, earlier)
     elif kind == "step":
         run.steps.append(Step(**facts))
     elif kind == "evaluation":
@@ -130,6 +121,9 @@ def _note(run: Run, kind: str, facts: dict[str, Any]) -> None:
         run.residuals.append((facts["step"], facts["norm"]))
     elif kind == "decision":
         run.decisions.append((facts["step"], facts["text"]))
+    elif kind == "spoilt":
+        run.skipped_steps, run.dropped_rounds = facts["skipped_steps"], facts["dropped_rounds"]
+        run.spoilt = facts["by"]
     elif kind == "failed":
         run.status, run.error = "failed", facts["error"]
     elif kind == "layers":

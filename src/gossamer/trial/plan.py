@@ -23,6 +23,7 @@ class Plan:
     checkpoint: str = ""  # a folder; one contender only
     checkpoint_every: int = 50
     resume: bool = False
+    network: str = "unshaped"  # as the record says it; a run that goes on stays on one network
     measure_every: int = 20
 
     def to_json(self) -> str:

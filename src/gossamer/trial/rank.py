@@ -24,6 +24,7 @@ from gossamer.trial.decisions import describe
 from gossamer.trial.orphans import end_with_parent
 from gossamer.trial.plan import MARK, Plan
 
+HISTORY = ("step", "evaluation", "residual", "decision", "spoilt")  # events that a run which goes on must not lose
 Hear = Callable[[dict[str, Any]], None]
 
 
@@ -67,6 +68,7 @@ class Trial:
         self.alive = dict[str, Contender]()
         self.reached = dict[str, float]()  # the last quality of each
         self.saved = dict[str, int]()
+        self.history: saving.History = []  # of the one contender of a run that writes checkpoints; rank 0 has it
         self.failures = 0
         self.lower = workloads.find(plan.workload).lower_is_better
 
@@ -82,14 +84,15 @@ class Trial:
             self._add(name, kind, workload)
         self._rounds()
         for contender in self.alive.values():
-            contender.close()
-        self.circle.all_fine(True)
+            attempt(self.circle, contender.close)
         self._tell("done")
         return 1 if self.failures else 0
 
     def _tell(self, event: str, **facts: Any) -> None:
         if dist.get_rank() == 0:
             self.hear({"event": event, **facts})
+            if self.plan.checkpoint and event in HISTORY:
+                self.history.append((event, {k: v for k, v in facts.items() if k != "run"}))
 
     def _together(self, name: str, do: Callable[[], None]) -> bool:
         """If it fails, the contender is out and the others go on."""
@@ -113,20 +116,29 @@ class Trial:
         if not self._together(name, make):
             return
         contender = self.alive[name]
-        if self.plan.resume and not self._together(name, lambda: saving.restore(self.plan, self.circle, contender)):
+        if self.plan.resume and not self._together(name, lambda: self._go_on(contender)):
             return
         self.saved[name] = contender.steps_done
         self._tell("contender", run=name, recipe=contender.recipe, done=contender.steps_done)
         self._together(name, lambda: self._judge(contender))
+
+    def _go_on(self, contender: Contender) -> None:
+        """Take up a run, and tell the launcher what it had told before."""
+        told = saving.restore(self.plan, self.circle, contender)
+        done = contender.steps_done  # its model is judged again
+        self.history = [(e, facts) for e, facts in told if not (e == "evaluation" and facts["step"] == done)]
+        for start in range(0, len(self.history), 100):  # lines longer than 64 KiB would be cut
+            self._tell("history", run=contender.name, events=self.history[start : start + 100])
 
     def _rounds(self) -> None:
         """Turns, until all have had their steps; then on, for those that chase the baseline's quality.
 
         A turn goes on to the end of a round; whoever is ahead of the others by that waits until they have caught up.
         """
-        waiting, pace = list(self.alive), min((c.steps_done for c in self.alive.values()), default=0)
+        done, chunk = min((c.steps_done for c in self.alive.values()), default=0), self.plan.chunk
+        waiting, pace = list(self.alive), done // chunk * chunk  # a run that goes on is judged where it would have been
         while waiting:
-            pace += self.plan.chunk
+            pace += chunk
             for name in list(waiting):
                 contender, target = self.alive[name], min(pace, self._limit(name))
                 if contender.steps_done < target:
@@ -139,7 +151,8 @@ class Trial:
                     self._finish(contender)
 
     def _limit(self, name: str) -> int:
-        chases = self.plan.baseline in self.alive and name not in (self.plan.baseline, "compute")
+        alone = self.plan.contenders[name] == "compute"
+        chases = self.plan.baseline in self.alive and name != self.plan.baseline and not alone
         return int(self.plan.steps * self.plan.patience) if chases else self.plan.steps
 
     def _is_done(self, contender: Contender) -> bool:
@@ -167,6 +180,9 @@ class Trial:
             recipe = comm.recipe
 
         contender.turn(target, self._limit(contender.name), told)
+        spoilt = contender.spoilt()
+        if spoilt["skipped_steps"] or spoilt["dropped_rounds"]:
+            self._tell("spoilt", run=contender.name, **spoilt)
         self._judge(contender)
         if comm is not None:
             norm = comm.metrics()["residual_norm"]
@@ -182,25 +198,24 @@ class Trial:
         due = step - last >= self.plan.checkpoint_every or (step >= self.plan.steps and step > last)
         if not self.plan.checkpoint or not contender.can_be_saved or not due:
             return
-        why = saving.save(self.plan, self.circle, contender)
+        why = saving.save(self.plan, self.circle, contender, self.history)
         if why:
             self._tell("note", text=f"no checkpoint at step {step}: {why}; the last one stands")
         self.saved[contender.name] = step
 
     def _finish(self, contender: Contender) -> None:
-        own = contender.comm.worker.errors if contender.comm else {}
-        names = [n for n, _ in contender.model.named_parameters() if n in own]  # backward fills them from the end
-        # A rank's own chunks are exact under scatter, so one rank's errors tell little; all ranks measured the same names.
-        errors = dict(zip(names, self.circle.means(*(own[n] for n in names)), strict=True))
-        rest = iter(errors.items())
+        # A rank's own chunks are exact under scatter, so one rank's errors tell little. Not all need have measured alike:
+        # who was late under backup workers has nothing to measure.
+        found = self.circle.means(contender.comm.worker.errors if contender.comm else {})
+        names = [n for n, _ in contender.model.named_parameters() if n in found]  # backward fills them from the end
+        rest = iter([(n, found[n]) for n in names])
         while some := dict(islice(rest, 16)):  # a line longer than a pipe's page may be cut by another rank's
             self._tell("layers", run=contender.name, errors=some)
         self._tell_if_within_a_round(contender)
         totals = {"wire_bytes": contender.sent(), "logical_bytes": contender.handed()}
         totals["nic_bytes"] = contender.clock.nic if in_lab() else None
-        known = {k: v for k, v in totals.items() if v is not None}  # the same ones on every rank
-        means = zip(known, map(int, self.circle.means(*known.values())), strict=True)
-        self._tell("end", run=contender.name, **(totals | dict(means)))
+        means = self.circle.means({k: v for k, v in totals.items() if v is not None})
+        self._tell("end", run=contender.name, **(totals | {k: int(v) for k, v in means.items()}))
 
     def _tell_if_within_a_round(self, contender: Contender) -> None:
         last = contender.steps_done

@@ -1,7 +1,9 @@
 """Checkpoints of a trial: one file per rank and step; old ones go when all ranks have the new one."""
 
+import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from gossamer.trial.agree import Circle
 from gossamer.trial.contender import Contender
 from gossamer.trial.plan import Plan
 
+History = list[tuple[str, dict[str, Any]]]  # events, as rank 0 told them
+RANKS = "number of ranks"
 NAME = re.compile(r"step(\d+)-rank(\d+)\.pt")
 
 
@@ -22,14 +26,17 @@ def saved_steps(folder: Path, rank: int) -> list[int]:
     return sorted(int(m[1]) for m in found if m and int(m[2]) == rank)
 
 
-def save(plan: Plan, circle: Circle, contender: Contender) -> str:
-    """Write, then rename, then remove what is older. If any rank cannot, all keep the last one; returns why."""
+def save(plan: Plan, circle: Circle, contender: Contender, history: History) -> str:
+    """Write, then rename, then remove what is older. If any rank cannot, all keep the last one; returns why.
+
+    With it goes what the run has told so far: the record on disk may be some seconds behind when its command is killed.
+    """
     folder, rank, step = Path(plan.checkpoint), dist.get_rank(), contender.steps_done
     final = folder / f"step{step}-rank{rank}.pt"
     half = final.with_suffix(".part")
-    state = {"facts": _facts(plan, contender), "state": contender.state_dict()}
     mine = ""
     try:
+        state = {"facts": _facts(plan, contender), "state": contender.state_dict(), "history": history}
         folder.mkdir(parents=True, exist_ok=True)
         with half.open("wb") as file:
             torch.save(state, file)
@@ -62,17 +69,10 @@ def _why(error: Exception) -> str:
     return reason.strerror if isinstance(reason, OSError) and reason.strerror else plainly(error)
 
 
-def restore(plan: Plan, circle: Circle, contender: Contender) -> None:
-    """Go on from the last step of which every rank has a checkpoint."""
+def restore(plan: Plan, circle: Circle, contender: Contender) -> History:
+    """Go on from the last step of which every rank has a checkpoint; returns what the run told up to there."""
     folder, rank = Path(plan.checkpoint), dist.get_rank()
-    mine = saved_steps(folder, rank)
-    everyone = [{int(s) for s in text.split()} for text in circle.texts(" ".join(map(str, mine)))]
-    common = set.intersection(*everyone)
-    if not common:
-        lacking = [r for r, steps in enumerate(everyone) if not steps]
-        who = f"rank(s) {', '.join(map(str, lacking))} have none" if lacking else "no step is there for all ranks"
-        raise CheckpointError(f"nothing to resume from in {folder}: {who}")
-    path = folder / f"step{max(common)}-rank{rank}.pt"
+    path = folder / f"step{_common_step(folder, circle)}-rank{rank}.pt"
     saved = _read(path)
     for name, value in _facts(plan, contender).items():
         if saved["facts"].get(name) != value:
@@ -84,6 +84,33 @@ def restore(plan: Plan, circle: Circle, contender: Contender) -> None:
     except Exception as error:
         why = str(error) if isinstance(error, GossamerError) else plainly(error)
         raise CheckpointError(f"{path} does not fit this run: {why}") from None
+    return saved["history"]
+
+
+def _common_step(folder: Path, circle: Circle) -> int:
+    """The last step that all ranks have; an error says who has none, or that there were more ranks, or fewer."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = saved_steps(folder, rank)
+    ranks = _ranks_of(folder / f"step{mine[-1]}-rank{rank}.pt") if mine else None
+    everyone = [json.loads(text) for text in circle.texts(json.dumps({"steps": mine, "ranks": ranks}))]
+    before = next((each["ranks"] for each in everyone if each["ranks"] not in (None, size)), None)
+    if before is not None:
+        raise CheckpointError(
+            f"the run in {folder} was one of {before} ranks, and there are {size} now: go on with as many, or begin anew"
+        )
+    common = set.intersection(*(set(each["steps"]) for each in everyone))
+    if not common:
+        lacking = [r for r, each in enumerate(everyone) if not each["steps"]]
+        who = f"rank(s) {', '.join(map(str, lacking))} have none" if lacking else "no step is there for all ranks"
+        raise CheckpointError(f"nothing to resume from in {folder}: {who}")
+    return max(common)
+
+
+def _ranks_of(path: Path) -> int | None:
+    """How many ranks wrote such checkpoints; None where it does not say, which is found out when all of it is read."""
+    with suppress(Exception):
+        return int(torch.load(path, weights_only=True, mmap=True)["facts"][RANKS])
+    return None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -92,7 +119,8 @@ def _read(path: Path) -> dict[str, Any]:
     except Exception as error:
         why = plainly(error).split(". ")[0]
         raise CheckpointError(f"{path} cannot be read: {why}; without it the run can only begin anew") from None
-    if not isinstance(saved, dict) or not isinstance(saved.get("facts"), dict) or "state" not in saved:
+    whole = isinstance(saved, dict) and isinstance(saved.get("facts"), dict) and "state" in saved
+    if not whole or not isinstance(saved.get("history"), list):
         raise CheckpointError(f"{path} is no checkpoint of a run")
     return saved
 
@@ -100,4 +128,4 @@ def _read(path: Path) -> dict[str, Any]:
 def _facts(plan: Plan, contender: Contender) -> dict[str, Any]:
     """What must not change when a run goes on."""
     facts = {"recipe": contender.origin, "workload": plan.workload, "options": plan.options, "seed": plan.seed}
-    return facts | {"number of ranks": dist.get_world_size()}
+    return facts | {"network": plan.network, RANKS: dist.get_world_size()}

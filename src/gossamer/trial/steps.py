@@ -80,7 +80,7 @@ def _row(run: Run, paces: Sequence[float], medians: dict[str, float], record: Re
     def ratio(name: str) -> float | None:
         return round(median / medians[name], 3) if median and name in medians else None
 
-    steps = max(len(run.steps), 1)
+    steps = max(run.done, 1)
     return StepRow(
         recipe=run.name,
         rate=record.rate,
