@@ -1,6 +1,7 @@
 """Contenders in turns: who trains on, who is out, and what is told."""
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,34 @@ def test_a_contender_that_fails_on_one_rank_is_out_on_all_and_the_others_go_on(g
     assert [e["run"] for e in of(events, "failed")] == ["bad"]
     assert "no room" in of(events, "failed", "bad")[0]["error"] or "rank 0" in of(events, "failed", "bad")[0]["error"]
     assert len(steps(events, "good")) == len(steps(events, "base")) == 6
+
+
+def one_fails_the_other_is_slow(rank: int, size: int) -> tuple[int | str, list[dict[str, Any]]]:
+    """Rank 1 fails at once; rank 0 has 200 slow steps before it would hear of it, and longer than anybody waits."""
+    from tests.trial.trials import trial
+
+    sound = Contender._batch
+
+    def unsound(self: Contender) -> Any:
+        if self.name == "bad" and rank == 1:
+            raise MemoryError("no room")
+        if self.name == "bad":
+            time.sleep(0.1)
+        return sound(self)
+
+    contenders = {"bad": "local_sgd(1000)", "good": "bf16"}
+    facts = {"contenders": contenders, "workload": "ridge", "steps": 200, "chunk": 200, "deadline": 1.0}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Contender, "_batch", unsound)
+        return trial(rank, size, facts, {})
+
+
+def test_who_trains_alone_for_long_hears_that_another_rank_has_failed(gang2: Any) -> None:
+    code, events = gang2.run(one_fails_the_other_is_slow)[0]
+    assert code == 1
+    assert [(e["run"], e["error"]) for e in of(events, "failed")] == [("bad", "rank 1: MemoryError: no room")]
+    assert len(steps(events, "bad")) < 100
+    assert len(steps(events, "good")) == 200
 
 
 def test_ranks_with_different_commands_or_data_are_told_so(gang2: Any) -> None:

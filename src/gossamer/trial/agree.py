@@ -17,8 +17,13 @@ from gossamer.fabrics.board import Board
 
 MARGIN = 10.0  # seconds beyond the deadline: those who wait for a rank that failed give up first, and then join it here
 SHORTEST = 3.0  # of it what they need to find out who is missing; the rest is for ranks that are late, but not too late
+PAUSE = 1.0  # seconds between two looks at whether others have failed
 PATIENCE = 1.0  # seconds to ask who has not come
 LONGEST = 64 * 2**20  # bytes of a text
+
+
+class CalledOffError(PeerError):
+    """Another rank has failed, and will say why."""
 
 
 class Circle:
@@ -30,6 +35,7 @@ class Circle:
         store = dist.distributed_c10d._get_default_store()
         self._board = Board(store, dist.get_rank(), dist.get_world_size()).under(f"circle/{self.group.group_name}")
         self._meetings = 0
+        self._ask_at = 0.0
 
     def all_fine(self, fine: bool, hurry: bool = False) -> bool:
         """Did it work on every rank? In a `hurry`, whoever waited for somebody in vain does not wait as long again."""
@@ -40,6 +46,21 @@ class Circle:
             assert work is not None
             work.wait(timedelta(seconds=patience))
         return not int(flag)
+
+    def call_off(self) -> None:
+        """Let those who are still at it know that what all ranks do has failed here."""
+        with suppress(RuntimeError):
+            self._board.raise_flag(f"off/{self._meetings}", str(self._board.rank))
+
+    def expect_all(self) -> None:
+        """In the middle of what all ranks do: an error if it has failed elsewhere. Asked often, answered once a second."""
+        if monotonic() < self._ask_at:
+            return
+        self._ask_at = monotonic() + PAUSE
+        with self._explained():
+            called_off = self._board.flag_is_up(f"off/{self._meetings}")
+        if called_off:
+            raise CalledOffError("it has failed on another rank")
 
     def texts(self, mine: str) -> list[str]:
         """Every rank's text. Their lengths are agreed on first, since they may depend on what a rank has seen."""
@@ -85,8 +106,13 @@ class Circle:
     def _meeting(self) -> Generator[None, None, None]:
         """All ranks do the same in here; an error says who has not come to it."""
         self._meetings += 1
-        try:
+        with self._explained():
             self._board.raise_flag(str(self._board.rank), str(self._meetings))
+            yield
+
+    @contextmanager
+    def _explained(self) -> Generator[None, None, None]:
+        try:
             yield
         except RuntimeError as error:
             raise PeerError(f"{self._who_is_missing()} ({plainly(error)})") from None
@@ -131,13 +157,17 @@ def new_group(timeout: float) -> dist.ProcessGroup:
 
 def attempt(circle: Circle, do: Callable[[], None]) -> str:
     """Do something that all ranks do; if it fails on any, it has failed on all. Returns why, or nothing."""
-    mine, began = "", monotonic()
+    fine, mine, began = False, "", monotonic()
     try:
         do()
+        fine = True
+    except CalledOffError:
+        pass
     except Exception as error:
         mine = str(error) if isinstance(error, GossamerError) else f"{type(error).__name__}: {plainly(error)}"
+        circle.call_off()
     try:
-        if circle.all_fine(not mine, hurry=bool(mine) and monotonic() - began >= circle.deadline):
+        if circle.all_fine(fine, hurry=bool(mine) and monotonic() - began >= circle.deadline):
             return ""
         return _name_first(circle.texts(mine[:1500]))
     except PeerError as error:

@@ -172,6 +172,7 @@ class Trial:
 
         def told(step: Step) -> None:
             nonlocal recipe
+            self.circle.expect_all()  # steps without a message may be many, and nobody else waits for them for ever
             self._tell("step", run=contender.name, **asdict(step))
             if comm is None or recipe is None or comm.recipe == recipe:
                 return
