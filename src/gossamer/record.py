@@ -2,14 +2,19 @@
 
 import json
 import math
-import os
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from gossamer.core import files
+
 FORMAT = 2
+AUTHOR = {"written by": "gossamer"}  # comes first
+RECORD = files.Kind(
+    "record of a run", (b'{"written by": "gossamer"', b'{"command": "gossamer ')
+)  # the second until 0.1
 
 Status = Literal["ok", "failed", "interrupted"]
 
@@ -130,17 +135,8 @@ class Record:
         return last if learned else None
 
     def write(self, path: Path) -> None:
-        """Write, then rename: a full disk leaves the old file as it was, and so does a power cut."""
-        half = path.with_name(path.name + ".part")
-        try:
-            with half.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(_finite(self), allow_nan=False))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(half, path)
-        except BaseException:
-            half.unlink(missing_ok=True)
-            raise
+        """Over nothing but an earlier record. A full disk leaves that as it was, and so does a power cut."""
+        files.write(path, json.dumps(AUTHOR | _finite(self), allow_nan=False), RECORD)
 
     @staticmethod
     def read(path: Path) -> "Record":
@@ -189,7 +185,8 @@ def _record(table: dict[str, Any]) -> Record:
             f"it has format {table.get('format')!r}, and this version of gossamer reads format {FORMAT}; "
             "run its command again, or read it with the version that wrote it"
         )
-    return _made(Record, {**table, "runs": [_run(r) for r in table["runs"]]})
+    facts = {name: value for name, value in table.items() if name not in AUTHOR}
+    return _made(Record, {**facts, "runs": [_run(r) for r in table["runs"]]})
 
 
 def _run(table: dict[str, Any]) -> Run:

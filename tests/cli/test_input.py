@@ -209,7 +209,7 @@ def test_results_that_cannot_be_written_are_shown_all_the_same(
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gossamer.record.os.replace", full)
+    monkeypatch.setattr("os.replace", full)
     code, out, err = say("compare", "ddp", "--workload", "ridge", "--out", "x")
     assert (code, "ddp" in out) == (1, True)
     assert err == "gossamer: the report could not be written to x: No space left on device; what was there stands\n"
@@ -288,7 +288,8 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(
     say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some_record().write(tmp_path / "record.json")
-    (tmp_path / "report.html").write_text("old")
+    assert say("report", ".")[0] == 0
+    before = (tmp_path / "report.html").read_text()
 
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
@@ -296,4 +297,5 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(
     monkeypatch.setattr("os.replace", full)
     code, _, err = say("report", ".")
     assert (code, err) == (1, "gossamer: report.html could not be written: No space left on device\n")
-    assert (tmp_path / "report.html").read_text() == "old"
+    assert (tmp_path / "report.html").read_text() == before
+    assert len(list(tmp_path.iterdir())) == 2  # and nothing half-written

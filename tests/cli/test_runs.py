@@ -134,7 +134,9 @@ def test_a_rank_whose_launcher_is_not_there_says_so(shell: Shell) -> None:
 def test_sigterm_ends_all_ranks_within_seconds_and_leaves_a_valid_report(
     shell: Shell, network: tuple[str, ...]
 ) -> None:
-    torn = shell.folder / "x" / "checkpoint" / "step999999-rank1.part"  # as of a rank that ends while it writes
+    torn = (
+        shell.folder / "x" / "checkpoint" / ".gossamer-step999999-rank1-0123abcd.part"
+    )  # as of a rank that ends while it writes
     torn.parent.mkdir(parents=True)
     torn.write_bytes(b"half")
     process = shell.start("train", "terngrad", *FOREVER, *network, "--out", "x", "--json")

@@ -2,7 +2,10 @@
 
 import json
 import os
+import struct
 import xml.etree.ElementTree as ET
+import zlib
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -138,7 +141,7 @@ def test_an_interrupted_comparison_is_no_failure() -> None:
 
 def test_writing_leaves_the_old_page_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.html"
-    path.write_text("old")
+    path.write_text(old := '<meta name="generator" content="gossamer">')
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -148,7 +151,7 @@ def test_writing_leaves_the_old_page_when_it_fails(tmp_path: Path, monkeypatch: 
         with pytest.raises(OSError, match="No space"):
             write_html(made(["ddp"]), path)
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
-    assert path.read_text() == "old"
+    assert path.read_text() == old
     write_html(made(["ddp"]), path)
     assert path.read_text().startswith("<!doctype html>")
 
@@ -175,6 +178,20 @@ def test_png_figures(tmp_path: Path) -> None:
     assert len(paths) == 10
     for path in paths[5:]:
         assert path.read_bytes().startswith(b"\x89PNG")
+        chunks = dict(_chunks(path.read_bytes()))
+        assert chunks[b"tEXt"] == b"Software\0gossamer"
+        assert next(iter(chunks)) == b"IHDR"
+
+
+def _chunks(png: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Every chunk of a PNG, whose check sum must be right."""
+    at = 8
+    while at < len(png):
+        (length,) = struct.unpack_from(">I", png, at)
+        body = png[at + 4 : at + 8 + length]
+        assert struct.unpack_from(">I", png, at + 8 + length) == (zlib.crc32(body),)
+        yield body[:4], body[4:]
+        at += length + 12
 
 
 def test_png_without_its_package_says_so_and_leaves_the_svg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

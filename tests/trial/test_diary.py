@@ -47,9 +47,10 @@ def writer(tmp_path: Path) -> Writer:
 
 def test_what_was_there_stands_until_the_first_step(writer: Writer, clock: Clock) -> None:
     assert writer.path is not None
-    writer.path.write_text("an earlier record")
+    earlier = '{"command": "gossamer train", and so on'
+    writer.path.write_text(earlier)
     assert writer.diary.keep_up() == ""
-    assert writer.path.read_text() == "an earlier record"
+    assert writer.path.read_text() == earlier
     writer.step()
     assert writer.on_disk() == 1
 
@@ -90,7 +91,7 @@ def test_a_full_disk_is_told_once_and_tried_again(
     assert writer.step() == ""
     told = []
     with monkeypatch.context() as disk:
-        disk.setattr("gossamer.record.os.replace", full)
+        disk.setattr("os.replace", full)
         for _ in range(3):
             clock.now += PAUSE
             told.append(writer.step())

@@ -209,9 +209,25 @@ def test_an_interrupt_in_the_middle_of_a_checkpoint_leaves_none_half_written(gan
 
 def test_a_checkpoint_takes_the_place_of_what_an_earlier_run_had_half_written(gang2: Any, tmp_path: Path) -> None:
     for rank in (0, 1):
-        (tmp_path / f"step3-rank{rank}.part").touch()
+        (tmp_path / f".gossamer-step3-rank{rank}-0123abcd.part").touch()
     run(gang2, contenders={"x": "bf16"}, steps=4, checkpoint=str(tmp_path))
     assert names(tmp_path) == ["step4-rank0.pt", "step4-rank1.pt"]
+
+
+def test_files_of_others_are_neither_removed_nor_written_over(gang2: Any, tmp_path: Path) -> None:
+    others = ["step2-rank0.pt", "step8-rank1.pt", "step2-rank0.part"]
+    for name in others:
+        (tmp_path / name).write_text("another's")
+    (tmp_path / "elsewhere").write_text("another's")
+    (tmp_path / "step4-rank0.pt").symlink_to("elsewhere")
+    plan = {"contenders": {"x": "bf16"}, "chunk": 2, "checkpoint_every": 2, "checkpoint": str(tmp_path)}
+    code, events = run(gang2, **plan, steps=8)
+    assert code == 0
+    assert [e["text"].partition(": rank")[0] for e in of(events, "note")] == [
+        f"no checkpoint at step {n}" for n in (2, 4, 8)
+    ]
+    assert names(tmp_path) == sorted(["elsewhere", *others, "step4-rank0.pt", "step6-rank0.pt", "step6-rank1.pt"])
+    assert {(tmp_path / name).read_text() for name in ("elsewhere", "step4-rank0.pt", *others)} == {"another's"}
 
 
 def test_files_of_others_are_not_taken_for_checkpoints(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """gossamer bench: how fast the kernels are, and what a step costs."""
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,10 @@ import typer
 from rich.table import Table
 
 from gossamer.cli.console import console
-from gossamer.cli.errors import FailedError
+from gossamer.cli.errors import FailedError, InputError
+from gossamer.cli.out import Force
+from gossamer.core import files
+from gossamer.core.errors import OutputError
 
 if TYPE_CHECKING:
     from gossamer.trial.steps import StepRow
@@ -20,6 +22,9 @@ RECIPES = [
     *("allreduce", "bf16", "fp16", "qsgd", "terngrad", "topk", "powersgd(rank=1)", "powersgd(rank=4)", "diana"),
     *("local_sgd(8)", "slowmo(8)", "overlap_local_sgd(8)", "sgp", "osgp", "backup"),
 ]
+
+AUTHOR = "<!-- steps, measured by gossamer -->\n\n"
+ROWS = files.Kind("table of steps", (b',\n  "ratio_to_ddp": ', AUTHOR.strip().encode()))
 
 app = typer.Typer(help="Measure kernels, or whole steps.", no_args_is_help=True)
 
@@ -54,6 +59,7 @@ def steps(
     chunk: Annotated[int, typer.Option(min=1, help="Steps per turn.")] = 4,
     workload: Annotated[str, typer.Option(help="What to train.")] = "lm",
     out: Annotated[Path | None, typer.Option(help="Folder for steps.json, steps.md and a plot for each rate.")] = None,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """What a step of the 5.8 M-parameter language model takes: recipes, DDP and its hooks, and computing alone.
@@ -71,7 +77,7 @@ def steps(
         check(text)
     wanted = _rates(rates, hosts)
     if out is not None:
-        _prepare(out)
+        _prepare(out, wanted, force)
     get(workload).prepare()
     names = {n: n for n in [*usable(), *(recipes or RECIPES)]}
     rows: list[StepRow] = []
@@ -79,7 +85,7 @@ def steps(
         print(f"{len(names)} contenders, {hosts} hosts, {rate}", file=sys.stderr, flush=True)
         rows += measure_steps(names, rate, hosts, turns, chunk, progress.quiet, workload)
         if out is not None:  # what is measured is kept, whatever becomes of the rest
-            _write(rows, out)
+            _write(rows, out, force)
     print(json.dumps([asdict(r) for r in rows], indent=1) if as_json else as_markdown(rows))
     raise typer.Exit(int(any(r.error for r in rows)))
 
@@ -98,22 +104,36 @@ def _rates(text: str, hosts: int) -> list[str]:
     return ["unshaped"]
 
 
-def _prepare(folder: Path) -> None:
+def _prepare(folder: Path, rates: list[str], force: bool) -> None:
+    """Refused now, or not after hours."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for name in ("steps.json", "steps.md", *map(_plot, rates)):
+            files.writable(folder / name, _kind(name), force)
+    except OutputError as error:
+        raise InputError(f"{error}; give another folder, or --force") from None
     except OSError as error:
         raise FailedError(f"the folder {folder} cannot be made: {error.strerror}") from None
 
 
-def _write(rows: "list[StepRow]", folder: Path) -> None:
-    files = {"steps.json": json.dumps([asdict(r) for r in rows], indent=1), "steps.md": as_markdown(rows)}
+def _write(rows: "list[StepRow]", folder: Path, force: bool) -> None:
+    texts = {"steps.json": json.dumps([asdict(r) for r in rows], indent=1), "steps.md": AUTHOR + as_markdown(rows)}
     try:
-        for name, text in (files | plots(rows)).items():
-            half = folder / f"{name}.part"
-            half.write_text(text)
-            os.replace(half, folder / name)
+        for name, text in (texts | plots(rows)).items():
+            files.write(folder / name, text, _kind(name), force)
     except OSError as error:
-        raise FailedError(f"the results could not be written to {folder}: {error.strerror}") from None
+        why = error.strerror or error
+        raise FailedError(f"the results could not be written to {folder}: {why}") from None
+
+
+def _kind(name: str) -> files.Kind:
+    from gossamer.report.svg import SVG
+
+    return SVG if name.endswith(".svg") else ROWS
+
+
+def _plot(rate: str) -> str:
+    return f"steps-{rate.replace('/', '-').replace(',', '_')}.svg"
 
 
 def plots(rows: "list[StepRow]") -> dict[str, str]:
@@ -128,8 +148,7 @@ def plots(rows: "list[StepRow]") -> dict[str, str]:
         if bars:
             title = f"Median step, {shown[0].hosts} hosts, {rate}"
             chart = Bars("steps", title, "", [title], bars)
-            name = rate.replace("/", "-").replace(",", "_")
-            made[f"steps-{name}.svg"] = svg.bars(chart, [r.recipe for r in shown])
+            made[_plot(rate)] = svg.bars(chart, [r.recipe for r in shown])
     return made
 
 

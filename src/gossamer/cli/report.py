@@ -7,30 +7,38 @@ from typing import Annotated
 import typer
 
 from gossamer.cli.errors import FailedError, InputError
+from gossamer.cli.out import PAGE, RECORD, Force
+from gossamer.core import files
+from gossamer.core.errors import OutputError
 from gossamer.record import Record
 
 
 def report(
     record: Annotated[Path, typer.Argument(help="The record.json of a run, or the run's folder.")],
-    out: Annotated[Path | None, typer.Option(help="The page; beside the record by default.")] = None,
-    markdown: Annotated[bool, typer.Option(help="Print a Markdown table instead.")] = False,
+    out: Annotated[Path | None, typer.Option(help="A file, or a folder for it; beside the record by default.")] = None,
+    markdown: Annotated[bool, typer.Option(help="A Markdown table instead; printed, if there is no --out.")] = False,
     figures: Annotated[Path | None, typer.Option(help="A folder for SVG and PNG figures.")] = None,
+    force: Force = False,
 ) -> None:
     """Make the report of a run: one HTML file that works offline."""
     from gossamer import report as pages
+    from gossamer.report.markdown import AUTHOR, MARKDOWN
 
-    source = record / "record.json" if os.path.isdir(record) else record  # unlike is_dir(), it bears every name
+    source = record / RECORD if os.path.isdir(record) else record  # unlike is_dir(), it bears every name
     made = read(source)
-    if markdown:
-        print(pages.write_markdown(made))
-        return
-    page = out or source.with_name("report.html")
+    name = "report.md" if markdown else PAGE
+    page = out / name if out and os.path.isdir(out) else out or source.with_name(name)
     try:
-        pages.write_html(made, page)
-        print(page)
+        if not markdown:
+            pages.write_html(made, page, force)
+        elif out:
+            files.write(page, AUTHOR + pages.write_markdown(made), MARKDOWN, force)
+        print(pages.write_markdown(made) if markdown and not out else page)
         if figures is not None:
-            pages.write_figures(made, figures)
+            pages.write_figures(made, figures, force=force)
             print(figures)
+    except OutputError as error:
+        raise InputError(f"{error}; give another place, or --force") from None
     except OSError as error:
         raise FailedError(f"{error.filename or page} could not be written: {error.strerror}") from None
 

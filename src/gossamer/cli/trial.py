@@ -14,7 +14,8 @@ from rich.table import Table
 
 from gossamer.cli import progress
 from gossamer.cli.console import console, is_lively
-from gossamer.cli.errors import FailedError, InputError
+from gossamer.cli.errors import InputError
+from gossamer.cli.out import RECORD, Force, run_folder
 from gossamer.lab import parse_links
 from gossamer.record import Record
 from gossamer.report.facts import TOLERANCE, Facts, Row, study
@@ -37,8 +38,6 @@ Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines on stan
 Deadline = Annotated[float, typer.Option(min=1.0, help="Seconds after which a missing rank is an error.")]
 Steps = Annotated[int, typer.Option(min=1, help="Optimizer steps.")]
 
-RECORD = "record.json"  # in the folder of a run
-
 
 def train(
     recipe: Annotated[str, typer.Argument(help="A preset, an expression, or a TOML file.")],
@@ -52,6 +51,7 @@ def train(
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 50,
     resume: Annotated[bool, typer.Option(help="Go on from the checkpoint in --out.")] = False,
     deadline: Deadline = 120.0,
+    force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -64,8 +64,8 @@ def train(
         _check_resumable(out)
     _check_place(plan, hosts, rate)
     if _is_a_rank():
-        _join(plan, rate, out, quiet, as_json)
-    folder = _folder(out, "train")
+        _join(plan, rate, out, force, quiet, as_json)
+    folder = _folder(out, "train", force)
     plan.checkpoint = str((folder / "checkpoint").resolve())
     _run(plan, hosts, rate, folder, quiet, as_json)
 
@@ -84,6 +84,7 @@ def compare(
     shards: Shards = "iid",
     out: Out = None,
     deadline: Deadline = 120.0,
+    force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -100,7 +101,7 @@ def compare(
     plan = Plan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
     plan.deadline = deadline
     _check_place(plan, hosts, rate)
-    _run(plan, hosts, rate, _folder(out, "compare"), quiet, as_json)
+    _run(plan, hosts, rate, _folder(out, "compare", force), quiet, as_json)
 
 
 def _is_a_rank() -> bool:
@@ -135,17 +136,17 @@ def _run(plan: Plan, hosts: int, rate: str | None, folder: Path, quiet: bool, as
     _conclude(record, code, folder, quiet, as_json, earlier)
 
 
-def _join(plan: Plan, rate: str | None, out: Path | None, quiet: bool, as_json: bool) -> None:
+def _join(plan: Plan, rate: str | None, out: Path | None, force: bool, quiet: bool, as_json: bool) -> None:
     """A launcher has started us as one of several ranks: take part. Rank 0 shows and keeps what comes of it."""
     if rate is not None:
         raise InputError("--rate shapes a network that gossamer starts ranks in; here a launcher has started them")
     get(plan.workload, seed=plan.seed, **plan.options).prepare()
     if out is not None:  # without it the ranks, perhaps on several machines, have no name in common for their files
-        plan.checkpoint = str((_folder(out, "train") / "checkpoint").resolve())
+        plan.checkpoint = str((_folder(out, "train", force) / "checkpoint").resolve())
     if int(os.environ["RANK"]):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # so that rank 0 does not wait for us when the launcher ends us
         raise typer.Exit(join(plan, _command(), _ignore)[1])
-    folder = _folder(out, "train")
+    folder = _folder(out, "train", force)
     earlier = _earlier(folder) if plan.resume else None
     record, code = join(plan, _command(), _lines(plan, quiet, as_json), folder / RECORD)
     _conclude(record, code, folder, quiet, as_json, earlier)
@@ -197,7 +198,7 @@ def _keep(record: Record, folder: Path, earlier: Record | None) -> str:
         record.write(folder / RECORD)
         write_html(record, folder / "report.html")
     except OSError as error:
-        return f"the report could not be written to {folder}: {error.strerror}; what was there stands"
+        return f"the report could not be written to {folder}: {error.strerror or error}; what was there stands"
     return ""
 
 
@@ -254,16 +255,9 @@ def _cells(row: Row, several: bool) -> list[str]:
     return [row.run.name, *compared, *numbers]
 
 
-def _folder(out: Path | None, kind: str) -> Path:
+def _folder(out: Path | None, kind: str, force: bool) -> Path:
     folder = out or Path("runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FailedError(
-            f"the folder {folder} cannot be made: {error.strerror}; give another one with --out"
-        ) from None
-    if not os.access(folder, os.W_OK | os.X_OK):  # better said now than after the run
-        raise FailedError(f"the folder {folder} cannot be written to; give another one with --out")
+    run_folder(folder, force)
     return folder
 
 

@@ -31,6 +31,10 @@ class CheckpointError(GossamerError, ValueError):
     """A checkpoint that does not belong to this recipe, model or world."""
 
 
+class OutputError(GossamerError, FileExistsError):
+    """A file that is not ours to write over."""
+
+
 def plainly(error: BaseException) -> str:
     """What somebody else's error says, in one line: without the place in their source, and their advice to themselves.
 

@@ -2,10 +2,14 @@
 
 import re
 
+from gossamer.core import files
 from gossamer.record import Record
 from gossamer.report.facts import Facts, Row, study
 from gossamer.report.headline import headline
 from gossamer.report.words import capital, moment, number, quality, rate, seconds, size, subject, times
+
+AUTHOR = "<!-- a report, written by gossamer -->\n\n"
+MARKDOWN = files.Kind("report in Markdown", (AUTHOR.strip().encode(),))
 
 
 def write_markdown(record: Record) -> str:

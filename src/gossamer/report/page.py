@@ -1,15 +1,15 @@
 """The page: one HTML file with everything in it, that needs no network to open."""
 
 import json
-import os
 from dataclasses import asdict
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
+from gossamer.core import files
 from gossamer.record import Record
 from gossamer.report import words
 from gossamer.report.charts import charts
@@ -18,6 +18,7 @@ from gossamer.report.headline import headline
 from gossamer.report.layers import layers
 from gossamer.report.palette import PARTS, styles
 
+PAGE = files.Kind("report", (b'<meta name="generator" content="gossamer">',))
 FORMS = {
     form.__name__: form
     for form in (
@@ -57,20 +58,9 @@ def render(record: Record) -> str:
     return page + "\n"
 
 
-def write_html(record: Record, path: Path) -> None:
-    """Render to a file, by way of another one: what was there before survives a full disk."""
-    replace(Path(path), render(record))
-
-
-def replace(path: Path, content: str | bytes) -> None:
-    """Write, then rename."""
-    half = path.with_name(path.name + ".part")
-    try:
-        half.write_bytes(content if isinstance(content, bytes) else content.encode())
-        os.replace(half, path)
-    except OSError:
-        half.unlink(missing_ok=True)
-        raise
+def write_html(record: Record, path: Path, force: bool = False) -> None:
+    """Render to a file: a new one, an earlier report, or with `force` any other; what was there survives a full disk."""
+    files.write(Path(path), render(record), PAGE, force)
 
 
 def data(facts: Facts) -> dict[str, Any]:
@@ -110,4 +100,4 @@ def embed(value: dict[str, Any]) -> str:
 
 
 def _asset(name: str) -> str:
-    return files("gossamer.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("gossamer.report").joinpath(name).read_text(encoding="utf-8")

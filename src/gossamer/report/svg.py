@@ -5,10 +5,13 @@ from collections.abc import Callable
 from html import escape
 from typing import NamedTuple
 
+from gossamer.core import files
 from gossamer.report.charts import Axis, Bar, Bars, Lines, Series
 from gossamer.report.palette import PARTS, Style
 from gossamer.report.words import seconds
 
+AUTHOR = "<!-- drawn by gossamer -->"
+SVG = files.Kind("figure", (AUTHOR.encode(),))
 WIDTH, HEIGHT = 480, 300
 LONG = 30  # letters of a name beside a bar
 INK, SOFT, HAIR = "#1c1e21", "#5b616a", "#e4e6e9"
@@ -220,6 +223,6 @@ def _document(title: str, height: float, parts: list[str]) -> str:
     size = f'width="{WIDTH}" height="{height:.0f}" viewBox="0 0 {WIDTH} {height:.0f}"'
     body = "\n".join(parts)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="Helvetica, Arial, sans-serif" font-size="11">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="Helvetica, Arial, sans-serif" font-size="11">\n{AUTHOR}\n'
         f'<title>{escape(title)}</title>\n<rect width="100%" height="100%" fill="#ffffff"/>\n{body}\n</svg>\n'
     )

@@ -1,7 +1,6 @@
 """Checkpoints of a trial: one file per rank and step; old ones go when all ranks have the new one."""
 
 import json
-import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gossamer.core import files
 from gossamer.core.errors import CheckpointError, GossamerError, plainly
 from gossamer.trial.agree import Circle
 from gossamer.trial.contender import Contender
@@ -18,6 +18,7 @@ from gossamer.trial.plan import Plan
 History = list[tuple[str, dict[str, Any]]]  # events, as rank 0 told them
 RANKS = "number of ranks"
 NAME = re.compile(r"step(\d+)-rank(\d+)\.pt")
+CHECKPOINT = files.Kind("checkpoint of a run", (b"X\x05\0\0\0facts",))  # the first key of the table that is pickled
 
 
 def saved_steps(folder: Path, rank: int) -> list[int]:
@@ -33,33 +34,30 @@ def save(plan: Plan, circle: Circle, contender: Contender, history: History) -> 
     """
     folder, rank, step = Path(plan.checkpoint), dist.get_rank(), contender.steps_done
     final = folder / f"step{step}-rank{rank}.pt"
-    half = final.with_suffix(".part")
     mine = ""
     try:
         state = {"facts": _facts(plan, contender), "state": contender.state_dict(), "history": history}
         folder.mkdir(parents=True, exist_ok=True)
-        with half.open("wb") as file:
+        with files.replacing(final, CHECKPOINT) as file:
             torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())  # the older ones go next: a power cut must not take this one, too
-        os.replace(half, final)
     except (OSError, RuntimeError) as error:
         mine = f"rank {rank}: {_why(error)}"
     finally:
         tidy(folder, rank)
     others = [folder / f"step{s}-rank{rank}.pt" for s in saved_steps(folder, rank) if s != step]
+    others = [path for path in others if files.is_ours(path, CHECKPOINT)]
     if circle.all_fine(not mine):
         for old in others:
             old.unlink(missing_ok=True)
         return ""
-    if others:
+    if others and not mine:
         final.unlink(missing_ok=True)
     return next(t for t in circle.texts(mine[:1500]) if t)
 
 
 def tidy(folder: Path, rank: int | None = None) -> None:
     """Remove what a rank, or all of them, had half written when it was killed; called when it writes no more."""
-    for half in folder.glob(f"step*-rank{'*' if rank is None else rank}.part"):
+    for half in files.half_written(folder, f"step*-rank{'*' if rank is None else rank}"):
         half.unlink(missing_ok=True)
 
 

@@ -41,7 +41,7 @@ def lock(name: str) -> Generator[None]:
     """Only one process of this host is inside; the others wait. Freed by the system if that process dies."""
     path = folder()
     try:
-        handle = (path / f"{name}.lock").open("w")
+        handle = (path / f"{name}.lock").open("a")  # whatever is in it stays
     except OSError as error:
         raise CacheError(f"the cache folder {path} cannot be written to: {error.strerror}. {ANOTHER}") from None
     with handle:
