@@ -78,14 +78,17 @@ def _store() -> Generator[int]:
 
 
 def _start(rank: int, size: int, port: int, command: Sequence[str]) -> Process:
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=_environment(rank, size, port),
-        start_new_session=True,  # ctrl-C on the terminal is for us, who then end the ranks in order
-    )
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=_environment(rank, size, port),
+            start_new_session=True,  # ctrl-C on the terminal is for us, who then end the ranks in order
+        )
+    except OSError as error:  # too many files or processes, too long a command
+        raise PeerError(f"rank {rank} of {size} could not be started: {error.strerror}") from None
 
 
 def _environment(rank: int, size: int, port: int) -> dict[str, str]:
@@ -128,22 +131,15 @@ class _Watch:
 
     def run(self) -> Ending:
         with self.selector:
-            try:
-                self._wait()
-            except KeyboardInterrupt:
-                _end(list(self.alive.values()))
-                self._drain()  # what they have said until then counts all the same
-                raise
-            self._drain()
+            look_at = 0.0
+            while self.alive:
+                self._hear(LOOK)
+                if time.monotonic() >= look_at:
+                    self._look()
+                    look_at = time.monotonic() + LOOK
+            while self._hear(0.0):  # what is left in the pipes; a rank's own children may hold them open
+                pass
         return self.ending
-
-    def _wait(self) -> None:
-        look_at = 0.0
-        while self.alive:
-            self._hear(LOOK)
-            if time.monotonic() >= look_at:
-                self._look()
-                look_at = time.monotonic() + LOOK
 
     def _look(self) -> None:
         for rank, process in list(self.alive.items()):
@@ -159,11 +155,6 @@ class _Watch:
             self.ending.frozen = [rank for rank, process in self.alive.items() if _is_stopped(process.pid)]
             _end(list(self.alive.values()))
             self.alive.clear()
-
-    def _drain(self) -> None:
-        """Hear what is in the pipes; but a rank's own children may hold them open."""
-        while self._hear(0.0):
-            pass
 
     def _hear(self, patience: float) -> bool:
         if not self.selector.get_map():

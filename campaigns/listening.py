@@ -1,0 +1,88 @@
+"""What listens where while commands run: `python -m campaigns.listening`, from the repository's root.
+
+Starts each command as a user would, looks at the sockets of all its processes until it has seen every rank listen, and
+prints what was seen. The exit code is 1 if another machine could have reached any of it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.listening import Listener, listeners
+from tests.marked import Marked
+
+from gossamer.lab import available
+
+COMMAND = [sys.executable, "-m", "gossamer.cli"]
+FOREVER = ("--workload", "ridge", "--hosts", "2", "--steps", "1000000")
+COMMANDS = [
+    ("doctor",),
+    ("train", "terngrad", *FOREVER),
+    ("compare", "ddp", "qsgd", "osgp", "overlap_local_sgd(8)", *FOREVER),
+    ("train", "terngrad", *FOREVER, "--rate", "100mbit"),
+    ("lab", "--hosts", "2", "--", *COMMAND, "train", "terngrad", "--workload", "ridge", "--steps", "1000000"),
+]
+LONGEST = 90.0  # seconds a command may take to begin
+SETTLED = 10.0  # seconds without anything new: ranks are long in loading
+
+
+def main() -> int:
+    wide = 0
+    for words in COMMANDS:
+        in_lab = words[0] == "lab" or "--rate" in words
+        if in_lab and available() is not None:
+            print(f"gossamer {' '.join(words)}: no lab here\n")
+            continue
+        seen = look(words)
+        # A lab is a network of its own, which ends at its bridge: nobody outside reaches what is open inside.
+        found = [x for x in seen if x.open_to_others and not in_lab]
+        wide += len(found)
+        show(words, seen, in_lab)
+    print(f"{len(COMMANDS)} commands, {wide} sockets that another machine could reach")
+    return int(wide > 0)
+
+
+def look(words: Sequence[str]) -> set[Listener]:
+    """All that a command's processes have listened on, from its start until nothing new comes."""
+    marked, seen = Marked(), set[Listener]()
+    clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**clean, **marked.label, "PYTHONPATH": str(Path("src").resolve())}
+        process = subprocess.Popen(
+            [*COMMAND, *words],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        began = news = time.monotonic()
+        while process.poll() is None and time.monotonic() < (news + SETTLED if seen else began + LONGEST):
+            found = set(listeners(marked.processes()))
+            news = news if found <= seen else time.monotonic()
+            seen |= found
+            time.sleep(0.05)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+        marked.expect_nothing()
+    return seen
+
+
+def show(words: Sequence[str], seen: set[Listener], in_lab: bool) -> None:
+    print(f"gossamer {' '.join(words)}" + " (in a lab: a network of its own)" * in_lab)
+    addresses = sorted({(str(x.address), x.open_to_others) for x in seen})
+    for address, wide in addresses:
+        here = [x for x in seen if str(x.address) == address]
+        who = f"{len(here)} sockets of {len({x.pid for x in here})} processes"
+        print(f"  {address}: {who}" + (", OPEN TO OTHER MACHINES" if wide and not in_lab else ""))
+    print("" if seen else "  nothing\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
