@@ -19,16 +19,17 @@ from tests.marked import Marked
 from gossamer.lab import available
 
 COMMAND = [sys.executable, "-m", "gossamer.cli"]
-FOREVER = ("--workload", "ridge", "--hosts", "2", "--steps", "1000000")
+RANKS = 2
+FOREVER = ("--workload", "ridge", "--hosts", str(RANKS), "--steps", "1000000")
 COMMANDS = [
     ("doctor",),
     ("train", "terngrad", *FOREVER),
     ("compare", "ddp", "qsgd", "osgp", "overlap_local_sgd(8)", *FOREVER),
     ("train", "terngrad", *FOREVER, "--rate", "100mbit"),
-    ("lab", "--hosts", "2", "--", *COMMAND, "train", "terngrad", "--workload", "ridge", "--steps", "1000000"),
+    ("lab", "--hosts", str(RANKS), "--", *COMMAND, "train", "terngrad", "--workload", "ridge", "--steps", "1000000"),
 ]
 LONGEST = 90.0  # seconds a command may take to begin
-SETTLED = 10.0  # seconds without anything new: ranks are long in loading
+SETTLED = 3.0  # seconds without anything new when all ranks have been seen
 
 
 def main() -> int:
@@ -49,7 +50,7 @@ def main() -> int:
 
 def look(words: Sequence[str]) -> set[Listener]:
     """All that a command's processes have listened on, from its start until nothing new comes."""
-    marked, seen = Marked(), set[Listener]()
+    marked, seen, complete = Marked(), set[Listener](), False
     clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     with tempfile.TemporaryDirectory() as folder:
         environment = {**clean, **marked.label, "PYTHONPATH": str(Path("src").resolve())}
@@ -62,10 +63,11 @@ def look(words: Sequence[str]) -> set[Listener]:
             start_new_session=True,
         )
         began = news = time.monotonic()
-        while process.poll() is None and time.monotonic() < (news + SETTLED if seen else began + LONGEST):
+        while process.poll() is None and time.monotonic() < (news + SETTLED if complete else began + LONGEST):
             found = set(listeners(marked.processes()))
             news = news if found <= seen else time.monotonic()
             seen |= found
+            complete = len({x.pid for x in seen} - {process.pid}) >= RANKS
             time.sleep(0.05)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
@@ -79,7 +81,7 @@ def show(words: Sequence[str], seen: set[Listener], in_lab: bool) -> None:
     addresses = sorted({(str(x.address), x.open_to_others) for x in seen})
     for address, wide in addresses:
         here = [x for x in seen if str(x.address) == address]
-        who = f"{len(here)} sockets of {len({x.pid for x in here})} processes"
+        who = f"{len(here)} socket(s) of {len({x.pid for x in here})} process(es)"
         print(f"  {address}: {who}" + (", OPEN TO OTHER MACHINES" if wide and not in_lab else ""))
     print("" if seen else "  nothing\n")
 

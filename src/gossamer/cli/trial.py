@@ -49,7 +49,9 @@ def train(
     shards: Shards = "iid",
     out: Out = None,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 50,
-    resume: Annotated[bool, typer.Option(help="Go on from the checkpoint in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option(help="Go on from the checkpoint in --out: same recipe, ranks and network.")
+    ] = False,
     deadline: Deadline = 120.0,
     force: Force = False,
     quiet: Quiet = False,

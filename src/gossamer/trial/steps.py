@@ -62,9 +62,10 @@ def _paces(run: Run, chunk: int) -> list[float]:
     A turn's first step waits for all ranks to take it up, and for its model to come back to the caches: only rounds, which
     cannot leave a step out, count it.
     """
-    marks, period = [s.seconds for s in run.steps], _period(run.recipe)
-    ends = range(WARM_UP * chunk + period - 1, len(marks), period)
-    return [1000 * (marks[i] - marks[i - period]) / period for i in ends if period > 1 or chunk == 1 or i % chunk]
+    steps, period = run.steps, _period(run.recipe)
+    ends = range(WARM_UP * chunk + period - 1, len(steps), period)
+    spans = [(steps[i - period], steps[i]) for i in ends if period > 1 or chunk == 1 or i % chunk]
+    return [1000 * (b.seconds - a.seconds) / (b.step - a.step) for a, b in spans]  # backup workers skip steps
 
 
 def _period(kind: str) -> int:
