@@ -6,14 +6,14 @@ One line gives a training loop a recipe: `comm = gossamer.attach(model, optimize
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gossamer.core.version import __version__
+
 if TYPE_CHECKING:  # `__getattr__` brings the same when it is asked for
     from gossamer import recipes
     from gossamer.core.errors import GossamerError
     from gossamer.hosts import Communicator, attach, checkpoint, ddp
     from gossamer.kernels import warmup
     from gossamer.recipe import Recipe
-
-__version__ = "0.1.0"
 
 __all__ = ["Communicator", "GossamerError", "Recipe", "__version__", "attach", "checkpoint", "ddp", "recipes", "warmup"]
 

@@ -1,12 +1,26 @@
 """Law 6: save anywhere, resume, and the trajectory is bit-equal; a change of world size keeps what is owed."""
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from tests.worker import fleet
-from tests.worker.gym import bit_equal, by_name, make, on_all, parameters, pull, remembered, resumed, saved, train
+from tests.worker.gym import (
+    Odd,
+    bit_equal,
+    by_name,
+    make,
+    on_all,
+    parameters,
+    pull,
+    remembered,
+    resumed,
+    saved,
+    sgd,
+    train,
+)
 from torch import Tensor
 
 from gossamer.core.errors import CheckpointError
@@ -151,18 +165,193 @@ def test_loading_all_dictionaries_into_the_same_world_takes_each_rank_its_own() 
             assert all(bit_equal([a[k], b[k]]) for k in a)
 
 
+def one(recipe: str, steps: int = 0, size: int = 1, **options: Any) -> Any:
+    ranks = make(recipe, size, **options)
+    train(ranks, pull, steps)
+    on_all(ranks, lambda w: w.quiesce())
+    return ranks[0].worker
+
+
 def test_a_checkpoint_of_another_recipe_is_refused_with_both_names() -> None:
-    ranks = make("topk(ratio=0.1)", 1)
     with pytest.raises(CheckpointError, match=r"(?s)topk\(ratio=0.1\).*topk\(ratio=0.2\)"):
-        checkpoint.load(make("topk(ratio=0.2)", 1)[0].worker, checkpoint.save(ranks[0].worker))
+        checkpoint.load(one("topk(ratio=0.2)"), checkpoint.save(one("topk(ratio=0.1)")))
 
 
 def test_something_else_than_a_checkpoint_is_refused() -> None:
-    worker = make("allreduce", 1)[0].worker
-    with pytest.raises(CheckpointError, match="format None"):
-        checkpoint.load(worker, {"model": torch.zeros(3)})
-    with pytest.raises(CheckpointError, match="format 99"):
-        checkpoint.load(worker, {**checkpoint.save(worker), "format": 99})
+    worker = one("allreduce")
+    saved = checkpoint.save(worker)
+    for other, message in {
+        "text": "not a checkpoint: .* not a str",
+        (1,): "not a checkpoint: .* not a int",
+        (): "no dictionary of any rank",
+        "whole": "not a checkpoint of a communicator: it holds 'comm', 'model', and no 'format'; give it the entry 'comm'",
+        "early": r"written by an early gossamer.* in format 1; gossamer [\d.]+ reads format 2. Go on with",
+        "later": "written by gossamer 3.1 in format 99",
+    }.items():
+        given = {
+            "whole": {"model": torch.zeros(3), "comm": saved},
+            "early": {**{k: v for k, v in saved.items() if k != "gossamer"}, "format": 1},
+            "later": {**saved, "format": 99, "gossamer": "3.1"},
+        }.get(other, other)
+        with pytest.raises(CheckpointError, match=message):
+            checkpoint.load(worker, given)
+
+
+class Headless(Odd):
+    """The same without a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = None  # type: ignore[assignment]
+
+
+class Other(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = self.bias
+        self.bias = None  # type: ignore[assignment]
+
+
+class Longer(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(8))
+
+
+class Half(Odd):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(self.bias.detach().half())
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Headless, "'bias' is missing here, or frozen"),
+        (Other, "it knows nothing of 'head'; a layer that was frozen then must be frozen until it is loaded"),
+        (Longer, r"'bias' was float32 \[7\] and is float32 \[8\] now"),
+        (Half, r"'bias' was float32 \[7\] and is float16 \[7\] now"),
+    ],
+)
+@pytest.mark.parametrize("recipe", ["topk(ratio=0.1)", "slowmo(3)"])
+def test_another_models_dictionary_is_refused_by_name(recipe: str, model: Any, message: str) -> None:
+    saved = checkpoint.save(one(recipe, 4))
+    with pytest.raises(CheckpointError, match=f"of another model: {message}"):
+        checkpoint.load(one(recipe, model=model), saved)
+
+
+LOSSES: dict[str, Callable[[dict[str, Any], str], Any]] = {
+    "dropped": lambda d, key: d.pop(key),
+    "renamed": lambda d, key: d.update({key + "x": d.pop(key)}),
+    "reshaped": lambda d, key: d.update({key: d[key].reshape(-1, 1)}),
+    "retyped": lambda d, key: d.update({key: d[key].double()}),
+    "changed by a bit": lambda d, key: d.update({key: torch.nextafter(d[key], torch.tensor(9.0))}),
+    "sparse": lambda d, key: d.update({key: d[key].to_sparse()}),
+    "no tensor": lambda d, key: d.update({key: 3}),
+}
+
+
+@pytest.mark.parametrize("how", LOSSES)
+@pytest.mark.parametrize(
+    ("recipe", "key"),
+    [
+        ("topk(ratio=0.1)", "rank0/memory/residual/bias"),
+        ("slowmo(3)", "equal/schedule/anchor/matrix"),
+        ("sgp(every=3)", "rank0/mixer/x/still"),
+    ],
+)
+def test_an_entry_that_is_not_as_it_was_is_named_and_changes_nothing(recipe: str, key: str, how: str) -> None:
+    worker, another = one(recipe, 4, size=2), one(recipe, 2, size=2)
+    saved, before = checkpoint.save(worker), checkpoint.save(another)
+    LOSSES[how](saved, key)
+    with pytest.raises(CheckpointError, match=f"damaged: '{key}"):
+        checkpoint.load(another, saved)
+    assert same(before, checkpoint.save(another))
+
+
+@pytest.mark.parametrize("value", [None, "5", 5.0, True, -1])
+def test_a_head_with_something_else_in_it_is_refused(value: Any) -> None:
+    worker = one("allreduce")
+    for key in ("step", "size", "seed", "recipe", "adopted", "parameters", "cut", "gossamer"):
+        with pytest.raises(CheckpointError, match="damaged"):
+            checkpoint.load(worker, {**checkpoint.save(worker), key: value})
+
+
+def test_a_huge_size_is_refused_at_once() -> None:
+    worker = one("allreduce")
+    with pytest.raises(CheckpointError, match=r"of 1000000000000000000 ranks and holds rank\(s\) \[0\]"):
+        checkpoint.load(worker, {**checkpoint.save(worker), "size": 10**18})
+
+
+def test_dictionaries_of_different_moments_are_not_merged() -> None:
+    ranks = make("slowmo(2)", 3)
+    train(ranks, pull, 4)
+    early = [checkpoint.save(r.worker) for r in ranks]
+    train(ranks, pull, 2)
+    late = [checkpoint.save(r.worker) for r in ranks]
+    with pytest.raises(CheckpointError, match="not saved together: step is 5 in one and 7 in another"):
+        checkpoint.load(one("slowmo(2)", size=2), [early[0], late[1], late[2]])
+    with pytest.raises(CheckpointError, match=r"of 3 ranks and holds rank\(s\) \[0, 2\]"):
+        checkpoint.load(one("slowmo(2)", size=2), [early[0], early[0], early[2]])
+
+
+def test_dictionaries_of_different_runs_are_not_merged() -> None:
+    runs = []
+    for rate in (0.05, 0.1):
+        ranks = make("slowmo(2)", 2, optimizer=sgd(lr=rate))
+        train(ranks, pull, 4)
+        runs.append([checkpoint.save(r.worker) for r in ranks])
+    with pytest.raises(CheckpointError, match="not saved together: they differ in 'equal/schedule/anchor/"):
+        checkpoint.load(one("slowmo(2)", size=3), [runs[0][0], runs[1][1]])
+
+
+@pytest.mark.parametrize("recipe", ["topk(ratio=0.1)", "diana(bits=4, bucket=16)", "slowmo(3)", "sgp(every=3)"])
+def test_a_model_may_be_cut_otherwise_when_a_run_goes_on(recipe: str) -> None:
+    ranks = make(recipe, 2)
+    train(ranks, pull, 4)
+    again = make(recipe + fleet.SMALL, 2)
+    for old, new in zip(ranks, again, strict=True):
+        checkpoint.load(new.worker, checkpoint.save(old.worker))
+        assert len(new.worker.channels) > len(old.worker.channels)
+        a, b = checkpoint.save(old.worker), checkpoint.save(new.worker)
+        differs = ("cut", "recipe", "adopted", "due")
+        assert same(*({k: v for k, v in d.items() if k not in differs and "contents" not in k} for d in (a, b)))
+    train(again, pull, 2)
+
+
+def test_messages_on_their_way_fit_only_the_cut_they_were_sent_in() -> None:
+    ranks = make("osgp", 2)
+    train(ranks, pull, 4)
+    on_all(ranks, lambda w: w.quiesce())
+    with pytest.raises(CheckpointError, match=r"messages were on their way .* buckets and parameter groups of then"):
+        checkpoint.load(one("osgp" + fleet.SMALL, size=2), checkpoint.save(ranks[0].worker))
+
+
+def test_an_anchor_that_a_new_layer_lacks_is_not_taken_for_zero() -> None:
+    worker = one("slowmo(3)" + fleet.SMALL, 4)
+    worker.channels[-1].states["schedule"].clear()  # as of a layer that was unfrozen a moment ago
+    saved = checkpoint.save(worker)
+    for recipe in ("slowmo(3)", "slowmo(3)" + fleet.SMALL):
+        with pytest.raises(
+            CheckpointError, match=r"has a (anchor|velocity|lr) of other parameters and none of 'matrix'"
+        ):
+            checkpoint.load(one(recipe), saved)
+
+
+class Colon(torch.nn.Module):
+    """Names as a ParameterDict may have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd = torch.nn.ParameterDict({"a:b": torch.ones(4, 3), "c/d": torch.ones(40, 30)})
+
+
+@pytest.mark.parametrize("recipe", ["topk(ratio=0.1)", "powersgd"])
+def test_names_with_colons_and_slashes_are_names(recipe: str) -> None:
+    worker, again = one(recipe, 2, size=2, model=Colon), one(recipe, size=2, model=Colon)
+    checkpoint.load(again, checkpoint.save(worker))
+    assert {k for c in again.channels for k in c.states["memory"]} == {"residual", "unit"}
+    assert same(checkpoint.save(worker), checkpoint.save(again))
 
 
 def test_missing_ranks_are_named() -> None:

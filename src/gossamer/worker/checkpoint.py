@@ -1,5 +1,7 @@
 """What a worker remembers, as plain tensors by parameter name; and what becomes of it in another world."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,27 +11,29 @@ from torch import Tensor
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import Exchange, Policy
 from gossamer.core.errors import CheckpointError
-from gossamer.recipe import Recipe
-from gossamer.worker.channels import ROLES, Channel
+from gossamer.core.version import __version__
+from gossamer.worker.channels import ROLES, Channel, build
+from gossamer.worker.contents import FORMAT, Contents, seal, unseal
+from gossamer.worker.fits import check_model, check_recipe, check_whole, cut, parameters, read_recipe
 
 if TYPE_CHECKING:
     from gossamer.worker.worker import Worker
-
-FORMAT = 1
 
 
 def save(worker: "Worker") -> dict[str, Any]:
     """Everything but parameters and optimizer. Tensors of one rank carry its number, so no two ranks' keys are equal."""
     out: dict[str, Any] = {
         "format": FORMAT,
+        "gossamer": __version__,
         "recipe": repr(worker.origin),
-        "adopted": repr(worker.recipe),  # the controller's choice
+        "adopted": repr(worker.recipe),
         "due": repr(worker.due),
         "lost": worker.lost,
         "step": worker.step,
         "seed": worker.seed,
         "size": worker.size,
-        f"rank{worker.rank}/present": torch.ones(()),
+        "parameters": json.dumps(parameters(worker)),
+        "cut": json.dumps(cut(worker.channels)),
     }
     for key, value in worker.control.items():
         out[f"equal/control/{key}"] = value.clone()
@@ -39,36 +43,33 @@ def save(worker: "Worker") -> dict[str, Any]:
             for key, tensor in _split(states, channel).items():
                 where = "equal" if _policy(channel, role, key) == "equal" else f"rank{worker.rank}"
                 out[f"{where}/{role}/{key}"] = tensor.clone()
+    seal(out, worker.rank)
     return out
 
 
 def load(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, Any]]") -> None:
-    """Take up where a checkpoint left off. A world of another size needs the dictionaries of all its old ranks."""
-    dictionaries = [saved] if isinstance(saved, Mapping) else list(saved)
-    _check(worker, dictionaries)
-    merged = dict[str, Any]()
-    for d in dictionaries:
-        merged.update(d)
-    size = int(merged["size"])
-    present = [r for r in range(size) if f"rank{r}/present" in merged]
-    if size == worker.size and worker.rank in present:
-        ranks = [worker.rank]
-    elif len(present) == size:
-        ranks = present
-    else:
-        raise CheckpointError(
-            f"this checkpoint is of {size} ranks and holds rank(s) {present}; rank {worker.rank} of {worker.size} needs "
-            + ("its own" if size == worker.size else "those of all old ranks: load_state_dict([d0, d1, ...])")
-        )
-    worker.step, worker.seed = int(merged["step"]), int(merged["seed"])
-    worker.control = {
-        k.removeprefix("equal/control/"): v.clone() for k, v in merged.items() if k.startswith("equal/control/")
-    }
-    worker.restore_recipe(Recipe.of(merged["adopted"]), Recipe.of(merged["due"]))
-    for channel in worker.channels:
-        for role in ROLES:
-            channel.states[role] = _restore(channel, role, merged, ranks, worker)
-    _restore_pending(worker, bool(merged["lost"]))
+    """Take up where a checkpoint left off. A world of another size needs the dictionaries of all its old ranks.
+
+    All is checked first: after an error the worker is as it was.
+    """
+    found = unseal(saved, worker.rank, worker.size)
+    check_recipe(worker, found.head["recipe"])
+    check_model(worker, json.loads(found.head["parameters"]))
+    adopted, due = (read_recipe(found.head[key], worker) for key in ("adopted", "due"))
+    same = adopted == worker.recipe
+    channels = worker.channels if same else build(adopted, worker.named, worker._rate_groups(), worker.size)
+    states = [{role: _restore(channel, role, found, worker) for role in ROLES} for channel in channels]
+    check_whole(worker, found, channels, states)
+    landed = [s["schedule"].pop("pending", None) for s in states]
+    arrived = [_pop_wires(s["mixer"]) for s in states]
+    control = {k: _home(v, channels[0]) for k, v in _role(found.equal, "control").items()}
+
+    worker.step, worker.seed, worker.control = found.head["step"], found.head["seed"], control
+    worker.restore_recipe(adopted, due)
+    for channel, state in zip(worker.channels, states, strict=True):
+        channel.states.update(state)
+    pending = [m for m in landed if m is not None] or None
+    worker.restore_pending(pending, arrived if any(arrived) else None, found.head["lost"])
 
 
 def carry_over(old: Sequence[Channel], new: Sequence[Channel], size: int) -> None:
@@ -115,26 +116,42 @@ def _split(state: State, channel: Channel) -> dict[str, Tensor]:
 def _join(channel: Channel, entries: Mapping[str, Tensor]) -> State:
     """The inverse of `_split`; what a parameter lacks is zero."""
     state: State = {}
-    for key in dict.fromkeys(k.split("/")[0] for k in entries if ":" not in k):
+    for key in dict.fromkeys(_word(k) for k in entries):
+        if ":" in key:
+            continue
         found = {s.name: entries[f"{key}/{s.name}"] for s in channel.layout.segments if f"{key}/{s.name}" in entries}
         if not found:
             continue
         sample = next(iter(found.values()))
         if sample.dim() == 0 or sample.dtype == torch.uint8:
-            state[key] = sample.clone()
+            state[key] = _home(sample, channel)
         else:
             flat = channel.empty().to(sample.dtype)
             for name, view in Block(flat, channel.layout).tensors():
+                if name in found and found[name].numel() != view.numel():
+                    raise CheckpointError(
+                        f"{key} of {name!r} has {found[name].numel()} elements, and {name!r} has {view.numel()}"
+                    )
                 if name in found:
                     view.copy_(found[name].view(view.shape))
             state[key] = flat
     names = {s.name for s in channel.layout.segments}
-    state |= {k: v.clone() for k, v in entries.items() if ":" in k and k.split(":", 1)[1].split("/")[0] in names}
-    return state
+    named = {k: v for k, v in entries.items() if ":" in _word(k) and k.partition(":")[2] in names}
+    return state | {k: _home(v, channel) for k, v in named.items()}
+
+
+def _word(key: str) -> str:
+    """What an entry is called, without its parameter; with it where the state names it itself, after a colon."""
+    return key.split("/", maxsplit=1)[0]
+
+
+def _home(tensor: Tensor, channel: Channel) -> Tensor:
+    """A copy, where the parameters are; numbers stay where they were."""
+    return tensor.to(channel.parameters[0].device, copy=True) if tensor.dim() else tensor.clone()
 
 
 def _policy(channel: Channel, role: str, key: str) -> Policy:
-    word = key if ":" in key else key.split("/", maxsplit=1)[0]
+    word = _word(key)
     if role == "memory":
         return channel.memory.policy(word)
     exchange = getattr(channel.exchange, "over", channel.exchange)  # what a quorum's gradients travel over
@@ -143,17 +160,18 @@ def _policy(channel: Channel, role: str, key: str) -> Policy:
     return "drop" if role == "mixer" else "equal"
 
 
-def _restore(channel: Channel, role: str, merged: Mapping[str, Any], ranks: list[int], worker: "Worker") -> State:
-    equal = _under(merged, f"equal/{role}/")
-    own = [_under(merged, f"rank{r}/{role}/") for r in ranks]
-    if int(merged["size"]) == worker.size:
+def _restore(channel: Channel, role: str, found: Contents, worker: "Worker") -> State:
+    equal, own = _role(found.equal, role), [_role(entries, role) for entries in found.own.values()]
+    if found.head["size"] == worker.size:
         return _join(channel, {**equal, **own[0]})
     combined = dict(equal)
     for key in own[0]:
         policy = _policy(channel, role, key)
         if policy in ("mean", "owner"):
+            if any(key not in o or o[key].shape != own[0][key].shape for o in own):
+                raise CheckpointError(f"the checkpoint's ranks do not all have a {role}/{key} of one shape")
             total = torch.stack([o[key].double() for o in own]).sum(0)
-            combined[key] = (total / len(ranks) if policy == "mean" else total).to(own[0][key].dtype)
+            combined[key] = (total / len(own) if policy == "mean" else total).to(own[0][key].dtype)
     state = _join(channel, combined)
     if "owed" in state:
         mine = torch.zeros_like(state["owed"])
@@ -167,19 +185,8 @@ def _chunk(flat: Tensor, channel: Channel, worker: "Worker") -> list[Tensor]:
     return [Block(flat, channel.layout).chunks(worker.size)[worker.rank].flat]
 
 
-def _under(merged: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in merged.items() if k.startswith(prefix)}
-
-
-def _check(worker: "Worker", dictionaries: Sequence[Mapping[str, Any]]) -> None:
-    for d in dictionaries:
-        if d.get("format") != FORMAT:
-            raise CheckpointError(f"not a checkpoint of this version: format {d.get('format')!r}, expected {FORMAT}")
-        if d["recipe"] != repr(worker.origin):
-            raise CheckpointError(
-                f"the checkpoint was made with\n  {d['recipe']}\nbut this run uses\n  {worker.origin}\n"
-                "Load it with the same recipe, or start the communicator anew (parameters and optimizer load as ever)."
-            )
+def _role(entries: Mapping[str, Tensor], role: str) -> dict[str, Tensor]:
+    return {k.removeprefix(f"{role}/"): v for k, v in entries.items() if k.startswith(f"{role}/")}
 
 
 def _pending(worker: "Worker") -> list[dict[str, State]]:
@@ -193,12 +200,6 @@ def _pending(worker: "Worker") -> list[dict[str, State]]:
     return out
 
 
-def _restore_pending(worker: "Worker", lost: bool) -> None:
-    landed = [c.states["schedule"].pop("pending", None) for c in worker.channels]
-    arrived = [_pop_wires(c.states["mixer"]) for c in worker.channels]
-    worker.restore_pending([m for m in landed if m is not None] or None, arrived if any(arrived) else None, lost)
-
-
 def _pop_wires(state: State) -> list[Tensor]:
-    keys = sorted((k for k in state if k.startswith("arrived")), key=lambda k: int(k.removeprefix("arrived")))
+    keys = sorted((k for k in state if re.fullmatch(r"arrived\d+", k)), key=lambda k: int(k.removeprefix("arrived")))
     return [state.pop(k) for k in keys]
