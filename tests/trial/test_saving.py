@@ -1,5 +1,7 @@
 """Checkpoints: a run that goes on is the run that was never interrupted, and a full disk takes nothing away."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,20 @@ def test_a_damaged_checkpoint_is_named(gang2: Any, tmp_path: Path) -> None:
     assert f"{damaged} cannot be read" in error
 
 
+def test_a_checkpoint_with_a_turned_bit_is_named(gang2: Any, tmp_path: Path) -> None:
+    """In its data, where nothing but a check sum tells."""
+    run(gang2, contenders={"x": "bf16"}, steps=4, checkpoint=str(tmp_path))
+    damaged = tmp_path / "step4-rank1.pt"
+    weights = next(iter(torch.load(damaged, weights_only=True)["state"]["model"].values()))
+    raw = bytearray(damaged.read_bytes())
+    raw[raw.index(weights.numpy().tobytes()) + 2] ^= 1
+    damaged.write_bytes(raw)
+    torch.load(damaged, weights_only=True)
+    code, error = resume(gang2, tmp_path)
+    assert code == 1
+    assert f"rank 1: {damaged} cannot be read: it is damaged or cut short" in error
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [
@@ -140,7 +156,7 @@ def test_a_damaged_checkpoint_is_named(gang2: Any, tmp_path: Path) -> None:
         (lambda saved: {**saved, "state": {}}, "does not fit this run"),
         (
             lambda saved: {**saved, "state": {**saved["state"], "model": {}}},
-            "does not fit this run: Error(s) in loading",
+            "does not fit this run: its model lacks '",
         ),
     ],
 )
@@ -205,6 +221,45 @@ def test_an_interrupt_in_the_middle_of_a_checkpoint_leaves_none_half_written(gan
     facts = {"workload": "ridge", "deadline": 30.0, **plan, "steps": 6, "resume": True}
     assert gang2.run(interrupted_while_it_writes, facts) == ["interrupted", "interrupted"]
     assert names(tmp_path) == ["step4-rank0.pt", "step4-rank1.pt"]
+
+
+def on_a_disk_that_turns_read_only(rank: int, size: int, facts: dict[str, Any], victim: int, after: str) -> Any:
+    """From a point in its checkpoint on, one rank's folder can no longer be changed."""
+    frozen = False
+
+    def patched(name: str, owner: Any) -> Any:
+        real = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal frozen
+            if frozen:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            done = real(*args, **kwargs)
+            frozen = name == after
+            return done
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == victim:
+            for name, owner in (("save", torch), ("replace", os), ("unlink", Path)):
+                patch.setattr(owner, name, patched(name, owner))
+        return trial(rank, size, facts, {})
+
+
+@pytest.mark.parametrize(("after", "said"), [("save", ["rank 1: Read-only file system"]), ("replace", [])])
+def test_a_folder_that_turns_read_only_in_the_middle_fails_nobody(
+    gang2: Any, tmp_path: Path, after: str, said: list[str]
+) -> None:
+    plan = {"contenders": {"x": "bf16"}, "workload": "ridge", "deadline": 30.0, "chunk": 2, "checkpoint": str(tmp_path)}
+    run(gang2, **{**plan, "steps": 4})
+    facts = {**plan, "steps": 6, "resume": True}
+    answers = gang2.run(on_a_disk_that_turns_read_only, facts, 1, after)
+    assert [code for code, _ in answers] == [0, 0]
+    notes = [e["text"] for e in of(answers[0][1], "note")]
+    assert notes == [f"no checkpoint at step 6: {why}; the last one stands" for why in said]
+    code, _ = resume(gang2, tmp_path)
+    assert code == 0
 
 
 def test_a_checkpoint_takes_the_place_of_what_an_earlier_run_had_half_written(gang2: Any, tmp_path: Path) -> None:

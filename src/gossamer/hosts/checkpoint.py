@@ -29,7 +29,8 @@ def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None =
     that `load` goes on exactly. What is stored as `model` is the consensus: take it to evaluate, or to publish.
     """
     state = comm.state_dict()  # first, for it may end a step
-    tree = {"model": comm.model.state_dict(), "optimizer": comm.optimizer.state_dict(), "extra": dict(extra or {})}
+    optimizers = [optimizer.state_dict() for optimizer in comm.optimizers]
+    tree = {"model": comm.model.state_dict(), "optimizer": optimizers, "extra": dict(extra or {})}
     tensors = dict[str, Tensor]()
     tensors["frame"] = _packed(_cleared(tree, "", tensors))
     sums = {name: _sum(t) for name, t in tensors.items()}
@@ -241,6 +242,7 @@ def _put(comm: Communicator, tree: Mapping[str, Any]) -> None:
     current.update(tree["model"])
     comm.model.load_state_dict(current)
     try:
-        comm.optimizer.load_state_dict(tree["optimizer"])
+        for optimizer, state in zip(comm.optimizers, tree["optimizer"], strict=True):
+            optimizer.load_state_dict(state)
     except (ValueError, KeyError, RuntimeError) as error:
         raise CheckpointError(f"the checkpoint's optimizer does not fit this one: {plainly(error)}") from None

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ import torch.distributed as dist
 
 from gossamer.core import files
 from gossamer.core.errors import CheckpointError, GossamerError, plainly
+from gossamer.hosts.checkpoint import read
 from gossamer.trial.agree import Circle
 from gossamer.trial.contender import Contender
 from gossamer.trial.plan import Plan
 
 History = list[tuple[str, dict[str, Any]]]  # events, as rank 0 told them
 RANKS = "number of ranks"
+STATE = ("model", "optimizer", "done", "drawn", "seconds", "nic", "sent", "handed")
 NAME = re.compile(r"step(\d+)-rank(\d+)\.pt")
 CHECKPOINT = files.Kind("checkpoint of a run", (b"X\x05\0\0\0facts",))  # the first key of the table that is pickled
 
@@ -47,18 +50,24 @@ def save(plan: Plan, circle: Circle, contender: Contender, history: History) -> 
     others = [folder / f"step{s}-rank{rank}.pt" for s in saved_steps(folder, rank) if s != step]
     others = [path for path in others if files.is_ours(path, CHECKPOINT)]
     if circle.all_fine(not mine):
-        for old in others:
-            old.unlink(missing_ok=True)
+        remove(others)
         return ""
-    if others and not mine:
-        final.unlink(missing_ok=True)
+    remove([final] if others and not mine else [])
     return next(t for t in circle.texts(mine[:1500]) if t)
 
 
 def tidy(folder: Path, rank: int | None = None) -> None:
     """Remove what a rank, or all of them, had half written when it was killed; called when it writes no more."""
-    for half in files.half_written(folder, f"step*-rank{'*' if rank is None else rank}"):
-        half.unlink(missing_ok=True)
+    remove(files.half_written(folder, f"step*-rank{'*' if rank is None else rank}"))
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """What a folder does not let go of stays: it takes room, and nothing else. A rank that failed here, after the others
+    have agreed on what counts, would leave them waiting.
+    """
+    for path in paths:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _why(error: Exception) -> str:
@@ -71,17 +80,18 @@ def restore(plan: Plan, circle: Circle, contender: Contender) -> History:
     """Go on from the last step of which every rank has a checkpoint; returns what the run told up to there."""
     folder, rank = Path(plan.checkpoint), dist.get_rank()
     path = folder / f"step{_common_step(folder, circle)}-rank{rank}.pt"
-    saved = _read(path)
-    for name, value in _facts(plan, contender).items():
-        if saved["facts"].get(name) != value:
-            raise CheckpointError(
-                f"{path} is of another run: its {name} was {saved['facts'].get(name)!r}, and is {value!r} now"
-            )
+    saved, why = dict[str, Any](), ""
+    try:
+        saved = _checked(path, plan, contender)
+    except CheckpointError as error:
+        why = str(error)
+    if not circle.all_fine(not why):  # nobody changes anything, nor waits for one that cannot go on
+        raise CheckpointError(why or f"rank {rank} could go on from {path}, and another rank from its own cannot")
     try:
         contender.load_state_dict(saved["state"])
     except Exception as error:
-        why = str(error) if isinstance(error, GossamerError) else plainly(error)
-        raise CheckpointError(f"{path} does not fit this run: {why}") from None
+        said = str(error) if isinstance(error, GossamerError) else plainly(error)
+        raise CheckpointError(f"{path} does not fit this run: {said}") from None
     return saved["history"]
 
 
@@ -111,15 +121,27 @@ def _ranks_of(path: Path) -> int | None:
     return None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _checked(path: Path, plan: Plan, contender: Contender) -> dict[str, Any]:
+    """What a file holds, if it is of this run."""
     try:
-        saved = torch.load(path, weights_only=True)
-    except Exception as error:
-        why = plainly(error).split(". ")[0]
-        raise CheckpointError(f"{path} cannot be read: {why}; without it the run can only begin anew") from None
-    whole = isinstance(saved, dict) and isinstance(saved.get("facts"), dict) and "state" in saved
-    if not whole or not isinstance(saved.get("history"), list):
+        saved = read(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; without it the run can only begin anew") from None
+    kinds = {"facts": dict, "state": dict, "history": list}
+    if not isinstance(saved, dict) or not all(isinstance(saved.get(key), kind) for key, kind in kinds.items()):
         raise CheckpointError(f"{path} is no checkpoint of a run")
+    for name, value in _facts(plan, contender).items():
+        if saved["facts"].get(name) != value:
+            raise CheckpointError(
+                f"{path} is of another run: its {name} was {saved['facts'].get(name)!r}, and is {value!r} now"
+            )
+    state, model = saved["state"], contender.model.state_dict()
+    wanted = {"state": state, "model": state.get("model")}
+    for what, names in ("state", STATE), ("model", model):
+        held = wanted[what] if isinstance(wanted[what], dict) else {}
+        lacking = [name for name in names if name not in held]
+        if lacking:
+            raise CheckpointError(f"{path} does not fit this run: its {what} lacks {lacking[0]!r}")
     return saved
 
 
