@@ -23,10 +23,10 @@ OTHER_RECIPES = ["topk(ratio=0.3)", "local_sgd(2)"]
 class Mlp(nn.Module):
     """Three layers; the middle one may be computed again during backward."""
 
-    def __init__(self, reentrant: bool | None = None) -> None:
+    def __init__(self, reentrant: bool | None = None, width: int = 10) -> None:
         super().__init__()
         torch.manual_seed(2)
-        self.inner, self.middle, self.outer = nn.Linear(6, 10), nn.Linear(10, 10), nn.Linear(10, 3)
+        self.inner, self.middle, self.outer = nn.Linear(6, width), nn.Linear(width, width), nn.Linear(width, 3)
         self.reentrant = reentrant
 
     def forward(self, x: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def test_reentrant_checkpointing_is_refused_with_the_word_that_helps(gang2: Gang
 
 def thawed(ranks: Sequence[int], recipe: str | None) -> list[nn.Module]:
     """As adapters are trained first, and more of the model later: the optimizer knows all of it from the start."""
-    model = Mlp()
+    model = Mlp(width=300)  # so large that the word about what was thawed is under 1 % of the bytes
     for layer in (model.inner, model.middle):
         layer.requires_grad_(False)
     before = flat_of(model.inner)

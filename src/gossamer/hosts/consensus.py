@@ -1,6 +1,6 @@
 """What all ranks agree on: averages of parameters and buffers, and the check that replicas are equal."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from zlib import crc32
 
 import torch
@@ -78,13 +78,16 @@ def count(worker: Worker, flags: Tensor) -> Program[Tensor]:
     return (yield from all_reduce(flags.to(device)))
 
 
-def check(worker: Worker, model: nn.Module, shared: Mapping[str, Tensor]) -> Program[None]:
-    """Hashes of what should be equal: parameters of synchronous recipes, anchors of local ones, frozen parameters of all;
-    and buffers as they were `shared` last, those that no forward has touched since.
+def check(
+    worker: Worker, model: nn.Module, shared: Mapping[str, Tensor], ignored: Collection[str] = ()
+) -> Program[None]:
+    """Hashes of what should be equal: parameters of synchronous recipes, anchors of local ones, frozen parameters of all
+    that are not `ignored`; and buffers as they were `shared` last, those that no forward has touched since.
     """
     yield from worker.quiesce()
     trained = {id(p) for p in worker.named.values()}
-    hashed = _hashes(worker) | {n: hash_of(p) for n, p in model.named_parameters() if id(p) not in trained}
+    frozen = {n: p for n, p in model.named_parameters() if id(p) not in trained and n not in ignored}
+    hashed = _hashes(worker) | {n: hash_of(p) for n, p in frozen.items()}
     now = dict(model.named_buffers())
     for name, agreed in shared.items():
         hashed[name] = hash_of(agreed) if torch.equal(now[name], agreed) else TOUCHED

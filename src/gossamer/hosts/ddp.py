@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -29,9 +29,16 @@ class Hook:
     """A recipe driven by DDP's buckets. DDP regroups its buckets after the first step; our channels stay as they are."""
 
     def __init__(
-        self, model: nn.Module, worker: Worker, fabric: TorchFabric, names: dict[int, str], scaler: Any, meter: Meter
+        self,
+        ddp_model: DistributedDataParallel,
+        worker: Worker,
+        fabric: TorchFabric,
+        scaler: Any,
+        meter: Meter,
     ) -> None:
-        self.model, self.worker, self.fabric, self.names, self.scaler = model, worker, fabric, names, scaler
+        self.model, self.ignored = ddp_model.module, frozenset[str](ddp_model.parameters_to_ignore)
+        self.worker, self.fabric, self.scaler = worker, fabric, scaler
+        self.names = {id(p): name for name, p in worker.named.items()}
         self.intake = Intake(worker, self._launch)
         self.waiting: list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]] = []
         self._meter = meter
@@ -57,7 +64,7 @@ class Hook:
     def check_sync(self) -> None:
         """Compare a hash of every parameter on all ranks, between steps; an error names those that are not equal."""
         if self.fabric.size > 1:
-            self.fabric.run(consensus.check(self.worker, self.model, {}))
+            self.fabric.run(consensus.check(self.worker, self.model, {}, self.ignored))
 
     def metrics(self) -> dict[str, float]:
         """What a communicator's `metrics()` gives, since `register`."""
@@ -178,7 +185,7 @@ def register(
         fabric.close()
         raise
     meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
-    hook = Hook(ddp_model.module, worker, fabric, {id(p): n for n, p in named.items()}, scaler, meter)
+    hook = Hook(ddp_model, worker, fabric, scaler, meter)
     ddp_model.register_comm_hook(hook, _hook())
     return hook
 

@@ -15,6 +15,7 @@ class Mark(NamedTuple):
     """How far a run has come at one moment."""
 
     step: int
+    dense: float  # what a dense ring would have sent so far
     sent: int
     received: int
     exposed: float
@@ -30,12 +31,17 @@ class Meter:
     def __init__(self, worker: Worker, ledger: Ledger, on_metrics: OnMetrics | None, every: int) -> None:
         self.worker, self.ledger, self.on_metrics, self.every = worker, ledger, on_metrics, every
         self.exposed_seconds = 0.0  # time the training loop stood still for the network
-        self._dense = _ring_bytes(worker)
         self.restart()
 
     def restart(self) -> None:
         """Rates and ratios count from here: the start-up is over, or a checkpoint has set the step."""
+        self._grown = self.worker.step - 1, 0.0
         self._first = self._last = self._mark()
+
+    def grows(self) -> None:
+        """More parameters are about to travel: what a dense ring would have sent so far is settled without them."""
+        now = self._mark()
+        self._grown = now.step, now.dense
 
     def totals(self) -> dict[str, float]:
         """Bytes, ratio to dense, waiting, compression error and residual, of the run so far."""
@@ -80,14 +86,15 @@ class Meter:
 
     def _ratio(self, name: str, before: Mark, now: Mark) -> dict[str, float]:
         """What a dense ring would have sent, over what was sent; there is no such number where only it would have sent."""
-        dense, sent = self._dense * (now.step - before.step), now.sent - before.sent
+        dense, sent = now.dense - before.dense, now.sent - before.sent
         if not sent:
             return {} if dense else {name: 1.0}
         return {name: dense / sent}
 
     def _mark(self) -> Mark:
-        ledger = self.ledger
-        return Mark(self.worker.step - 1, ledger.sent, ledger.received, self.exposed_seconds, perf_counter())
+        ledger, step, (since, settled) = self.ledger, self.worker.step - 1, self._grown
+        dense = settled + _ring_bytes(self.worker) * (step - since)
+        return Mark(step, dense, ledger.sent, ledger.received, self.exposed_seconds, perf_counter())
 
 
 def check_callback(on_metrics: object, every: int) -> None:

@@ -149,6 +149,7 @@ class Steps:
             for n, p in new.items()
         }
         self.fabric.run(compare(self.worker, facts))
+        self.meter.grows()
         self.worker.follow(new)
         self.on_new_channels()
         return True
