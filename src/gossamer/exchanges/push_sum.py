@@ -21,13 +21,14 @@ class PushSum(Mixer):
 
     send (p x, p w) to each peer;  keep the rest;  add what arrives;  z = x / w.  Sums of x and of w over all ranks never
     change, so z tends to the average whatever the graph, the order or the delay. x and w travel in one message. x is kept
-    in single precision at least: a model in half precision is z rounded, and what rounding takes is not lost to x.
+    in single precision at least: a model in half precision is z rounded, and what rounding takes is not lost to x. w has
+    the precision of x, or their ratio would drift where x does not.
 
     Use: under `gossip()`, or inside of `slowmo`, among many ranks that should not wait for all others.
 
     Not for: two ranks, nor a network that is slow everywhere: whole models travel.
 
-    Wire: 4 d + 4 bytes a block and peer (8 d + 4 in double precision).
+    Wire: 4 d + 4 bytes a block and peer (8 d + 8 in double precision).
 
     >>> PushSum()
     push_sum()
@@ -56,9 +57,9 @@ class PushSum(Mixer):
         """Add what came, if anything. `block` is the model as the optimizer left it."""
         x, w = numerator(block, state)
         for wire in arrived:
-            expect(wire, block.numel * x.element_size() + 4, "push_sum")
+            expect(wire, (block.numel + 1) * x.element_size(), "push_sum")
             more, rest = take(wire, x.dtype, block.numel)
-            x, w = x + more, w + take(rest, torch.float32)[0]
+            x, w = x + more, w + take(rest, x.dtype)[0]
         if float(w) == 1:
             state.pop("z", None)
             state["x"], state["w"] = x, w
@@ -73,12 +74,13 @@ class PushSum(Mixer):
 def numerator(block: Block, state: State) -> tuple[Tensor, Tensor]:
     """x and w, brought up to date with what the optimizer did to z = x / w."""
     if "x" not in state:
-        return block.flat, torch.ones((), dtype=torch.float32)
+        return block.flat, torch.ones((), dtype=block.flat.dtype)
+    w = state["w"].to(block.flat.dtype)  # of a checkpoint that kept all weights in single precision
     if "z" not in state:  # w = 1 and nothing was rounded: the model is the numerator
-        return block.flat, state["w"]
+        return block.flat, w
     # x -= rate * direction: the step is taken on the numerator. z, as the parameters hold it, is kept and not computed
     # anew, so that a model that nobody touched adds exactly nothing.
-    return state["x"] + (block.flat - state["z"]), state["w"]
+    return state["x"] + (block.flat - state["z"]), w
 
 
 def _deliver(message: Tensor, to: Sequence[int], source: Sequence[int]) -> Program[list[Tensor]]:
