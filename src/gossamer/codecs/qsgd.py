@@ -19,6 +19,7 @@ class QSGD(Codec):
 
     s = 2^(bits-1) - 1;  level = floor(s x / norm + u), u ~ U[0, 1);  decoded norm * level / s. Unbiased, with variance
     (norm / s)^2 sum f (1 - f), f the fractional part of s |x| / norm. One bit: the two points -norm and +norm.
+    An element's place between two levels counts to 2^-23 of one, and the rest is cut off: only so far it is unbiased.
 
     Use: for 8 times fewer bytes at 4 bits, without a memory. Smaller buckets are less noisy, and longer.
 
