@@ -9,7 +9,7 @@ from gossamer.core.contracts import Codec, Controller, Exchange, LinearCodec, Me
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import require
 from gossamer.exchanges import Scatter
-from gossamer.memories import DIANA, NoMemory
+from gossamer.memories import DIANA, ErrorFeedback, NoMemory
 from gossamer.schedules import EveryStep
 
 
@@ -132,6 +132,11 @@ def check_pair(exchange: Exchange | Mixer | Quorum, memory: Memory) -> None:
                 f"{memory} needs an unbiased exchange, and {exchange} is biased; "
                 "use error_feedback(), or an unbiased codec such as qsgd() or ternary(clip=0.0)"
             )
+        if not exchange.contracts:
+            raise RecipeError(
+                f"{exchange} is biased, so that training need not converge, and error feedback around it can diverge; "
+                "use another codec, such as ternary() or qsgd(), or '+ none(allow_biased=True)' to insist"
+            )
         raise RecipeError(
             f"{exchange} is biased, and without error feedback training need not converge; "
             f"use '{exchange} + error_feedback()', or none(allow_biased=True) to insist"
@@ -144,10 +149,12 @@ def check_pair(exchange: Exchange | Mixer | Quorum, memory: Memory) -> None:
             f"{memory} around {exchange} can diverge: the codec adds more than it leaves out; "
             "it needs no memory, so drop it, or use diana() (with ternary(clip=0.0)), more bits or smaller buckets"
         )
-    if isinstance(memory, DIANA) and isinstance(exchange, Scatter):
+    if isinstance(exchange, Scatter) and isinstance(memory, DIANA | ErrorFeedback):
+        known = (None, 1.0) if isinstance(memory, ErrorFeedback) else (None,)
         require(
-            exchange.feedback is None,
-            f"{memory} over {exchange}: the second encoding follows DIANA's own rate; leave feedback out",
+            exchange.feedback in known,
+            f"{memory} over {exchange}: the second encoding's error follows the memory's own rate, or their books would not "
+            "balance; leave feedback out",
         )
 
 
@@ -159,6 +166,8 @@ def composed(codec: Codec | LinearCodec) -> str:
     >>> composed(codecs.PowerSGD())
     'allreduce(powersgd()) + error_feedback()'
     """
+    if codec.needs_feedback and not codec.contracts:
+        return f"scatter({codec}) + none(allow_biased=True)"
     feedback = " + error_feedback()" if codec.needs_feedback else ""
     if not isinstance(codec, Codec) or isinstance(codec, codecs.FP32):
         return f"allreduce({codec}){feedback}"

@@ -18,7 +18,7 @@ def draws(codec: Ternary, given: Block, count: int) -> Tensor:
 
 
 def clipped(x: Tensor, clip: float) -> Tensor:
-    limit = clip * float(x.double().std(correction=0))
+    limit = clip * float(x.double().square().mean().sqrt())
     return x.clamp(-limit, limit)
 
 
@@ -34,9 +34,42 @@ def test_t1_the_mean_of_many_draws_is_the_clipped_gradient(levels: int) -> None:
 
 def test_t1_clipping_bounds_the_scale_and_touches_only_outliers() -> None:
     out = roundtrip(Ternary(), vector(NORMAL))
-    limit = 2.5 * float(NORMAL.std(correction=0))
+    limit = 2.5 * float(NORMAL.square().mean().sqrt())
     assert float(out.abs().max()) == pytest.approx(limit, rel=1e-6)
     assert float(roundtrip(EXACT, vector(NORMAL)).abs().max()) == float(NORMAL.abs().max())
+
+
+def test_t1_the_papers_deviation_is_about_the_mean() -> None:
+    shifted = NORMAL + 0.5
+    out = roundtrip(Ternary(deviation="centred"), vector(shifted))
+    assert float(out.abs().max()) == pytest.approx(2.5 * float(NORMAL.std(correction=0)), rel=1e-5)
+    near = 1 + 0.01 * torch.rand(500, generator=torch.Generator().manual_seed(2))
+    assert float(roundtrip(Ternary(deviation="centred"), vector(near)).abs().max()) < 0.01  # nothing is left of it
+    assert float(roundtrip(Ternary(), vector(near)).mean()) == pytest.approx(1.005, rel=0.01)
+
+
+HARD = {
+    "normal": NORMAL,
+    "shifted": NORMAL + 0.5,
+    "sparse": NORMAL * (torch.arange(1000) % 100 == 0),
+    "one": torch.eye(1, 1000).flatten(),
+    "heavy": NORMAL**5,
+    "one sign": NORMAL.abs().sqrt(),
+}
+
+
+@pytest.mark.parametrize("kind", HARD)
+@pytest.mark.parametrize("clip", [1.5, 2.5, 4.0])
+def test_what_clipping_takes_is_bounded(kind: str, clip: float) -> None:
+    """The reason to train without error feedback: few elements, no sign, and a known least share along the gradient."""
+    given = HARD[kind].double()
+    scale = float(scales_of(vector(HARD[kind]), clip))
+    kept = given.clamp(-scale, scale)
+    assert int((given.abs() > scale).sum()) <= len(given) / clip**2
+    assert torch.equal(kept.sign(), given.sign())
+    least = min(1.0, clip * float(given.square().mean().sqrt()) / float(given.abs().max()))
+    assert float(kept @ given) >= least * float(given @ given) * (1 - 1e-6)
+    assert least >= clip / len(given) ** 0.5 * (1 - 1e-6)
 
 
 def test_t1_a_scale_is_never_larger_than_the_largest_element() -> None:
@@ -79,8 +112,8 @@ def test_t3_integers_in_lanes_are_the_float_computation_bit_for_bit(size: int, l
 def scales_of(given: Block, clip: float) -> Tensor:
     if clip == 0:
         return kernels.absmax(given.flat, given.layout.bounds)
-    largest, std = kernels.absmax_and_std(given.flat, given.layout.bounds)
-    return torch.where(std > 0, torch.minimum(clip * std, largest), largest)
+    largest, rms = kernels.absmax_and_rms(given.flat, given.layout.bounds)
+    return torch.where(rms > 0, torch.minimum(clip * rms, largest), largest)
 
 
 def test_t3_the_scale_is_shared_so_a_small_rank_rounds_to_the_large_rank_s_levels() -> None:

@@ -51,16 +51,17 @@ def test_absmax(n, parts, seed):
     both(lambda: [kernels.absmax(x, bounds)])
 
 
+@pytest.mark.parametrize("measure", [kernels.absmax_and_rms, kernels.absmax_and_std])
 @settings(deadline=None)
 @cases
-def test_deviation(n, parts, seed):
+def test_deviation(measure, n, parts, seed):
     x, bounds = values(n, seed), cut(n, parts, seed)
     with kernels.using("torch"):
-        top, std = kernels.absmax_and_std(x, bounds)
+        top, deviation = measure(x, bounds)
     with kernels.using("numba"):
-        top2, std2 = kernels.absmax_and_std(x, bounds)
+        top2, deviation2 = measure(x, bounds)
     assert torch.equal(top, top2)
-    torch.testing.assert_close(std, std2, rtol=1e-6, atol=0)
+    torch.testing.assert_close(deviation, deviation2, rtol=1e-6, atol=0)
 
 
 @settings(deadline=None)

@@ -178,6 +178,15 @@ def test_a_constant_segment_has_no_deviation():
 
 
 @pytest.mark.usefixtures("backend")
+def test_a_constant_segment_is_its_own_deviation_about_zero():
+    top, rms = kernels.absmax_and_rms(torch.cat([torch.full((5000,), -1.7), torch.zeros(3)]), (0, 5000, 5000, 5003))
+    assert top.tolist() == [torch.tensor(1.7).item(), 0.0, 0.0]
+    torch.testing.assert_close(rms, torch.tensor([1.7, 0.0, 0.0]), rtol=1e-6, atol=0)
+    for hole in (NAN, INF):
+        assert not kernels.absmax_and_rms(torch.tensor([1.0, hole]), (0, 2))[1].isfinite()
+
+
+@pytest.mark.usefixtures("backend")
 def test_topk_prefers_low_indices_and_nan():
     x = torch.tensor([1.0, -2.0, 2.0, NAN, 2.0, 0.5])
     assert kernels.topk(x, 1).tolist() == [3]

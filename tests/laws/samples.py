@@ -49,6 +49,12 @@ MORE: dict[str, tuple[str, ...]] = {
         "qsgd(bits=8, bucket=1)",
     ),
     "rule": ("rule('ndim < 2', allreduce(fp32()))", "rule(\"name == 'a*'\", gather(topk()), error_feedback())"),
+    "scatter": (
+        "scatter(ternary(), answer=ternary(levels=3))",
+        "scatter(qsgd(bits=2), answer=bf16())",
+        "scatter(topk(ratio=0.3), answer=fp16())",
+        "scatter(bf16(), answer=topk(ratio=0.3))",
+    ),
     "slowmo": ("slowmo(2, buffers='average')", "slowmo(2, buffers='reset')", "slowmo(2, inner=push_sum())"),
     "ternary": ("ternary(clip=0.0)", "ternary(levels=7)", "ternary(clip=0.0, levels=127)"),
     "topk": (

@@ -70,7 +70,7 @@ def hollow(part: P) -> P:
     hints, changed = get_type_hints(type(part)), dict[str, Part]()
     for f in fields(part):  # pyright: ignore[reportArgumentType]
         value = getattr(part, f.name)
-        if hints[f.name] is Codec:
+        if hints[f.name] in (Codec, Codec | None) and isinstance(value, Codec):
             changed[f.name] = Hollow(value)
         elif hints[f.name] is LinearCodec:
             changed[f.name] = HollowSum(value)

@@ -30,6 +30,9 @@ class Scatter(Carrier):
 
     All-to-all of N - 1 chunk wires, decode and sum (the own share first, then that of the rank before, and so on round),
     encode, all-gather. Chunks are encoded and decoded while others travel. The own share never travels and is exact.
+    `answer` is the codec of the mean, the same unless given. The noise of N messages shrinks in their mean, that of the
+    answer in nothing: a richer answer to coarse messages costs bytes once, and takes most of the noise away.
+
     `feedback` is how much of the second encoding's error the owner adds to its next mean. By default the memory says:
     all of it under error feedback, whose books would not balance otherwise (a rounded half, say, errs the same way each
     time), and DIANA's rate under DIANA, so that all follow one mean. Without a memory it is 0: the error is the noise
@@ -39,30 +42,50 @@ class Scatter(Carrier):
 
     Not for: a codec that must see the whole gradient. The mean is encoded a second time, and rounded once more.
 
-    Wire: 2 (N-1)/N of one message each way, whatever N.
+    Wire: (N-1)/N of one message and of one answer each way, whatever N.
 
     >>> from gossamer.codecs import Ternary
     >>> Scatter(Ternary())
     scatter(ternary())
+    >>> Scatter(Ternary(), answer=Ternary(levels=3))
+    scatter(ternary(), answer=ternary(levels=3))
     """
 
     codec: Codec
     feedback: float | None = None
+    answer: Codec | None = None
 
     def __post_init__(self) -> None:
-        require(
-            isinstance(self.codec, Codec),  # pyright: ignore[reportUnnecessaryIsInstance]
-            f"scatter({self.codec}): {self.codec.name} writes messages only their sum can be read from; "
-            f"use allreduce({self.codec})",
-        )
-        require(
-            not self.codec.whole,
-            f"scatter({self.codec}): chunks have no global top-k; use gather({self.codec})",
-        )
+        for codec in (self.codec, self.answers):
+            require(
+                isinstance(codec, Codec),  # pyright: ignore[reportUnnecessaryIsInstance]
+                f"scatter({codec}): {codec.name} writes messages only their sum can be read from; use allreduce({codec})",
+            )
+            require(not codec.whole, f"scatter({codec}): chunks have no global top-k; use gather({codec})")
         require(
             self.feedback is None or 0 <= self.feedback <= 1,
             f"scatter: feedback must lie in [0, 1], got {self.feedback}; leave it out for the codec's own",
         )
+
+    @property
+    def answers(self) -> Codec:
+        """What the mean is encoded with."""
+        return self.codec if self.answer is None else self.answer
+
+    @property
+    def unbiased(self) -> bool:
+        return self.codec.unbiased and self.answers.unbiased
+
+    @property
+    def needs_feedback(self) -> bool:
+        return self.codec.needs_feedback or self.answers.needs_feedback
+
+    @property
+    def contracts(self) -> bool:
+        return self.codec.contracts and self.answers.contracts
+
+    def omega(self, layout: Layout, size: int) -> float:
+        return max(self.codec.omega(layout), self.answers.omega(layout))
 
     def policy(self, key: str) -> Policy:
         return {"owed": "owner", "owed_scale": "equal"}.get(key, "mean")  # pyright: ignore[reportReturnType]
@@ -87,9 +110,9 @@ class Scatter(Carrier):
         parts = block.like(mean).chunks(seat.size)
 
         def put(j: int, wire: Tensor) -> None:
-            codec.overwrite(wire, parts[j].layout, parts[j].flat)
+            self.answers.overwrite(wire, parts[j].layout, parts[j].flat)
 
-        yield from _publish(codec, answer, [c.layout for c in chunks], put)
+        yield from _publish(self.answers, answer, [c.layout for c in chunks], put)
 
         def add_sent(into: Tensor, weight: float) -> None:
             for j, chunk in enumerate(block.like(into).chunks(seat.size)):
@@ -105,13 +128,13 @@ class Scatter(Carrier):
         again = seat._replace(draw=seat.draw.again())
         rate = self._rate(seat)
         if rate == 0:
-            return self.codec.encode(mean, state, again)
+            return self.answers.encode(mean, state, again)
         owed = _owed(block, state, seat)
         asked = mean if owed is None else mean.like(mean.flat + owed)
-        wire = self.codec.encode(asked, state, again)
+        wire = self.answers.encode(asked, state, again)
         error = torch.zeros_like(mean.flat) if owed is None else owed.clone()
         error.add_(mean.flat, alpha=rate)
-        self.codec.accumulate(wire, mean.layout, error, -rate)
+        self.answers.accumulate(wire, mean.layout, error, -rate)
         state["owed_scale"] = torch.tensor(seat.scale, dtype=torch.float64)
         state["owed"] = torch.zeros_like(block.flat)  # full length, so that it is saved by parameter name
         block.like(state["owed"]).chunks(seat.size)[seat.rank].flat.copy_(error)
@@ -122,7 +145,7 @@ class Scatter(Carrier):
             return 0.0
         if self.feedback is not None:
             return self.feedback
-        return float(self.codec.needs_feedback) if seat.feedback is None else seat.feedback
+        return float(self.answers.needs_feedback) if seat.feedback is None else seat.feedback
 
 
 def _owed(block: Block, state: State, seat: Seat) -> Tensor | None:

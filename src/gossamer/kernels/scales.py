@@ -1,4 +1,4 @@
-"""Per-segment scales: the largest magnitude and the standard deviation."""
+"""Per-segment scales: the largest magnitude, and the deviation about zero or about the mean."""
 
 from __future__ import annotations
 
@@ -19,6 +19,16 @@ def absmax(x: Tensor, bounds: Bounds) -> Tensor:
     require_vector("x", x)
     require_bounds(bounds, x.numel())
     return twin("scales", "absmax", x.device)(x, bounds)
+
+
+def absmax_and_rms(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
+    """max |x| and sqrt(mean(x ** 2)) per segment, in one pass of 4 bytes per element.
+
+    Sums are float64, and their order differs between backends: the root agrees to float32 rounding, not to the bit.
+    """
+    require_vector("x", x)
+    require_bounds(bounds, x.numel())
+    return twin("scales", "absmax_and_rms", x.device)(x, bounds)
 
 
 def absmax_and_std(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:

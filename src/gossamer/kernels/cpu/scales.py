@@ -19,6 +19,13 @@ def absmax(x: Tensor, bounds: tuple[int, ...]) -> Tensor:
     return out
 
 
+def absmax_and_rms(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    top, rms = torch.empty(len(bounds) - 1), torch.empty(len(bounds) - 1)
+    values = x.detach().numpy()
+    _absmax_and_rms(values, values.view(np.int32), edges(bounds), top.numpy().view(np.int32), rms.numpy())
+    return top, rms
+
+
 def absmax_and_std(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     top, std = torch.empty(len(bounds) - 1), torch.empty(len(bounds) - 1)
     values = x.detach().numpy()
@@ -41,6 +48,30 @@ def top_bits(bits: Ints) -> np.int32:
 def _absmax(bits: Ints, edges: Longs, out: Ints) -> None:
     for i in range(out.size):
         out[i] = top_bits(bits[edges[i] : edges[i + 1]])
+
+
+@kernel
+def _absmax_and_rms(x: Floats, bits: Ints, edges: Longs, top: Ints, rms: Floats) -> None:
+    total = np.empty(1, np.float64)
+    for i in range(top.size):
+        a, b = edges[i], edges[i + 1]
+        total[0] = 0.0
+        best = np.int32(0)
+        for lo in range(a, b, _CHUNK):
+            hi = min(lo + _CHUNK, b)
+            best = max(best, top_bits(bits[lo:hi]))
+            _squares(x[lo:hi], total)
+        top[i] = best
+        rms[i] = np.float32(np.sqrt(total[0] / max(b - a, 1)))
+
+
+@reduction
+def _squares(x: Floats, total: Doubles) -> None:
+    wide()
+    first = 0.0
+    for j in range(x.size):
+        first += np.float64(x[j]) * np.float64(x[j])
+    total[0] += first
 
 
 @kernel

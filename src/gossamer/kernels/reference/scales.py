@@ -18,6 +18,14 @@ def absmax(x: Tensor, bounds: tuple[int, ...]) -> Tensor:
     return out.view(torch.float32)
 
 
+def absmax_and_rms(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    rms = torch.zeros(len(bounds) - 1, dtype=torch.float64, device=x.device)
+    for i, (a, b) in enumerate(pairwise(bounds)):
+        if b > a:
+            rms[i] = x[a:b].double().square().mean().sqrt()
+    return absmax(x, bounds), rms.float()
+
+
 def absmax_and_std(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     std = torch.zeros(len(bounds) - 1, dtype=torch.float64, device=x.device)
     for i, (a, b) in enumerate(pairwise(bounds)):
