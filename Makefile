@@ -26,8 +26,8 @@ demo: $(VENV)/.installed .network-tools
 	$(BIN)/gossamer compare ddp bf16 qsgd terngrad topk powersgd slowmo sgp --hosts 4 --rate 200mbit --steps 50 --out runs/demo
 
 test: $(VENV)/.installed .network-tools
-	$(BIN)/ruff check -q src tests benchmarks
-	$(BIN)/ruff format -q --check src tests benchmarks
+	$(BIN)/ruff check -q src tests benchmarks campaigns
+	$(BIN)/ruff format -q --check src tests benchmarks campaigns
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright
 	$(BIN)/python -m pytest

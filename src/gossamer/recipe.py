@@ -1,6 +1,5 @@
 """A recipe: one part of every kind, and rules for parameters that need another; and the texts it is read from."""
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -13,6 +12,7 @@ import torch
 from gossamer import codecs, exchanges, topologies
 from gossamer.combinations import check, composed
 from gossamer.controllers import Fixed
+from gossamer.core import files
 from gossamer.core.contracts import (
     Codec,
     Controller,
@@ -26,6 +26,7 @@ from gossamer.core.contracts import (
 )
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, nearest, parse, part, require
+from gossamer.core.text import LONGEST, MOST_TERMS, cut, shown, table
 from gossamer.memories import NoMemory
 from gossamer.rules import Route, Rule
 from gossamer.schedules import EveryStep
@@ -98,7 +99,7 @@ class Recipe:
         if isinstance(source, Path) or (isinstance(source, str) and source.strip().endswith(".toml")):
             return read_toml(Path(str(source).strip()))
         if not isinstance(source, str | Part):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise RecipeError(f"a recipe is a text, a part or the path of a TOML file, not {source!r}")
+            raise RecipeError(f"a recipe is a text, a part or the path of a TOML file, not {shown(source)}")
         value = source if isinstance(source, Part) else parse(source, known_presets())
         if isinstance(value, Recipe):
             return value
@@ -151,13 +152,13 @@ class Recipe:
 def read_toml(path: Path) -> Recipe:
     """Read a recipe file: `recipe = "terngrad"`, or a line for each part (`exchange`, `memory`, ...)."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        entries = table(files.read(path, LONGEST))
     except OSError as error:
-        raise RecipeError(f"the recipe file {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"the recipe file {cut(str(path))} cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise RecipeError(f"{path} is not valid TOML: {error}") from None
     try:
-        return from_toml(table)
+        return from_toml(entries)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
 
@@ -167,22 +168,23 @@ def from_toml(table: Mapping[str, Any]) -> Recipe:
     parts = list[Part | Recipe]()
     for key, value in table.items():
         if key not in known:
-            raise RecipeError(f"there is no entry {key!r}. {nearest(key, known)}")
+            raise RecipeError(f"there is no entry {shown(key)}. {nearest(key, known)}")
         for text in value if isinstance(value, list) else [value]:
             parts += _entry(key, text)
+            require(len(parts) <= MOST_TERMS, f"there are more than {MOST_TERMS} parts in it")
     return _assemble(tuple(parts))
 
 
 def _entry(key: str, text: Any) -> tuple[Any, ...]:
     """The parts that one entry of a recipe file names: any number after `recipe`, else one of the kind it is called by."""
     if not isinstance(text, str):
-        raise RecipeError(f"{key} must be a text such as 'gather(qsgd(bits=4))', got {text!r}")
+        raise RecipeError(f"{key} must be a text such as 'gather(qsgd(bits=4))', got {shown(text)}")
     if key == "recipe":
         value = parse(text, known_presets())
         return value if isinstance(value, tuple) else (value,)
     value, wanted = parse(text), key.removesuffix("s")
     right = isinstance(value, Part) and value.kind in (wanted, "codec")  # a bare codec gets a better hint later
-    require(right, f"{key} must be one {wanted}, got {text!r}")
+    require(right, f"{key} must be one {wanted}, got {shown(text)}")
     return (value,)
 
 
@@ -209,7 +211,7 @@ def _assemble(values: tuple[Any, ...]) -> Recipe:
             require(value.kind not in given, f"two parts say {value.kind}: {given.get(value.kind)} and {value}")
             given[value.kind] = value
         else:
-            raise RecipeError(f"{value!r} is no part of a recipe on its own; {_belongs(value)}")
+            raise RecipeError(f"{shown(value)} is no part of a recipe on its own; {_belongs(value)}")
     if base is not None:
         return replace(base, **given, rules=(*rules, *base.rules), routes={**base.routes, **routes})
     plain = "push_sum()" if getattr(given.get("schedule"), "mixes", False) else "allreduce(fp32())"

@@ -9,8 +9,10 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from gossamer.core import files
+from gossamer.core.text import cut, shown
 
 FORMAT = 2
+LARGEST = 1_000_000_000  # bytes; a million steps of one run take a sixth of it
 AUTHOR = {"written by": "gossamer"}  # comes first
 RECORD = files.Kind(
     "record of a run", (b'{"written by": "gossamer"', b'{"command": "gossamer ')
@@ -142,7 +144,8 @@ class Record:
     def read(path: Path) -> "Record":
         """A ValueError says, in words about the file, why it holds no record."""
         try:
-            return _record(json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number))
+            text = files.read(path, LARGEST)
+            return _record(json.loads(text, parse_constant=_no_number, parse_int=_whole))
         except json.JSONDecodeError as error:
             why = f"it is not JSON, or was cut off at line {error.lineno}, column {error.colno}"
             raise ValueError(why if error.doc else "it is empty") from None
@@ -151,7 +154,7 @@ class Record:
         except KeyError as error:
             raise ValueError(f"it has no {error}") from None
         except (TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"what is in it is not what a run writes ({error})") from None
+            raise ValueError(f"what is in it is not what a run writes ({cut(str(error))})") from None
 
 
 def _finite(value: Any) -> Any:
@@ -169,6 +172,12 @@ def _no_number(word: str) -> float:
     raise ValueError(f"{word} is not JSON")
 
 
+def _whole(digits: str) -> int:
+    if len(digits) > 20:
+        raise ValueError(f"a number in it has {len(digits)} digits")
+    return int(digits)
+
+
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
 
@@ -182,7 +191,7 @@ def _record(table: dict[str, Any]) -> Record:
         raise ValueError("there is no table in it")
     if table.get("format") != FORMAT:
         raise ValueError(
-            f"it has format {table.get('format')!r}, and this version of gossamer reads format {FORMAT}; "
+            f"it has format {shown(table.get('format'))}, and this version of gossamer reads format {FORMAT}; "
             "run its command again, or read it with the version that wrote it"
         )
     facts = {name: value for name, value in table.items() if name not in AUTHOR}

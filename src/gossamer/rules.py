@@ -9,6 +9,7 @@ from gossamer.combinations import check_pair
 from gossamer.core.contracts import Exchange, Memory
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, part, require
+from gossamer.core.text import shown, term
 from gossamer.memories import NoMemory
 
 
@@ -69,11 +70,14 @@ class Route(Part):
 def _predicate(text: str) -> Callable[[Mapping[str, Any]], bool]:
     """Read a rule's condition; only comparisons of ndim, numel and name, joined by and, or, not."""
     try:
-        return _condition(ast.parse(text.strip(), mode="eval").body, text)
+        return _condition(term(text), text)
     except RecipeError:
         raise
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise RecipeError(f"rule: {text[:200]!r} cannot be read; say for instance 'ndim < 2 or numel < 1000'") from None
+    except (SyntaxError, ValueError) as error:
+        why = error.msg if isinstance(error, SyntaxError) else error
+        raise RecipeError(
+            f"rule: {shown(text)} cannot be read: {why}; say for instance 'ndim < 2 or numel < 1000'"
+        ) from None
 
 
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
@@ -109,7 +113,7 @@ def _condition(node: ast.expr, text: str) -> Callable[[Mapping[str, Any]], bool]
             compare, word, n = None, "", 0
     if compare is None:
         raise RecipeError(
-            f"rule: {ast.unparse(node)!r} in {text!r} is no condition; compare ndim or numel with a number, "
+            f"rule: {shown(ast.unparse(node))} in {shown(text)} is no condition; compare ndim or numel with a number, "
             "or name with a glob: 'ndim < 2', \"name == 'embed*'\""
         )
     return lambda facts: compare(facts[word], n)

@@ -7,6 +7,9 @@ import typer
 
 from gossamer.cli import bench, doctor, lab, parts, report, trial
 from gossamer.core.errors import GossamerError
+from gossamer.core.text import cut
+
+MOST = 4000  # characters that an error is told in
 
 app = typer.Typer(
     help="Train PyTorch models over slow, uneven or unreliable networks.",
@@ -33,12 +36,12 @@ def run() -> int:
     except (KeyboardInterrupt, typer.Abort):
         return 128 + signal.SIGINT
     except GossamerError as error:
-        print(f"gossamer: {error}", file=sys.stderr)
+        print(f"gossamer: {cut(str(error), MOST)}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1  # ours for wrong input are ValueErrors too
     except Exception as error:
         usage = getattr(error, "format_message", None)  # what the command line parser says of wrong options
         if usage is None:
             raise
         if words := usage():  # empty where the help has just been shown instead
-            print(f"gossamer: {words}", file=sys.stderr)
+            print(f"gossamer: {cut(words, MOST)}", file=sys.stderr)
         return 2

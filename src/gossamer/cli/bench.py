@@ -14,6 +14,7 @@ from gossamer.cli.errors import FailedError, InputError
 from gossamer.cli.out import Force
 from gossamer.core import files
 from gossamer.core.errors import OutputError
+from gossamer.lab.network import MOST_HOSTS
 
 if TYPE_CHECKING:
     from gossamer.trial.steps import StepRow
@@ -54,7 +55,7 @@ def steps(
         list[str] | None, typer.Argument(help="Most presets by default; yardsticks are always there.")
     ] = None,
     rates: Annotated[str, typer.Option(help="Rates, divided by blanks.")] = "100mbit 200mbit 1gbit unshaped",
-    hosts: Annotated[int, typer.Option(min=2, help="How many hosts.")] = 4,
+    hosts: Annotated[int, typer.Option(min=2, max=MOST_HOSTS, help="How many hosts.")] = 4,
     turns: Annotated[int, typer.Option(min=1, help="Turns that count, per contender.")] = 6,
     chunk: Annotated[int, typer.Option(min=1, help="Steps per turn.")] = 4,
     workload: Annotated[str, typer.Option(help="What to train.")] = "lm",

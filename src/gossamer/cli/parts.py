@@ -49,8 +49,10 @@ def recipes(
     workload: Annotated[
         str | None, typer.Option(help=f"Count bytes for its model; '{MODEL}' if nothing is said.")
     ] = None,
-    parameters: Annotated[int | None, typer.Option(min=4, help="Count bytes for as many, in square matrices.")] = None,
-    hosts: Annotated[int, typer.Option(min=2, help="Count bytes for so many ranks.")] = 4,
+    parameters: Annotated[
+        int | None, typer.Option(min=4, max=10**12, help="Count bytes for as many, in square matrices.")
+    ] = None,
+    hosts: Annotated[int, typer.Option(min=2, max=10_000, help="Count bytes for so many ranks.")] = 4,
     rate: Annotated[str | None, typer.Option(help="What the bytes take on links of this rate: '200mbit'.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:

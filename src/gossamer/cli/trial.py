@@ -17,6 +17,7 @@ from gossamer.cli.console import console, is_lively
 from gossamer.cli.errors import InputError
 from gossamer.cli.out import RECORD, Force, run_folder
 from gossamer.lab import parse_links
+from gossamer.lab.network import MOST_HOSTS
 from gossamer.record import Record
 from gossamer.report.facts import TOLERANCE, Facts, Row, study
 from gossamer.report.headline import headline
@@ -26,7 +27,9 @@ from gossamer.trial.contender import check
 from gossamer.trial.saving import saved_steps
 from gossamer.workloads import get
 
-Hosts = Annotated[int, typer.Option(min=1, help="How many ranks; with --rate, one on each host of a lab.")]
+Hosts = Annotated[
+    int, typer.Option(min=1, max=MOST_HOSTS, help="How many ranks; with --rate, one on each host of a lab.")
+]
 Rate = Annotated[
     str | None, typer.Option(help="Run in a lab: '200mbit', one rate per host '1gbit,100mbit', or 'unshaped'.")
 ]

@@ -2,13 +2,18 @@
 
 import re
 
+from gossamer.core.text import cut
+
 
 class GossamerError(Exception):
     """Base of every error that gossamer raises on purpose."""
 
 
 class RecipeError(GossamerError, ValueError):
-    """A recipe that cannot be read, or a combination that cannot be right."""
+    """A recipe that cannot be read, or a combination that cannot be right. However long that is, the words are few."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(cut(message, 2000))
 
 
 class WireError(GossamerError, ValueError):

@@ -88,12 +88,13 @@ def read(path: Path, most: int) -> str:
     """All of a text file. An OSError says why it is not read."""
     try:
         with _opened(path) as file:
-            data = file.read(most + 1)
+            if os.fstat(file.fileno()).st_size > most:
+                raise OSError(errno.EFBIG, f"it is larger than {most / 1e6:g} MB")
+            return file.read(most).decode("utf-8")
+    except UnicodeDecodeError:
+        raise
     except ValueError as error:  # a name that holds a zero byte
         raise OSError(errno.EINVAL, str(error)) from None
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"it is larger than {most / 1e6:g} MB")
-    return data.decode("utf-8")
 
 
 @contextmanager

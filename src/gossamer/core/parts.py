@@ -26,6 +26,7 @@ from typing import (
 )
 
 from gossamer.core.errors import RecipeError
+from gossamer.core.text import cut, shown, terms
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -125,22 +126,15 @@ def parse(text: str, names: Mapping[str, Callable[..., Any]] | None = None) -> A
         return _parse(text, dict(names or {}))
     except RecipeError:
         raise
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        shown = text if len(text) <= 200 else f"{text[:200]}..."
+    except (SyntaxError, ValueError) as error:
         why = error.msg if isinstance(error, SyntaxError) else error  # without the file and line that there are not
-        raise RecipeError(f"{shown!r} cannot be read: {why}. A recipe looks like 'gather(qsgd(bits=4))'.") from None
+        raise RecipeError(f"{shown(text)} cannot be read: {why}. A recipe looks like 'gather(qsgd(bits=4))'.") from None
 
 
 def _parse(text: str, words: dict[str, Callable[..., Any]]) -> Any:
-    first, *others = _terms(ast.parse(text.strip(), mode="eval").body)
+    first, *others = terms(text)
     values = [_read_first(first, words), *(_read(t, _without_parts(words)) for t in others)]
     return values[0] if len(values) == 1 else tuple(values)
-
-
-def _terms(node: ast.expr) -> list[ast.expr]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return [*_terms(node.left), *_terms(node.right)]
-    return [node]
 
 
 def _read_first(node: ast.expr, names: Mapping[str, Callable[..., Any]]) -> Any:
@@ -183,7 +177,7 @@ def _read(node: ast.expr, names: Mapping[str, Callable[..., Any]]) -> Any:
             return _call(word, args, keywords, names)
         case _:
             raise RecipeError(
-                f"{ast.unparse(node)!r} has no place in a recipe: "
+                f"{shown(ast.unparse(node))} has no place in a recipe: "
                 "only numbers, strings, tuples and calls of named parts do."
             )
 
@@ -199,7 +193,7 @@ def _call(word: str, args: list[ast.expr], keywords: list[ast.keyword], names: M
         return _bind(names[word], word, values, named, list(_signature(names[word])))
     found = registry.get(word)
     if found is None:
-        raise RecipeError(f"there is no part called {word!r}. {nearest(word, [*names, *registry.of()])}")
+        raise RecipeError(f"there is no part called {shown(word)}. {nearest(word, [*names, *registry.of()])}")
     return _bind(found, word, values, named, [f.name for f in fields(found)])  # pyright: ignore[reportArgumentType]
 
 
@@ -215,9 +209,9 @@ def _bind(make: Callable[..., Any], word: str, values: list[Any], named: dict[st
     bound = dict(zip(accepted, values))
     for key, value in named.items():
         if key not in accepted:
-            raise RecipeError(f"{word} has no argument {key!r}. {nearest(key, accepted)}")
+            raise RecipeError(f"{word} has no argument {shown(key)}. {nearest(key, accepted)}")
         if key in bound:
-            raise RecipeError(f"{word}: {key!r} is given twice")
+            raise RecipeError(f"{word}: {shown(key)} is given twice")
         bound[key] = value
     hints = get_type_hints(make) if not isinstance(make, type) else _hints(make)
     for key, value in bound.items():
@@ -227,7 +221,7 @@ def _bind(make: Callable[..., Any], word: str, values: list[Any], named: dict[st
     except TypeError as error:
         missing = [k for k in accepted if k not in bound and _is_required(make, k)]
         if not missing:
-            raise RecipeError(f"{word}: {error}") from None
+            raise RecipeError(f"{word}: {cut(str(error))}") from None
         raise RecipeError(f"{word} needs {', '.join(missing)}; for instance {_sample(word, missing[0])}") from None
 
 
@@ -259,7 +253,7 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
         return value
     if type(value) is int and abs(value) <= sys.float_info.max and _matches(float(value), hint):
         return float(value)
-    raise RecipeError(f"{where} must be {_describe(hint)}, got {value!r}")
+    raise RecipeError(f"{where} must be {_describe(hint)}, got {shown(value)}")
 
 
 def _matches(value: Any, hint: Any) -> bool:

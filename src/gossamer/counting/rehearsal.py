@@ -10,9 +10,11 @@ from torch import Tensor
 from gossamer.core.block import State
 from gossamer.core.contracts import Mixer
 from gossamer.core.errors import GossamerError
+from gossamer.core.parts import require
 from gossamer.core.verbs import Descend, Program
 from gossamer.recipe import Recipe
 
+MOST = 1_000_000  # steps, which take ten seconds or so
 LEAST = 60  # steps to rehearse: whole periods of every topology that has up to six kinds of rounds
 
 
@@ -20,6 +22,9 @@ def span(recipe: Recipe) -> tuple[int, int]:
     """The first and the last step to rehearse: whole rounds, after the warm-up."""
     every = max(int(getattr(recipe.schedule, "every", 1)), 1)
     warmup = ceil(getattr(recipe.schedule, "warmup", 0) / every) * every
+    require(
+        every <= MOST, f"{recipe.schedule}: a round of more than {MOST:,} steps is not counted, for that takes too long"
+    )
     return warmup + 1, warmup + every * ceil(LEAST / every)
 
 

@@ -44,6 +44,10 @@ class First(Quorum):
     def __post_init__(self) -> None:
         require(self.backups >= 0, f"first: backups must be 0 or more, got {self.backups}")
         require(
+            isinstance(self.over, Exchange),  # pyright: ignore[reportUnnecessaryIsInstance]
+            f"first(over={self.over}): over must be an exchange that all ranks take part in, such as allreduce(fp32())",
+        )
+        require(
             not self.over.needs_feedback,
             f"first(over={self.over}): a dropped gradient's residual would be lost silently; "
             "use an exchange that needs no memory, such as scatter(qsgd())",

@@ -1,0 +1,112 @@
+"""Texts that others write, read within limits of size and depth: whatever they hold, an error soon says what is wrong."""
+
+import ast
+import re
+import tomllib
+import warnings
+from typing import Any
+
+LONGEST = 1_000_000  # characters: room for a route that names every parameter of a large model
+MOST_TERMS = 500
+DEEPEST = 20  # calls in calls; a recipe has five or so
+LARGEST = 10**100
+_STRINGS = re.compile(
+    r'"""(?:\\.|[^\\])*?(?:"""|\Z)' r"|'''.*?(?:'''|\Z)" r'|"(?:\\.|[^"\\\n])*"?' r"|'[^'\n]*'?" r"|#[^\n]*", re.S
+)
+
+
+def cut(text: str, most: int = 200) -> str:
+    """The text, if it is short; else its beginning and its end.
+
+    >>> cut("abcdefghijklmnopqrstuvwxyz", 12)
+    'abcdef...xyz'
+    """
+    if len(text) <= most:
+        return text
+    tail = (most - 3) // 3
+    return f"{text[: most - 3 - tail]}...{text[len(text) - tail :]}"
+
+
+def shown(value: Any) -> str:
+    """A value as an error message quotes it."""
+    return cut(repr(value))
+
+
+def terms(text: str) -> list[ast.expr]:
+    """The terms of a sum. A SyntaxError or a ValueError says why the text is none.
+
+    >>> [ast.unparse(term) for term in terms("a + b(c + 1)")]
+    ['a', 'b(c + 1)']
+    """
+    waiting, found = [_expression(text)], list[ast.expr]()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            waiting += [node.right, node.left]
+        else:
+            found.append(node)
+    if len(found) > MOST_TERMS:
+        raise ValueError(f"it has {len(found)} parts, and {MOST_TERMS} are the most")
+    for node in found:
+        _check(node)
+    return found
+
+
+def term(text: str) -> ast.expr:
+    """One expression; a sum is one, too."""
+    node = _expression(text)
+    _check(node)
+    return node
+
+
+def _expression(text: str) -> ast.expr:
+    if len(text) > LONGEST:
+        raise ValueError(f"it has {len(text)} characters, and {LONGEST} are the most")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what Python doubts, such as '\d', is an error here, and never printed
+            return ast.parse(text.strip(), mode="eval").body
+    except (RecursionError, MemoryError, Warning) as error:
+        raise ValueError(str(error) if isinstance(error, Warning) else "it is nested too deeply") from None
+    except (SyntaxError, ValueError) as error:
+        if "Exceeds the limit" in str(error):
+            raise ValueError("a number in it has too many digits") from None
+        raise
+
+
+def _check(node: ast.expr) -> None:
+    """Level by level: whoever comes after may then use recursion."""
+    level, depth = [node], 0
+    while level:
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+        for each in level:
+            if isinstance(each, ast.Constant) and isinstance(each.value, int) and abs(each.value) >= LARGEST:
+                raise ValueError("a number in it has too many digits")
+        level = [child for each in level for child in ast.iter_child_nodes(each) if isinstance(child, _DEEP)]
+
+
+_DEEP = ast.expr | ast.keyword
+
+
+def table(text: str) -> dict[str, Any]:
+    """A TOML table. A ValueError says why the text is none.
+
+    >>> table("recipe = 'bf16'")
+    {'recipe': 'bf16'}
+    """
+    plain = _STRINGS.sub("", text)
+    depth = 0
+    for bracket in re.findall(r"[\[\]{}]", plain):
+        depth += 1 if bracket in "[{" else -1
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+    if re.search(r"\d{20}", plain):
+        raise ValueError("a number in it has too many digits")
+    if any(line.count(".") > DEEPEST for line in plain.splitlines()):
+        raise ValueError(f"a name in it has more than {DEEPEST} dots")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
