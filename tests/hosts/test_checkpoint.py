@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from tests.gang import Gang
-from tests.hosts.loops import SMALL, Awkward, attached, flat, same, small_step
+from tests.hosts.loops import DEADLINE, SEED, SMALL, Awkward, attached, data, flat, same, small_step
 from torch import Tensor, nn
 
 import gossamer
@@ -167,6 +167,42 @@ def test_what_fails_on_one_rank_fails_on_all(gang2: Gang, tmp_path: Path) -> Non
         assert "holds a checkpoint already; give each a folder of its own, such as step1" in said[1]
         assert "/b is no finished distributed checkpoint: it has no .metadata" in said[2]
         assert said[3] == "1"
+
+
+def hooked(rank: int, size: int, path: str) -> list[Tensor]:
+    """The model after four steps, and after two with a hook and a model that were taken up in the middle."""
+
+    def fresh() -> Any:
+        torch.manual_seed(0)
+        model = nn.parallel.DistributedDataParallel(nn.Linear(17, 7))
+        hook = gossamer.ddp.register(model, "topk(ratio=0.1)", seed=SEED, deadline=DEADLINE)
+        return model, torch.optim.SGD(model.parameters(), lr=0.05), hook
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for step in range(2):
+            optimizer.zero_grad()
+            x, y = data(rank, step)
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+
+    model, optimizer, hook = fresh()
+    train(model, optimizer)
+    kept = {n: t.clone() for n, t in model.state_dict().items()}
+    dcp.save({"hook": hook}, checkpoint_id=path)
+    train(model, optimizer)
+    hook.close()
+    again, optimizer, hook = fresh()
+    again.load_state_dict(kept)
+    assert checkpoint.load(hook, path, "hook") == {}
+    train(again, optimizer)
+    hook.close()
+    return [flat(model), flat(again)]
+
+
+@gang
+def test_a_hooks_memory_is_taken_up_from_a_folder(gang2: Gang, tmp_path: Path) -> None:
+    for whole, rest in gang2.run(hooked, str(tmp_path / "a")):
+        assert same(whole, rest)
 
 
 # -- alone ---------------------------------------------------------------------------------------------------------

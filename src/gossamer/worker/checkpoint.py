@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,9 +48,14 @@ def save(worker: "Worker") -> dict[str, Any]:
 
 
 def load(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, Any]]") -> None:
-    """Take up where a checkpoint left off. A world of another size needs the dictionaries of all its old ranks.
+    """Take up where a checkpoint left off. A world of another size needs the dictionaries of all its old ranks."""
+    prepare(worker, saved)()
 
-    All is checked first: after an error the worker is as it was.
+
+def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, Any]]") -> Callable[[], None]:
+    """Check a checkpoint, and make all of it ready; what is returned puts it in force, and cannot fail.
+
+    So an error leaves the worker as it was, and ranks can agree before any of them changes.
     """
     found = unseal(saved, worker.rank, worker.size)
     check_recipe(worker, found.head["recipe"])
@@ -64,12 +69,16 @@ def load(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, Any
     arrived = [_pop_wires(s["mixer"]) for s in states]
     control = {k: _home(v, channels[0]) for k, v in _role(found.equal, "control").items()}
 
-    worker.step, worker.seed, worker.control = found.head["step"], found.head["seed"], control
-    worker.restore_recipe(adopted, due)
-    for channel, state in zip(worker.channels, states, strict=True):
-        channel.states.update(state)
     pending = [m for m in landed if m is not None] or None
-    worker.restore_pending(pending, arrived if any(arrived) else None, found.head["lost"])
+
+    def put() -> None:
+        worker.step, worker.seed, worker.control = found.head["step"], found.head["seed"], control
+        worker.restore_recipe(adopted, due)
+        for channel, state in zip(worker.channels, states, strict=True):
+            channel.states.update(state)
+        worker.restore_pending(pending, arrived if any(arrived) else None, found.head["lost"])
+
+    return put
 
 
 def carry_over(old: Sequence[Channel], new: Sequence[Channel], size: int) -> None:
