@@ -248,6 +248,7 @@ LOSSES: dict[str, Callable[[dict[str, Any], str], Any]] = {
     "changed by a bit": lambda d, key: d.update({key: torch.nextafter(d[key], torch.tensor(9.0))}),
     "sparse": lambda d, key: d.update({key: d[key].to_sparse()}),
     "no tensor": lambda d, key: d.update({key: 3}),
+    "endless": lambda d, key: d.update({key: 10**5000}),
 }
 
 
@@ -269,12 +270,14 @@ def test_an_entry_that_is_not_as_it_was_is_named_and_changes_nothing(recipe: str
     assert same(before, checkpoint.save(another))
 
 
-@pytest.mark.parametrize("value", [None, "5", 5.0, True, -1])
+@pytest.mark.parametrize("value", [None, "5", 5.0, True, -1, 10**5000, torch.zeros(3)], ids=lambda v: type(v).__name__)
 def test_a_head_with_something_else_in_it_is_refused(value: Any) -> None:
     worker = one("allreduce")
     for key in ("step", "size", "seed", "recipe", "adopted", "parameters", "cut", "gossamer"):
         with pytest.raises(CheckpointError, match="damaged"):
             checkpoint.load(worker, {**checkpoint.save(worker), key: value})
+    with pytest.raises(CheckpointError, match=r"no 'format'|in format -1"):
+        checkpoint.load(worker, {**checkpoint.save(worker), "format": value})
 
 
 def test_a_huge_size_is_refused_at_once() -> None:

@@ -48,7 +48,8 @@ def describe(value: Any) -> str:
     ('float32 [2, 3] a3c1ca20', 'int 6abf4a82')
     """
     if not isinstance(value, Tensor):
-        return f"{type(value).__name__} {crc32(repr(value).encode()):08x}"
+        plain = type(value) in (str, bool) or _is(value, int)  # nothing else is saved, and who knows how it prints
+        return f"{type(value).__name__} {crc32(repr(value).encode()) if plain else 0:08x}"
     kind = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     try:
         raw = value.detach().contiguous().cpu().view(-1).view(torch.uint8)
@@ -94,10 +95,10 @@ def _checked_head(saved: Any) -> dict[str, Any]:
         raise CheckpointError(
             f"not a checkpoint: load_state_dict takes what state_dict returned, or a list of those, not a {type(saved).__name__}"
         )
-    if saved.get("format") != FORMAT:
+    if not _is(saved.get("format"), int) or saved["format"] != FORMAT:
         raise CheckpointError(_other_format(saved))
     for key, kind in HEAD.items():
-        if type(saved.get(key)) is not kind:
+        if not _is(saved.get(key), kind):
             raise CheckpointError(f"the checkpoint is damaged: its entry {key!r} is " + _missing_or(saved, key))
     if saved["size"] < 1 or saved["step"] < 1:
         raise CheckpointError(f"the checkpoint is damaged: step {saved['step']} of {saved['size']} ranks")
@@ -106,7 +107,7 @@ def _checked_head(saved: Any) -> dict[str, Any]:
 
 def _other_format(saved: Mapping[str, Any]) -> str:
     version = saved.get("format")
-    if type(version) is not int:
+    if not _is(version, int):
         held = ", ".join(map(repr, sorted(saved)[:5])) or "nothing"
         hint = "; give it the entry 'comm'" if isinstance(saved.get("comm"), Mapping) else ""
         return f"not a checkpoint of a communicator: it holds {held}, and no 'format'{hint}"
@@ -118,8 +119,13 @@ def _other_format(saved: Mapping[str, Any]) -> str:
     )
 
 
+def _is(value: Any, kind: type) -> bool:
+    """Of this very type, and no number of ten thousand digits."""
+    return type(value) is kind and (kind is not int or abs(value) < 2**63)
+
+
 def _missing_or(saved: Mapping[str, Any], key: str) -> str:
-    return f"a {type(saved[key]).__name__}" if key in saved else "missing"
+    return f"no such {HEAD[key].__name__} as was saved" if key in saved else "missing"
 
 
 def _check_same_moment(head: Mapping[str, Any], other: Mapping[str, Any]) -> None:
