@@ -1,7 +1,7 @@
 """The loops of PyTorch's examples: mnist (Adadelta, StepLR, an evaluation each epoch) and dcgan (two networks)."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -86,24 +86,20 @@ class Discriminator(nn.Module):
         return self.main(x).view(-1, 1).squeeze(1)
 
 
-Guard = Callable[[], AbstractContextManager[None]]
-
-
-def dcgan(ranks: Sequence[int], recipe: str | None, lines: bool = True, touch_d: bool = True) -> list[nn.Module]:
-    """`lines`: with the lines of docs/others.md. `touch_d`: G's loss leaves gradients in D, as it does in the example."""
+def dcgan(ranks: Sequence[int], recipe: str | None, lines: str = "real, G", touch_d: bool = True) -> list[nn.Module]:
+    """`lines` are those of docs/others.md; with `touch_d` G's loss leaves gradients in D, as it does in the example."""
     torch.manual_seed(3)
     netG, netD = Generator(), Discriminator()
     optimizerD = torch.optim.Adam(netD.parameters(), lr=2e-3, betas=(0.5, 0.999), eps=1e-5)
     optimizerG = torch.optim.Adam(netG.parameters(), lr=2e-3, betas=(0.5, 0.999), eps=1e-5)
     commD, commG = attach(netD, optimizerD, recipe), attach(netG, optimizerG, recipe)
-    only_adds: Guard = commD.no_sync if lines else nullcontext
     criterion = nn.BCELoss()
     for step in range(4):
         # (1) Update D network: maximize log(D(x)) + log(1 - D(G(z)))
         netD.zero_grad()
         real = randn(ranks, step, 3, 1, 8, 8)
         label = torch.ones(len(real))
-        with only_adds():
+        with commD.no_sync() if "real" in lines else nullcontext():
             errD_real = criterion(netD(real), label)
             errD_real.backward()
         fake = netG(randn(ranks, 100 + step, 3, 5, 1, 1))
@@ -112,13 +108,13 @@ def dcgan(ranks: Sequence[int], recipe: str | None, lines: bool = True, touch_d:
         optimizerD.step()
         # (2) Update G network: maximize log(D(G(z)))
         netG.zero_grad()
-        with only_adds():
+        with commD.no_sync() if "G" in lines else nullcontext():
             errG = criterion(netD(fake), label.fill_(1))
             errG.backward(inputs=None if touch_d else list(netG.parameters()))
         optimizerG.step()
-    if lines:
+    if lines == "real, G":
         settled(commD, 4)
-        settled(commG, 4)
+    settled(commG, 4)
     commD.detach()
     commG.detach()
     return [netG, netD]
@@ -133,23 +129,24 @@ def test_dcgan_is_one_process_on_both_ranks_data(gang2: Gang) -> None:
 def test_what_dcgan_throws_away_leaves_no_trace(gang2: Gang, recipe: str) -> None:
     """D's gradients from G's loss: the run is the one, bit for bit, in which there are none."""
     first, second = gang2.run(ours, dcgan, recipe)
-    without = gang2.run(ours, dcgan, recipe, True, False)[0]
+    without = gang2.run(ours, dcgan, recipe, "real, G", False)[0]
     for a, b, c in zip(first, second, without, strict=True):
         assert same(a, b)
         assert same(a, c)
         assert a.isfinite().all()
 
 
-def unchanged(rank: int, size: int, recipe: str) -> tuple[list[str], list[Tensor]]:
+def unchanged(rank: int, size: int, recipe: str, lines: str) -> tuple[list[str], list[Tensor]]:
     finals = list[list[Tensor]]()
-    warned = said(lambda: finals.append(ours(rank, size, dcgan, recipe, False)))
+    warned = said(lambda: finals.append(ours(rank, size, dcgan, recipe, lines)))
     return warned, finals[0]
 
 
-def test_dcgan_without_the_lines_is_told_of_them(gang2: Gang) -> None:
-    """Not wrong, but D's gradients are sent three times a step: for real, for fake, and for G's loss, in vain."""
-    wanted = gang2.run(ours, dcgan, "allreduce")[0]
-    for warned, finals in gang2.run(unchanged, "allreduce"):
+@pytest.mark.parametrize(("recipe", "lines"), [("allreduce", ""), ("topk(ratio=0.3)", "real")])
+def test_dcgan_without_the_lines_is_told_of_them(gang2: Gang, recipe: str, lines: str) -> None:
+    """Not wrong, but D's gradients are sent two or three times a step: for real, for fake, and for G's loss, in vain."""
+    wanted = gang2.run(ours, dcgan, recipe)[0]
+    for warned, finals in gang2.run(unchanged, recipe, lines):
         assert warned
         assert all("comm.no_sync()" in text for text in warned)
         close(finals, wanted)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -40,25 +41,21 @@ def loss_of(model: nn.Module, ranks: Sequence[int], step: int) -> Tensor:
     return (model(randn(ranks, step, 4, 6)) - randn(ranks, 100 + step, 4, 3)).square().mean()
 
 
-def sgd(model: nn.Module, momentum: float = 0.9) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
-
-
 def train(
     model: nn.Module,
     ranks: Sequence[int],
     recipe: str | None,
     each: Callable[[int], object] = lambda step: None,
-    momentum: float = 0.9,
+    run: nn.Module | None = None,
 ) -> None:
-    """An ordinary loop; `each` is called when a step is done."""
-    optimizer = sgd(model, momentum)
+    """An ordinary loop; `each` is called when a step is done, `run` is what computes the loss if the model does not."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     comm = attach(model, optimizer, recipe)
     try:
         for step in range(STEPS):
             optimizer.zero_grad()
             with torch_may_deprecate():  # of torch.compile
-                loss_of(model, ranks, step).backward()
+                loss_of(model if run is None else run, ranks, step).backward()
             optimizer.step()
             each(step)
         settled(comm, STEPS)
@@ -117,17 +114,19 @@ def test_a_deepcopy_is_not_attached(gang2: Gang, recipe: str) -> None:
         assert same(with_copies, without)
 
 
-def compiled(ranks: Sequence[int], recipe: str | None) -> list[nn.Module]:
+def compiled(ranks: Sequence[int], recipe: str | None, plain: bool = False) -> list[nn.Module]:
+    """`plain`: attach the plain model, and run the compiled one."""
     torch._dynamo.reset()
     model = Mlp()
     with torch_may_deprecate():
-        fast = torch.compile(model, backend="eager")
-    train(fast, ranks, recipe)  # pyright: ignore
+        fast: Any = torch.compile(model, backend="eager")
+    train(model if plain else fast, ranks, recipe, run=fast)
     return [model]
 
 
-def test_a_compiled_model_is_one_process_on_both_ranks_data(gang2: Gang) -> None:
-    for together, alone in gang2.run(both, compiled):
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_compiled_model_is_one_process_on_both_ranks_data(gang2: Gang, plain: bool) -> None:
+    for together, alone in gang2.run(both, compiled, plain):
         close(together, alone)
 
 

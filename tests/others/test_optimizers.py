@@ -189,7 +189,7 @@ def not_optimizers(rank: int, size: int) -> list[str]:
     return told
 
 
-def test_what_never_steps_is_refused_with_what_to_pass(gang2: Gang) -> None:
+def test_sam_itself_and_what_is_no_optimizer_are_refused_with_what_to_pass(gang2: Gang) -> None:
     for sam_itself, *others in gang2.run(not_optimizers):
         assert "base_optimizer" in sam_itself
         assert all("optimizer" in text for text in others)

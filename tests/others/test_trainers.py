@@ -165,13 +165,17 @@ def hugged(rank: int, size: int, recipe: str, folder: str, hook: bool) -> Tensor
             made["comm"] = gossamer.attach(model, optimizer, recipe, seed=SEED, deadline=DEADLINE)
             model.no_sync = made["comm"].no_sync
 
+    class InOrder(Trainer):
+        def _get_train_sampler(self, *given: Any) -> torch.utils.data.Sampler[int]:
+            return torch.utils.data.SequentialSampler(Rows())
+
     arguments = TrainingArguments(
         output_dir=folder, use_cpu=True, per_device_train_batch_size=BATCH, gradient_accumulation_steps=MICRO,
-        num_train_epochs=2, lr_scheduler_type="constant", max_grad_norm=100.0, train_sampling_strategy="sequential",
+        num_train_epochs=2, lr_scheduler_type="constant", max_grad_norm=100.0,
         save_strategy="no", report_to="none", disable_tqdm=True, remove_unused_columns=False, dataloader_pin_memory=False,
     )  # fmt: skip
     model = Regressor()
-    trainer = Trainer(
+    trainer = InOrder(
         model, arguments, train_dataset=Rows(), optimizers=(optimizer_of(model), None), callbacks=[Gossamer()]
     )
     if not hook:
