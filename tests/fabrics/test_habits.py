@@ -16,19 +16,29 @@ def asked(habits: Habits, *verbs: Verb, label: str = "head") -> list[bool]:
     return [habits.breaks_with(label, before, verb) for before, verb in enumerate(verbs)]
 
 
-def test_a_program_that_repeats_itself_is_never_compared() -> None:
+def test_a_program_that_repeats_itself_is_compared_where_it_first_begins_anew_and_never_after() -> None:
     habits = Habits()
-    for _ in range(3):
-        assert asked(habits, AllReduce(torch.ones(3)), AllReduce(torch.ones(5)), AllGather(wire(7))) == [False] * 3
+    for repeats in (False, True, False, False):
+        seen = asked(habits, AllReduce(torch.ones(3)), AllReduce(torch.ones(5)), AllGather(wire(7)))
+        assert seen == [repeats, False, False]
+
+
+def test_another_turn_from_one_usual_size_to_another_is_compared_once() -> None:
+    habits = Habits()
+    usual = [asked(habits, AllReduce(torch.ones(n))) for n in (3, 5) * 4]
+    assert usual == [[False], [True], [True], *[[False]] * 5]
+    assert asked(habits, AllReduce(torch.ones(5))) == [True]
+    assert asked(habits, AllReduce(torch.ones(5))) == [False]
 
 
 def test_another_size_type_or_reduction_is_compared_once() -> None:
     habits = Habits()
     asked(habits, AllReduce(torch.ones(3)))
+    asked(habits, AllReduce(torch.ones(3)))
     for other in (AllReduce(torch.ones(4)), AllReduce(torch.ones(3).double()), AllReduce(torch.ones(3), "max")):
         assert asked(habits, other) == [True]
+        assert asked(habits, other) == [True]  # it follows upon itself
         assert asked(habits, other) == [False]
-    assert asked(habits, AllReduce(torch.ones(3))) == [False]
 
 
 def test_places_are_told_apart_by_label_and_by_turn() -> None:
@@ -40,6 +50,7 @@ def test_places_are_told_apart_by_label_and_by_turn() -> None:
 
 def test_what_the_training_loop_asks_is_compared_at_its_first_time_too() -> None:
     habits = Habits()
+    assert asked(habits, AllReduce(torch.ones(3)), label="") == [True]
     assert asked(habits, AllReduce(torch.ones(3)), label="") == [True]
     assert asked(habits, AllReduce(torch.ones(3)), label="") == [False]
 

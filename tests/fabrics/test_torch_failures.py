@@ -218,7 +218,7 @@ def test_a_rank_that_has_ended_is_not_called_dead(gang4: Gang) -> None:
 
 
 def never_comes(rank: int, size: int, check: int) -> tuple[str, str, float]:
-    fabric = TorchFabric(deadline=1.5, check=check)
+    fabric = TorchFabric(deadline=1.5, check=check, patience="work")
     outcome = "", "", 0.0
     if rank != 1:
         ticket = fabric.start(verbs.all_reduce(torch.ones(4)), "head", step=8)
@@ -234,7 +234,7 @@ def test_a_rank_that_does_not_come_is_named(gang4: Gang, check: int) -> None:
     for rank, (name, text, seconds) in enumerate(gang4.run(never_comes, check)):
         if rank != 1:
             assert name == "PeerError"
-            assert "No word from rank 1:" in text
+            assert "Rank 1 is alive, and at work elsewhere" in text
             assert "step 8, 'head', AllReduce sum of 4 float32" in text
             assert "16 bytes" in text
             assert seconds < 1.5 + 2.0 + SLACK

@@ -2,18 +2,24 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch.distributed import HashStore, PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+
+from gossamer.core.errors import PeerError
+
+LONGEST = 2**20  # bytes of a word; no rank writes as long a one
 
 
 def poll(ready: Callable[[], bool], seconds: float, halt: threading.Event) -> bool:
     """Ask again and again, ever more slowly, until it is so (True), or time is up or we are told to stop (False)."""
-    end, pause = time.monotonic() + seconds, 0.001
+    began, pause = time.monotonic(), 0.001
     while not ready():
-        if time.monotonic() >= end or halt.wait(pause):
+        waited = time.monotonic() - began
+        if waited >= seconds or halt.wait(min(pause, seconds - waited)):
             return False
-        pause = min(1.5 * pause, 0.005)
+        pause = min(1.5 * pause, max(0.005, 0.01 * waited), 0.25)
     return True
 
 
@@ -22,20 +28,26 @@ class Board:
 
     A client of a TCPStore serves one request at a time, so nothing here ever blocks in the store: waiting is asking
     again. Keys are short and values are plain text; a key lives as long as the store, unless somebody deletes it.
+    Whoever reaches the store's port can write to it, so what is read is text of a limited length, and no more than that.
     """
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, place: str = "") -> None:
         self.rank = rank
         self.size = size
         self.store = store
+        self.place = place  # of its keys, for errors that name them
 
     @staticmethod
     def alone() -> "Board":
         return Board(HashStore(), 0, 1)
 
+    @property
+    def others(self) -> list[int]:
+        return [r for r in range(self.size) if r != self.rank]
+
     def under(self, prefix: str) -> "Board":
         """A part of this board; the connection is shared, since a second one can take seconds of name look-ups."""
-        return Board(PrefixStore(prefix, self.store), self.rank, self.size)
+        return Board(PrefixStore(prefix, self.store), self.rank, self.size, f"{self.place}{prefix}/")
 
     def raise_flag(self, name: str, text: str) -> None:
         self.store.set(name, text)
@@ -43,23 +55,46 @@ class Board:
     def flag_is_up(self, name: str) -> bool:
         return self.store.check([name])
 
-    def leave(self) -> None:
-        """Tell all others that this rank needs nothing more of them, nor of the store."""
-        self.raise_flag(f"left/{self.rank}", "")
-
-    def left(self) -> list[int]:
-        return [r for r in range(self.size) if r != self.rank and self.flag_is_up(f"left/{r}")]
-
-    def all_left(self) -> bool:
-        return self.store.check([f"left/{r}" for r in range(self.size) if r != self.rank])
+    def are_there(self, names: Sequence[str]) -> bool:
+        return self.store.check(list(names))
 
     def take_down(self, name: str) -> None:
         self.store.delete_key(name)
 
+    def read(self, names: Sequence[str]) -> list[str]:
+        """What is written under names that are there, in one request where the store can."""
+        store: Any = self.store  # not all that it can is known to type checkers
+        if len(names) > 1 and store.has_extended_api():
+            values: list[bytes] = store.multi_get(list(names))
+        else:
+            values = [store.get(name) for name in names]
+        return [self._text(name, value) for name, value in zip(names, values, strict=True)]
+
+    def _text(self, name: str, value: bytes) -> str:
+        if len(value) > LONGEST:
+            raise self.malformed(name, f"{len(value)} bytes")
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise self.malformed(name, repr(value)) from None
+
+    def malformed(self, name: str, value: str) -> PeerError:
+        """The error for a word that no rank writes."""
+        return PeerError(
+            f"the store's key {self.place + name!r} holds what no rank of gossamer writes: {value[:80]}. "
+            "Does something else write to this store, or another version of gossamer?"
+        )
+
     def meet(self, key: str, text: str, wait: Callable[[Callable[[], bool]], object]) -> dict[int, str]:
         """Post a text, wait as told for everybody else's, and read those that are there, by rank."""
         self.store.set(f"{key}/{self.rank}", text)
-        others = [r for r in range(self.size) if r != self.rank]
-        keys = [f"{key}/{r}" for r in others]
-        wait(lambda: self.store.check(keys))
-        return {r: self.store.get(k).decode() for r, k in zip(others, keys, strict=True) if self.store.check([k])}
+        keys, arrived = {r: f"{key}/{r}" for r in self.others}, False
+
+        def ready() -> bool:
+            nonlocal arrived
+            arrived = self.are_there(list(keys.values()))
+            return arrived
+
+        wait(ready)
+        there = [r for r, k in keys.items() if arrived or self.flag_is_up(k)]
+        return dict(zip(there, self.read([keys[r] for r in there]), strict=True))

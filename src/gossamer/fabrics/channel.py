@@ -2,11 +2,14 @@
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions, ProcessGroupGloo  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.verbs import (
     AllGather,
@@ -21,7 +24,7 @@ from gossamer.core.verbs import (
     arrivals,
     departures,
 )
-from gossamer.fabrics.outbox import Outbox
+from gossamer.fabrics.outbox import FOR_EVER, Outbox
 
 _OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
@@ -29,7 +32,8 @@ _OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX,
 _FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 _SUMMABLE = _FLOATS | {torch.int32, torch.int64, torch.uint8, torch.int8}
 
-_ROUND = 1  # tags of an all-to-all's rounds; letters have tag 0
+_AT_ONCE = timedelta(milliseconds=1)
+_LETTER, _ROUND, _RECEIPT, _RING, _NOTHING = range(5)  # kinds of wires, told apart by their tags
 _LONG = 32_768  # bytes; a shorter wire is through before its receiver could say so
 
 Crossing = AllReduce | AllGather | AllToAll | Send | Receive
@@ -71,12 +75,31 @@ class Channel:
             case Receive(source, length):
                 return self._receive(source, length)
 
+    def tear(self) -> None:
+        """Close all connections of a gloo group, from any thread: all that waits on it, here and there, fails at once.
+
+        gloo has no call for that. But where it gives up waiting for one receive, it closes the whole group.
+        """
+        group = self._group  # another thread may let go of it meanwhile
+        if not isinstance(self._group, ProcessGroupGloo):
+            return
+        for rank in range(self.size):
+            if rank != self.rank:  # to a rank that is gone already this fails, and closes nothing else
+                with suppress(RuntimeError, ValueError):
+                    group.recv([torch.zeros(1, dtype=torch.uint8)], rank, _tag(_NOTHING, 1)).wait(_AT_ONCE)
+
     def hang_up(self, patience: float) -> None:
         """Let go of the group; a gloo group then closes its connections, and peers that wait for it fail at once.
 
-        Only to be called where no collective is under way on it. Letters get some time to leave.
+        Only to be called where no collective is under way on it. Letters get some time to leave. No thread may be left
+        waiting in gloo: one that wakes while the interpreter is taken down aborts the process.
         """
-        self._outbox.close(patience)
+        if self._group is None:
+            return
+        if not self._outbox.close(patience) or any(self._posted.values()):
+            self.tear()
+            self._outbox.close(3.0)
+        self._posted.clear()
         self._group = None
 
     def _all_reduce(self, tensor: Tensor, op: ReduceOp) -> Tensor:
@@ -84,6 +107,7 @@ class Channel:
             flat = tensor.contiguous()
             options = dist.AllreduceOptions()
             options.reduceOp = _OPS[op]
+            options.timeout = FOR_EVER
             self._group.allreduce([flat], options).wait()
             if flat is not tensor:
                 tensor.copy_(flat)
@@ -93,7 +117,9 @@ class Channel:
         if self.size == 1 or wire.numel() == 0:
             return [wire] * self.size
         out = wire.new_empty(self.size * wire.numel())
-        self._group._allgather_base(out, wire.contiguous()).wait()
+        options = AllgatherOptions()
+        options.timeout = FOR_EVER
+        self._group._allgather_base(out, wire.contiguous(), options).wait()
         return list(out.split(wire.numel()))
 
     def _read_all_gather(self, wire: Tensor, read: Read) -> list[Tensor]:
@@ -106,11 +132,11 @@ class Channel:
             coming = torch.zeros_like(came)
             under_way = list[Any]()
             if i < self.size:
-                under_way.append(self._group.recv([coming], behind, _ROUND + i))
-                under_way.append(self._group.send([came], ahead, _ROUND + i))
+                under_way.append(self._group.recv([coming], behind, _tag(_RING, coming.numel())))
+                under_way.append(self._group.send([came], ahead, _tag(_RING, came.numel())))
             read(source, came)
             for work in under_way:
-                work.wait()
+                work.wait(FOR_EVER)
             came = coming
         return []
 
@@ -155,19 +181,19 @@ class Channel:
             coming = leaving.new_zeros(lengths[source])
             under_way, arriving = list[Any](), list[Any]()
             if leaving.numel() >= _LONG:
-                under_way.append(self._group.recv([leaving.new_zeros(1)], to, _ROUND + self.size + i))
+                under_way.append(self._group.recv([leaving.new_zeros(1)], to, _tag(_RECEIPT, 1)))
             if lengths[source]:
-                arriving.append(self._group.recv([coming], source, _ROUND + i))
+                arriving.append(self._group.recv([coming], source, _tag(_ROUND, lengths[source])))
             if leaving.numel():
-                under_way.append(self._group.send([leaving.contiguous()], to, _ROUND + i))
+                under_way.append(self._group.send([leaving.contiguous()], to, _tag(_ROUND, leaving.numel())))
             take(rounds[i - 1][1], came)
             follows = _kept(wires[rounds[i + 1][0]]) if i + 1 < self.size else leaving
             for work in arriving:
-                work.wait()
+                work.wait(FOR_EVER)
             if lengths[source] >= _LONG:
-                under_way.append(self._group.send([leaving.new_ones(1)], source, _ROUND + self.size + i))
+                under_way.append(self._group.send([leaving.new_ones(1)], source, _tag(_RECEIPT, 1)))
             for work in under_way:
-                work.wait()
+                work.wait(FOR_EVER)
             came, leaving = coming, follows
         take(rounds[-1][1], came)
         return [answer[j] for j in range(self.size)] if read is None else []
@@ -177,7 +203,7 @@ class Channel:
             self._own.append(wire)
         elif wire.numel():
             wire = wire.contiguous()
-            self._outbox.put(self._group.send([wire], to, 0), wire)
+            self._outbox.put(self._group.send([wire], to, _tag(_LETTER, wire.numel())), wire)
 
     def _receive(self, source: int, length: int) -> Tensor:
         if source == self.rank:
@@ -190,7 +216,7 @@ class Channel:
         if out.numel() != length:
             raise ValueError(f"{length} bytes asked of rank {source}, from which {out.numel()} were awaited")
         if work is not None:
-            work.wait()
+            work.wait(FOR_EVER)
         return out
 
     def _post(self, source: int, length: int) -> None:
@@ -201,7 +227,15 @@ class Channel:
             return
         # Zeroed, because gloo takes a shorter message without a word and leaves the rest as it was.
         out = torch.zeros(length, dtype=torch.uint8, device=self._device)
-        self._posted[source].append((self._group.recv([out], source, 0) if length else None, out))
+        work = self._group.recv([out], source, _tag(_LETTER, length)) if length else None
+        self._posted[source].append((work, out))
+
+
+def _tag(kind: int, length: int) -> int:
+    """What a wire is called on the network. Of another length it has another name: gloo ends the process where a wire is
+    longer than what waits for it; so it waits, and is missed in the end.
+    """
+    return (kind << 28) + length % 2**28
 
 
 def refuse(verb: Verb, size: int, rank: int) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -23,17 +23,20 @@ from gossamer.core.verbs import (
     Verb,
 )
 from gossamer.fabrics.board import Board, poll
+from gossamer.fabrics.book import Meet
 from gossamer.fabrics.channel import Channel, Crossing, refuse
 from gossamer.fabrics.habits import Habits
 from gossamer.fabrics.lane import Running
 from gossamer.fabrics.ledger import traffic
-from gossamer.fabrics.positions import Position, explain, position
+from gossamer.fabrics.positions import Position, explain, position, read_all
+from gossamer.fabrics.pulse import Pulse, Word, words
 from gossamer.fabrics.tickets import Tickets
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _PATIENCE = 1.0  # seconds that a rank in trouble gives the others to say where they are
+_SLOW = 4.0  # seconds that it then gives a slow store
 
 
 class Office(Protocol):
@@ -79,17 +82,41 @@ def _own(call: Callable[P, T]) -> Callable[P, T]:
 
 
 class NetworkDriver:
-    """Answers a lane's verbs on a channel and a board of its own."""
+    """Answers a lane's verbs on a channel and a board of its own; what concerns all lanes is on the fabric's."""
 
-    def __init__(
-        self, office: Office, channel: Channel, board: Board, tickets: Board, deadline: float, check: int
-    ) -> None:
-        self._office, self._channel, self._board = office, channel, board
-        self._tickets = Tickets(tickets)  # the board is shared by all lanes: one may claim what another waits for
-        self._deadline, self._check = deadline, check
-        self._collectives = self._before = 0  # of this lane, and of the program under way
+    def __init__(self, office: Office, lane: str, board: Board, pulse: Pulse, check: int) -> None:
+        self._office, self._lane, self._fabric, self._pulse, self._check = office, lane, board, pulse, check
+        self._board = board.under(f"lane/{lane}")
+        self._tickets = Tickets(board.under("tickets"))  # for all lanes: one may claim what another waits for
+        self._channel: Channel | None = None
+        self.collectives = self._before = 0  # of this lane, and of the program under way
         self._habits = Habits()
-        self._compared = ""  # the key under which the last comparison was posted
+        self._posted = list[str]()  # the keys of the last meeting, which is not known to be over
+
+    @property
+    def channel(self) -> Channel:
+        assert self._channel is not None, "a lane is opened before it is used"
+        return self._channel
+
+    def open(self, says: str, make: Callable[[Board, Meet], Channel], halt: threading.Event) -> None:
+        """Make this lane's channel. All ranks do so at once; making a group blocks without saying for whom, so meet first."""
+        for rank, text in _network(lambda: self._meet_all("open", says, halt)).items():
+            if text != says:
+                raise PeerError(f"rank {self._board.rank} {says}, but rank {rank} {text}")
+
+        def meet(text: str) -> dict[int, str]:
+            return self._meet_all("book", text, halt)
+
+        self._channel = _network(lambda: make(self._board, meet))
+
+    def hang_up(self, patience: float = 0.0) -> None:
+        if self._channel is not None:
+            self._channel.hang_up(patience)
+
+    def clear_up(self) -> None:
+        """Delete what this rank has posted and all have read."""
+        if self.collectives:  # whoever has come out of one knows that all had come to it
+            self._clear()
 
     def drive(self, ticket: Running, halt: threading.Event) -> Any:
         began = time.thread_time()  # waiting costs none of it
@@ -121,8 +148,8 @@ class NetworkDriver:
     def _answer(self, verb: Verb, ticket: Running, halt: threading.Event) -> Any:
         match verb:
             case AllReduce() | AllGather() | AllToAll():
-                refuse(verb, self._channel.size, self._channel.rank)
-                self._collectives += 1
+                refuse(verb, self.channel.size, self.channel.rank)
+                self.collectives += 1
                 if self._is_to_be_compared(verb, ticket):
                     self._compare(ticket, halt)
                 self._before += 1
@@ -143,13 +170,13 @@ class NetworkDriver:
             case Descend():
                 raise RuntimeError("only the program that a host drives may yield Descend, not one on a lane")
             case _:
-                refuse(verb, self._channel.size, self._channel.rank)
+                refuse(verb, self.channel.size, self.channel.rank)
                 return self._cross(verb, ticket)
 
     def _cross(self, verb: Crossing, ticket: Running) -> Any:
         begin = time.perf_counter()
         try:
-            answer = self._channel.answer(_guarded(verb))
+            answer = self.channel.answer(_guarded(verb))
         except _Own as own:
             raise own.reason from None
         except RuntimeError as error:
@@ -165,7 +192,7 @@ class NetworkDriver:
         def ready() -> bool:
             nonlocal holders
             holders = self._tickets.holders(name, count)
-            return holders is not None or self._board.flag_is_up("broken")
+            return holders is not None or self._fabric.flag_is_up("broken")
 
         poll(ready, float("inf"), halt)
         if holders is None:
@@ -176,32 +203,51 @@ class NetworkDriver:
         """Before a lane's first collectives, and later ones that are unusual, see that all ranks are about to do the
         same: gloo aborts the process where sizes differ, and adds up different buckets of one size without a word.
         """
-        mine, rank, key = self._position(ticket), self._channel.rank, f"check/{self._collectives}"
-        posts = _network(lambda: self._meet(key, mine, self._deadline, halt))
+        mine, rank, key = self._position(ticket), self._board.rank, f"check/{self.collectives}"
+        posts = _network(lambda: read_all(self._board, key, self._meet_all(key, mine.write(), halt)))
         if not all(mine.agrees(rank, post, other) for other, post in posts.items()):
             raise _Trouble("the ranks are about to do different things")
-        if len(posts) < self._channel.size - 1:
-            raise _Trouble("not all ranks have come to it")
-        if self._compared:  # who has come here has read what was posted there
-            _network(lambda: self._board.take_down(f"{self._compared}/{rank}"))
-        self._compared = key
 
     def _is_to_be_compared(self, verb: Verb, ticket: Running) -> bool:
-        if self._channel.size == 1 or not self._check:
+        if self._board.size == 1 or not self._check:
             return False
         unusual = self._habits.breaks_with(ticket.label, self._before, verb)
-        return unusual or self._collectives <= self._check
+        return unusual or self.collectives <= self._check
 
-    def _meet(self, key: str, mine: Position, seconds: float, halt: threading.Event) -> dict[int, Position]:
+    def _meet_all(self, key: str, text: str, halt: threading.Event) -> dict[int, str]:
+        """Post a text and read everybody else's. No deadline here: whoever joins watches over it."""
+
         def wait(ready: Callable[[], bool]) -> None:
-            poll(lambda: ready() or (key != "end" and self._board.flag_is_up("broken")), seconds, halt)
+            poll(lambda: ready() or self._fabric.flag_is_up("broken"), float("inf"), halt)
 
-        posts = self._board.meet(key, mine.write(), wait)
-        return {rank: Position.read(text) for rank, text in posts.items()}
+        posts = self._board.meet(key, text, wait)
+        if len(posts) < self._board.size - 1:
+            raise _Trouble("not all ranks have come to it")
+        self._clear()  # who has come here has read what was posted before
+        self._posted.append(f"{key}/{self._board.rank}")
+        return posts
+
+    def _clear(self) -> None:
+        for key in self._posted:
+            self._board.take_down(key)
+        self._posted.clear()
 
     def _position(self, ticket: Running | None, trouble: str = "") -> Position:
         step, label, verb = (ticket.step, ticket.label, ticket.verb) if ticket else (0, "", None)
-        return position(step, label, self._collectives, verb)._replace(trouble=trouble)
+        return position(step, label, self.collectives, verb)._replace(trouble=trouble)
+
+    def doomed(self, ticket: Running | None, words: Mapping[int, Word]) -> str:
+        """Why a wait is in vain: a rank has left that never comes to the collective that is waited for."""
+        verb = ticket.verb if ticket else None
+        coming = self.collectives + isinstance(verb, Closed)
+        away = [r for r, word in words.items() if word.state == "left" and word.done.get(self._lane, 0) < coming]
+        match verb:
+            case AllReduce() | AllGather() | AllToAll() if away:
+                return "not all ranks come to it"
+            case Closed(_, count) if len(away) > self._board.size - count:
+                return "too few ranks are left for it"
+            case _:
+                return ""
 
     def account(self, ticket: Running | None, error: BaseException, inside: bool) -> BaseException:
         """Tell the others that this lane is lost, learn where they are, and make the error that says so.
@@ -210,40 +256,62 @@ class NetworkDriver:
         """
         own = inside and not isinstance(error, _Trouble)
         reason = f"{type(error).__name__}: {plainly(error)}" if own else str(error)
-        mine, found, left = self._position(ticket, reason), dict[int, Position](), list[int]()
-        unheard = True
-
-        def ask() -> None:
-            nonlocal unheard
-            with suppress(RuntimeError):
-                self._board.raise_flag("broken", reason)
-                found.update(self._meet("end", mine, _PATIENCE, threading.Event()))
-                left.extend(self._board.left())
-                unheard = False
-
+        inquiry = Inquiry(self._fabric, self._position(ticket, reason))
         # The store's host may be gone in a way that makes its clients wait; nobody may wait for them.
-        asking = threading.Thread(target=ask, daemon=True)
+        asking = threading.Thread(target=inquiry.ask, daemon=True)
         asking.start()
-        if inside:
-            self._channel.hang_up(patience=0.0)  # wakes the peers that wait for us
+        if self._channel is not None:  # wakes the peers that wait for us
+            self._channel.hang_up(patience=0.0) if inside else self._channel.tear()
         if own:
             return error
-        asking.join(_PATIENCE + 0.5)
-        told = self._tell(ticket, mine, dict(found), list(left), unheard)
+        asking.join(_PATIENCE + _SLOW)
+        handed = traffic(ticket.verb, self._board.rank, self._board.size)[0] if ticket and ticket.verb else 0
+        place = f"rank {self._board.rank} of {self._board.size}: {inquiry.mine}, {handed} bytes"
+        told = PeerError(f"{place}. {inquiry.answer(self._pulse.answers())}")
         told.__cause__ = error.__cause__
         return told
 
-    def _tell(
-        self, ticket: Running | None, mine: Position, found: dict[int, Position], left: list[int], unheard: bool
-    ) -> PeerError:
-        size, rank = self._channel.size, self._channel.rank
-        handed = traffic(ticket.verb, rank, size)[0] if ticket and ticket.verb else 0
-        others = (
-            "The store does not answer: the process that hosts it, as a rule rank 0, is gone, frozen or cut off."
-            if unheard
-            else explain(rank, size, mine, found, left)
-        )
-        return PeerError(f"rank {rank} of {size}: {mine}, {handed} bytes. {others}")
+
+class Inquiry:
+    """What a rank in trouble asks of the others, while there is time: where are you, have you left, do you live?"""
+
+    def __init__(self, board: Board, mine: Position) -> None:
+        self._board, self.mine = board, mine
+        self._found = dict[int, Position]()
+        self._left, self._alive = list[int](), list[int]()
+        self._done = False
+        self._wrong: PeerError | None = None
+
+    def ask(self) -> None:
+        try:
+            self._board.raise_flag("broken", self.mine.trouble)
+            before = words(self._board)
+            self._found = self._positions()
+            after = words(self._board)
+            self._left = [r for r, word in after.items() if word.state == "left"]
+            self._alive = [r for r, word in after.items() if r in before and before[r] != word]
+            self._done = True
+        except PeerError as wrong:
+            self._wrong = wrong
+        except RuntimeError:  # the store is gone
+            pass
+
+    def _positions(self) -> dict[int, Position]:
+        def wait(ready: Callable[[], bool]) -> None:
+            poll(ready, _PATIENCE, threading.Event())
+
+        posts = self._board.meet("end", self.mine.write(), wait)
+        return read_all(self._board, "end", posts)
+
+    def answer(self, slow: bool) -> str:
+        """What is known by now; `slow` says that the store has answered a while ago."""
+        if self._wrong is not None:
+            return str(self._wrong)
+        if self._done:
+            return explain(self._board.rank, self._board.size, self.mine, self._found, self._left, self._alive)
+        if slow:
+            return "The store that knows where the others are answers too slowly, or has just ended."
+        return "The store does not answer: the process that hosts it, as a rule rank 0, is gone, frozen or cut off."
 
 
 def _network(ask: Callable[[], Any]) -> Any:

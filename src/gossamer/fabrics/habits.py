@@ -8,18 +8,21 @@ _MANY = 10_000  # places; a lane whose labels never come again is not watched fo
 
 
 class Habits:
-    """The sizes that each collective of a lane has had.
+    """The sizes that each collective of a lane has had, and which collective followed which.
 
-    gloo ends the process where sizes differ between ranks. All ranks run the same programs in the same order, so a size
-    that is new here is new on every rank: all see it alike, compare, and pay nothing at all other steps. An all-to-all is
-    not watched: its sizes may change on some ranks only. Nor is a length that the ranks have just agreed on.
+    gloo ends the process where sizes differ between ranks. All ranks run the same programs in the same order, so what is
+    new here is new on every rank: all see it alike, compare, and pay nothing at all other steps. A rank that takes another
+    turn than the others, if only from one usual size to another, sees something new, and waits to compare it. An all-to-all
+    is not watched: its sizes may change on some ranks only. Nor is a length that the ranks have just agreed on.
     """
 
     def __init__(self) -> None:
-        self._seen = dict[Place, set[tuple[object, ...]]]()
+        self._seen = dict[Place, set[object]]()
+        self._turns = set[tuple[object, object]]()
+        self._last: object = None
 
     def breaks_with(self, label: str, before: int, verb: Verb) -> bool:
-        """Whether a collective is unlike all that were at its place; note it.
+        """Whether a collective is unlike all that were at its place, or follows another one than ever before; note it.
 
         A started program's first time is no news: it follows from the set-up, which was compared. What is asked by itself
         comes from the training loop, where one rank may take a turn of its own.
@@ -28,15 +31,18 @@ class Habits:
         if size is None:
             return False
         place = label, before, type(verb).__name__
-        seen = self._seen.get(place)
-        if seen is None:
+        turn = self._last, (place, size)
+        self._last = place, size
+        if place not in self._seen:
             if len(self._seen) < _MANY:
                 self._seen[place] = {size}
+                self._turns.add(turn)
             return not label
-        if size in seen:
-            return False
-        seen.add(size)
-        return True
+        usual = size in self._seen[place] and turn in self._turns
+        self._seen[place].add(size)
+        if len(self._turns) < 2 * _MANY:
+            self._turns.add(turn)
+        return not usual
 
 
 def _size(verb: Verb) -> tuple[object, ...] | None:

@@ -2,6 +2,8 @@
 
 import queue
 import threading
+import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -9,6 +11,7 @@ import torch
 
 from gossamer.core.errors import GossamerError
 from gossamer.core.verbs import Program, Ticket, Verb
+from gossamer.fabrics.pulse import Pulse, Vigil, Word, ranks
 from gossamer.fabrics.stream import Passage
 
 
@@ -37,6 +40,8 @@ class Driver(Protocol):
 
     def drive(self, ticket: Running, halt: threading.Event) -> Any: ...
     def account(self, ticket: Running | None, error: BaseException, inside: bool) -> BaseException: ...
+    def doomed(self, ticket: Running | None, words: Mapping[int, Word]) -> str: ...
+    def hang_up(self, patience: float = 0.0) -> None: ...
 
 
 class Lane:
@@ -46,15 +51,15 @@ class Lane:
     a reduction could pair up with the wrong one without a word.
     """
 
-    def __init__(self, name: str, driver: Driver, deadline: float) -> None:
+    def __init__(self, name: str, driver: Driver, pulse: Pulse) -> None:
         self.name = name
         self.broken: BaseException | None = None
-        self._driver, self._deadline = driver, deadline
+        self._driver, self._pulse = driver, pulse
         self._queue = queue.SimpleQueue[Running | None]()
         self._now: Running | None = None
         self._lock = threading.Lock()
         self._failing = False
-        self._halt = threading.Event()  # set once the lane is broken or closed, so that nobody polls on
+        self.halt = threading.Event()  # set once the lane is broken or closed, so that nobody polls on
         self._thread = threading.Thread(target=self._work, name=f"gossamer-{name}", daemon=True)
         self._thread.start()
 
@@ -66,16 +71,39 @@ class Lane:
         ticket.end(None, self.broken)
 
     def wait(self, ticket: Running) -> None:
-        """Wait until a ticket has ended; past the deadline give the lane up, so that it ends with an error."""
+        """Wait until a ticket has ended; where there is no more hope, give the lane up, so that it ends with an error."""
         if ticket.ended.is_set():
             return
         if threading.current_thread() is self._thread:
             raise RuntimeError(f"lane {self.name!r} joins {ticket.label!r}, which waits behind it: a deadlock")
-        if ticket.ended.wait(self._deadline + 0.25):  # let a backend with the same deadline speak first
+        if ticket.ended.wait(self._pulse.soon):
             return
-        self._fail(self._now, TimeoutError(f"not done after {self._deadline:g} seconds"), inside=False)
+        with self._pulse.vigil() as vigil:
+            verdict = ""
+            while not verdict:
+                if ticket.ended.wait(self._pulse.often):
+                    return
+                verdict = vigil.verdict(lambda words: self._driver.doomed(self._now, words))
+                self._tell_of(vigil)
+        self._fail(self._now, TimeoutError(verdict), inside=False)
         if not ticket.ended.wait(3.0):  # its own thread may be failing at this very moment
             ticket.end(None, self.broken or GossamerError(f"lane {self.name!r} is stuck"))
+
+    def _tell_of(self, vigil: Vigil) -> None:
+        """Say once that others take longer than the deadline, which they may."""
+        working = vigil.working()
+        if vigil.is_late() and working and not vigil.warned:
+            vigil.warned = True
+            warnings.warn(
+                f"rank {self._pulse.board.rank} has waited for {vigil.deadline:g} seconds at {self._place()}: {ranks(working)} "
+                f"{'is' if len(working) == 1 else 'are'} alive and at work elsewhere; it goes on waiting",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def _place(self) -> str:
+        now = self._now
+        return "the end" if now is None else f"step {now.step}, {now.label or 'unlabelled'!r}"
 
     def close(self, patience: float) -> bool:
         """End the lane; what has not ended ends with an error. False if it is stuck in the backend."""
@@ -91,13 +119,14 @@ class Lane:
                 self._now = ticket
                 try:
                     if ticket.passage is None:
-                        result = self._driver.drive(ticket, self._halt)
+                        result = self._driver.drive(ticket, self.halt)
                     else:
                         stream = stream or ticket.passage.new_stream()
                         with ticket.passage.aboard(stream):
-                            result = self._driver.drive(ticket, self._halt)
+                            result = self._driver.drive(ticket, self.halt)
                 except BaseException as error:
                     self._fail(ticket, error, inside=True)
+                    self._driver.hang_up()  # wakes the peers that wait for us
                     return
                 self._now = None
                 ticket.end(result, None)
@@ -119,7 +148,7 @@ class Lane:
                 while True:
                     waiting.append(self._queue.get_nowait())
             self._queue.put(None)
-        self._halt.set()
+        self.halt.set()
         for ticket in waiting:
             if ticket is not None:
                 ticket.end(None, self.broken)

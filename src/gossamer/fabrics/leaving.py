@@ -4,21 +4,27 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.util import Finalize
 
 import torch.distributed as dist
 
 from gossamer.fabrics.board import Board, poll
+from gossamer.fabrics.pulse import words
 
-_hosted = list[tuple[Sequence[Board], float]]()  # boards of fabrics that this process has closed, and their deadlines
+_hosted = list[tuple[Board, float]]()  # boards of fabrics that this process has closed, and their deadlines
 _staying = 0  # the process that will stay; a forked one is another
 
 
 def hosts_the_store() -> bool:
     """Whether the store goes when this process ends: that of rank 0, unless a torchrun agent keeps it."""
-    return dist.get_rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return dist.get_rank() == 0 and somebody_stays()
+
+
+def somebody_stays() -> bool:
+    """Whether a rank's process hosts the store, and so goes last."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def in_peace() -> bool:
@@ -39,17 +45,38 @@ def at_exit(close: Callable[[], None]) -> "Finalize[None]":
     return Finalize(None, close, exitpriority=1)
 
 
-def stay_for(boards: Sequence[Board], deadline: float) -> None:
-    """At the end of this process, wait until all ranks have left these boards, or one has failed."""
-    _hosted.append((boards, deadline))
+def stay_for(board: Board, deadline: float) -> None:
+    """At the end of this process, wait until all ranks have left this board, or one has failed."""
+    for earlier in list(_hosted):  # nothing waits for those that are over: what they left behind goes
+        if earlier[0].flag_is_up("over"):
+            earlier[0].take_down("over")
+            _hosted.remove(earlier)
+    _hosted.append((board, deadline))
 
 
-def _all_have_left(boards: Sequence[Board]) -> bool:
-    return any(b.flag_is_up("broken") for b in boards) or all(b.all_left() for b in boards)
+def sign_off(board: Board, hosted: bool) -> None:
+    """The last rank that leaves takes everybody's last words down, so that a fabric leaves no keys behind.
+
+    A host that stays for the others is told by one key that they are through; it deletes that at its next fabric's end.
+    """
+    if board.store.add("signed-off", 1) < board.size:
+        return
+    if hosted:
+        board.raise_flag("over", "")
+    for rank in range(board.size):
+        board.take_down(f"pulse/{rank}")
+    board.take_down("signed-off")
+
+
+def _all_have_left(board: Board) -> bool:
+    if board.flag_is_up("over") or board.flag_is_up("broken"):
+        return True
+    said = words(board)
+    return len(said) == board.size - 1 and all(word.state == "left" for word in said.values())
 
 
 def _stay() -> None:
     hosted, began, never = list(_hosted), time.monotonic(), threading.Event()
     _hosted.clear()
-    for boards, deadline in hosted if in_peace() else ():
-        poll(partial(_all_have_left, boards), began + deadline - time.monotonic(), never)
+    for board, deadline in hosted if in_peace() else ():
+        poll(partial(_all_have_left, board), began + deadline - time.monotonic(), never)

@@ -2,10 +2,13 @@
 
 import threading
 from collections import deque
+from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
 
 from torch import Tensor
+
+FOR_EVER = timedelta(days=1000)  # a backend's own patience: the pulse tells when to wait no longer
 
 
 class Outbox:
@@ -21,6 +24,7 @@ class Outbox:
         self.error: RuntimeError | None = None
         self._letters = SimpleQueue[tuple[Any, Tensor]]()
         self._thread: threading.Thread | None = None
+        self._closing = False
         self._queued = deque[tuple[Any, Tensor]]()
 
     def put(self, work: Any, wire: Tensor) -> None:
@@ -34,17 +38,20 @@ class Outbox:
             self._thread.start()
         self._letters.put((work, wire))
 
-    def close(self, patience: float) -> None:
-        """Let the last letters leave, within reason."""
-        if self._thread is not None:
+    def close(self, patience: float) -> bool:
+        """Let the last letters leave, within reason; False if some have not."""
+        if self._thread is None:
+            return True
+        if not self._closing:
+            self._closing = True
             self._letters.put((None, Tensor()))
-            self._thread.join(patience)
-            self._thread = None
+        self._thread.join(patience)
+        return not self._thread.is_alive()
 
     def _wait(self) -> None:
         while (letter := self._letters.get())[0] is not None:
             try:
-                letter[0].wait()
+                letter[0].wait(FOR_EVER)
             except RuntimeError as error:
                 self.error = self.error or error
             del letter

@@ -16,6 +16,8 @@ from gossamer.core.verbs import (
     Send,
     Verb,
 )
+from gossamer.fabrics.board import Board
+from gossamer.fabrics.pulse import ranks
 
 
 class Position(NamedTuple):
@@ -37,8 +39,15 @@ class Position(NamedTuple):
         return json.dumps(self)
 
     @staticmethod
-    def read(text: str) -> "Position":
-        return Position(*json.loads(text))
+    def read(board: Board, key: str, text: str) -> "Position":
+        try:
+            step, label, request, verb, sends, expects, trouble = json.loads(text)
+            assert all(isinstance(n, int) for n in (step, request, *sends, *expects))
+            assert all(isinstance(word, str) for word in (label, verb, trouble))
+            assert len(sends) == len(expects) in (0, board.size)
+        except (ValueError, TypeError, AssertionError, RecursionError):
+            raise board.malformed(key, text) from None
+        return Position(step, label, request, verb, sends, expects, trouble)
 
     def agrees(self, mine: int, other: "Position", theirs: int) -> bool:
         """Whether rank `mine` here and rank `theirs` there are about to do the same thing."""
@@ -47,6 +56,11 @@ class Position(NamedTuple):
         if not self.sends:
             return True
         return self.sends[theirs] == other.expects[mine] and self.expects[theirs] == other.sends[mine]
+
+
+def read_all(board: Board, key: str, posts: Mapping[int, str]) -> dict[int, Position]:
+    """The positions that were posted at a meeting, by rank."""
+    return {rank: Position.read(board, f"{key}/{rank}", text) for rank, text in posts.items()}
 
 
 def position(step: int, label: str, request: int, verb: Verb | None) -> Position:
@@ -79,21 +93,46 @@ def _describe(verb: Verb | None) -> str:
             return type(verb).__name__
 
 
-def explain(rank: int, size: int, mine: Position, others: Mapping[int, Position], left: Collection[int] = ()) -> str:
-    """Say who is missing, who has left, and who is where."""
+def explain(
+    rank: int,
+    size: int,
+    mine: Position,
+    others: Mapping[int, Position],
+    left: Collection[int] = (),
+    alive: Collection[int] = (),
+) -> str:
+    """Say who is missing, who has left, who is busy, and who is where."""
     lines = list[str]()
-    missing = [r for r in range(size) if r != rank and r not in others and r not in left]
-    if missing:
-        lines.append(f"No word from {_ranks(missing)}: dead, frozen, cut off, or not here yet.")
-    gone = [r for r in left if r not in others]
-    if gone:
+    silent = [r for r in range(size) if r != rank and r not in others and r not in left]
+    if missing := [r for r in silent if r not in alive]:
+        lines.append(f"No word from {ranks(missing)}: dead, frozen, cut off, or not here yet.")
+    if busy := [r for r in silent if r in alive]:
+        lines.append(f"{ranks(busy).capitalize()} {_is(busy)} alive, and at work elsewhere.")
+    if gone := [r for r in left if r not in others]:
         has = "has" if len(gone) == 1 else "have"
-        lines.append(f"{_ranks(gone).capitalize()} {has} detached or ended: do all ranks take equally many steps?")
+        lines.append(f"{ranks(gone).capitalize()} {has} detached or ended: do all ranks take equally many steps?")
     for other, position in sorted(others.items()):
         same = mine.agrees(rank, position, other) and not position.trouble
-        lines.append(f"Rank {other} is at {'the same place' if same else position}.")
+        lines.append(
+            f"Rank {other} is at {'the same place' if same else position}.{_differing(rank, mine, other, position)}"
+        )
     return " ".join(lines)
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+def _is(numbers: list[int]) -> str:
+    return "is" if len(numbers) == 1 else "are"
+
+
+def _differing(rank: int, mine: Position, other: int, theirs: Position) -> str:
+    """What two ranks of one all-to-all see differently."""
+    if mine[:4] != theirs[:4] or not mine.sends or len(mine.sends) != len(theirs.sends):
+        return ""
+    pairs = (
+        (rank, mine.sends[other], other, theirs.expects[rank]),
+        (other, theirs.sends[rank], rank, mine.expects[other]),
+    )
+    return "".join(
+        f" Rank {a} sends {sent} bytes to rank {b}, which expects {expected}."
+        for a, sent, b, expected in pairs
+        if sent != expected
+    )

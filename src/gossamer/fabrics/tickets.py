@@ -16,7 +16,7 @@ class Tickets:
     """
 
     def __init__(self, board: Board) -> None:
-        self._store, self._rank = board.store, board.rank
+        self._board, self._store, self._rank = board, board.store, board.rank
         self._read = list[str]()  # by this rank, perhaps not yet by all
         self._done = deque[str]()  # read by all
 
@@ -28,10 +28,16 @@ class Tickets:
     def holders(self, name: str, count: int) -> tuple[int, ...] | None:
         """The ranks that drew the first `count` tickets, in order; None while fewer are drawn."""
         keys = [f"{name}/{i}" for i in range(1, count + 1)]
-        if not self._store.check(keys):
+        if not self._board.are_there(keys):
             return None
         self._read.append(name)
-        return tuple(int(self._store.get(key)) for key in keys)
+        texts = self._board.read(keys)
+        return tuple(self._holder(key, text) for key, text in zip(keys, texts, strict=True))
+
+    def _holder(self, key: str, text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < self._board.size):
+            raise self._board.malformed(key, text)
+        return int(text)
 
     def all_have_come(self) -> None:
         """A collective is through on this lane."""

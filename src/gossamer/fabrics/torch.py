@@ -6,19 +6,20 @@ import weakref
 from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
 
-from gossamer.core.errors import PeerError
 from gossamer.core.verbs import Closed, Compute, Descend, Join, Program, Start, Ticket, Verb
 from gossamer.fabrics import leaving
 from gossamer.fabrics.board import Board, poll
+from gossamer.fabrics.book import Meet, gloo
 from gossamer.fabrics.channel import Channel
 from gossamer.fabrics.driver import NetworkDriver
 from gossamer.fabrics.lane import Lane, Running
 from gossamer.fabrics.ledger import Entry, Ledger, traffic
+from gossamer.fabrics.pulse import Patience, Pulse, Word
 
 T = TypeVar("T")
 
@@ -32,6 +33,10 @@ class TorchFabric:
     in the same order. The first `check` collectives of a lane, and later ones of an unusual size, are compared across
     ranks before they begin, so that ranks which disagree learn how instead of hanging, aborting or adding up the wrong
     things; 0 turns that off.
+
+    A wait ends with an error when a rank has given no sign of life for `deadline` seconds, when all ranks have waited so
+    long, or when one has left; a rank that lives and works elsewhere is waited for, after a warning. With
+    `patience="work"` no wait is longer than the deadline.
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class TorchFabric:
         group: dist.ProcessGroup | None = None,
         *,
         deadline: float = 300.0,
+        patience: Patience = "alive",
         ledger: Ledger | None = None,
         check: int = 8,
     ) -> None:
@@ -47,29 +53,42 @@ class TorchFabric:
         self.rank = 0 if group is None else group.rank()
         self.size = 1 if group is None else group.size()
         self.ledger = Ledger() if ledger is None else ledger
-        self._group, self._deadline, self._check = group, deadline, check
+        if patience not in get_args(Patience):
+            raise ValueError(f"patience is 'alive' or 'work', not {patience!r}")
+        self._group, self._deadline, self._patience, self._check = group, deadline, patience, check
         self._lanes = dict[str, Lane]()
-        self._channels = dict[str, Channel]()
-        self._boards = dict[str, Board]()  # the lanes'
+        self._drivers = dict[str, NetworkDriver]()
         self._last = dict[str, weakref.ref[Running]]()  # what was started last on each lane
         self._lock = threading.Lock()
         self._closed = False
         self._board = self._make_board()
         self._hosts = self.size > 1 and leaving.hosts_the_store()
-        self.open_lane("comm")
+        # Asked now, since the groups may be destroyed before this fabric is closed.
+        self._keeps_store = group is not None and 0 in dist.get_process_group_ranks(group)
+        self._pulse = Pulse(self._board, deadline, patience, self._keeps_store)
         # A thread that wakes while the interpreter is taken down aborts the process: end the lanes before.
         self._at_exit = leaving.at_exit(self.close)
+        try:
+            self.open_lane("comm")
+        except BaseException:
+            self.close()
+            raise
 
     def open_lane(self, name: str) -> None:
         """Open another lane; all ranks do so, in the same order."""
         if name in self._lanes:
             raise ValueError(f"there is a lane {name!r} already")
-        self._await_all(name)
-        board, tickets = self._board.under(f"lane/{name}"), self._board.under("tickets")
-        channel = self._make_channel(board)
-        driver = NetworkDriver(self, channel, board, tickets, self._deadline, self._check)
-        self._boards[name], self._channels[name] = board, channel
-        self._lanes[name] = Lane(name, driver, self._deadline)
+        says = (
+            f"opens lane {name!r} with deadline {self._deadline:g}, patience {self._patience!r} and check {self._check}"
+        )
+        driver = NetworkDriver(self, name, self._board, self._pulse, self._check)
+        lane = Lane(name, driver, self._pulse)
+        self._drivers[name], self._lanes[name] = driver, lane
+
+        def program() -> Program[None]:
+            yield Compute(lambda: driver.open(says, self._make_channel, lane.halt), says)
+
+        self.join(self.start(program(), f"opening lane {name!r}", lane=name))
 
     def start(self, program: Program[T], label: str = "", step: int = 0, lane: str = "comm") -> Ticket[T]:
         """Put a program on a lane and go on."""
@@ -121,12 +140,12 @@ class TorchFabric:
             self._see_through(name, until)
         fine = self.size > 1 and self._is_whole()
         if fine and self._hosts:
-            leaving.stay_for(list(self._boards.values()), self._deadline)
-        for name, lane in self._lanes.items():
-            if lane.close(patience=0.5):
-                if fine:
-                    self._say_goodbye(name)
-                self._channels[name].hang_up(patience=max(0.5, until - time.monotonic()))
+            leaving.stay_for(self._board, self._deadline)
+        ended = [name for name, lane in self._lanes.items() if lane.close(patience=0.5)]
+        if self._pulse.close() and fine and len(ended) == len(self._lanes):
+            self._say_goodbye()
+        for name in ended:
+            self._drivers[name].hang_up(patience=max(0.5, until - time.monotonic()))
 
     def _is_whole(self) -> bool:
         return all(lane.broken is None for lane in self._lanes.values())
@@ -140,12 +159,16 @@ class TorchFabric:
 
         poll(ended, until - time.monotonic(), threading.Event())
 
-    def _say_goodbye(self, name: str) -> None:
-        """Whoever notices that this rank is gone shall find a word of it. (A broken lane has told where it was; and its
-        store may hold up whoever talks to it.)
+    def _say_goodbye(self) -> None:
+        """Whoever waits for this rank, or notices that it is gone, shall find a word of it. (A broken lane has told where
+        it was; and its store may hold up whoever talks to it.)
         """
+        done = {name: driver.collectives for name, driver in self._drivers.items()}
         with suppress(RuntimeError):  # the store's host may be gone already
-            self._boards[name].leave()
+            self._board.raise_flag(f"pulse/{self.rank}", Word(0, "left", done).write())
+            for driver in self._drivers.values():
+                driver.clear_up()
+            leaving.sign_off(self._board, self._keeps_store and leaving.somebody_stays())
 
     def note(self, verb: Verb, ticket: Running, seconds: float) -> None:
         """Write an answered request into the ledger; lanes share it."""
@@ -180,33 +203,16 @@ class TorchFabric:
         store = dist.distributed_c10d._get_default_store()
         return Board(store, self.rank, self.size).under(f"{name}/{_made[name]}")
 
-    def _await_all(self, lane: str) -> None:
-        """Making a group blocks without saying for whom; so meet first."""
-        mine = f"opens lane {lane!r} with deadline {self._deadline:g} and check {self._check}"
-        halt = threading.Event()
-        posts = self._board.meet(f"open/{len(self._lanes)}", mine, lambda ready: poll(ready, self._deadline, halt))
-        missing = [r for r in range(self.size) if r != self.rank and r not in posts]
-        if missing:
-            raise PeerError(f"rank {self.rank} {mine}, but after that time there is no word from ranks {missing}")
-        for rank, text in posts.items():
-            if text != mine:
-                raise PeerError(f"rank {self.rank} {mine}, but rank {rank} {text}")
-
-    def _make_channel(self, board: Board) -> Channel:
-        """A lane's own process group.
-
-        A gloo group is made directly: new_group names groups of some ranks after how many others a process happens to
-        know, so its ranks may miss each other, and a name may come back with its old addresses.
-        """
-        cpu, timeout = torch.device("cpu"), timedelta(seconds=self._deadline)
+    def _make_channel(self, board: Board, meet: Meet) -> Channel:
+        """A lane's own process group."""
+        cpu = torch.device("cpu")
         if self._group is None or self.size == 1:
             return Channel(None, self.rank, self.size, cpu)
         if dist.get_backend(self._group) == "gloo":
-            gloo = dist.ProcessGroupGloo(board.under("gloo").store, self.rank, self.size, timeout)
-            return Channel(gloo, self.rank, self.size, cpu)
+            return Channel(gloo(meet, self.rank, self.size, self._deadline), self.rank, self.size, cpu)
         group = dist.new_group(
             dist.get_process_group_ranks(self._group),
-            timeout=timeout,
+            timeout=timedelta(seconds=self._deadline),  # NCCL's own watch knows nothing of who lives
             backend=dist.get_backend_config(self._group),
             use_local_synchronization=self.size < dist.get_world_size(),
         )
