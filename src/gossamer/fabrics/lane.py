@@ -79,12 +79,12 @@ class Lane:
         if ticket.ended.wait(self._pulse.soon):
             return
         with self._pulse.vigil() as vigil:
-            verdict = ""
-            while not verdict:
-                if ticket.ended.wait(self._pulse.often):
-                    return
-                verdict = vigil.verdict(lambda words: self._driver.doomed(self._now, words))
+            while not ticket.ended.wait(self._pulse.often):
+                if verdict := vigil.verdict(lambda words: self._driver.doomed(self._now, words)):
+                    break
                 self._tell_of(vigil)
+            else:
+                return
         self._fail(self._now, TimeoutError(verdict), inside=False)
         if not ticket.ended.wait(3.0):  # its own thread may be failing at this very moment
             ticket.end(None, self.broken or GossamerError(f"lane {self.name!r} is stuck"))

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from gossamer.core.contracts import Quorum
 from gossamer.core.errors import AttachError, GossamerError
+from gossamer.fabrics.pulse import Patience
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts.backward import Backward
 from gossamer.hosts.communicator import Communicator, attached
@@ -36,6 +37,7 @@ def attach(
     *,
     seed: int = 0,
     deadline: float = 300.0,
+    patience: Patience = "alive",
     buffers: Buffers | None = None,
     scaler: Any = None,
     find_unused_parameters: bool = False,
@@ -52,7 +54,8 @@ def attach(
 
     - `optimizer`: one, or a list of those that share the model's parameters among them; a step is over when all have stepped.
     - `process_group`: a group or a one-dimensional DeviceMesh; None is the default group (or this process alone).
-    - `deadline`: seconds after which a missing rank is an error on all others.
+    - `deadline`: seconds of silence after which a missing rank is an error on all others.
+    - `patience`: "alive" waits, after a warning, for a rank that lives but works elsewhere; "work" does not.
     - `buffers`: what becomes of float buffers (BatchNorm statistics) when parameters are averaged; asked for then.
     - `scaler`: a GradScaler, so that memories are free of its scale and skipped steps are counted. Local schedules need it.
     - `find_unused_parameters`: agree at every step on parameters no rank used, and leave them without gradient.
@@ -71,7 +74,7 @@ def attach(
     """
     check_callback(on_metrics, metrics_every)
     group = _group(process_group)
-    fabric = TorchFabric(group, deadline=deadline)
+    fabric = TorchFabric(group, deadline=deadline, patience=patience)
     try:
         given, refusal = None, None
         try:

@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gossamer.core.errors import AttachError
 from gossamer.fabrics.ledger import Ledger
+from gossamer.fabrics.pulse import Patience
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts import consensus
 from gossamer.hosts.communicator import attached
@@ -161,6 +162,7 @@ def register(
     *,
     seed: int = 0,
     deadline: float = 300.0,
+    patience: Patience = "alive",
     scaler: Any = None,
     on_metrics: OnMetrics | None = None,
     metrics_every: int = 10,
@@ -175,7 +177,7 @@ def register(
     parsed = Recipe.of(recipe)
     check(parsed)
     named = _averaged(ddp_model)
-    fabric = TorchFabric(process_group or ddp_model.process_group, deadline=deadline)
+    fabric = TorchFabric(process_group or ddp_model.process_group, deadline=deadline, patience=patience)
     idle = torch.optim.SGD(list(named.values()), lr=1.0)  # channels ask for rates; a hook has none to offer
     try:
         worker = Worker(parsed, named, idle, fabric.rank, fabric.size, seed)
