@@ -52,7 +52,7 @@ def test_a_rank_that_works_is_waited_for_and_named_once(gang4: Gang, check: int,
         total, said = outcomes[rank]
         assert total == 4.0
         assert said == [
-            f"rank {rank} of 4 has waited for 1.5 seconds at step 7, 'head': rank 0 is alive and at work elsewhere; "
+            f"rank {rank} has waited for 1.5 seconds at step 7, 'head': rank 0 is alive and at work elsewhere; "
             "it goes on waiting"
         ]
 

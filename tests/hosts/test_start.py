@@ -120,7 +120,10 @@ def test_two_optimizers_make_one_step(gang2: Gang) -> None:
 
 def one_of_two(rank: int, size: int) -> list[str]:
     model = Awkward()
-    with pytest.warns(UserWarning, match="no optimizer") as caught, gossamer.attach(model, two(model)[1], "local_sgd(2)"):
+    with (
+        pytest.warns(UserWarning, match="no optimizer") as caught,
+        gossamer.attach(model, two(model)[1], "local_sgd(2)"),
+    ):
         pass
     return [str(w.message) for w in caught]
 

@@ -91,23 +91,23 @@ class NetworkDriver:
         self._channel: Channel | None = None
         self.collectives = self._before = 0  # of this lane, and of the program under way
         self._habits = Habits()
-        self._posted = list[str]()  # the keys of the last meeting, which is not known to be over
+        self._posted = list[tuple[Board, str]]()  # keys of the last meeting, which others may still read
 
     @property
     def channel(self) -> Channel:
         assert self._channel is not None, "a lane is opened before it is used"
         return self._channel
 
-    def open(self, says: str, make: Callable[[Board, Meet], Channel], halt: threading.Event) -> None:
+    def open(self, number: int, says: str, make: Callable[[Meet], Channel], halt: threading.Event) -> None:
         """Make this lane's channel. All ranks do so at once; making a group blocks without saying for whom, so meet first."""
-        for rank, text in _network(lambda: self._meet_all("open", says, halt)).items():
+        for rank, text in _network(lambda: self._meet_all(self._fabric, f"open/{number}", says, halt)).items():
             if text != says:
                 raise PeerError(f"rank {self._board.rank} {says}, but rank {rank} {text}")
 
         def meet(text: str) -> dict[int, str]:
-            return self._meet_all("book", text, halt)
+            return self._meet_all(self._board, "book", text, halt)
 
-        self._channel = _network(lambda: make(self._board, meet))
+        self._channel = _network(lambda: make(meet))
 
     def hang_up(self, patience: float = 0.0) -> None:
         if self._channel is not None:
@@ -204,7 +204,7 @@ class NetworkDriver:
         same: gloo aborts the process where sizes differ, and adds up different buckets of one size without a word.
         """
         mine, rank, key = self._position(ticket), self._board.rank, f"check/{self.collectives}"
-        posts = _network(lambda: read_all(self._board, key, self._meet_all(key, mine.write(), halt)))
+        posts = _network(lambda: read_all(self._board, key, self._meet_all(self._board, key, mine.write(), halt)))
         if not all(mine.agrees(rank, post, other) for other, post in posts.items()):
             raise _Trouble("the ranks are about to do different things")
 
@@ -214,22 +214,22 @@ class NetworkDriver:
         unusual = self._habits.breaks_with(ticket.label, self._before, verb)
         return unusual or self.collectives <= self._check
 
-    def _meet_all(self, key: str, text: str, halt: threading.Event) -> dict[int, str]:
+    def _meet_all(self, board: Board, key: str, text: str, halt: threading.Event) -> dict[int, str]:
         """Post a text and read everybody else's. No deadline here: whoever joins watches over it."""
 
         def wait(ready: Callable[[], bool]) -> None:
             poll(lambda: ready() or self._fabric.flag_is_up("broken"), float("inf"), halt)
 
-        posts = self._board.meet(key, text, wait)
+        posts = board.meet(key, text, wait)
         if len(posts) < self._board.size - 1:
             raise _Trouble("not all ranks have come to it")
         self._clear()  # who has come here has read what was posted before
-        self._posted.append(f"{key}/{self._board.rank}")
+        self._posted.append((board, f"{key}/{board.rank}"))
         return posts
 
     def _clear(self) -> None:
-        for key in self._posted:
-            self._board.take_down(key)
+        for board, key in self._posted:
+            board.take_down(key)
         self._posted.clear()
 
     def _position(self, ticket: Running | None, trouble: str = "") -> Position:

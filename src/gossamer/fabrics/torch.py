@@ -81,12 +81,12 @@ class TorchFabric:
         says = (
             f"opens lane {name!r} with deadline {self._deadline:g}, patience {self._patience!r} and check {self._check}"
         )
-        driver = NetworkDriver(self, name, self._board, self._pulse, self._check)
+        number, driver = len(self._lanes), NetworkDriver(self, name, self._board, self._pulse, self._check)
         lane = Lane(name, driver, self._pulse)
         self._drivers[name], self._lanes[name] = driver, lane
 
         def program() -> Program[None]:
-            yield Compute(lambda: driver.open(says, self._make_channel, lane.halt), says)
+            yield Compute(lambda: driver.open(number, says, self._make_channel, lane.halt), says)
 
         self.join(self.start(program(), f"opening lane {name!r}", lane=name))
 
@@ -203,7 +203,7 @@ class TorchFabric:
         store = dist.distributed_c10d._get_default_store()
         return Board(store, self.rank, self.size).under(f"{name}/{_made[name]}")
 
-    def _make_channel(self, board: Board, meet: Meet) -> Channel:
+    def _make_channel(self, meet: Meet) -> Channel:
         """A lane's own process group."""
         cpu = torch.device("cpu")
         if self._group is None or self.size == 1:
