@@ -189,7 +189,7 @@ def test_a_write_that_breaks_off_leaves_the_old_record(
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gossamer.record.os.replace", full)
+    monkeypatch.setattr("gossamer.core.files.os.replace", full)
     heard.record.command = "another"
     with pytest.raises(OSError, match="No space"):
         heard.record.write(path)
