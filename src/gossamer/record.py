@@ -138,7 +138,7 @@ class Record:
 
     def write(self, path: Path) -> None:
         """Over nothing but an earlier record. A full disk leaves that as it was, and so does a power cut."""
-        files.write(path, json.dumps(AUTHOR | _finite(self), allow_nan=False), RECORD)
+        files.write(path, json.dumps(AUTHOR | finite(self), allow_nan=False), RECORD)
 
     @staticmethod
     def read(path: Path) -> "Record":
@@ -157,15 +157,15 @@ class Record:
             raise ValueError(f"what is in it is not what a run writes ({cut(str(error))})") from None
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """JSON knows neither infinity nor NaN: a loss that ran away is null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
+        return [finite(v) for v in value]
     if isinstance(value, Record | Run | Step | Evaluation):
         value = vars(value)
-    return {k: _finite(v) for k, v in value.items()} if isinstance(value, dict) else value
+    return {k: finite(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _no_number(word: str) -> float:

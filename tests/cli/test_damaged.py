@@ -40,7 +40,7 @@ def changed(table: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[s
     return made
 
 
-@pytest.mark.parametrize("value", ["text", None, -1, 1e999, True, [], {}], ids=repr)
+@pytest.mark.parametrize("value", ["text", None, -1, 1e999, 1e308, True, [], {}], ids=repr)
 def test_a_changed_value_is_refused_or_shown(tmp_path: Path, value: Any) -> None:
     path = tmp_path / "record.json"
     WHOLE.write(path)

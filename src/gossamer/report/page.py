@@ -10,7 +10,7 @@ import jinja2
 from markupsafe import Markup
 
 from gossamer.core import files
-from gossamer.record import Record
+from gossamer.record import Record, finite
 from gossamer.report import words
 from gossamer.report.charts import charts
 from gossamer.report.facts import Facts, study
@@ -93,7 +93,7 @@ def embed(value: dict[str, Any]) -> str:
     >>> embed({"a": "</script>"})
     '{"a":"\\\\u003c/script\\\\u003e"}'
     """
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
