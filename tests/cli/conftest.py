@@ -41,7 +41,7 @@ class Shell(Marked):
         return sorted(
             pid
             for pid, words in self.processes().items()
-            if re.search(r" -m gossamer\.trial\.(rank|link) ", words) and "unshare" not in words
+            if re.search(r"gossamer\.trial\.(rank|link) ", words) and "unshare" not in words
         )
 
     def rank(self, number: int) -> int:

@@ -3,7 +3,6 @@
 import os
 import platform
 import signal
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +19,7 @@ from gossamer.trial import rank
 from gossamer.trial.contender import about
 from gossamer.trial.listener import Listener, OnEvent
 from gossamer.trial.local import run_here
+from gossamer.trial.orphans import program
 from gossamer.trial.plan import Plan
 from gossamer.trial.saving import tidy
 from gossamer.trial.yardsticks import YARDSTICKS
@@ -48,8 +48,8 @@ def launch(
     plan = replace(plan, network=listener.record.rate)
 
     def work() -> int:
-        program = [sys.executable, "-W", "ignore", "-m", "gossamer.trial.rank", plan.to_json()]
-        return _in_lab(hosts, rate, program, listener) if rate and not reason else _here(hosts, program, listener)
+        ranks = program("gossamer.trial.rank", plan.to_json())
+        return _in_lab(hosts, rate, ranks, listener) if rate and not reason else _here(hosts, ranks, listener)
 
     try:
         return listener.follow(work)
@@ -66,8 +66,8 @@ def join(plan: Plan, command: str, on_event: OnEvent, path: Path | None = None) 
     return listener.follow(lambda: rank.take_part(plan, listener.take))
 
 
-def _in_lab(hosts: int, rate: str, program: Sequence[str], listener: Listener) -> int:
-    result = run_lab(hosts, rate, program, on_line=listener.line)
+def _in_lab(hosts: int, rate: str, command: Sequence[str], listener: Listener) -> int:
+    result = run_lab(hosts, rate, command, on_line=listener.line)
     if result.first_failure is not None:
         listener.ended(result.first_failure, result.exit_code)
     for host in result.hosts:
@@ -76,8 +76,8 @@ def _in_lab(hosts: int, rate: str, program: Sequence[str], listener: Listener) -
     return result.exit_code
 
 
-def _here(hosts: int, program: Sequence[str], listener: Listener) -> int:
-    ending = run_here(hosts, program, listener.line)
+def _here(hosts: int, command: Sequence[str], listener: Listener) -> int:
+    ending = run_here(hosts, command, listener.line)
     if ending.first is not None:
         listener.ended(*ending.first)
     for number in ending.frozen:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import statistics
-import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from time import perf_counter
@@ -15,7 +14,7 @@ import torch.distributed as dist
 
 from gossamer.core.errors import PeerError
 from gossamer.trial.local import run_here
-from gossamer.trial.orphans import end_with_parent
+from gossamer.trial.orphans import program
 
 SIZES = [256 * 4**i for i in range(8)]  # float32 elements, up to 16 MB
 LONG = 0.1  # seconds: an all-reduce that takes as long says enough, and on a slow link a larger one would take minutes
@@ -68,7 +67,7 @@ def between_two_ranks() -> Link:
     try:
         run_here(
             2,
-            [sys.executable, "-W", "ignore", "-m", "gossamer.trial.link"],
+            program("gossamer.trial.link"),
             lambda rank, line: said.append(line),
             PATIENCE,
         )
@@ -87,7 +86,6 @@ def _last_word(said: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    end_with_parent()
     found = alpha_beta()
     if os.environ.get("RANK") == "0":
         print(json.dumps(found._asdict()), flush=True)

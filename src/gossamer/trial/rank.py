@@ -1,4 +1,4 @@
-"""What every rank of a trial runs: `python -m gossamer.trial.rank PLAN`, in JSON. Rank 0 tells the launcher what happens."""
+"""What every rank of a trial runs: `gossamer.trial.rank PLAN`, in JSON. Rank 0 tells the launcher what happens."""
 
 import json
 import sys
@@ -21,7 +21,6 @@ from gossamer.trial import saving
 from gossamer.trial.agree import Circle, attempt, new_group
 from gossamer.trial.contender import Contender
 from gossamer.trial.decisions import describe
-from gossamer.trial.orphans import end_with_parent
 from gossamer.trial.plan import MARK, Plan
 
 HISTORY = ("step", "evaluation", "residual", "decision", "spoilt")  # events that a run which goes on must not lose
@@ -235,7 +234,6 @@ def write_line(event: dict[str, Any]) -> None:
 
 def main(plan: str) -> int:
     """Run as a process of its own."""
-    end_with_parent()
     code = take_part(Plan.of_json(plan), write_line)
     sys.stdout.flush()
     sys.stderr.flush()
