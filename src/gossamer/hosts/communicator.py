@@ -170,15 +170,17 @@ class Communicator:
                 f"under {self.recipe} a checkpoint is loaded before the first step: the other ranks' lanes wait for the step "
                 "that is under way; detach, attach again, and load then"
             )
-        error: GossamerError | None = None
+        put, error = None, None
         try:
-            checkpoint.load(self.worker, saved)
+            put = checkpoint.prepare(self.worker, saved)
         except GossamerError as refused:
             error = refused
         if self.fabric.size > 1:
             self.fabric.run(agree(error, self.worker.device))
-        elif error is not None:
+        if put is None:
+            assert error is not None
             raise error
+        put()
         self._micro = 0
         self._steps.forget()
         self._backward.rebuild()

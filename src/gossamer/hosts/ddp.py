@@ -22,6 +22,7 @@ from gossamer.hosts.intake import Intake
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
 from gossamer.recipe import Recipe
 from gossamer.worker import Worker, checkpoint
+from gossamer.worker.finite import all_finite
 
 ANEW = "requires_grad changed after DDP was made: make DDP anew, then register"
 
@@ -56,6 +57,11 @@ class Hook:
     def step(self) -> int:
         """How many times gradients were averaged."""
         return self.worker.step - 1
+
+    @property
+    def spoilt(self) -> dict[int, int]:
+        """How many averages each rank has spoilt with values that were not finite; those that spoilt none are left out."""
+        return dict(sorted(self.worker.spoilt.items()))
 
     @property
     def ledger(self) -> Ledger:
@@ -136,6 +142,9 @@ class Hook:
         waiting, self.waiting = self.waiting, []
         self.intake.reset()
         self.fabric.run(self.worker.average_gradients())
+        if not self.worker.finite:
+            own = [g.coalesce().values() if g.is_sparse else g for gradients, *_ in waiting for g in gradients]
+            self.fabric.run(self.worker.name_spoilers(all_finite(own)))
         means = self.worker.mean_by_name()
         answers = [_put(gradients, [means[n] for n in names], buffer) for gradients, names, _, buffer in waiting]
         self.worker.end_step()

@@ -17,6 +17,7 @@ from gossamer.hosts import consensus
 from gossamer.hosts.doubts import Doubts
 from gossamer.hosts.handshake import compare
 from gossamer.hosts.metrics import Meter
+from gossamer.hosts.opener import Opener
 from gossamer.hosts.roster import Roster
 from gossamer.hosts.scaler import Ear, refuse_untold
 from gossamer.worker import Worker, rest, until_descend
@@ -75,7 +76,7 @@ class Steps:
         if self.fabric.size > 1 and stand is not None:
             self.fabric.open_lane(LANE)
             stand.apply = self._catch_up
-            handles.append(self.model.register_forward_pre_hook(Opener(self)))
+            handles.append(self.model.register_forward_pre_hook(Opener(self.open_quorum)))
         if self.fabric.size > 1 and self.scaler is not None:
             handles.append(Ear(self.scaler, self._turns, self._left_out))
         for optimizer in self.optimizers:  # a compiled step must not trace the hooks
@@ -282,27 +283,6 @@ class Steps:
                 optimizer.step()
         finally:
             self._catching_up = False
-
-
-class Opener:
-    """The forward hook of backup workers. It stays behind when a model is copied or saved: it belongs to this run."""
-
-    def __init__(self, steps: Steps) -> None:
-        self._open: Any = torch.compiler.disable(steps.open_quorum)  # called by a compiled model too
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        if module.training:
-            self._open()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Nobody, ()
-
-
-class Nobody:
-    """What is left of a hook in a copy of the model."""
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        return
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:
