@@ -11,6 +11,8 @@ from tests.others.both import SYNCHRONOUS, attach, both, close, ours, randint, r
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gossamer.core.errors import AttachError
+
 pytestmark = pytest.mark.gang
 
 RECIPES = [*SYNCHRONOUS[1:], "local_sgd(2)"]
@@ -150,3 +152,25 @@ def test_dcgan_without_the_lines_is_told_of_them(gang2: Gang, recipe: str, lines
         assert warned
         assert all("comm.no_sync()" in text for text in warned)
         close(finals, wanted)
+
+
+def swapped(rank: int, size: int, recipe: str) -> str:
+    """The line in the wrong place: what is sent first misses the fake half, and that half would differ between ranks."""
+    netD = Discriminator()
+    optimizerD = torch.optim.SGD(netD.parameters(), lr=0.1)
+    commD = attach(netD, optimizerD, recipe)
+    try:
+        netD(randn([rank], 1, 3, 1, 8, 8)).sum().backward()
+        with commD.no_sync():
+            netD(randn([rank], 2, 3, 1, 8, 8)).sum().backward()
+        with pytest.raises(AttachError) as caught:
+            optimizerD.step()
+        return str(caught.value)
+    finally:
+        commD.detach()
+
+
+@pytest.mark.parametrize("recipe", ["allreduce", "topk(ratio=0.3)"])
+def test_dcgan_with_the_line_around_the_wrong_pass_is_an_error(gang2: Gang, recipe: str) -> None:
+    for text in gang2.run(swapped, recipe):
+        assert "the last one outside" in text

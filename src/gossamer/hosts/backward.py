@@ -54,6 +54,7 @@ class Backward:
     def _hook(self, name: str) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
             if not self.syncing:
+                self.steps.only_adds(parameter)
                 return
             self._enter(parameter)
             if self._intake is not None and parameter.grad is not None:

@@ -55,6 +55,7 @@ class Steps:
         self._roster = Roster(model, worker.named)
         self._under_way: Program[None] | None = None  # begun, and not ended
         self._done = dict[Optimizer, bool]()  # whose turn in this step is over, and whether it stepped
+        self._mixed = False  # did gradients of this rank alone join those that were averaged?
         self._turns = Counter[Optimizer]()  # how often each has stepped
         self._catching_up = False
         self._rates = dict[Optimizer, list[float]]()
@@ -124,6 +125,15 @@ class Steps:
             self.worker.discard()
         self._finish(descended=False, share=not inside)
 
+    def only_adds(self, arriving: Tensor) -> None:
+        """A gradient arrives under `no_sync()`. What was averaged before it has been thrown away, or is averages no more."""
+        if self._under_way is None or self._mixed or not self.averages_gradients:
+            return
+        if self._gradients_are_gone(arriving):
+            self.settle_skipped(arriving)
+        else:
+            self._mixed = True
+
     def settle_local(self) -> None:
         """Before all ranks do something together: one that skipped a local step may owe a round that others wait for."""
         if not self.averages_gradients:
@@ -131,7 +141,7 @@ class Steps:
 
     def forget(self) -> None:
         """A checkpoint was loaded: what was under way is of another run."""
-        self._under_way, self._done = None, {}
+        self._under_way, self._done, self._mixed = None, {}, False
         self.worker.discard()
 
     def follow(self) -> bool:
@@ -199,6 +209,11 @@ class Steps:
                 "optimizer.step() without averaged gradients: no backward() has run since the last step, or it ran "
                 "under comm.no_sync(); run the last micro-batch's backward outside of it"
             )
+        if self._mixed:
+            raise AttachError(
+                "a backward() under comm.no_sync() came after the gradients were averaged, and added what only this rank has: "
+                "run the first ones under no_sync(), and the last one outside of it"
+            )
         if self.scaler is None:
             refuse_untold(self.worker.recipe, optimizer)
 
@@ -246,7 +261,7 @@ class Steps:
 
     def _finish(self, descended: bool, share: bool = True) -> None:
         """Run the schedule from the descent to its end."""
-        steps, self._under_way, self._done = self._under_way, None, {}
+        steps, self._under_way, self._done, self._mixed = self._under_way, None, {}, False
         assert steps is not None
         channels = self.worker.channels
         self._wait_for(rest(steps, descended))
