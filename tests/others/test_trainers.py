@@ -118,6 +118,35 @@ def test_accelerate_ends_with_equal_models_under_other_recipes(gang2: Gang, reci
     assert same(first, second)
 
 
+def hooked(rank: int, size: int) -> Tensor:
+    """DDP stays, with the recipe in it, and accumulates as ever."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=MICRO)
+    model = Regressor()
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=BATCH)
+    ddp_model, optimizer, loader = accelerator.prepare(model, optimizer_of(model), loader)
+    hook = gossamer.ddp.register(ddp_model, "allreduce", seed=SEED, deadline=DEADLINE)
+    try:
+        for batch in [*loader, *loader]:
+            with accelerator.accumulate(ddp_model):
+                accelerator.backward(ddp_model(**batch)["loss"])
+                optimizer.step()
+                optimizer.zero_grad()
+        assert hook.step == 4
+        hook.check_sync()
+        return flat(model)
+    finally:
+        hook.close()
+        forget()
+
+
+@accelerate
+def test_accelerate_with_its_ddp_and_a_hook_is_the_same(gang2: Gang) -> None:
+    for together in gang2.run(hooked):
+        close([together], [alone(2)])
+
+
 def wrapped(rank: int, size: int) -> str:
     from accelerate import Accelerator
 
@@ -150,8 +179,8 @@ def test_accelerate_without_the_line_is_told_of_it(gang2: Gang) -> None:
         close([final], [alone(2)])
 
 
-def hugged(rank: int, size: int, recipe: str, folder: str, hook: bool) -> Tensor:
-    """A Trainer with a callback; with `hook`, its DDP stays, and the recipe is DDP's hook."""
+def hugged(rank: int, size: int, recipe: str, folder: str, ddp: bool, hook: bool) -> Tensor:
+    """A Trainer with a callback that attaches, or registers a hook with its DDP."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     made: dict[str, Any] = {}
@@ -178,7 +207,7 @@ def hugged(rank: int, size: int, recipe: str, folder: str, hook: bool) -> Tensor
     trainer = InOrder(
         model, arguments, train_dataset=Rows(), optimizers=(optimizer_of(model), None), callbacks=[Gossamer()]
     )
-    if not hook:
+    if not ddp:
         trainer.accelerator.prepare_model(model, evaluation_mode=True)
     try:
         trainer.train()
@@ -196,5 +225,25 @@ def hugged(rank: int, size: int, recipe: str, folder: str, hook: bool) -> Tensor
 @transformers
 @pytest.mark.parametrize("hook", [False, True], ids=["attach", "hook"])
 def test_trainer_is_one_process_on_both_ranks_data(gang2: Gang, hook: bool, tmp_path: Path) -> None:
-    for together in gang2.run(hugged, "allreduce", str(tmp_path), hook):
+    for together in gang2.run(hugged, "allreduce", str(tmp_path), hook, hook):
         close([together], [alone(2)])
+
+
+@transformers
+@pytest.mark.parametrize("recipe", ["topk(ratio=0.3)", "local_sgd(2)"])
+def test_trainer_ends_with_equal_models_under_other_recipes(gang2: Gang, recipe: str, tmp_path: Path) -> None:
+    first, second = gang2.run(hugged, recipe, str(tmp_path), False, False)
+    assert same(first, second)
+
+
+def twice_averaged(rank: int, size: int, recipe: str, folder: str) -> str:
+    with pytest.raises(AttachError) as caught:
+        hugged(rank, size, recipe, folder, True, False)
+    return str(caught.value)
+
+
+@transformers
+@pytest.mark.parametrize("recipe", ["topk(ratio=0.3)", "local_sgd(2)"])
+def test_trainer_whose_callback_forgets_its_ddp_is_refused(gang2: Gang, recipe: str, tmp_path: Path) -> None:
+    for text in gang2.run(twice_averaged, recipe, str(tmp_path)):
+        assert "out of DDP" in text

@@ -89,7 +89,9 @@ def refuse_wrapper(model: nn.Module) -> None:
             continue
         if DDP not in _kinds(type(wrapper)):
             raise AttachError(_sharded("this model", type(wrapper).__name__))
-        if getattr(wrapper, "_lazy_init_ran", True) and wrapper.require_backward_grad_sync:
+        if getattr(
+            wrapper, "_lazy_init_ran", True
+        ):  # under its no_sync() too: it will average later, when nobody looks
             raise AttachError(
                 "this model is attached and runs inside of DistributedDataParallel as well, whose dense average comes first: "
                 + OUT_OF_DDP
