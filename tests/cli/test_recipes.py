@@ -276,7 +276,11 @@ def test_a_recipe_file_is_explained(say: Say, tmp_path: Path) -> None:
 
 
 def test_parts_that_every_recipe_has_are_not_told(say: Say) -> None:
-    assert [p["text"] for p in facts(say, "terngrad")["parts"]] == ["scatter(ternary())", "ternary()"]
+    assert [p["text"] for p in facts(say, "terngrad")["parts"]] == [
+        "scatter(ternary(), answer=qsgd(bits=3))",
+        "ternary()",
+        "qsgd(bits=3)",
+    ]
     assert "every_step(l1=0.1)" in [p["text"] for p in facts(say, "diana(l1=0.1)")["parts"]]
 
 

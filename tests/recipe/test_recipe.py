@@ -161,9 +161,9 @@ def test_a_preset_is_read_by_name_and_by_call(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("terngrad", Recipe(Scatter(Ternary()))),
-        ("terngrad(clip=0, levels=7)", Recipe(Scatter(Ternary(0.0, 7)))),
-        ("terngrad + slowmo(8)", Recipe(Scatter(Ternary()), schedule=SlowMo(8))),
+        ("terngrad", Recipe(Scatter(Ternary(), answer=QSGD(3)))),
+        ("terngrad(clip=0, levels=7)", Recipe(Scatter(Ternary(0.0, 7), answer=QSGD(5)))),
+        ("terngrad + slowmo(8)", Recipe(Scatter(Ternary(), answer=QSGD(3)), schedule=SlowMo(8))),
         ("powersgd(rank=4)", Recipe(AllReduced(PowerSGD(4)), ErrorFeedback())),
         ("powersgd(4)", recipes.powersgd(rank=4)),
         ("topk(0.1, 'global')", Recipe(Gather(TopK(0.1, "global")), ErrorFeedback())),

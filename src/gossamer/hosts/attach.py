@@ -69,7 +69,7 @@ def attach(
     >>> model = nn.Linear(2, 1)
     >>> comm = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "terngrad")
     >>> comm.recipe, comm.step
-    (scatter(ternary()), 0)
+    (scatter(ternary(), answer=qsgd(bits=3)), 0)
     >>> comm.detach()
     """
     check_callback(on_metrics, metrics_every)
