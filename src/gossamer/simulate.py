@@ -73,7 +73,7 @@ def train(
     network: Network | None = None,
     seconds: Seconds = lambda rank, step: 0.0,
 ) -> Run:
-    """Train all ranks for `steps` optimizer steps each, side by side.
+    """Train all ranks for `steps` optimizer steps each, side by side; one alone trains plainly, as it does under `attach`.
 
     >>> def linear(): return nn.Linear(2, 1, bias=False)
     >>> def sgd(model): return torch.optim.SGD(model.parameters(), lr=0.1)
@@ -93,7 +93,11 @@ def train(
 def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> Program[None]:
     worker = replica.worker
     last = worker.step + steps
-    if worker.stand is not None:
+    alone = (
+        worker.size == 1
+    )  # then training is plain, as it is under `attach`, but for what acts on the optimizer's steps
+    plain = alone and (worker.stand is not None or not worker.recipe.schedule.averages_gradients)
+    if worker.stand is not None and not alone:
         worker.stand.apply = lambda mean, rates: _catch_up(replica, mean, rates)
         worker.stand.tickets.clear()  # those of an earlier `train` wait in a simulation that is over
         yield from worker.stand.open()
@@ -103,7 +107,11 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
         replica.losses.append(loss)
         gradients = [_gradient(c) for c in worker.channels]
         with _rates_times(replica.optimizer, worker.recipe.schedule.lr_factor):
-            yield from worker.train_step(gradients, lambda: _descend(replica))
+            if plain:
+                _descend(replica)
+                worker.step += 1
+            else:
+                yield from worker.train_step(gradients, lambda: _descend(replica))
 
 
 def _gradients(replica: Replica, backward: Backward) -> float:
@@ -143,7 +151,7 @@ def _rates_times(optimizer: torch.optim.Optimizer, factor: float) -> Generator[N
 def _descend(replica: Replica) -> bool:
     """Put the agreed gradients where the optimizer looks for them, and step; not finite ones are left out."""
     worker = replica.worker
-    if worker.recipe.schedule.averages_gradients:
+    if worker.recipe.schedule.averages_gradients and worker.size > 1:
         for channel, mean in zip(worker.channels, worker.means, strict=True):
             channel.put_gradient(mean)
         finite = worker.finite

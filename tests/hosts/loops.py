@@ -89,7 +89,7 @@ def attached(
         yield mine, made, comm
 
 
-def trained(rank: int, size: int, recipe: str, steps: int) -> list[Tensor]:
+def trained(rank: int, size: int, recipe: str | Recipe, steps: int) -> list[Tensor]:
     """The parameters after each step, on real processes."""
     out = list[Tensor]()
     with attached(recipe) as (model, optimizer, comm):

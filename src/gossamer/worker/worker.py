@@ -247,7 +247,7 @@ class Worker:
 
     def train_step(self, gradients: Sequence[Tensor], descend: Callable[[], Any]) -> Program[None]:
         """One whole step, for fabrics that need no hooks: send gradients, run the schedule, descend when it says so."""
-        if self.recipe.schedule.averages_gradients:
+        if self.recipe.schedule.averages_gradients and self.size > 1:
             for i, flat in enumerate(gradients):
                 if self.stand is not None:
                     yield from self.stand.offer(flat)
