@@ -159,7 +159,7 @@ def test_fabrics_leave_no_keys_behind(gang2: Gang) -> None:
         assert last <= first
 
 
-BAD = ("", "{", "[1]", "null", '[1, "sleeps", {}]', '[1, "left", {"comm": "x"}]', "[" * 100_000, "\u00b5" * 10)
+BAD = ("", "{", "[1]", "null", '[1, "sleeps", {}, 0]', '[1, "left", {"comm": "x"}, 0]', "[" * 100_000, "\u00b5" * 10)
 
 
 @pytest.mark.parametrize("text", BAD)

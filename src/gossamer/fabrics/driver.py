@@ -181,6 +181,7 @@ class NetworkDriver:
             raise own.reason from None
         except RuntimeError as error:
             raise _Trouble(plainly(error)) from error
+        self._pulse.moves += 1
         self._office.note(verb, ticket, time.perf_counter() - begin)
         return answer
 
@@ -279,7 +280,7 @@ class Inquiry:
         self._board, self.mine = board, mine
         self._found = dict[int, Position]()
         self._left, self._alive = list[int](), list[int]()
-        self._done = False
+        self._done = self._refused = False
         self._wrong: PeerError | None = None
 
     def ask(self) -> None:
@@ -293,8 +294,8 @@ class Inquiry:
             self._done = True
         except PeerError as wrong:
             self._wrong = wrong
-        except RuntimeError:  # the store is gone
-            pass
+        except RuntimeError:
+            self._refused = True
 
     def _positions(self) -> dict[int, Position]:
         def wait(ready: Callable[[], bool]) -> None:
@@ -309,8 +310,8 @@ class Inquiry:
             return str(self._wrong)
         if self._done:
             return explain(self._board.rank, self._board.size, self.mine, self._found, self._left, self._alive)
-        if slow:
-            return "The store that knows where the others are answers too slowly, or has just ended."
+        if slow and not self._refused:
+            return "The store that knows where the others are answers too slowly to say it."
         return "The store does not answer: the process that hosts it, as a rule rank 0, is gone, frozen or cut off."
 
 

@@ -22,6 +22,7 @@ class Word(NamedTuple):
     beats: int
     state: str  # "works", "waits" (long, for others) or "left"
     done: Mapping[str, int] = {}  # of a rank that has left: how many collectives each lane has had
+    moves: int = 0  # requests that crossed the network so far
 
     def write(self) -> str:
         return json.dumps(self)
@@ -30,14 +31,15 @@ class Word(NamedTuple):
     def read(board: Board, name: str, text: str) -> "Word":
         try:
             said: Any = json.loads(text)
-            beats, state, done = said
+            beats, state, done, moves = said
             assert isinstance(beats, int)
+            assert isinstance(moves, int)
             assert state in ("works", "waits", "left")
             assert isinstance(done, dict)
             assert all(isinstance(n, int) for n in done.values())
         except (ValueError, TypeError, AssertionError, RecursionError):
             raise board.malformed(name, text) from None
-        return Word(beats, state, done)
+        return Word(beats, state, done, moves)
 
 
 def words(board: Board) -> dict[int, Word]:
@@ -68,6 +70,7 @@ class Pulse:
         self.answered = 0.0  # when the store did so last
         self.broken = False  # a lane, on some rank
         self.lost: RuntimeError | None = None  # why the store cannot be asked any more
+        self.moves = 0  # of this rank
         self._waits = 0
         self._lock = threading.Lock()
         self._wake, self._ended = threading.Event(), False
@@ -106,7 +109,7 @@ class Pulse:
         while not self._ended:
             beats += 1
             try:
-                said = Word(beats, "waits" if self._waits else "works")
+                said = Word(beats, "waits" if self._waits else "works", moves=self.moves)
                 self.board.raise_flag(f"pulse/{self.board.rank}", said.write())
                 if self._waits:
                     self._look()
@@ -137,6 +140,7 @@ class Vigil:
     def __init__(self, pulse: Pulse) -> None:
         self.pulse, self.deadline = pulse, pulse.deadline
         self.began = self._moved = time.monotonic() - pulse.soon
+        self._moves = pulse.moves
         self.warned = False
 
     def verdict(self, doomed: Callable[[Mapping[int, Word]], str]) -> str:
@@ -150,14 +154,15 @@ class Vigil:
         if pulse.broken:
             return "another rank has left this lane"
         said = {r: word for r, (word, _) in heard.items()}
-        if any(word.state == "works" for word in said.values()):
-            self._moved = now
+        moves = pulse.moves + sum(word.moves for word in said.values())
+        if moves != self._moves or any(word.state == "works" for word in said.values()):
+            self._moved, self._moves = now, moves
         if why := doomed(said):
             return why
         silent = [r for r in pulse.board.others if now - self._alive_at(r) >= self.deadline and not self._has_left(r)]
         if silent:
             return f"no sign of life from {ranks(silent)} for {self.deadline:g} seconds"
-        return f"all ranks wait, for {self.deadline:g} seconds" if now - self._moved >= self.deadline else ""
+        return f"nothing moves, for {self.deadline:g} seconds" if now - self._moved >= self.deadline else ""
 
     def is_late(self) -> bool:
         return time.monotonic() - self.began >= self.deadline
