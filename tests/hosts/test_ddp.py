@@ -53,6 +53,7 @@ def hooked(rank: int, size: int, recipe: str, steps: int, spoilt: int = 0) -> di
                 optimizer.step()
             out.append(flat(model))
         assert hook.step == steps
+        assert hook.spoilt == ({1: 1} if spoilt else {})
         state = hook.state_dict()
         finite = all(v.isfinite().all() for v in state.values() if isinstance(v, Tensor) and v.is_floating_point())
         return {"flats": out, "finite": finite, "requests": hook.fabric.ledger.requests, "grads": gradients}
