@@ -112,7 +112,10 @@ def test_when_ranks_were_killed_between_two_checkpoints_the_one_that_all_have_co
 @pytest.mark.parametrize(
     ("other", "what"),
     [
-        ({"contenders": {"x": "terngrad"}}, "its recipe was 'scatter(bf16())', and is 'scatter(ternary())' now"),
+        (
+            {"contenders": {"x": "terngrad"}},
+            "its recipe was 'scatter(bf16())', and is 'scatter(ternary(), answer=qsgd(bits=3))' now",
+        ),
         ({"seed": 3}, "its seed was 0, and is 3 now"),
         ({"workload": "logistic"}, "its workload was 'ridge', and is 'logistic' now"),
         ({"network": "200mbit"}, "its network was 'unshaped', and is '200mbit' now"),
