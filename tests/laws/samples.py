@@ -51,8 +51,8 @@ MORE: dict[str, tuple[str, ...]] = {
     "rule": ("rule('ndim < 2', allreduce(fp32()))", "rule(\"name == 'a*'\", gather(topk()), error_feedback())"),
     "scatter": (
         "scatter(ternary(), answer=ternary(levels=3))",
-        "scatter(qsgd(bits=2), answer=bf16())",
-        "scatter(topk(ratio=0.3), answer=fp16())",
+        "scatter(qsgd(bits=2), answer=fp32())",
+        "scatter(topk(ratio=0.3), answer=bf16())",
         "scatter(bf16(), answer=topk(ratio=0.3))",
     ),
     "slowmo": ("slowmo(2, buffers='average')", "slowmo(2, buffers='reset')", "slowmo(2, inner=push_sum())"),
