@@ -59,28 +59,6 @@ class _Own(Exception):
         self.reason = reason
 
 
-def _guarded(verb: Crossing) -> Crossing:
-    """Tell the program's own errors from the network's."""
-    match verb:
-        case AllGather(wire, read, agreed) if read is not None:
-            return AllGather(wire, _own(read), agreed)
-        case AllToAll(wires, lengths, read):
-            promises = [Promise(_own(w.make), w.length) if isinstance(w, Promise) else w for w in wires]
-            return AllToAll(promises, lengths, _own(read) if read is not None else None)
-        case _:
-            return verb
-
-
-def _own(call: Callable[P, T]) -> Callable[P, T]:
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return call(*args, **kwargs)
-        except Exception as reason:
-            raise _Own(reason) from reason
-
-    return guarded
-
-
 class NetworkDriver:
     """Answers a lane's verbs on a channel and a board of its own; what concerns all lanes is on the fabric's."""
 
@@ -89,6 +67,7 @@ class NetworkDriver:
         self._board = board.under(f"lane/{lane}")
         self._tickets = Tickets(board.under("tickets"))  # for all lanes: one may claim what another waits for
         self._channel: Channel | None = None
+        self.asking = False
         self.collectives = self._before = 0  # of this lane, and of the program under way
         self._habits = Habits()
         self._posted = list[tuple[Board, str]]()  # keys of the last meeting, which others may still read
@@ -175,15 +154,49 @@ class NetworkDriver:
 
     def _cross(self, verb: Crossing, ticket: Running) -> Any:
         begin = time.perf_counter()
+        self.asking = True
         try:
-            answer = self.channel.answer(_guarded(verb))
+            answer = self.channel.answer(self._guarded(verb))
         except _Own as own:
             raise own.reason from None
         except RuntimeError as error:
             raise _Trouble(plainly(error)) from error
+        finally:
+            self.asking = False
         self._pulse.moves += 1
         self._office.note(verb, ticket, time.perf_counter() - begin)
         return answer
+
+    def _guarded(self, verb: Crossing) -> Crossing:
+        """Tell the program's own errors, and its own work, from the network's."""
+        match verb:
+            case AllGather(wire, read, agreed) if read is not None:
+                return AllGather(wire, self._own(read), agreed)
+            case AllToAll(wires, lengths, read):
+                promises = [Promise(self._own(w.make), w.length) if isinstance(w, Promise) else w for w in wires]
+                return AllToAll(promises, lengths, self._own(read) if read is not None else None)
+            case _:
+                return verb
+
+    def _own(self, call: Callable[P, T]) -> Callable[P, T]:
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+            self.asking = False
+            try:
+                return call(*args, **kwargs)
+            except Exception as reason:
+                raise _Own(reason) from reason
+            finally:
+                self.asking = True
+
+        return guarded
+
+    def _poll(self, ready: Callable[[], bool], halt: threading.Event) -> None:
+        """Ask the store again and again, without a deadline: whoever joins watches over it."""
+        self.asking = True
+        try:
+            poll(lambda: ready() or self._fabric.flag_is_up("broken"), float("inf"), halt)
+        finally:
+            self.asking = False
 
     def _closed(self, name: str, count: int, halt: threading.Event) -> tuple[int, ...]:
         """No deadline here: a quorum may take as long as a step takes; whoever joins has one."""
@@ -193,9 +206,9 @@ class NetworkDriver:
         def ready() -> bool:
             nonlocal holders
             holders = self._tickets.holders(name, count)
-            return holders is not None or self._fabric.flag_is_up("broken")
+            return holders is not None
 
-        poll(ready, float("inf"), halt)
+        self._poll(ready, halt)
         if holders is None:
             raise _Trouble("another rank has left this lane")
         return holders
@@ -216,12 +229,8 @@ class NetworkDriver:
         return unusual or self.collectives <= self._check
 
     def _meet_all(self, board: Board, key: str, text: str, halt: threading.Event) -> dict[int, str]:
-        """Post a text and read everybody else's. No deadline here: whoever joins watches over it."""
-
-        def wait(ready: Callable[[], bool]) -> None:
-            poll(lambda: ready() or self._fabric.flag_is_up("broken"), float("inf"), halt)
-
-        posts = board.meet(key, text, wait)
+        """Post a text and read everybody else's."""
+        posts = board.meet(key, text, lambda ready: self._poll(ready, halt))
         if len(posts) < self._board.size - 1:
             raise _Trouble("not all ranks have come to it")
         self._clear()  # who has come here has read what was posted before

@@ -38,6 +38,8 @@ class Running(Ticket[Any]):
 class Driver(Protocol):
     """What does a lane's work: runs a program, and finds out about a failure."""
 
+    asking: bool  # of others, on the network; else the program computes
+
     def drive(self, ticket: Running, halt: threading.Event) -> Any: ...
     def account(self, ticket: Running | None, error: BaseException, inside: bool) -> BaseException: ...
     def doomed(self, ticket: Running | None, words: Mapping[int, Word]) -> str: ...
@@ -78,7 +80,7 @@ class Lane:
             raise RuntimeError(f"lane {self.name!r} joins {ticket.label!r}, which waits behind it: a deadlock")
         if ticket.ended.wait(self._pulse.soon):
             return
-        with self._pulse.vigil() as vigil:
+        with self._pulse.vigil(lambda: self._driver.asking) as vigil:
             while not ticket.ended.wait(self._pulse.often):
                 if verdict := vigil.verdict(lambda words: self._driver.doomed(self._now, words)):
                     break

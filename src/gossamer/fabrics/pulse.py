@@ -71,7 +71,7 @@ class Pulse:
         self.broken = False  # a lane, on some rank
         self.lost: RuntimeError | None = None  # why the store cannot be asked any more
         self.moves = 0  # of this rank
-        self._waits = 0
+        self._waits = list[Callable[[], bool]]()
         self._lock = threading.Lock()
         self._wake, self._ended = threading.Event(), False
         self._thread = threading.Thread(target=self._live, name="gossamer-pulse", daemon=True)
@@ -91,25 +91,25 @@ class Pulse:
         return self.lost is None and time.monotonic() - self.answered < self.deadline
 
     @contextmanager
-    def vigil(self) -> Generator["Vigil"]:
-        """Around a long wait."""
+    def vigil(self, asks: Callable[[], bool]) -> Generator["Vigil"]:
+        """Around a long wait; `asks` tells whether what is waited for asks the network now, or computes on this rank."""
         with self._lock:
             if not self._waits:
                 self.heard = {}
-            self._waits += 1
+            self._waits.append(asks)
         self._wake.set()
         try:
-            yield Vigil(self)
+            yield Vigil(self, asks)
         finally:
             with self._lock:
-                self._waits -= 1
+                self._waits.remove(asks)
 
     def _live(self) -> None:
         beats = 0
         while not self._ended:
             beats += 1
             try:
-                said = Word(beats, "waits" if self._waits else "works", moves=self.moves)
+                said = Word(beats, "waits" if self._is_idle() else "works", moves=self.moves)
                 self.board.raise_flag(f"pulse/{self.board.rank}", said.write())
                 if self._waits:
                     self._look()
@@ -118,6 +118,10 @@ class Pulse:
                 return
             self._wake.wait(self.often)
             self._wake.clear()
+
+    def _is_idle(self) -> bool:
+        waits = list(self._waits)
+        return bool(waits) and all(asks() for asks in waits)
 
     def _look(self) -> None:
         before, found = self.heard, words(self.board)
@@ -137,8 +141,8 @@ def _changed(before: tuple[Word, float] | None, word: Word, now: float) -> float
 class Vigil:
     """One long wait: whether it is still worth it."""
 
-    def __init__(self, pulse: Pulse) -> None:
-        self.pulse, self.deadline = pulse, pulse.deadline
+    def __init__(self, pulse: Pulse, asks: Callable[[], bool]) -> None:
+        self.pulse, self.deadline, self._asks = pulse, pulse.deadline, asks
         self.began = self._moved = time.monotonic() - pulse.soon
         self._moves = pulse.moves
         self.warned = False
@@ -155,7 +159,7 @@ class Vigil:
             return "another rank has left this lane"
         said = {r: word for r, (word, _) in heard.items()}
         moves = pulse.moves + sum(word.moves for word in said.values())
-        if moves != self._moves or any(word.state == "works" for word in said.values()):
+        if moves != self._moves or not self._asks() or any(word.state == "works" for word in said.values()):
             self._moved, self._moves = now, moves
         if why := doomed(said):
             return why
