@@ -274,7 +274,7 @@ class NetworkDriver:
             self._channel.hang_up(patience=0.0) if inside else self._channel.tear()
         if own:
             return error
-        asking.join(_PATIENCE + _SLOW)
+        asking.join(_PATIENCE + (_SLOW if self._pulse.answers() else 0.5))
         handed = traffic(ticket.verb, self._board.rank, self._board.size)[0] if ticket and ticket.verb else 0
         place = f"rank {self._board.rank} of {self._board.size}: {inquiry.mine}, {handed} bytes"
         told = PeerError(f"{place}. {inquiry.answer(self._pulse.answers())}")
