@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gossamer.core.verbs import (
     AllGather,
@@ -41,12 +41,15 @@ class Position(NamedTuple):
     @staticmethod
     def read(board: Board, key: str, text: str) -> "Position":
         try:
-            step, label, request, verb, sends, expects, trouble = json.loads(text)
-            assert all(isinstance(n, int) for n in (step, request, *sends, *expects))
-            assert all(isinstance(word, str) for word in (label, verb, trouble))
-            assert len(sends) == len(expects) in (0, board.size)
-        except (ValueError, TypeError, AssertionError, RecursionError):
+            said: Any = json.loads(text)
+            step, label, request, verb, sends, expects, trouble = said
+            fits = all(isinstance(n, int) for n in (step, request, *sends, *expects))
+            fits = fits and all(isinstance(word, str) for word in (label, verb, trouble))
+            fits = fits and len(sends) == len(expects) in (0, board.size)
+        except (ValueError, TypeError, RecursionError):
             raise board.malformed(key, text) from None
+        if not fits:
+            raise board.malformed(key, text)
         return Position(step, label, request, verb, sends, expects, trouble)
 
     def agrees(self, mine: int, other: "Position", theirs: int) -> bool:

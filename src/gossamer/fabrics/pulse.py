@@ -32,13 +32,12 @@ class Word(NamedTuple):
         try:
             said: Any = json.loads(text)
             beats, state, done, moves = said
-            assert isinstance(beats, int)
-            assert isinstance(moves, int)
-            assert state in ("works", "waits", "left")
-            assert isinstance(done, dict)
-            assert all(isinstance(n, int) for n in done.values())
-        except (ValueError, TypeError, AssertionError, RecursionError):
+            fits = isinstance(beats, int) and isinstance(moves, int) and state in ("works", "waits", "left")
+            fits = fits and isinstance(done, dict) and all(isinstance(n, int) for n in done.values())
+        except (ValueError, TypeError, RecursionError):
             raise board.malformed(name, text) from None
+        if not fits:
+            raise board.malformed(name, text)
         return Word(beats, state, done, moves)
 
 
