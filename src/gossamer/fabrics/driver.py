@@ -71,6 +71,7 @@ class NetworkDriver:
         self.collectives = self._before = 0  # of this lane, and of the program under way
         self._habits = Habits()
         self._posted = list[tuple[Board, str]]()  # keys of the last meeting, which others may still read
+        self._came_out = False  # of a collective after it, to which all had come
 
     @property
     def channel(self) -> Channel:
@@ -93,8 +94,8 @@ class NetworkDriver:
             self._channel.hang_up(patience)
 
     def clear_up(self) -> None:
-        """Delete what this rank has posted and all have read."""
-        if self.collectives:  # whoever has come out of one knows that all had come to it
+        """Delete what this rank has posted, if all have read it."""
+        if self._came_out:
             self._clear()
 
     def drive(self, ticket: Running, halt: threading.Event) -> Any:
@@ -135,6 +136,8 @@ class NetworkDriver:
                 answer = self._cross(verb, ticket)
                 if isinstance(verb, AllReduce) and verb.tensor.numel():
                     self._tickets.all_have_come()
+                if _waits_for_all(verb):
+                    self._came_out = True
                 return answer
             case Compute(work):
                 return work()
@@ -235,6 +238,7 @@ class NetworkDriver:
             raise _Trouble("not all ranks have come to it")
         self._clear()  # who has come here has read what was posted before
         self._posted.append((board, f"{key}/{board.rank}"))
+        self._came_out = False
         return posts
 
     def _clear(self) -> None:
@@ -322,6 +326,17 @@ class Inquiry:
         if slow and not self._refused:
             return "The store that knows where the others are answers too slowly to say it."
         return "The store does not answer: the process that hosts it, as a rule rank 0, is gone, frozen or cut off."
+
+
+def _waits_for_all(verb: Verb) -> bool:
+    """Whether nobody comes out of it before all have come to it: an empty one crosses no network."""
+    match verb:
+        case AllReduce(tensor, _):
+            return tensor.numel() > 0
+        case AllGather(wire):
+            return wire.numel() > 0
+        case _:
+            return False
 
 
 def _network(ask: Callable[[], Any]) -> Any:
