@@ -1,8 +1,8 @@
 """inf and NaN in gradients, at random steps of random ranks, under every recipe of the laws' fleet, on real processes.
 
-    python campaigns/nonfinite.py [--rounds 2] [--seed 1] [--ranks 2]
+    python -m campaigns.nonfinite [--rounds 2] [--seed 1] [--ranks 2]
 
-Each run is a loop with a GradScaler (without one for recipes that refuse it), some of whose gradients are spoilt. It judges:
+Each run is a loop with a GradScaler, some of whose gradients are spoilt (backup workers, which refuse one, are left out). It judges:
 every run ends; model, optimizer, memories and running statistics are finite on all ranks; what should be equal is equal
 (`check_sync`); all ranks tell the same of who spoilt how much, and nobody is blamed who did nothing. Prints counts.
 """
@@ -10,10 +10,7 @@ every run ends; model, optimizer, memories and running statistics are finite on 
 import argparse
 import random
 import sys
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 from tests.gang import Gang, GangError
@@ -36,9 +33,9 @@ class Normalised(nn.Module):
         return self.body(self.norm(x))
 
 
-def run(rank: int, size: int, recipe: str, spoil: Spoil, scaled: bool, buffers: str | None) -> dict[str, Any]:
+def run(rank: int, size: int, recipe: str, spoil: Spoil, buffers: str | None) -> dict[str, Any]:
     torch.manual_seed(0)
-    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=4) if scaled else None
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=4)
     with attached(recipe, Normalised(), scaler=scaler, buffers=buffers) as (model, optimizer, comm):
         for i in range(1, STEPS + 1):
             optimizer.zero_grad()
@@ -46,14 +43,9 @@ def run(rank: int, size: int, recipe: str, spoil: Spoil, scaled: bool, buffers: 
             while not last:
                 with comm.accumulating() as last:
                     loss = loss_of(model, rank, i) * spoil.get((rank, i), 1.0) / comm.accumulate
-                    (loss if scaler is None else scaler.scale(loss)).backward()
-            if scaler is not None:
-                scaler.step(optimizer)
-                scaler.update()
-            elif all(p.grad is None or bool(p.grad.isfinite().all()) for p in model.parameters()):
-                optimizer.step()
-            else:
-                comm.skip()
+                    scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
         comm.check_sync()
         kept = [*model.state_dict().values(), *comm.state_dict().values()]
         kept += [v for state in optimizer.state.values() for v in state.values()]
@@ -71,14 +63,14 @@ def judge(outcomes: list[dict[str, Any]], spoil: Spoil) -> str:
     return f"ranks {sorted(innocent)} are blamed and did nothing" if innocent else ""
 
 
-def plan(recipe: str, dice: random.Random, size: int) -> tuple[Spoil, bool, str | None]:
+def plan(recipe: str, dice: random.Random, size: int) -> tuple[Spoil, str | None]:
     spoil = {
         (dice.randrange(size), dice.randint(1, STEPS)): dice.choice([float("inf"), float("-inf"), float("nan")])
         for _ in range(dice.randint(1, 4))
     }
     averages = recipe in fleet.SYNCHRONOUS
     buffers = dice.choice(["average", "broadcast", "local"]) if recipe not in fleet.GOSSIP else "local"
-    return spoil, True, buffers if not averages or dice.random() < 0.5 else None
+    return spoil, buffers if not averages or dice.random() < 0.5 else None
 
 
 def main() -> None:
@@ -90,11 +82,11 @@ def main() -> None:
     dice, gang = random.Random(args.seed), Gang(args.ranks)
     counts = {"runs": 0, "injections": 0, "wrong": 0, "errors": 0}
     for recipe in [*fleet.SYNCHRONOUS, *fleet.LOCAL, *fleet.OVERLAP, *fleet.GOSSIP] * args.rounds:
-        spoil, scaled, buffers = plan(recipe, dice, args.ranks)
+        spoil, buffers = plan(recipe, dice, args.ranks)
         counts["runs"] += 1
         counts["injections"] += len(spoil)
         try:
-            said = judge(gang.run(run, recipe, spoil, scaled, buffers), spoil)
+            said = judge(gang.run(run, recipe, spoil, buffers), spoil)
         except GangError as error:
             counts["errors"] += 1
             said = str(error)
