@@ -93,9 +93,7 @@ def train(
 def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> Program[None]:
     worker = replica.worker
     last = worker.step + steps
-    alone = (
-        worker.size == 1
-    )  # then training is plain, as it is under `attach`, but for what acts on the optimizer's steps
+    alone = worker.size == 1  # training is plain then, as under `attach`, but for what acts on the optimizer's steps
     plain = alone and (worker.stand is not None or not worker.recipe.schedule.averages_gradients)
     if worker.stand is not None and not alone:
         worker.stand.apply = lambda mean, rates: _catch_up(replica, mean, rates)
