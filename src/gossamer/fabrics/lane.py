@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,7 +11,8 @@ from typing import Any, Protocol
 import torch
 
 from gossamer.core.errors import GossamerError
-from gossamer.core.verbs import Program, Ticket, Verb
+from gossamer.core.verbs import Closed, Program, Ticket, Verb
+from gossamer.fabrics.board import poll
 from gossamer.fabrics.pulse import Pulse, Vigil, Word, ranks
 from gossamer.fabrics.stream import Passage
 
@@ -90,6 +92,25 @@ class Lane:
         self._fail(self._now, TimeoutError(verdict), inside=False)
         if not ticket.ended.wait(3.0):  # its own thread may be failing at this very moment
             ticket.end(None, self.broken or GossamerError(f"lane {self.name!r} is stuck"))
+
+    def see_through(self, ticket: Running, until: float) -> None:
+        """Let what was started come to its end, while there is hope, and no longer than `until`.
+
+        A quorum that is waited for may never come together again.
+        """
+
+        def over() -> bool:
+            return ticket.done() or isinstance(ticket.verb, Closed)
+
+        def left() -> float:
+            return until - time.monotonic()
+
+        if poll(over, min(self._pulse.soon, left()), self.halt):
+            return
+        with self._pulse.vigil(lambda: self._driver.asking) as vigil:
+            while left() > 0 and not poll(over, min(self._pulse.often, left()), self.halt):
+                if self.halt.is_set() or vigil.verdict(lambda words: self._driver.doomed(self._now, words)):
+                    return
 
     def _tell_of(self, vigil: Vigil) -> None:
         """Say once that others take longer than the deadline, which they may."""

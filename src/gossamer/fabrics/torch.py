@@ -11,9 +11,9 @@ from typing import Any, TypeVar, get_args
 import torch
 import torch.distributed as dist
 
-from gossamer.core.verbs import Closed, Compute, Descend, Join, Program, Start, Ticket, Verb
+from gossamer.core.verbs import Compute, Descend, Join, Program, Start, Ticket, Verb
 from gossamer.fabrics import leaving
-from gossamer.fabrics.board import Board, poll
+from gossamer.fabrics.board import Board
 from gossamer.fabrics.book import Meet, gloo
 from gossamer.fabrics.channel import Channel
 from gossamer.fabrics.driver import NetworkDriver
@@ -136,8 +136,10 @@ class TorchFabric:
         self._at_exit.cancel()
         waits = self.size > 1 and self._is_whole() and leaving.in_peace()
         until = time.monotonic() + (self._deadline if waits else 0.0)
-        for name in self._lanes:
-            self._see_through(name, until)
+        for name, lane in self._lanes.items():
+            last = self._last[name]() if name in self._last else None
+            if last is not None:
+                lane.see_through(last, until)
         fine = self.size > 1 and self._is_whole()
         if fine and self._hosts:
             leaving.stay_for(self._board, self._deadline)
@@ -149,15 +151,6 @@ class TorchFabric:
 
     def _is_whole(self) -> bool:
         return all(lane.broken is None for lane in self._lanes.values())
-
-    def _see_through(self, name: str, until: float) -> None:
-        """Let a lane do what it was given; but a quorum that is waited for may never come together again."""
-
-        def ended() -> bool:
-            last = self._last[name]() if name in self._last else None
-            return last is None or last.done() or isinstance(last.verb, Closed)
-
-        poll(ended, until - time.monotonic(), threading.Event())
 
     def _say_goodbye(self) -> None:
         """Whoever waits for this rank, or notices that it is gone, shall find a word of it. (A broken lane has told where
