@@ -85,8 +85,9 @@ def restore(plan: Plan, circle: Circle, contender: Contender) -> History:
         saved = _checked(path, plan, contender)
     except CheckpointError as error:
         why = str(error)
-    if not circle.all_fine(not why):  # nobody changes anything, nor waits for one that cannot go on
-        raise CheckpointError(why or f"rank {rank} could go on from {path}, and another rank from its own cannot")
+    for other, reason in enumerate(circle.texts(why[:1500])):  # nobody changes anything where one cannot go on
+        if reason:
+            raise CheckpointError(why or f"rank {other}: {reason}")
     try:
         contender.load_state_dict(saved["state"])
     except Exception as error:
