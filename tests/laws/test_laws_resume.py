@@ -119,7 +119,7 @@ def test_a_new_world_keeps_the_mean_residual_and_everything_owed(recipe: str, ol
     for name in a:
         torch.testing.assert_close(a[name] / old, b[name] / new, rtol=1e-6, atol=1e-7)
     a, b = total(before, "exchange", "owed"), total(after, "exchange", "owed")
-    assert bool(a) == ("scatter" in recipe)
+    assert bool(a) == ("scatter" in recipe and old > 1)  # alone, nothing is exchanged
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=1e-6, atol=1e-7)
     train(after, pull, 3)
@@ -331,14 +331,14 @@ def test_messages_on_their_way_fit_only_the_cut_they_were_sent_in() -> None:
 
 
 def test_an_anchor_that_a_new_layer_lacks_is_not_taken_for_zero() -> None:
-    worker = one("slowmo(3)" + fleet.SMALL, 4)
+    worker = one("slowmo(3)" + fleet.SMALL, 4, size=2)
     worker.channels[-1].states["schedule"].clear()  # as of a layer that was unfrozen a moment ago
     saved = checkpoint.save(worker)
     for recipe in ("slowmo(3)", "slowmo(3)" + fleet.SMALL):
         with pytest.raises(
             CheckpointError, match=r"has a (anchor|velocity|lr) of other parameters and none of 'matrix'"
         ):
-            checkpoint.load(one(recipe), saved)
+            checkpoint.load(one(recipe, size=2), saved)
 
 
 class Colon(torch.nn.Module):

@@ -70,7 +70,7 @@ def signature(make: Callable[..., Any]) -> str:
 
     >>> from gossamer.codecs import Ternary
     >>> signature(Ternary)
-    'ternary(clip=2.5, levels=1)'
+    "ternary(clip=2.5, levels=1, deviation='zero')"
     """
     arguments = inspect.signature(make).parameters.values()
     shown = (a.name if a.default is a.empty else f"{a.name}={a.default!r}" for a in arguments)
