@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from gossamer.core.errors import CheckpointError, PeerError, plainly
-from gossamer.core.verbs import all_gather_ragged
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts.communicator import Communicator
+from gossamer.hosts.handshake import tell
 from gossamer.hosts.runs import Run, clear, digest, pack
 from gossamer.hosts.stored import Folder, read
 from gossamer.worker import Worker
@@ -100,9 +99,7 @@ def _told(comm: Attached, facts: dict[str, Any]) -> list[dict[str, Any]]:
     """What every rank has to say."""
     if comm.fabric.size == 1:
         return [facts]
-    device = next(iter(comm.worker.named.values())).device
-    wire = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8).to(device)
-    return [json.loads(w.cpu().numpy().tobytes()) for w in comm.fabric.run(all_gather_ragged(wire, LIMIT))]
+    return comm.fabric.run(tell(facts, comm.worker.device, LIMIT))
 
 
 def _check_together(everyone: list[dict[str, Any]], path: str | Path) -> None:

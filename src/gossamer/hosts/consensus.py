@@ -74,8 +74,7 @@ def floats(model: nn.Module) -> dict[str, Tensor]:
 
 
 def count(worker: Worker, flags: Tensor) -> Program[Tensor]:
-    device = next(iter(worker.named.values())).device
-    return (yield from all_reduce(flags.to(device)))
+    return (yield from all_reduce(flags.to(worker.device)))
 
 
 def check(
@@ -93,9 +92,8 @@ def check(
         hashed[name] = hash_of(agreed) if torch.equal(now[name], agreed) else TOUCHED
     if not hashed:
         return
-    device = next(iter(worker.named.values())).device
     table = torch.tensor([worker.step, *hashed.values()], dtype=torch.int64)
-    answers = yield from all_gather(table.to(device).view(torch.uint8))
+    answers = yield from all_gather(table.to(worker.device).view(torch.uint8))
     rows = [a.clone().view(torch.int64).tolist() for a in answers]
     for i, name in enumerate(["the step count", *hashed]):
         values = [row[i] for row in rows]

@@ -30,13 +30,16 @@ def fingerprint(worker: Worker, extras: dict[str, Any], model: nn.Module) -> dic
     return facts
 
 
+def tell(facts: Any, device: torch.device, limit: int = LIMIT) -> Program[list[Any]]:
+    """What every rank has to say, in rank order; it travels as JSON."""
+    wire = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8).to(device)
+    answers = yield from all_gather_ragged(wire, limit)
+    return [json.loads(a.cpu().numpy().tobytes()) for a in answers]
+
+
 def compare(worker: Worker, facts: dict[str, Any]) -> Program[None]:
     """Gather all fingerprints as JSON; every rank raises the same error if any two differ."""
-    text = json.dumps(facts).encode()
-    device = next(iter(worker.named.values())).device
-    wire = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
-    answers = yield from all_gather_ragged(wire, LIMIT)
-    everyone = [json.loads(bytes(a.cpu().numpy())) for a in answers]
+    everyone = yield from tell(facts, worker.device)
     lines = differences(everyone)
     if lines:
         raise PeerError("the ranks are not set up alike:\n  " + "\n  ".join(lines) + "\nGive all ranks the same.")

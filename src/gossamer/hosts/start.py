@@ -1,6 +1,5 @@
 """The start: all ranks begin with rank 0's parameters, buffers and optimizer state, bit for bit."""
 
-import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,26 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gossamer.core.verbs import Program, all_gather_ragged, all_reduce
+from gossamer.core.verbs import Program, all_reduce
+from gossamer.hosts.handshake import tell
 from gossamer.worker import Worker
-
-LIMIT = 64 * 2**20
 
 
 def make_equal(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker) -> Program[None]:
     """Rank 0's model and optimizer state, for everybody."""
-    device = next(iter(worker.named.values())).device
+    device = worker.device
     yield from broadcast([*model.parameters(), *model.buffers()], worker.rank, device)
     whole = [o for o in optimizers if type(o).__name__ != "ZeroRedundancyOptimizer"]  # a shard is each rank's own
     mine = [[_described(o.state.get(p, {})) for p in _parameters(o)] for o in whole]
-    wire = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8).to(device)
-    answers = yield from all_gather_ragged(wire, LIMIT)
-    texts = [bytes(a.cpu().numpy()) for a in answers]
-    if all(text == texts[0] for text in texts) and not any(any(described) for described in mine):
+    everyone = yield from tell(mine, device)
+    if not any(any(described) for told in everyone for described in told):
         return
-    theirs = json.loads(texts[0])
     tensors = list[Tensor]()
-    for optimizer, described in zip(whole, theirs, strict=True):
+    for optimizer, described in zip(whole, everyone[0], strict=True):
         for parameter, entries in zip(_parameters(optimizer), described, strict=True):
             tensors += _adopt(optimizer, parameter, entries)
     yield from broadcast(tensors, worker.rank, device)
