@@ -157,7 +157,7 @@ def new_group(timeout: float) -> dist.ProcessGroup:
 
 def attempt(circle: Circle, do: Callable[[], None]) -> str:
     """Do something that all ranks do; if it fails on any, it has failed on all. Returns why, or nothing."""
-    fine, mine, began = False, "", monotonic()
+    fine, mine, missed, began = False, "", False, monotonic()
     try:
         do()
         fine = True
@@ -165,14 +165,17 @@ def attempt(circle: Circle, do: Callable[[], None]) -> str:
         pass
     except Exception as error:
         mine = str(error) if isinstance(error, GossamerError) else f"{type(error).__name__}: {plainly(error)}"
+        missed = isinstance(error, PeerError)
         circle.call_off()
     try:
         if circle.all_fine(fine, hurry=bool(mine) and monotonic() - began >= circle.deadline):
             return ""
-        return _name_first(circle.texts(mine[:1500]))
+        return _name_cause(circle.texts(json.dumps([missed, mine[:1500]])))
     except PeerError as error:
         raise PeerError(mine or str(error)) from None  # what happened first says more
 
 
-def _name_first(texts: Sequence[str]) -> str:
-    return next((f"rank {r}: {t}" for r, t in enumerate(texts) if t), "failed, and no rank says why")
+def _name_cause(told: Sequence[str]) -> str:
+    """What a rank did wrong itself says more than that others missed it."""
+    found = [(missed, f"rank {rank}: {why}") for rank, (missed, why) in enumerate(map(json.loads, told)) if why]
+    return min(found, key=lambda each: each[0])[1] if found else "failed, and no rank says why"

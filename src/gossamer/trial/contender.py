@@ -96,9 +96,13 @@ class Contender:
         """
         dist.barrier(self.group)
         before, began, nic = self.clock.seconds, perf_counter(), _nic()
-        while self.steps_done < limit and (self.steps_done < target or not self.rests(self.steps_done)):
-            told(self._step(before, began))
-        self._quiesce()
+        try:
+            while self.steps_done < limit and (self.steps_done < target or not self.rests(self.steps_done)):
+                told(self._step(before, began))
+            self._quiesce()
+        except Exception:
+            self.close()  # or the others would wait for this rank as long as it lives, and it goes on to live
+            raise
         dist.barrier(self.group)
         self.clock.seconds = before + perf_counter() - began
         self.clock.nic += _nic() - nic
