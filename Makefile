@@ -30,7 +30,7 @@ test: $(VENV)/.installed .network-tools
 	$(BIN)/ruff format -q --check src tests benchmarks campaigns
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 docs: $(VENV)/.installed
 	$(BIN)/pip install -q --disable-pip-version-check sphinx myst-parser furo
