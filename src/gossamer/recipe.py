@@ -42,7 +42,7 @@ def preset(make: PresetT) -> PresetT:
 
 
 @final
-@part("bucket")
+@part("bucket", sample="bucket(6.0)")
 class Bucket(Part):
     """How many megabytes of gradient travel together. Without it, what was measured to be best for the exchange.
 
