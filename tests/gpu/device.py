@@ -4,6 +4,7 @@ For processes of their own: nothing here can be taken back.
 """
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ def _replace_cuda() -> None:
     cuda.device_count = lambda: COUNT
     cuda.get_device_name = lambda device=None: "a pretended GPU"
     cuda.get_device_capability = lambda device=None: (9, 0)
+    cuda.get_device_properties = lambda device=None: SimpleNamespace(uuid=f"GPU-{clocks.index_of(device)}")
     cuda.current_device, cuda.set_device, cuda.device = clocks.current_device, clocks.set_device, clocks.device_guard
     cuda.current_stream, cuda.default_stream = clocks.current_stream, clocks.default_stream
     cuda.stream, cuda.set_stream = clocks.on, clocks.set_current
@@ -39,6 +41,7 @@ def _replace_cuda() -> None:
 
 
 def _rule_all_threads() -> None:
+    """This one excepted, where processes are forked."""
     run = threading.Thread.run
 
     def ruled(thread: threading.Thread) -> None:
@@ -46,7 +49,6 @@ def _rule_all_threads() -> None:
             run(thread)
 
     threading.Thread.run = ruled
-    Rules().__enter__()
 
 
 def _replace_pinned() -> None:

@@ -3,10 +3,9 @@
 from typing import Any
 
 import torch.distributed as dist
-from torch.utils._pytree import tree_flatten
 
 from tests.gpu.diary import lock, place
-from tests.gpu.tensors import Cuda, Host
+from tests.gpu.tensors import Cuda, Host, tensors_in
 
 GIVES = {"send": True, "recv": False, "allreduce": True, "_allgather_base": True, "alltoall_base": True}
 
@@ -36,7 +35,7 @@ def watch() -> None:
 
 def _watched(real: Any, name: str, reads: bool) -> Any:
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
-        leaves = tree_flatten((args, kwargs))[0]
+        leaves = [*tensors_in((args, kwargs))]
         if any(isinstance(x, Cuda) for x in leaves):
             raise RuntimeError(f"ProcessGroupGloo::{name}: unsupported device type cuda (at {place(3)})")
         pinned = [x for x in leaves if isinstance(x, Host)]

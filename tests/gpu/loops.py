@@ -1,18 +1,14 @@
 """A training loop as users write it, on the pretended device, and what the judges see of it."""
 
 import gc
-import os
-import tempfile
 from collections import Counter
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.gang import Gang, GangError
+from tests.gpu.nursery import Nursery, RankError
 from torch import Tensor, nn
 
 import gossamer
@@ -31,7 +27,7 @@ class Plan:
     eager: bool = False  # communicators made at once, as with init_process_group(device_id=...)
     backends: str = "nccl"  # what the user's group says of itself
     depth: int = 4  # hidden layers, each of two tensors
-    width: int = 16
+    width: int = 64
     warm: int = 2  # steps before anything is counted
     steps: int = 4  # steps that are counted
     triton: bool = True
@@ -65,65 +61,52 @@ class Seen:
     def syncs_a_step(self) -> float:
         return sum(self.syncs.values()) / self.steps
 
+    def lane_syncs_a_step(self) -> float:
+        return sum(self.lane_syncs.values()) / self.steps
+
     def launches_a_step(self) -> float:
-        return sum(n for place, n in self.launches.items()) / self.steps
+        return sum(self.launches.values()) / self.steps
 
 
 class World:
-    """Gangs of processes that believe in GPUs, and everything that they have been seen to do."""
+    """What has been seen of each plan; each is run once, and may be asked for by many tests."""
 
     def __init__(self) -> None:
-        self._gangs = dict[int, Gang]()
-        self._seen = dict[Plan, list[Seen] | GangError]()
-        self._words = Path(tempfile.mkdtemp(prefix="gossamer-words-"))
+        self._nursery = Nursery()
+        self._seen = dict[Plan, list[Seen] | RankError]()
 
     def run(self, plan: Plan) -> list[Seen]:
-        """What each rank saw. Each plan is run once, and may be asked for by many tests."""
+        """What each rank saw."""
         if plan not in self._seen:
-            gang = self._gangs.setdefault(plan.ranks, Gang(plan.ranks))
-            for file in self._words.iterdir():
-                file.unlink()
             try:
-                self._seen[plan] = gang.run(train, plan, str(self._words))
-            except GangError as error:
-                words = [f"{file.name}: {file.read_text()}" for file in sorted(self._words.iterdir())]
-                self._seen[plan] = GangError("\n".join([f"{plan}:", *words, str(error)]))
+                self._seen[plan] = self._nursery.run(plan.ranks, train, plan)
+            except RankError as error:
+                self._seen[plan] = RankError(f"{plan}: {error}")
         seen = self._seen[plan]
-        if isinstance(seen, GangError):
+        if isinstance(seen, RankError):
             raise seen
         return seen
 
     def close(self) -> None:
-        for gang in self._gangs.values():
-            gang.close()
-        for file in self._words.iterdir():
-            file.unlink()
-        self._words.rmdir()
+        self._nursery.close()
 
 
-def train(rank: int, size: int, plan: Plan, words: str) -> Seen:
-    """Train some steps, counted; on every rank of a gang at once."""
+def train(rank: int, size: int, plan: Plan) -> Seen:
+    """Train some steps, counted; on every rank at once."""
     from tests.gpu import nccl, orders, users
     from tests.gpu.diary import diary
     from tests.gpu.programs import without_triton
 
-    users.believe_in_gpus(rank)
-    nccl.last_words = Path(words) / f"rank {rank}"
-    nccl.close_all()
+    users.begin(plan)
+    with nullcontext() if plan.triton else without_triton():
+        seen = _train(rank, plan)
     gc.collect()
-    diary.clear()
-    try:
-        with users.group_of(plan, rank), nullcontext() if plan.triton else without_triton():
-            seen = _train(rank, plan)
-            gc.collect()
-        logs: list[Any] = [None] * size
-        dist.all_gather_object(logs, list(nccl.launched))
-        seen.inverted = orders.inverted(logs)
-        seen.groups = [group.ended for group in nccl.groups]
-        seen.races, seen.lifetimes = Counter(diary.races), Counter(diary.lifetimes)
-        return seen
-    finally:
-        nccl.close_all()
+    logs: list[Any] = [None] * size
+    dist.all_gather_object(logs, list(nccl.launched))
+    seen.inverted = orders.inverted(logs)
+    seen.groups = [group.ended for group in nccl.groups]
+    seen.races, seen.lifetimes = diary.races, diary.lifetimes
+    return seen
 
 
 def _train(rank: int, plan: Plan) -> Seen:
@@ -132,7 +115,6 @@ def _train(rank: int, plan: Plan) -> Seen:
     device = torch.device("cuda", rank + 1)  # GPU 0 is somebody else's
     torch.cuda.set_device(device if plan.sets_device else 0)
     torch.manual_seed(0)
-    before = diary.live
     model = net(plan).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     count = sum(p.numel() for p in model.parameters())
@@ -149,7 +131,7 @@ def _train(rank: int, plan: Plan) -> Seen:
         for _ in range(plan.steps):
             losses.append(step(model, optimizer, comm, dice, device))
         _meet(comm)
-        kept, peak = diary.live - before - STATE * count, diary.peak - before - STATE * count
+        kept, peak = diary.live - STATE * count, diary.peak - STATE * count
         syncs, lane_syncs, launches = (now - then for now, then in zip(_counters(), counted))
         crossed = len(comm.ledger.entries) - crossed
         channels = len(comm.worker.channels)
@@ -161,7 +143,7 @@ def _train(rank: int, plan: Plan) -> Seen:
 
 
 def net(plan: Plan) -> nn.Module:
-    layers: list[nn.Module] = [nn.Linear(8, plan.width)]
+    layers: list[nn.Module] = [nn.Linear(32, plan.width)]
     for _ in range(plan.depth):
         layers += [nn.ReLU(), nn.Linear(plan.width, plan.width)]
     return nn.Sequential(*layers)
@@ -175,7 +157,7 @@ def step(
     last = False
     while not last:
         with comm.accumulating() as last:
-            batch = torch.randn(8, 8, generator=dice).pin_memory().to(device, non_blocking=True)
+            batch = torch.randn(4, 32, generator=dice).pin_memory().to(device, non_blocking=True)
             loss = model(batch).square().mean()
             (loss / comm.accumulate).backward()
     optimizer.step()

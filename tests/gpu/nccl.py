@@ -95,9 +95,6 @@ class Watchdog:
     def end(self, what: object) -> None:
         self._under_way.pop(what, None)
 
-    def clear(self) -> None:
-        self._under_way.clear()
-
     def _watch(self) -> None:
         while True:
             time.sleep(0.05)
@@ -203,12 +200,6 @@ class Communicator:
         for work in works:
             work.wait(FOR_EVER)
 
-    def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join(1.0)
-        if self.stream in everyone:
-            everyone.remove(self.stream)
-
 
 class StrictGroup:
     """What fabrics/nccl.py gets for a process group."""
@@ -306,11 +297,6 @@ class StrictGroup:
     def shutdown(self, *_: Any) -> None:
         self.ended = self.ended or "shut down"
 
-    def close(self) -> None:
-        """When a test is over."""
-        for communicator in self.communicators.values():
-            communicator.close()
-
     # -- the inside --------------------------------------------------------------------------------------------------
 
     def _communicator(self, peer: int | None = None) -> Communicator:
@@ -342,11 +328,3 @@ launched = list[Launch]()  # by this process, on all communicators, in order
 
 def _described(x: Tensor) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} x {x.numel()}"
-
-
-def close_all() -> None:
-    for group in groups:
-        group.close()
-    groups.clear()
-    launched.clear()
-    watchdog.clear()

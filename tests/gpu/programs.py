@@ -6,12 +6,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
 
 from tests.gpu.clocks import current_device, current_stream
 from tests.gpu.diary import diary, lock, place
 from tests.gpu.memory import Use
-from tests.gpu.tensors import Cuda, to_device
+from tests.gpu.tensors import Cuda, each, tensors_in, to_device
 
 backends: Any = importlib.import_module("gossamer.kernels.backends")  # the package has a function of this name
 load = backends._load
@@ -25,10 +24,10 @@ def pretended(backend: Any, family: str, function: str) -> Callable[..., Any]:
     reference = load("torch", family, function)
 
     def launch(*args: Any, **kwargs: Any) -> Any:
-        given = [a for a in tree_flatten((args, kwargs))[0] if isinstance(a, Cuda)]
+        given = [a for a in tensors_in((args, kwargs)) if isinstance(a, Cuda)]
         _refuse(f"{family}.{function}", given)
         before = [t.inner._version for t in given]
-        out = reference(*tree_map(_bare, args), **tree_map(_bare, kwargs))
+        out = reference(*each(_bare, args), **each(_bare, kwargs))
         stream = current_stream(given[0].index)
         with lock:
             use = Use(stream, stream.tick(), place())
@@ -36,7 +35,7 @@ def pretended(backend: Any, family: str, function: str) -> Callable[..., Any]:
             for tensor, version in zip(given, before):
                 tensor.memory.write(use) if tensor.inner._version != version else tensor.memory.read(use)
         mine = {id(t.inner): t for t in given}
-        return tree_map(lambda o: _wrapped(o, mine, given[0].index), out)
+        return each(lambda o: _wrapped(o, mine, given[0].index), out)
 
     return launch
 

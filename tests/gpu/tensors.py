@@ -8,13 +8,12 @@ An operation on them
   side is pinned and nobody asked to wait.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
 
 from tests.gpu.clocks import Stream, current_stream, host_waits_for
 from tests.gpu.diary import diary, lock, place
@@ -113,6 +112,27 @@ class Cuda(torch.Tensor):
         return Operation(func, args, kwargs or {}).run()
 
 
+def each(change: Callable[[Any], Any], value: Any) -> Any:
+    """The same lists, tuples and dictionaries, with everything in them changed."""
+    if isinstance(value, list | tuple):
+        made = [each(change, v) for v in value]
+        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+    if isinstance(value, dict):
+        return {k: each(change, v) for k, v in value.items()}
+    return change(value)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for v in value:
+            yield from tensors_in(v)
+    elif isinstance(value, dict):
+        for v in value.values():
+            yield from tensors_in(v)
+
+
 def to_device(plain: Tensor, index: int) -> Cuda:
     """A new tensor of the device, written by the current stream."""
     made = Cuda(plain, index)
@@ -128,7 +148,7 @@ class Operation:
     def __init__(self, func: Any, args: Any, kwargs: Any) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
         self.name: str = func._schema.name.removeprefix("aten::")
-        tensors = [a for a in tree_flatten((args, kwargs))[0] if isinstance(a, Tensor)]
+        tensors = [*tensors_in((args, kwargs))]
         self.cudas = [t for t in tensors if isinstance(t, Cuda)]
         self.hosts = [t for t in tensors if isinstance(t, Host)]
         self.plain = [t for t in tensors if not isinstance(t, Cuda)]
@@ -146,7 +166,7 @@ class Operation:
         out = self._compute()
         if self._needs_a_number():
             host_waits_for(stream, self.name)
-        return tree_map(lambda o: self._mine(o, use), out)
+        return each(lambda o: self._mine(o, use), out)
 
     def _refuse_mixed_devices(self) -> None:
         found = {str(t.device) for t in self.cudas}
@@ -196,7 +216,7 @@ class Operation:
             kwargs["device"] = torch.device("cpu")
         if "pin_memory" in kwargs:
             kwargs["pin_memory"] = None
-        return self.func(*tree_map(_bare, self.args), **tree_map(_bare, kwargs))
+        return self.func(*each(_bare, self.args), **each(_bare, kwargs))
 
     def _mine(self, out: Any, use: Use) -> Any:
         """The result as a tensor of the device: what was given, where it was written in place."""
@@ -240,14 +260,14 @@ class Operation:
         if self.name in ("detach", "alias") or self.func.is_view:
             out = self._compute()
             memory = self.hosts[0].memory
-            return tree_map(lambda o: Host(o, memory) if isinstance(o, Tensor) else o, out)
+            return each(lambda o: Host(o, memory) if isinstance(o, Tensor) else o, out)
         with lock:
             written = {id(t.memory) for t in self._written() if isinstance(t, Host)}
             for t in self.hosts:
                 t.memory.host_writes() if id(t.memory) in written else t.memory.host_reads()
         out = self._compute()
         given = {id(t.plain): t for t in self.hosts}
-        return tree_map(lambda o: given.get(id(o), o), out)
+        return each(lambda o: given.get(id(o), o), out)
 
 
 @cache
