@@ -4,10 +4,16 @@ from collections.abc import Iterator
 
 import pytest
 from tests.gpu.loops import World
+from tests.gpu.nursery import Nursery
 
 
 @pytest.fixture(scope="session")
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.close()
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture(scope="session")
+def world(nursery: Nursery) -> World:
+    return World(nursery)

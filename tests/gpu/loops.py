@@ -71,8 +71,8 @@ class Seen:
 class World:
     """What has been seen of each plan; each is run once, and may be asked for by many tests."""
 
-    def __init__(self) -> None:
-        self._nursery = Nursery()
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
         self._seen = dict[Plan, list[Seen] | RankError]()
 
     def run(self, plan: Plan) -> list[Seen]:
@@ -86,9 +86,6 @@ class World:
         if isinstance(seen, RankError):
             raise seen
         return seen
-
-    def close(self) -> None:
-        self._nursery.close()
 
 
 def train(rank: int, size: int, plan: Plan) -> Seen:

@@ -14,8 +14,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from tests.gang import free_port
-
 LIMIT = 60.0  # seconds that a run may take
 
 
@@ -32,7 +30,7 @@ class Nursery:
 
     def run(self, size: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
         pipe = self._pipe or self._begin()
-        pipe.send_bytes(pickle.dumps((size, free_port(), fn, args)))
+        pipe.send_bytes(pickle.dumps((size, fn, args)))
         if not pipe.poll(LIMIT + 10):
             self.close()
             raise RankError("no answer")
@@ -89,10 +87,10 @@ def _load() -> None:
     warnings.simplefilter("error")
 
 
-def _run(size: int, port: int, fn: Callable[..., Any], args: Any) -> tuple[bool, Any]:
+def _run(size: int, fn: Callable[..., Any], args: Any) -> tuple[bool, Any]:
     with tempfile.TemporaryDirectory(prefix="gossamer-ranks-") as folder:
         context = multiprocessing.get_context("fork")
-        ranks = [context.Process(target=_rank, args=(r, size, port, folder, fn, args)) for r in range(size)]
+        ranks = [context.Process(target=_rank, args=(r, size, folder, fn, args)) for r in range(size)]
         for rank in ranks:
             rank.start()
         wrong = _ended([rank.sentinel for rank in ranks])
@@ -122,9 +120,7 @@ def _read(file: Path, code: int | None) -> tuple[bool, Any]:
     return False, words.read_text() if words.exists() else f"the process ended with {code}"
 
 
-def _rank(rank: int, size: int, port: int, folder: str, fn: Callable[..., Any], args: Any) -> None:
-    from datetime import timedelta
-
+def _rank(rank: int, size: int, folder: str, fn: Callable[..., Any], args: Any) -> None:
     import torch.distributed as dist
 
     from tests.gpu import nccl
@@ -134,7 +130,7 @@ def _rank(rank: int, size: int, port: int, folder: str, fn: Callable[..., Any], 
     nccl.last_words = file.with_suffix(".words")
     Rules().__enter__()
     try:
-        store = dist.TCPStore("127.0.0.1", port, size, rank == 0, timeout=timedelta(seconds=LIMIT))
+        store = _store(Path(folder), rank, size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
         answer = True, fn(rank, size, *args)
         dist.barrier()  # the store's host goes last
@@ -150,8 +146,26 @@ def _rank(rank: int, size: int, port: int, folder: str, fn: Callable[..., Any], 
     os._exit(0)
 
 
+def _store(folder: Path, rank: int, size: int) -> Any:
+    """Where the ranks find one another, on a port that the system has chosen."""
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    patience, file = timedelta(seconds=LIMIT), folder / "port"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, size, True, timeout=patience, wait_for_workers=False)
+        file.with_suffix(".part").write_text(str(store.port))
+        file.with_suffix(".part").rename(file)
+        return store
+    until = time.monotonic() + LIMIT
+    while not file.exists() and time.monotonic() < until:
+        time.sleep(0.001)
+    return dist.TCPStore("127.0.0.1", int(file.read_text()), size, False, timeout=patience)
+
+
 def _outlast(folder: Path, size: int) -> None:
     """The host of the store goes last: the others' lanes may still be saying goodbye."""
     until = time.monotonic() + 3.0
-    while time.monotonic() < until and len({file.stem for file in folder.iterdir()}) < size:
+    while time.monotonic() < until and len({file.stem for file in folder.iterdir()}) <= size:  # and the port
         time.sleep(0.001)
