@@ -13,7 +13,6 @@ from collections.abc import Generator
 from typing import Any
 
 import torch
-
 from tests.gpu.diary import diary, lock
 
 Clock = dict["Stream", int]

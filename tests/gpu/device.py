@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-
 from tests.gpu import clocks, gloo, programs
 from tests.gpu.rules import Rules
 from tests.gpu.tensors import Host

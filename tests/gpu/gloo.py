@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch.distributed as dist
-
 from tests.gpu.diary import lock, place
 from tests.gpu.tensors import Cuda, Host, tensors_in
 

@@ -1,7 +1,7 @@
 """What a recipe may cost on a GPU."""
 
-from gossamer.core.contracts import Controller
 from gossamer.controllers import Fixed
+from gossamer.core.contracts import Controller
 from gossamer.recipe import Recipe
 
 # Bytes a parameter beyond the model and its momentum, 4 of gradients included, that a preset keeps from step to step.
@@ -38,3 +38,8 @@ def syncs(recipe: Recipe) -> float:
         return 1 / getattr(recipe.schedule, "every", 1)
     watches: Controller = recipe.controller
     return 1 if isinstance(watches, Fixed) else 1 + 1 / getattr(watches, "epoch", 1)
+
+
+def launches(name: str) -> float:
+    """Launches a step that one more parameter may cost."""
+    return COPIES

@@ -33,10 +33,10 @@ class Plan:
     triton: bool = True
     sets_device: bool = True  # does the loop call torch.cuda.set_device?
     resumes: bool = False  # goes on from a checkpoint that was loaded on the CPU
+    mends: bool = True  # what would else hide all that lies behind it
 
     def __str__(self) -> str:
-        how = f"{self.ranks} ranks, {'eager' if self.eager else 'lazy'}, {self.backends}"
-        return f"{self.recipe} on {how}"
+        return f"{self.recipe} on {self.ranks} ranks, {'eager' if self.eager else 'lazy'}, {self.backends}"
 
 
 @dataclass

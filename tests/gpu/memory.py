@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torch import Tensor
-
 from tests.gpu.clocks import Stream, finished
 from tests.gpu.diary import diary, lock, place
+from torch import Tensor
 
 SMALL = 64  # bytes; a lone number that is read late is a number that was read
 

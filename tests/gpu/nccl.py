@@ -23,19 +23,27 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-
 from tests.gpu.clocks import Clock, Stream, current_stream, everyone, finished, merge
 from tests.gpu.diary import lock, place
 from tests.gpu.memory import Use
 from tests.gpu.tensors import Cuda
+from torch import Tensor
 
 TEXT = 160  # bytes that an operation is described in
 CODE = 134  # what a process ends with that the watchdog ends
 FOR_EVER = timedelta(days=1)
 _RECEIPT, _PARCEL = 1 << 20, 1 << 21  # kinds of wires, told apart by their tags
 
-REDUCED = {torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64}
+REDUCED = {
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+}
 OPERATORS = {"SUM": dist.ReduceOp.SUM, "MAX": dist.ReduceOp.MAX, "MIN": dist.ReduceOp.MIN}
 
 last_words: Path | None = None  # where a process says why it ends
@@ -179,7 +187,9 @@ class Communicator:
         self.gloo.allgather([said], [mine]).wait(FOR_EVER)
         texts = {r: bytes(s.tolist()).rstrip(b"\0").decode() for r, s in zip(self.ranks, said)}
         if len(set(texts.values())) > 1:
-            die(f"operation {self.number} on {self.name} differs between ranks, which hangs or adds up wrong things: {texts}")
+            die(
+                f"operation {self.number} on {self.name} differs between ranks, which hangs or adds up wrong things: {texts}"
+            )
 
     def exchange(self, postings: Sequence[Posting]) -> None:
         """One group of sends and receives. A sender waits until its receiver has come; receivers say so."""

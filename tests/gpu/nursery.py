@@ -99,7 +99,9 @@ def _run(size: int, fn: Callable[..., Any], args: Any) -> tuple[bool, Any]:
             rank.join()
         answers = [_read(Path(folder) / f"{r}", ranks[r].exitcode) for r in range(size)]
     if wrong or not all(fine for fine, _ in answers):
-        return False, "\n".join([wrong, *(f"--- rank {r}: {text}" for r, (fine, text) in enumerate(answers) if not fine)])
+        return False, "\n".join(
+            [wrong, *(f"--- rank {r}: {text}" for r, (fine, text) in enumerate(answers) if not fine)]
+        )
     return True, [answer for _, answer in answers]
 
 
@@ -122,7 +124,6 @@ def _read(file: Path, code: int | None) -> tuple[bool, Any]:
 
 def _rank(rank: int, size: int, folder: str, fn: Callable[..., Any], args: Any) -> None:
     import torch.distributed as dist
-
     from tests.gpu import nccl
     from tests.gpu.rules import Rules
 

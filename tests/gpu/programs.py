@@ -5,12 +5,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
-
 from tests.gpu.clocks import current_device, current_stream
 from tests.gpu.diary import diary, lock, place
 from tests.gpu.memory import Use
 from tests.gpu.tensors import Cuda, each, tensors_in, to_device
+from torch import Tensor
 
 backends: Any = importlib.import_module("gossamer.kernels.backends")  # the package has a function of this name
 load = backends._load

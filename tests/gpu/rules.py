@@ -4,11 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.overrides import TorchFunctionMode
-
 from tests.gpu.clocks import current_stream, host_waits_for, index_of
 from tests.gpu.tensors import Cuda, Host, to_device
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 FROM_HOST_DATA = ("tensor", "as_tensor", "asarray")
 

@@ -13,11 +13,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from tests.gpu.clocks import Stream, current_stream, host_waits_for
 from tests.gpu.diary import diary, lock, place
 from tests.gpu.memory import Memory, Use, memory_of
+from torch import Tensor
 
 MAY_MIX = {"copy_", "_to_copy", "set_", "index", "index_put_", "_index_put_impl_", "_foreach_copy_"}
 NEEDS_A_NUMBER = {
@@ -196,8 +195,8 @@ class Operation:
         return use
 
     def _written(self) -> Iterator[Tensor]:
-        for name, place in _writes(self.func):
-            value = self.kwargs.get(name) if place is None or place >= len(self.args) else self.args[place]
+        for name, where in _writes(self.func):
+            value = self.kwargs.get(name) if where is None or where >= len(self.args) else self.args[where]
             yield from (v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, Tensor))
 
     def _needs_a_number(self) -> bool:

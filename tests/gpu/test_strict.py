@@ -66,8 +66,12 @@ def passes_on_by_alltoall(group: Any, rank: int, size: int) -> list[int]:
 def test_the_numbers_are_right(nursery: Nursery, size: int, eager: bool) -> None:
     total, everyone = size * (size + 1) // 2, [v for r in range(size) for v in [r + 1] * 4]
     assert nursery.run(size, with_group, eager, LONG, gathers_and_adds) == [[everyone, [total] * 4]] * size
-    assert nursery.run(size, with_group, eager, LONG, passes_on_in_groups) == [[(r - 2) % size + 1] * 4 for r in range(size)]
-    assert nursery.run(size, with_group, eager, LONG, passes_on_by_alltoall) == [[(r - 1) % size + 1] * 4 for r in range(size)]
+    assert nursery.run(size, with_group, eager, LONG, passes_on_in_groups) == [
+        [(r - 2) % size + 1] * 4 for r in range(size)
+    ]
+    assert nursery.run(size, with_group, eager, LONG, passes_on_by_alltoall) == [
+        [(r - 1) % size + 1] * 4 for r in range(size)
+    ]
 
 
 def sends_first(group: Any, rank: int, size: int) -> None:
