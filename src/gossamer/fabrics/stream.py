@@ -23,7 +23,7 @@ class Passage:
     def __init__(self, program: Program[Any]) -> None:
         self._device = torch.cuda.current_device()
         self._begin = torch.cuda.current_stream().record_event()
-        self._given: list[Any] = list(inspect.getgeneratorlocals(cast(GeneratorType[Any, Any, Any], program)).values())
+        self._given: list[Any] = list(inspect.getgeneratorlocals(cast("GeneratorType[Any, Any, Any]", program)).values())
         self._end: Any = None
 
     @staticmethod
