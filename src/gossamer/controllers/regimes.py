@@ -45,7 +45,10 @@ class EpochWatch:
 def accumulate(blocks: Sequence[Block], state: State) -> None:
     for block in blocks:
         for name, gradient in block.tensors():
-            key = f"delta:{name}"
+            key, gradient = (
+                f"delta:{name}",
+                torch.atleast_1d(gradient),
+            )  # what has no dimension is a number of the host's
             state[key] = state[key] + gradient if key in state else gradient.clone()
 
 

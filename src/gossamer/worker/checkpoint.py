@@ -155,8 +155,8 @@ def _word(key: str) -> str:
 
 
 def _home(tensor: Tensor, channel: Channel) -> Tensor:
-    """A copy, where the parameters are; numbers stay where they were."""
-    return tensor.to(channel.parameters[0].device, copy=True) if tensor.dim() else tensor.clone()
+    """A copy, where it is read: on the parameters' device, and on the host if it is a number, wherever a file was loaded to."""
+    return tensor.to(channel.parameters[0].device if tensor.dim() else "cpu", copy=True)
 
 
 def _policy(channel: Channel, role: str, key: str) -> Policy:
