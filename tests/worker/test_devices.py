@@ -1,6 +1,8 @@
 """Where a worker's state lies. No GPU is needed to see it: torch's "meta" device stands for one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +10,9 @@ from tests.worker import fleet
 from tests.worker.gym import Odd, Worker, make, on_all, pull, train
 from torch import Tensor
 
-from gossamer.worker import checkpoint
+from gossamer.core.verbs import Program
+from gossamer.exchanges import First
+from gossamer.worker import checkpoint, finite, quorum
 
 
 def far() -> torch.nn.Module:
@@ -36,3 +40,64 @@ def test_a_checkpoint_that_was_loaded_to_the_host_goes_to_the_parameters_device(
         checkpoint.load(new.worker, checkpoint.save(old.worker))
         for key, tensor in remembered(new.worker):
             assert tensor.device.type == ("meta" if tensor.dim() else "cpu"), key
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Answers what hosts ask of the device, and counts how often they do. Any other question to it is an error of torch's."""
+    asked = list[int]()
+
+    def ask(*tensors: Tensor) -> list[float]:
+        asked.append(1)
+        return [0.0] * sum(t.numel() for t in tensors)
+
+    for module in finite, quorum:
+        monkeypatch.setattr(module, "ask", ask)
+    return lambda: len(asked)
+
+
+def zeros(model: torch.nn.Module, rank: int, step: int) -> float:
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    return 0.0
+
+
+SILENT = [r for r in fleet.ALL if "topk" not in r and "accordion" not in r and "buffers='average'" not in r]
+
+
+@pytest.mark.parametrize("recipe", SILENT)
+def test_a_host_asks_the_device_once_a_step(recipe: str, questions: Callable[[], int]) -> None:
+    """Whether all is finite; and the simulator, which has no scaler, once more for gradients that are not averaged."""
+    ranks = make(recipe, 3, far)
+    train(ranks, zeros, 7)
+    local = not ranks[0].worker.recipe.schedule.averages_gradients
+    rounds = 7 // 3 if local and not ranks[0].worker.recipe.schedule.mixes else 0
+    assert questions() <= 3 * (7 + rounds)
+
+
+def test_backup_workers_are_as_fast_as_their_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ticket is claimed when the gradient is there, and the lane, which began before, reads it only then."""
+    story = list[str]()
+
+    class Moment(quorum.Moment):
+        def __init__(self, device: torch.device) -> None:
+            story.append("offered")
+
+        def wait(self) -> None:
+            story.append("ready")
+
+        def precedes(self) -> None:
+            story.append("read after it")
+
+    claim = First.claim
+
+    def claiming(self: First, seat: Any) -> Program[int]:
+        story.append("claimed")
+        return claim(self, seat)
+
+    monkeypatch.setattr(quorum, "Moment", Moment)
+    monkeypatch.setattr(First, "claim", claiming)
+    train(make("first(backups=0)", 2), pull, 4)
+    assert story.count("read after it") == story.count("offered") == 8
+    after = {(a, b) for a, b in pairwise(story) if a in ("offered", "ready")}
+    assert after == {("offered", "ready"), ("ready", "claimed")}

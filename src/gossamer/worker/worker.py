@@ -406,9 +406,9 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 def _absorb(mixer: Mixer, channel: Channel, wires: Sequence[Tensor]) -> None:
     state = channel.states["mixer"]
-    channel.write(mixer.absorb(Block(channel.read(), channel.layout), state, wires))
-    if channel.narrow:
-        mixer.wrote(Block(channel.read(), channel.layout), state)
+    model = mixer.absorb(Block(channel.read(), channel.layout), state, wires)
+    channel.write(model)
+    mixer.wrote(Block(channel.read() if channel.narrow else model, channel.layout), state)
 
 
 def _carry(average: Program[Tensor]) -> Program[Carried]:
