@@ -1,6 +1,7 @@
 """Where a worker's state lies. No GPU is needed to see it: torch's "meta" device stands for one."""
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -101,3 +102,28 @@ def test_backup_workers_are_as_fast_as_their_devices(monkeypatch: pytest.MonkeyP
     assert story.count("read after it") == story.count("offered") == 8
     after = {(a, b) for a, b in pairwise(story) if a in ("offered", "ready")}
     assert after == {("offered", "ready"), ("ready", "claimed")}
+
+
+def test_what_a_lane_is_given_is_kept_until_its_program_is_joined() -> None:
+    """A passage keeps what a program is started with: the caller of `launch` lets go of it at once."""
+    worker = make("overlap_local_sgd(2)", 2)[0].worker
+    message = torch.zeros(worker.channels[0].layout.numel)
+    started: Any = worker.program(0, message).program
+    assert any(kept is message for kept in inspect.getgeneratorlocals(started).values())
+
+
+def test_memories_that_change_their_channel_are_marked_as_used_by_who_moves_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    marked = list[Tensor]()
+
+    def used_here(tensors: Iterable[Tensor]) -> None:
+        marked.extend(tensors)
+
+    monkeypatch.setattr(checkpoint, "used_here", used_here)
+    ranks = make("powersgd", 2)
+    train(ranks, pull, 2)
+    worker, apart = ranks[0].worker, make("powersgd" + fleet.SMALL, 2)[0].worker
+    checkpoint.carry_over(worker.channels, apart.channels, 2)
+    residuals = [c.states["memory"]["residual"] for c in worker.channels]
+    assert {r.data_ptr() for r in residuals} <= {t.untyped_storage().data_ptr() for t in marked}

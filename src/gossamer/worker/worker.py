@@ -219,7 +219,8 @@ class Worker:
                 self.measure(block, echo.add_sent)
             return echo
 
-        return Start(_carry(channel.memory.around(block, kept, send, self.seat(index))), channel.name, self.step)
+        average = channel.memory.around(block, kept, send, self.seat(index))
+        return Start(_carry(average, flat), channel.name, self.step)
 
     def measures(self, step: int) -> bool:
         """Is the error measured of what starts at this step? Asked at the start, for it may run when others have begun.
@@ -411,6 +412,7 @@ def _absorb(mixer: Mixer, channel: Channel, wires: Sequence[Tensor]) -> None:
     mixer.wrote(Block(channel.read() if channel.narrow else model, channel.layout), state)
 
 
-def _carry(average: Program[Tensor]) -> Program[Carried]:
+def _carry(average: Program[Tensor], given: Tensor) -> Program[Carried]:
+    """`given` is kept here until the program is joined: a lane may be done with it before its device is."""
     mean = yield from average
     return mean, peak(mean)
