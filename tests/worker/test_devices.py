@@ -11,6 +11,7 @@ from tests.worker import fleet
 from tests.worker.gym import Odd, Worker, make, on_all, pull, train
 from torch import Tensor
 
+from gossamer.controllers import regimes
 from gossamer.core.verbs import Program
 from gossamer.exchanges import First
 from gossamer.worker import checkpoint, finite, quorum
@@ -74,6 +75,21 @@ def test_a_host_asks_the_device_once_a_step(recipe: str, questions: Callable[[],
     local = not ranks[0].worker.recipe.schedule.averages_gradients
     rounds = 7 // 3 if local and not ranks[0].worker.recipe.schedule.mixes else 0
     assert questions() <= 3 * (7 + rounds)
+
+
+def test_a_controller_asks_for_all_its_norms_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+    tolist = Tensor.tolist
+
+    def counting(self: Tensor) -> Any:
+        asked.append(self.numel())
+        return tolist(self)
+
+    state = {f"delta:{i}": torch.full((3,), float(i)) for i in range(5)}
+    monkeypatch.setattr(Tensor, "tolist", counting)
+    monkeypatch.setattr(Tensor, "__float__", lambda self: pytest.fail("a tensor was asked for by itself"))
+    assert regimes.norms(state) == pytest.approx({str(i): i * 3**0.5 for i in range(5)})
+    assert asked == [5]
 
 
 def test_backup_workers_are_as_fast_as_their_devices(monkeypatch: pytest.MonkeyPatch) -> None:

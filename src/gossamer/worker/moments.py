@@ -30,6 +30,11 @@ def ask(*tensors: Tensor) -> list[float]:
     return torch.cat([t.reshape(-1).double() for t in tensors]).tolist() if tensors else []
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The host's tensor, on its way to a device; the host goes on."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
 def used_here(tensors: Iterable[Tensor]) -> None:
     """The caller's stream reads these, which may be another's memory: it is not to be given away before it has."""
     for tensor in tensors:

@@ -13,7 +13,7 @@ from gossamer.core.draw import Draw
 from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Program, Start, Ticket, join, start
 from gossamer.worker.finite import peak
-from gossamer.worker.moments import Moment, ask
+from gossamer.worker.moments import Moment, ask, sent
 
 if TYPE_CHECKING:
     from gossamer.worker.worker import Worker
@@ -114,7 +114,7 @@ class Stand:
             if mine is None:
                 return None
             mine.ready.precedes()  # this lane began long before
-            return mine.gradient, mine.rates.to(mine.gradient.device, non_blocking=True)
+            return mine.gradient, sent(mine.rates, mine.gradient.device)
 
         rates, measures = len(self.worker.optimizer.param_groups), self.worker.measures(step)
         carried = Draft(self.channel.states["exchange"])

@@ -18,6 +18,7 @@ from gossamer.worker.channels import Channel, build
 from gossamer.worker.finite import all_finite, all_peaks_finite, peak
 from gossamer.worker.halves import rest, until_descend
 from gossamer.worker.momenta import Momenta, gain
+from gossamer.worker.moments import ask
 from gossamer.worker.quorum import Stand
 
 Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, taken while other channels travel
@@ -235,12 +236,12 @@ class Worker:
 
     def measure(self, block: Block, add_sent: Callable[[Tensor, float], None]) -> None:
         """Note what got lost of each parameter. On the lane's thread: others may be reading the errors there were."""
-        lost, errors = block.flat.clone(), dict(self.errors)
+        lost = block.flat.clone()
         add_sent(lost, -1.0)
-        for (name, gone), (_, given) in zip(block.like(lost).tensors(), block.tensors(), strict=True):
-            norm = float(given.norm())
-            errors[name] = float(gone.norm()) / norm if norm else 0.0
-        self.errors = errors
+        names = [s.name for s in block.layout.segments]
+        norms = torch.stack([t.norm() for b in (block, block.like(lost)) for _, t in b.tensors()]).tolist()
+        pairs = zip(names, norms, norms[len(names) :])
+        self.errors = self.errors | {name: gone / given if given else 0.0 for name, given, gone in pairs}
 
     def expect(self, index: int, ticket: Ticket[Carried]) -> None:
         """Note a gradient that is on its way, for `average_gradients` to join."""
@@ -316,8 +317,8 @@ class Worker:
     def residual_norm(self) -> float:
         """The length of everything this rank still owes, free of the loss scale (and of the rate, with units="update")."""
         memories = [c.states["memory"] for c in self.channels if "residual" in c.states["memory"]]
-        norms = [float(m["residual"].double().norm()) / float(m.get("unit", 1.0)) for m in memories]
-        return sum(norm**2 for norm in norms) ** 0.5
+        norms = ask(*(m["residual"].double().norm() for m in memories))
+        return sum((norm / float(m.get("unit", 1.0))) ** 2 for norm, m in zip(norms, memories, strict=True)) ** 0.5
 
     @property
     def due(self) -> Recipe:
