@@ -285,10 +285,16 @@ class Peers(NamedTuple):
 class Topology(Part):
     """Who is whose neighbour in which round: pure arithmetic, no process groups.
 
-    Law: `j in peers(i).to` iff `i in peers(j).source`; nobody is its own neighbour; `share * len(to) < 1`.
+    Law: `j in peers(i).to` iff `i in peers(j).source`; nobody is its own neighbour; `share * len(to) < 1`. If it is
+    `alike`, all ranks have as many peers in a round, hear from as many, and share as much.
     """
 
     kind: ClassVar[str] = "topology"
+
+    @property
+    def alike(self) -> bool:
+        """True if a rank can tell from its own neighbours how much any other one shares."""
+        return False
 
     @abstractmethod
     def peers(self, rank: int, size: int, round: int) -> Peers: ...
@@ -299,7 +305,8 @@ class Mixer(Part):
 
     `push` takes the model a rank holds and returns a program that sends and receives; `absorb` takes the wires that came
     (none, perhaps, after a local step: a rank then holds less than its share) and gives the model that the rank holds.
-    `wrote` is told the model as the parameters took it, where they have fewer bits than the block.
+    `wrote` is then told the model as the parameters took it: the very tensor, but where they have fewer bits than the block.
+    What was pushed is absorbed before the next push.
 
     Law: the sum of all numerators, those in flight included, and the sum of all weights, never change but by what the
     optimizers do, whatever the parameters' precision.
