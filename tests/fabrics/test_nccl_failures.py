@@ -25,7 +25,7 @@ DEADLINE = 5.0
 class Group:
     """Whoever waits for a peer is released when it is aborted, as kernels are."""
 
-    made: "ClassVar[list[Group]]" = []
+    made: ClassVar[list["Group"]] = []
 
     def __init__(self, ranks: list[int], size: int, deadline: float, device: torch.device) -> None:
         self.asked, self.ended = (list(ranks), size, deadline, device), list[str]()
