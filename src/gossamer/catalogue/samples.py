@@ -63,15 +63,7 @@ def parts_of(value: Any) -> Iterator[Part]:
 
 def _walk(value: Any) -> Iterator[Part]:
     if isinstance(value, Recipe):
-        for v in (
-            value.exchange,
-            value.memory,
-            value.schedule,
-            value.controller,
-            *value.rules,
-            *value.routes.values(),
-            value.bucket,
-        ):
+        for v in [*value.parts(), *value.rules, *value.routes.values()]:
             yield from _walk(v)
     elif isinstance(value, Part):
         yield value
