@@ -12,7 +12,7 @@ from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lane_count, lanes_pack, lanes_unpack
 from gossamer.kernels.quantise import bucket_norms, quantise_accumulate, quantise_bytes, quantise_encode
 from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std
-from gossamer.kernels.select import compact, scatter_add, topk
+from gossamer.kernels.select import compact, scatter_add, topk, within
 from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_feedback
 from gossamer.kernels.ternary import ternary_accumulate, ternary_bytes, ternary_encode, ternary_levels
 
@@ -46,4 +46,5 @@ __all__ = [
     "topk",
     "using",
     "warmup",
+    "within",
 ]
