@@ -4,7 +4,7 @@ Each kernel exists as readable torch operations (`reference`), as a Numba loop (
 program (`gpu`). The functions here check their arguments and pick the twin by the tensor's device.
 """
 
-from gossamer.kernels.backends import backends, using, warmup
+from gossamer.kernels.backends import backends, using
 from gossamer.kernels.cast import cast_accumulate, cast_feedback
 from gossamer.kernels.errors import CorruptWire
 from gossamer.kernels.hashing import mix3
@@ -15,6 +15,7 @@ from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std
 from gossamer.kernels.select import compact, scatter_add, topk, within
 from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_feedback
 from gossamer.kernels.ternary import ternary_accumulate, ternary_bytes, ternary_encode, ternary_levels
+from gossamer.kernels.warm import warmup
 
 __all__ = [
     "CorruptWire",
