@@ -63,10 +63,9 @@ class NoGPU:
 class Bench:
     """Compiles what is launched, and keeps one line about each program and kind of arguments."""
 
-    def __init__(self, disassemble_all: bool) -> None:
+    def __init__(self) -> None:
         self.seen: dict[Any, dict[str, Any]] = {}
         self.launched: set[JITFunction[Any]] = set()
-        self._disassemble_all = disassemble_all
         self._run = JITFunction.run
 
     def __enter__(self) -> "Bench":
@@ -82,7 +81,7 @@ class Bench:
         JITFunction.run = self._run  # type: ignore[method-assign]
 
     def look_at(self, program: "JITFunction[Any]", args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        disassemble = self._disassemble_all or program not in self.launched
+        disassemble = program not in self.launched  # a spill shows in all variants, as stack
         self.launched.add(program)
         capability = driver.active.capability
         about = {
@@ -177,10 +176,12 @@ def wide(capability: int) -> None:
     for n, shift in sizes:
         by_segment(n, shift)
     for bits in range(1, 9):
-        for bucket in BUCKETS:
-            by_bucket(ODD, bits, bucket)
         for n, shift in sizes:
             by_bucket(n, bits, 512, shift)
+    for bucket in BUCKETS:
+        for bits in (1, 7):
+            by_bucket(ODD, bits, bucket)
+            by_bucket(1 << 20, bits, bucket)
 
 
 def programs() -> set["JITFunction[Any]"]:
@@ -203,7 +204,7 @@ def reached(launched: set["JITFunction[Any]"]) -> set["JITFunction[Any]"]:
 
 
 def compiled(capabilities: list[int], everything: bool) -> Iterator[dict[str, Any]]:
-    with Bench(everything) as bench, kernels.using("triton"):
+    with Bench() as bench, kernels.using("triton"):
         for capability in capabilities:
             driver.set_active(NoGPU(capability))  # type: ignore[arg-type]
             (wide if everything else quick)(capability)

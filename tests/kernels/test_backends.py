@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gossamer import kernels
 from gossamer.kernels import bench
+
+kernels_backends = sys.modules["gossamer.kernels.backends"]  # the function of that name hides the module
 
 WITHOUT_NUMBA = """
 import sys
@@ -53,6 +57,86 @@ def test_warmup_compiles_everything_that_a_step_needs():
     kernels.cast_accumulate(torch.zeros(20, dtype=torch.uint8), torch.bfloat16, x, 0.5)
     kernels.absmax_and_std(x, (0, 3, 10))
     assert compiled() == before
+
+
+WARM = """
+import sys, torch
+from gossamer import kernels
+from gossamer.codecs.warm import warm
+from gossamer.core.block import Block
+from gossamer.core.contracts import Seat
+from gossamer.core.draw import Draw
+from gossamer.recipe import Recipe
+
+def loaded():
+    modules = [m for name, m in sys.modules.items() if name.startswith("gossamer.kernels.cpu.")]
+    return {k for m in modules for k, v in vars(m).items() if getattr(v, "signatures", None)}
+
+kernels.warmup("lanes")
+assert loaded() and "_absmax" not in loaded(), loaded()
+before = loaded()
+recipe = Recipe.of("scatter(ternary(), answer=qsgd(bits=3))")
+warm(recipe, torch.device("cpu"))
+known = loaded()
+assert "_absmax_and_rms" in known and "_compact" not in known, known
+block = Block.of({"a": torch.randn(1000), "b": torch.randn(3, 4)})
+for codec in (recipe.exchange.codec, recipe.exchange.answer):
+    codec.decode(codec.encode(block, {}, Seat(0, 1, 0, Draw(0, 0, 0))), block)
+assert loaded() == known
+try:
+    kernels.warmup("lanes", "ternery")
+except ValueError as error:
+    assert "ternery" in str(error) and "ternary" in str(error)
+"""
+
+
+@pytest.mark.skipif("numba" not in kernels.backends(), reason="numba is not installed")
+def test_a_recipe_loads_the_kernels_that_it_uses_and_no_others():
+    head = f"import sys; sys.path[:0] = {sys.path!r}\n"
+    subprocess.run([sys.executable, "-W", "error", "-c", head + WARM], check=True, timeout=120)
+
+
+@pytest.mark.skipif("triton" not in kernels.backends(), reason="triton is not installed")
+def test_a_triton_that_cannot_launch_is_told_of_once_and_not_used(monkeypatch):
+    # a tensor on the meta device cannot be given to a GPU, and here is none to take it
+    nowhere = torch.device("meta")
+    monkeypatch.setattr(kernels_backends, "_verdicts", {})
+    with pytest.warns(RuntimeWarning, match="Triton does not run on meta .*C compiler"):
+        assert not kernels_backends.triton_runs(nowhere)
+    assert not kernels_backends.triton_runs(nowhere)  # and no second warning, which would be an error here
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_where_triton_does_not_run_gpus_use_torch(monkeypatch, runs):
+    device = torch.device("cuda:3")
+    monkeypatch.setattr(kernels_backends, "backends", lambda: ("torch", "numba", "triton"))
+    monkeypatch.setattr(kernels_backends, "_verdicts", {device: runs})
+    assert kernels_backends.chosen(device) == ("triton" if runs else "torch")
+    assert kernels_backends.chosen(torch.device("cpu")) == "numba"
+    assert kernels_backends.chosen(torch.device("meta")) == "torch"
+
+
+@pytest.mark.skipif("triton" not in kernels.backends(), reason="triton is not installed")
+def test_triton_launches_on_the_device_of_its_tensors(monkeypatch):
+    seen = []
+
+    @contextmanager
+    def device(index):
+        seen.append(f"on {index}")
+        yield
+        seen.append(f"off {index}")
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    kernels_backends._load.cache_clear()
+    real = kernels_backends._where_it_lies
+    monkeypatch.setattr(kernels_backends, "_where_it_lies", lambda launch: real(lambda *_: seen.append("launch")))
+    elsewhere = SimpleNamespace(device=torch.device("cuda:1"))
+    try:
+        for family, function in (("scales", "absmax"), ("ternary", "encode"), ("quantise", "accumulate")):
+            kernels_backends._load("triton", family, function)(elsewhere, (0, 4))
+    finally:
+        kernels_backends._load.cache_clear()
+    assert seen == ["on cuda:1", "launch", "off cuda:1"] * 3
 
 
 def test_the_benchmark_has_a_row_for_every_kernel():

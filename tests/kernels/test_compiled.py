@@ -25,7 +25,7 @@ def lines() -> list[dict[str, Any]]:
     command = [sys.executable, str(OFFLINE), "80", "90", "--json", *(["--wide"] if WIDE else [])]
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
     environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=7200 if WIDE else 600)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=7200 if WIDE else 1800)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 

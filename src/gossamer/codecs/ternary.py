@@ -11,6 +11,7 @@ from gossamer.core.contracts import Codec, Echo, LinearCodec, Seat
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.core.wire import expect, pack, take
+from gossamer.kernels.layout import divisor, lengths_on
 
 
 @final
@@ -137,8 +138,8 @@ class Ternary(Codec, LinearCodec):
 
 def _scaled(levels: Tensor, scales: Tensor, layout: Layout, steps: int) -> Tensor:
     """Levels times their tensor's scale; a scale that is not finite makes NaN also where the level is zero."""
-    unit = torch.where(scales.isfinite(), scales / steps, torch.nan)
-    counts = torch.tensor([s.numel for s in layout.segments], dtype=torch.int64, device=scales.device)
+    unit = torch.where(scales.isfinite(), scales / divisor(steps, scales.device), torch.nan)
+    counts = lengths_on(layout.bounds, scales.device)
     return levels.to(scales.dtype).mul_(torch.repeat_interleave(unit, counts, output_size=layout.numel))
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from gossamer import kernels
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Codec, Seat
-from gossamer.core.errors import WireError
 from gossamer.core.parts import part, require
 from gossamer.core.wire import expect, pack, take
 
@@ -83,8 +82,7 @@ class TopK(Codec):
         if into.dtype == torch.float32:
             kernels.scatter_add(into, indices, values, weight)
             return
-        if count and not 0 <= int(indices.min()) <= int(indices.max()) < layout.numel:
-            raise WireError(f"topk: an index lies outside 0..{layout.numel - 1}")
+        indices, values = kernels.within(indices, values, layout.numel)
         into.index_add_(0, indices.long(), values.to(into.dtype), alpha=weight)
 
     def _counts(self, layout: Layout) -> list[int]:

@@ -4,7 +4,7 @@ Each kernel exists as readable torch operations (`reference`), as a Numba loop (
 program (`gpu`). The functions here check their arguments and pick the twin by the tensor's device.
 """
 
-from gossamer.kernels.backends import backends, using, warmup
+from gossamer.kernels.backends import backends, using
 from gossamer.kernels.cast import cast_accumulate, cast_feedback
 from gossamer.kernels.errors import CorruptWire
 from gossamer.kernels.hashing import mix3
@@ -12,9 +12,10 @@ from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lane_count, lanes_pack, lanes_unpack
 from gossamer.kernels.quantise import bucket_norms, quantise_accumulate, quantise_bytes, quantise_encode
 from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std
-from gossamer.kernels.select import compact, scatter_add, topk
+from gossamer.kernels.select import compact, scatter_add, topk, within
 from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_feedback
 from gossamer.kernels.ternary import ternary_accumulate, ternary_bytes, ternary_encode, ternary_levels
+from gossamer.kernels.warm import warmup
 
 __all__ = [
     "CorruptWire",
@@ -46,4 +47,5 @@ __all__ = [
     "topk",
     "using",
     "warmup",
+    "within",
 ]

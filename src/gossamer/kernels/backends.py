@@ -7,17 +7,22 @@ A kernel family is one module name (`ternary`, `sign`, ...) in up to three packa
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, wraps
 from importlib.util import find_spec
+from threading import Lock
 from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor
 
 Backend = Literal["torch", "numba", "triton"]
 _PACKAGES: dict[Backend, str] = {"torch": "reference", "numba": "cpu", "triton": "gpu"}
+_verdicts: dict[torch.device, bool] = {}  # where Triton was tried, and whether it runs there
+_trying = Lock()
 _forced: ContextVar[Backend | None] = ContextVar("gossamer_kernel_backend", default=None)
 
 
@@ -47,8 +52,35 @@ def chosen(device: torch.device) -> Backend:
     forced = _forced.get()
     if forced is not None:
         return forced
-    best: Backend = "numba" if device.type == "cpu" else "triton"
-    return best if best in backends() and device.type in ("cpu", "cuda") else "torch"
+    if device.type == "cpu" and "numba" in backends():
+        return "numba"
+    if device.type == "cuda" and "triton" in backends() and triton_runs(device):
+        return "triton"
+    return "torch"
+
+
+def triton_runs(device: torch.device) -> bool:
+    """Whether Triton compiles and launches there: one kernel is tried on each device, and one sentence said if it fails."""
+    with _trying:
+        if device not in _verdicts:
+            _verdicts[device] = _try_triton(device)
+        return _verdicts[device]
+
+
+def _try_triton(device: torch.device) -> bool:
+    ones = torch.ones(4, device=device)
+    try:
+        found = _load("triton", "scales", "absmax")(ones, (0, 4))
+        return bool(found == 1)
+    except Exception as error:  # whatever it lacks: a C compiler, libcuda, a GPU that it knows
+        reason = (str(error).strip().splitlines() or [""])[-1]
+        warnings.warn(
+            f"Triton does not run on {device} ({type(error).__name__}: {reason}), so codecs run as plain torch operations "
+            "there, which are slower; what it needs besides the driver is most often a C compiler (gcc or clang)",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
 
 
 def twin(family: str, function: str, device: torch.device) -> Callable[..., Any]:
@@ -65,10 +97,19 @@ def _load(backend: Backend, family: str, function: str) -> Callable[..., Any]:
             return _load("torch", family, function)
     module = importlib.import_module(f"{place}.{family}")
     found: Callable[..., Any] | None = getattr(module, function, None)
-    return found if found is not None else _load("torch", family, function)
+    if found is None:
+        return _load("torch", family, function)
+    return _where_it_lies(found) if backend == "triton" else found
 
 
-def warmup() -> None:
-    """Compiles every CPU kernel (or loads it from the cache), so that the first training step does not wait."""
-    if "numba" in backends():
-        importlib.import_module(f"{__package__}.cpu.warm").run()
+def _where_it_lies(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Triton launches on the current device, whatever device its arguments lie on."""
+
+    @wraps(launch)
+    def there(x: Tensor, *rest: Any) -> Any:
+        if x.device.type != "cuda":
+            return launch(x, *rest)
+        with torch.cuda.device(x.device):
+            return launch(x, *rest)
+
+    return there

@@ -56,7 +56,7 @@ def gains(scales: Tensor, top: float) -> Tensor:
 
 def units(scales: Tensor, weight: float, top: int) -> Tensor:
     """Per-segment value of one level, weight * scale / top in float32; NaN when that is not finite."""
-    unit = scales * weight if top == 1 else scales * weight / top
+    unit = scales * weight if top == 1 else scales * weight / divisor(top, scales.device)
     return unit + (unit - unit)  # inf - inf is NaN, and NaN stays
 
 
@@ -70,10 +70,29 @@ def edges(bounds: tuple[int, ...]) -> npt.NDArray[np.int64]:
     return table
 
 
+# Tables on a device are copied from the host, which waits for it: so any stream may read them, and they are made once.
+
+
 @lru_cache(maxsize=1024)
 def edges_on(bounds: tuple[int, ...], device: torch.device) -> Tensor:
     """The same table as a tensor on a device."""
     return torch.tensor(bounds, dtype=torch.int64, device=device)
+
+
+@lru_cache(maxsize=1024)
+def lengths_on(bounds: tuple[int, ...], device: torch.device) -> Tensor:
+    """The length of each segment, as a tensor on a device."""
+    return torch.tensor(np.diff(np.array(bounds, dtype=np.int64)), device=device)
+
+
+@lru_cache(maxsize=256)
+def divisor(number: int, device: torch.device) -> Tensor:
+    """A number to divide by. By a plain one torch does not divide on GPUs: it multiplies by its reciprocal.
+
+    What is read from a wire is the same everywhere, to the bit. Means over ranks are not: networks add in orders of their
+    own, so those are divided by plain numbers.
+    """
+    return torch.tensor(float(number), dtype=torch.float32, device=device)
 
 
 def require_bounds(bounds: tuple[int, ...], n: int) -> int:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gossamer.kernels.backends import twin
 from gossamer.kernels.errors import CorruptWire, require_count, require_vector
+from gossamer.kernels.reference.select import spoil_outside
 
 
 def compact(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
@@ -33,11 +34,22 @@ def topk(x: Tensor, k: int) -> Tensor:
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, weight: float = 1.0) -> None:
     """out[indices] += weight * values, in place; an index outside raises before anything is written.
 
+    On a GPU the host does not wait to be told: an index outside makes out[0] NaN, and the step is skipped for it.
     Reads 12 and writes 4 bytes per index. Repeated indices add up, in order on a CPU.
     """
     require_vector("out", out)
     require_vector("indices", indices, torch.int32)
     require_vector("values", values)
     require_count("values", values, indices.numel())
-    if not twin("select", "scatter_add", out.device)(out, indices, values, weight):
+    fits = out.numel() > 0 or indices.numel() == 0
+    if not (fits and twin("select", "scatter_add", out.device)(out, indices, values, weight)):
         raise CorruptWire(f"scatter_add: an index lies outside [0, {out.numel()})")
+
+
+def within(indices: Tensor, values: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Both as they are if all indices lie in [0, n), for those who add them up themselves; outside as `scatter_add`."""
+    if indices.device.type != "cpu":
+        return spoil_outside(indices, values, n)
+    if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < n:
+        raise CorruptWire(f"an index lies outside [0, {n})")
+    return indices, values

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.kernels.layout import PLANE_BLOCK, planes
+from gossamer.kernels.layout import PLANE_BLOCK, lengths_on, planes
 
 
 def fold(codes: Tensor, rows: int, block: int) -> tuple[Tensor, Tensor]:
@@ -55,5 +55,4 @@ def unpack(wire: Tensor, bits: int, n: int) -> Tensor:
 
 def spread(table: Tensor, bounds: tuple[int, ...]) -> Tensor:
     """One table entry per element, from one per segment."""
-    lengths = torch.tensor(bounds, device=table.device).diff()
-    return table.repeat_interleave(lengths, output_size=bounds[-1])
+    return table.repeat_interleave(lengths_on(bounds, table.device), output_size=bounds[-1])

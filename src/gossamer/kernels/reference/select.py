@@ -21,15 +21,23 @@ def compact(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
 def topk(x: Tensor, k: int) -> Tensor:
     if k == 0:
         return torch.empty(0, dtype=torch.int32, device=x.device)
-    keys = magnitudes(x)
-    bar = keys.topk(k, sorted=False).values.min()
-    above = (keys > bar).nonzero().view(-1)
-    level = (keys == bar).nonzero().view(-1)[: k - above.numel()]
-    return torch.cat([above, level]).sort().values.int()
+    # No two keys are equal: behind the magnitude stands the place, counted from the end. So nobody must ask how many tie.
+    keys = magnitudes(x).long().mul_(1 << 31)
+    keys.add_(torch.arange(x.numel() - 1, -1, -1, device=x.device))
+    return keys.topk(k, sorted=False).indices.sort().values.int()
 
 
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, weight: float) -> bool:
-    if bool(((indices < 0) | (indices >= out.numel())).any()):
+    n = out.numel()
+    if out.device.type != "cpu":
+        indices, values = spoil_outside(indices, values, n)
+    elif bool(((indices < 0) | (indices >= n)).any()):
         return False
     out.index_add_(0, indices, values * weight)
     return True
+
+
+def spoil_outside(indices: Tensor, values: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """An index outside [0, n) becomes 0, and its value NaN."""
+    outside = (indices < 0) | (indices >= n)
+    return indices.masked_fill(outside, 0), values.masked_fill(outside, torch.nan)

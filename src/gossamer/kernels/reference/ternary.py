@@ -7,6 +7,8 @@ back.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -42,5 +44,9 @@ def _bytes(trits: Tensor) -> Tensor:
 
 
 def _trits(wire: Tensor) -> Tensor:
-    powers = torch.tensor([3**i for i in range(TRITS)], dtype=torch.int32, device=wire.device).view(1, -1, 1)
-    return (((wire.int() * powers) & 255) * 3) >> 8
+    return (((wire.int() * _powers(wire.device)) & 255) * 3) >> 8
+
+
+@lru_cache(maxsize=64)
+def _powers(device: torch.device) -> Tensor:
+    return torch.tensor([3**i for i in range(TRITS)], dtype=torch.int32, device=device).view(1, -1, 1)

@@ -1,0 +1,89 @@
+"""Calls kernels once on a few elements: what must be compiled, or loaded from a cache, is there when training begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gossamer.kernels.cast import cast_accumulate, cast_feedback
+from gossamer.kernels.indices import index_decode, index_encode
+from gossamer.kernels.lanes import lanes_pack, lanes_unpack
+from gossamer.kernels.quantise import bucket_norms, quantise_accumulate, quantise_encode
+from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std
+from gossamer.kernels.select import compact, scatter_add, topk
+from gossamer.kernels.sign import sign_accumulate, sign_feedback
+from gossamer.kernels.ternary import ternary_accumulate, ternary_encode, ternary_levels
+
+_KEY = (1, 2)
+# Triton compiles anew for lengths and addresses that are multiples of 16, so there are vectors of both kinds.
+_LENGTHS = {"cpu": (64,), "cuda": (4096, 4099)}
+
+
+def warmup(*families: str, device: torch.device | str = "cpu") -> None:
+    """Compiles kernels (or loads them from the cache), so that the first training step does not wait.
+
+    All of them, or those of some families: "scales", "ternary", "quantise" (4 bits in buckets of 512), "sign", "cast",
+    "select", "indices", "lanes". On a GPU a few variants are left to the first step, as others of bits and buckets.
+    """
+    unknown = sorted(set(families) - set(_FAMILIES))
+    if unknown:
+        raise ValueError(f"unknown kernels {', '.join(unknown)}; there are {', '.join(_FAMILIES)}")
+    place = torch.device(device)
+    for n in _LENGTHS.get(place.type, (64,)):
+        x = torch.ones(n + 1, device=place)[n % 2 :][:n]
+        for family in families or _FAMILIES:
+            _FAMILIES[family](x)
+
+
+def _scales(x: Tensor) -> None:
+    for measure in (absmax, absmax_and_rms, absmax_and_std):
+        measure(x, (0, x.numel()))
+
+
+def _ternary(x: Tensor) -> None:
+    bounds, scales = (0, x.numel()), x[:1].clone()
+    ternary_levels(x, bounds, scales, _KEY)
+    ternary_accumulate(ternary_encode(x, bounds, scales, _KEY), bounds, scales, x.clone())
+
+
+def _quantise(x: Tensor) -> None:
+    norms = bucket_norms(x, 512, "max")
+    quantise_accumulate(quantise_encode(x, 4, 512, norms, _KEY), 4, 512, norms, x.clone())
+
+
+def _sign(x: Tensor) -> None:
+    bounds = (0, x.numel())
+    wire, scales = sign_feedback(x, x.clone(), x[:1].clone(), bounds)
+    sign_accumulate(wire, bounds, scales, x.clone())
+
+
+def _cast(x: Tensor) -> None:
+    cast_accumulate(cast_feedback(x, x.clone(), torch.bfloat16), torch.bfloat16, x.clone())
+
+
+def _select(x: Tensor) -> None:
+    scatter_add(x.clone(), *compact(x, 0.5))
+    topk(x, 32)
+
+
+def _indices(x: Tensor) -> None:
+    chosen = torch.arange(32, dtype=torch.int32, device=x.device)
+    index_decode(index_encode(chosen, x.numel()), 32, x.numel())
+
+
+def _lanes(x: Tensor) -> None:
+    lanes_unpack(lanes_pack(x.to(torch.int8), 1, 5), x.numel(), 1, 5)
+
+
+_FAMILIES: dict[str, Callable[[Tensor], None]] = {
+    "scales": _scales,
+    "ternary": _ternary,
+    "quantise": _quantise,
+    "sign": _sign,
+    "cast": _cast,
+    "select": _select,
+    "indices": _indices,
+    "lanes": _lanes,
+}
