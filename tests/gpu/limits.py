@@ -27,9 +27,18 @@ KEPT = {
 }
 CRUMBS = 0.5  # bytes a parameter of scales, tables and numbers, in a model as small as the judges'
 PEAK = 8  # bytes a parameter that may come on top for a while
-ACTIVATIONS = 0.75  # and what the judges' own model needs in its passes
+ACTIVATIONS = 1.0  # and what the judges' own model needs in its passes
 
-COPIES = 2  # launches a step that each parameter may cost: its gradient into the bucket, its mean out of it
+# Launches a step that one more parameter may cost: its gradient into the bucket, its mean out of it; and what some
+# methods do tensor by tensor. However many ranks there are: who decodes every rank's message by itself is found here.
+COPIES = 2
+TENSOR_BY_TENSOR = {
+    "topk": 7,  # each tensor's largest
+    "powersgd": 5,  # each matrix times its factors
+    "accordion": 8,  # the same, and each gradient's sum and norm
+    "accordion_qsgd": 4,
+    "accordion_batch": 4,
+}
 
 
 def syncs(recipe: Recipe) -> float:
@@ -42,4 +51,4 @@ def syncs(recipe: Recipe) -> float:
 
 def launches(name: str) -> float:
     """Launches a step that one more parameter may cost."""
-    return COPIES
+    return TENSOR_BY_TENSOR.get(name, COPIES)

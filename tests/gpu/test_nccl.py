@@ -89,7 +89,8 @@ def test_no_lane_waits_where_there_is_no_triton(world: World, name: str) -> None
         assert not seen.lane_syncs
 
 
-def test_runs_start_where_cuda_is_initialised(world: World) -> None:
+@pytest.mark.parametrize("name", cases("test_runs_start_where_cuda_is_initialised", [""]))
+def test_runs_start_where_cuda_is_initialised(world: World, name: str) -> None:
     """On every Python: a generator's type cannot be subscripted before 3.13."""
     for seen in world.run(Plan("allreduce", mends=False, warm=1, steps=1)):
         assert seen.crossed > 0
