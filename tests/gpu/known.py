@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import pytest
+from tests.gpu.subjects import one_of_a_kind
 
 
 class Known(NamedTuple):
@@ -60,7 +61,12 @@ KNOWN: tuple[Known, ...] = (
         on(("slowmo_sgp(every=2)", "sgp()", "osgp(every=2)"), (*NAMED_OTHERWISE, "2 ranks, eager, undefined")),
     ),
     Known(3, "rates on the CPU", "test_it_trains", BACKUP),
-    Known(3, "rates on the CPU", "test_it_trains_under_nccls_rules", on(("backup()",), NAMED_OTHERWISE)),
+    Known(
+        3,
+        "rates on the CPU",
+        "test_it_trains_under_nccls_rules",
+        on(("backup()",), NAMED_OTHERWISE),
+    ),
     Known(3, "rates on the CPU", "test_whoever_makes_a_tensor_says_where", ("exchanges/first.py",)),
     Known(4, "the path follows the group's name", "test_it_trains_under_nccls_rules", on(SCATTERED, NAMED_OTHERWISE)),
     Known(
@@ -93,7 +99,7 @@ KNOWN: tuple[Known, ...] = (
         "test_no_communicator_is_left",
         tuple(name for name in ALL if name not in (*GOSSIP, *BACKUP)),
     ),
-    Known(10, "gloo takes no CUDA tensors", "test_it_trains_over_staged_gloo", ALL),
+    Known(10, "gloo takes no CUDA tensors", "test_it_trains_over_staged_gloo", one_of_a_kind()),
     Known(11, "numbers asked one by one", "test_the_host_waits_once_a_step", WATCHFUL),
     Known(11, "numbers asked in the lane", "test_no_lane_waits", (*TOPK, "allreduce(ternary())")),
     Known(11, "tables made anew", "test_no_lane_waits_where_there_is_no_triton", ("terngrad", "allreduce(ternary())")),

@@ -30,10 +30,10 @@ PEAK = 8  # bytes a parameter that may come on top for a while
 ACTIVATIONS = 1.0  # and what the judges' own model needs in its passes
 
 # Launches a step that one more parameter may cost: its gradient into the bucket, its mean out of it; and what some
-# methods do tensor by tensor. However many ranks there are: who decodes every rank's message by itself is found here.
+# methods do tensor by tensor. With three ranks: what is done for each tensor and each rank is found here.
 COPIES = 2
 TENSOR_BY_TENSOR = {
-    "topk": 7,  # each tensor's largest
+    "topk": 10,  # each tensor's largest
     "powersgd": 5,  # each matrix times its factors
     "accordion": 8,  # the same, and each gradient's sum and norm
     "accordion_qsgd": 4,
