@@ -1,15 +1,14 @@
-"""One process group, and the verbs that need nothing else."""
+"""A channel: what answers a lane's verbs on a connection of its own. There are three, of one shape.
 
-from collections import defaultdict, deque
+`gloo` for tensors on the CPU, `nccl` for those on a GPU, and `staged` for those on a GPU whose ranks have gloo between them.
+"""
+
 from collections.abc import Sequence
-from contextlib import suppress
-from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions, ProcessGroupGloo  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.verbs import (
     AllGather,
@@ -22,225 +21,45 @@ from gossamer.core.verbs import (
     Send,
     Verb,
     arrivals,
-    departures,
 )
-from gossamer.fabrics.outbox import FOR_EVER, Outbox
 
-_OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 # What gloo and NCCL both add up; gloo takes bool too but leaves values in it that are not booleans.
 _FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 _SUMMABLE = _FLOATS | {torch.int32, torch.int64, torch.uint8, torch.int8}
 
-_AT_ONCE = timedelta(milliseconds=1)
-_LETTER, _ROUND, _RECEIPT, _RING, _NOTHING = range(5)  # kinds of wires, told apart by their tags
-_LONG = 32_768  # bytes; a shorter wire is through before its receiver could say so
-
 Crossing = AllReduce | AllGather | AllToAll | Send | Receive
 
 
-class Channel:
-    """Blocking, straight-line calls on one process group; with a single rank nothing reaches a backend.
+class Channel(Protocol):
+    """Answers requests one after the other, in the lane's thread."""
 
-    The group's own methods are called, not the functions around them: those rename themselves from version to version,
-    and know only groups that are registered.
-    """
+    rank: int
+    size: int
 
-    def __init__(self, group: Any, rank: int, size: int, device: torch.device) -> None:
-        self.rank = rank
-        self.size = size
-        self._group: Any = group
-        self._device = device
-        self._outbox = Outbox(may_ask=device.type == "cuda")
-        self._own = deque[Tensor]()  # sent by this rank to itself
-        self._posted = defaultdict[int, deque[tuple[Any, Tensor]]](
-            deque
-        )  # by source: receives under way, and their room
-
-    def answer(self, verb: Crossing) -> Any:
-        if self._outbox.error is not None:
-            raise self._outbox.error
-        match verb:
-            case AllReduce(tensor, op):
-                return self._all_reduce(tensor, op)
-            case AllGather(wire, read):
-                return self._all_gather(wire) if read is None else self._read_all_gather(wire, read)
-            case AllToAll(wires, lengths, read):
-                return self._all_to_all(wires, lengths, read)
-            case Send(to, wire, awaits):
-                # NCCL does what two ranks ask of each other in order: two that both receive first would wait for ever.
-                for source, length in awaits if self._device.type == "cpu" else ():
-                    self._post(source, length)
-                return self._send(to, wire)
-            case Receive(source, length):
-                return self._receive(source, length)
+    def answer(self, verb: Crossing) -> Any: ...
 
     def tear(self) -> None:
-        """Close all connections of a gloo group, from any thread: all that waits on it, here and there, fails at once.
-
-        gloo has no call for that. But where it gives up waiting for one receive, it closes the whole group.
-        """
-        group = self._group  # another thread may let go of it meanwhile
-        if not isinstance(self._group, ProcessGroupGloo):
-            return
-        for rank in range(self.size):
-            if rank != self.rank:  # to a rank that is gone already this fails, and closes nothing else
-                with suppress(RuntimeError, ValueError):
-                    group.recv([torch.zeros(1, dtype=torch.uint8)], rank, _tag(_NOTHING, 1)).wait(_AT_ONCE)
+        """From any thread: end all that waits on this channel, with an error. It cannot be used any more."""
+        ...
 
     def hang_up(self, patience: float) -> None:
-        """Let go of the group; a gloo group then closes its connections, and peers that wait for it fail at once.
-
-        Only to be called where no collective is under way on it. Letters get some time to leave. No thread may be left
-        waiting in gloo: one that wakes while the interpreter is taken down aborts the process.
-        """
-        if self._group is None:
-            return
-        if not self._outbox.close(patience) or any(self._posted.values()):
-            self.tear()
-            self._outbox.close(3.0)
-        self._posted.clear()
-        self._group = None
-
-    def _all_reduce(self, tensor: Tensor, op: ReduceOp) -> Tensor:
-        if self.size > 1 and tensor.numel():
-            flat = tensor.contiguous()
-            options = dist.AllreduceOptions()
-            options.reduceOp = _OPS[op]
-            options.timeout = FOR_EVER
-            self._group.allreduce([flat], options).wait()
-            if flat is not tensor:
-                tensor.copy_(flat)
-        return tensor
-
-    def _all_gather(self, wire: Tensor) -> list[Tensor]:
-        if self.size == 1 or wire.numel() == 0:
-            return [wire] * self.size
-        out = wire.new_empty(self.size * wire.numel())
-        options = AllgatherOptions()
-        options.timeout = FOR_EVER
-        self._group._allgather_base(out, wire.contiguous(), options).wait()
-        return list(out.split(wire.numel()))
-
-    def _read_all_gather(self, wire: Tensor, read: Read) -> list[Tensor]:
-        """A ring of our own where the backend's would not let go of a wire before all are there."""
-        if self.size == 1 or wire.numel() == 0 or self._device.type != "cpu":
-            return self._read_all(self._all_gather(wire), read)
-        ahead, behind = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        came = wire.contiguous()
-        for i, source in enumerate(arrivals(self.rank, self.size), start=1):
-            coming = torch.zeros_like(came)
-            under_way = list[Any]()
-            if i < self.size:
-                under_way.append(self._group.recv([coming], behind, _tag(_RING, coming.numel())))
-                under_way.append(self._group.send([came], ahead, _tag(_RING, came.numel())))
-            read(source, came)
-            for work in under_way:
-                work.wait(FOR_EVER)
-            came = coming
-        return []
-
-    def _read_all(self, wires: list[Tensor], read: Read) -> list[Tensor]:
-        for j in arrivals(self.rank, self.size):
-            read(j, wires[j])
-        return []
-
-    def _all_to_all(self, wires: Sequence[Tensor | Promise], lengths: Sequence[int], read: Read | None) -> list[Tensor]:
-        """The own slot never travels. A rank with nothing to say still takes part: the others may have."""
-        if self._device.type == "cpu" and self.size > 1:
-            return self._in_pairs(wires, lengths, read)
-        made = {j: _kept(wires[j]) for j in departures(self.rank, self.size)}
-        answer = [made[self.rank]]
-        if self.size > 1:
-            there = [0 if j == self.rank else made[j].numel() for j in range(self.size)]
-            back = [0 if j == self.rank else n for j, n in enumerate(lengths)]
-            parcel = torch.cat([made[j] for j in range(self.size) if j != self.rank])
-            out = parcel.new_empty(sum(back))
-            self._group.alltoall_base(out, parcel, back, there).wait()
-            answer = list(out.split(back))
-            answer[self.rank] = made[self.rank]
-        return answer if read is None else self._read_all(answer, read)
-
-    def _in_pairs(self, wires: Sequence[Tensor | Promise], lengths: Sequence[int], read: Read | None) -> list[Tensor]:
-        """In round i everybody sends to the rank i ahead and hears from the rank i behind.
-
-        So no link ever carries two flows at once: on a slow network they share it badly, and gloo's own all-to-all, which
-        sends to all at the same time, takes half as long again. While a round's wires travel, the last round's is read and
-        the next round's is made.
-
-        A send is done when the kernel has taken the bytes, and it takes half a megabyte. So who gets a long wire says when
-        all of it is there, and only then does the next one leave: without that, at 100 Mbit/s, the rest of each wire
-        shared the link with the next, ranks fell out of step, and links stood still for a third of the time.
-        """
-        answer = dict[int, Tensor]()
-        take = answer.__setitem__ if read is None else read
-        came = _kept(wires[self.rank])
-        rounds = list(zip(departures(self.rank, self.size), arrivals(self.rank, self.size)))
-        leaving = _kept(wires[rounds[1][0]])
-        for i, (to, source) in enumerate(rounds[1:], start=1):
-            coming = leaving.new_zeros(lengths[source])
-            under_way, arriving = list[Any](), list[Any]()
-            if leaving.numel() >= _LONG:
-                under_way.append(self._group.recv([leaving.new_zeros(1)], to, _tag(_RECEIPT, 1)))
-            if lengths[source]:
-                arriving.append(self._group.recv([coming], source, _tag(_ROUND, lengths[source])))
-            if leaving.numel():
-                under_way.append(self._group.send([leaving.contiguous()], to, _tag(_ROUND, leaving.numel())))
-            take(rounds[i - 1][1], came)
-            follows = _kept(wires[rounds[i + 1][0]]) if i + 1 < self.size else leaving
-            for work in arriving:
-                work.wait(FOR_EVER)
-            if lengths[source] >= _LONG:
-                under_way.append(self._group.send([leaving.new_ones(1)], source, _tag(_RECEIPT, 1)))
-            for work in under_way:
-                work.wait(FOR_EVER)
-            came, leaving = coming, follows
-        take(rounds[-1][1], came)
-        return [answer[j] for j in range(self.size)] if read is None else []
-
-    def _send(self, to: int, wire: Tensor) -> None:
-        if to == self.rank:
-            self._own.append(wire)
-        elif wire.numel():
-            wire = wire.contiguous()
-            self._outbox.put(self._group.send([wire], to, _tag(_LETTER, wire.numel())), wire)
-
-    def _receive(self, source: int, length: int) -> Tensor:
-        if source == self.rank:
-            if not self._own or self._own[0].numel() != length:
-                raise ValueError(f"rank {source} receives {length} bytes from itself that it has not sent")
-            return self._own.popleft()
-        if not self._posted[source]:
-            self._post(source, length)
-        work, out = self._posted[source].popleft()
-        if out.numel() != length:
-            raise ValueError(f"{length} bytes asked of rank {source}, from which {out.numel()} were awaited")
-        if work is not None:
-            work.wait(FOR_EVER)
-        return out
-
-    def _post(self, source: int, length: int) -> None:
-        """Tell the backend what will be received. gloo asks the sender for it on the same wire on which the own letters
-        leave: behind a long one, the other direction would stand still until it is through.
-        """
-        if source == self.rank:
-            return
-        # Zeroed, because gloo takes a shorter message without a word and leaves the rest as it was.
-        out = torch.zeros(length, dtype=torch.uint8, device=self._device)
-        work = self._group.recv([out], source, _tag(_LETTER, length)) if length else None
-        self._posted[source].append((work, out))
+        """Let go of it, where nothing is under way; peers that wait for us shall fail. `patience` in seconds, none after a failure."""
+        ...
 
 
-def _tag(kind: int, length: int) -> int:
-    """What a wire is called on the network. Of another length it has another name: gloo ends the process where a wire is
-    longer than what waits for it; so it waits, and is missed in the end.
-    """
-    return (kind << 28) + length % 2**28
+def read_all(wires: Sequence[Tensor], read: Read, rank: int) -> list[Tensor]:
+    for j in arrivals(rank, len(wires)):
+        read(j, wires[j])
+    return []
 
 
-def refuse(verb: Verb, size: int, rank: int) -> None:
+def refuse(verb: Verb, size: int, rank: int, device: torch.device) -> None:
     """Find what a backend would answer by hanging, by aborting, or with wrong numbers."""
     match verb:
+        case AllReduce(tensor) | AllGather(tensor) | Send(_, tensor) if tensor.device != device:
+            raise ValueError(f"{type(verb).__name__} of a tensor on {tensor.device}, in a lane for tensors on {device}")
         case AllReduce(tensor, _) if tensor.dtype not in _SUMMABLE:
             raise TypeError(f"no backend reduces {tensor.dtype}; convert it, to int32 or float32 for instance")
         case AllGather(wire) | Send(_, wire):
@@ -259,7 +78,7 @@ def refuse(verb: Verb, size: int, rank: int) -> None:
         raise ValueError(f"there is no rank {peer} among {size}")
 
 
-def _kept(wire: Tensor | Promise) -> Tensor:
+def made(wire: Tensor | Promise) -> Tensor:
     if isinstance(wire, Promise):
         wire = wire.keep()
         _expect_wire(wire)

@@ -4,9 +4,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from gossamer.core.errors import PeerError, plainly
+import torch
+
+from gossamer.core.errors import AttachError, PeerError, plainly
 from gossamer.core.verbs import (
     AllGather,
     AllReduce,
@@ -27,10 +30,11 @@ from gossamer.fabrics.book import Meet
 from gossamer.fabrics.channel import Channel, Crossing, refuse
 from gossamer.fabrics.habits import Habits
 from gossamer.fabrics.lane import Running
-from gossamer.fabrics.ledger import traffic
+from gossamer.fabrics.ledger import Traffic, traffic
 from gossamer.fabrics.positions import Position, explain, position, read_all
 from gossamer.fabrics.pulse import Pulse, Word, words
 from gossamer.fabrics.tickets import Tickets
+from gossamer.fabrics.watch import watch_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,7 +48,7 @@ class Office(Protocol):
 
     def start(self, program: Program[Any], label: str = "", step: int = 0, lane: str = "comm") -> Ticket[Any]: ...
     def join(self, ticket: Ticket[Any]) -> Any: ...
-    def note(self, verb: Verb, ticket: Running, seconds: float) -> None: ...
+    def note(self, step: int, verb: str, label: str, numbers: Traffic, seconds: float) -> None: ...
     def busy(self, seconds: float) -> None: ...
 
 
@@ -62,8 +66,9 @@ class _Own(Exception):
 class NetworkDriver:
     """Answers a lane's verbs on a channel and a board of its own; what concerns all lanes is on the fabric's."""
 
-    def __init__(self, office: Office, lane: str, board: Board, pulse: Pulse, check: int) -> None:
+    def __init__(self, office: Office, lane: str, board: Board, pulse: Pulse, check: int, device: torch.device) -> None:
         self._office, self._lane, self._fabric, self._pulse, self._check = office, lane, board, pulse, check
+        self._device, self.watch = device, watch_of(device)
         self._board = board.under(f"lane/{lane}")
         self._tickets = Tickets(board.under("tickets"))  # for all lanes: one may claim what another waits for
         self._channel: Channel | None = None
@@ -87,7 +92,12 @@ class NetworkDriver:
         def meet(text: str) -> dict[int, str]:
             return self._meet_all(self._board, "book", text, halt)
 
-        self._channel = _network(lambda: make(meet))
+        try:
+            self._channel = make(meet)
+        except AttachError:  # of all ranks alike
+            raise
+        except RuntimeError as error:
+            raise _Trouble(plainly(error)) from error
 
     def hang_up(self, patience: float = 0.0) -> None:
         if self._channel is not None:
@@ -128,7 +138,7 @@ class NetworkDriver:
     def _answer(self, verb: Verb, ticket: Running, halt: threading.Event) -> Any:
         match verb:
             case AllReduce() | AllGather() | AllToAll():
-                refuse(verb, self.channel.size, self.channel.rank)
+                refuse(verb, self.channel.size, self.channel.rank, self._device)
                 self.collectives += 1
                 if self._is_to_be_compared(verb, ticket):
                     self._compare(ticket, halt)
@@ -152,11 +162,11 @@ class NetworkDriver:
             case Descend():
                 raise RuntimeError("only the program that a host drives may yield Descend, not one on a lane")
             case _:
-                refuse(verb, self.channel.size, self.channel.rank)
+                refuse(verb, self.channel.size, self.channel.rank, self._device)
                 return self._cross(verb, ticket)
 
     def _cross(self, verb: Crossing, ticket: Running) -> Any:
-        begin = time.perf_counter()
+        began = self.watch.begin()
         self.asking = True
         try:
             answer = self.channel.answer(self._guarded(verb))
@@ -167,7 +177,8 @@ class NetworkDriver:
         finally:
             self.asking = False
         self._pulse.moves += 1
-        self._office.note(verb, ticket, time.perf_counter() - begin)
+        numbers = traffic(verb, self._board.rank, self._board.size)
+        self.watch.end(began, partial(self._office.note, ticket.step, type(verb).__name__, ticket.label, numbers))
         return answer
 
     def _guarded(self, verb: Crossing) -> Crossing:

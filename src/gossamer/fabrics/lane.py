@@ -14,7 +14,7 @@ from gossamer.core.errors import GossamerError
 from gossamer.core.verbs import Closed, Program, Ticket, Verb
 from gossamer.fabrics.board import poll
 from gossamer.fabrics.pulse import Pulse, Vigil, Word, ranks
-from gossamer.fabrics.stream import Passage
+from gossamer.fabrics.stream import Passage, settle_on
 
 
 class Running(Ticket[Any]):
@@ -22,19 +22,31 @@ class Running(Ticket[Any]):
 
     def __init__(self, program: Program[Any], label: str, step: int, lane: "Lane") -> None:
         self.program, self.label, self.step, self.lane = program, label, step, lane
-        self.passage = Passage.of(program)
+        self.passage = Passage.of(program, lane.device)
         self.verb: Verb | None = None  # what it waits for
         self.result: Any = None
         self.error: BaseException | None = None
         self.ended = threading.Event()
 
     def done(self) -> bool:
-        return self.ended.is_set()
+        return self.arrives(0.0)
+
+    def arrives(self, seconds: float) -> bool:
+        """Wait for its end, and for what it has left to a GPU, no longer than this; False if time was too short."""
+        until = time.monotonic() + seconds
+        if not self.ended.wait(seconds):
+            return False
+        return self.passage is None or self.error is not None or self.passage.arrives(until - time.monotonic())
 
     def end(self, result: Any, error: BaseException | None) -> None:
         if not self.ended.is_set():  # the first word counts: a lane given up may come back later
             self.result, self.error = result, error
             self.ended.set()
+
+    def give_up(self, error: BaseException) -> None:
+        """It may have ended, and left a GPU waiting for a peer."""
+        self.error = self.error or error
+        self.ended.set()
 
 
 class Driver(Protocol):
@@ -55,8 +67,8 @@ class Lane:
     a reduction could pair up with the wrong one without a word.
     """
 
-    def __init__(self, name: str, driver: Driver, pulse: Pulse) -> None:
-        self.name = name
+    def __init__(self, name: str, driver: Driver, pulse: Pulse, device: torch.device) -> None:
+        self.name, self.device = name, device
         self.broken: BaseException | None = None
         self._driver, self._pulse = driver, pulse
         self._queue = queue.SimpleQueue[Running | None]()
@@ -76,22 +88,30 @@ class Lane:
 
     def wait(self, ticket: Running) -> None:
         """Wait until a ticket has ended; where there is no more hope, give the lane up, so that it ends with an error."""
-        if ticket.ended.is_set():
-            return
+        if not ticket.done():
+            self._wait(ticket)
+        if self._failing and ticket.passage is not None:  # a GPU does not tell what it had done from what was cut short
+            self.halt.wait(3.0)
+            ticket.give_up(self.broken or self._stuck())
+
+    def _wait(self, ticket: Running) -> None:
         if threading.current_thread() is self._thread:
             raise RuntimeError(f"lane {self.name!r} joins {ticket.label!r}, which waits behind it: a deadlock")
-        if ticket.ended.wait(self._pulse.soon):
+        if ticket.arrives(self._pulse.soon):
             return
-        with self._pulse.vigil(lambda: self._driver.asking) as vigil:
-            while not ticket.ended.wait(self._pulse.often):
-                if verdict := vigil.verdict(lambda words: self._driver.doomed(self._now, words)):
+        with self._pulse.vigil(lambda: self._asks_for(ticket)) as vigil:
+            while not ticket.arrives(self._pulse.often):
+                if verdict := vigil.verdict(lambda words: self._driver.doomed(self._at(ticket), words)):
                     break
                 self._tell_of(vigil)
             else:
                 return
-        self._fail(self._now, TimeoutError(verdict), inside=False)
+        self._fail(self._at(ticket), TimeoutError(verdict), inside=False)
         if not ticket.ended.wait(3.0):  # its own thread may be failing at this very moment
-            ticket.end(None, self.broken or GossamerError(f"lane {self.name!r} is stuck"))
+            ticket.end(None, self.broken or self._stuck())
+
+    def _stuck(self) -> GossamerError:
+        return GossamerError(f"lane {self.name!r} is stuck")
 
     def see_through(self, ticket: Running, until: float) -> None:
         """Let what was started come to its end, while there is hope, and no longer than `until`.
@@ -107,10 +127,17 @@ class Lane:
 
         if poll(over, min(self._pulse.soon, left()), self.halt):
             return
-        with self._pulse.vigil(lambda: self._driver.asking) as vigil:
+        with self._pulse.vigil(lambda: self._asks_for(ticket)) as vigil:
             while left() > 0 and not poll(over, min(self._pulse.often, left()), self.halt):
-                if self.halt.is_set() or vigil.verdict(lambda words: self._driver.doomed(self._now, words)):
+                if self.halt.is_set() or vigil.verdict(lambda words: self._driver.doomed(self._at(ticket), words)):
                     return
+
+    def _at(self, ticket: Running) -> Running | None:
+        """Where the lane stands: its thread may be further on than a GPU that waits for a peer."""
+        return ticket if ticket.ended.is_set() else self._now
+
+    def _asks_for(self, ticket: Running) -> bool:
+        return self._driver.asking or ticket.ended.is_set()
 
     def _tell_of(self, vigil: Vigil) -> None:
         """Say once that others take longer than the deadline, which they may."""
@@ -136,15 +163,14 @@ class Lane:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
-        stream: torch.cuda.Stream | None = None
+        stream = settle_on(self.device)
         with torch.no_grad():
             while (ticket := self._queue.get()) is not None:
                 self._now = ticket
                 try:
-                    if ticket.passage is None:
+                    if ticket.passage is None or stream is None:
                         result = self._driver.drive(ticket, self.halt)
                     else:
-                        stream = stream or ticket.passage.new_stream()
                         with ticket.passage.aboard(stream):
                             result = self._driver.drive(ticket, self.halt)
                 except BaseException as error:

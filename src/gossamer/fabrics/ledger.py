@@ -63,7 +63,10 @@ class Ledger:
         return dict(self._verbs)
 
 
-def traffic(verb: Verb, rank: int, size: int) -> tuple[int, int, int]:
+Traffic = tuple[int, int, int]
+
+
+def traffic(verb: Verb, rank: int, size: int) -> Traffic:
     """Bytes handed to the backend, sent over this rank's link, and received over it.
 
     All-reduce and all-gather are counted as rings: 2 (N-1)/N of the tensor, and N-1 wires, each way.

@@ -1,7 +1,6 @@
 """Letters on their way: kept alive until the backend has no more need of them."""
 
 import threading
-from collections import deque
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -16,23 +15,16 @@ class Outbox:
 
     A backend may hold a letter back until its reader asks for it, perhaps several programs later; so neither the
     sending program nor its lane can wait. gloo cannot be asked whether a send is done, only be waited for: a thread
-    does that. NCCL can be asked, and its waiting would hold up a stream.
+    does that.
     """
 
-    def __init__(self, may_ask: bool) -> None:
-        self._may_ask = may_ask
+    def __init__(self) -> None:
         self.error: RuntimeError | None = None
         self._letters = SimpleQueue[tuple[Any, Tensor]]()
         self._thread: threading.Thread | None = None
         self._closing = False
-        self._queued = deque[tuple[Any, Tensor]]()
 
     def put(self, work: Any, wire: Tensor) -> None:
-        if self._may_ask:
-            while self._queued and self._queued[0][0].is_completed():
-                self._queued.popleft()
-            self._queued.append((work, wire))
-            return
         if self._thread is None:
             self._thread = threading.Thread(target=self._wait, name="gossamer-outbox", daemon=True)
             self._thread.start()

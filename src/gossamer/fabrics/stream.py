@@ -1,6 +1,7 @@
-"""A program's way to the lane's CUDA stream and back. Written with care, but not yet run on a GPU."""
+"""A lane's CUDA stream, and a program's way to it and back. Written with care, but not yet run on a GPU."""
 
 import inspect
+import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
@@ -11,6 +12,21 @@ import torch
 from torch import Tensor
 
 from gossamer.core.verbs import Program
+from gossamer.fabrics.watch import happening
+
+_PAUSES = (0.001, 0.005)  # seconds between two looks at an event: at first, and after a while
+_SHORT = 0.05  # seconds that are no while
+
+
+def settle_on(device: torch.device) -> torch.cuda.Stream | None:
+    """For a lane's thread, when it begins: from now on it stands on this device, and has a stream there.
+
+    None where the device has no streams. What is sent shall not wait behind what computes, so its kernels go first.
+    """
+    if device.type != "cuda":
+        return None
+    torch.cuda.set_device(device)
+    return torch.cuda.Stream(device, priority=-1)
 
 
 class Passage:
@@ -20,35 +36,49 @@ class Passage:
     again in the order of the starter's stream; what it returns is marked as used on the joiner's stream.
     """
 
-    def __init__(self, program: Program[Any]) -> None:
-        self._device = torch.cuda.current_device()
-        self._begin = torch.cuda.current_stream().record_event()
-        self._given: list[Any] = list(inspect.getgeneratorlocals(cast(GeneratorType[Any, Any, Any], program)).values())
+    def __init__(self, program: Program[Any], device: torch.device) -> None:
+        self._device = device
+        self._begin = torch.cuda.current_stream(device).record_event()
+        self._given: list[Any] = list(
+            inspect.getgeneratorlocals(cast("GeneratorType[Any, Any, Any]", program)).values()
+        )
         self._end: Any = None
 
     @staticmethod
-    def of(program: Program[Any]) -> "Passage | None":
-        return Passage(program) if torch.cuda.is_initialized() else None
-
-    def new_stream(self) -> torch.cuda.Stream:
-        """For the lane's thread, which stands on no device yet: a stream where the program was started."""
-        return torch.cuda.Stream(self._device)
+    def of(program: Program[Any], device: torch.device) -> "Passage | None":
+        return Passage(program, device) if device.type == "cuda" else None
 
     @contextmanager
     def aboard(self, stream: torch.cuda.Stream) -> Generator[None]:
         with torch.cuda.stream(stream):
             stream.wait_event(self._begin)
             yield
-            self._end = stream.record_event()
+            self._end = happening(self._device)
 
-    def land(self, result: Any) -> None:
+    def arrives(self, seconds: float) -> bool:
+        """Whether all that the ended program has queued is done within so many seconds; True at once if it failed.
+
+        The host asks again and again: a wait in CUDA could not be left where a peer is missing.
+        """
+        began = time.monotonic()
+        while self._end is not None and not self._end.query():
+            waited = time.monotonic() - began
+            if waited >= seconds:
+                return False
+            time.sleep(_PAUSES[waited > _SHORT])
+        return True
+
+    def land(self, result: Any) -> tuple[Any, Any]:
+        """Let the joiner's stream go on; returns the events of when it could have, and when it can."""
+        current = torch.cuda.current_stream(self._device)
+        ready = happening(self._device)
         if self._end is not None:
-            current = torch.cuda.current_stream()
             current.wait_event(self._end)
             for tensor in _tensors(result):
                 if tensor.is_cuda:
                     tensor.record_stream(current)
         self._given.clear()
+        return ready, self._end or ready
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

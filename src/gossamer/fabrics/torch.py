@@ -5,29 +5,37 @@ import time
 import weakref
 from collections import Counter
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
 
+from gossamer.core.errors import AttachError, PeerError
 from gossamer.core.verbs import Compute, Descend, Join, Program, Start, Ticket, Verb
-from gossamer.fabrics import leaving
+from gossamer.fabrics import leaving, nccl
 from gossamer.fabrics.board import Board
 from gossamer.fabrics.book import Meet, gloo
 from gossamer.fabrics.channel import Channel
 from gossamer.fabrics.driver import NetworkDriver
+from gossamer.fabrics.gloo import Gloo
 from gossamer.fabrics.lane import Lane, Running
-from gossamer.fabrics.ledger import Entry, Ledger, traffic
+from gossamer.fabrics.ledger import Entry, Ledger, Traffic
+from gossamer.fabrics.paths import Path, path
 from gossamer.fabrics.pulse import Patience, Pulse, Word
+from gossamer.fabrics.staged import Staged
 
 T = TypeVar("T")
+
+CPU = torch.device("cpu")
+_DAY = 86_400.0  # seconds
 
 _made = Counter[str]()  # fabrics made so far on each group, to tell their keys in the store apart
 
 
 class TorchFabric:
     """Runs programs over a torch.distributed process group (None: the default group, or this process alone).
+
+    `device` is where the tensors lie that programs give to the network, and where they find what has come.
 
     Every lane is a thread with a process group of its own. All ranks of the group make their fabrics, and open lanes,
     in the same order. The first `check` collectives of a lane, and later ones of an unusual size, are compared across
@@ -47,11 +55,13 @@ class TorchFabric:
         patience: Patience = "alive",
         ledger: Ledger | None = None,
         check: int = 8,
+        device: torch.device = CPU,
     ) -> None:
         if group is None and dist.is_initialized():
             group = dist.group.WORLD
         self.rank = 0 if group is None else group.rank()
         self.size = 1 if group is None else group.size()
+        self.device = device
         self.ledger = Ledger() if ledger is None else ledger
         if patience not in get_args(Patience):
             raise ValueError(f"patience is 'alive' or 'work', not {patience!r}")
@@ -60,6 +70,7 @@ class TorchFabric:
         self._drivers = dict[str, NetworkDriver]()
         self._last = dict[str, weakref.ref[Running]]()  # what was started last on each lane
         self._lock = threading.Lock()
+        self._path, self._refusal = _way(group, self.size, device)
         self._closed = False
         self._board = self._make_board()
         self._hosts = self.size > 1 and leaving.hosts_the_store()
@@ -79,16 +90,24 @@ class TorchFabric:
         if name in self._lanes:
             raise ValueError(f"there is a lane {name!r} already")
         says = (
-            f"opens lane {name!r} with deadline {self._deadline:g}, patience {self._patience!r} and check {self._check}"
+            f"opens lane {name!r} over {self._path} with deadline {self._deadline:g}, patience {self._patience!r} and "
+            f"check {self._check}"
         )
-        number, driver = len(self._lanes), NetworkDriver(self, name, self._board, self._pulse, self._check)
-        lane = Lane(name, driver, self._pulse)
+        if self._refusal is not None:  # which the others are told where they would else wait
+            says = f"cannot go on: {self._refusal}"
+        number, driver = len(self._lanes), NetworkDriver(self, name, self._board, self._pulse, self._check, self.device)
+        lane = Lane(name, driver, self._pulse, self.device)
         self._drivers[name], self._lanes[name] = driver, lane
 
         def program() -> Program[None]:
             yield Compute(lambda: driver.open(number, says, self._make_channel, lane.halt), says)
 
-        self.join(self.start(program(), f"opening lane {name!r}", lane=name))
+        try:
+            self.join(self.start(program(), f"opening lane {name!r}", lane=name))
+        except PeerError:
+            if self._refusal is not None:
+                raise self._refusal from None
+            raise
 
     def start(self, program: Program[T], label: str = "", step: int = 0, lane: str = "comm") -> Ticket[T]:
         """Put a program on a lane and go on."""
@@ -108,6 +127,7 @@ class TorchFabric:
             raise ticket.error
         if ticket.passage is not None:
             ticket.passage.land(ticket.result)
+            self._drivers[ticket.lane.name].watch.settle()
         return ticket.result
 
     def run(self, program: Program[T]) -> T:
@@ -147,6 +167,7 @@ class TorchFabric:
         if self._pulse.close() and fine and len(ended) == len(self._lanes):
             self._say_goodbye()
         for name in ended:
+            self._drivers[name].watch.settle()
             self._drivers[name].hang_up(patience=max(0.5, until - time.monotonic()))
 
     def _is_whole(self) -> bool:
@@ -163,11 +184,10 @@ class TorchFabric:
                 driver.clear_up()
             leaving.sign_off(self._board, self._keeps_store and leaving.somebody_stays())
 
-    def note(self, verb: Verb, ticket: Running, seconds: float) -> None:
+    def note(self, step: int, verb: str, label: str, numbers: Traffic, seconds: float) -> None:
         """Write an answered request into the ledger; lanes share it."""
-        numbers = traffic(verb, self.rank, self.size)
         with self._lock:
-            self.ledger.note(Entry(ticket.step, self.rank, type(verb).__name__, ticket.label, *numbers, seconds))
+            self.ledger.note(Entry(step, self.rank, verb, label, *numbers, seconds))
 
     def busy(self, seconds: float) -> None:
         """Processor time that a program took on its lane: encoding and decoding, in the main."""
@@ -197,21 +217,29 @@ class TorchFabric:
         return Board(store, self.rank, self.size).under(f"{name}/{_made[name]}")
 
     def _make_channel(self, meet: Meet) -> Channel:
-        """A lane's own process group."""
-        cpu = torch.device("cpu")
-        if self._group is None or self.size == 1:
-            return Channel(None, self.rank, self.size, cpu)
-        if dist.get_backend(self._group) == "gloo":
-            return Channel(gloo(meet, self.rank, self.size, self._deadline), self.rank, self.size, cpu)
-        group = dist.new_group(
-            dist.get_process_group_ranks(self._group),
-            timeout=timedelta(seconds=self._deadline),  # NCCL's own watch knows nothing of who lives
-            backend=dist.get_backend_config(self._group),
-            use_local_synchronization=self.size < dist.get_world_size(),
-        )
-        nccl = dist.get_backend(self._group) == "nccl"
-        device = torch.device("cuda", torch.cuda.current_device()) if nccl else cpu
-        return Channel(group, self.rank, self.size, device)
+        """A lane's own connection of these ranks; all of them have come to make it."""
+        if self._refusal is not None:
+            raise self._refusal
+        rank, size, device = self.rank, self.size, self.device
+        if self._group is None or self._path == "alone":
+            return Gloo(None, rank, size)
+        if self._path == "nccl":
+            where = nccl.seat(device)
+            nccl.refuse_shared({rank: where} | meet(where))
+            # A rank that lives is waited for, of which NCCL's watchdog knows nothing.
+            deadline = self._deadline if self._patience == "work" else max(self._deadline, _DAY)
+            group = nccl.new_group(dist.get_process_group_ranks(self._group), size, deadline, device)
+            return nccl.Nccl(group, rank, size, device)
+        group = gloo(meet, rank, size, self._deadline)
+        return Gloo(group, rank, size) if self._path == "gloo" else Staged(group, rank, size, device)
+
+
+def _way(group: dist.ProcessGroup | None, size: int, device: torch.device) -> tuple[Path, AttachError | None]:
+    """Which way tensors go; where there is none, why. It is an error once the others have been told."""
+    try:
+        return path(group, size, device), None
+    except AttachError as refusal:
+        return "alone", refusal
 
 
 def _alone(verb: Verb) -> Program[Any]:

@@ -74,7 +74,7 @@ def attach(
     """
     check_callback(on_metrics, metrics_every)
     group = _group(process_group)
-    fabric = TorchFabric(group, deadline=deadline, patience=patience)
+    fabric = TorchFabric(group, deadline=deadline, patience=patience, device=_device(model))
     try:
         given, refusal = None, None
         try:

@@ -186,7 +186,8 @@ def register(
     parsed = Recipe.of(recipe)
     check(parsed)
     named = _averaged(ddp_model)
-    fabric = TorchFabric(process_group or ddp_model.process_group, deadline=deadline, patience=patience)
+    device = next(iter(named.values())).device
+    fabric = TorchFabric(process_group or ddp_model.process_group, deadline=deadline, patience=patience, device=device)
     idle = torch.optim.SGD(list(named.values()), lr=1.0)  # channels ask for rates; a hook has none to offer
     try:
         worker = Worker(parsed, named, idle, fabric.rank, fabric.size, seed)

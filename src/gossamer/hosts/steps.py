@@ -284,10 +284,10 @@ class Steps:
             if self.fabric.size > 1:  # else there is nobody to wait for
                 self.meter.exposed_seconds += perf_counter() - began
 
-    def _catch_up(self, mean: Tensor, rates: Tensor) -> None:
+    def _catch_up(self, mean: Tensor, rates: Sequence[float]) -> None:
         """Apply an update that this rank missed while it was late."""
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        for group, rate in zip(groups, rates.tolist(), strict=True):
+        for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
         self.worker.channels[0].put_gradient(mean)
         if self.before_step is not None:

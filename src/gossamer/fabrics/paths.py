@@ -1,0 +1,43 @@
+"""Paths: which way a lane's tensors go. It follows from where they lie and from what the group has for that device."""
+
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from gossamer.core.errors import AttachError
+
+Path = Literal["alone", "gloo", "nccl", "staged"]
+
+
+def path(group: dist.ProcessGroup | None, size: int, device: torch.device) -> Path:
+    """Never from the group's name alone: it may have several backends, and be called "undefined"."""
+    if group is None or size == 1:
+        return "alone"
+    has = backends(group)
+    if device.type == "cpu" and has.get("cpu") == "gloo":
+        return "gloo"
+    if device.type == "cuda" and has.get("cuda") == "nccl":
+        return "nccl"
+    if device.type == "cuda" and "gloo" in has.values():
+        return "staged"
+    raise AttachError(
+        f"the model is on {device}, and the process group has no backend that gossamer can use for it (it has "
+        f"{', '.join(f'{b} for {d}' for d, b in has.items()) or 'none'}): call torch.distributed.init_process_group"
+        f"('{'cpu:gloo,cuda:nccl' if device.type == 'cuda' else 'gloo'}'), or give "
+        "process_group=torch.distributed.new_group(backend='gloo')"
+    )
+
+
+def backends(group: dist.ProcessGroup) -> dict[str, str]:
+    """The backend of each type of device, by name.
+
+    >>> _read("cpu:gloo,cuda:nccl")
+    {'cpu': 'gloo', 'cuda': 'nccl'}
+    """
+    return _read(dist.get_backend_config(group))
+
+
+def _read(configuration: str) -> dict[str, str]:
+    pairs = (entry.partition(":") for entry in configuration.split(","))
+    return {device: backend for device, _, backend in pairs if backend}

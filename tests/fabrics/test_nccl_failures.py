@@ -1,0 +1,150 @@
+"""A rank that is missed on NCCL: our error, with a place, before NCCL's watchdog ends the process; and what becomes of the group."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.fabrics import streams
+from tests.fabrics.streams import GPU, Event
+from tests.gang import Gang
+from tests.marked import SLACK
+
+from gossamer.core.verbs import Compute, Program
+from gossamer.fabrics import nccl
+from gossamer.fabrics.torch import TorchFabric
+
+pytestmark = pytest.mark.gang
+
+DEADLINE = 5.0
+
+
+class Group:
+    """Whoever waits for a peer is released when it is aborted, as kernels are."""
+
+    made: ClassVar[list["Group"]] = []
+
+    def __init__(self, ranks: list[int], size: int, deadline: float, device: torch.device) -> None:
+        self.asked, self.ended = (list(ranks), size, deadline, device), list[str]()
+        Group.made.append(self)
+
+    def abort(self) -> None:
+        Event.happens = True
+        self.ended.append("aborted")
+
+    def shutdown(self) -> None:
+        self.ended.append("shut down")
+
+
+@contextmanager
+def gpus() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        streams.install(patch)
+        patch.setattr(dist, "get_backend_config", lambda group: "cpu:gloo,cuda:nccl")
+        patch.setattr(nccl, "new_group", Group)
+        patch.setattr(nccl, "seat", lambda device: "")
+        patch.setattr(Group, "made", [])
+        yield
+
+
+def reduces(fails: bool) -> Program[None]:
+    """What a reduction is to the host: it is there at once, and the GPU waits."""
+
+    def enqueue() -> None:
+        if fails:
+            raise ValueError("the codec has a bug")
+
+    yield Compute(enqueue, "encode")
+
+
+def missed(rank: int, size: int, fails: bool) -> tuple[str, str, float, list[str]]:
+    with gpus():
+        fabric = TorchFabric(deadline=DEADLINE if fails else 1.0, patience="alive" if fails else "work", device=GPU)
+        Event.happens = False
+        began, outcome = time.monotonic(), ("", "no error")
+        try:
+            if rank == 0 or fails:
+                fabric.join(fabric.start(reduces(fails and rank == 1), "block.7", step=12))
+            else:
+                time.sleep(3.0)
+        except Exception as error:
+            outcome = type(error).__name__, str(error)
+        seconds = time.monotonic() - began
+        Event.happens = True
+        fabric.close()
+        return *outcome, seconds, Group.made[0].ended
+
+
+def test_a_rank_that_does_not_come_is_named_and_the_group_aborted(gang2: Gang) -> None:
+    (kind, text, seconds, ended), (_, nothing, _, other) = gang2.run(missed, False)
+    assert (kind, nothing) == ("PeerError", "no error")
+    assert "rank 0 of 2: step 12, 'block.7', Compute 'encode'" in text
+    assert "Rank 1 is alive, and at work elsewhere" in text
+    assert seconds < 1.0 + 2.0 + SLACK
+    assert ended == ["aborted"]
+    assert other == ["shut down"]
+
+
+def test_one_ranks_error_reaches_the_others_whom_nccl_would_not_wake(gang2: Gang) -> None:
+    zero, one = gang2.run(missed, True)
+    assert one[:2] == ("ValueError", "the codec has a bug")
+    assert zero[0] == "PeerError"
+    assert "ValueError: the codec has a bug" in zero[1]
+    assert zero[2] < DEADLINE
+    assert zero[3] == one[3] == ["aborted"]
+
+
+def comes_and_goes(rank: int, size: int) -> list[tuple[list[int], int, float, str, list[str]]]:
+    with gpus():
+        for _ in range(2):
+            fabric = TorchFabric(deadline=20, patience="work", device=GPU)
+            fabric.open_lane("other")
+            fabric.join(fabric.start(reduces(False)))
+            fabric.close()
+        return [(*g.asked[:3], str(g.asked[3]), g.ended) for g in Group.made]
+
+
+def test_every_communicator_that_was_made_is_destroyed(gang2: Gang) -> None:
+    """Each attach left its communicators behind, with their memory on the GPU."""
+    for made in gang2.run(comes_and_goes):
+        assert made == [([0, 1], 2, 20.0, "cuda:3", ["shut down"])] * 4
+
+
+def options_of(rank: int, size: int) -> tuple[float, list[int], bool, str, str]:
+    """What torch is asked for, on a build without NCCL."""
+
+    class Options:
+        pass
+
+    class Backend:
+        Options: object
+
+        def __init__(self, store: object, number: int, count: int, options: object) -> None:
+            self.given, self.connected = (store, number, count, options), list[torch.device]()
+
+        def eager_connect_single_device(self, device: torch.device) -> None:
+            self.connected.append(device)
+
+    Backend.Options = Options
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "ProcessGroupNCCL", Backend, raising=False)
+        groups = [nccl.new_group([0, 1], 2, 30.0, GPU) for _ in range(2)]
+        assert all(g.connected == [GPU] and g.given[1:3] == (rank, 2) for g in groups)
+        first, second = (g.given[3] for g in groups)
+        return (
+            first._timeout.total_seconds(),
+            first.global_ranks_in_group,
+            first.is_high_priority_stream,
+            first.group_name,
+            second.group_name,
+        )
+
+
+def test_nccls_watchdog_waits_longer_than_we_do(gang2: Gang) -> None:
+    zero, one = gang2.run(options_of)
+    assert zero == one
+    assert zero[:3] == (90.0, [0, 1], True)
+    assert zero[3] != zero[4]
