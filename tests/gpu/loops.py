@@ -33,7 +33,6 @@ class Plan:
     triton: bool = True
     sets_device: bool = True  # does the loop call torch.cuda.set_device?
     resumes: bool = False  # goes on from a checkpoint that was loaded on the CPU
-    mends: bool = True  # what would else hide all that lies behind it
 
     def __str__(self) -> str:
         return f"{self.recipe} on {self.ranks} ranks, {'eager' if self.eager else 'lazy'}, {self.backends}"
@@ -54,7 +53,7 @@ class Seen:
     lifetimes: Counter[str]
     kept: float  # bytes a parameter beyond model and momentum, between steps
     peak: float
-    crossed: int  # operations of process groups
+    crossed: int  # operations of process groups, after attach
     remembers: bool  # is there anything in a checkpoint?
     inverted: list[str] = field(default_factory=list[str])
     groups: list[str] = field(default_factory=list[str])  # how the process groups ended
@@ -117,13 +116,14 @@ def _train(rank: int, plan: Plan) -> Seen:
     dice = torch.Generator().manual_seed(rank)
     losses = list[Tensor]()
     with gossamer.attach(model, optimizer, plan.recipe, deadline=20.0) as comm:
+        crossed = diary.crossings
         for _ in range(plan.warm):
             losses.append(step(model, optimizer, comm, dice, device))
         if plan.resumes:
             on_cpu = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in comm.state_dict().items()}
             comm.load_state_dict(on_cpu)
         _meet(comm)
-        counted, crossed, diary.peak = _counters(), diary.crossings, diary.live
+        counted, diary.peak = _counters(), diary.live
         for _ in range(plan.steps):
             losses.append(step(model, optimizer, comm, dice, device))
         _meet(comm)
