@@ -22,7 +22,7 @@ TOPK = (
     "gather(topk(ratio=0.3, scope='global')) + error_feedback()",
     "scatter(topk(ratio=0.3), answer=bf16()) + error_feedback()",
 )
-LARGE = ("diana", "slowmo_sgp", "sgp", "osgp", "accordion", "accordion_qsgd", "accordion_batch")
+LARGE = ("diana", "slowmo_sgp", "sgp", "osgp", "accordion", "accordion_batch")
 
 KNOWN: tuple[Known, ...] = (
     Known(7, "Triton on the current device", "test_nobody_need_set_a_device", ("overlap_local_sgd",)),
