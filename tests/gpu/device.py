@@ -12,6 +12,8 @@ from tests.gpu import clocks, gloo, programs
 from tests.gpu.rules import Rules
 from tests.gpu.tensors import Host
 
+from gossamer.fabrics import staged
+
 COUNT = 8
 
 
@@ -51,8 +53,4 @@ def _rule_all_threads() -> None:
 
 
 def _replace_pinned() -> None:
-    try:
-        from gossamer.fabrics import staged
-    except ImportError:
-        return
     staged.pinned = lambda length: Host(torch.empty(length, dtype=torch.uint8))

@@ -24,6 +24,7 @@ class Diary:
     launches: Counter[str] = field(default_factory=Counter[str])
     races: Counter[str] = field(default_factory=Counter[str])
     lifetimes: Counter[str] = field(default_factory=Counter[str])
+    crossings: int = 0  # operations that were given to a process group
     live: int = 0  # bytes on the device
     peak: int = 0
 
@@ -45,6 +46,7 @@ class Diary:
 
 diary = Diary()
 _labels = dict[CodeType, str | None]()
+_TRAINS = str(Path(__file__).parent / "loops.py")  # outside of which nobody calls gossamer
 
 
 def place(depth: int = 1) -> str:
@@ -52,11 +54,17 @@ def place(depth: int = 1) -> str:
     out, frame = list[str](), sys._getframe(1)
     while frame is not None and len(out) < depth:
         code = frame.f_code
-        if code not in _labels:
-            name = code.co_filename
-            _labels[code] = name.removeprefix(SOURCE) if name.startswith(SOURCE) else None
-        file = _labels[code]
+        file = _labels[code] if code in _labels else _label(code)
         if file is not None:
+            if not file:
+                break
             out.append(f"{file}:{frame.f_lineno} {code.co_name}")
         frame = frame.f_back
     return " < ".join(out) or ELSEWHERE
+
+
+def _label(code: CodeType) -> str | None:
+    """The file, if it is gossamer's; nothing if it is the training loop."""
+    name = code.co_filename
+    _labels[code] = name.removeprefix(SOURCE) if name.startswith(SOURCE) else "" if name == _TRAINS else None
+    return _labels[code]

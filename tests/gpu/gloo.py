@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch.distributed as dist
-from tests.gpu.diary import lock, place
+from tests.gpu.diary import diary, lock, place
 from tests.gpu.tensors import Cuda, Host, tensors_in
 
 GIVES = {"send": True, "recv": False, "allreduce": True, "_allgather_base": True, "alltoall_base": True}
@@ -39,6 +39,7 @@ def _watched(real: Any, name: str, reads: bool) -> Any:
             raise RuntimeError(f"ProcessGroupGloo::{name}: unsupported device type cuda (at {place(3)})")
         pinned = [x for x in leaves if isinstance(x, Host)]
         with lock:
+            diary.crossings += bool(pinned)
             for tensor in pinned:
                 tensor.memory.host_reads() if reads else tensor.memory.host_writes()
         work = real(group, *args, **kwargs)

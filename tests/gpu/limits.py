@@ -27,21 +27,30 @@ KEPT = {
 }
 CRUMBS = 0.5  # bytes a parameter of scales, tables and numbers, in a model as small as the judges'
 PEAK = 8  # bytes a parameter that may come on top for a while
-ACTIVATIONS = 0.75  # and what the judges' own model needs in its passes
+ACTIVATIONS = 2.0  # and what the judges' own model needs in its passes
 
-COPIES = 2  # launches a step that each parameter may cost: its gradient into the bucket, its mean out of it
+# Launches a step that one more parameter may cost: its gradient into the bucket, its mean out of it; and what some
+# methods do tensor by tensor. With three ranks: what is done for each tensor and each rank is found here.
+COPIES = 2
+TENSOR_BY_TENSOR = {
+    "topk": 10,  # each tensor's largest
+    "powersgd": 5,  # each matrix times its factors
+    "accordion": 8,  # the same, and each gradient's sum and norm
+    "accordion_qsgd": 4,
+    "accordion_batch": 4,
+}
 
 
 def syncs(recipe: Recipe) -> float:
     """How often the host may wait for the device, a step."""
+    if isinstance(recipe.exchange, Quorum):
+        return 2  # once more before it claims its place: who is first is for the devices to say
     if not (recipe.schedule.averages_gradients or recipe.schedule.mixes or "push_sum" in repr(recipe)):
         return 1 / getattr(recipe.schedule, "every", 1)
-    if isinstance(recipe.exchange, Quorum):
-        return 2  # a ticket is claimed when the device has the gradient: who is first is for the devices to say
     watches: Controller = recipe.controller
     return 1 if isinstance(watches, Fixed) else 1 + 1 / getattr(watches, "epoch", 1)
 
 
 def launches(name: str) -> float:
     """Launches a step that one more parameter may cost."""
-    return COPIES
+    return TENSOR_BY_TENSOR.get(name, COPIES)

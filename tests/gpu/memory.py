@@ -47,7 +47,7 @@ class Memory:
     """One storage. Times are compared when a use begins, under the lock."""
 
     def __init__(self, length: int, home: Stream | None) -> None:
-        self.story = Story(length, home, place(2))
+        self.story = Story(length, home, place())
         if home is not None:
             diary.grows(length)
             weakref.finalize(self, _freed, self.story).atexit = False

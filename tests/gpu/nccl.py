@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from tests.gpu.clocks import Clock, Stream, current_stream, everyone, finished, merge
-from tests.gpu.diary import lock, place
+from tests.gpu.diary import diary, lock, place
 from tests.gpu.memory import Use
 from tests.gpu.tensors import Cuda
 from torch import Tensor
@@ -156,6 +156,7 @@ class Communicator:
             for tensor in writes:
                 tensor.memory.write(use)
             work.clock = dict(self.stream.clock)
+            diary.crossings += 1
             launched.append(Launch(self.name, self.number, self._known(), text))
         watchdog.begin(work, self.group.patience, f"{text}, number {self.number} on {self.name}, at {at}")
         self._queue.put((work, text if agreed else "", run))

@@ -76,10 +76,19 @@ def _load() -> None:
     import torch
 
     torch.set_num_threads(1)
-    for name in ("torch._dynamo", "torch.optim", "gossamer.hosts.attach", "gossamer.recipes", "gossamer.kernels.cpu"):
+    for name in (
+        "torch._dynamo",
+        "torch.optim",
+        "gossamer.hosts.attach",
+        "gossamer.recipes",
+        "gossamer.kernels.gpu",
+        "tests.gpu.orders",
+    ):
         importlib.import_module(name)
 
-    from tests.gpu import device
+    from tests.gpu import device, programs
+
+    programs.load_all()
 
     device.install()
     gc.collect()

@@ -1,6 +1,7 @@
 """Triton programs on the pretended device: one launch each, computed by the reference."""
 
 import importlib
+import pkgutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -37,6 +38,14 @@ def pretended(backend: Any, family: str, function: str) -> Callable[..., Any]:
         return each(lambda o: _wrapped(o, mine, given[0].index), out)
 
     return launch
+
+
+def load_all() -> None:
+    """Before processes are forked, so that each need not."""
+    for package in ("reference", "gpu"):
+        place = importlib.import_module(f"gossamer.kernels.{package}")
+        for module in pkgutil.iter_modules(place.__path__):
+            importlib.import_module(f"{place.__name__}.{module.name}")
 
 
 def _refuse(name: str, given: list[Cuda]) -> None:

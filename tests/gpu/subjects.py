@@ -92,11 +92,24 @@ def plan_of(text: str, **changes: Any) -> Plan:
 
 
 def plans_under_nccl(text: str) -> list[Plan]:
-    """Two and three ranks, communicators made lazily and at once, groups with one backend, two, and no name."""
+    """Two and three ranks, communicators made lazily and at once, groups with one backend, two, and no name.
+
+    The first has few parameters, the second many. (`plan_of` is another one: two ranks, lazily, one backend.)
+    """
     plans = [
         Plan(text, ranks=3, eager=True, backends="undefined", warm=1, steps=2),
-        Plan(text, ranks=3, eager=False, backends="cpu:gloo,cuda:nccl", depth=9, warm=1, steps=2),
+        Plan(text, ranks=3, eager=False, backends="cpu:gloo,cuda:nccl", depth=7, warm=1, steps=2),
     ]
     if talks_to_one(text):
         plans.append(Plan(text, ranks=2, eager=True, backends="undefined", warm=1, steps=2))
     return plans
+
+
+@cache
+def one_of_a_kind() -> tuple[str, ...]:
+    """One preset for each exchange and schedule: what the network sees of a recipe."""
+    kinds = dict[tuple[type, str], str]()
+    for name, text in short_presets().items():
+        recipe = Recipe.of(text)
+        kinds.setdefault((type(recipe.exchange), repr(recipe.schedule)), name)
+    return tuple(kinds.values())

@@ -5,8 +5,8 @@ import math
 import pytest
 from tests.gpu import limits
 from tests.gpu.known import cases
-from tests.gpu.loops import Plan, World
-from tests.gpu.subjects import named, plan_of, plans_under_nccl, short_presets
+from tests.gpu.loops import World
+from tests.gpu.subjects import named, one_of_a_kind, plan_of, plans_under_nccl, short_presets
 from tests.gpu.test_recipes import seen_of
 
 from gossamer.core.contracts import Quorum
@@ -22,6 +22,7 @@ def test_it_trains_under_nccls_rules(world: World, name: str) -> None:
     """With two and three ranks, communicators made lazily and at once, and whatever the user's group is called."""
     for seen in world.run(UNDER_NCCL[name]):
         assert seen.crossed > 0
+        assert seen.groups, "it went another way"
         assert not seen.races
         assert not seen.lifetimes
         assert not seen.inverted
@@ -37,12 +38,12 @@ def test_no_communicator_is_left(world: World, name: str) -> None:
 
 @pytest.mark.parametrize("name", cases("test_launches_do_not_grow", short_presets()))
 def test_launches_do_not_grow(world: World, name: str) -> None:
-    """Ten more parameters cost their copies, however many ranks there are."""
+    """Six more parameters cost their copies, and nothing for each of three ranks."""
     few, many = plans_under_nccl(named()[name])[:2]
-    more = 2 * (many.depth - few.depth)
+    more = limits.launches(name) * 2 * (many.depth - few.depth)
     for a, b in zip(seen_of(world, few), seen_of(world, many), strict=True):
-        assert a.channels == b.channels
-        assert b.launches_a_step() - a.launches_a_step() <= limits.launches(name) * more, b.launches - a.launches
+        assert a.channels == b.channels == 1
+        assert b.launches_a_step() - a.launches_a_step() <= more, b.launches - a.launches
 
 
 RESUMED = [n for n, text in short_presets().items() if not isinstance(Recipe.of(text).exchange, Quorum)]
@@ -51,13 +52,14 @@ RESUMED = [n for n, text in short_presets().items() if not isinstance(Recipe.of(
 @pytest.mark.parametrize("name", cases("test_a_checkpoint_on_the_cpu_resumes", RESUMED))
 def test_a_checkpoint_on_the_cpu_resumes(world: World, name: str) -> None:
     """As if nothing had been: the losses are those of a run that went on."""
-    straight = plan_of(named()[name])
-    resumed = plan_of(named()[name], resumes=True, steps=2)
-    for a, b in zip(seen_of(world, straight), world.run(resumed), strict=True):
+    straight = seen_of(world, plan_of(named()[name]))
+    if not straight[0].remembers:
+        pytest.skip("its checkpoint holds nothing but numbers")
+    for a, b in zip(straight, world.run(plan_of(named()[name], resumes=True)), strict=True):
         assert b.losses == a.losses[: len(b.losses)]
 
 
-@pytest.mark.parametrize("name", cases("test_it_trains_over_staged_gloo", short_presets()))
+@pytest.mark.parametrize("name", cases("test_it_trains_over_staged_gloo", one_of_a_kind()))
 def test_it_trains_over_staged_gloo(world: World, name: str) -> None:
     """A CUDA model over a gloo group. A lane may wait for the copies to pinned memory, and for nothing else."""
     plan = plan_of(named()[name], backends="gloo", warm=1, steps=2)
@@ -84,12 +86,6 @@ WITHOUT_TRITON = ("qsgd", "terngrad", "allreduce(ternary())")
 
 @pytest.mark.parametrize("name", cases("test_no_lane_waits_where_there_is_no_triton", WITHOUT_TRITON))
 def test_no_lane_waits_where_there_is_no_triton(world: World, name: str) -> None:
-    for seen in world.run(plan_of(named()[name], triton=False, steps=2)):
+    for seen in world.run(plan_of(named()[name], triton=False)):
         assert not seen.races
         assert not seen.lane_syncs
-
-
-def test_runs_start_where_cuda_is_initialised(world: World) -> None:
-    """On every Python: a generator's type cannot be subscripted before 3.13."""
-    for seen in world.run(Plan("allreduce", mends=False, warm=1, steps=1)):
-        assert seen.crossed > 0

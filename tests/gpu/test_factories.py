@@ -1,0 +1,102 @@
+"""Tensors are made where they are used: whoever makes one says on which device, or stands here with a reason.
+
+And nobody asks for the current device or stream of no device in particular: the device is that of the parameters.
+"""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.gpu.known import cases
+
+import gossamer
+
+SOURCE = Path(gossamer.__file__).parent
+ON_THE_HOST = {"workloads", "trial", "cli", "lab", "report", "catalogue", "counting", "simulate.py"}  # by their nature
+HOST_KERNELS = ("kernels/cpu/", "kernels/bench.py")
+
+MAKERS = {
+    *("zeros", "ones", "empty", "full", "tensor", "arange", "linspace", "eye", "as_tensor", "frombuffer", "from_numpy"),
+    *("rand", "randn", "randint", "randperm", "normal", "empty_strided"),
+}
+
+NUMBER = "a number that only the host reads"
+EXCEPTIONS = {
+    ("controllers/accordion.py", "_route"): NUMBER,
+    ("controllers/regimes.py", "watch"): NUMBER,
+    ("controllers/regimes.py", "_close"): NUMBER,
+    ("controllers/regimes.py", "rate_dropped"): NUMBER,
+    ("exchanges/push_sum.py", "numerator"): NUMBER,
+    ("exchanges/scatter.py", "_answer"): NUMBER,
+    ("hosts/consensus.py", "swap_in"): NUMBER,
+    ("memories/diana.py", "around"): NUMBER,
+    ("memories/error_feedback.py", "around"): NUMBER,
+    ("schedules/slowmo.py", "slow_velocity"): NUMBER,
+    ("core/draw.py", "shared_normal"): "drawn on the host, so that all devices get the same; who asks for it moves it",
+    ("fabrics", "tear"): "a wire of gloo",
+    ("fabrics/gloo.py", "heap"): "wires of gloo",
+    ("fabrics/staged.py", "pinned"): "pinned memory is the host's",
+    ("fabrics/staged.py", "make"): "a wire of gloo that has no bytes",
+    ("hosts/backward.py", "_forget_unused"): "host data; `count` moves it",
+    ("hosts/consensus.py", "check"): "host data; moved before it is sent",
+    ("hosts/handshake.py", "tell"): "host data, moved in the same line",
+    ("hosts/runs.py", "pack"): "a part of a file",
+    ("worker/quorum.py", "offer"): "host data; moved before it is sent",
+}
+CURRENT = {"current_device", "current_stream", "default_stream", "Stream", "synchronize"}
+
+
+def files() -> list[str]:
+    found = (path.relative_to(SOURCE) for path in sorted(SOURCE.rglob("*.py")))
+    kept = [p.as_posix() for p in found if p.parts[0] not in ON_THE_HOST]
+    return [p for p in kept if not p.startswith(HOST_KERNELS)]
+
+
+def calls(tree: ast.AST, function: str = "") -> Iterator[tuple[str, ast.Call]]:
+    """Every call, and the function it stands in."""
+    for node in ast.iter_child_nodes(tree):
+        inside = node.name if isinstance(node, ast.FunctionDef) else function
+        if isinstance(node, ast.Call):
+            yield inside, node
+        yield from calls(node, inside)
+
+
+@cache
+def calls_of(file: str) -> tuple[tuple[str, ast.Call], ...]:
+    return tuple(calls(ast.parse((SOURCE / file).read_text())))
+
+
+def without_a_device(file: str) -> Iterator[tuple[str, ast.Call]]:
+    for function, call in calls_of(file):
+        named = isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "torch"
+        if named and call.func.attr in MAKERS and not any(k.arg == "device" for k in call.keywords):  # pyright: ignore
+            yield function, call
+
+
+@pytest.mark.parametrize("file", cases("test_whoever_makes_a_tensor_says_where", files()))
+def test_whoever_makes_a_tensor_says_where(file: str) -> None:
+    excused = {function for place, function in EXCEPTIONS if place in (file, file.split("/", maxsplit=1)[0])}
+    found = [f"{file}:{c.lineno}: {ast.unparse(c)}" for f, c in without_a_device(file) if f not in excused]
+    assert not found
+
+
+@pytest.mark.parametrize("file", cases("test_nobody_asks_for_the_current_device", files()))
+def test_nobody_asks_for_the_current_device(file: str) -> None:
+    asked = [
+        f"{file}:{c.lineno}: {ast.unparse(c)}"
+        for _, c in calls_of(file)
+        if isinstance(c.func, ast.Attribute)
+        and ast.unparse(c.func.value) == "torch.cuda"
+        and c.func.attr in CURRENT
+        and not (c.args or any(k.arg == "device" for k in c.keywords))
+    ]
+    assert not asked
+
+
+def test_the_list_of_exceptions_is_no_longer_than_it_must_be() -> None:
+    used = {(file, f) for file in files() for f, _ in without_a_device(file)}
+    used |= {(file.split("/")[0], f) for file, f in used}
+    there = set(files()) | {file.split("/")[0] for file in files()}
+    assert {e for e in EXCEPTIONS if e[0] in there} <= used
