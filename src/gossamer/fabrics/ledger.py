@@ -30,6 +30,7 @@ class Ledger:
         self.entries = list[Entry]()
         self.handed = self.sent = self.received = self.requests = 0
         self.seconds = 0.0
+        self.exposed_seconds = 0.0  # time that the training loop stood still for the network
         self._verbs = dict[str, tuple[int, int]]()
         self.busy_seconds = 0.0  # processor time of programs between their requests: encoding and decoding
 

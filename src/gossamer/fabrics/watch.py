@@ -1,8 +1,12 @@
-"""Watches: how long a request took. On a GPU that is the time between two events, known once both have happened."""
+"""Watches: how long a request took, and how long the training loop stood still.
+
+On a GPU that is the time between two events, known once both have happened; on a CPU the host's.
+"""
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -51,9 +55,66 @@ class EventWatch:
 
     def settle(self) -> None:
         with self._lock:
-            while self._spans and self._spans[0][0].query() and self._spans[0][1].query():
+            while self._spans and _both_have_happened(*self._spans[0][:2]):
                 began, ended, tell = self._spans.popleft()
-                tell(max(0.0, began.elapsed_time(ended) / 1000))
+                tell(_seconds(began, ended))
+
+
+class Standstill(Protocol):
+    """For the training loop: whatever it waits for in `counted`, it waits for the network."""
+
+    def counted(self) -> AbstractContextManager[None]: ...
+
+    def gap(self, ready: Any, arrived: Any) -> None:
+        """A stream could have gone on at one event, and can at another."""
+        ...
+
+
+class HostStandstill:
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+
+    @contextmanager
+    def counted(self) -> Generator[None]:
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self._tell(perf_counter() - began)
+
+    def gap(self, ready: Any, arrived: Any) -> None:
+        pass
+
+
+class EventStandstill:
+    """The host may wait for a backward pass as well; what counts is that the GPU had nothing else to do."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._counts = False
+        self._gaps = deque[tuple[Any, Any]]()
+
+    @contextmanager
+    def counted(self) -> Generator[None]:
+        while self._gaps and _both_have_happened(*self._gaps[0]):  # of earlier waits
+            self._tell(_seconds(*self._gaps.popleft()))
+        self._counts = True
+        try:
+            yield
+        finally:
+            self._counts = False
+
+    def gap(self, ready: Any, arrived: Any) -> None:
+        if self._counts:
+            self._gaps.append((ready, arrived))
+
+
+def _both_have_happened(one: Any, other: Any) -> bool:
+    return one.query() and other.query()
+
+
+def _seconds(began: Any, ended: Any) -> float:
+    return max(0.0, began.elapsed_time(ended) / 1000)
 
 
 def happening(device: torch.device) -> Any:
@@ -65,3 +126,7 @@ def happening(device: torch.device) -> Any:
 
 def watch_of(device: torch.device) -> Watch:
     return EventWatch(device) if device.type == "cuda" else HostWatch()
+
+
+def standstill_of(device: torch.device, tell: Tell) -> Standstill:
+    return EventStandstill(tell) if device.type == "cuda" else HostStandstill(tell)

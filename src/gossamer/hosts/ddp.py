@@ -1,7 +1,6 @@
 """For people who already have DistributedDataParallel: a recipe as its communication hook."""
 
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -138,10 +137,11 @@ class Hook:
         In the thread of backward, since nothing is left that could go on meanwhile: DDP would wait for a promise for ever,
         and what goes wrong here ends its backward with an error.
         """
-        began, channels = perf_counter(), self.worker.channels
+        channels = self.worker.channels
         waiting, self.waiting = self.waiting, []
         self.intake.reset()
-        self.fabric.run(self.worker.average_gradients())
+        with self.fabric.standstill.counted():
+            self.fabric.run(self.worker.average_gradients())
         if not self.worker.finite:
             own = [g.coalesce().values() if g.is_sparse else g for gradients, *_ in waiting for g in gradients]
             self.fabric.run(self.worker.name_spoilers(all_finite(own)))
@@ -150,7 +150,6 @@ class Hook:
         self.worker.end_step()
         if self.worker.channels is not channels:
             self.intake = Intake(self.worker, self._launch)
-        self._meter.exposed_seconds += perf_counter() - began
         for (*_, promise, _), answer in zip(waiting, answers, strict=True):
             promise.set_result(answer)
 
