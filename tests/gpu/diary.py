@@ -1,0 +1,62 @@
+"""What happened on the pretended device, counted by the line of gossamer that did it."""
+
+import sys
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType
+
+import gossamer
+
+SOURCE = str(Path(gossamer.__file__).parent) + "/"
+ELSEWHERE = "elsewhere"  # the user's model and optimizer, and torch's own code for them
+
+lock = threading.RLock()  # programs run on several threads; the device is one
+
+
+@dataclass
+class Diary:
+    """Everything that the judges look at."""
+
+    syncs: Counter[str] = field(default_factory=Counter[str])  # the host waited for the device, on the caller's thread
+    lane_syncs: Counter[str] = field(default_factory=Counter[str])  # the same, on a lane's thread
+    launches: Counter[str] = field(default_factory=Counter[str])
+    races: Counter[str] = field(default_factory=Counter[str])
+    lifetimes: Counter[str] = field(default_factory=Counter[str])
+    live: int = 0  # bytes on the device
+    peak: int = 0
+
+    def clear(self) -> None:
+        for counter in (self.syncs, self.lane_syncs, self.launches, self.races, self.lifetimes):
+            counter.clear()
+
+    def waits(self, what: str) -> None:
+        """The host waits for the device."""
+        in_lane = threading.current_thread().name.startswith("gossamer-")
+        with lock:
+            (self.lane_syncs if in_lane else self.syncs)[f"{what} @ {place(3)}"] += 1
+
+    def grows(self, length: int) -> None:
+        with lock:
+            self.live += length
+            self.peak = max(self.peak, self.live)
+
+
+diary = Diary()
+_labels = dict[CodeType, str | None]()
+
+
+def place(depth: int = 1) -> str:
+    """The innermost lines of gossamer that led here."""
+    out, frame = list[str](), sys._getframe(1)
+    while frame is not None and len(out) < depth:
+        code = frame.f_code
+        if code not in _labels:
+            name = code.co_filename
+            _labels[code] = name.removeprefix(SOURCE) if name.startswith(SOURCE) else None
+        file = _labels[code]
+        if file is not None:
+            out.append(f"{file}:{frame.f_lineno} {code.co_name}")
+        frame = frame.f_back
+    return " < ".join(out) or ELSEWHERE

@@ -1,0 +1,102 @@
+"""Every preset, and recipes with every registered part that no preset has: nobody has to remember a new one."""
+
+import inspect
+from functools import cache
+from typing import Any
+
+from tests.gpu.loops import Plan
+from tests.laws import samples
+
+from gossamer.catalogue import parts_of
+from gossamer.core.contracts import Mixer, Quorum
+from gossamer.core.parts import registry
+from gossamer.recipe import Recipe
+from gossamer.recipes import presets
+
+SHORT = {"every": 2, "epoch": 2, "interval": 1}  # steps, so that something happens in few of them
+BUCKET = " + bucket(0.025)"  # three channels on the judges' model, where a recipe cuts it at all
+
+# Worth trying besides: what they do on a GPU is their own.
+BESIDES = (
+    "allreduce(ternary())",
+    "gather(topk(ratio=0.3, index='rice')) + error_feedback()",
+    "gather(topk(ratio=0.3, scope='global')) + error_feedback()",
+    "allreduce(fp32()) + every_step(micro_batches=2, rate=2.0)",
+    "scatter(topk(ratio=0.3), answer=bf16()) + error_feedback()",
+    "push_sum(topology=ring()) + gossip(every=2, overlap=True)",
+    "first(over=scatter(qsgd()))",
+)
+
+# Recipes with the parts that come with a recipe's text only.
+RULES = {
+    "rule": "allreduce(powersgd()) + error_feedback() + rule('ndim < 2', allreduce(fp32()))",
+    "route": "accordion(2, interval=1)",  # a controller makes routes
+    "bucket": "allreduce" + BUCKET,
+}
+
+
+@cache
+def short_presets() -> dict[str, str]:
+    """Every preset by name, as the text of a recipe whose rounds and epochs are short."""
+    out = dict[str, str]()
+    for name, make in presets().items():
+        parameters = inspect.signature(make).parameters.values()
+        given = {p.name: SHORT[p.name] for p in parameters if p.name in SHORT}
+        if name == "sgp":
+            given.clear()
+        required = [p.name for p in parameters if p.default is p.empty and p.name not in given]
+        assert not required, f"preset {name}: say in SHORT what {required} is"
+        out[name] = f"{name}({', '.join(f'{k}={v}' for k, v in given.items())})"
+    return out
+
+
+@cache
+def with_parts() -> tuple[str, ...]:
+    """For each registered part that no preset and nothing above has, the first recipe that has it."""
+    have = {part.name for text in [*short_presets().values(), *BESIDES] for part in parts_of(Recipe.of(text))}
+    out = [*BESIDES, *dict.fromkeys(RULES.values())]
+    for name in registry.of():
+        if name not in have | RULES.keys():
+            found = next(r for r in samples.recipes() if name in {p.name for p in parts_of(r)})
+            have |= {p.name for p in parts_of(found)}
+            out.append(repr(found))
+    return tuple(out)
+
+
+def ranks_of(text: str) -> int:
+    """How many it takes: backup workers need one more."""
+    return 3 if isinstance(Recipe.of(text).exchange, Quorum) else 2
+
+
+def is_cut(text: str) -> bool:
+    """Whether the model travels in buckets."""
+    recipe = Recipe.of(text)
+    return "bucket" not in text and not isinstance(recipe.exchange, Quorum | Mixer)
+
+
+def talks_to_one(text: str) -> bool:
+    """Whether it sends point to point."""
+    recipe = Recipe.of(text)
+    return isinstance(recipe.exchange, Mixer) or recipe.schedule.mixes or "push_sum" in repr(recipe)
+
+
+@cache
+def named() -> dict[str, str]:
+    """All recipes that stand before the judges: presets by name, the others by their text."""
+    return short_presets() | {text: text for text in with_parts()}
+
+
+def plan_of(text: str, **changes: Any) -> Plan:
+    """The run that most tests look at."""
+    return Plan(text + BUCKET if is_cut(text) else text, **{"ranks": ranks_of(text)} | changes)
+
+
+def plans_under_nccl(text: str) -> list[Plan]:
+    """Two and three ranks, communicators made lazily and at once, groups with one backend, two, and no name."""
+    plans = [
+        Plan(text, ranks=3, eager=True, backends="undefined", warm=1, steps=2),
+        Plan(text, ranks=3, eager=False, backends="cpu:gloo,cuda:nccl", depth=9, warm=1, steps=2),
+    ]
+    if talks_to_one(text):
+        plans.append(Plan(text, ranks=2, eager=True, backends="undefined", warm=1, steps=2))
+    return plans

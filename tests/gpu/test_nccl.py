@@ -1,0 +1,95 @@
+"""Every recipe under NCCL's rules, over staged gloo, from a checkpoint on the CPU, and where nobody has set a device."""
+
+import math
+
+import pytest
+from tests.gpu import limits
+from tests.gpu.known import cases
+from tests.gpu.loops import Plan, World
+from tests.gpu.subjects import named, plan_of, plans_under_nccl, short_presets
+from tests.gpu.test_recipes import seen_of
+
+from gossamer.core.contracts import Quorum
+from gossamer.recipe import Recipe
+
+pytestmark = pytest.mark.gang
+
+UNDER_NCCL = {str(plan): plan for text in short_presets().values() for plan in plans_under_nccl(text)}
+
+
+@pytest.mark.parametrize("name", cases("test_it_trains_under_nccls_rules", UNDER_NCCL))
+def test_it_trains_under_nccls_rules(world: World, name: str) -> None:
+    """With two and three ranks, communicators made lazily and at once, and whatever the user's group is called."""
+    for seen in world.run(UNDER_NCCL[name]):
+        assert seen.crossed > 0
+        assert not seen.races
+        assert not seen.lifetimes
+        assert not seen.inverted
+
+
+@pytest.mark.parametrize("name", cases("test_no_communicator_is_left", short_presets()))
+def test_no_communicator_is_left(world: World, name: str) -> None:
+    """After `detach` each is destroyed; or they pile up in the GPU's memory."""
+    for seen in seen_of(world, plan_of(named()[name])):
+        assert seen.groups
+        assert all(seen.groups)
+
+
+@pytest.mark.parametrize("name", cases("test_launches_do_not_grow", short_presets()))
+def test_launches_do_not_grow(world: World, name: str) -> None:
+    """Ten more parameters cost their copies, however many ranks there are."""
+    few, many = plans_under_nccl(named()[name])[:2]
+    more = 2 * (many.depth - few.depth)
+    for a, b in zip(seen_of(world, few), seen_of(world, many), strict=True):
+        assert a.channels == b.channels
+        assert b.launches_a_step() - a.launches_a_step() <= limits.launches(name) * more, b.launches - a.launches
+
+
+RESUMED = [n for n, text in short_presets().items() if not isinstance(Recipe.of(text).exchange, Quorum)]
+
+
+@pytest.mark.parametrize("name", cases("test_a_checkpoint_on_the_cpu_resumes", RESUMED))
+def test_a_checkpoint_on_the_cpu_resumes(world: World, name: str) -> None:
+    """As if nothing had been: the losses are those of a run that went on."""
+    straight = plan_of(named()[name])
+    resumed = plan_of(named()[name], resumes=True, steps=2)
+    for a, b in zip(seen_of(world, straight), world.run(resumed), strict=True):
+        assert b.losses == a.losses[: len(b.losses)]
+
+
+@pytest.mark.parametrize("name", cases("test_it_trains_over_staged_gloo", short_presets()))
+def test_it_trains_over_staged_gloo(world: World, name: str) -> None:
+    """A CUDA model over a gloo group. A lane may wait for the copies to pinned memory, and for nothing else."""
+    plan = plan_of(named()[name], backends="gloo", warm=1, steps=2)
+    for seen in world.run(plan):
+        assert all(map(math.isfinite, seen.losses))
+        assert not seen.races
+        assert not seen.lifetimes
+        assert all("fabrics/staged.py" in place for place in seen.lane_syncs)
+
+
+WITHOUT_A_DEVICE = ("allreduce", "qsgd", "overlap_local_sgd", "osgp", "backup")
+
+
+@pytest.mark.parametrize("name", cases("test_nobody_need_set_a_device", WITHOUT_A_DEVICE))
+def test_nobody_need_set_a_device(world: World, name: str) -> None:
+    """A loop that says `model.to("cuda:1")`, and no more: all that gossamer does is on that device, and in order."""
+    for seen in world.run(plan_of(named()[name], sets_device=False, warm=1, steps=2)):
+        assert not seen.races
+        assert not seen.lifetimes
+
+
+WITHOUT_TRITON = ("qsgd", "terngrad", "allreduce(ternary())")
+
+
+@pytest.mark.parametrize("name", cases("test_no_lane_waits_where_there_is_no_triton", WITHOUT_TRITON))
+def test_no_lane_waits_where_there_is_no_triton(world: World, name: str) -> None:
+    for seen in world.run(plan_of(named()[name], triton=False, steps=2)):
+        assert not seen.races
+        assert not seen.lane_syncs
+
+
+def test_runs_start_where_cuda_is_initialised(world: World) -> None:
+    """On every Python: a generator's type cannot be subscripted before 3.13."""
+    for seen in world.run(Plan("allreduce", mends=False, warm=1, steps=1)):
+        assert seen.crossed > 0
