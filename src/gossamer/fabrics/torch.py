@@ -186,10 +186,15 @@ class TorchFabric:
                 driver.clear_up()
             leaving.sign_off(self._board, self._keeps_store and leaving.somebody_stays())
 
-    def note(self, step: int, verb: str, label: str, numbers: Traffic, seconds: float) -> None:
+    def note(self, step: int, verb: str, label: str, numbers: Traffic, seconds: float) -> int:
         """Write an answered request into the ledger; lanes share it."""
         with self._lock:
-            self.ledger.note(Entry(step, self.rank, verb, label, *numbers, seconds))
+            return self.ledger.note(Entry(step, self.rank, verb, label, *numbers, seconds))
+
+    def amend(self, place: int, seconds: float) -> None:
+        """It is known how long a request took."""
+        with self._lock:
+            self.ledger.amend(place, seconds)
 
     def busy(self, seconds: float) -> None:
         """Processor time that a program took on its lane: encoding and decoding, in the main."""

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 
 Tell = Callable[[float], None]  # is told the seconds
+Note = Callable[[float], int]  # writes down what took so many seconds; returns the place
+Amend = Callable[[int, float], None]  # is told the place, and the seconds it took after all
 
 
 class Watch(Protocol):
@@ -20,7 +22,7 @@ class Watch(Protocol):
 
     def begin(self) -> Any: ...
 
-    def end(self, began: Any, tell: Tell) -> None: ...
+    def end(self, began: Any, note: Note) -> None: ...
 
     def settle(self) -> None: ...
 
@@ -31,33 +33,33 @@ class HostWatch:
     def begin(self) -> float:
         return perf_counter()
 
-    def end(self, began: float, tell: Tell) -> None:
-        tell(perf_counter() - began)
+    def end(self, began: float, note: Note) -> None:
+        note(perf_counter() - began)
 
     def settle(self) -> None:
         pass
 
 
 class EventWatch:
-    """A stream's clock, for requests that the host only puts there. What has not happened yet is told later."""
+    """A stream's clock, for requests that the host only puts there: they are noted now, and how long they took later."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._spans = deque[tuple[Any, Any, Tell]]()
+    def __init__(self, device: torch.device, amend: Amend) -> None:
+        self._device, self._amend = device, amend
+        self._spans = deque[tuple[Any, Any, int]]()
         self._lock = threading.Lock()
 
     def begin(self) -> Any:
         return happening(self._device)
 
-    def end(self, began: Any, tell: Tell) -> None:
+    def end(self, began: Any, note: Note) -> None:
         with self._lock:
-            self._spans.append((began, self.begin(), tell))
+            self._spans.append((began, self.begin(), note(0.0)))
 
     def settle(self) -> None:
         with self._lock:
             while self._spans and _both_have_happened(*self._spans[0][:2]):
-                began, ended, tell = self._spans.popleft()
-                tell(_seconds(began, ended))
+                began, ended, place = self._spans.popleft()
+                self._amend(place, _seconds(began, ended))
 
 
 class Standstill(Protocol):
@@ -124,8 +126,8 @@ def happening(device: torch.device) -> Any:
     return event
 
 
-def watch_of(device: torch.device) -> Watch:
-    return EventWatch(device) if device.type == "cuda" else HostWatch()
+def watch_of(device: torch.device, amend: Amend) -> Watch:
+    return EventWatch(device, amend) if device.type == "cuda" else HostWatch()
 
 
 def standstill_of(device: torch.device, tell: Tell) -> Standstill:
