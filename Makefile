@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 APT := $(shell command -v apt-get 2>/dev/null)
 
-.PHONY: demo test check docs bench clean
+.PHONY: demo test test-all check docs bench clean
 
 # The CPU build of torch is a fifth of the size of the default one; where pip has no such build of this version at hand,
 # PyTorch's own index of CPU builds can be given: make test PIP_EXTRA="--index-url URL-OF-THE-CPU-INDEX".
@@ -30,7 +30,14 @@ test: $(VENV)/.installed .network-tools
 	$(BIN)/ruff format -q --check src tests benchmarks campaigns
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# All kinds of arguments for the programs for GPUs, with this Triton and with that of torch 2.6.
+OLDEST := $(VENV)/triton-3.2.0
+test-all: test
+	GOSSAMER_WIDE=1 $(BIN)/python -m pytest tests/kernels/test_compiled.py
+	@test -d $(OLDEST) || $(BIN)/pip install -q --disable-pip-version-check --no-deps --target $(OLDEST) triton==3.2.0
+	GOSSAMER_WIDE=1 PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest tests/kernels/test_compiled.py
 
 docs: $(VENV)/.installed
 	$(BIN)/pip install -q --disable-pip-version-check sphinx myst-parser furo

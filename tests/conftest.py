@@ -24,12 +24,26 @@ settings.register_profile("gossamer", derandomize=True, deadline=None)
 settings.load_profile("gossamer")
 
 
+COMMANDS = {"cli", "lab", "trial", "others"}  # packages whose tests start whole commands, or measure a network
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a lab where none can be made, and say why."""
+    """Skip what needs a lab where none can be made, and say why; keep together what must not run side by side."""
     reason = available()
     for item in items:
         if reason is not None and item.get_closest_marker("lab"):
             item.add_marker(pytest.mark.skip(reason=reason))
+        if group := _group(item):
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _group(item: pytest.Item) -> str:
+    """Under several test processes: two labs at once would share the cores that they measure, and gangs are kept for the
+    session, so that a second process would start its own. All else goes wherever there is room.
+    """
+    if item.get_closest_marker("lab") or item.path.parent.name in COMMANDS:
+        return "commands"
+    return "gangs" if {"gang2", "gang4"} & set(getattr(item, "fixturenames", ())) else ""
 
 
 def _gang(size: int) -> Iterator[Gang]:

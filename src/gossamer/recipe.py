@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, final
@@ -42,7 +42,7 @@ def preset(make: PresetT) -> PresetT:
 
 
 @final
-@part("bucket")
+@part("bucket", sample="bucket(6.0)")
 class Bucket(Part):
     """How many megabytes of gradient travel together. Without it, what was measured to be best for the exchange.
 
@@ -65,7 +65,8 @@ class Bucket(Part):
 class Recipe:
     """Who talks to whom, what is kept back, when, and how much.
 
-    Prints as the text it can be read from: parts joined by `+`.
+    Prints as the text it can be read from: parts joined by `+`. Its fields are the table of the kinds of parts there are:
+    one part of each kind, called by it, and lists of rules and routes. Texts, files and printing follow them.
 
     >>> Recipe.of("scatter(qsgd(bits=4)) + slowmo(every=12)")
     scatter(qsgd()) + slowmo(12)
@@ -83,13 +84,9 @@ class Recipe:
         check(self)
 
     def __repr__(self) -> str:
-        parts: list[Any] = [self.exchange]
-        for f in fields(self)[1:4]:
-            value = getattr(self, f.name)
-            if value != f.default:
-                parts.append(value)
-        parts += [*self.rules, *_grouped(self.routes), *([self.bucket] if self.bucket else [])]
-        return " + ".join(map(repr, parts))
+        said, listed = self._said(), self._listed()
+        last = [said.pop("bucket")] if "bucket" in said else []
+        return " + ".join(map(repr, [*said.values(), *(part for parts in listed.values() for part in parts), *last]))
 
     @staticmethod
     def of(source: "str | Path | Recipe | Part") -> "Recipe":
@@ -114,17 +111,30 @@ class Recipe:
 
     def suits(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise AttachError for an optimizer with which a part would not do what it says."""
-        for one in self._parts():
+        for one in self.parts():
             one.suits(optimizer)
 
     @cached_property
     def follows_rate(self) -> bool:
         """True if any part asks for the learning rate of a block."""
-        return any(one.follows_rate for one in self._parts())
+        return any(one.follows_rate for one in self.parts())
 
-    def _parts(self) -> list[Part]:
+    def parts(self) -> list[Part]:
+        """All parts, those of the rules included."""
         ruled = [one for rule in self.rules for one in (rule.exchange, rule.memory)]
-        return [self.exchange, self.memory, self.schedule, self.controller, *ruled]
+        return [*self._single().values(), *ruled]
+
+    def _single(self) -> dict[str, Part]:
+        """The one part of each kind, by kind."""
+        return {kind: value for kind in _kinds() if (value := getattr(self, kind)) is not None}
+
+    def _said(self) -> dict[str, Part]:
+        """Those that are not there anyway."""
+        defaults = {f.name: f.default for f in fields(self)}
+        return {kind: value for kind, value in self._single().items() if value != defaults[kind]}
+
+    def _listed(self) -> dict[str, list[Part]]:
+        return {"rules": [*self.rules], "routes": [*_grouped(self.routes)]}
 
     def route(self, usual: Exchange, other: Exchange, names: list[str]) -> "Recipe":
         """The same recipe with `other` for the parameters named, and `usual` for all else."""
@@ -138,15 +148,20 @@ class Recipe:
 
     def to_toml(self) -> str:
         """One line per part."""
-        lines = [f"exchange = {_quoted(self.exchange)}"]
-        for name in ("memory", "schedule", "controller", "bucket"):
-            value = getattr(self, name)
-            if value != self.__dataclass_fields__[name].default:
-                lines.append(f"{name} = {_quoted(value)}")
-        for name, listed in ("rules", self.rules), ("routes", _grouped(self.routes)):
+        lines = [f"{kind} = {_quoted(value)}" for kind, value in self._said().items()]
+        for name, listed in self._listed().items():
             if listed:
                 lines.append(f"{name} = [\n" + "".join(f"  {_quoted(r)},\n" for r in listed) + "]")
         return "\n".join(lines) + "\n"
+
+
+LISTS = ("rules", "routes")
+
+
+@cache
+def _kinds() -> tuple[str, ...]:
+    """The kinds of which a recipe has one part each."""
+    return tuple(f.name for f in fields(Recipe) if f.name not in LISTS)
 
 
 def read_toml(path: Path) -> Recipe:
@@ -164,7 +179,7 @@ def read_toml(path: Path) -> Recipe:
 
 
 def from_toml(table: Mapping[str, Any]) -> Recipe:
-    known = ["recipe", "exchange", "memory", "schedule", "controller", "bucket", "rules", "routes"]
+    known = ["recipe", *_kinds(), *LISTS]
     parts = list[Part | Recipe]()
     for key, value in table.items():
         if key not in known:
@@ -201,13 +216,7 @@ def _assemble(values: tuple[Any, ...]) -> Recipe:
             rules.append(value)
         elif isinstance(value, Route):
             _add(value, routes)
-        elif isinstance(value, Part) and value.kind in (
-            "exchange",
-            "memory",
-            "schedule",
-            "controller",
-            "bucket",
-        ):
+        elif isinstance(value, Part) and value.kind in _kinds():
             require(value.kind not in given, f"two parts say {value.kind}: {given.get(value.kind)} and {value}")
             given[value.kind] = value
         else:

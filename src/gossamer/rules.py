@@ -5,16 +5,16 @@ import fnmatch
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, final
 
-from gossamer.combinations import check_pair
 from gossamer.core.contracts import Exchange, Memory
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, part, require
+from gossamer.core.terms import Party, Term, agree, bars
 from gossamer.core.text import shown, term
 from gossamer.memories import NoMemory
 
 
 @final
-@part("rule")
+@part("rule", sample="rule('ndim < 2', allreduce(fp32()))")
 class Rule(Part):
     """Parameters for which `when` holds go through another exchange and memory; the first rule that fits wins.
 
@@ -36,7 +36,17 @@ class Rule(Part):
 
     def __post_init__(self) -> None:
         _predicate(self.when)
-        check_pair(self.exchange, self.memory)
+        agree(self.parties)
+
+    @property
+    def parties(self) -> dict[str, Party]:
+        """What the numbers of its parameters go through."""
+        return {"memory": self.memory, "exchange": self.exchange, "rule": self}
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        because = "{exchange} acts on the whole step; it can be a recipe's exchange, not a rule's"
+        return (bars("whole step", because=because),)
 
     def fits(self, name: str, shape: tuple[int, ...]) -> bool:
         numel = 1
@@ -46,7 +56,7 @@ class Rule(Part):
 
 
 @final
-@part("route")
+@part("route", sample="route(('head.weight',), allreduce(fp32()))")
 class Route(Part):
     """Parameters that go through another exchange for now, by name: a controller's choice. Rules go before.
 

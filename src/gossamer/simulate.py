@@ -160,8 +160,8 @@ def _descend(replica: Replica) -> bool:
     return finite
 
 
-def _catch_up(replica: Replica, mean: Tensor, rates: Tensor) -> None:
-    for group, rate in zip(replica.optimizer.param_groups, rates.tolist(), strict=True):
+def _catch_up(replica: Replica, mean: Tensor, rates: Sequence[float]) -> None:
+    for group, rate in zip(replica.optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     replica.worker.channels[0].put_gradient(mean)
     replica.optimizer.step()

@@ -1,7 +1,7 @@
 """What a recipe may cost on a GPU."""
 
 from gossamer.controllers import Fixed
-from gossamer.core.contracts import Controller
+from gossamer.core.contracts import Controller, Quorum
 from gossamer.recipe import Recipe
 
 # Bytes a parameter beyond the model and its momentum, 4 of gradients included, that a preset keeps from step to step.
@@ -36,6 +36,8 @@ def syncs(recipe: Recipe) -> float:
     """How often the host may wait for the device, a step."""
     if not (recipe.schedule.averages_gradients or recipe.schedule.mixes or "push_sum" in repr(recipe)):
         return 1 / getattr(recipe.schedule, "every", 1)
+    if isinstance(recipe.exchange, Quorum):
+        return 2  # a ticket is claimed when the device has the gradient: who is first is for the devices to say
     watches: Controller = recipe.controller
     return 1 if isinstance(watches, Fixed) else 1 + 1 / getattr(watches, "epoch", 1)
 

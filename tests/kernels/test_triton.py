@@ -27,10 +27,24 @@ def both(call):
     for a, b in zip(*results):
         assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), (n, a, b)
 
-for n in (0, 1, 4, 319, 321, 512, 700, 2050, 5300):
+def near(call):
+    with kernels.using("torch"):
+        (top, deviation) = call()
+    with kernels.using("triton"):
+        (top2, deviation2), (_, again) = call(), call()
+    assert torch.equal(top.view(torch.int32), top2.view(torch.int32)), (n, top, top2)
+    torch.testing.assert_close(deviation, deviation2, rtol=1e-6, atol=0, equal_nan=True)
+    assert torch.equal(deviation2.view(torch.int32), again.view(torch.int32))  # one order, run after run
+
+for n in (0, 1, 4, 321, 512, 640, 2050, 5300):
     x = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(device)
-    for bounds in ((0, n), (0, n // 3, n // 3, n - n // 7, n)):
+    many = sorted({n, *range(0, n, 1 + n // 9), min(n, 5), n // 2, min(n, n // 2 + 1)})
+    for bounds in ((0, n), (0, n // 3, n // 3, n - n // 7, n), (0, *many, n)):
         both(lambda: [kernels.absmax(x, bounds)])
+        near(lambda: kernels.absmax_and_rms(x, bounds))
+        near(lambda: kernels.absmax_and_std(x, bounds))
+        if len(bounds) > 5 and n != 640:
+            continue  # the interpreter is slow
         scales = kernels.absmax(x, bounds)
         both(lambda: [kernels.ternary_encode(x, bounds, scales, KEY, n)])
         both(lambda: [kernels.ternary_levels(x, bounds, scales, KEY, 5, n)])
@@ -49,7 +63,8 @@ for n in (0, 1, 4, 319, 321, 512, 700, 2050, 5300):
                 seen += [wire, said, pending.clone(), out]
             return seen
         both(rounds)
-    for bits, bucket in ((1, 512), (2, 100), (3, 64), (4, 512), (5, 512), (6, 7), (7, 512), (8, 2560)):
+    for bits, bucket in ((1, 512), (2, 100), (3, 64), (4, 4600), (5, 2**17), (6, 7), (7, 513), (8, 2560)):
+        both(lambda: [kernels.bucket_norms(x, bucket, "max")])
         norms = kernels.bucket_norms(x, bucket, "max")
         both(lambda: [kernels.quantise_encode(x, bits, bucket, norms, KEY, n)])
         codes = kernels.quantise_encode(x, bits, bucket, norms, KEY, n)
@@ -62,6 +77,13 @@ for n in (0, 1, 4, 319, 321, 512, 700, 2050, 5300):
         residual = x * 1e-3
         return [kernels.cast_feedback(x * 3, residual, torch.bfloat16), residual]
     both(cast)
+for bad in (float("nan"), float("inf")):
+    x = torch.tensor([1.0, bad, 3.0, 3.0, 3.0, 2.0], device=device)
+    both(lambda: [kernels.absmax(x, (0, 2, 5, 6)), kernels.bucket_norms(x, 4, "max")])
+    near(lambda: kernels.absmax_and_rms(x, (0, 2, 5, 6)))
+    near(lambda: kernels.absmax_and_std(x, (0, 2, 5, 6)))
+    with kernels.using("triton"):
+        assert kernels.absmax_and_std(x, (0, 2, 5, 6))[1][1:].tolist() == [0.0, 0.0]  # constant: exactly none
 print("equal")
 """
 

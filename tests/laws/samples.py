@@ -1,17 +1,15 @@
 """Instances of every registered part, so that a new part stands before every law without anyone remembering.
 
-A part whose required fields can be guessed from their annotations needs nothing here. Otherwise, and for settings worth
-trying besides the defaults, add texts to `MORE`.
+A part says itself what is typical of it. For settings worth trying besides, such as short rounds, add texts to `MORE`.
 """
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from itertools import product
-from typing import Any, get_type_hints
+from typing import Any
 
 from gossamer import recipes as presets
-from gossamer.codecs import FP32
 from gossamer.core.contracts import (
     Codec,
     Controller,
@@ -25,8 +23,9 @@ from gossamer.core.contracts import (
 )
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, parse, registry
-from gossamer.exchanges import AllReduced
+from gossamer.memories import ErrorFeedback, NoMemory
 from gossamer.recipe import Recipe
+from gossamer.schedules import EveryStep
 
 MORE: dict[str, tuple[str, ...]] = {
     "accordion": ("accordion(scatter(qsgd(bits=8)), scatter(qsgd(bits=4)), 2, interval=1)",),
@@ -37,9 +36,9 @@ MORE: dict[str, tuple[str, ...]] = {
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
     "first": ("first(backups=0)", "first(over=scatter(qsgd()))"),
     "gossip": ("gossip(every=2)", "gossip(overlap=True)"),
-    "local_sgd": ("local_sgd(2, warmup=2)",),
+    "local_sgd": ("local_sgd(2)", "local_sgd(2, warmup=2)"),
     "none": ("none(allow_biased=True)",),
-    "overlap_local_sgd": ("overlap_local_sgd(2, beta=0.0)",),
+    "overlap_local_sgd": ("overlap_local_sgd(2)", "overlap_local_sgd(2, beta=0.0)"),
     "powersgd": ("powersgd(rank=1)", "powersgd(rank=64, min_ratio=1.0)"),
     "push_sum": ("push_sum(topology=ring())", "push_sum(topology=complete())"),
     "qsgd": (
@@ -48,14 +47,21 @@ MORE: dict[str, tuple[str, ...]] = {
         "qsgd(bits=3, bucket=64, norm='l2')",
         "qsgd(bits=8, bucket=1)",
     ),
-    "rule": ("rule('ndim < 2', allreduce(fp32()))", "rule(\"name == 'a*'\", gather(topk()), error_feedback())"),
+    "rule": ("rule(\"name == 'a*'\", gather(topk()), error_feedback())",),
     "scatter": (
         "scatter(ternary(), answer=ternary(levels=3))",
         "scatter(qsgd(bits=2), answer=fp32())",
         "scatter(topk(ratio=0.3), answer=bf16())",
         "scatter(bf16(), answer=topk(ratio=0.3))",
+        "scatter(qsgd(bits=2), feedback=0.5)",
+        "scatter(qsgd(bits=2), feedback=1.0)",
     ),
-    "slowmo": ("slowmo(2, buffers='average')", "slowmo(2, buffers='reset')", "slowmo(2, inner=push_sum())"),
+    "slowmo": (
+        "slowmo(2)",
+        "slowmo(2, buffers='average')",
+        "slowmo(2, buffers='reset')",
+        "slowmo(2, inner=push_sum())",
+    ),
     "ternary": ("ternary(clip=0.0)", "ternary(levels=7)", "ternary(clip=0.0, levels=127)"),
     "topk": (
         "topk(ratio=0.3)",
@@ -66,30 +72,10 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
 }
 
-GUESSES: dict[Any, Any] = {
-    int: 2,
-    float: 1.5,
-    bool: True,
-    str: "ndim < 2",
-    tuple[str, ...]: ("a", 'it\'s "b"'),
-    Codec: FP32(),
-    LinearCodec: FP32(),
-    Exchange: AllReduced(FP32()),
-}
-
-
-def guess(make: Callable[..., Any], accepted: dict[str, bool]) -> Any:
-    """Call with the required arguments guessed from their annotations; `accepted` says which are required."""
-    hints = get_type_hints(make)
-    missing = [name for name, required in accepted.items() if required]
-    unknown = [f"{name}: {hints.get(name)}" for name in missing if hints.get(name) not in GUESSES]
-    assert not unknown, f"no sample of {make}: add one to MORE or GUESSES in tests/laws/samples.py for {unknown}"
-    return make(**{name: GUESSES[hints[name]] for name in missing})
-
 
 def plainest(part: type[Part]) -> Part:
-    """The part with every default, and guesses for what has none."""
-    return guess(part, {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(part)})  # pyright: ignore
+    """The part as it says itself that it is typical."""
+    return parse(part.sample)
 
 
 def samples(*kinds: str) -> list[Any]:
@@ -144,9 +130,28 @@ def controllers() -> list[Controller]:
     return samples("controller")
 
 
+CARRIERS = (
+    "allreduce(fp32())",
+    "scatter(qsgd(bits=4, bucket=16))",
+)  # a dense one and a compressed one, for all that drives
+
+
+def carried(schedule: Schedule) -> Iterator[Recipe]:
+    """The schedule with what can carry it."""
+    for exchange in (*map(parse, CARRIERS), *mixers()):
+        yield from legal(Recipe, exchange, NoMemory(), schedule)
+
+
+def controlled(controller: Controller) -> Iterator[Recipe]:
+    """The controller over the exchanges that it names, or else over those of `CARRIERS`."""
+    named = [v for f in fields(controller) if isinstance(v := getattr(controller, f.name), Exchange)]  # pyright: ignore
+    for exchange, memory in product(named or map(parse, CARRIERS), (NoMemory(), ErrorFeedback())):
+        yield from legal(Recipe, exchange, memory, EveryStep(), controller)
+
+
 def preset_recipes() -> dict[str, Recipe]:
-    """Every preset, with guesses for the arguments that have no default."""
-    return {name: guess(make, _required(make)) for name, make in presets.presets().items()}
+    """Every preset; epochs and rounds that it must be told are of two steps."""
+    return {name: make(**dict.fromkeys(_required(make), 2)) for name, make in presets.presets().items()}
 
 
 def recipes() -> list[Recipe]:
@@ -170,13 +175,14 @@ def legal(make: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
         return
 
 
-def _required(make: Callable[..., Any]) -> dict[str, bool]:
-    parameters = inspect.signature(make).parameters.values()
-    return {p.name: p.default is inspect.Parameter.empty for p in parameters}
+def _required(make: Callable[..., Any]) -> list[str]:
+    return [p.name for p in inspect.signature(make).parameters.values() if p.default is inspect.Parameter.empty]
 
 
 __all__ = [
+    "carried",
     "codecs",
+    "controlled",
     "controllers",
     "exchanges",
     "legal",

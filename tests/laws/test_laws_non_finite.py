@@ -20,7 +20,7 @@ from tests.worker.gym import (
 
 NAN, INF = float("nan"), float("inf")
 gentle = sgd(lr=0.02, momentum=0.0)  # error feedback around few ranks bears no long strides
-AVERAGING = [*fleet.SYNCHRONOUS, *fleet.QUORUM]
+AVERAGING = [*fleet.SETTLING, *fleet.QUORUM]
 
 
 @pytest.mark.parametrize("value", [NAN, INF, -INF])

@@ -124,7 +124,7 @@ def test_around_a_dense_exchange_a_memory_without_momentum_gives_the_mean(memory
 def test_a_rate_of_following_lies_between_zero_and_one(memory: Memory) -> None:
     for omega in (0.0, 0.5, 10.0, 1e6):
         assert 0 <= memory.follow(omega) <= 1
-        assert (memory.follow(omega) > 0) == memory.needs_unbiased
+        assert (memory.follow(omega) > 0) == ("wants unbiased" in memory.traits)
 
 
 @every_pair

@@ -26,7 +26,7 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "gather(topk()) + diana()": ("diana() needs an unbiased exchange", "error_feedback()"),
     "powersgd + diana()": ("needs an unbiased exchange", "qsgd()"),
     "gather(ternary()) + diana()": ("needs an unbiased exchange", "ternary(clip=0.0)"),
-    "scatter(bf16()) + diana()": ("needs an unbiased exchange", "use qsgd() or fp32()"),
+    "scatter(bf16()) + diana()": ("needs an unbiased exchange", "qsgd(), fp32()"),
     "gather(ternary()) + error_feedback()": ("can diverge: the codec adds more than it leaves out", "drop it"),
     "gather(qsgd(bits=2)) + error_feedback()": ("can diverge", "more bits or smaller buckets"),
     "gather(qsgd(bits=4, bucket=512)) + error_feedback()": ("can diverge", "diana()"),

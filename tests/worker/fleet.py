@@ -1,4 +1,6 @@
-"""The recipes that stand before every law of training."""
+"""The recipes that stand before every law of training: some by hand, and every schedule and controller there is."""
+
+from tests.laws.samples import carried, controlled, controllers, schedules
 
 from gossamer.recipe import Recipe
 
@@ -71,7 +73,12 @@ GOSSIP = [  # replicas differ; only sums are kept
     "osgp(every=3)",
 ]
 
-ALL = [*SYNCHRONOUS, *QUORUM, *LOCAL, *OVERLAP, *GOSSIP]
+# Whatever is registered, without anyone remembering; round about it the laws above ask for rounds of three steps.
+EVERY_SCHEDULE = [repr(recipe) for schedule in schedules() for recipe in carried(schedule)]
+EVERY_CONTROLLER = [repr(recipe) for controller in controllers() for recipe in controlled(controller)]
+
+ALL = list(dict.fromkeys([*SYNCHRONOUS, *QUORUM, *LOCAL, *OVERLAP, *GOSSIP, *EVERY_SCHEDULE, *EVERY_CONTROLLER]))
+SETTLING = [r for r in ALL if r not in QUORUM and Recipe.of(r).schedule.averages_gradients]  # equal after every step
 
 
 def smallest(recipe: str) -> int:

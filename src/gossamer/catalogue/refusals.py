@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_typ
 import torch
 from torch import nn
 
-from gossamer.catalogue.samples import GUESSES, carriers, hosted, of, sample
+from gossamer.catalogue.samples import carriers, hosted, of, sample, typical
 from gossamer.codecs import FP32
 from gossamer.core.contracts import Codec, Exchange, LinearCodec, Mixer, Quorum
 from gossamer.core.errors import AttachError, RecipeError
@@ -173,7 +173,7 @@ def wrong_values(make: Callable[..., Any]) -> list[str]:
     """What a part or a preset says to arguments out of range."""
     hints, said = get_type_hints(make), dict[str, None]()
     accepted = inspect.signature(make).parameters
-    needed = {n: GUESSES[hints[n]] for n, p in accepted.items() if p.default is p.empty}
+    needed = typical(make)
     for name in accepted:
         numeric = {int, float} & {hints[name], *get_args(hints[name])}
         tried = map(float if float in numeric else int, (-1, 0, 1, 2, 1000) if numeric else ())

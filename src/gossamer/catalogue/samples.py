@@ -1,16 +1,16 @@
 """Samples of every part and preset, so that a new one is shown and tried without anyone remembering."""
 
 import inspect
-from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
 from gossamer.codecs import FP32
 from gossamer.controllers import Fixed
-from gossamer.core.contracts import Carrier, Codec, Exchange, LinearCodec, Mixer, Quorum, Schedule
+from gossamer.core.contracts import Carrier, Exchange, Mixer, Quorum, Schedule
 from gossamer.core.errors import RecipeError
-from gossamer.core.parts import Part, registry
+from gossamer.core.parts import Part, parse, registry
 from gossamer.exchanges import AllReduced
 from gossamer.memories import ErrorFeedback, NoMemory
 from gossamer.recipe import Recipe
@@ -28,28 +28,13 @@ KINDS = {  # their plural, and what they decide
     "route": ("routes", "which ones a controller sends another way for now"),
     "bucket": ("buckets", "how much travels together"),
 }
-EPOCH = 100  # some recipes must know how many steps an epoch has
-GUESSES: dict[Any, Any] = {
-    int: 8,
-    float: 6.0,
-    str: "ndim < 2",
-    tuple[str, ...]: ("head.weight",),
-    Codec: FP32(),
-    LinearCodec: FP32(),
-    Exchange: AllReduced(FP32()),
-}
+EPOCH, EVERY = 100, 8  # for presets that must know how many steps an epoch, or a round, has
 
 
 @cache
 def sample(name: str) -> Part:
-    """The part with every default, and a guess for what has none."""
-    part = registry.of()[name]
-    hints = get_type_hints(part)
-    return part(**{f.name: GUESSES[hints[f.name]] for f in fields(part) if required(f)})  # pyright: ignore
-
-
-def required(field: "Field[Any]") -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
+    """The part as it says itself that it is typical."""
+    return parse(registry.of()[name].sample)
 
 
 def of(*kinds: str) -> list[Part]:
@@ -60,8 +45,15 @@ def of(*kinds: str) -> list[Part]:
 def example(name: str) -> Recipe:
     """A preset with its defaults; those that must know the length of an epoch get one of 100 steps."""
     make = presets()[name]
+    return make(**typical(make))
+
+
+def typical(make: Callable[..., Any]) -> dict[str, Any]:
+    """Values for the arguments of a part or a preset that have no default."""
     missing = [n for n, p in inspect.signature(make).parameters.items() if p.default is p.empty]
-    return make(**{n: EPOCH if n == "epoch" else GUESSES[int] for n in missing})
+    if isinstance(make, type) and issubclass(make, Part):
+        return {n: getattr(sample(make.name), n) for n in missing}
+    return {n: EPOCH if n == "epoch" else EVERY for n in missing}
 
 
 def parts_of(value: Any) -> Iterator[Part]:
@@ -71,15 +63,7 @@ def parts_of(value: Any) -> Iterator[Part]:
 
 def _walk(value: Any) -> Iterator[Part]:
     if isinstance(value, Recipe):
-        for v in (
-            value.exchange,
-            value.memory,
-            value.schedule,
-            value.controller,
-            *value.rules,
-            *value.routes.values(),
-            value.bucket,
-        ):
+        for v in [*value.parts(), *value.rules, *value.routes.values()]:
             yield from _walk(v)
     elif isinstance(value, Part):
         yield value

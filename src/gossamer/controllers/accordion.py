@@ -1,5 +1,7 @@
 """Accordion: compress hard only while training can bear it."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -11,7 +13,7 @@ from gossamer.core.parts import part, require
 
 
 @final
-@part("accordion")
+@part("accordion", sample="accordion(scatter(qsgd(bits=8)), scatter(qsgd(bits=2)), 100)")
 class Accordion(Controller):
     """Per parameter: the mild exchange in critical regimes, the harsh one elsewhere.
 
@@ -43,6 +45,11 @@ class Accordion(Controller):
     drop: float = 2.0
 
     def __post_init__(self) -> None:
+        for level in (self.mild, self.harsh):
+            require(
+                isinstance(level, Exchange),  # pyright: ignore[reportUnnecessaryIsInstance]
+                f"accordion: {level} acts on the whole step; it can be a recipe's exchange, not a controller's level",
+            )
         require(self.epoch >= 1, f"accordion: epoch must be at least 1 step, got {self.epoch}")
         require(self.interval >= 1, f"accordion: interval must be at least 1 epoch, got {self.interval}")
         require(
@@ -50,6 +57,13 @@ class Accordion(Controller):
             f"accordion: threshold must be positive, got {self.threshold}; the paper uses 0.5",
         )
         require(self.drop > 1, f"accordion: drop must be above 1, got {self.drop}; 2 means 'halved or less'")
+
+    def reach(self, recipe: Any) -> Iterable[Any]:
+        require(
+            recipe.exchange == self.mild,
+            f"{self} starts with its mild exchange; write '{self.mild} + ...' instead of '{recipe.exchange} + ...'",
+        )
+        yield replace(recipe, exchange=self.harsh)
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         verdict = EpochWatch(self.epoch, self.interval, self.threshold).watch(facts, state)

@@ -1,5 +1,6 @@
 """Accordion over the batch: small batches while training is fragile, large ones after."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, final
 
@@ -7,10 +8,11 @@ from gossamer.controllers.regimes import EpochWatch
 from gossamer.core.block import State
 from gossamer.core.contracts import Controller, Facts
 from gossamer.core.parts import part, require
+from gossamer.core.terms import Term, needs
 
 
 @final
-@part("accordion_batch")
+@part("accordion_batch", sample="accordion_batch(8, 100)")
 class AccordionBatch(Controller):
     """Accumulate `factor` micro-batches per step once no parameter is in a critical regime; never go back.
 
@@ -42,8 +44,24 @@ class AccordionBatch(Controller):
         require(self.threshold > 0, f"accordion_batch: threshold must be positive, got {self.threshold}")
 
     @property
+    def terms(self) -> tuple[Term, ...]:
+        return (
+            needs(
+                "batch",
+                because="{controller} grows the batch of a step that averages gradients, and {schedule} has none; use "
+                "every_step()",
+            ),
+        )
+
+    @property
     def moves_schedule(self) -> bool:
         return True
+
+    def reach(self, recipe: Any) -> Iterable[Any]:
+        yield self._grown(recipe)
+
+    def _grown(self, recipe: Any) -> Any:
+        return replace(recipe, schedule=replace(recipe.schedule, micro_batches=self.factor, rate=float(self.factor)))
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         if recipe.schedule.accumulate > 1 or self.factor == 1:
@@ -51,8 +69,7 @@ class AccordionBatch(Controller):
         verdict = EpochWatch(self.epoch, self.interval, self.threshold).watch(facts, state)
         if verdict is None or any(critical and _moves(name, state) for name, critical in verdict.items()):
             return recipe
-        grown = replace(recipe.schedule, micro_batches=self.factor, rate=float(self.factor))
-        return replace(recipe, schedule=grown)
+        return self._grown(recipe)
 
 
 def _moves(name: str, state: State) -> bool:

@@ -18,5 +18,9 @@ class Fixed(Controller):
     fixed()
     """
 
+    @property
+    def traits(self) -> frozenset[str]:
+        return frozenset()
+
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         return recipe

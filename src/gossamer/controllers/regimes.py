@@ -45,13 +45,18 @@ class EpochWatch:
 def accumulate(blocks: Sequence[Block], state: State) -> None:
     for block in blocks:
         for name, gradient in block.tensors():
-            key = f"delta:{name}"
+            key, gradient = (
+                f"delta:{name}",
+                torch.atleast_1d(gradient),
+            )  # what has no dimension is a number of the host's
             state[key] = state[key] + gradient if key in state else gradient.clone()
 
 
 def norms(state: Mapping[str, Tensor]) -> dict[str, float]:
-    prefix = "delta:"
-    return {k.removeprefix(prefix): float(v.double().norm()) for k, v in state.items() if k.startswith(prefix)}
+    """Of each parameter's sum; the host asks for all of them at once."""
+    sums = {k.removeprefix("delta:"): v for k, v in state.items() if k.startswith("delta:")}
+    found = torch.stack([v.double().norm() for v in sums.values()]).tolist() if sums else []
+    return dict(zip(sums, found, strict=True))
 
 
 def critical(old: float, now: float, threshold: float) -> bool:

@@ -138,3 +138,15 @@ class Draft(State):
     def commit(self) -> None:
         self._settled.clear()
         self._settled.update(self)
+
+    def commit_if(self, fine: Tensor) -> None:
+        """Commit what a device finds fine, without asking it: else state stays as it was, or is zero.
+
+        Numbers, which the host keeps, are taken either way.
+        """
+        for key, new in self.items():
+            old = self._settled.get(key)
+            if new.dim() and new is not old:
+                before = torch.zeros_like(new) if old is None or old.shape != new.shape else old
+                self[key] = torch.where(fine, new, before)
+        self.commit()

@@ -1,7 +1,7 @@
 """What each kind of part promises. Every contract ends with its law; `tests/laws` is those laws."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.draw import Draw
 from gossamer.core.parts import Part
+from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
 
 Policy = Literal["equal", "mean", "owner", "drop"]
@@ -170,6 +171,26 @@ class Exchange(Part):
     kind: ClassVar[str] = "exchange"
 
     @property
+    def traits(self) -> frozenset[str]:
+        return those(unbiased=self.unbiased, contracts=self.contracts, whole=self.whole)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        if not self.needs_feedback:
+            return ()
+        if self.contracts:
+            because = (
+                "{exchange} is biased, and without error feedback training need not converge; "
+                "use '{exchange} + error_feedback()', or none(allow_biased=True) to insist"
+            )
+        else:
+            because = (
+                "{exchange} is biased, so that training need not converge, and error feedback around it can diverge; "
+                "use another codec, such as ternary() or qsgd(), or '+ none(allow_biased=True)' to insist"
+            )
+        return (needs("mends bias", "bias allowed", because=because),)
+
+    @property
     @abstractmethod
     def unbiased(self) -> bool: ...
 
@@ -217,6 +238,13 @@ class Send(Protocol):
     def __call__(self, block: Block, seat: Seat) -> Program[Echo]: ...
 
 
+UNBALANCED = (
+    "{memory} over {exchange}: the second encoding's error follows the memory's own rate, or their books would not balance; "
+    "leave feedback out"
+)
+"""Why a memory bars an exchange that was told what to do with the error of a second encoding."""
+
+
 class Memory(Part):
     """Middleware around an exchange; it keeps what did not get through. Stacks like an onion.
 
@@ -227,14 +255,8 @@ class Memory(Part):
     kind: ClassVar[str] = "memory"
 
     @property
-    def mends_bias(self) -> bool:
-        """True if a biased codec converges inside this memory."""
-        return False
-
-    @property
-    def needs_unbiased(self) -> bool:
-        """True if the memory is only right around an unbiased exchange."""
-        return False
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(memory=True)
 
     @property
     def gain(self) -> float:
@@ -263,10 +285,16 @@ class Peers(NamedTuple):
 class Topology(Part):
     """Who is whose neighbour in which round: pure arithmetic, no process groups.
 
-    Law: `j in peers(i).to` iff `i in peers(j).source`; nobody is its own neighbour; `share * len(to) < 1`.
+    Law: `j in peers(i).to` iff `i in peers(j).source`; nobody is its own neighbour; `share * len(to) < 1`. If it is
+    `alike`, all ranks have as many peers in a round, hear from as many, and share as much.
     """
 
     kind: ClassVar[str] = "topology"
+
+    @property
+    def alike(self) -> bool:
+        """True if a rank can tell from its own neighbours how much any other one shares."""
+        return False
 
     @abstractmethod
     def peers(self, rank: int, size: int, round: int) -> Peers: ...
@@ -277,13 +305,35 @@ class Mixer(Part):
 
     `push` takes the model a rank holds and returns a program that sends and receives; `absorb` takes the wires that came
     (none, perhaps, after a local step: a rank then holds less than its share) and gives the model that the rank holds.
-    `wrote` is told the model as the parameters took it, where they have fewer bits than the block.
+    `wrote` is then told the model as the parameters took it: the very tensor, but where they have fewer bits than the block.
+    What was pushed is absorbed before the next push.
 
     Law: the sum of all numerators, those in flight included, and the sum of all weights, never change but by what the
     optimizers do, whatever the parameters' precision.
     """
 
     kind: ClassVar[str] = "exchange"
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return those(mixes=True, whole_step=True)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return (
+            needs(
+                "wants mixing",
+                because="{exchange} mixes parameters and never agrees exactly, so it cannot carry {schedule}; "
+                "use '{exchange} + gossip()', or 'allreduce(fp32()) + slowmo(48, inner={exchange})'",
+            ),
+            bars(
+                "memory",
+                because="{memory} around {exchange}: with changing neighbours the error does not vanish, and push-sum "
+                "conserves mass per coordinate; drop the memory",
+            ),
+            bars("singles out", because="{rules} cannot single out parameters under {exchange}: x and w travel as one"),
+            bars("control", because="{controller} has no knob to turn on {exchange}"),
+        )
 
     def policy(self, key: str) -> Policy:
         return "drop"
@@ -321,6 +371,30 @@ class Quorum(Part):
     """
 
     kind: ClassVar[str] = "exchange"
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return those(whole_step=True)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return (
+            needs(
+                "averages gradients",
+                because="{exchange} drops late gradients; dropping a model average under {schedule} is something else: use "
+                "every_step()",
+            ),
+            bars(
+                "own step",
+                because="{schedule} under {exchange}: a late rank applies missed updates without it; use every_step() as it is",
+            ),
+            bars(
+                "memory",
+                because="{memory} around {exchange}: a dropped gradient's residual would be lost; drop the memory",
+            ),
+            bars("singles out", because="{rules} under {exchange}: one ticket closes the whole step; drop the {rules}"),
+            bars("control", because="{controller} under {exchange}: late ranks decide late"),
+        )
 
     @abstractmethod
     def check(self, size: int) -> None:
@@ -417,10 +491,22 @@ class Schedule(Part):
     """One training step: what is exchanged before and after the optimizer descends.
 
     Law: `step` yields Descend exactly once; all ranks start the same programs in the same order; what was launched lands
-    by schedule, never by arrival; after a step that `rests`, all ranks hold equal models, unless they mix or overlap.
+    by schedule, never by arrival; after a step that is `equal`, all ranks hold bit-equal models.
     """
 
     kind: ClassVar[str] = "schedule"
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(
+            averages_gradients=self.averages_gradients, wants_mixing=self.mixes, own_step=self.lr_factor != 1
+        )
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        if self.mixes:
+            return (needs("mixes", because="{schedule} needs an exchange that mixes: 'push_sum() + {schedule}'"),)
+        return ()
 
     @property
     def averages_gradients(self) -> bool:
@@ -446,6 +532,10 @@ class Schedule(Part):
         """True if this is the last step of a round: after it is the time to judge, or to keep, the models."""
         return True
 
+    def equal(self, step: int) -> bool:
+        """True if all ranks hold equal models after this step."""
+        return self.averages_gradients
+
     @abstractmethod
     def step(self, loop: Loop) -> Program[None]: ...
 
@@ -467,9 +557,17 @@ class Controller(Part):
     kind: ClassVar[str] = "controller"
 
     @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(control=True)
+
+    @property
     def moves_schedule(self) -> bool:
         """True if it may change the schedule, and so what the optimizer does; else only what is sent."""
         return False
+
+    def reach(self, recipe: Any) -> Iterable[Any]:
+        """What it may put in force under this recipe, without itself; all of it is checked when the recipe is made."""
+        return ()
 
     @abstractmethod
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any: ...

@@ -26,7 +26,9 @@ from typing import (
 )
 
 from gossamer.core.errors import RecipeError
-from gossamer.core.text import cut, shown, terms
+from gossamer.core.terms import Term, those
+from gossamer.core.text import cut, shown
+from gossamer.core.text import terms as terms_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -39,9 +41,20 @@ class Part(ABC):  # noqa: B024  (its contracts below are abstract; what a part m
 
     kind: ClassVar[str] = "part"
     name: ClassVar[str] = "part"
+    sample: ClassVar[str] = ""  # a text with a typical value for every argument that has no default
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(_arguments(self))})"
+
+    @property
+    def traits(self) -> frozenset[str]:
+        """What this part promises, in words of `core.terms.TRAITS`."""
+        return those(follows_rate=self.follows_rate)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """What it asks of the parts that it goes with."""
+        return ()
 
     @property
     def follows_rate(self) -> bool:
@@ -75,11 +88,14 @@ registry = Registry()
 
 
 @dataclass_transform(frozen_default=True)
-def part(name: str) -> Callable[[type[P]], type[P]]:
-    """Make a class a part: a frozen dataclass, registered under `name`."""
+def part(name: str, sample: str = "") -> Callable[[type[P]], type[P]]:
+    """Make a class a part: a frozen dataclass, registered under `name`.
+
+    The `sample` is what documentation shows and laws try; who has arguments without a default must give one.
+    """
 
     def register(cls: type[P]) -> type[P]:
-        cls.name = name
+        cls.name, cls.sample = name, sample or f"{name}()"
         cls.__post_init__ = _fitting(getattr(cls, "__post_init__", None))  # pyright: ignore[reportAttributeAccessIssue]
         made = dataclass(frozen=True, repr=False)(cls)
         registry.add(made)
@@ -132,7 +148,7 @@ def parse(text: str, names: Mapping[str, Callable[..., Any]] | None = None) -> A
 
 
 def _parse(text: str, words: dict[str, Callable[..., Any]]) -> Any:
-    first, *others = terms(text)
+    first, *others = terms_of(text)
     values = [_read_first(first, words), *(_read(t, _without_parts(words)) for t in others)]
     return values[0] if len(values) == 1 else tuple(values)
 
@@ -222,7 +238,8 @@ def _bind(make: Callable[..., Any], word: str, values: list[Any], named: dict[st
         missing = [k for k in accepted if k not in bound and _is_required(make, k)]
         if not missing:
             raise RecipeError(f"{word}: {cut(str(error))}") from None
-        raise RecipeError(f"{word} needs {', '.join(missing)}; for instance {_sample(word, missing[0])}") from None
+        instance = _instance(make, word, missing[0])
+        raise RecipeError(f"{word} needs {', '.join(missing)}; for instance {instance}") from None
 
 
 def _is_required(make: Callable[..., Any], key: str) -> bool:
@@ -231,15 +248,10 @@ def _is_required(make: Callable[..., Any], key: str) -> bool:
     return inspect.signature(make).parameters[key].default is inspect.Parameter.empty
 
 
-def _sample(word: str, missing: str) -> str:
-    samples = {
-        "codec": "fp32()",
-        "exchange": "allreduce(fp32())",
-        "topology": "ring()",
-        "every": "8",
-        "n": "3",
-    }
-    return f"{word}({samples.get(missing, '...')})"
+def _instance(make: Callable[..., Any], word: str, missing: str) -> str:
+    if isinstance(make, type) and issubclass(make, Part):
+        return make.sample
+    return f"{word}({'8' if missing == 'every' else '...'})"
 
 
 @cache

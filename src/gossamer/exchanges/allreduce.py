@@ -9,7 +9,7 @@ from gossamer.core.verbs import Program
 
 
 @final
-@part("allreduce")
+@part("allreduce", sample="allreduce(fp32())")
 class AllReduced(Carrier):
     """One all-reduce (or the few that the codec asks for). For codecs whose messages add up.
 

@@ -11,7 +11,7 @@ from gossamer.core.verbs import Program, all_gather, all_gather_ragged
 
 
 @final
-@part("gather")
+@part("gather", sample="gather(fp32())")
 class Gather(Carrier):
     """All-gather the wires, decode all of them, sum in rank order. For every codec that writes alone.
 

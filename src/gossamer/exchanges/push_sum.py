@@ -10,7 +10,7 @@ from gossamer.core.block import Block, State
 from gossamer.core.contracts import Mixer, Seat, Topology
 from gossamer.core.parts import part
 from gossamer.core.verbs import Program, receive, send
-from gossamer.core.wire import expect, pack, take
+from gossamer.core.wire import expect, take
 from gossamer.topologies import Exponential
 
 
@@ -48,8 +48,8 @@ class PushSum(Mixer):
         """Settle what is kept now; the program returned sends and receives, whenever it runs."""
         x, w = numerator(block, state)
         peers = self.topology.peers(seat.rank, seat.size, round)
-        message = pack(x * peers.share, w * peers.share)
-        keep = 1 - peers.share * len(peers.to)
+        keep, state["gave"] = 1 - peers.share * len(peers.to), w * peers.share
+        message = _message(x, peers.share, state["gave"])
         state["x"], state["w"], state["z"] = x * keep, w * keep, block.flat
         return _deliver(message, peers.to, peers.source)
 
@@ -59,16 +59,29 @@ class PushSum(Mixer):
         for wire in arrived:
             expect(wire, (block.numel + 1) * x.element_size(), "push_sum")
             more, rest = take(wire, x.dtype, block.numel)
-            x, w = x + more, w + take(rest, x.dtype)[0]
+            x, w = x + more, w + self._weight(rest, x.dtype, state)
         if float(w) == 1:
             state.pop("z", None)
             state["x"], state["w"] = x, w
             return x
-        state["x"], state["w"], state["z"] = x, w, x / w.to(x)
+        state["x"], state["w"], state["z"] = x, w, x / x.new_full((), float(w))
         return state["z"]
 
     def wrote(self, block: Block, state: State) -> None:
+        if block.flat is state["x"]:  # w = 1 and nothing was rounded: the model says all there is to know
+            state.clear()
+            return
         state["z"] = block.flat
+
+    def _weight(self, wire: Tensor, dtype: torch.dtype, state: State) -> Tensor:
+        """What a message weighs: a number of the host's, which would have to wait for a device to read it.
+
+        Where all ranks are alike they all weigh the same at any time, so what comes weighs what went.
+        """
+        known = state.get("gave")
+        if wire.device.type != "cpu" and self.topology.alike and known is not None:
+            return known
+        return take(wire, dtype)[0].cpu()
 
 
 def numerator(block: Block, state: State) -> tuple[Tensor, Tensor]:
@@ -81,6 +94,14 @@ def numerator(block: Block, state: State) -> tuple[Tensor, Tensor]:
     # x -= rate * direction: the step is taken on the numerator. z, as the parameters hold it, is kept and not computed
     # anew, so that a model that nobody touched adds exactly nothing.
     return state["x"] + (block.flat - state["z"]), w
+
+
+def _message(x: Tensor, share: float, weight: Tensor) -> Tensor:
+    wire = torch.empty((x.numel() + 1) * x.element_size(), dtype=torch.uint8, device=x.device)
+    numbers = wire.view(x.dtype)
+    torch.mul(x, share, out=numbers[:-1])
+    numbers[-1:].fill_(float(weight))
+    return wire
 
 
 def _deliver(message: Tensor, to: Sequence[int], source: Sequence[int]) -> Program[list[Tensor]]:

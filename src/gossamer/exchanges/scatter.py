@@ -10,6 +10,7 @@ from torch import Tensor
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Carrier, Codec, Echo, Policy, Seat
 from gossamer.core.parts import part, require
+from gossamer.core.terms import those
 from gossamer.core.verbs import (
     Program,
     Promise,
@@ -24,7 +25,7 @@ from gossamer.core.verbs import (
 
 
 @final
-@part("scatter")
+@part("scatter", sample="scatter(fp32())")
 class Scatter(Carrier):
     """Cut the block into N chunks; every chunk's owner sums what all send it, encodes the mean again and tells everybody.
 
@@ -66,6 +67,11 @@ class Scatter(Carrier):
             self.feedback is None or 0 <= self.feedback <= 1,
             f"scatter: feedback must lie in [0, 1], got {self.feedback}; leave it out for the codec's own",
         )
+
+    @property
+    def traits(self) -> frozenset[str]:
+        said = self.feedback is not None
+        return super().traits | those(own_feedback=said, part_feedback=said and self.feedback != 1)
 
     @property
     def answers(self) -> Codec:

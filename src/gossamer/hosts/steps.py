@@ -281,10 +281,10 @@ class Steps:
         with nullcontext() if alone else self.fabric.standstill.counted():
             self.fabric.run(program)
 
-    def _catch_up(self, mean: Tensor, rates: Tensor) -> None:
+    def _catch_up(self, mean: Tensor, rates: Sequence[float]) -> None:
         """Apply an update that this rank missed while it was late."""
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        for group, rate in zip(groups, rates.tolist(), strict=True):
+        for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
         self.worker.channels[0].put_gradient(mean)
         if self.before_step is not None:

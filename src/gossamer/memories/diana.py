@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import Memory, Policy, Seat, Send
+from gossamer.core.contracts import UNBALANCED, Memory, Policy, Seat, Send
 from gossamer.core.parts import part, require
+from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
 
 
@@ -51,8 +52,19 @@ class DIANA(Memory):
         require(0 <= self.momentum < 1, f"diana: momentum must lie in [0, 1), got {self.momentum}")
 
     @property
-    def needs_unbiased(self) -> bool:
-        return True
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(wants_unbiased=True)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return (
+            needs(
+                "unbiased",
+                because="{memory} needs an unbiased exchange, and {exchange} is biased; use error_feedback(), or an unbiased "
+                "codec such as qsgd(), fp32() or ternary(clip=0.0)",
+            ),
+            bars("own feedback", because=UNBALANCED),
+        )
 
     @property
     def gain(self) -> float:

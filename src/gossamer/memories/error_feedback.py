@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import Memory, Seat, Send
+from gossamer.core.contracts import UNBALANCED, Memory, Seat, Send
 from gossamer.core.parts import part, require
+from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
 
 
@@ -51,8 +52,26 @@ class ErrorFeedback(Memory):
         return self.units == "update"
 
     @property
-    def mends_bias(self) -> bool:
-        return True
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(mends_bias=True)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        around = (
+            needs(
+                "contracts",
+                because="{memory} around {exchange} can diverge: the codec adds more than it leaves out; it needs no memory, "
+                "so drop it, or use diana() (with ternary(clip=0.0)), more bits or smaller buckets",
+            ),
+            bars("part feedback", because=UNBALANCED),
+        )
+        if self.units == "gradient":
+            return around
+        plain = (
+            "{memory} under {schedule}: differences of parameters already come in units of the update, whatever the "
+            "learning rate; leave units out: {memory.name}()"
+        )
+        return (*around, needs("averages gradients", because=plain))
 
     def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
         if self.units == "update" and seat.lr == 0:

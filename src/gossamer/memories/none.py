@@ -7,6 +7,7 @@ from torch import Tensor
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import Memory, Seat, Send
 from gossamer.core.parts import part
+from gossamer.core.terms import those
 from gossamer.core.verbs import Program
 
 
@@ -26,8 +27,8 @@ class NoMemory(Memory):
     allow_biased: bool = False
 
     @property
-    def mends_bias(self) -> bool:
-        return self.allow_biased
+    def traits(self) -> frozenset[str]:
+        return those(bias_allowed=self.allow_biased)
 
     def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
         echo = yield from send(block, seat)

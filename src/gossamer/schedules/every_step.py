@@ -8,6 +8,7 @@ import torch
 from gossamer.core.contracts import Loop, Schedule
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
+from gossamer.core.terms import those
 from gossamer.core.verbs import Descend, Program
 
 
@@ -39,6 +40,10 @@ class EveryStep(Schedule):
         require(self.micro_batches >= 1, f"every_step: micro_batches must be at least 1, got {self.micro_batches}")
         require(self.rate > 0, f"every_step: rate must be positive, got {self.rate}")
         require(self.l1 >= 0, f"every_step: l1 must not be negative, got {self.l1}")
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(batch=True, own_step=self.l1 > 0)
 
     @property
     def averages_gradients(self) -> bool:

@@ -11,7 +11,7 @@ from gossamer.schedules.slowmo import remember_anchor, slow_velocity
 
 
 @final
-@part("overlap_local_sgd")
+@part("overlap_local_sgd", sample="overlap_local_sgd(8)")
 class OverlapLocalSGD(Schedule):
     """Every `every` steps: land the average launched a round ago, pull towards it, launch the next.
 

@@ -12,7 +12,7 @@ from gossamer.core.verbs import Descend, Program
 
 
 @final
-@part("slowmo")
+@part("slowmo", sample="slowmo(8)")
 class SlowMo(Schedule):
     """`every` local steps, an exact average, and a momentum step over the round.
 
@@ -56,6 +56,9 @@ class SlowMo(Schedule):
     def rests(self, step: int) -> bool:
         return self.inner is not None or step % self.every == 0
 
+    def equal(self, step: int) -> bool:
+        return step % self.every == 0
+
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop)
         yield Descend()
@@ -78,7 +81,7 @@ class SlowMo(Schedule):
 
 
 @final
-@part("local_sgd")
+@part("local_sgd", sample="local_sgd(8)")
 class LocalSGD(Schedule):
     """`every` local steps, then an exact average: SlowMo with beta 0 and alpha 1.
 
@@ -105,6 +108,9 @@ class LocalSGD(Schedule):
 
     def rests(self, step: int) -> bool:
         return step <= self.warmup or step % self.every == 0
+
+    def equal(self, step: int) -> bool:
+        return self.rests(step)
 
     def step(self, loop: Loop) -> Program[None]:
         rounds = SlowMo(1 if loop.step <= self.warmup else self.every, beta=0.0)

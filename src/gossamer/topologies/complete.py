@@ -21,6 +21,10 @@ class Complete(Topology):
     Peers(to=(0, 2, 3), source=(0, 2, 3), share=0.25)
     """
 
+    @property
+    def alike(self) -> bool:
+        return True
+
     def peers(self, rank: int, size: int, round: int) -> Peers:
         others = tuple(r for r in range(size) if r != rank)
         return Peers(others, others, 1 / size if others else 0.0)

@@ -28,6 +28,10 @@ class Exponential(Topology):
     def __post_init__(self) -> None:
         require(self.count >= 1, f"exponential: count must be at least 1 peer, got {self.count}")
 
+    @property
+    def alike(self) -> bool:
+        return True
+
     def peers(self, rank: int, size: int, round: int) -> Peers:
         hops = self._hops(size, round)
         to = tuple((rank + h) % size for h in hops)

@@ -21,6 +21,10 @@ class Ring(Topology):
     Peers(to=(0,), source=(2,), share=0.5)
     """
 
+    @property
+    def alike(self) -> bool:
+        return True
+
     def peers(self, rank: int, size: int, round: int) -> Peers:
         if size == 1:
             return Peers((), (), 0.0)

@@ -15,6 +15,7 @@ from gossamer.core.version import __version__
 from gossamer.worker.channels import ROLES, Channel, build
 from gossamer.worker.contents import FORMAT, Contents, seal, unseal
 from gossamer.worker.fits import check_model, check_recipe, check_whole, cut, parameters, read_recipe
+from gossamer.worker.moments import used_here
 
 if TYPE_CHECKING:
     from gossamer.worker.worker import Worker
@@ -89,6 +90,7 @@ def carry_over(old: Sequence[Channel], new: Sequence[Channel], size: int) -> Non
         for role in ROLES:
             for key, tensor in _split(channel.states[role], channel).items():
                 everything[f"{role}/{key}"] = tensor
+    used_here(everything.values())  # a lane made them, and they are let go of here
     for channel in new:
         for role in ROLES:
             channel.states[role] = _join(
@@ -155,8 +157,8 @@ def _word(key: str) -> str:
 
 
 def _home(tensor: Tensor, channel: Channel) -> Tensor:
-    """A copy, where the parameters are; numbers stay where they were."""
-    return tensor.to(channel.parameters[0].device, copy=True) if tensor.dim() else tensor.clone()
+    """A copy, where it is read: on the parameters' device, and on the host if it is a number, wherever a file was loaded to."""
+    return tensor.to(channel.parameters[0].device if tensor.dim() else "cpu", copy=True)
 
 
 def _policy(channel: Channel, role: str, key: str) -> Policy:

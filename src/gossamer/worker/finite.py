@@ -1,11 +1,13 @@
 """Are these numbers, all of them?"""
 
 from collections.abc import Sequence
+from math import isfinite
 
 import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.worker.moments import ask
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
@@ -23,4 +25,4 @@ def peak(tensor: Tensor) -> Tensor:
 
 def all_peaks_finite(peaks: Sequence[Tensor]) -> bool:
     """One question to the device for all of them."""
-    return not peaks or bool(torch.stack(list(peaks)).isfinite().all())
+    return all(map(isfinite, ask(*peaks)))

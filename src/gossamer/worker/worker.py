@@ -18,6 +18,7 @@ from gossamer.worker.channels import Channel, build
 from gossamer.worker.finite import all_finite, all_peaks_finite, peak
 from gossamer.worker.halves import rest, until_descend
 from gossamer.worker.momenta import Momenta, gain
+from gossamer.worker.moments import ask
 from gossamer.worker.quorum import Stand
 
 Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, taken while other channels travel
@@ -219,7 +220,8 @@ class Worker:
                 self.measure(block, echo.add_sent)
             return echo
 
-        return Start(_carry(channel.memory.around(block, kept, send, self.seat(index))), channel.name, self.step)
+        average = channel.memory.around(block, kept, send, self.seat(index))
+        return Start(_carry(average, flat), channel.name, self.step)
 
     def measures(self, step: int) -> bool:
         """Is the error measured of what starts at this step? Asked at the start, for it may run when others have begun.
@@ -234,12 +236,12 @@ class Worker:
 
     def measure(self, block: Block, add_sent: Callable[[Tensor, float], None]) -> None:
         """Note what got lost of each parameter. On the lane's thread: others may be reading the errors there were."""
-        lost, errors = block.flat.clone(), dict(self.errors)
+        lost = block.flat.clone()
         add_sent(lost, -1.0)
-        for (name, gone), (_, given) in zip(block.like(lost).tensors(), block.tensors(), strict=True):
-            norm = float(given.norm())
-            errors[name] = float(gone.norm()) / norm if norm else 0.0
-        self.errors = errors
+        names = [s.name for s in block.layout.segments]
+        norms = torch.stack([t.norm() for b in (block, block.like(lost)) for _, t in b.tensors()]).tolist()
+        pairs = zip(names, norms, norms[len(names) :])
+        self.errors = self.errors | {name: gone / given if given else 0.0 for name, given, gone in pairs}
 
     def expect(self, index: int, ticket: Ticket[Carried]) -> None:
         """Note a gradient that is on its way, for `average_gradients` to join."""
@@ -315,8 +317,8 @@ class Worker:
     def residual_norm(self) -> float:
         """The length of everything this rank still owes, free of the loss scale (and of the rate, with units="update")."""
         memories = [c.states["memory"] for c in self.channels if "residual" in c.states["memory"]]
-        norms = [float(m["residual"].double().norm()) / float(m.get("unit", 1.0)) for m in memories]
-        return sum(norm**2 for norm in norms) ** 0.5
+        norms = ask(*(m["residual"].double().norm() for m in memories))
+        return sum((norm / float(m.get("unit", 1.0))) ** 2 for norm, m in zip(norms, memories, strict=True)) ** 0.5
 
     @property
     def due(self) -> Recipe:
@@ -406,11 +408,12 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 def _absorb(mixer: Mixer, channel: Channel, wires: Sequence[Tensor]) -> None:
     state = channel.states["mixer"]
-    channel.write(mixer.absorb(Block(channel.read(), channel.layout), state, wires))
-    if channel.narrow:
-        mixer.wrote(Block(channel.read(), channel.layout), state)
+    model = mixer.absorb(Block(channel.read(), channel.layout), state, wires)
+    channel.write(model)
+    mixer.wrote(Block(channel.read() if channel.narrow else model, channel.layout), state)
 
 
-def _carry(average: Program[Tensor]) -> Program[Carried]:
+def _carry(average: Program[Tensor], given: Tensor) -> Program[Carried]:
+    """`given` is kept here until the program is joined: a lane may be done with it before its device is."""
     mean = yield from average
     return mean, peak(mean)

@@ -31,19 +31,6 @@ def fraction(x, k1):
     return (x >> 9).to(tl.int32)
 
 
-@triton.jit
-def segment_of(edges, index, count, STEPS: tl.constexpr):
-    """Binary search for the segment of each index; STEPS must be at least log2(count)."""
-    low = tl.zeros_like(index)
-    high = tl.zeros_like(index) + (count - 1)
-    for _ in tl.static_range(STEPS):
-        middle = (low + high + 1) // 2
-        reached = tl.load(edges + middle) <= index
-        low = tl.where(reached, middle, low)
-        high = tl.where(reached, high, middle - 1)
-    return low
-
-
 def words(key: tuple[int, int], offset: int) -> tuple[int, int]:
     """First counter and second key word as signed 32-bit integers, the type in which launches take them."""
 

@@ -9,10 +9,27 @@ import triton.language as tl
 from torch import Tensor
 
 from gossamer.kernels.gpu.hashing import codes, words
+from gossamer.kernels.gpu.options import OPTIONS
 from gossamer.kernels.layout import ONE, PLANE_BLOCK, levels_of, plane_bytes
+from gossamer.kernels.reference import quantise as reference
 
 _BLOCKS = 4  # blocks of one encoding program
-_STRETCH = 1024  # elements of one decoding program
+_READ = 2  # blocks of one decoding program
+_STRETCH = 4096  # elements of one program that looks for norms
+
+l2_norms = reference.l2_norms
+
+
+def max_norms(x: Tensor, bucket: int) -> Tensor:
+    n = x.numel()
+    out = torch.zeros(triton.cdiv(n, bucket), dtype=torch.int32, device=x.device)
+    if n:
+        span = _span(bucket, n)
+        columns = min(max(triton.next_power_of_2(span), 16), _STRETCH)
+        rows, parts = _STRETCH // columns, triton.cdiv(span, columns)
+        grid = (triton.cdiv(out.numel(), rows) * parts,)
+        _max_norms[grid](x.view(torch.int32), out, n, out.numel(), span, rows, columns, **OPTIONS)
+    return out.view(torch.float32)
 
 
 def encode(x: Tensor, bits: int, bucket: int, gains: Tensor, key: tuple[int, int], offset: int) -> Tensor:
@@ -20,9 +37,8 @@ def encode(x: Tensor, bits: int, bucket: int, gains: Tensor, key: tuple[int, int
     wire = torch.empty(plane_bytes(n, bits), dtype=torch.uint8, device=x.device)
     if n:
         top = ONE // 2 if bits == 1 else levels_of(bits) * ONE
-        grid = (triton.cdiv(n, _BLOCKS * PLANE_BLOCK),)
-        start = words(key, offset)
-        _encode[grid](x, gains, wire, n, bucket, top, *start, bits, _BLOCKS, enable_fp_fusion=False)
+        grid, start = (triton.cdiv(n, _BLOCKS * PLANE_BLOCK),), words(key, offset)
+        _encode[grid](x, gains, wire, n, top, *start, bits, _span(bucket, n), _BLOCKS, **OPTIONS)
     return wire
 
 
@@ -30,62 +46,112 @@ def accumulate(wire: Tensor, bits: int, bucket: int, units: Tensor, out: Tensor)
     n = out.numel()
     if n:
         scale, shift = (2, 1) if bits == 1 else (1, levels_of(bits))
-        grid = (triton.cdiv(n, _STRETCH),)
-        _accumulate[grid](wire, units, out, n, bucket, scale, shift, bits, _STRETCH, enable_fp_fusion=False)
+        grid = (triton.cdiv(n, _READ * PLANE_BLOCK),)
+        _accumulate[grid](wire, units, out, n, scale, shift, bits, _span(bucket, n), _READ, **OPTIONS)
+
+
+def _span(bucket: int, n: int) -> int:
+    """The bucket, cut where one holds all anyway: programs are compiled for it, and so for few numbers only."""
+    return min(bucket, 1 << n.bit_length())
+
+
+@triton.jit(do_not_specialize=["buckets"])
+def _max_norms(bits, out, n, buckets, BUCKET: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Some rows of one bucket each; a bucket longer than a row is the work of several programs."""
+    PARTS: tl.constexpr = (BUCKET + COLUMNS - 1) // COLUMNS
+    bucket = tl.program_id(0) // PARTS * ROWS
+    column = (tl.program_id(0) % PARTS).to(tl.int64) * COLUMNS
+    first = bucket.to(tl.int64) * BUCKET + column
+    left = tl.minimum(n - first, ROWS * COLUMNS).to(tl.int32)
+    width = tl.minimum(BUCKET - column, COLUMNS).to(tl.int32)
+    row, lane = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    place = row * min(BUCKET, COLUMNS) + lane
+    inside = (lane < width) & (place < left)
+    magnitude = tl.load(bits + first + place, mask=inside, other=0) & 0x7FFFFFFF
+    norms = bucket + tl.arange(0, ROWS)
+    tl.atomic_max(out + norms, tl.max(magnitude, 1), mask=norms < buckets, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["top", "counter", "k1"])
-def _encode(x, gains, wire, n, bucket, top, counter, k1, BITS: tl.constexpr, BLOCKS: tl.constexpr):
-    block = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)[:, None]
-    size = tl.minimum(tl.maximum(n - block * 512, 0), 512)
+def _encode(x, gains, wire, n, top, counter, k1, BITS: tl.constexpr, BUCKET: tl.constexpr, BLOCKS: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * (BLOCKS * 512)
+    block = tl.arange(0, BLOCKS)[:, None]
+    left = tl.minimum(n - first, BLOCKS * 512).to(tl.int32)
+    size = tl.minimum(tl.maximum(left - block * 512, 0), 512)
+    counter = counter.to(tl.uint32) + first.to(tl.uint32)
     start = block * (64 * BITS)
     for step in tl.static_range(4):
         if BITS & (8 >> step):
-            WIDTH: tl.constexpr = 8 >> step
-            BELOW: tl.constexpr = BITS & (16 - (16 >> step))  # wider planes hold the lower bits
-            lane = tl.arange(0, 64 * WIDTH)[None, :]
-            length = (size * WIDTH + 7) // 8
-            byte = tl.zeros([BLOCKS, 64 * WIDTH], tl.int32)
-            for row in tl.static_range(8 // WIDTH):
-                place = row * length + lane
-                index = block * 512 + place
-                inside = (lane < length) & (place < size)
-                gain = tl.load(gains + index // bucket, mask=inside, other=0.0)
-                values = tl.load(x + index, mask=inside, other=0.0)
-                code = codes(values, gain, top, top, index.to(tl.uint32) + counter.to(tl.uint32), k1)
-                part = (tl.where(inside, code, 0) >> BELOW) & ((1 << WIDTH) - 1)
-                byte = byte | (part << (row * WIDTH))
-            tl.store(wire + start + lane, byte.to(tl.uint8), mask=lane < length)
+            byte, length = _plane(
+                x, gains, first, size, top, counter, k1, BUCKET, BLOCKS, 8 >> step, BITS & (16 - (16 >> step))
+            )
+            lane = tl.arange(0, 64 * (8 >> step))[None, :]
+            tl.store(wire + first // 8 * BITS + (start + lane), byte.to(tl.uint8), mask=lane < length)
             start += length
-
-
-@triton.jit(do_not_specialize=["scale", "shift"])
-def _accumulate(wire, units, out, n, bucket, scale, shift, BITS: tl.constexpr, STRETCH: tl.constexpr):
-    index = tl.program_id(0).to(tl.int64) * STRETCH + tl.arange(0, STRETCH)
-    inside = index < n
-    code = codes_at(wire, index, n, BITS)
-    unit = tl.load(units + index // bucket, mask=inside, other=0.0)
-    old = tl.load(out + index, mask=inside, other=0.0)
-    level = (code * scale - shift).to(tl.float32)
-    tl.store(out + index, old + unit * level, mask=inside)
 
 
 @triton.jit
-def codes_at(wire, index, n, BITS: tl.constexpr):
-    """The codes of any elements, gathered from their planes; 0 beyond n."""
-    block = index // 512
-    place = index - block * 512
-    size = tl.minimum(tl.maximum(n - block * 512, 1), 512)
+def _plane(
+    x, gains, first, size, top, counter, k1,
+    BUCKET: tl.constexpr, BLOCKS: tl.constexpr, WIDTH: tl.constexpr, BELOW: tl.constexpr
+):  # fmt: skip
+    """The bytes of the plane that holds bits BELOW to BELOW + WIDTH of each code, and their number per block."""
+    block, lane = tl.arange(0, BLOCKS)[:, None], tl.arange(0, 64 * WIDTH)[None, :]
+    length = (size * WIDTH + 7) // 8
+    byte = tl.zeros([BLOCKS, 64 * WIDTH], tl.int32)
+    for row in tl.static_range(8 // WIDTH):
+        inside = (lane < length) & (row * length + lane < size)
+        place = block * 512 + row * length + lane
+        gain = tl.load(gains + first // BUCKET + bucket_of(first, place, BUCKET), mask=inside, other=0.0)
+        values = tl.load(x + first + place, mask=inside, other=0.0)
+        code = codes(values, gain, top, top, place.to(tl.uint32) + counter, k1)
+        part = (tl.where(inside, code, 0) >> BELOW) & ((1 << WIDTH) - 1)
+        byte = byte | (part << (row * WIDTH))
+    return byte, length
+
+
+@triton.jit(do_not_specialize=["scale", "shift"])
+def _accumulate(wire, units, out, n, scale, shift, BITS: tl.constexpr, BUCKET: tl.constexpr, BLOCKS: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * (BLOCKS * 512)
+    block, place = tl.arange(0, BLOCKS)[:, None], tl.arange(0, 512)[None, :]
+    left = tl.minimum(n - first, BLOCKS * 512).to(tl.int32)
+    size = tl.minimum(tl.maximum(left - block * 512, 0), 512)
+    code = codes_at(wire + first // 8 * BITS, block, place, size, BITS)
+    level = (code * scale - shift).to(tl.float32)
+    place = block * 512 + place
+    unit = tl.load(units + first // BUCKET + bucket_of(first, place, BUCKET), mask=place < left, other=0.0)
+    old = tl.load(out + first + place, mask=place < left, other=0.0)
+    tl.store(out + first + place, old + unit * level, mask=place < left)
+
+
+@triton.jit
+def bucket_of(first, place, BUCKET: tl.constexpr):
+    """Buckets of places, counted from the one in which their program starts: 32 bits are enough."""
+    into = first % BUCKET
+    if BUCKET < 1 << 30:
+        return (into.to(tl.int32) + place) // BUCKET
+    return (place >= BUCKET - into).to(tl.int32)
+
+
+@triton.jit
+def codes_at(wire, block, place, size, BITS: tl.constexpr):
+    """The codes of the elements at each place of some blocks, gathered from their planes; 0 where a block has ended."""
     start = block * (64 * BITS)
-    code = tl.zeros_like(index).to(tl.int32)
+    code = tl.zeros_like(block + place)
     for step in tl.static_range(4):
         if BITS & (8 >> step):
-            WIDTH: tl.constexpr = 8 >> step
-            BELOW: tl.constexpr = BITS & (16 - (16 >> step))  # wider planes hold the lower bits
-            length = (size * WIDTH + 7) // 8
-            row = place // length
-            byte = tl.load(wire + start + place - row * length, mask=index < n, other=0).to(tl.int32)
-            part = (byte >> (row * WIDTH).to(tl.int32)) & ((1 << WIDTH) - 1)
-            code = code | (part << BELOW)
+            length = (size * (8 >> step) + 7) // 8
+            part = _part_at(wire, start, place, size, length, 8 >> step)
+            code = code | (part << (BITS & (16 - (16 >> step))))  # wider planes hold the lower bits
             start += length
     return code
+
+
+@triton.jit
+def _part_at(wire, start, place, size, length, WIDTH: tl.constexpr):
+    """What one plane, whose rows are `length` bytes long, says of the elements at each place."""
+    row = tl.zeros_like(start + place)
+    for passed in tl.static_range(1, 8 // WIDTH):  # cheaper than a division
+        row = tl.where(place >= passed * length, passed, row)
+    byte = tl.load(wire + (start + place - row * length), mask=place < size, other=0).to(tl.int32)
+    return (byte >> (row * WIDTH)) & ((1 << WIDTH) - 1)

@@ -8,13 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gossamer.kernels.gpu.hashing import segment_of
+from gossamer.kernels.gpu.options import OPTIONS
 from gossamer.kernels.gpu.quantise import codes_at
+from gossamer.kernels.gpu.segments import entry_of, touched
 from gossamer.kernels.layout import PLANE_BLOCK, edges_on, plane_bytes
 from gossamer.kernels.reference import sign as reference
 
-_BLOCKS = 8
-_STRETCH = 1024
+_BLOCKS = 4  # blocks of one encoding program
+_READ = 2  # blocks of one decoding program
 
 
 def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -23,41 +24,46 @@ def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int,
     if n:
         grid = (triton.cdiv(n, _BLOCKS * PLANE_BLOCK),)
         table, steps = edges_on(bounds, g.device), count.bit_length()
-        _feedback[grid](g, pending, table, scales_prev, wire, n, count, steps, _BLOCKS)
+        _feedback[grid](g, pending, table, scales_prev, wire, n, count, steps, _BLOCKS, **OPTIONS)
     return wire, reference.means(pending, bounds)
 
 
 def accumulate(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor) -> None:
     n, count = out.numel(), len(bounds) - 1
     if n:
-        grid = (triton.cdiv(n, _STRETCH),)
-        _accumulate[grid](wire, edges_on(bounds, out.device), units, out, n, count, count.bit_length(), _STRETCH)
+        grid = (triton.cdiv(n, _READ * PLANE_BLOCK),)
+        table, steps = edges_on(bounds, out.device), count.bit_length()
+        _accumulate[grid](wire, table, units, out, n, count, steps, _READ, **OPTIONS)
 
 
-@triton.jit(do_not_specialize=["count"])
-def _feedback(g, pending, edges, said, wire, n, count, STEPS: tl.constexpr, BLOCKS: tl.constexpr):
-    block = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)[:, None]
-    lane = tl.arange(0, 64)[None, :]
-    size = tl.minimum(tl.maximum(n - block * 512, 0), 512)
+@triton.jit(do_not_specialize=["count", "steps"])
+def _feedback(g, pending, edges, said, wire, n, count, steps, BLOCKS: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * (BLOCKS * 512)
+    left = tl.minimum(n - first, BLOCKS * 512).to(tl.int32)
+    low, high = touched(edges, first, left, count, steps)
+    block, lane = tl.arange(0, BLOCKS)[:, None], tl.arange(0, 64)[None, :]
+    size = tl.minimum(tl.maximum(left - block * 512, 0), 512)
     width = (size + 7) // 8
     byte = tl.zeros([BLOCKS, 64], tl.int32)
     for row in tl.static_range(8):
-        place = row * width + lane
-        index = block * 512 + place
-        inside = (lane < width) & (place < size)
-        scale = tl.load(said + segment_of(edges, tl.minimum(index, n - 1), count, STEPS))
-        old = tl.load(pending + index, mask=inside, other=0.0)
-        p = (old - tl.where(old >= 0, scale, -scale)) + tl.load(g + index, mask=inside, other=0.0)
-        tl.store(pending + index, p, mask=inside)
+        inside = (lane < width) & (row * width + lane < size)
+        place = block * 512 + row * width + lane
+        scale = entry_of(said, edges, first, place, low, high)
+        old = tl.load(pending + first + place, mask=inside, other=0.0)
+        p = (old - tl.where(old >= 0, scale, -scale)) + tl.load(g + first + place, mask=inside, other=0.0)
+        tl.store(pending + first + place, p, mask=inside)
         byte = byte | (((p >= 0) & inside).to(tl.int32) << row)
-    tl.store(wire + block * 64 + lane, byte.to(tl.uint8), mask=lane < width)
+    tl.store(wire + first // 8 + (block * 64 + lane), byte.to(tl.uint8), mask=lane < width)
 
 
-@triton.jit(do_not_specialize=["count"])
-def _accumulate(wire, edges, units, out, n, count, STEPS: tl.constexpr, STRETCH: tl.constexpr):
-    index = tl.program_id(0).to(tl.int64) * STRETCH + tl.arange(0, STRETCH)
-    inside = index < n
-    positive = codes_at(wire, index, n, 1) > 0
-    unit = tl.load(units + segment_of(edges, tl.minimum(index, n - 1), count, STEPS))
-    old = tl.load(out + index, mask=inside, other=0.0)
-    tl.store(out + index, old + tl.where(positive, unit, -unit), mask=inside)
+@triton.jit(do_not_specialize=["count", "steps"])
+def _accumulate(wire, edges, units, out, n, count, steps, BLOCKS: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * (BLOCKS * 512)
+    left = tl.minimum(n - first, BLOCKS * 512).to(tl.int32)
+    low, high = touched(edges, first, left, count, steps)
+    block, place = tl.arange(0, BLOCKS)[:, None], tl.arange(0, 512)[None, :]
+    size = tl.minimum(tl.maximum(left - block * 512, 0), 512)
+    positive = codes_at(wire + first // 8, block, place, size, 1) > 0
+    unit = entry_of(units, edges, first, block * 512 + place, low, high)
+    old = tl.load(out + first + (block * 512 + place), mask=place < size, other=0.0)
+    tl.store(out + first + (block * 512 + place), old + tl.where(positive, unit, -unit), mask=place < size)

@@ -8,10 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gossamer.kernels.gpu.hashing import codes, segment_of, words
+from gossamer.kernels.gpu.hashing import codes, words
+from gossamer.kernels.gpu.options import OPTIONS
+from gossamer.kernels.gpu.segments import entry_of, touched
 from gossamer.kernels.layout import ONE, TERNARY_BLOCK, edges_on, ternary_bytes
 
-_BLOCKS = 16  # blocks of one encoding program
+_BLOCKS = 4  # blocks of one encoding program
 _STRETCH = 1024  # elements of one element-wise program
 
 
@@ -21,7 +23,7 @@ def encode(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, in
     if n:
         grid = (triton.cdiv(n, _BLOCKS * TERNARY_BLOCK),)
         table, start, steps = edges_on(bounds, x.device), words(key, offset), count.bit_length()
-        _encode[grid](x, table, gains, wire, n, count, ONE, *start, steps, _BLOCKS, enable_fp_fusion=False)
+        _encode[grid](x, table, gains, wire, n, count, steps, ONE, *start, _BLOCKS, **OPTIONS)
     return wire
 
 
@@ -31,7 +33,7 @@ def levels(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, in
     if n:
         grid = (triton.cdiv(n, _STRETCH),)
         table, start, steps = edges_on(bounds, x.device), words(key, offset), count.bit_length()
-        _levels[grid](x, table, gains, out, n, count, top * ONE, *start, steps, _STRETCH, enable_fp_fusion=False)
+        _levels[grid](x, table, gains, out, n, count, steps, top * ONE, *start, _STRETCH, **OPTIONS)
     return out
 
 
@@ -40,48 +42,62 @@ def accumulate(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor
     if n:
         grid = (triton.cdiv(n, _STRETCH),)
         table, steps = edges_on(bounds, out.device), count.bit_length()
-        _accumulate[grid](wire, table, units, out, n, count, steps, _STRETCH, enable_fp_fusion=False)
+        _accumulate[grid](wire, table, units, out, n, count, steps, _STRETCH, **OPTIONS)
 
 
-@triton.jit(do_not_specialize=["count", "one", "counter", "k1"])
-def _encode(x, edges, gains, wire, n, count, one, counter, k1, STEPS: tl.constexpr, BLOCKS: tl.constexpr):
-    block = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)[:, None]
-    lane = tl.arange(0, 64)[None, :]
-    size = tl.minimum(tl.maximum(n - block * 320, 0), 320)
+@triton.jit(do_not_specialize=["count", "steps", "one", "counter", "k1"])
+def _encode(x, edges, gains, wire, n, count, steps, one, counter, k1, BLOCKS: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * (BLOCKS * 320)
+    left = tl.minimum(n - first, BLOCKS * 320).to(tl.int32)
+    low, high = touched(edges, first, left, count, steps)
+    block, lane = tl.arange(0, BLOCKS)[:, None], tl.arange(0, 64)[None, :]
+    size = tl.minimum(tl.maximum(left - block * 320, 0), 320)
     width = (size + 4) // 5
+    counter = counter.to(tl.uint32) + first.to(tl.uint32)
     value = tl.zeros([BLOCKS, 64], tl.int32)
     for row in tl.static_range(5):
-        place = row * width + lane
-        index = block * 320 + place
-        inside = (lane < width) & (place < size)
-        gain = tl.load(gains + segment_of(edges, tl.minimum(index, n - 1), count, STEPS))
-        values = tl.load(x + index, mask=inside, other=0.0)
-        trit = codes(values, gain, one, one, index.to(tl.uint32) + counter.to(tl.uint32), k1)
+        inside = (lane < width) & (row * width + lane < size)
+        place = block * 320 + row * width + lane
+        gain = entry_of(gains, edges, first, place, low, high)
+        values = tl.load(x + first + place, mask=inside, other=0.0)
+        trit = codes(values, gain, one, one, place.to(tl.uint32) + counter, k1)
         value = value * 3 + tl.where(inside, trit, 0)
-    tl.store(wire + block * 64 + lane, ((value * 256 + 242) // 243).to(tl.uint8), mask=lane < width)
+    byte = ((value * 256 + 242) // 243).to(tl.uint8)
+    tl.store(wire + first // 5 + (block * 64 + lane), byte, mask=lane < width)
 
 
-@triton.jit(do_not_specialize=["count", "top", "counter", "k1"])
-def _levels(x, edges, gains, out, n, count, top, counter, k1, STEPS: tl.constexpr, STRETCH: tl.constexpr):
-    index = tl.program_id(0).to(tl.int64) * STRETCH + tl.arange(0, STRETCH)
-    inside = index < n
-    gain = tl.load(gains + segment_of(edges, tl.minimum(index, n - 1), count, STEPS))
-    values = tl.load(x + index, mask=inside, other=0.0)
-    level = codes(values, gain, top, 0, index.to(tl.uint32) + counter.to(tl.uint32), k1)
-    tl.store(out + index, level.to(tl.int8), mask=inside)
+@triton.jit(do_not_specialize=["count", "steps", "top", "counter", "k1"])
+def _levels(x, edges, gains, out, n, count, steps, top, counter, k1, STRETCH: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * STRETCH
+    place = tl.arange(0, STRETCH)
+    size = tl.minimum(n - first, STRETCH).to(tl.int32)
+    low, high = touched(edges, first, size, count, steps)
+    gain = entry_of(gains, edges, first, place, low, high)
+    values = tl.load(x + first + place, mask=place < size, other=0.0)
+    counter = counter.to(tl.uint32) + first.to(tl.uint32)
+    level = codes(values, gain, top, 0, place.to(tl.uint32) + counter, k1)
+    tl.store(out + first + place, level.to(tl.int8), mask=place < size)
 
 
-@triton.jit(do_not_specialize=["count"])
-def _accumulate(wire, edges, units, out, n, count, STEPS: tl.constexpr, STRETCH: tl.constexpr):
-    index = tl.program_id(0).to(tl.int64) * STRETCH + tl.arange(0, STRETCH)
-    inside = index < n
-    block = index // 320
-    place = index - block * 320
-    width = (tl.minimum(tl.maximum(n - block * 320, 1), 320) + 4) // 5
-    row = place // width
-    power = tl.where(row == 0, 1, tl.where(row == 1, 3, tl.where(row == 2, 9, tl.where(row == 3, 27, 81))))
-    byte = tl.load(wire + block * 64 + place - row * width, mask=inside, other=0).to(tl.int32)
-    trit = ((((byte * power) & 255) * 3) >> 8) - 1
-    unit = tl.load(units + segment_of(edges, tl.minimum(index, n - 1), count, STEPS))
-    old = tl.load(out + index, mask=inside, other=0.0)
-    tl.store(out + index, old + unit * trit.to(tl.float32), mask=inside)
+@triton.jit(do_not_specialize=["count", "steps"])
+def _accumulate(wire, edges, units, out, n, count, steps, STRETCH: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * STRETCH
+    place = tl.arange(0, STRETCH)
+    size = tl.minimum(n - first, STRETCH).to(tl.int32)
+    low, high = touched(edges, first, size, count, steps)
+    unit = entry_of(units, edges, first, place, low, high)
+    start = first % 320  # where in its block the stretch begins
+    left = tl.minimum(n - (first - start), STRETCH + 320).to(tl.int32)
+    inner = start.to(tl.int32) + place
+    block = inner // 320
+    inner -= block * 320
+    width = (tl.minimum(left - block * 320, 320) + 4) // 5
+    begin, power = tl.zeros_like(inner), tl.zeros_like(inner) + 1
+    for row in tl.static_range(1, 5):  # comparing is cheaper than dividing by the width
+        reached = inner >= row * width
+        begin = tl.where(reached, row * width, begin)
+        power = tl.where(reached, power * 3, power)
+    byte = tl.load(wire + first // 320 * 64 + (block * 64 + inner - begin), mask=place < size, other=0)
+    trit = ((((byte.to(tl.int32) * power) & 255) * 3) >> 8) - 1
+    old = tl.load(out + first + place, mask=place < size, other=0.0)
+    tl.store(out + first + place, old + unit * trit.to(tl.float32), mask=place < size)

@@ -1,0 +1,107 @@
+"""Terms: what a part asks of the parts that it goes with, told by traits, so that no part is known by name.
+
+A trait is a promise that some parts make: TRAITS says in words which there are, and `tests/laws` has a law for each. A term
+needs a trait, or bars it, and says why in a sentence that names whoever takes part by his role.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from string import Formatter
+from typing import NamedTuple, Protocol
+
+from gossamer.core.errors import RecipeError
+
+TRAITS: dict[str, str] = {
+    # of what is sent
+    "unbiased": "what gets through is right on average",
+    "contracts": "what does not get through is less than what was given",
+    "whole": "all parameters must lie in one block",
+    "whole step": "it acts on the model or the step as a whole, and not on one block after the other",
+    "mixes": "models are pulled together, and never agree exactly",
+    "own feedback": "what is done with the second encoding's error was said, and does not follow from the memory",
+    "part feedback": "not all of the second encoding's error is added to a later mean",
+    # of what is kept
+    "memory": "something is kept from one step to the next",
+    "mends bias": "what did not get through is sent later, so that nothing is lost",
+    "bias allowed": "bias is let through, on request",
+    "wants unbiased": "it is right only around what is right on average",
+    # of when
+    "averages gradients": "gradients are averaged before each descent, at every step",
+    "wants mixing": "it drives an exchange that mixes",
+    "batch": "it can grow the batch: `micro_batches` and `rate`",
+    "own step": "the model moves otherwise than the optimizer says, by another rate or by a step of its own",
+    # of how much, and for whom
+    "control": "the recipe may change as training goes",
+    "follows rate": "it asks for the learning rate of a block",
+    "singles out": "some parameters go another way than the rest",
+}
+
+
+class Term(NamedTuple):
+    """One of these traits must be there among all that go together, or none may be."""
+
+    traits: frozenset[str]
+    wanted: bool
+    because: str
+
+    @property
+    def roles(self) -> set[str]:
+        """Those that the sentence names."""
+        return {field.partition(".")[0] for _, field, _, _ in Formatter().parse(self.because) if field}
+
+
+def needs(*traits: str, because: str) -> Term:
+    """One of these traits must be there. The sentence may name roles: '{exchange} is biased; use ...'.
+
+    >>> needs("unbiased", because="{memory} needs an unbiased exchange, and {exchange} is biased").wanted
+    True
+    """
+    return Term(_known(traits), True, because)
+
+
+def bars(*traits: str, because: str) -> Term:
+    """None of these traits may be there."""
+    return Term(_known(traits), False, because)
+
+
+def _known(traits: Iterable[str]) -> frozenset[str]:
+    named = frozenset(traits)
+    if unknown := named - TRAITS.keys():
+        raise ValueError(
+            f"there is no trait {min(unknown)!r}; known are {', '.join(TRAITS)}. Add it to TRAITS, and a law"
+        )
+    return named
+
+
+def those(**claims: bool) -> frozenset[str]:
+    """The traits that are claimed, underlines for blanks.
+
+    >>> sorted(those(unbiased=True, whole_step=True, contracts=False))
+    ['unbiased', 'whole step']
+    """
+    return _known(name.replace("_", " ") for name, claimed in claims.items() if claimed)
+
+
+class Party(Protocol):
+    """Whoever has a role among those that go together: a part, or a host."""
+
+    @property
+    def traits(self) -> frozenset[str]: ...
+    @property
+    def terms(self) -> Sequence[Term]: ...
+
+
+def agree(parties: Mapping[str, Party]) -> None:
+    """Refuse parties that cannot be right together; what must not be there is told before what is missing.
+
+    A term that speaks of a role that nobody has is not judged: a rule is made before it is known under which schedule.
+
+    >>> class Picky(NamedTuple):
+    ...     traits: frozenset[str] = frozenset()
+    ...     terms: tuple[Term, ...] = (needs("memory", because="{memory} keeps nothing; use error_feedback()"),)
+    >>> agree({"memory": Picky(those(memory=True))})
+    """
+    have = frozenset[str]().union(*(p.traits for p in parties.values()))
+    terms = [t for p in parties.values() for t in p.terms]
+    for term in sorted(terms, key=lambda t: t.wanted):
+        if bool(term.traits & have) != term.wanted and term.roles <= parties.keys():
+            raise RecipeError(term.because.format(**parties))

@@ -1,0 +1,42 @@
+"""Moments: how far a device has come. It runs behind the host, one stream of work beside another."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+class Moment:
+    """All that a device has been given up to now, by whoever makes this. A CPU has done so already."""
+
+    def __init__(self, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self._event = torch.cuda.current_stream(device).record_event() if cuda else None
+        self._device = device
+
+    def precedes(self) -> None:
+        """What the caller gives the device from now on begins after it. Nobody waits but the device."""
+        if self._event is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._event)
+
+    def wait(self) -> None:
+        """The host waits for it."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+def ask(*tensors: Tensor) -> list[float]:
+    """Numbers that the host wants to know, in one question: each time it waits for all that the device was given."""
+    return torch.cat([t.reshape(-1).double() for t in tensors]).tolist() if tensors else []
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The host's tensor, on its way to a device; the host goes on."""
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
+def used_here(tensors: Iterable[Tensor]) -> None:
+    """The caller's stream reads these, which may be another's memory: it is not to be given away before it has."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))

@@ -1,0 +1,244 @@
+"""Compiles Gossamer's Triton programs for GPUs that are not here, and tells what became of each.
+
+A driver that only names a GPU takes the place of Triton's, and a launch becomes a compilation. So Gossamer's own host
+code, called with tensors on the meta device (which have types, lengths and addresses, but no content), says which
+programs there are and with which arguments they are launched. What is told comes from the tools in Triton's wheel:
+the compiler's own counts of registers, stack and shared memory, and the machine code.
+
+`python tests/kernels/offline.py 80 90` prints a table; `--wide` tries every kind of argument, `--json` prints lines of
+JSON. It runs in a process of its own, since it replaces what Triton launches with.
+"""
+
+import importlib
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+import gossamer.kernels.gpu
+from gossamer import kernels
+
+Key = tuple[int, int]
+KEY: Key = (0xFFFFFFF0, 0x12345678)
+HUGE = 2**31 + 4096  # elements that 32 bits do not count
+ODD = 4099  # a last block that is not full, rows that are not aligned
+BUCKETS = (1, 2, 3, 7, 64, 100, 511, 512, 513, 2560, 4096, 1_000_003, 2**30, 10**12)
+TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+class NoGPU:
+    """What Triton asks of a driver before it compiles."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability  # Triton keeps what it compiled by device, so each kind of GPU is one
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("meta")
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+
+class Bench:
+    """Compiles what is launched, and keeps one line about each program and kind of arguments."""
+
+    def __init__(self, disassemble_all: bool) -> None:
+        self.seen: dict[Any, dict[str, Any]] = {}
+        self.launched: set[JITFunction[Any]] = set()
+        self._disassemble_all = disassemble_all
+        self._run = JITFunction.run
+
+    def __enter__(self) -> "Bench":
+        bench = self
+
+        def compile_only(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+            bench.look_at(self, args, options)
+
+        JITFunction.run = compile_only  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        JITFunction.run = self._run  # type: ignore[method-assign]
+
+    def look_at(self, program: "JITFunction[Any]", args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        disassemble = self._disassemble_all or program not in self.launched
+        self.launched.add(program)
+        capability = driver.active.capability
+        about = {
+            "program": f"{program.fn.__module__.rpartition('.')[2]}.{program.fn.__name__}",
+            "gpu": f"sm_{capability}",
+            "arguments": ", ".join(f"{p.name}={_kind(a)}" for a, p in zip(args, program.params, strict=True)),
+        }
+        try:
+            kernel = self._run(program, *args, grid=(1,), warmup=True, **options)
+        except Exception as error:
+            reason = [line for line in str(error).splitlines() if line.strip()]
+            self.seen[tuple(about.values())] = about | {"failure": f"{type(error).__name__}: {reason[-1:]}"}
+            return
+        if kernel.hash not in self.seen:
+            self.seen[kernel.hash] = about | facts(kernel, disassemble)
+
+
+def _kind(argument: object) -> str:
+    if isinstance(argument, Tensor):
+        return f"{argument.dtype}".removeprefix("torch.") + ("" if argument.data_ptr() % 16 == 0 else " unaligned")
+    return str(argument)
+
+
+def facts(kernel: Any, disassemble: bool) -> dict[str, int]:
+    """What a program takes, and how often its code does what it must not."""
+    ptx, told = kernel.asm["ptx"], ask(kernel.asm["cubin"], "-res-usage")
+    code = ask(kernel.asm["cubin"], "-sass") if disassemble else ""
+    used = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", told)}
+    # the machine divides doubles and takes their roots with an FFMA that adds to a zero register
+    fused = re.findall(r"\bFFMA\b(?!.*\bRZ\b)", code) + re.findall(r"\bfma\.", ptx)
+    return {
+        "registers": used["REG"],
+        "shared": kernel.metadata.shared,
+        "stack": used["STACK"] + used["LOCAL"],
+        "spills": len(re.findall(r"\b(?:STL|LDL)\b", code)),
+        "fusion": int(kernel.metadata.enable_fp_fusion),  # whether the assembler was free to fuse
+        "fused": len(fused),
+        "flushed": len(re.findall(r"\.ftz", ptx)),
+        "approximate": len(re.findall(r"\.approx|\bdiv\.full", ptx)),
+        "wide divisions": len(re.findall(r"\b(?:div|rem)\.[su]64", ptx)),
+    }
+
+
+def ask(cubin: bytes, option: str) -> str:
+    """What cuobjdump says; to disassemble takes it half a second, whatever the program."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([TOOL, option, file.name], capture_output=True, text=True, check=True).stdout
+
+
+def vector(n: int, dtype: torch.dtype = torch.float32, shift: int = 0) -> Tensor:
+    """A vector without content, whose address is `shift` elements off alignment."""
+    return torch.empty(n + shift, dtype=dtype, device="meta")[shift:]
+
+
+def by_segment(n: int, shift: int) -> None:
+    """Everything that takes bounds."""
+    x, bounds, scales = vector(n, shift=shift), (0, n // 3, n // 3, n), vector(3, shift=shift)
+    kernels.absmax(x, bounds)
+    kernels.absmax_and_rms(x, bounds)
+    kernels.absmax_and_std(x, bounds)
+    kernels.ternary_encode(x, bounds, scales, KEY)
+    kernels.ternary_levels(x, bounds, scales, KEY, 5)
+    kernels.ternary_accumulate(vector(kernels.ternary_bytes(n), torch.uint8, shift), bounds, scales, x)
+    kernels.sign_feedback(x, vector(n, shift=shift), scales, bounds)
+    kernels.sign_accumulate(vector(kernels.sign_bytes(n), torch.uint8, shift), bounds, scales, x)
+    kernels.cast_feedback(x, vector(n, shift=shift), torch.bfloat16)
+
+
+def by_bucket(n: int, bits: int, bucket: int, shift: int = 0) -> None:
+    x, norms = vector(n, shift=shift), vector(-(-n // bucket))
+    kernels.bucket_norms(x, bucket, "max")
+    kernels.quantise_encode(x, bits, bucket, norms, KEY)
+    kernels.quantise_accumulate(vector(kernels.quantise_bytes(n, bits), torch.uint8, shift), bits, bucket, norms, x)
+
+
+def quick(capability: int) -> None:
+    """Every program, every width of a code; each kind of length and bucket for one of the two GPUs at least."""
+    by_segment(ODD, 1)
+    if capability == 80:
+        for bits, bucket in ((3, 512), (8, 513)):
+            by_bucket(HUGE, bits, bucket)
+    else:
+        for bits, bucket in zip(range(1, 9), (512, 7, 1, 100, 2**30, 512, 10**12, 4096), strict=True):
+            by_bucket(ODD, bits, bucket)
+
+
+def wide(capability: int) -> None:
+    """All kinds of arguments that the checks let through."""
+    sizes = [(n, shift) for n in (1, ODD, 1 << 20, HUGE, HUGE + 1) for shift in (0, 1)]
+    for n, shift in sizes:
+        by_segment(n, shift)
+    for bits in range(1, 9):
+        for bucket in BUCKETS:
+            by_bucket(ODD, bits, bucket)
+        for n, shift in sizes:
+            by_bucket(n, bits, 512, shift)
+
+
+def programs() -> set["JITFunction[Any]"]:
+    """Every program of gossamer.kernels.gpu, and what it calls."""
+    package = gossamer.kernels.gpu
+    modules = [importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
+    return {value for module in modules for value in vars(module).values() if isinstance(value, JITFunction)}
+
+
+def reached(launched: set["JITFunction[Any]"]) -> set["JITFunction[Any]"]:
+    """The programs that were launched, and those that they call."""
+    found, open_ends = set[JITFunction[Any]](), list(launched)
+    while open_ends:
+        program = open_ends.pop()
+        if program not in found:
+            found.add(program)
+            named = (program.fn.__globals__.get(name) for name in program.fn.__code__.co_names)
+            open_ends += [value for value in named if isinstance(value, JITFunction)]
+    return found
+
+
+def compiled(capabilities: list[int], everything: bool) -> Iterator[dict[str, Any]]:
+    with Bench(everything) as bench, kernels.using("triton"):
+        for capability in capabilities:
+            driver.set_active(NoGPU(capability))  # type: ignore[arg-type]
+            (wide if everything else quick)(capability)
+    yield from bench.seen.values()
+    for program in programs() - reached(bench.launched):
+        yield {"program": program.fn.__qualname__, "gpu": "", "arguments": "", "failure": "nothing launches it here"}
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """The worst of each program on each GPU, as Markdown."""
+    counts = ("registers", "stack", "shared", "fused", "wide divisions")
+    rows = ["| program | " + " | ".join(counts) + " | variants |", "| --- " * (len(counts) + 2) + "|"]
+    for name in dict.fromkeys(line["program"] for line in lines):
+        own = [line for line in lines if line["program"] == name]
+        gpus = sorted({line["gpu"] for line in own}, reverse=True)
+        cells = [[str(max(line.get(c, -1) for line in own if line["gpu"] == gpu)) for gpu in gpus] for c in counts]
+        cells = [cell[0] if len(set(cell)) == 1 else " / ".join(cell) for cell in cells]
+        rows.append(f"| `{name}` | " + " | ".join(cells) + f" | {len(own)} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    capabilities = [int(word) for word in sys.argv[1:] if word.isdigit()] or [80, 90]
+    lines = compiled(capabilities, "--wide" in sys.argv)
+    if "--json" in sys.argv:
+        for line in lines:
+            print(json.dumps(line))
+        return
+    found = list(lines)
+    print(f"Triton {triton.__version__}, worst of the variants on", ", ".join(f"sm_{c}" for c in capabilities))
+    print(table(found))
+    for line in found:
+        if "failure" in line:
+            print(line)
+
+
+if __name__ == "__main__":
+    main()

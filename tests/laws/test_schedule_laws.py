@@ -1,0 +1,83 @@
+"""The law of schedules: one descent a step, the same programs on all ranks in one order, and a true word on who is equal."""
+
+from collections import Counter, defaultdict
+
+import pytest
+from tests.laws.samples import carried, schedules
+from tests.worker.gym import bit_equal, make, parameters, pull, sgd, train
+
+from gossamer.core.contracts import Schedule
+from gossamer.core.verbs import Descend
+from gossamer.fabrics.sim import simulate
+from gossamer.recipe import Recipe
+
+STEPS = 9
+every_schedule = pytest.mark.parametrize("schedule", schedules(), ids=repr)
+every_carried = pytest.mark.parametrize("recipe", [r for s in schedules() for r in carried(s)], ids=repr)
+
+
+@every_schedule
+def test_something_can_carry_it(schedule: Schedule) -> None:
+    assert list(carried(schedule))
+
+
+@every_carried
+def test_it_descends_once_a_step(recipe: Recipe) -> None:
+    """Counted where the schedule asks for it: the program of one step, driven by hand."""
+    ranks, asked = make(recipe, 3), Counter[int]()
+
+    def counting(rank: int):
+        worker = ranks[rank].worker
+        for i, channel in enumerate(worker.channels) if recipe.schedule.averages_gradients else ():
+            still = channel.gather([p.new_zeros(p.shape) for p in channel.parameters])
+            worker.expect(i, (yield worker.program(i, still)))
+        steps, answer = recipe.schedule.step(worker), None
+        while True:
+            try:
+                verb = steps.send(answer)
+            except StopIteration:
+                break
+            if isinstance(verb, Descend):
+                asked[rank] += 1
+                answer = True
+            else:
+                answer = yield verb
+        worker.end_step()
+
+    for step in range(1, STEPS + 1):
+        simulate([counting(r) for r in range(3)])
+        assert asked == dict.fromkeys(range(3), step)
+
+
+@every_carried
+def test_all_ranks_start_the_same_programs_in_the_same_order(recipe: Recipe) -> None:
+    run = train(make(recipe, 3), pull, STEPS)
+    asked = defaultdict[int, list[tuple[int, str, str]]](list)
+    for entry in run.ledger:
+        label = "" if entry.label == f"rank {entry.rank}" else entry.label  # what is asked outside of a program
+        asked[entry.rank].append((entry.step, entry.verb, label))
+    assert asked[0] == asked[1] == asked[2]
+    assert asked[0]
+
+
+@every_carried
+def test_models_are_equal_after_just_the_steps_that_it_names(recipe: Recipe) -> None:
+    ranks = make(recipe, 3)
+    for step in range(1, STEPS + 1):
+        train(ranks, pull, 1)
+        assert bit_equal(parameters(ranks)) == recipe.schedule.equal(step), step
+
+
+@every_carried
+def test_every_round_ends(recipe: Recipe) -> None:
+    ends = [step for step in range(1, 4 * STEPS) if recipe.schedule.rests(step)]
+    assert ends
+    assert max(b - a for a, b in zip([0, *ends], ends, strict=False)) <= STEPS
+
+
+@every_carried
+def test_training_goes_somewhere(recipe: Recipe) -> None:
+    ranks = make(recipe, 3, optimizer=sgd(momentum=0.0))  # slow momentum over fast would swing for longer
+    train(ranks, pull, 4 * STEPS)
+    assert all(model.isfinite().all() for model in parameters(ranks))
+    assert sum(r.losses[-1] for r in ranks) < 0.8 * sum(r.losses[0] for r in ranks)

@@ -1,0 +1,240 @@
+"""The law of traits: whoever claims one keeps its promise, and there is no trait without a law."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from tests.laws.blocks import agree, bits, block, seat, sent, vector
+from tests.laws.crew import Crew
+from tests.laws.samples import controlled, controllers, exchanges, memories, mixers, quorums, schedules
+from tests.worker.fleet import SMALL
+from tests.worker.gym import Odd, bit_equal, make, parameters, pull, train
+
+from gossamer.combinations import Singled
+from gossamer.controllers import Fixed
+from gossamer.core.block import Block
+from gossamer.core.contracts import Controller, Echo, Exchange, Memory, Mixer, Schedule
+from gossamer.core.errors import RecipeError
+from gossamer.core.terms import TRAITS, needs
+from gossamer.memories import NoMemory
+from gossamer.recipe import Recipe
+from gossamer.rules import Rule
+
+DRAWS = 300
+LAWS: dict[str, Callable[[Any], None]] = {}
+
+
+def law(trait: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    def keep(judge: Callable[[Any], None]) -> Callable[[Any], None]:
+        LAWS[trait] = judge
+        return judge
+
+    return keep
+
+
+def once(exchange: Exchange, blocks: list[Block], step: int = 1, **at: Any) -> tuple[list[Echo], list[dict[str, Any]]]:
+    """One exchange among as many ranks as there are blocks: what they get, and what they keep."""
+    kept: list[dict[str, Any]] = [{} for _ in blocks]
+    seats = [seat(r, len(blocks), step)._replace(**at) for r in range(len(blocks))]
+    echoes, _ = agree([exchange.average(b, s, at) for b, s, at in zip(blocks, kept, seats, strict=True)])
+    return echoes, kept
+
+
+# -- of what is sent ---------------------------------------------------------------------------------------------------
+
+
+@law("unbiased")
+def right_on_average(exchange: Exchange) -> None:
+    """Fixed draws; with others a right exchange would fail at one coordinate of one sample with a chance of 6e-7 (z < 5)."""
+    blocks = [block("several", seed=r) for r in range(2)]
+    through = [once(exchange, blocks, step)[0] for step in range(DRAWS)]
+    errors = torch.stack([sent(e[0], blocks[0]) - blocks[0].flat for e in through]).double()
+    spread = errors.std(0)
+    floor = (spread.square().mean().sqrt() / 2).clamp(min=1e-6)  # who rarely moves shows little of its spread
+    assert float((errors.mean(0) / (spread.clamp(min=floor) / DRAWS**0.5)).abs().max()) < 5
+
+
+@law("contracts")
+def loses_less_than_there_is(exchange: Exchange) -> None:
+    spike = torch.full((300,), 0.05)
+    spike[11] = 1.0
+    noise = torch.randn(300, generator=torch.Generator().manual_seed(5))
+    for values in (torch.ones(300), spike, noise, noise**5, torch.linspace(-1, 1, 300)):
+        blocks = [vector(values), vector(values.flip(0))]
+        given = sum(float(b.flat.square().sum()) for b in blocks)
+        lost = 0.0
+        for step in range(30):
+            echoes, _ = once(exchange, blocks, step)
+            lost += sum(float((sent(e, b) - b.flat).square().sum()) for e, b in zip(echoes, blocks, strict=True)) / 30
+        assert lost < given * (1 if exchange.needs_feedback else 1.05)
+
+
+@law("whole")
+def sees_all_parameters_in_one_block(exchange: Exchange) -> None:
+    memory = " + none(allow_biased=True)" if exchange.needs_feedback else ""
+    assert len(make(f"{exchange}{memory}{SMALL}", 2)[0].worker.channels) == 1
+
+
+@law("whole step")
+def cannot_be_a_rules(exchange: Any) -> None:
+    with pytest.raises(RecipeError, match="acts on the whole step"):
+        Rule("ndim < 2", exchange)
+
+
+@law("mixes")
+def pulls_together_and_keeps_the_sum(mixer: Mixer) -> None:
+    def apart(model: torch.nn.Module, rank: int, step: int) -> float:
+        for p in model.parameters():
+            p.grad = torch.full_like(p, float(rank)) if step == 1 else torch.zeros_like(p)
+        return 0.0
+
+    def plain(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    ranks = make(f"{mixer} + gossip()", 4, optimizer=plain)
+    start = parameters(ranks)[0]
+    train(ranks, apart, 12)
+    models = torch.stack(parameters(ranks))
+    torch.testing.assert_close(models.mean(0), start - 0.1 * 1.5, rtol=1e-5, atol=1e-5)
+    assert float((models - models.mean(0)).abs().max()) < 0.1  # 0.15 as they were before the first round
+
+
+@law("own feedback")
+def does_what_was_said_whatever_the_memory_says(exchange: Exchange) -> None:
+    owed = []
+    for said in (None, 0.5, 1.0):
+        _, kept = once(exchange, [block("long", seed=r) for r in range(2)], feedback=said)
+        owed.append([bits(s["owed"]) if "owed" in s else b"" for s in kept])
+    assert owed[0] == owed[1] == owed[2]
+
+
+@law("part feedback")
+def leaves_something_out_of_its_books(exchange: Exchange) -> None:
+    blocks = [block("long", seed=r) for r in range(2)]
+    echoes, kept = once(exchange, blocks, feedback=1.0)
+    through = sum(sent(e, b) for e, b in zip(echoes, blocks, strict=True)) / 2
+    owed = sum(s["owed"] for s in kept if "owed" in s)
+    assert not torch.allclose(echoes[0].mean + owed, through, rtol=1e-5, atol=1e-5)
+
+
+# -- of what is kept ---------------------------------------------------------------------------------------------------
+
+
+def around(memory: Memory) -> Crew:
+    """The memory around a coarse exchange that it bears."""
+    coarse = (
+        "gather(ternary(clip=0.0))"
+        if "wants unbiased" in memory.traits
+        else "gather(topk(ratio=0.1)) + error_feedback()"
+    )
+    return Crew(coarse, 2, memory)
+
+
+@law("memory")
+def keeps_something(memory: Memory) -> None:
+    crew = around(memory)
+    crew.step([block("long", seed=r) for r in range(2)])
+    assert all(state for state in crew.kept)
+
+
+@law("mends bias")
+def what_was_left_out_gets_through_later(memory: Memory) -> None:
+    blocks = [block("long", seed=r) for r in range(2)]
+    crew, plain = around(memory), Crew("gather(topk(ratio=0.1)) + error_feedback()", 2, NoMemory(allow_biased=True))
+    got, lost = (sum(c.step(blocks) for _ in range(60)) for c in (crew, plain))
+    assert isinstance(got, torch.Tensor)
+    assert isinstance(lost, torch.Tensor)
+    assert float((got != 0).float().mean()) > 0.5
+    assert float((lost != 0).float().mean()) < 0.25
+
+
+@law("bias allowed")
+def lets_bias_through(memory: Memory) -> None:
+    Recipe.of(f"gather(topk()) + {memory}")
+
+
+@law("wants unbiased")
+def follows_what_is_right_on_average(memory: Memory) -> None:
+    assert all(0 < memory.follow(omega) <= 1 for omega in (0.0, 1.0, 100.0))
+
+
+# -- of when -----------------------------------------------------------------------------------------------------------
+
+
+@law("averages gradients")
+def averages_at_every_step(schedule: Schedule) -> None:
+    ranks = make(Recipe.of(f"allreduce(fp32()) + {schedule}"), 3)
+    for step in range(1, 5):
+        run = train(ranks, pull, 1)
+        assert {e.step for e in run.ledger if e.step} == {step}
+        assert bit_equal(parameters(ranks))
+
+
+@law("wants mixing")
+def drives_what_mixes(schedule: Schedule) -> None:
+    assert schedule.mixes
+    for mixer in mixers():
+        Recipe(mixer, schedule=schedule)
+
+
+@law("batch")
+def can_grow(schedule: Schedule) -> None:
+    grown = replace(schedule, micro_batches=3, rate=2.0)  # pyright: ignore
+    assert (grown.accumulate, grown.lr_factor) == (3, 2.0)
+
+
+@law("own step")
+def moves_otherwise_than_the_optimizer(schedule: Schedule) -> None:
+    own = make(Recipe.of(f"allreduce(fp32()) + {schedule}"), 2)
+    plain = make(f"allreduce(fp32()) + every_step(micro_batches={schedule.accumulate})", 2)
+    train(own, pull, 3)
+    train(plain, pull, 3)
+    assert not bit_equal([parameters(own)[0], parameters(plain)[0]])
+
+
+# -- of how much, and for whom -----------------------------------------------------------------------------------------
+
+
+@law("control")
+def may_put_something_else_in_force(controller: Controller) -> None:
+    recipe = replace(next(controlled(controller)), controller=Fixed())
+    assert [r for r in controller.reach(recipe) if r != recipe]
+
+
+@law("follows rate")
+def has_blocks_of_one_rate(part: Any) -> None:
+    def two_rates(model: torch.nn.Module) -> torch.optim.Optimizer:
+        groups = [{"params": [p], "lr": 0.01 * (i + 1)} for i, p in enumerate(model.parameters())]
+        return torch.optim.SGD(groups, lr=0.1)
+
+    exchange = "gather(topk(ratio=0.5))" if part.kind == "memory" else "allreduce(fp32())"
+    worker = make(f"{exchange} + {part}", 2, optimizer=two_rates)[0].worker
+    assert len(worker.channels) == len(list(Odd().parameters()))
+
+
+@law("singles out")
+def is_refused_where_all_go_one_way(singled: Singled) -> None:
+    for exchange in mixers():
+        with pytest.raises(RecipeError, match="cannot single out"):
+            Recipe.of(f"{exchange} + gossip() + rule('ndim < 2', allreduce(fp32()))")
+
+
+PARTIES = [*exchanges(), *mixers(), *quorums(), *memories(), *schedules(), *controllers(), Singled("rules")]
+CLAIMS = [(trait, party) for trait, party in product(TRAITS, PARTIES) if trait in party.traits]
+
+
+@pytest.mark.parametrize(("trait", "party"), CLAIMS, ids=lambda x: str(x))
+def test_who_claims_a_trait_keeps_its_promise(trait: str, party: Any) -> None:
+    LAWS[trait](party)
+
+
+def test_every_trait_has_a_law_and_somebody_who_claims_it() -> None:
+    assert LAWS.keys() == TRAITS.keys() == {trait for trait, _ in CLAIMS}
+
+
+def test_a_trait_that_is_not_known_is_a_typing_error() -> None:
+    with pytest.raises(ValueError, match=r"no trait 'unbiassed'.*Add it to TRAITS, and a law"):
+        needs("unbiassed", because="")
