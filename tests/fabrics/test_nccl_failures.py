@@ -3,7 +3,6 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
 
 import pytest
 import torch
@@ -25,11 +24,9 @@ DEADLINE = 5.0
 class Group:
     """Whoever waits for a peer is released when it is aborted, as kernels are."""
 
-    made: ClassVar[list["Group"]] = []
-
     def __init__(self, ranks: list[int], size: int, deadline: float, device: torch.device) -> None:
         self.asked, self.ended = (list(ranks), size, deadline, device), list[str]()
-        Group.made.append(self)
+        made.append(self)
 
     def abort(self) -> None:
         Event.happens = True
@@ -39,6 +36,9 @@ class Group:
         self.ended.append("shut down")
 
 
+made = list[Group]()
+
+
 @contextmanager
 def gpus() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
@@ -46,7 +46,7 @@ def gpus() -> Iterator[None]:
         patch.setattr(dist, "get_backend_config", lambda group: "cpu:gloo,cuda:nccl")
         patch.setattr(nccl, "new_group", Group)
         patch.setattr(nccl, "seat", lambda device: "")
-        patch.setattr(Group, "made", [])
+        made.clear()
         yield
 
 
@@ -75,7 +75,7 @@ def missed(rank: int, size: int, fails: bool) -> tuple[str, str, float, list[str
         seconds = time.monotonic() - began
         Event.happens = True
         fabric.close()
-        return *outcome, seconds, Group.made[0].ended
+        return *outcome, seconds, made[0].ended
 
 
 def test_a_rank_that_does_not_come_is_named_and_the_group_aborted(gang2: Gang) -> None:
@@ -104,13 +104,13 @@ def comes_and_goes(rank: int, size: int) -> list[tuple[list[int], int, float, st
             fabric.open_lane("other")
             fabric.join(fabric.start(reduces(False)))
             fabric.close()
-        return [(*g.asked[:3], str(g.asked[3]), g.ended) for g in Group.made]
+        return [(*g.asked[:3], str(g.asked[3]), g.ended) for g in made]
 
 
 def test_every_communicator_that_was_made_is_destroyed(gang2: Gang) -> None:
     """Each attach left its communicators behind, with their memory on the GPU."""
-    for made in gang2.run(comes_and_goes):
-        assert made == [([0, 1], 2, 20.0, "cuda:3", ["shut down"])] * 4
+    for groups in gang2.run(comes_and_goes):
+        assert groups == [([0, 1], 2, 20.0, "cuda:3", ["shut down"])] * 4
 
 
 def options_of(rank: int, size: int) -> tuple[float, list[int], bool, str, str]:

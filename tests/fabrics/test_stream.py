@@ -95,3 +95,21 @@ def test_a_request_takes_as_long_as_it_does_on_the_gpu(cuda: Cuda, monkeypatch: 
     (entry,) = fabric.ledger.entries[before:]
     assert (entry.verb, entry.handed, entry.seconds) == ("AllReduce", 12, 2.5)
     fabric.close()
+
+
+def test_a_loop_stands_still_only_while_its_gpu_has_nothing_to_do(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the event at which its stream could have gone on and that at which it can; the host may wait for backward too."""
+    gaps = iter([3000.0, -500.0])
+    fabric = TorchFabric(device=GPU)
+    for _ in range(2):
+        with fabric.standstill.counted():
+            fabric.join(fabric.start(where()))
+    fabric.join(fabric.start(where()))  # nobody counts this
+    monkeypatch.setattr(Event, "happens", False)
+    monkeypatch.setattr(Event, "elapsed_time", lambda begin, end: next(gaps))
+    with fabric.standstill.counted():
+        assert fabric.ledger.exposed_seconds == 0
+    monkeypatch.setattr(Event, "happens", True)
+    with fabric.standstill.counted():
+        assert fabric.ledger.exposed_seconds == 3.0
+    fabric.close()

@@ -225,3 +225,24 @@ def test_a_rank_whose_buckets_do_not_fill_is_named_within_the_deadline(gang2: Ga
     waited, alone = gang2.run(alone_in_a_branch)
     assert "rank 1" in waited.lower()
     assert "find_unused_parameters=True" in alone  # DDP's own words, at its next forward
+
+
+def refused_on_one(rank: int, size: int) -> tuple[str, str]:
+    """One rank's model lies on several devices; none is at hand here, so its refusal is put into the hook's mouth."""
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr("gossamer.hosts.ddp.refuse_devices", nowhere)
+        try:
+            gossamer.ddp.register(wrap(nn.Linear(2, 2)), "qsgd", deadline=DEADLINE)
+        except Exception as error:
+            return type(error).__name__, str(error)
+    return "", "no error"
+
+
+def nowhere(*_: Any) -> None:
+    raise AttachError("parameter 'weight' is on cuda:0 and 'bias' on cuda:1")
+
+
+def test_what_one_rank_refuses_all_are_told(gang2: Gang) -> None:
+    words = "parameter 'weight' is on cuda:0 and 'bias' on cuda:1"
+    assert gang2.run(refused_on_one) == [("PeerError", f"rank 1 cannot go on: {words}"), ("AttachError", words)]

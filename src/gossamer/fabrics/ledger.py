@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, Send, Verb
@@ -30,10 +30,12 @@ class Ledger:
         self.entries = list[Entry]()
         self.handed = self.sent = self.received = self.requests = 0
         self.seconds = 0.0
+        self.exposed_seconds = 0.0  # time that the training loop stood still for the network
         self._verbs = dict[str, tuple[int, int]]()
         self.busy_seconds = 0.0  # processor time of programs between their requests: encoding and decoding
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: Entry) -> int:
+        """Returns the entry's place."""
         self.requests += 1
         self.handed += entry.handed
         self.sent += entry.sent
@@ -43,6 +45,13 @@ class Ledger:
         self._verbs[entry.verb] = count + 1, sent + entry.sent
         if len(self.entries) < self.keep:
             self.entries.append(entry)
+        return self.requests - 1
+
+    def amend(self, place: int, seconds: float) -> None:
+        """How long a request took that was noted before it was over."""
+        self.seconds += seconds
+        if place < len(self.entries):
+            self.entries[place] = replace(self.entries[place], seconds=seconds)
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)

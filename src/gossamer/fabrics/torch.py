@@ -23,6 +23,7 @@ from gossamer.fabrics.ledger import Entry, Ledger, Traffic
 from gossamer.fabrics.paths import Path, path
 from gossamer.fabrics.pulse import Patience, Pulse, Word
 from gossamer.fabrics.staged import Staged
+from gossamer.fabrics.watch import standstill_of
 
 T = TypeVar("T")
 
@@ -70,6 +71,7 @@ class TorchFabric:
         self._drivers = dict[str, NetworkDriver]()
         self._last = dict[str, weakref.ref[Running]]()  # what was started last on each lane
         self._lock = threading.Lock()
+        self.standstill = standstill_of(device, self._expose)
         self._path, self._refusal = _way(group, self.size, device)
         self._closed = False
         self._board = self._make_board()
@@ -126,7 +128,7 @@ class TorchFabric:
         if ticket.error is not None:
             raise ticket.error
         if ticket.passage is not None:
-            ticket.passage.land(ticket.result)
+            self.standstill.gap(*ticket.passage.land(ticket.result))
             self._drivers[ticket.lane.name].watch.settle()
         return ticket.result
 
@@ -184,15 +186,23 @@ class TorchFabric:
                 driver.clear_up()
             leaving.sign_off(self._board, self._keeps_store and leaving.somebody_stays())
 
-    def note(self, step: int, verb: str, label: str, numbers: Traffic, seconds: float) -> None:
+    def note(self, step: int, verb: str, label: str, numbers: Traffic, seconds: float) -> int:
         """Write an answered request into the ledger; lanes share it."""
         with self._lock:
-            self.ledger.note(Entry(step, self.rank, verb, label, *numbers, seconds))
+            return self.ledger.note(Entry(step, self.rank, verb, label, *numbers, seconds))
+
+    def amend(self, place: int, seconds: float) -> None:
+        """It is known how long a request took."""
+        with self._lock:
+            self.ledger.amend(place, seconds)
 
     def busy(self, seconds: float) -> None:
         """Processor time that a program took on its lane: encoding and decoding, in the main."""
         with self._lock:
             self.ledger.busy_seconds += seconds
+
+    def _expose(self, seconds: float) -> None:
+        self.ledger.exposed_seconds += seconds
 
     def _answer(self, verb: Verb) -> Any:
         match verb:

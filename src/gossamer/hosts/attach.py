@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -17,6 +16,7 @@ from gossamer.fabrics.pulse import Patience
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts.backward import Backward
 from gossamer.hosts.communicator import Communicator, attached
+from gossamer.hosts.devices import device_of, refuse_devices, shared_buffers
 from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
 from gossamer.hosts.scaler import refuse_under_backups
@@ -74,18 +74,20 @@ def attach(
     """
     check_callback(on_metrics, metrics_every)
     group = _group(process_group)
-    fabric = TorchFabric(group, deadline=deadline, patience=patience, device=_device(model))
+    fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(model))
     try:
         given, refusal = None, None
         try:
             given = _given(model, optimizer, recipe, buffers, scaler, find_unused_parameters)
+            if fabric.size > 1:
+                refuse_devices(given[2], shared_buffers(model, given[3]))
         except (GossamerError, TypeError) as error:
             refusal = error
         if fabric.size > 1:
-            fabric.run(agree(refusal, _device(model)))
-        if given is None:
-            assert refusal is not None
+            fabric.run(agree(refusal, fabric.device))
+        if refusal is not None:
             raise refusal
+        assert given is not None
         parsed, optimizers, named, policy = given
         joint = optimizers[0] if len(optimizers) == 1 else Together(optimizers)
         worker = Worker(parsed, named, joint, fabric.rank, fabric.size, seed)
@@ -122,10 +124,6 @@ def _given(
     refuse_optimizers(optimizers, parsed)
     named = _trainable(model, optimizers)
     return parsed, optimizers, named, check(model, parsed, buffers, scaler, find_unused)
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def check(

@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 from torch import nn
 
-from gossamer.core.errors import CheckpointError, GossamerError
+from gossamer.core.errors import AttachError, CheckpointError, GossamerError
 from gossamer.fabrics.ledger import Ledger
 from gossamer.hosts import consensus
 from gossamer.hosts.backward import Backward
@@ -139,6 +139,19 @@ class Communicator:
             yield
         finally:
             consensus.restore(self.model, own)
+
+    def quiet(self) -> None:
+        """Wait for what is on its way, before collectives of your own; it lands when it would have, and nothing else changes.
+
+        Two communicators of NCCL that are used at the same time, in another order on another rank, can wait for each other
+        for ever. Without averages or messages that travel between steps there is nothing to wait for.
+        """
+        if self.worker.stand is not None and self.fabric.size > 1:
+            raise AttachError(
+                f"under {self.recipe} the lane is never quiet, since a late rank's update may come at any time: use a "
+                "process group of gloo for collectives of your own, torch.distributed.new_group(backend='gloo')"
+            )
+        self.fabric.run(self.worker.quiesce())
 
     def check_sync(self) -> None:
         """Compare a hash of all parameters and buffers that should be equal on all ranks; an error names those that are not."""

@@ -1,7 +1,6 @@
 """For people who already have DistributedDataParallel: a recipe as its communication hook."""
 
-from collections.abc import Callable
-from time import perf_counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +16,8 @@ from gossamer.fabrics.pulse import Patience
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts import consensus
 from gossamer.hosts.communicator import attached
-from gossamer.hosts.handshake import compare, fingerprint
+from gossamer.hosts.devices import device_of, refuse_devices
+from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.intake import Intake
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
 from gossamer.recipe import Recipe
@@ -138,10 +138,11 @@ class Hook:
         In the thread of backward, since nothing is left that could go on meanwhile: DDP would wait for a promise for ever,
         and what goes wrong here ends its backward with an error.
         """
-        began, channels = perf_counter(), self.worker.channels
+        channels = self.worker.channels
         waiting, self.waiting = self.waiting, []
         self.intake.reset()
-        self.fabric.run(self.worker.average_gradients())
+        with self.fabric.standstill.counted():
+            self.fabric.run(self.worker.average_gradients())
         if not self.worker.finite:
             own = [g.coalesce().values() if g.is_sparse else g for gradients, *_ in waiting for g in gradients]
             self.fabric.run(self.worker.name_spoilers(all_finite(own)))
@@ -150,7 +151,6 @@ class Hook:
         self.worker.end_step()
         if self.worker.channels is not channels:
             self.intake = Intake(self.worker, self._launch)
-        self._meter.exposed_seconds += perf_counter() - began
         for (*_, promise, _), answer in zip(waiting, answers, strict=True):
             promise.set_result(answer)
 
@@ -186,10 +186,16 @@ def register(
     parsed = Recipe.of(recipe)
     check(parsed)
     named = _averaged(ddp_model)
-    device = next(iter(named.values())).device
-    fabric = TorchFabric(process_group or ddp_model.process_group, deadline=deadline, patience=patience, device=device)
+    fabric = TorchFabric(
+        process_group or ddp_model.process_group,
+        deadline=deadline,
+        patience=patience,
+        device=device_of(ddp_model.module),
+    )
     idle = torch.optim.SGD(list(named.values()), lr=1.0)  # channels ask for rates; a hook has none to offer
     try:
+        if fabric.size > 1:
+            fabric.run(agree(_refusal(named), fabric.device))
         worker = Worker(parsed, named, idle, fabric.rank, fabric.size, seed)
         if fabric.size > 1:
             fabric.run(compare(worker, fingerprint(worker, {"deadline": deadline}, ddp_model.module)))
@@ -200,6 +206,14 @@ def register(
     hook = Hook(ddp_model, worker, fabric, scaler, meter)
     ddp_model.register_comm_hook(hook, _hook())
     return hook
+
+
+def _refusal(named: Mapping[str, Tensor]) -> AttachError | None:
+    try:
+        refuse_devices(named, {})
+    except AttachError as refusal:
+        return refusal
+    return None
 
 
 def _averaged(ddp_model: DistributedDataParallel) -> dict[str, Tensor]:

@@ -30,8 +30,12 @@ class Meter:
 
     def __init__(self, worker: Worker, ledger: Ledger, on_metrics: OnMetrics | None, every: int) -> None:
         self.worker, self.ledger, self.on_metrics, self.every = worker, ledger, on_metrics, every
-        self.exposed_seconds = 0.0  # time the training loop stood still for the network
         self.restart()
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Time the training loop stood still for the network."""
+        return self.ledger.exposed_seconds
 
     def restart(self) -> None:
         """Rates and ratios count from here: the start-up is over, or a checkpoint has set the step."""

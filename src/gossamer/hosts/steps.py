@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -277,12 +277,9 @@ class Steps:
         self.shared = yield from consensus.share_buffers(self.model, self.worker, self.buffers, self.shared)
 
     def _wait_for(self, program: Program[None]) -> None:
-        began = perf_counter()
-        try:
+        alone = self.fabric.size == 1  # there is nobody to wait for
+        with nullcontext() if alone else self.fabric.standstill.counted():
             self.fabric.run(program)
-        finally:
-            if self.fabric.size > 1:  # else there is nobody to wait for
-                self.meter.exposed_seconds += perf_counter() - began
 
     def _catch_up(self, mean: Tensor, rates: Sequence[float]) -> None:
         """Apply an update that this rank missed while it was late."""
