@@ -36,6 +36,8 @@ def waits(rank: int, size: int, options: dict[str, Any], scales: bool) -> Counte
             scaler.step(optimizer)
             scaler.update()
         seen = Counter({k: v for k, v in diary.syncs.items() if ELSEWHERE not in k})
+        saved = comm.state_dict()
+        assert not any(v.is_cuda for v in saved.values() if isinstance(v, torch.Tensor))  # there is no room to spare
         assert comm.worker.scale == (2 ** ((1 + STEPS) // 2) * 64.0 if scales else 1.0)
     assert not diary.races
     assert not diary.lifetimes

@@ -142,7 +142,7 @@ class Worker:
     def launch(self, values: Sequence[Tensor]) -> Program[None]:
         self._flight, self._given = [], [peak(value) for value in values]
         for i, value in enumerate(values):
-            self._flight.append((yield self.program(i, value)))
+            self._flight.append((yield self.program(i, value, reuse=True)))
 
     def land(self) -> Program[list[Tensor] | None]:
         yield from self.quiesce()
@@ -160,7 +160,11 @@ class Worker:
         """Wait for what is in flight, without letting it land: afterwards the state is all there is."""
         if self._flight:
             yield from self._arrive(self._flight)
-            self._flight, means = [], self.means
+            self._flight, means, self.means = (
+                [],
+                self.means,
+                [],
+            )  # they are the schedule's, and gone when it has used them
             self._landed, self._lost = (means, False) if self.finite else (None, True)
             if self._lost:
                 self.momenta.heal()
