@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.gang import Gang
-from tests.hosts.loops import SMALL, Awkward, attached, flat, loss_of, same, small_step
+from tests.hosts.loops import SMALL, Awkward, attached, data, flat, loss_of, same, small_step
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.gang
@@ -129,3 +129,44 @@ def test_sparse_gradients_are_averaged_like_dense_ones(gang2: Gang) -> None:
     dense = gang2.run(embedded, False, True)[0]
     for to_none in (True, False):
         torch.testing.assert_close(gang2.run(embedded, True, to_none)[0], dense)
+
+
+class Resting(nn.Module):
+    """A layer that all ranks use at the first step, and nobody after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.always, self.once = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, both: bool) -> Tensor:
+        return self.always(x) + (self.once(x) if both else 0)
+
+
+def rested(rank: int, size: int, find: bool) -> tuple[dict[str, Tensor], bool, float]:
+    def plain(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    recipe = "gather(topk(ratio=0.1)) + error_feedback() + bucket(0.0001)"
+    with attached(recipe, Resting(), plain, find_unused_parameters=find) as (model, optimizer, comm):
+        for step in range(1, 13):
+            optimizer.zero_grad()
+            x = data(rank, step)[0][:, :6]
+            model(x, step == 1).square().mean().backward()
+            optimizer.step()
+        owed = [c.states["memory"]["residual"] for c in comm.worker.channels if "once" in c.name]
+        none_left = model.get_parameter("once.weight").grad is None
+        return (
+            {n: p.detach().clone() for n, p in model.named_parameters()},
+            none_left,
+            sum(float(r.norm()) for r in owed),
+        )
+
+
+def test_what_a_memory_owes_to_a_parameter_is_paid_though_nobody_uses_it(gang2: Gang) -> None:
+    """It crosses the network in any case; and once all is paid the parameter has no gradient."""
+    for (found, gone, owed), (plain, _, _) in zip(gang2.run(rested, True), gang2.run(rested, False), strict=True):
+        assert found.keys() == plain.keys()
+        assert all(same(found[n], plain[n]) for n in plain)
+        assert gone
+        assert owed == 0

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer.core.errors import PeerError
+from gossamer.fabrics.sim import simulate
+from gossamer.hosts import start
 
 pytestmark = pytest.mark.gang
 
@@ -149,3 +151,20 @@ def taking_turns(rank: int, size: int) -> tuple[int, int]:
 
 def test_optimizers_that_take_turns_are_told_so(gang2: Gang) -> None:
     assert gang2.run(taking_turns) == [(3, 0)] * 2
+
+
+def test_a_model_is_handed_out_a_bucket_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So much room it takes beside the model, whatever the model's size; every bit of every type arrives."""
+    monkeypatch.setattr(start, "BUCKET", 256)
+
+    def tensors(rank: int) -> list[Tensor]:
+        dice = torch.Generator().manual_seed(rank)
+        long = torch.randn(300, generator=dice)
+        halves = torch.randn(5, 3, generator=dice).half().t()
+        flags = torch.rand(7, generator=dice) > 0.5
+        return [long, halves, flags, torch.zeros(0), torch.tensor(rank), torch.randn((), generator=dice).double()]
+
+    ranks = [tensors(rank) for rank in range(3)]
+    told = simulate([start.broadcast(ts, r, torch.device("cpu")) for r, ts in enumerate(ranks)])
+    assert all(same(a, b) for ts in ranks for a, b in zip(ts, tensors(0), strict=True))
+    assert {entry.handed for entry in told.ledger.entries} <= set(range(257))

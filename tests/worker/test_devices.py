@@ -15,6 +15,7 @@ from gossamer.controllers import regimes
 from gossamer.core.verbs import Program
 from gossamer.exchanges import First
 from gossamer.worker import checkpoint, finite, quorum
+from gossamer.worker import worker as workers
 
 
 def far() -> torch.nn.Module:
@@ -53,7 +54,7 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         asked.append(1)
         return [0.0] * sum(t.numel() for t in tensors)
 
-    for module in finite, quorum:
+    for module in finite, quorum, workers:
         monkeypatch.setattr(module, "ask", ask)
     return lambda: len(asked)
 

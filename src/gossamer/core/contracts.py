@@ -34,7 +34,10 @@ class Seat(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Echo:
-    """The outcome of an exchange: what all ranks agreed on, and, on demand, what got through of mine."""
+    """The outcome of an exchange: what all ranks agreed on, and, on demand, what got through of mine.
+
+    The mean belongs to whoever gets it, who may write to it.
+    """
 
     mean: Tensor
     add_sent: Callable[[Tensor, float], None]  # into += weight * (what got through of mine)
@@ -455,11 +458,14 @@ class Loop(Protocol):
         ...
 
     def average(self, values: Sequence[Tensor]) -> Program[list[Tensor] | None]:
-        """Through memory and exchange; None where any rank's values were not finite, and no memory was touched."""
+        """Through memory and exchange; None where any rank's values were not finite, and no memory was touched.
+
+        The values are given away: the means may be written over them.
+        """
         ...
 
     def launch(self, values: Sequence[Tensor]) -> Program[None]:
-        """Start averaging; `land` gets the result later."""
+        """Start averaging what is given away; `land` gets the result later."""
         ...
 
     def land(self) -> Program[list[Tensor] | None]: ...

@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from gossamer.core.errors import AttachError
+from gossamer.core.verbs import Program, join
 from gossamer.hosts import consensus
 from gossamer.hosts.intake import Intake
+from gossamer.hosts.scaler import Scale
 from gossamer.hosts.steps import Steps
 from gossamer.hosts.strangers import LOOKS, refuse_wrapper
 from gossamer.worker.finite import all_finite
@@ -20,7 +22,8 @@ class Backward:
     """Sees a backward pass begin and end, hands its gradients to the intake, and puts the averages in their place."""
 
     def __init__(self, steps: Steps, *, find_unused: bool) -> None:
-        self.steps, self.worker, self.fabric, self.scaler = steps, steps.worker, steps.fabric, steps.scaler
+        self.steps, self.worker, self.fabric = steps, steps.worker, steps.fabric
+        self._scale: Scale | None = None
         self.find_unused = find_unused
         self.syncing = True  # False while micro-batches only accumulate
         self._inside = False
@@ -33,6 +36,8 @@ class Backward:
         """Put the hooks in place, and return what removes them; in a world of one there is nothing to see."""
         if self.fabric.size == 1:
             return []
+        if self.steps.scaler is not None and self.steps.averages_gradients:  # differences of parameters know no scale
+            self._scale = Scale(self.steps.scaler)
         self.steps.on_new_channels, self.steps.average_late = self.rebuild, self._average_late
         self.rebuild()
         return [self]
@@ -41,6 +46,8 @@ class Backward:
         for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
+        if self._scale is not None:
+            self._scale.remove()
 
     def rebuild(self) -> None:
         """Channels are new (at attach, after a controller's change, after loading): so is the intake."""
@@ -88,8 +95,8 @@ class Backward:
         self._inside = True
         self._passes += 1
         self.steps.settle_skipped(parameter)
-        if self.scaler is not None and self.steps.averages_gradients:  # differences of parameters know no scale
-            self.worker.scale = float(self.scaler.get_scale())
+        if self._scale is not None:
+            self.worker.scale = self._scale.now()
         if self._intake is not None:
             self.steps.follow()
             self.worker.means = []
@@ -113,6 +120,8 @@ class Backward:
             self.steps.doubts.backward_is_over()
             return
         unused = self._intake.finish()
+        if self.find_unused:
+            self._ask_who_used(unused)
         self.steps.begin()
         if not self.worker.finite and self.worker.stand is None:
             own = [p.grad for p in self.worker.named.values() if p.grad is not None]
@@ -123,14 +132,30 @@ class Backward:
         for channel, mean in zip(self.worker.channels, self.worker.means, strict=True):
             channel.put_gradient(mean)
         if self.find_unused:
-            self._forget_unused(set(unused))
+            self._forget_unused(unused)
 
-    def _forget_unused(self, unused: set[str]) -> None:
-        """A parameter that no rank used keeps no gradient, so that weight decay does not move it."""
-        names = list(self.worker.named)
-        used = torch.tensor([n not in unused for n in names], dtype=torch.int32)
-        counts = self.fabric.run(consensus.count(self.worker, used)).tolist()
-        self._forget([name for name, count in zip(names, counts, strict=True) if count == 0])
+    def _ask_who_used(self, unused: list[str]) -> None:
+        """How many ranks used each parameter, and what arrived for those that this one did not.
+
+        The host asks its device for it together with the verdict on the means: one question a step.
+        """
+        used = torch.tensor([n not in unused for n in self.worker.named], dtype=torch.int32)
+        ticket = self.fabric.start(consensus.count(self.worker, used), "who used what", self.worker.step)
+
+        def besides() -> Program[list[Tensor]]:
+            counts, means = (yield from join(ticket)), self.worker.mean_by_name()
+            return [counts, *(means[name].any() for name in unused)]
+
+        self.worker.besides = besides
+
+    def _forget_unused(self, unused: list[str]) -> None:
+        """A parameter that no rank used keeps no gradient, so that weight decay does not move it.
+
+        Unless a memory still owed it something: what has crossed the network is paid.
+        """
+        counts = dict(zip(self.worker.named, self.worker.told))
+        arrived = self.worker.told[len(counts) :]
+        self._forget([name for name, came in zip(unused, arrived, strict=True) if not (counts[name] or came)])
 
     def _forget(self, names: list[str]) -> None:
         for name in names:

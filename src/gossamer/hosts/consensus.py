@@ -11,6 +11,7 @@ from gossamer.core.contracts import Mixer
 from gossamer.core.errors import PeerError
 from gossamer.core.verbs import Program, all_gather, all_reduce
 from gossamer.worker import Worker
+from gossamer.worker.moments import sent
 
 TOUCHED = -1  # instead of a hash
 
@@ -74,7 +75,7 @@ def floats(model: nn.Module) -> dict[str, Tensor]:
 
 
 def count(worker: Worker, flags: Tensor) -> Program[Tensor]:
-    return (yield from all_reduce(flags.to(worker.device)))
+    return (yield from all_reduce(sent(flags, worker.device)))
 
 
 def check(

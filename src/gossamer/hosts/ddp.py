@@ -20,6 +20,7 @@ from gossamer.hosts.devices import device_of, refuse_devices
 from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.intake import Intake
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
+from gossamer.hosts.scaler import Scale
 from gossamer.recipe import Recipe
 from gossamer.worker import Worker, checkpoint
 from gossamer.worker.finite import all_finite
@@ -39,7 +40,8 @@ class Hook:
         meter: Meter,
     ) -> None:
         self.model, self.ignored = ddp_model.module, frozenset[str](ddp_model.parameters_to_ignore)
-        self.worker, self.fabric, self.scaler = worker, fabric, scaler
+        self.worker, self.fabric = worker, fabric
+        self._scale = None if scaler is None else Scale(scaler)
         self.names = {id(p): name for name, p in worker.named.items()}
         self.intake = Intake(worker, self._launch)
         self.waiting: list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]] = []
@@ -89,6 +91,8 @@ class Hook:
         """End the communication thread; DDP cannot be told to forget a hook, so take the model out of it."""
         if self._watch is not None:
             self._watch.remove()
+        if self._scale is not None:
+            self._scale.remove()
         self.fabric.close()
 
     def take(self, bucket: Any) -> Future[Tensor]:
@@ -100,7 +104,7 @@ class Hook:
             return alone
         if not self.intake.arrived:
             self.worker.means = []
-            self.worker.scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
+            self.worker.scale = 1.0 if self._scale is None else self._scale.now()
         names = [self._name_of(p) for p in bucket.parameters()]
         buffer = bucket.buffer()
         gradients = [buffer] if buffer.is_sparse else list(bucket.gradients())  # a sparse one has a bucket to itself

@@ -1,9 +1,11 @@
-"""GradScalers: what they must be told, how a step that one leaves out is heard, and how an untold one is found."""
+"""GradScalers: what they must be told, how a step that one leaves out is heard, what their scale is, and how an untold one is found."""
 
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
@@ -11,6 +13,7 @@ from gossamer.core.contracts import Quorum
 from gossamer.core.errors import AttachError
 from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe
+from gossamer.worker.moments import Moment
 
 
 class Ear:
@@ -32,6 +35,46 @@ class Ear:
         self._hears = False
         if self._scaler.__dict__.get("step") is self._step:  # else another listens on top of it
             self._scaler.step = self._below
+
+
+class Scale:
+    """A scaler's factor, known to the host without waiting for the forward pass.
+
+    A GPU keeps it, and whoever asks for it in the midst of backward waits for all that was launched before. So a copy sets
+    out as soon as `scaler.update()` has changed it.
+    """
+
+    def __init__(self, scaler: Any) -> None:
+        self._scaler, self._below = scaler, scaler.update
+        self._copy: tuple[Tensor, Moment] | None = None
+        self._of = (0, 0)  # what it is a copy of, and how often that had been written to
+
+        def update(*args: Any, **kwargs: Any) -> None:
+            self._below(*args, **kwargs)
+            self._send()
+
+        self._update = scaler.update = update
+
+    def now(self) -> float:
+        held = self._held()
+        if self._copy is None or held is None or (id(held), held._version) != self._of:
+            return float(self._scaler.get_scale())
+        copy, there = self._copy
+        there.wait()
+        return float(copy)
+
+    def remove(self) -> None:
+        if self._scaler.__dict__.get("update") is self._update:  # else another listens on top of it
+            self._scaler.update = self._below
+
+    def _send(self) -> None:
+        held = self._held()
+        if held is not None and held.is_cuda:
+            copy = torch.zeros(held.shape, dtype=held.dtype).pin_memory().copy_(held, non_blocking=True)
+            self._copy, self._of = (copy, Moment(held.device)), (id(held), held._version)
+
+    def _held(self) -> Tensor | None:
+        return getattr(self._scaler, "_scale", None)
 
 
 def refuse_under_backups(recipe: Recipe, scaler: Any) -> None:

@@ -2,7 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch.optim import Optimizer
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.hosts.handshake import tell
 from gossamer.worker import Worker
+
+BUCKET = 25 * 2**20  # bytes that travel at once, and for which there must be room beside the model
 
 
 def make_equal(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker) -> Program[None]:
@@ -31,24 +34,53 @@ def make_equal(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker
 
 
 def broadcast(tensors: Sequence[Tensor], rank: int, device: torch.device) -> Program[None]:
-    """Rank 0's bits, written over everybody's.
+    """Rank 0's bits, written over everybody's, a bucket at a time.
 
     Bits are summed as integers with everybody else's zeros: exact for every type, and no rank stores N copies.
     """
-    tensors = [t for t in tensors if t.numel()]
-    if not tensors:
-        return
-    wire = torch.cat([t.detach().contiguous().view(-1).view(torch.uint8).to(device) for t in tensors])
-    padded = torch.nn.functional.pad(wire, (0, -wire.numel() % 4)).view(torch.int32)
-    if rank != 0:
-        padded.zero_()
-    total = yield from all_reduce(padded)
-    position, agreed = 0, total.view(torch.uint8)
+    for bucket in _buckets(_pieces(tensors)):
+        places = [0, *accumulate(_room(piece) for piece in bucket)]
+        wire = torch.zeros(places[-1], dtype=torch.uint8, device=device)
+        if rank == 0:
+            for piece, at in zip(bucket, places):
+                _as(piece, wire[at:]).copy_(piece)
+        agreed = (yield from all_reduce(wire.view(torch.int32))).view(torch.uint8)
+        for piece, at in zip(bucket, places):
+            piece.copy_(_as(piece, agreed[at:]))
+
+
+def _pieces(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Views that can be written to, none longer than a bucket but of those that cannot be cut."""
     for tensor in tensors:
-        size = tensor.numel() * tensor.element_size()
-        with torch.no_grad():
-            tensor.copy_(agreed[position : position + size].clone().view(tensor.dtype).view(tensor.shape))
-        position += size
+        whole = tensor.detach()
+        if whole.is_contiguous():
+            yield from whole.view(-1).split(BUCKET // whole.element_size())
+        else:
+            yield whole
+
+
+def _buckets(pieces: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    bucket, held = list[Tensor](), 0
+    for piece in pieces:
+        if bucket and held + _room(piece) > BUCKET:
+            yield bucket
+            bucket, held = [], 0
+        if piece.numel():
+            bucket.append(piece)
+            held += _room(piece)
+    if bucket:
+        yield bucket
+
+
+def _room(piece: Tensor) -> int:
+    """Its bytes, up to where a number of any type may begin."""
+    size = piece.numel() * piece.element_size()
+    return size + -size % 16
+
+
+def _as(piece: Tensor, wire: Tensor) -> Tensor:
+    """The front of a wire, as what it carries."""
+    return wire[: piece.numel() * piece.element_size()].view(piece.dtype).view(piece.shape)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

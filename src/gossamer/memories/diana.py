@@ -82,14 +82,16 @@ class DIANA(Memory):
         echo = yield from send(block.like(block.flat - own), seat._replace(feedback=rate))
         learned = own.clone()
         echo.add_sent(learned, rate)
-        state["own"], state["common"] = learned, torch.add(common, echo.mean, alpha=rate)
+        mean = echo.mean
+        del echo  # and what was sent with it
+        state["own"], state["common"] = learned, torch.add(common, mean, alpha=rate)
         state["unit"] = torch.tensor(seat.scale, dtype=torch.float64)
-        mean = common + echo.mean
+        mean.add_(common)
         if self.momentum == 0:
             return mean
         velocity = state.get("velocity")
-        state["velocity"] = mean if velocity is None else torch.add(mean, velocity, alpha=self.momentum)
-        return state["velocity"].clone()
+        state["velocity"] = mean.clone() if velocity is None else torch.add(mean, velocity, alpha=self.momentum)
+        return mean.copy_(state["velocity"])
 
     def _learned(self, block: Block, state: State, scale: float) -> tuple[Tensor, Tensor]:
         if "own" not in state:

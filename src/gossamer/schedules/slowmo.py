@@ -71,8 +71,8 @@ class SlowMo(Schedule):
             loop.assign([s["anchor"] for s in loop.states])
             return
         for state, mean, lr in zip(loop.states, means, loop.lrs):
-            velocity = slow_velocity(state, mean, lr, self.beta, self.by_lr)
-            state["anchor"] = state["anchor"] - self.alpha * velocity
+            step = self.alpha * slow_velocity(state, mean, lr, self.beta, self.by_lr)
+            state["anchor"] = torch.sub(state["anchor"], step, out=step)
         loop.assign([s["anchor"] for s in loop.states])
         if self.buffers == "reset":
             loop.reset_optimizer()

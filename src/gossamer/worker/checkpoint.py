@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def save(worker: "Worker") -> dict[str, Any]:
-    """Everything but parameters and optimizer. Tensors of one rank carry its number, so no two ranks' keys are equal."""
+    """Everything but parameters and optimizer, in the host's memory.
+
+    Tensors of one rank carry its number, so no two ranks' keys are equal.
+    """
     out: dict[str, Any] = {
         "format": FORMAT,
         "gossamer": __version__,
@@ -37,13 +40,13 @@ def save(worker: "Worker") -> dict[str, Any]:
         "cut": json.dumps(cut(worker.channels)),
     }
     for key, value in worker.control.items():
-        out[f"equal/control/{key}"] = value.clone()
+        out[f"equal/control/{key}"] = value.to("cpu", copy=True)
     for channel, pending in zip(worker.channels, _pending(worker), strict=True):
         for role in ROLES:
             states = {**channel.states[role], **pending.get(role, {})}
             for key, tensor in _split(states, channel).items():
                 where = "equal" if _policy(channel, role, key) == "equal" else f"rank{worker.rank}"
-                out[f"{where}/{role}/{key}"] = tensor.clone()
+                out[f"{where}/{role}/{key}"] = tensor.to("cpu", copy=True)
     seal(out, worker.rank)
     return out
 

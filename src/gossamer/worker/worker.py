@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
@@ -59,6 +60,8 @@ class Worker:
         self.control: State = {}
         self.means: list[Tensor] = []
         self.finite = True
+        self.besides: Callable[[], Program[list[Tensor]]] | None = None  # what else a host asks of its device at a step
+        self.told = list[float]()  # and the answer
         self.assigned = False  # did this step write parameters that all ranks agreed on?
         self.measure_every = 0  # steps after which compression errors are measured anew; 0: never
         self.measured = 0  # the step of the last measurement
@@ -139,7 +142,7 @@ class Worker:
     def launch(self, values: Sequence[Tensor]) -> Program[None]:
         self._flight, self._given = [], [peak(value) for value in values]
         for i, value in enumerate(values):
-            self._flight.append((yield self.program(i, value)))
+            self._flight.append((yield self.program(i, value, reuse=True)))
 
     def land(self) -> Program[list[Tensor] | None]:
         yield from self.quiesce()
@@ -157,7 +160,11 @@ class Worker:
         """Wait for what is in flight, without letting it land: afterwards the state is all there is."""
         if self._flight:
             yield from self._arrive(self._flight)
-            self._flight, means = [], self.means
+            self._flight, means, self.means = (
+                [],
+                self.means,
+                [],
+            )  # they are the schedule's, and gone when it has used them
             self._landed, self._lost = (means, False) if self.finite else (None, True)
             if self._lost:
                 self.momenta.heal()
@@ -346,7 +353,9 @@ class Worker:
             mean, largest = yield from join(ticket)
             self.means.append(mean)
             peaks.append(largest)
-        self.finite = all_peaks_finite(peaks)
+        also = [] if self.besides is None else (yield from self.besides())
+        answers, self.besides = ask(*peaks, *also), None
+        self.finite, self.told = all(map(isfinite, answers[: len(peaks)])), answers[len(peaks) :]
         if self.finite:
             self.row.clear()
         held = Held([draft for pair in self._drafts.values() for draft in pair] if self.finite else [])

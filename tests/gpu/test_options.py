@@ -1,0 +1,57 @@
+"""What may be told to attach, on the pretended device: a scaler, and parameters that are not always used."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from tests.gpu.loops import Plan, net
+from tests.gpu.nursery import Nursery
+
+import gossamer
+
+pytestmark = pytest.mark.gang
+STEPS = 4
+
+
+def waits(rank: int, size: int, options: dict[str, Any], scales: bool) -> Counter[str]:
+    """Where a host waited for its device in some steps; the last layer is used at none."""
+    from tests.gpu import users
+    from tests.gpu.diary import ELSEWHERE, diary
+
+    users.begin(Plan("powersgd"))
+    device = torch.device("cuda", rank + 1)
+    torch.cuda.set_device(device)
+    model = net(Plan("powersgd")).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cuda", init_scale=64.0, growth_interval=2, enabled=scales)
+    told = {"scaler": scaler} if scales else {}
+    with gossamer.attach(model, optimizer, "powersgd", deadline=20.0, **told, **options) as comm:
+        for step in range(2 + STEPS):
+            if step == 2:
+                diary.syncs.clear()
+            optimizer.zero_grad()
+            batch = torch.randn(4, 32).pin_memory().to(device, non_blocking=True)
+            scaler.scale(model[:-1](batch).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        seen = Counter({k: v for k, v in diary.syncs.items() if ELSEWHERE not in k})
+        saved = comm.state_dict()
+        assert not any(v.is_cuda for v in saved.values() if isinstance(v, torch.Tensor))  # there is no room to spare
+        assert comm.worker.scale == (2 ** ((1 + STEPS) // 2) * 64.0 if scales else 1.0)
+    assert not diary.races
+    assert not diary.lifetimes
+    return seen
+
+
+def test_unused_parameters_are_asked_for_with_the_verdict(nursery: Nursery) -> None:
+    for seen in nursery.run(2, waits, {"find_unused_parameters": True}, False):
+        assert sum(seen.values()) == STEPS, seen
+
+
+def test_a_scale_is_not_asked_for_in_the_midst_of_backward(nursery: Nursery) -> None:
+    """What is waited for is a copy that set out when the scale had changed, before the forward pass."""
+    for seen in nursery.run(2, waits, {}, True):
+        asked = Counter(k.split(" @ ")[0] for k in seen.elements())
+        own = {"_local_scalar_dense": STEPS}  # the scaler's: has it found inf?
+        assert asked == {"tolist": STEPS, "Event.synchronize": STEPS, **own}, seen
