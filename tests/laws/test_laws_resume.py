@@ -272,7 +272,7 @@ LOSSES: dict[str, Callable[[dict[str, Any], str], Any]] = {
     [
         ("topk(ratio=0.1)", "rank0/memory/residual/bias"),
         ("slowmo(3)", "equal/schedule/anchor/matrix"),
-        ("sgp(every=3)", "rank0/mixer/x/still"),
+        ("osgp(every=3)", "rank0/mixer/x/still"),
     ],
 )
 def test_an_entry_that_is_not_as_it_was_is_named_and_changes_nothing(recipe: str, key: str, how: str) -> None:
