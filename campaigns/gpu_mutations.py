@@ -29,10 +29,10 @@ MUTATIONS = (
     Mutation("2 a message on the CPU", "exchanges/push_sum.py", "dtype=torch.uint8, device=x.device)", "dtype=torch.uint8)", f"{RECIPES}::test_it_trains[sgp]"),
     Mutation("2 sends before receives", "fabrics/nccl.py", "group._start_coalescing()", "pass", f"{RECIPES}::test_it_trains[sgp]"),
     Mutation("3 rates on the CPU", "exchanges/first.py", "dtype=torch.float64, device=like.flat.device)", "dtype=torch.float64)", f"{RECIPES}::test_it_trains[backup]"),
-    Mutation("3 gradients read before they are written", "worker/quorum.py", "mine.ready.precedes()", "pass", f"{RECIPES}::test_there_are_no_races[backup]"),
+    Mutation("3 gradients read before they are written", "worker/moments.py", "torch.cuda.current_stream(device).record_event()", "torch.cuda.Event()", f"{RECIPES}::test_there_are_no_races[backup]"),
     Mutation("4 the path follows the name", "fabrics/paths.py", 'has.get("cuda") == "nccl"', 'dist.get_backend(group) == "nccl"', f"{NCCL}::test_it_trains_under_nccls_rules[qsgd() on 3 ranks, eager, undefined]"),
     Mutation("5 a block let go too early", "worker/worker.py", "_carry(average, flat)", "_carry(average, torch.empty(0))", f"{RECIPES}::test_memory_is_kept_until_streams_have_met[overlap_local_sgd]"),
-    Mutation("7 lanes on the current device", "fabrics/stream.py", "    torch.cuda.set_device(device)\n", "", f"{NCCL}::test_nobody_need_set_a_device[qsgd]"),
+    Mutation("7 lanes on the current device", "fabrics/stream.py", "    torch.cuda.set_device(device)\n    return torch.cuda.Stream(device, priority=-1)", "    return torch.cuda.Stream(priority=-1)", f"{NCCL}::test_nobody_need_set_a_device[qsgd]"),
     Mutation("7 the current device asked for", "fabrics/stream.py", "torch.cuda.Stream(device, priority=-1)", "torch.cuda.Stream(priority=-1)", f"{FACTORIES}::test_nobody_asks_for_the_current_device[fabrics/stream.py]"),
     Mutation("8 communicators left behind", "fabrics/nccl.py", "group, self._group = self._group, None", "group, self._group = None, None", f"{NCCL}::test_no_communicator_is_left[allreduce]"),
     Mutation("9 a checkpoint stays on the CPU", "worker/checkpoint.py", 'channel.parameters[0].device if tensor.dim() else "cpu"', '"cpu"', f"{NCCL}::test_a_checkpoint_on_the_cpu_resumes[powersgd]"),
@@ -41,7 +41,7 @@ MUTATIONS = (
     Mutation("11 a question a bucket", "worker/finite.py", "all(map(isfinite, ask(*peaks)))", "all(bool(p.isfinite()) for p in peaks)", f"{RECIPES}::test_the_host_waits_once_a_step[allreduce]"),
     Mutation("11 a question in the lane", "worker/worker.py", "return mean, peak(mean)", "return mean, mean.new_tensor(float(peak(mean)))", f"{RECIPES}::test_no_lane_waits[allreduce]"),
     Mutation("12 launches a parameter", "hosts/intake.py", "slot.copy_(gradient", "slot.zero_().add_(1).sub_(1).copy_(gradient", f"{NCCL}::test_launches_do_not_grow[allreduce]"),
-    Mutation("13 zeros that nobody writes", "worker/quorum.py", ".expand(self.layout.numel)", ".expand(self.layout.numel).clone()", f"{RECIPES}::test_what_is_needed_for_a_while[backup]"),
+    Mutation("13 zeros that nobody writes", "worker/quorum.py", ".expand(self.layout.numel)", ".expand(self.layout.numel).clone()", f"{RECIPES}::test_what_is_kept[backup]"),
     Mutation("factories", "hosts/handshake.py", "torch.tensor(list(words), dtype=torch.uint8, device=device)", "torch.tensor(list(words), dtype=torch.uint8)", f"{FACTORIES}::test_whoever_makes_a_tensor_says_where[hosts/handshake.py]"),
 )  # fmt: skip
 
