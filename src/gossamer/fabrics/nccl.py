@@ -6,6 +6,7 @@ import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def new_group(ranks: Sequence[int], size: int, deadline: float, device: torch.de
     """
     members = tuple(ranks)
     _made[members] += 1
-    name = f"gossamer/nccl/{'-'.join(map(str, members))}/{_made[members]}"
+    name = f"gossamer/nccl/{sha256(repr(members).encode()).hexdigest()[:16]}/{_made[members]}"
     backend: Any = dist.ProcessGroupNCCL  # pyright: ignore  # there is none in torch's CPU builds
     options = backend.Options()
     options._timeout = timedelta(seconds=deadline + GRACE)
