@@ -37,6 +37,7 @@ def _replace_cuda() -> None:
     cuda.get_device_properties = lambda device=None: SimpleNamespace(uuid=f"GPU-{clocks.index_of(device)}")
     cuda.current_device, cuda.set_device, cuda.device = clocks.current_device, clocks.set_device, clocks.device_guard
     cuda.current_stream, cuda.default_stream = clocks.current_stream, clocks.default_stream
+    cuda.is_current_stream_capturing = lambda: False
     cuda.stream, cuda.set_stream = clocks.on, clocks.set_current
     cuda.Stream, cuda.Event, cuda.synchronize = clocks.Stream, clocks.Event, clocks.synchronize
 

@@ -9,6 +9,7 @@ from tests.gpu.loops import Plan, net
 from tests.gpu.nursery import Nursery
 
 import gossamer
+from gossamer.core.errors import AttachError
 
 pytestmark = pytest.mark.gang
 STEPS = 4
@@ -55,3 +56,29 @@ def test_a_scale_is_not_asked_for_in_the_midst_of_backward(nursery: Nursery) -> 
         asked = Counter(k.split(" @ ")[0] for k in seen.elements())
         own = {"_local_scalar_dense": STEPS}  # the scaler's: has it found inf?
         assert asked == {"tolist": STEPS, "Event.synchronize": STEPS, **own}, seen
+
+
+def captured(rank: int, size: int) -> tuple[str, str]:
+    """A loop that captures its step in a CUDA graph: what backward says of it, and what attach says of compiled autograd."""
+    import torch._dynamo.config
+    from tests.gpu import users
+
+    users.begin(Plan("allreduce"))
+    device = torch.device("cuda", rank + 1)
+    torch.cuda.set_device(device)
+    model = net(Plan("allreduce")).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with gossamer.attach(model, optimizer, "allreduce", deadline=20.0):
+        torch.cuda.is_current_stream_capturing = lambda: True
+        with pytest.raises(AttachError) as graph:
+            model(torch.randn(4, 32).to(device)).sum().backward()
+    torch._dynamo.config.compiled_autograd = True
+    with pytest.raises(AttachError) as engine:
+        gossamer.attach(model, optimizer, "allreduce", deadline=20.0)
+    return str(graph.value), str(engine.value)
+
+
+def test_graphs_and_compiled_autograd_are_refused(nursery: Nursery) -> None:
+    for graph, engine in nursery.run(2, captured):
+        assert "CUDA graph" in graph
+        assert "compiled_autograd" in engine

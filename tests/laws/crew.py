@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -41,7 +43,7 @@ class Crew:
 
         def send(block: Block, seat: Seat) -> Program[Echo]:
             echo = yield from self.exchange.average(block, self.carried[rank], seat)
-            self.echoes.append(echo)
+            self.echoes.append(replace(echo, mean=echo.mean.clone()))  # the mean is the memory's to write to
             return echo
 
         return self.memory.around(block, self.kept[rank], send, seat)

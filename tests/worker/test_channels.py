@@ -1,10 +1,13 @@
 """How a model is cut into channels, and what crosses between channels and parameters."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from tests.worker.gym import Odd, bit_equal, make, noise, parameters, pull, resumed, saved, sgd, train
 from torch import nn
 
+from gossamer.core.errors import AttachError
 from gossamer.recipe import Recipe
 from gossamer.worker.channels import build
 
@@ -180,3 +183,13 @@ def test_the_measured_error_is_relative_to_what_was_given(recipe: str, most: flo
     assert all(0 <= e <= most for e in errors.values())
     assert errors["still"] == errors["empty"] == 0.0
     assert bool(most) == (errors["matrix"] > 0)
+
+
+@pytest.mark.parametrize("recipe", ["topk(scope='global')", "backup"])
+def test_blocks_that_cannot_be_cut_are_not_longer_than_their_indices_count(recipe: str) -> None:
+    def long(elements: int) -> Callable[[], nn.Module]:
+        return lambda: nn.ParameterDict({k: torch.empty(elements, device="meta") for k in ("a", "b")})
+
+    with pytest.raises(AttachError, match=r"2,147,483,648 elements as one, from 'b' on"):
+        make(recipe, 3, long(2**30))
+    make("topk", 3, long(2**30))

@@ -14,7 +14,7 @@ from gossamer.hosts import consensus
 from gossamer.hosts.intake import Intake
 from gossamer.hosts.scaler import Scale
 from gossamer.hosts.steps import Steps
-from gossamer.hosts.strangers import LOOKS, refuse_wrapper
+from gossamer.hosts.strangers import LOOKS, refuse_capture, refuse_engine, refuse_wrapper
 from gossamer.worker.finite import all_finite
 
 
@@ -36,6 +36,7 @@ class Backward:
         """Put the hooks in place, and return what removes them; in a world of one there is nothing to see."""
         if self.fabric.size == 1:
             return []
+        refuse_engine()
         if self.steps.scaler is not None and self.steps.averages_gradients:  # differences of parameters know no scale
             self._scale = Scale(self.steps.scaler)
         self.steps.on_new_channels, self.steps.average_late = self.rebuild, self._average_late
@@ -90,6 +91,7 @@ class Backward:
 
     def _begin(self, parameter: Tensor | None) -> None:
         """A step's gradients begin to come; `parameter` has the first of them."""
+        refuse_capture(self.worker.device)
         if self._passes + 1 in LOOKS:
             refuse_wrapper(self.steps.model)
         self._inside = True

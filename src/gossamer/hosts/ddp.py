@@ -99,7 +99,7 @@ class Hook:
         """One DDP bucket is ready: keep its gradients, and promise the averaged bucket."""
         if self.fabric.size == 1:
             self.worker.step += int(bucket.is_last())
-            alone: Future[Tensor] = Future()
+            alone = _promise_of(bucket.buffer())
             alone.set_result(bucket.buffer())
             return alone
         if not self.intake.arrived:
@@ -108,7 +108,7 @@ class Hook:
         names = [self._name_of(p) for p in bucket.parameters()]
         buffer = bucket.buffer()
         gradients = [buffer] if buffer.is_sparse else list(bucket.gradients())  # a sparse one has a bucket to itself
-        promise: Future[Tensor] = Future(devices=[buffer.device]) if buffer.device.type == "cuda" else Future()
+        promise = _promise_of(buffer)
         self.waiting.append((gradients, names, promise, buffer))
         for name, gradient in zip(names, gradients, strict=True):
             self.intake.take(name, gradient)
@@ -157,6 +157,11 @@ class Hook:
             self.intake = Intake(self.worker, self._launch)
         for (*_, promise, _), answer in zip(waiting, answers, strict=True):
             promise.set_result(answer)
+
+
+def _promise_of(buffer: Tensor) -> Future[Tensor]:
+    """On a GPU whoever waits for it waits for the stream that was current when it was kept."""
+    return Future(devices=[buffer.device]) if buffer.is_cuda else Future()
 
 
 def _put(gradients: list[Tensor], means: list[Tensor], buffer: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from gossamer.hosts.metrics import Meter
 from gossamer.hosts.opener import Opener
 from gossamer.hosts.roster import Roster
 from gossamer.hosts.scaler import Ear, refuse_untold
+from gossamer.hosts.strangers import refuse_capture
 from gossamer.worker import Worker, rest, until_descend
 from gossamer.worker.quorum import LANE
 
@@ -197,6 +198,7 @@ class Steps:
             self.before_step()
 
     def _check(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        refuse_capture(self.worker.device)
         if _has_closure(args, kwargs):
             raise AttachError(
                 "optimizer.step(closure) computes gradients inside the step, after they should have been averaged; "

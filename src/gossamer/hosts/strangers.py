@@ -1,9 +1,11 @@
 """Strangers: other people's wrappers and optimizers that average too, shard, or never step; found before they do harm."""
 
 import gc
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -34,6 +36,24 @@ def refuse_model(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if "DTensor" in _kinds(type(parameter)):
             raise AttachError(_sharded(f"parameter {name!r}", "a DTensor (fully_shard or tensor parallelism)"))
+
+
+def refuse_engine() -> None:
+    """Compiled autograd, where torch says that it is on: it runs hooks when it compiles, and not when gradients come."""
+    if getattr(sys.modules.get("torch._dynamo.config"), "compiled_autograd", False):
+        raise AttachError(
+            "torch._dynamo.config.compiled_autograd is on, under which no hook sees gradients come: switch it off; "
+            "torch.compile of the model itself is fine"
+        )
+
+
+def refuse_capture(device: torch.device) -> None:
+    """A CUDA graph holds what is launched, and nothing of what threads and the network do besides."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise AttachError(
+            "a CUDA graph is being captured, and a step that talks to other ranks cannot be replayed from one: leave "
+            "backward() and optimizer.step() out of the graph"
+        )
 
 
 def refuse_optimizers(optimizers: Sequence[Optimizer], recipe: Recipe) -> None:

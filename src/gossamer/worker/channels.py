@@ -8,9 +8,11 @@ from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Exchange, Memory, Mixer, Quorum
+from gossamer.core.errors import AttachError
 from gossamer.recipe import Recipe
 from gossamer.worker.optimizers import Optimizing
 
+LONGEST = 2**31 - 1  # elements of a block that cannot be cut: its places are counted in 32 bits
 ROLES = ("memory", "exchange", "schedule", "mixer")
 
 
@@ -85,8 +87,7 @@ def build(recipe: Recipe, parameters: Mapping[str, Tensor], groups: Mapping[str,
         if not bucket:
             finished.append(bucket)
         bucket.append(name)
-        whole = isinstance(exchange, Quorum) or (isinstance(exchange, Exchange) and exchange.whole)
-        if not whole and sum(parameters[n].numel() for n in bucket) * dtype.itemsize >= limit:
+        if not _is_whole(exchange) and sum(parameters[n].numel() for n in bucket) * dtype.itemsize >= limit:
             del filling[key]
     # A channel can travel once its last parameter is there, so channels go in the order they are filled.
     position = {n: i for i, n in enumerate(reversed(list(parameters)))}
@@ -99,5 +100,15 @@ def _channel(recipe: Recipe, members: Mapping[str, Tensor], group: int, size: in
     dtype = torch.float64 if members[first].dtype == torch.float64 else torch.float32
     layout = Layout.of({n: tuple(p.shape) for n, p in members.items()}, dtype)
     exchange, memory = recipe.way(first, tuple(members[first].shape))
+    if _is_whole(exchange) and layout.numel > LONGEST:
+        raise AttachError(
+            f"{exchange} would send {layout.numel:,} elements as one, from {first!r} on, and at most {LONGEST:,} can be: use an "
+            "exchange that cuts the model into buckets, such as gather(topk())"
+        )
     omega = exchange.omega(layout, size) if isinstance(exchange, Exchange) else 0.0
     return Channel(layout, tuple(members.values()), exchange, memory, memory.follow(omega), group)
+
+
+def _is_whole(exchange: Exchange | Mixer | Quorum) -> bool:
+    """Whether all of its parameters must lie in one block."""
+    return isinstance(exchange, Quorum) or (isinstance(exchange, Exchange) and exchange.whole)

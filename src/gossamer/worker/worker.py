@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -18,23 +17,13 @@ from gossamer.worker import optimizers
 from gossamer.worker.channels import Channel, build
 from gossamer.worker.finite import all_finite, all_peaks_finite, peak
 from gossamer.worker.halves import rest, until_descend
+from gossamer.worker.held import Held
+from gossamer.worker.measuring import relative_errors
 from gossamer.worker.momenta import Momenta, gain
 from gossamer.worker.moments import ask
 from gossamer.worker.quorum import Stand
 
 Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, taken while other channels travel
-
-
-@dataclass
-class Held:
-    """What an averaged gradient will change, once the optimizer has taken it."""
-
-    drafts: list[Draft] = field(default_factory=list[Draft])
-    decided: Recipe | None = None
-
-    def commit(self) -> None:
-        for draft in self.drafts:
-            draft.commit()
 
 
 class Worker:
@@ -243,12 +232,7 @@ class Worker:
 
     def measure(self, block: Block, add_sent: Callable[[Tensor, float], None]) -> None:
         """Note what got lost of each parameter. On the lane's thread: others may be reading the errors there were."""
-        lost = block.flat.clone()
-        add_sent(lost, -1.0)
-        names = [s.name for s in block.layout.segments]
-        norms = torch.stack([t.norm() for b in (block, block.like(lost)) for _, t in b.tensors()]).tolist()
-        pairs = zip(names, norms, norms[len(names) :])
-        self.errors = self.errors | {name: gone / given if given else 0.0 for name, given, gone in pairs}
+        self.errors = self.errors | relative_errors(block, add_sent)
 
     def expect(self, index: int, ticket: Ticket[Carried]) -> None:
         """Note a gradient that is on its way, for `average_gradients` to join."""
