@@ -16,21 +16,16 @@ class Known(NamedTuple):
     names: tuple[str, ...]  # of what it fails for
 
 
-TOPK = (
-    "topk",
-    "gather(topk(ratio=0.3, index='rice')) + error_feedback()",
-    "gather(topk(ratio=0.3, scope='global')) + error_feedback()",
-    "scatter(topk(ratio=0.3), answer=bf16()) + error_feedback()",
-)
 LARGE = ("diana", "slowmo_sgp", "sgp", "osgp", "accordion", "accordion_batch")
 
 KNOWN: tuple[Known, ...] = (
     Known(7, "Triton on the current device", "test_nobody_need_set_a_device", ("overlap_local_sgd",)),
-    Known(11, "numbers asked in the lane", "test_no_lane_waits", (*TOPK, "allreduce(ternary())")),
-    Known(11, "numbers asked in the lane", "test_it_trains_over_staged_gloo", ("topk",)),
-    Known(11, "tables made anew", "test_no_lane_waits_where_there_is_no_triton", ("terngrad", "allreduce(ternary())")),
-    Known(12, "a handful of launches a tensor", "test_launches_do_not_grow", ("topk",)),
-    Known(13, "kept for nothing", "test_what_is_kept", ("diana", "local_sgd", "slowmo", "overlap_local_sgd")),
+    Known(
+        11,
+        "numbers asked in the lane",
+        "test_no_lane_waits",
+        ("gather(topk(ratio=0.3, index='rice')) + error_feedback()",),
+    ),
     Known(13, "whole blocks for a while", "test_what_is_needed_for_a_while", LARGE),
 )
 
