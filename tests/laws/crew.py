@@ -1,7 +1,6 @@
 """Ranks that average blocks through one exchange and one memory, step after step, on the simulator."""
 
 from collections.abc import Sequence
-
 from dataclasses import replace
 
 import torch
