@@ -16,7 +16,7 @@ class Known(NamedTuple):
     names: tuple[str, ...]  # of what it fails for
 
 
-LARGE = ("diana", "slowmo_sgp", "sgp", "osgp", "accordion", "accordion_batch")
+LARGE = ("topk", "diana", "slowmo_sgp", "sgp", "osgp", "accordion", "accordion_batch")
 
 KNOWN: tuple[Known, ...] = (
     Known(7, "Triton on the current device", "test_nobody_need_set_a_device", ("overlap_local_sgd",)),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
+from gossamer.codecs.warm import warm
 from gossamer.core.contracts import Quorum
 from gossamer.core.errors import AttachError, GossamerError
 from gossamer.fabrics.pulse import Patience
@@ -95,6 +96,9 @@ def attach(
         if worker.stand is not None and on_late is not None:
             worker.stand.on_late = on_late
         if fabric.size > 1:
+            warm(
+                parsed, fabric.device, worker.channels[0].layout.dtype
+            )  # now, and not within the first step, which has a deadline
             extras = {"deadline": deadline, "buffers": policy, "find_unused_parameters": find_unused_parameters}
             fabric.run(compare(worker, fingerprint(worker, extras | hyperparameters(optimizers), model)))
             fabric.run(make_equal(model, optimizers, worker))

@@ -10,6 +10,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from gossamer.codecs.warm import warm
 from gossamer.core.errors import AttachError
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.pulse import Patience
@@ -207,6 +208,7 @@ def register(
             fabric.run(agree(_refusal(named), fabric.device))
         worker = Worker(parsed, named, idle, fabric.rank, fabric.size, seed)
         if fabric.size > 1:
+            warm(parsed, fabric.device, worker.channels[0].layout.dtype)
             fabric.run(compare(worker, fingerprint(worker, {"deadline": deadline}, ddp_model.module)))
     except BaseException:
         fabric.close()
