@@ -21,7 +21,8 @@ def install() -> None:
     _replace_cuda()
     _rule_all_threads()
     gloo.watch()
-    programs.backends._load = programs.pretended
+    programs.backends._find = programs.pretended
+    programs.backends._load.cache_clear()
     _replace_pinned()
     # Module.to makes new parameters; it would else put a tensor of the device under the name of one of the CPU.
     torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -19,7 +19,6 @@ class Known(NamedTuple):
 LARGE = ("topk", "diana", "slowmo_sgp", "sgp", "osgp", "accordion", "accordion_batch")
 
 KNOWN: tuple[Known, ...] = (
-    Known(7, "Triton on the current device", "test_nobody_need_set_a_device", ("overlap_local_sgd",)),
     Known(
         11,
         "numbers asked in the lane",

@@ -13,15 +13,15 @@ from tests.gpu.tensors import Cuda, each, tensors_in, to_device
 from torch import Tensor
 
 backends: Any = importlib.import_module("gossamer.kernels.backends")  # the package has a function of this name
-load = backends._load
+find = backends._find
 
 
 def pretended(backend: Any, family: str, function: str) -> Callable[..., Any]:
-    """Stands for `backends._load`."""
-    real = load(backend, family, function)
+    """Stands for `backends._find`."""
+    real = find(backend, family, function)
     if backend != "triton" or not real.__module__.startswith("gossamer.kernels.gpu"):
         return real
-    reference = load("torch", family, function)
+    reference = find("torch", family, function)
 
     def launch(*args: Any, **kwargs: Any) -> Any:
         given = [a for a in tensors_in((args, kwargs)) if isinstance(a, Cuda)]

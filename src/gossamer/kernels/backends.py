@@ -90,16 +90,19 @@ def twin(family: str, function: str, device: torch.device) -> Callable[..., Any]
 
 @lru_cache(maxsize=256)
 def _load(backend: Backend, family: str, function: str) -> Callable[..., Any]:
+    found = _find(backend, family, function)
+    return _where_it_lies(found) if backend == "triton" else found
+
+
+def _find(backend: Backend, family: str, function: str) -> Callable[..., Any]:
     place = f"{__package__}.{_PACKAGES[backend]}"
     if backend != "torch":
         importlib.import_module(place)
         if find_spec(f"{place}.{family}") is None:
-            return _load("torch", family, function)
+            return _find("torch", family, function)
     module = importlib.import_module(f"{place}.{family}")
     found: Callable[..., Any] | None = getattr(module, function, None)
-    if found is None:
-        return _load("torch", family, function)
-    return _where_it_lies(found) if backend == "triton" else found
+    return _find("torch", family, function) if found is None else found
 
 
 def _where_it_lies(launch: Callable[..., Any]) -> Callable[..., Any]:
