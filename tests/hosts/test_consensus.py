@@ -9,6 +9,7 @@ from tests.gang import Gang
 from tests.hosts.loops import DEADLINE, SMALL, Awkward, attached, flat, loss_of, same, small_step
 from torch import Tensor, nn
 
+from gossamer.core.errors import PeerError
 from gossamer.core.verbs import Compute, Program
 
 pytestmark = pytest.mark.gang
@@ -63,6 +64,28 @@ def test_consensus_is_the_mean_of_all_models_and_is_undone(gang4: Gang, recipe: 
         torch.testing.assert_close(outcome["agreed"], exact, rtol=1e-5, atol=1e-5)
         assert same(outcome["own"], outcome["restored"])
     assert same(outcomes[0]["own"], outcomes[1]["own"]) == (recipe == "allreduce")
+
+
+def strayed(rank: int, size: int, recipe: str, steps: int) -> str:
+    with attached(recipe, optimizer=sgd) as (model, optimizer, comm):
+        for step in range(1, steps + 1):
+            optimizer.zero_grad()
+            linear_loss(model, rank, step).backward()
+            optimizer.step()
+        if rank == 1:
+            next(model.parameters()).data.view(-1)[0] += 1
+        try:
+            comm.check_sync()
+        except PeerError as error:
+            return str(error)
+        return ""
+
+
+@pytest.mark.parametrize("recipe", ["allreduce", "local_sgd(2)", "slowmo(2)", "slowmo_sgp(2)"])
+def test_a_model_that_strays_is_found_wherever_models_must_be_equal(gang2: Gang, recipe: str) -> None:
+    assert all("at step 5, " in text and "differs between ranks" in text for text in gang2.run(strayed, recipe, 4))
+    within = gang2.run(strayed, recipe, 3)  # within a round models differ as it is
+    assert [bool(text) for text in within] == [recipe == "allreduce"] * 2
 
 
 def undisturbed(rank: int, size: int, recipe: str, steps: int) -> Tensor:

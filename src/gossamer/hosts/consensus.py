@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.core.block import Block
-from gossamer.core.contracts import Mixer
 from gossamer.core.errors import PeerError
 from gossamer.core.verbs import Program, all_gather, all_reduce
 from gossamer.worker import Worker
@@ -117,11 +116,9 @@ def _strays(values: list[int]) -> str:
 
 
 def _hashes(worker: Worker) -> dict[str, int]:
-    if worker.recipe.schedule.averages_gradients:
-        return {n: hash_of(p) for n, p in worker.named.items()}
-    if isinstance(worker.recipe.exchange, Mixer):
-        return {}
-    out = dict[str, int]()
+    """Of all that must be equal on all ranks after the last step."""
+    equal = worker.recipe.schedule.equal(worker.step - 1)
+    out = {n: hash_of(p) for n, p in worker.named.items()} if equal else {}
     for channel in worker.channels:
         if "anchor" in channel.states["schedule"]:
             block = Block(channel.states["schedule"]["anchor"], channel.layout)
