@@ -359,6 +359,8 @@ class Worker:
 
     def _decide(self, means: Sequence[Tensor], control: State) -> Recipe | None:
         """The controller's next recipe, where it is another one."""
+        if "control" not in self.recipe.controller.traits:
+            return None  # before all means are copied, free of the loss scale, for nobody
         blocks = [Block(m / self.scale if self.scale != 1 else m, c.layout) for m, c in zip(means, self.channels)]
         decided = self.recipe.controller.decide(Facts(self.step, self._largest_rate(), blocks), self.recipe, control)
         return decided if decided != self.recipe else None
