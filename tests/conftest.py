@@ -38,12 +38,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(item: pytest.Item) -> str:
-    """Under several test processes: two labs at once would share the cores that they measure, and gangs are kept for the
-    session, so that a second process would start its own. All else goes wherever there is room.
+    """Under several test processes: two labs at once would share the cores that they measure, and so would ranks that are
+    killed and others that must notice in time. All else goes wherever there is room.
     """
     if item.get_closest_marker("lab") or item.path.parent.name in COMMANDS:
         return "commands"
-    return "gangs" if {"gang2", "gang4"} & set(getattr(item, "fixturenames", ())) else ""
+    gang = item.get_closest_marker("gang") or {"gang2", "gang4"} & set(getattr(item, "fixturenames", ()))
+    return "gangs" if gang else ""
 
 
 def _gang(size: int) -> Iterator[Gang]:
