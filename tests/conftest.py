@@ -33,18 +33,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if reason is not None and item.get_closest_marker("lab"):
             item.add_marker(pytest.mark.skip(reason=reason))
-        if group := _group(item):
-            item.add_marker(pytest.mark.xdist_group(group))
+        if _starts_processes(item):
+            item.add_marker(pytest.mark.xdist_group("processes"))
 
 
-def _group(item: pytest.Item) -> str:
-    """Under several test processes: two labs at once would share the cores that they measure, and so would ranks that are
-    killed and others that must notice in time. All else goes wherever there is room.
+def _starts_processes(item: pytest.Item) -> bool:
+    """Under two test processes one has all of these: labs would share the cores that they measure, and so would ranks that
+    are killed and others that must notice in time. All else goes wherever there is room.
     """
-    if item.get_closest_marker("lab") or item.path.parent.name in COMMANDS:
-        return "commands"
-    gang = item.get_closest_marker("gang") or {"gang2", "gang4"} & set(getattr(item, "fixturenames", ()))
-    return "gangs" if gang else ""
+    marked = any(item.get_closest_marker(name) for name in ("gang", "lab"))
+    uses = {"gang2", "gang4", "world"} & set(getattr(item, "fixturenames", ()))
+    return marked or bool(uses) or item.path.parent.name in COMMANDS
 
 
 def _gang(size: int) -> Iterator[Gang]:
