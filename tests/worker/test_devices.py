@@ -73,8 +73,9 @@ def test_a_host_asks_the_device_once_a_step(recipe: str, questions: Callable[[],
     """Whether all is finite; and the simulator, which has no scaler, once more for gradients that are not averaged."""
     ranks = make(recipe, 3, far)
     train(ranks, zeros, 7)
-    local = not ranks[0].worker.recipe.schedule.averages_gradients
-    rounds = 7 // 3 if local and not ranks[0].worker.recipe.schedule.mixes else 0
+    schedule = ranks[0].worker.recipe.schedule
+    averages = [step for step in range(1, 8) if schedule.rests(step)]  # of models: those of gradients are of the step
+    rounds = 0 if schedule.averages_gradients or schedule.mixes else len(averages)
     assert questions() <= 3 * (7 + rounds)
 
 

@@ -67,6 +67,7 @@ def attach(
     - `on_metrics`: called with (step, metrics) when `optimizer.step()` has done every `metrics_every`-th step; for loggers.
       `metrics` is that of `comm.metrics()`, and rates since the last report. What it raises, `optimizer.step()` raises.
 
+    >>> import torch
     >>> model = nn.Linear(2, 1)
     >>> comm = attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "terngrad")
     >>> comm.recipe, comm.step
