@@ -27,6 +27,7 @@ settings.load_profile("gossamer")
 COMMANDS = {"cli", "lab", "trial", "others"}  # packages whose tests start whole commands, or measure a network
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin that looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a lab where none can be made, and say why; keep together what must not run side by side."""
     reason = available()
