@@ -30,7 +30,10 @@ test: $(VENV)/.installed .network-tools
 	$(BIN)/ruff format -q --check src tests benchmarks campaigns
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@# Two test processes: one starts processes of its own and waits for them, the other computes; its output comes last.
+	@$(BIN)/python -m pytest -m "not processes" >$(VENV)/laws.log 2>&1 & laws=$$!; \
+	$(BIN)/python -m pytest -m processes; processes=$$?; \
+	wait $$laws; laws=$$?; cat $(VENV)/laws.log; test $$processes = 0 -a $$laws = 0
 
 # All kinds of arguments for the programs for GPUs, with this Triton and with that of torch 2.6.
 OLDEST := $(VENV)/triton-3.2.0

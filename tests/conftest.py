@@ -27,20 +27,19 @@ settings.load_profile("gossamer")
 COMMANDS = {"cli", "lab", "trial", "others"}  # packages whose tests start whole commands, or measure a network
 
 
-@pytest.hookimpl(tryfirst=True)  # before the plugin that looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a lab where none can be made, and say why; keep together what must not run side by side."""
+    """Skip what needs a lab where none can be made, and say why; mark what must not run side by side with its like."""
     reason = available()
     for item in items:
         if reason is not None and item.get_closest_marker("lab"):
             item.add_marker(pytest.mark.skip(reason=reason))
         if _starts_processes(item):
-            item.add_marker(pytest.mark.xdist_group("processes"))
+            item.add_marker(pytest.mark.processes)
 
 
 def _starts_processes(item: pytest.Item) -> bool:
-    """Under two test processes one has all of these: labs would share the cores that they measure, and so would ranks that
-    are killed and others that must notice in time. All else goes wherever there is room.
+    """`make test` runs all others beside these, which run one after the other: labs would share the cores that they
+    measure, and so would ranks that are killed and others that must notice in time.
     """
     marked = any(item.get_closest_marker(name) for name in ("gang", "lab"))
     uses = {"gang2", "gang4", "world"} & set(getattr(item, "fixturenames", ()))
