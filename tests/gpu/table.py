@@ -20,7 +20,8 @@ HEAD = [
     "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
 ]
 Row = tuple[str, ...]
-SLACK = (8, 3, 6)  # launches, and bytes kept and at the peak: a lane may be a round behind, and lets go when it comes to it
+# Launches, and bytes kept and at the peak: a lane may be a round behind, and lets go when it comes to it.
+SLACK = (8, 3, 6)
 
 
 def rows(run: Callable[[Plan], list[Seen]], without_triton: bool) -> dict[str, Row]:
