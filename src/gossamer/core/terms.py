@@ -21,7 +21,7 @@ TRAITS: dict[str, str] = {
     "part feedback": "not all of the second encoding's error is added to a later mean",
     # of what is kept
     "memory": "something is kept from one step to the next",
-    "mends bias": "what did not get through is sent later, so that nothing is lost",
+    "mends bias": "what did not get through is sent later",
     "bias allowed": "bias is let through, on request",
     "wants unbiased": "it is right only around what is right on average",
     # of when

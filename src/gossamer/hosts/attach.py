@@ -97,9 +97,8 @@ def attach(
         if worker.stand is not None and on_late is not None:
             worker.stand.on_late = on_late
         if fabric.size > 1:
-            warm(
-                parsed, fabric.device, worker.channels[0].layout.dtype
-            )  # now, and not within the first step, which has a deadline
+            # Now, and not within the first step, which has a deadline.
+            warm(parsed, fabric.device, worker.channels[0].layout.dtype)
             extras = {"deadline": deadline, "buffers": policy, "find_unused_parameters": find_unused_parameters}
             fabric.run(compare(worker, fingerprint(worker, extras | hyperparameters(optimizers), model)))
             fabric.run(make_equal(model, optimizers, worker))
