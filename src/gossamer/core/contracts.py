@@ -273,6 +273,10 @@ class Memory(Part):
         """The rate at which this memory follows what was sent, given the exchange's relative variance; 0: it does not."""
         return 0.0
 
+    def inherit(self, state: State, owed: Tensor, times: float) -> bool:
+        """Take over so many times what is owed to this rank's blocks, in the units of the state; False if nothing is kept."""
+        return False
+
     @abstractmethod
     def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]: ...
 

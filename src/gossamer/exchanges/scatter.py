@@ -30,7 +30,8 @@ class Scatter(Carrier):
     """Cut the block into N chunks; every chunk's owner sums what all send it, encodes the mean again and tells everybody.
 
     All-to-all of N - 1 chunk wires, decode and sum (the own share first, then that of the rank before, and so on round),
-    encode, all-gather. Chunks are encoded and decoded while others travel. The own share never travels and is exact.
+    encode, all-gather. Chunks are encoded and decoded while others travel. The own share never travels and is exact. Chunks
+    are cut between the rows of a matrix where these are short, so that codecs of matrices see matrices.
     `answer` is the codec of the mean, the same unless given. The noise of N messages shrinks in their mean, that of the
     answer in nothing: a richer answer to coarse messages costs bytes once, and takes most of the noise away.
 

@@ -76,6 +76,12 @@ class DIANA(Memory):
     def policy(self, key: str) -> Policy:
         return "equal" if key in ("common", "velocity", "unit") else "mean"
 
+    def inherit(self, state: State, owed: Tensor, times: float) -> bool:
+        """common + owed = mean own, so what was owed leaves own, and mean own becomes common."""
+        if "own" in state:
+            state["own"] = torch.sub(state["own"], owed, alpha=times)
+        return "own" in state
+
     def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
         own, common = self._learned(block, state, seat.scale)
         rate = seat.shift

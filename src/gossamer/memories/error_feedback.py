@@ -73,6 +73,11 @@ class ErrorFeedback(Memory):
         )
         return (*around, needs("averages gradients", because=plain))
 
+    def inherit(self, state: State, owed: Tensor, times: float) -> bool:
+        if "residual" in state:
+            state["residual"] = torch.add(state["residual"], owed, alpha=times)
+        return "residual" in state
+
     def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
         if self.units == "update" and seat.lr == 0:
             # A step of length zero neither pays debts nor makes any.

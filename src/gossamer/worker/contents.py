@@ -12,8 +12,10 @@ from torch import Tensor
 from gossamer.core.errors import CheckpointError
 from gossamer.core.version import __version__
 
-FORMAT = 2
+FORMAT = 3  # in 2, chunks of a matrix had other edges
+READ = (2, FORMAT)
 HEAD = {
+    "format": int,
     "gossamer": str,  # the version that wrote it
     "recipe": str,
     "adopted": str,  # the controller's choice
@@ -80,10 +82,10 @@ def unseal(saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], rank: int, si
 
 
 def _wanted(present: Sequence[int], old: int, rank: int, size: int) -> Sequence[int]:
-    if old == size and rank in present:
-        return [rank]
     if len(present) == old and present[-1] == old - 1:
         return present
+    if old == size and rank in present:
+        return [rank]
     raise CheckpointError(
         f"this checkpoint is of {old} ranks and holds rank(s) {present}; rank {rank} of {size} needs "
         + ("its own" if old == size else "those of all old ranks: load_state_dict([d0, d1, ...])")
@@ -95,7 +97,7 @@ def _checked_head(saved: Any) -> dict[str, Any]:
         raise CheckpointError(
             f"not a checkpoint: load_state_dict takes what state_dict returned, or a list of those, not a {type(saved).__name__}"
         )
-    if not _is(saved.get("format"), int) or saved["format"] != FORMAT:
+    if not _is(saved.get("format"), int) or saved["format"] not in READ:
         raise CheckpointError(_other_format(saved))
     for key, kind in HEAD.items():
         if not _is(saved.get(key), kind):
@@ -114,7 +116,8 @@ def _other_format(saved: Mapping[str, Any]) -> str:
     writer = saved.get("gossamer")
     who = f"gossamer {writer}" if isinstance(writer, str) else "an early gossamer, which does not say its version,"
     return (
-        f"the checkpoint was written by {who} in format {version}; gossamer {__version__} reads format {FORMAT}. Go on with the "
+        f"the checkpoint was written by {who} in format {version}; gossamer {__version__} reads format "
+        f"{' and '.join(map(str, READ))}. Go on with the "
         "version that wrote it, or start the communicator anew (the model and the optimizer load as ever)"
     )
 
@@ -150,7 +153,7 @@ def _check_table(saved: Mapping[str, Any], rank: int, seen: dict[str, str]) -> N
         if seen.setdefault(key, said) != said:
             raise CheckpointError(f"these dictionaries were not saved together: they differ in {key!r}")
     own = [key for key in saved if key.startswith(("equal/", f"rank{rank}/")) and not TABLE.fullmatch(key)]
-    for key in (*own, *HEAD, "format"):
+    for key in (*own, *HEAD):
         if key not in table:
             raise CheckpointError(f"the checkpoint is damaged: {key!r} is there, and rank {rank} did not save it")
 
