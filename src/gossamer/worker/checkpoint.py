@@ -16,6 +16,7 @@ from gossamer.worker.channels import ROLES, Channel, build
 from gossamer.worker.contents import FORMAT, Contents, seal, unseal
 from gossamer.worker.fits import check_model, check_recipe, check_whole, cut, parameters, read_recipe
 from gossamer.worker.moments import used_here
+from gossamer.worker.units import adopt_format2
 
 if TYPE_CHECKING:
     from gossamer.worker.worker import Worker
@@ -36,6 +37,7 @@ def save(worker: "Worker") -> dict[str, Any]:
         "step": worker.step,
         "seed": worker.seed,
         "size": worker.size,
+        "unit": worker.unit,
         "parameters": json.dumps(parameters(worker)),
         "cut": json.dumps(cut(worker.channels)),
     }
@@ -68,6 +70,7 @@ def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, 
     same = adopted == worker.recipe
     channels = worker.channels if same else build(adopted, worker.named, worker._rate_groups(), worker.size)
     states = [{role: _restore(channel, role, found, worker) for role in ROLES} for channel in channels]
+    unit = found.head["unit"] if "unit" in found.head else adopt_format2(channels, states)
     if len(found.own) < found.head["size"]:
         for channel, state in zip(channels, states, strict=True):
             _move_edges(channel, state, worker)
@@ -80,6 +83,7 @@ def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, 
 
     def put() -> None:
         worker.step, worker.seed, worker.control = found.head["step"], found.head["seed"], control
+        worker.unit = unit
         worker.restore_recipe(adopted, due)
         for channel, state in zip(worker.channels, states, strict=True):
             channel.states.update(state)
