@@ -71,7 +71,8 @@ def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, 
     channels = worker.channels if same else build(adopted, worker.named, worker._rate_groups(), worker.size)
     states = [{role: _restore(channel, role, found, worker) for role in ROLES} for channel in channels]
     unit = found.head["unit"] if "unit" in found.head else adopt_format2(channels, states)
-    if len(found.own) < found.head["size"]:
+    same_edges = found.head["format"] == FORMAT and json.loads(found.head["cut"]) == cut(channels)
+    if len(found.own) < found.head["size"] and not same_edges:
         for channel, state in zip(channels, states, strict=True):
             _move_edges(channel, state, worker)
     check_whole(worker, found, channels, states)
@@ -107,6 +108,18 @@ def carry_over(old: Sequence[Channel], new: Sequence[Channel], size: int) -> Non
                 channel,
                 {k.removeprefix(f"{role}/"): v for k, v in everything.items() if k.startswith(f"{role}/")},
             )
+
+
+def turn(channels: Sequence[Channel], others: Sequence[Channel], size: int) -> None:
+    """After a controller's change that leaves the cut as it is: the same channels go the way of others, and nothing is copied.
+
+    An exchange of the same sort goes on with what the one before it owes.
+    """
+    for channel, other in zip(channels, others, strict=True):
+        if type(channel.exchange) is not type(other.exchange):
+            _fold_owed(channel, size)
+        channel.exchange, channel.memory, channel.shift = other.exchange, other.memory, other.shift
+        channel.group = other.group
 
 
 def _fold_owed(channel: Channel, size: int) -> None:
