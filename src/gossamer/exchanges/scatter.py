@@ -90,6 +90,10 @@ class Scatter(Carrier):
     def contracts(self) -> bool:
         return self.codec.contracts and self.answers.contracts
 
+    @property
+    def exact(self) -> bool:
+        return self.codec.exact and self.answers.exact
+
     def omega(self, layout: Layout, size: int) -> float:
         return max(self.codec.omega(layout), self.answers.omega(layout))
 

@@ -3,11 +3,11 @@
 from typing import Any
 
 from gossamer.core.errors import AttachError
-from gossamer.core.verbs import Descend, Program
+from gossamer.core.verbs import Descend, Missed, Program
 
 
-def until_descend(steps: Program[None]) -> Program[None]:
-    """Run a schedule up to the moment the optimizer must step."""
+def until_descend(steps: Program[None]) -> Program[Missed | None]:
+    """Run a schedule up to the moment the optimizer must step, or make up for a step that this rank has missed."""
     answer: Any = None
     while True:
         try:
@@ -15,7 +15,7 @@ def until_descend(steps: Program[None]) -> Program[None]:
         except StopIteration:
             raise AttachError("the schedule ended without a descent") from None
         if isinstance(verb, Descend):
-            return
+            return verb.missed
         answer = yield verb
 
 
