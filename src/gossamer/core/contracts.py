@@ -19,14 +19,19 @@ Policy = Literal["equal", "mean", "owner", "drop"]
 of the old ranks' entries; each element lives with the owner of its chunk; or it starts anew."""
 
 
+Unit = Literal["gradient", "none"]
+"""What a state entry is measured in: as gradients are, which a loss scaler multiplies; or otherwise. Whoever drives a part
+multiplies the former when the loss scale changes, so that no part knows of it."""
+
+
 class Seat(NamedTuple):
-    """Where I sit: my rank, the size of the world, the step, my dice, and the units gradients come in."""
+    """Where I sit: my rank, the size of the world, the step, and my dice; and what a memory and an exchange tell each other."""
 
     rank: int
     size: int
     step: int
     draw: Draw
-    scale: float = 1.0  # what is averaged arrives multiplied by this (a loss scaler's factor, or a memory's own)
+    rescale: float = 1.0  # what an exchange keeps counts so many times now: the memory's own units have changed
     lr: float = 1.0  # the learning rate the block's parameters will be stepped with
     shift: float = 0.0  # the rate at which a memory around the exchange follows what was sent; 0: there is none
     feedback: float | None = None  # how much of what it leaves out an exchange shall add later; None: no memory says
@@ -238,6 +243,9 @@ class Exchange(Part):
     def policy(self, key: str) -> Policy:
         return "mean"
 
+    def unit(self, key: str) -> Unit:
+        return "none"
+
     @abstractmethod
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]: ...
 
@@ -283,9 +291,20 @@ class Memory(Part):
     def policy(self, key: str) -> Policy:
         return "mean"
 
+    def unit(self, key: str) -> Unit:
+        return "gradient"
+
     def follow(self, omega: float) -> float:
         """The rate at which this memory follows what was sent, given the exchange's relative variance; 0: it does not."""
         return 0.0
+
+    def debt(self, state: State) -> tuple[Tensor, float] | None:
+        """What did not get through of this rank's own, and the units it is in; None if that is not kept."""
+        return None
+
+    def inherit(self, state: State, owed: Tensor, times: float) -> bool:
+        """Take over so many times what is owed to this rank's blocks, in the units of the state; False if nothing is kept."""
+        return False
 
     @abstractmethod
     def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]: ...

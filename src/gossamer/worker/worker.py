@@ -16,7 +16,7 @@ from gossamer.core.schedule import Loop, Message
 from gossamer.core.verbs import Missed, Program, all_gather, join, start
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.recipe import Recipe
-from gossamer.worker import optimizers
+from gossamer.worker import optimizers, units
 from gossamer.worker.channels import Channel, build
 from gossamer.worker.flights import Carried, Flight, Flights
 from gossamer.worker.halves import rest, until_descend
@@ -45,6 +45,7 @@ class Worker:
         self.momenta = Momenta(self.named, optimizer)
         self.step = 1  # the step that is being computed
         self.scale = 1.0  # what gradients are multiplied by: a loss scaler's factor
+        self.unit = 1.0  # the factor of the gradients that memories are made of
         self.control: State = {}
         self.means: list[Tensor] = []
         self.finite = True
@@ -173,7 +174,7 @@ class Worker:
     def seat(self, index: int) -> Seat:
         draw = Draw(self.seed, self.step, self.rank)
         channel = self.channels[index]
-        return Seat(self.rank, self.size, self.step, draw, self.scale, channel.rate(self.optimizer), channel.shift)
+        return Seat(self.rank, self.size, self.step, draw, lr=channel.rate(self.optimizer), shift=channel.shift)
 
     def plain_seat(self, step: int) -> Seat:
         return Seat(self.rank, self.size, step, Draw(self.seed, step, self.rank))
@@ -189,6 +190,7 @@ class Worker:
         """
         channel, measures = self.channels[index], self.measures(self.step)
         block = Block(flat, channel.layout, None if measures else flat)
+        self.unit = units.follow(self.channels, self.unit, self.scale)  # nothing of an earlier step is on its way
         kept, carried = Draft(channel.states["memory"]), Draft(channel.states["exchange"])
 
         def send(block: Block, seat: Seat) -> Program[Echo]:
@@ -281,9 +283,9 @@ class Worker:
 
     def residual_norm(self) -> float:
         """The length of everything this rank still owes, free of the loss scale (and of the rate, with units="update")."""
-        memories = [c.states["memory"] for c in self.channels if "residual" in c.states["memory"]]
-        norms = ask(*(m["residual"].double().norm() for m in memories))
-        return sum((norm / float(m.get("unit", 1.0))) ** 2 for norm, m in zip(norms, memories, strict=True)) ** 0.5
+        debts = [debt for c in self.channels if (debt := c.memory.debt(c.states["memory"])) is not None]
+        norms = ask(*(debt.double().norm() for debt, _ in debts))
+        return sum((norm / (self.unit * unit)) ** 2 for norm, (_, unit) in zip(norms, debts, strict=True)) ** 0.5
 
     @property
     def due(self) -> Recipe:
