@@ -1,7 +1,7 @@
 """A recipe: one part of every kind, and rules for parameters that need another; and the texts it is read from."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from importlib import import_module
@@ -123,6 +123,17 @@ class Recipe:
         """All parts, those of the rules included."""
         ruled = [one for rule in self.rules for one in (rule.exchange, rule.memory)]
         return [*self._single().values(), *ruled]
+
+    def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
+        """The groups of ranks that this recipe, or one that its controller may put in force, talks among."""
+        reach: Iterable[Recipe] = self.controller.reach(replace(self, controller=Fixed()))
+        own = (g for one in [*self.parts(), *self.routes.values()] for g in one.groups(size))
+        return tuple(dict.fromkeys([*own, *(g for other in reach for g in other.groups(size))]))
+
+    @property
+    def ranks_per_node(self) -> int:
+        """How many ranks share a node, as far as any part goes by that."""
+        return max(one.ranks_per_node for one in self.parts())
 
     def _single(self) -> dict[str, Part]:
         """The one part of each kind, by kind."""

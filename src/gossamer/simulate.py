@@ -84,7 +84,7 @@ def train(
     >>> round(run.replicas[0].model(torch.ones(1, 2)).item(), 3)
     0.5
     """
-    ledger = Ledger()
+    ledger = Ledger(per_node=ranks[0].worker.origin.ranks_per_node)
     outcome = simulate([_run(r, backward, steps, seconds) for r in ranks], network, ledger)
     for replica, clock in zip(ranks, outcome.clocks, strict=True):
         replica.clock = clock

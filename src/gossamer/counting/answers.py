@@ -16,8 +16,9 @@ def answer_of(verb: Verb, size: int) -> Any:
         case AllToAll(wires, lengths):
             made = [kept(w) for w in wires]
             return [w if w.numel() == n else w.new_zeros(n) for w, n in zip(made, lengths, strict=True)]
-        case Receive(_, length):
-            return torch.zeros(length, dtype=torch.uint8)
+        case Receive(source, length):
+            wire = torch.zeros(length, dtype=torch.uint8)
+            return (0, wire) if source is None else wire
         case Claim():
             return 1
         case Closed(_, count):

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from math import ceil
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,12 +12,14 @@ from torch import Tensor
 from gossamer.core.block import Block, Layout
 from gossamer.core.contracts import Echo, Seat
 from gossamer.core.draw import Draw
+from gossamer.core.groups import place
 from gossamer.core.schedule import Message
-from gossamer.core.verbs import Program
+from gossamer.core.verbs import Program, Verb
 from gossamer.counting.answers import answer_of
 from gossamer.counting.hollow import hollow
 from gossamer.counting.rehearsal import Average, Mail, Rehearsal, span
-from gossamer.fabrics.ledger import traffic
+from gossamer.fabrics.ledger import Ledger, traffic
+from gossamer.fabrics.sim import simulate
 from gossamer.recipe import Recipe
 from gossamer.worker.channels import Channel, build
 
@@ -34,6 +37,43 @@ def bytes_per_step(recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...]
     >>> bytes_per_step("slowmo(12)", {"w": (1000,)}, 4)
     500.0
     """
+    count, steps = _counted(recipe, shapes, size, 1)
+    return count.sent / size / steps
+
+
+def bytes_between(
+    recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int, per_node: int
+) -> float:
+    """What one node of `per_node` ranks sends to others per step, through its network card, on average over nodes.
+
+    >>> bytes_between("allreduce", {"w": (1000,)}, 4, per_node=2)
+    6000.0
+    """
+    count, steps = _counted(recipe, shapes, size, per_node)
+    return (count.sent - count.inside) / ceil(size / per_node) / steps
+
+
+class Count(NamedTuple):
+    """Bytes that all ranks together send, and how many of these stay within a node."""
+
+    sent: int = 0
+    inside: int = 0
+
+    def times(self, often: int) -> "Count":
+        return Count(often * self.sent, often * self.inside)
+
+
+def _sum(counts: Iterable[Count]) -> Count:
+    sent, inside = 0, 0
+    for count in counts:
+        sent, inside = sent + count.sent, inside + count.inside
+    return Count(sent, inside)
+
+
+def _counted(
+    recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int, per_node: int
+) -> tuple[Count, int]:
+    """What whole rounds of the schedule send, and how many steps they are."""
     parsed = Recipe.of(recipe)
     parameters = {n: torch.empty(s, device="meta") if isinstance(s, tuple) else s for n, s in shapes.items()}
     channels = build(parsed, parameters, dict.fromkeys(parameters, 0), size)
@@ -42,55 +82,83 @@ def bytes_per_step(recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...]
     run = Rehearsal(parsed, len(channels), size, first)
     while run.step <= last:
         run.take_step()
-    total = _averaged(run.averages, channels, size) + _mailed(run.mail, channels, size)
-    total += sum(traffic(verb, rank, size)[1] for verb in run.besides for rank in range(size))
-    return total / size / (last - first + 1)
+    counter = _Counter(channels, size, per_node)
+    done = [counter.averaged(run.averages), counter.mailed(run.mail), counter.asked(run.besides)]
+    return _sum(done), last - first + 1
 
 
-def _averaged(averages: Iterable[Average], channels: Sequence[Channel], size: int) -> int:
-    """Averages of the same blocks send the same each time."""
-    return sum(_average(asked, channels, size) * times for asked, times in Counter(averages).items())
+class _Counter:
+    """Does each thing that a schedule asked for once, by one rank after the other."""
 
+    def __init__(self, channels: Sequence[Channel], size: int, per_node: int) -> None:
+        self._channels, self._size, self._per_node = channels, size, per_node
 
-def _average(asked: Average, channels: Sequence[Channel], size: int) -> int:
-    def program(channel: Channel, flat: Tensor, seat: Seat) -> Program[Any]:
-        block = Block(flat, channel.layout)
-        return _averaging(channel, block, seat) if asked.over is None else asked.over.average(block, {}, seat)
+    def averaged(self, averages: Iterable[Average]) -> Count:
+        """Averages of the same blocks send the same each time."""
+        return _sum(self._average(asked).times(often) for asked, often in Counter(averages).items())
 
-    return _sent(program, [channels[i] for i in asked.which], size)
+    def mailed(self, mail: Iterable[Mail]) -> Count:
+        """Messages with which every rank would send as much of a small block as with others send as much of a large one too,
+        and are not written again.
+        """
+        known, done = dict[Any, Count](), list[Count]()
+        for which, message in mail:
 
+            def program(channel: Channel, flat: Tensor, seat: Seat, message: Message = message) -> Program[Any]:
+                return message(Block(flat, channel.layout), {}, seat)
 
-def _mailed(mail: Iterable[Mail], channels: Sequence[Channel], size: int) -> int:
-    """Messages with which every rank would send as much of a small block as with others send as much of a large one too, and
-    are not written again.
-    """
-    known, total = dict[Any, int](), 0
-    for which, message in mail:
+            seats = [_seat(rank, self._size) for rank in range(self._size)]
+            small = tuple(self._alone(message(Block(torch.zeros(1), SMALL), {}, seat), seat) for seat in seats)
+            if (which, small) not in known:
+                known[which, small] = self._sent(program, which)
+            done.append(known[which, small])
+        return _sum(done)
 
-        def program(channel: Channel, flat: Tensor, seat: Seat, message: Message = message) -> Program[Any]:
-            return message(Block(flat, channel.layout), {}, seat)
+    def asked(self, verbs: Iterable[Verb]) -> Count:
+        """Requests that are as long whatever the model."""
+        return _sum(self._moved(verb, rank) for verb in verbs for rank in range(self._size))
 
-        seats = [_seat(rank, size) for rank in range(size)]
-        small = tuple(_alone(message(Block(torch.zeros(1), SMALL), {}, seat), seat) for seat in seats)
-        if (which, small) not in known:
-            known[which, small] = _sent(program, [channels[i] for i in which], size)
-        total += known[which, small]
-    return total
+    def _average(self, asked: Average) -> Count:
+        def program(channel: Channel, flat: Tensor, seat: Seat) -> Program[Any]:
+            block = Block(flat, channel.layout)
+            return _averaging(channel, block, seat) if asked.over is None else asked.over.average(block, {}, seat)
 
+        return self._sent(program, asked.which)
 
-def _sent(program: Callable[[Channel, Tensor, Seat], Program[Any]], channels: Sequence[Channel], size: int) -> int:
-    """What all ranks send together if every channel goes through the program once; like channels are done once."""
-    total, like = 0, dict[Any, list[Channel]]()
-    for c in channels:
-        shapes = tuple(s.shape for s in c.layout.segments)
-        like.setdefault((shapes, c.layout.dtype, c.exchange, c.memory), []).append(c)
-    for channel, *others in like.values():
-        noise = torch.Generator().manual_seed(0)
-        flat = torch.empty(channel.layout.numel, dtype=channel.layout.dtype).uniform_(-1, 1, generator=noise)
-        for rank in range(size):
-            seat = _seat(rank, size, channel.shift)
-            total += _alone(program(channel, flat, seat), seat) * (1 + len(others))
-    return total
+    def _sent(self, program: Callable[[Channel, Tensor, Seat], Program[Any]], which: Iterable[int]) -> Count:
+        """What is sent if these channels go through the program once; like channels are done once."""
+        done, like = list[Count](), dict[Any, list[Channel]]()
+        for c in (self._channels[i] for i in which):
+            shapes = tuple(s.shape for s in c.layout.segments)
+            like.setdefault((shapes, c.layout.dtype, c.exchange, c.memory), []).append(c)
+        for channel, *others in like.values():
+            noise = torch.Generator().manual_seed(0)
+            flat = torch.empty(channel.layout.numel, dtype=channel.layout.dtype).uniform_(-1, 1, generator=noise)
+            seats = [_seat(rank, self._size, channel.shift) for rank in range(self._size)]
+            programs = (program(channel, flat, seat) for seat in seats)
+            if channel.exchange.groups(
+                self._size
+            ):  # what one tells another is not what that one would have told itself
+                ledger = simulate([*programs], ledger=Ledger(per_node=self._per_node)).ledger
+                once = Count(ledger.sent, ledger.inside)
+            else:
+                once = _sum(self._alone(p, seat) for p, seat in zip(programs, seats))
+            done.append(once.times(1 + len(others)))
+        return _sum(done)
+
+    def _alone(self, program: Program[Any], seat: Seat) -> Count:
+        """What a rank sends when every other rank answers as it would itself."""
+        done, answer = list[Count](), None
+        with suppress(StopIteration):
+            while True:
+                verb = program.send(answer)
+                done.append(self._moved(verb, seat.rank))
+                answer = answer_of(verb, place(verb, seat.rank, self._size)[1])
+        return _sum(done)
+
+    def _moved(self, verb: Verb, rank: int) -> Count:
+        moved = traffic(verb, rank, self._size, self._per_node)
+        return Count(moved.sent, moved.inside)
 
 
 def _seat(rank: int, size: int, shift: float = 0.0) -> Seat:
@@ -104,14 +172,3 @@ def _averaging(channel: Channel, block: Block, seat: Seat) -> Program[Any]:
         return exchange.average(block, {}, seat)
 
     return (yield from channel.memory.around(block, {}, send, seat))
-
-
-def _alone(program: Program[Any], seat: Seat) -> int:
-    """The bytes that a rank sends when every other rank answers as it would itself."""
-    sent, answer = 0, None
-    with suppress(StopIteration):
-        while True:
-            verb = program.send(answer)
-            sent += traffic(verb, seat.rank, seat.size)[1]
-            answer = answer_of(verb, seat.size)
-    return sent

@@ -99,6 +99,7 @@ def attach(
             warm(parsed, fabric.device, worker.channels[0].layout.dtype)
             extras = {"deadline": deadline, "buffers": policy, "find_unused_parameters": find_unused_parameters}
             fabric.run(compare(worker, fingerprint(worker, extras | hyperparameters(optimizers), model)))
+            fabric.form(parsed.groups(fabric.size), parsed.ranks_per_node)
             fabric.run(make_equal(model, optimizers, worker))
         meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
         steps = Steps(model, optimizers, worker, fabric, meter, buffers=policy, scaler=scaler, before_step=before_step)

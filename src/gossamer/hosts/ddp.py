@@ -209,6 +209,7 @@ def register(
         if fabric.size > 1:
             warm(parsed, fabric.device, worker.channels[0].layout.dtype)
             fabric.run(compare(worker, fingerprint(worker, {"deadline": deadline}, ddp_model.module)))
+            fabric.form(parsed.groups(fabric.size), parsed.ranks_per_node)
     except BaseException:
         fabric.close()
         raise
