@@ -89,6 +89,6 @@ class ErrorFeedback(Memory):
     def _pending(self, block: Block, state: State, unit: float) -> Tensor:
         residual = state.get("residual")
         if residual is None:
-            return block.flat.clone()  # the exchange may write the mean over it
+            return block.new().copy_(block.flat)  # the exchange may write the mean over what is given
         # The residual was left in the units of its own step: another loss scale, or another learning rate.
-        return torch.add(block.flat, residual, alpha=self.decay * unit / float(state["unit"]))
+        return torch.add(block.flat, residual, alpha=self.decay * unit / float(state["unit"]), out=block.new())
