@@ -42,7 +42,10 @@ class Channel:
         return self.gather([p.detach() for p in self.parameters])
 
     def gather(self, tensors: "list[Tensor]") -> Tensor:
-        return torch.cat([t.reshape(-1).to(self.layout.dtype) for t in tensors])
+        """One flat tensor of copies, in the block's precision."""
+        flat = self.layout.rooms.of(self.layout.numel * self.layout.dtype.itemsize, self.parameters[0].device)
+        pieces = [t.detach().reshape(-1).to(self.layout.dtype) for t in tensors]
+        return torch.cat(pieces, out=flat.view(self.layout.dtype))
 
     def write(self, flat: Tensor) -> None:
         """Copy a flat tensor into the parameters; never rebind them, others hold views."""
