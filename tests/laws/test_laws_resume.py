@@ -185,7 +185,7 @@ def test_every_recipe_trains_on_in_another_world(recipe: str) -> None:
 
 
 def test_loading_all_dictionaries_into_the_same_world_takes_each_rank_its_own() -> None:
-    for recipe in ("topk(ratio=0.1)", "first(backups=1, over=scatter(ternary(), feedback=1.0))", "osgp"):
+    for recipe in ("topk(ratio=0.1)", "scatter(ternary(), feedback=1.0) + first(backups=1)", "osgp"):
         ranks = make(recipe, 3)
         train(ranks, pull, 3)
         on_all(ranks, lambda w: w.quiesce())

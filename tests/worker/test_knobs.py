@@ -65,14 +65,14 @@ def test_nothing_is_lost_as_it_turns(knob: tuple[str, str, str]) -> None:
     got = given = 0.0
     for step in range(1, steps + 1):
         train(ranks, pull, 1)
-        mean = ranks[0].worker.mean_by_name()["matrix"]
+        mean = ranks[0].worker.by_name(ranks[0].worker.means)["matrix"]
         got = got + mean.double()
         alone = make("allreduce", size)
         for r, other in zip(ranks, alone, strict=True):
             other.model.load_state_dict(r.model.state_dict())
             other.worker.step = step
         train(alone, pull, 1)
-        given = given + alone[0].worker.mean_by_name()["matrix"].double()
+        given = given + alone[0].worker.by_name(alone[0].worker.means)["matrix"].double()
         residual = [by_name(r.worker.channels, "memory", "residual")["matrix"].double() for r in ranks]
         owed = [by_name(r.worker.channels, "exchange", "owed").get("matrix", torch.zeros(())).double() for r in ranks]
         kept = torch.stack(residual).mean(0) + sum(owed)

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gossamer.core.rooms import Rooms
+
 State = dict[str, Tensor]
 SHORT = 8  # a row is short if so many of them fit into a chunk: then no chunk is longer than the mean by more than an eighth
 
@@ -32,11 +34,12 @@ class Segment(NamedTuple):
 
 
 class Layout:
-    """The table of a block: which parameter lies where. Made once, used at every step."""
+    """The table of a block: which parameter lies where. Made once, used at every step, and so is the memory in its rooms."""
 
     def __init__(self, segments: tuple[Segment, ...], dtype: torch.dtype = torch.float32) -> None:
         self.segments = segments
         self.dtype = dtype
+        self.rooms = Rooms()
         self._chunks: dict[int, tuple[Layout, ...]] = {}
 
     @staticmethod
@@ -133,9 +136,13 @@ class Block:
         """Other values in the same layout (and with the same room)."""
         return Block(flat, self.layout, self.room)
 
+    def new(self) -> Tensor:
+        """A flat tensor to write to, of this length; its content is arbitrary."""
+        return self.layout.rooms.like(self.flat)
+
     def for_mean(self) -> Tensor:
         """A flat tensor to write the mean to; its content is arbitrary. Call it when `flat` has been read."""
-        return torch.empty_like(self.flat) if self.room is None else self.room
+        return self.new() if self.room is None else self.room
 
     def chunks(self, count: int) -> "tuple[Block, ...]":
         """Views of `count` runs of nearly equal length."""

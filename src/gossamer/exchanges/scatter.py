@@ -91,6 +91,10 @@ class Scatter(Carrier):
     def contracts(self) -> bool:
         return self.codec.contracts and self.answers.contracts
 
+    @property
+    def exact(self) -> bool:
+        return self.codec.exact and self.answers.exact
+
     def omega(self, layout: Layout, size: int) -> float:
         return max(self.codec.omega(layout), self.answers.omega(layout))
 
@@ -104,7 +108,9 @@ class Scatter(Carrier):
         codec, rank = self.codec, seat.rank
         chunks = block.chunks(seat.size)
         wires = {rank: block.flat.new_empty(0, dtype=torch.uint8)}
-        total = chunks[rank].flat.clone()
+        own = chunks[rank].flat
+        # what nobody needs any more may be added to where it lies
+        total = own if block.room is block.flat else chunks[rank].new().copy_(own)
 
         def make(j: int) -> Tensor:
             wires[j] = codec.encode(chunks[j], state, seat)
@@ -140,13 +146,15 @@ class Scatter(Carrier):
         if rate == 0:
             return self.answers.encode(mean, state, again)
         owed = _owed(block, state, seat)
-        asked = mean if owed is None else mean.like(mean.flat + owed)
+        asked = mean if owed is None else mean.like(torch.add(mean.flat, owed, out=mean.new()))
         wire = self.answers.encode(asked, state, again)
-        error = torch.zeros_like(mean.flat) if owed is None else owed.clone()
+        books = block.new().zero_()  # of full length, so that it is saved by parameter name
+        error = block.like(books).chunks(seat.size)[seat.rank].flat
+        if owed is not None:
+            error.copy_(owed)
         error.add_(mean.flat, alpha=rate)
         self.answers.accumulate(wire, mean.layout, error, -rate)
-        state["owed"] = torch.zeros_like(block.flat)  # full length, so that it is saved by parameter name
-        block.like(state["owed"]).chunks(seat.size)[seat.rank].flat.copy_(error)
+        state["owed"] = books
         return wire
 
     def _rate(self, seat: Seat) -> float:

@@ -85,18 +85,21 @@ class DIANA(Memory):
     def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
         own, common = self._learned(block, state)
         rate = seat.shift
-        echo = yield from send(block.like(block.flat - own), seat._replace(feedback=rate))
-        learned = own.clone()
+        difference = torch.sub(block.flat, own, out=block.new())
+        echo = yield from send(block.like(difference), seat._replace(feedback=rate))
+        learned = block.new().copy_(own)
         echo.add_sent(learned, rate)
         mean = echo.mean
-        del echo  # and what was sent with it
-        state["own"], state["common"] = learned, torch.add(common, mean, alpha=rate)
+        del difference, echo  # and what was sent with it
+        state["own"], state["common"] = learned, torch.add(common, mean, alpha=rate, out=block.new())
         mean.add_(common)
         if self.momentum == 0:
             return mean
-        velocity = state.get("velocity")
-        state["velocity"] = mean.clone() if velocity is None else torch.add(mean, velocity, alpha=self.momentum)
-        return mean.copy_(state["velocity"])
+        moved, velocity = block.new().copy_(mean), state.get("velocity")
+        if velocity is not None:
+            moved.add_(velocity, alpha=self.momentum)
+        state["velocity"] = moved
+        return mean.copy_(moved)
 
     def _learned(self, block: Block, state: State) -> tuple[Tensor, Tensor]:
         if "own" not in state:

@@ -103,5 +103,5 @@ class ErrorFeedback(Memory):
     def _pending(self, block: Block, state: State, weight: float) -> Tensor:
         residual = state.get("residual")
         if residual is None:
-            return block.flat.clone()  # the exchange may write the mean over it
-        return torch.add(block.flat, residual, alpha=weight)
+            return block.new().copy_(block.flat)  # the exchange may write the mean over what is given
+        return torch.add(block.flat, residual, alpha=weight, out=block.new())

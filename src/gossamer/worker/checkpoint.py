@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import Exchange, Policy
+from gossamer.core.contracts import Policy
 from gossamer.core.errors import CheckpointError
+from gossamer.core.moments import used_here
 from gossamer.core.version import __version__
 from gossamer.worker.channels import ROLES, Channel, build
 from gossamer.worker.contents import FORMAT, Contents, seal, unseal
 from gossamer.worker.fits import check_model, check_recipe, check_whole, cut, parameters, read_recipe
-from gossamer.worker.moments import used_here
 from gossamer.worker.units import adopt_format2
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def save(worker: "Worker") -> dict[str, Any]:
         "recipe": repr(worker.origin),
         "adopted": repr(worker.recipe),
         "due": repr(worker.due),
-        "lost": worker.lost,
+        "lost": bool(worker.flights.lost),
         "step": worker.step,
         "seed": worker.seed,
         "size": worker.size,
@@ -76,11 +76,12 @@ def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, 
         for channel, state in zip(channels, states, strict=True):
             _move_edges(channel, state, worker)
     check_whole(worker, found, channels, states)
-    landed = [s["schedule"].pop("pending", None) for s in states]
-    arrived = [_pop_wires(s["mixer"]) for s in states]
+    landing = {i: s["schedule"].pop("pending") for i, s in enumerate(states) if "pending" in s["schedule"]}
+    lost = [i for i, s in enumerate(states) if s["schedule"].pop("lost", None) is not None]
+    if found.head["lost"] and not lost:
+        lost = [*range(len(states))]
+    arrived = {i: wires for i, s in enumerate(states) if (wires := _pop_wires(s["mixer"]))}
     control = {k: _home(v, channels[0]) for k, v in _role(found.equal, "control").items()}
-
-    pending = [m for m in landed if m is not None] or None
 
     def put() -> None:
         worker.step, worker.seed, worker.control = found.head["step"], found.head["seed"], control
@@ -88,7 +89,7 @@ def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, 
         worker.restore_recipe(adopted, due)
         for channel, state in zip(worker.channels, states, strict=True):
             channel.states.update(state)
-        worker.restore_pending(pending, arrived if any(arrived) else None, found.head["lost"])
+        worker.flights.restore(landing, lost, arrived)
 
     return put
 
@@ -204,9 +205,8 @@ def _policy(channel: Channel, role: str, key: str) -> Policy:
     word = _word(key)
     if role == "memory":
         return channel.memory.policy(word)
-    exchange = getattr(channel.exchange, "over", channel.exchange)  # what a quorum's gradients travel over
-    if role == "exchange" and isinstance(exchange, Exchange):
-        return exchange.policy(word)
+    if role == "exchange":
+        return channel.exchange.policy(word)
     return "drop" if role == "mixer" else "equal"
 
 
@@ -252,11 +252,13 @@ def _role(entries: Mapping[str, Tensor], role: str) -> dict[str, Tensor]:
 
 def _pending(worker: "Worker") -> list[dict[str, State]]:
     """What has arrived but not landed, per channel."""
-    landed, arrived = worker.pending()
     out: list[dict[str, State]] = [{} for _ in worker.channels]
-    for i, mean in enumerate(landed or []):
+    flights, everything = worker.flights, range(len(worker.channels))
+    for i, mean in flights.landing().items():
         out[i]["schedule"] = {"pending": mean}
-    for i, wires in enumerate(arrived or []):
+    for i in flights.lost if len(flights.lost) < len(worker.channels) else []:
+        out[i]["schedule"] = {"lost": torch.ones(())}
+    for i, wires in zip(everything, flights.arrived(everything)):
         out[i]["mixer"] = {f"arrived{j}": w for j, w in enumerate(wires)}
     return out
 

@@ -3,13 +3,15 @@
 from typing import Any
 
 from gossamer.core.errors import AttachError
-from gossamer.core.verbs import Descend, Program
+from gossamer.core.verbs import Descend, Missed, Program
 
 
-def until_descend(steps: Program[None]) -> Program[None]:
-    """Run a schedule up to the moment the optimizer must step."""
-    if (yield from _as_far_as_descend(steps, None)) is None:
+def until_descend(steps: Program[None]) -> Program[Missed | None]:
+    """Run a schedule up to the moment the optimizer must step, or make up for a step that this rank has missed."""
+    descend = yield from _as_far_as_descend(steps, None)
+    if descend is None:
         raise AttachError("the schedule ended without a descent")
+    return descend.missed
 
 
 def rest(steps: Program[None], descended: bool) -> Program[None]:

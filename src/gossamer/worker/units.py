@@ -7,8 +7,8 @@ from torch import Tensor
 
 from gossamer.core.block import State
 from gossamer.core.contracts import Exchange, Memory
+from gossamer.core.moments import used_here
 from gossamer.worker.channels import Channel
-from gossamer.worker.moments import used_here
 
 
 def rescale(part: Memory | Exchange, state: State, factor: float) -> list[Tensor]:
@@ -27,8 +27,7 @@ def follow(channels: Sequence[Channel], unit: float, scale: float) -> float:
         return unit
     for c in channels:
         old = rescale(c.memory, c.states["memory"], scale / unit)
-        if isinstance(c.exchange, Exchange):
-            old += rescale(c.exchange, c.states["exchange"], scale / unit)
+        old += rescale(c.exchange, c.states["exchange"], scale / unit)
         used_here(old)  # a lane made them, and they are let go of here
     return scale
 
