@@ -19,7 +19,6 @@ BUCKET = " + bucket(0.025)"  # three channels on the judges' model, where a reci
 # Worth trying besides: what they do on a GPU is their own.
 BESIDES = (
     "allreduce(ternary())",
-    "gather(topk(ratio=0.3, index='rice')) + error_feedback()",
     "gather(topk(ratio=0.3, scope='global')) + error_feedback()",
     "allreduce(fp32()) + every_step(micro_batches=2, rate=2.0)",
     "scatter(topk(ratio=0.3), answer=bf16()) + error_feedback()",
