@@ -116,7 +116,7 @@ def test_ranks_that_share_a_gpu_are_told_before_nccl_fails(nursery: Nursery) -> 
 
 
 RICE = "gather(topk(ratio=0.3, index='rice')) + error_feedback()"
-RULED = "gather(topk(ratio=0.3)) + error_feedback() + rule('ndim > 1', gather(topk(ratio=0.3, index='rice')))"
+RULED = "gather(topk(ratio=0.3)) + error_feedback() + rule('ndim > 1', gather(topk(ratio=0.3, index='rice')), error_feedback())"
 
 
 @pytest.mark.parametrize("recipe", [RICE, RULED, RICE.replace("gather", "scatter")])
