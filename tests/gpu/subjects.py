@@ -22,8 +22,8 @@ BESIDES = (
     "gather(topk(ratio=0.3, scope='global')) + error_feedback()",
     "allreduce(fp32()) + every_step(micro_batches=2, rate=2.0)",
     "scatter(topk(ratio=0.3), answer=bf16()) + error_feedback()",
-    "push_sum(topology=ring()) + gossip(every=2, overlap=True)",
-    "first(over=scatter(qsgd()))",
+    "allreduce(fp32()) + gossip(push_sum(ring()), every=2, overlap=True)",
+    "scatter(qsgd()) + first()",
 )
 
 # Recipes with the parts that come with a recipe's text only.

@@ -1,5 +1,6 @@
 """The bytes of a step: those of each thing that the schedule asks for, as often as it does."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -7,15 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block
-from gossamer.core.contracts import Echo, Exchange, Mixer, Quorum, Seat
+from gossamer.core.block import Block, Layout
+from gossamer.core.contracts import Echo, Seat
 from gossamer.core.draw import Draw
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Claim, Closed, Program, Receive, Verb, kept
+from gossamer.core.schedule import Message
+from gossamer.core.verbs import Program
+from gossamer.counting.answers import answer_of
 from gossamer.counting.hollow import hollow
-from gossamer.counting.rehearsal import Rehearsal, span
+from gossamer.counting.rehearsal import Average, Mail, Rehearsal, span
 from gossamer.fabrics.ledger import traffic
 from gossamer.recipe import Recipe
 from gossamer.worker.channels import Channel, build
+
+SMALL = Layout.of({"x": (1,)})
 
 
 def bytes_per_step(recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int) -> float:
@@ -32,36 +37,49 @@ def bytes_per_step(recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...]
     parsed = Recipe.of(recipe)
     parameters = {n: torch.empty(s, device="meta") if isinstance(s, tuple) else s for n, s in shapes.items()}
     channels = build(parsed, parameters, dict.fromkeys(parameters, 0), size)
+    parsed.schedule.check(size, [c.layout for c in channels])
     first, last = span(parsed)
-    loop = Rehearsal(parsed, first)
-    while loop.step <= last:
-        loop.take_step()
-
-    def average(channel: Channel, flat: Tensor, seat: Seat) -> Program[Any]:
-        return _averaging(channel, Block(flat, channel.layout), seat)
-
-    total = loop.averages * _sent(average, channels, size) if loop.averages else 0.0
-    return (total + _mixed(loop.rounds, channels, size)) / (last - first + 1)
+    run = Rehearsal(parsed, len(channels), size, first)
+    while run.step <= last:
+        run.take_step()
+    total = _averaged(run.averages, channels, size) + _mailed(run.mail, channels, size)
+    total += sum(traffic(verb, rank, size)[1] for verb in run.besides for rank in range(size))
+    return total / size / (last - first + 1)
 
 
-def _mixed(rounds: Iterable[tuple[Mixer, int]], channels: Sequence[Channel], size: int) -> float:
-    """Rounds in which everybody has as many peers as in another send as much as that one, and are not done again."""
-    known, total = dict[Any, float](), 0.0
-    for mixer, round in rounds:
+def _averaged(averages: Iterable[Average], channels: Sequence[Channel], size: int) -> int:
+    """Averages of the same blocks send the same each time."""
+    return sum(_average(asked, channels, size) * times for asked, times in Counter(averages).items())
 
-        def push(channel: Channel, flat: Tensor, seat: Seat, mixer: Mixer = mixer, round: int = round) -> Program[Any]:
-            return mixer.push(Block(flat, channel.layout), {}, seat, round)
 
-        topology = getattr(mixer, "topology", None)
-        peers = topology and tuple(len(topology.peers(rank, size, round).to) for rank in range(size))
-        if (mixer, peers) not in known:
-            known[mixer, peers] = _sent(push, channels, size)
-        total += known[mixer, peers]
+def _average(asked: Average, channels: Sequence[Channel], size: int) -> int:
+    def program(channel: Channel, flat: Tensor, seat: Seat) -> Program[Any]:
+        block = Block(flat, channel.layout)
+        return _averaging(channel, block, seat) if asked.over is None else asked.over.average(block, {}, seat)
+
+    return _sent(program, [channels[i] for i in asked.which], size)
+
+
+def _mailed(mail: Iterable[Mail], channels: Sequence[Channel], size: int) -> int:
+    """Messages with which every rank would send as much of a small block as with others send as much of a large one too, and
+    are not written again.
+    """
+    known, total = dict[Any, int](), 0
+    for which, message in mail:
+
+        def program(channel: Channel, flat: Tensor, seat: Seat, message: Message = message) -> Program[Any]:
+            return message(Block(flat, channel.layout), {}, seat)
+
+        seats = [_seat(rank, size) for rank in range(size)]
+        small = tuple(_alone(message(Block(torch.zeros(1), SMALL), {}, seat), seat) for seat in seats)
+        if (which, small) not in known:
+            known[which, small] = _sent(program, [channels[i] for i in which], size)
+        total += known[which, small]
     return total
 
 
-def _sent(program: Callable[[Channel, Tensor, Seat], Program[Any]], channels: Sequence[Channel], size: int) -> float:
-    """What a rank sends on average if every channel goes through the program once; like channels are done once."""
+def _sent(program: Callable[[Channel, Tensor, Seat], Program[Any]], channels: Sequence[Channel], size: int) -> int:
+    """What all ranks send together if every channel goes through the program once; like channels are done once."""
     total, like = 0, dict[Any, list[Channel]]()
     for c in channels:
         shapes = tuple(s.shape for s in c.layout.segments)
@@ -70,18 +88,16 @@ def _sent(program: Callable[[Channel, Tensor, Seat], Program[Any]], channels: Se
         noise = torch.Generator().manual_seed(0)
         flat = torch.empty(channel.layout.numel, dtype=channel.layout.dtype).uniform_(-1, 1, generator=noise)
         for rank in range(size):
-            seat = Seat(rank, size, 1, Draw(0, 1, rank), shift=channel.shift)
+            seat = _seat(rank, size, channel.shift)
             total += _alone(program(channel, flat, seat), seat) * (1 + len(others))
-    return total / size
+    return total
+
+
+def _seat(rank: int, size: int, shift: float = 0.0) -> Seat:
+    return Seat(rank, size, 1, Draw(0, 1, rank), shift=shift)
 
 
 def _averaging(channel: Channel, block: Block, seat: Seat) -> Program[Any]:
-    if isinstance(channel.exchange, Quorum):
-        channel.exchange.check(seat.size)
-        yield from channel.exchange.claim(seat)
-        quorum, rates = hollow(channel.exchange), torch.zeros(1, dtype=torch.float64)
-        return (yield from quorum.settle(block, {}, seat, lambda: (block.flat, rates), 1))
-    assert isinstance(channel.exchange, Exchange)
     exchange = hollow(channel.exchange)
 
     def send(block: Block, seat: Seat) -> Program[Echo]:
@@ -97,24 +113,5 @@ def _alone(program: Program[Any], seat: Seat) -> int:
         while True:
             verb = program.send(answer)
             sent += traffic(verb, seat.rank, seat.size)[1]
-            answer = _answer(verb, seat.size)
+            answer = answer_of(verb, seat.size)
     return sent
-
-
-def _answer(verb: Verb, size: int) -> Any:
-    match verb:
-        case AllReduce(tensor):
-            return tensor
-        case AllGather(wire):
-            return [wire] * size
-        case AllToAll(wires, lengths):
-            made = [kept(w) for w in wires]
-            return [w if w.numel() == n else w.new_zeros(n) for w, n in zip(made, lengths, strict=True)]
-        case Receive(_, length):
-            return torch.zeros(length, dtype=torch.uint8)
-        case Claim():
-            return 1
-        case Closed(_, count):
-            return tuple(range(count))
-        case _:
-            return None

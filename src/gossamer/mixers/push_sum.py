@@ -24,7 +24,7 @@ class PushSum(Mixer):
     in single precision at least: a model in half precision is z rounded, and what rounding takes is not lost to x. w has
     the precision of x, or their ratio would drift where x does not.
 
-    Use: under `gossip()`, or inside of `slowmo`, among many ranks that should not wait for all others.
+    Use: in `gossip()`, or inside of `slowmo`, among many ranks that should not wait for all others.
 
     Not for: two ranks, nor a network that is slow everywhere: whole models travel.
 
