@@ -46,7 +46,7 @@ MUTATIONS = (
     Mutation("12 launches a parameter", "hosts/intake.py", "slot.copy_(gradient", "slot.zero_().add_(1).sub_(1).copy_(gradient", f"{NCCL}::test_launches_do_not_grow[allreduce]"),
     Mutation("13 zeros that nobody writes", "worker/quorum.py", ".expand(self.layout.numel)", ".expand(self.layout.numel).clone()", f"{RECIPES}::test_what_is_kept[backup]"),
     Mutation("6 a constant set twice", "kernels/gpu/quantise.py", "        if BITS & (8 >> step):\n            byte, length", "        if BITS & (8 >> step):\n            WIDTH: tl.constexpr = 8 >> step\n            byte, length", f"{COMPILED}::test_every_program_compiles_for_every_argument"),
-    Mutation("14 divisions in 64 bits", "kernels/gpu/quantise.py", "(into.to(tl.int32) + place) // BUCKET", "((into + place) // BUCKET).to(tl.int32)", f"{COMPILED}::{CODE}[nothing is divided in 64 bits]"),
+    Mutation("14 divisions in 64 bits", "kernels/gpu/quantise.py", "first // BUCKET + bucket_of(first, place, BUCKET), mask=place < left", "(first + place) // (scale.to(tl.int64) * BUCKET), mask=place < left", f"{COMPILED}::{CODE}[nothing is divided in 64 bits]"),
     Mutation("14 registers spilled", "kernels/gpu/scales.py", "_STRETCH = 4096", "_STRETCH = 65536", f"{COMPILED}::{CODE}[no register is spilled to memory]"),
     Mutation("16 divided by a plain number", "kernels/layout.py", "divisor(top, scales.device)", "top", f"{DOCTOR}::test_all_that_is_right_passes"),
     Mutation("16 products and sums fused", "kernels/gpu/options.py", '"enable_fp_fusion": False', '"enable_fp_fusion": True', f"{COMPILED}::{CODE}[nobody may fuse what the reference multiplies and adds]"),

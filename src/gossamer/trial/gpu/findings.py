@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Outcome = Literal["passed", "failed", "measured", "left out"]
-WORST: tuple[Outcome, ...] = ("failed", "passed", "measured", "left out")
+BADNESS: dict[str, int] = {"failed": 3, "passed": 2, "measured": 1, "left out": 0}
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,10 @@ class Finding:
 
 def merged(by_rank: dict[int, Finding]) -> Finding:
     """What the ranks found together: the worst of it, in the words of those who found it."""
-    outcome = min((f.outcome for f in by_rank.values()), key=_badness)
+    outcome = max(by_rank.values(), key=lambda f: BADNESS[f.outcome]).outcome
     concerned = {rank: f for rank, f in by_rank.items() if f.outcome == outcome}
     first = next(iter(concerned.values()))
     return Finding(first.check, first.subject, outcome, _in_one(concerned, outcome == "failed"), first.numbers)
-
-
-def _badness(outcome: Outcome) -> int:
-    return WORST.index(outcome)
 
 
 def _in_one(concerned: dict[int, Finding], all_of_them: bool) -> str:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer.catalogue import example
-from gossamer.core.contracts import Quorum
 from gossamer.hosts import Communicator
 from gossamer.hosts.consensus import hash_of
 from gossamer.recipe import Recipe
@@ -82,7 +81,11 @@ def short(preset: str) -> Recipe:
 
 def ranks_needed(preset: str) -> int:
     """Backup workers are some ranks that others do not wait for."""
-    return 3 if isinstance(short(preset).exchange, Quorum) else 2
+    return 3 if waits_for_few(preset) else 2
+
+
+def waits_for_few(preset: str) -> bool:
+    return "waits for few" in short(preset).schedule.traits
 
 
 def net(width: int) -> nn.Sequential:
@@ -140,7 +143,7 @@ def compared(subject: str, ways: Mapping[Path, Mapping[int, Finding]]) -> Findin
         hashes = {rank: f.numbers["hash"] for rank, f in by_rank.items()}
         if len(set(hashes.values())) > 1:
             return _failed(subject, f"the model that all ranks agree on differs between them over {WAYS[way]}")
-    if isinstance(short(subject).exchange, Quorum):
+    if waits_for_few(subject):
         return Finding(
             "mean losses", subject, "left out", "who comes first, and is waited for, is another one each time"
         )
