@@ -16,7 +16,7 @@ from gossamer.fabrics.pulse import Patience
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts.backward import Backward
 from gossamer.hosts.communicator import Communicator, attached
-from gossamer.hosts.devices import device_of, refuse_devices, shared_buffers
+from gossamer.hosts.devices import device_of, refuse_devices, refuse_lengths, shared_buffers
 from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
 from gossamer.hosts.scaler import refuse_under_backups
@@ -82,6 +82,7 @@ def attach(
             given = _given(model, optimizer, recipe, buffers, scaler, find_unused_parameters)
             if fabric.size > 1:
                 refuse_devices(given[2], shared_buffers(model, given[3]))
+                refuse_lengths(given[0], fabric.device)
         except (GossamerError, TypeError) as error:
             refusal = error
         if fabric.size > 1:

@@ -17,7 +17,7 @@ from gossamer.fabrics.pulse import Patience
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts import consensus
 from gossamer.hosts.communicator import attached
-from gossamer.hosts.devices import device_of, refuse_devices
+from gossamer.hosts.devices import device_of, refuse_devices, refuse_lengths
 from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.intake import Intake
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
@@ -204,7 +204,7 @@ def register(
     idle = torch.optim.SGD(list(named.values()), lr=1.0)  # channels ask for rates; a hook has none to offer
     try:
         if fabric.size > 1:
-            fabric.run(agree(_refusal(named), fabric.device))
+            fabric.run(agree(_refusal(parsed, named), fabric.device))
         worker = Worker(parsed, named, idle, fabric.rank, fabric.size, seed)
         if fabric.size > 1:
             warm(parsed, fabric.device, worker.channels[0].layout.dtype)
@@ -219,9 +219,10 @@ def register(
     return hook
 
 
-def _refusal(named: Mapping[str, Tensor]) -> AttachError | None:
+def _refusal(recipe: Recipe, named: Mapping[str, Tensor]) -> AttachError | None:
     try:
         refuse_devices(named, {})
+        refuse_lengths(recipe, next(iter(named.values())).device)
     except AttachError as refusal:
         return refusal
     return None
