@@ -30,6 +30,7 @@ OURS = [  # every sum is made by us, in rank order: no bit may differ
     "osgp(every=2)" + SMALL,
     "gather(topk(ratio=0.2)) + error_feedback() + rule('ndim < 2', scatter(qsgd(bits=8)))" + SMALL,
     "scatter(qsgd()) + first(backups=0)",
+    "scatter(qsgd()) + signs()" + SMALL,
 ]
 THEIRS = [  # the backend sums, in its own order
     "allreduce" + SMALL,
