@@ -389,6 +389,9 @@ class Update(Part):
             ),
         )
 
+    def policy(self, key: str) -> Policy:
+        return "equal"
+
     @abstractmethod
     def direction(self, mean: Block, model: Block, state: State, seat: Seat) -> Tensor:
         """What the optimizer is given in place of the mean; `model` is a copy, and nobody else's."""

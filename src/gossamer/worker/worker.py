@@ -17,7 +17,7 @@ from gossamer.core.verbs import Program, all_gather, join, start
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.recipe import Recipe
 from gossamer.worker import optimizers, units
-from gossamer.worker.channels import Channel, build
+from gossamer.worker.channels import Channel, are_cut_alike, build
 from gossamer.worker.descent import Descent
 from gossamer.worker.flights import Carried, Flight, Flights
 from gossamer.worker.halves import rest, until_descend
@@ -373,18 +373,22 @@ class Worker:
 
     def _adopt(self, recipe: Recipe) -> list[Channel]:
         """Put another recipe in force; returns the channels there were."""
-        from gossamer.worker.checkpoint import carry_over
+        from gossamer.worker.checkpoint import carry_over, turn
 
         old, before, self._next, self.recipe = self.channels, self.recipe, None, recipe
         if (recipe.exchange, recipe.routes) != (before.exchange, before.routes):  # else all go on as they went
-            self.channels = build(recipe, self.named, self._rate_groups(), self.size)
-            carry_over(old, self.channels, self.size)
+            cut = build(recipe, self.named, self._rate_groups(), self.size)
+            if are_cut_alike(old, cut):
+                turn(old, cut, self.size)
+            else:
+                self.channels = cut
+                carry_over(old, cut, self.size)
         return old
 
     def _recut(self, means: list[Tensor] | None, old: Sequence[Channel]) -> list[Tensor] | None:
         """Values of the old channels, laid out as the new ones are."""
-        if means is None:
-            return None
+        if means is None or old is self.channels:
+            return means
         pairs = zip(old, means, strict=True)
         named = {name: view for c, mean in pairs for name, view in Block(mean, c.layout).tensors()}
         return [c.gather([named[s.name] for s in c.layout.segments]) for c in self.channels]
