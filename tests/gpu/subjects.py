@@ -25,6 +25,8 @@ BESIDES = (
     "scatter(topk(ratio=0.3), answer=bf16()) + error_feedback()",
     "push_sum(topology=ring()) + gossip(every=2, overlap=True)",
     "first(over=scatter(qsgd()))",
+    "nodes(scatter(qsgd()), 2)",
+    "nodes(allreduce(powersgd()), 2) + error_feedback()",
 )
 
 # Recipes with the parts that come with a recipe's text only.
@@ -64,8 +66,9 @@ def with_parts() -> tuple[str, ...]:
 
 
 def ranks_of(text: str) -> int:
-    """How many it takes: backup workers need one more."""
-    return 3 if isinstance(Recipe.of(text).exchange, Quorum) else 2
+    """How many it takes: backup workers need one more, and so do two nodes of which one has two ranks."""
+    recipe = Recipe.of(text)
+    return 3 if isinstance(recipe.exchange, Quorum) or recipe.groups(3) else 2
 
 
 def is_cut(text: str) -> bool:
