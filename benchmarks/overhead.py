@@ -1,6 +1,8 @@
 """What the engine costs: step times of recipes against DDP and computing alone, 4 ranks on loopback, interleaved.
 
 torchrun --nproc-per-node 4 benchmarks/overhead.py [RECIPE ...] [--rounds 6] [--steps 6] [--json FILE]
+
+`added_of_ddp` is the processor time that a recipe adds to computing alone, over what DDP adds to it in the same run.
 """
 
 import argparse
@@ -62,11 +64,13 @@ def main() -> None:
                     cpu[name].append(time.process_time() - used)
     if dist.get_rank() == 0:
         medians = {n: 1000 * statistics.median(t) for n, t in times.items()}
+        used = {n: 1000 * statistics.median(t) for n, t in cpu.items()}
         rows = [
             {
                 "recipe": n,
                 "step_ms": round(m, 1),
-                "cpu_ms": round(1000 * statistics.median(cpu[n]), 1),
+                "cpu_ms": round(used[n], 1),
+                "added_of_ddp": round((used[n] - used["compute"]) / (used["ddp"] - used["compute"]), 2),
                 "low_ms": round(1000 * min(times[n]), 1),
                 "high_ms": round(1000 * max(times[n]), 1),
                 "ratio_to_ddp": round(m / medians["ddp"], 3),

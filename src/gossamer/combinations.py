@@ -9,8 +9,9 @@ from typing import Any
 
 from gossamer import codecs
 from gossamer.controllers import Fixed
-from gossamer.core.contracts import Codec, Controller, Exchange, LinearCodec, Memory, Mixer, Quorum, Schedule
+from gossamer.core.contracts import Codec, Controller, Exchange, LinearCodec, Memory
 from gossamer.core.parts import require
+from gossamer.core.schedule import Schedule
 from gossamer.core.terms import Party, Term, agree, those
 
 Way = Mapping[str, Party]
@@ -47,7 +48,7 @@ def _check_kinds(recipe: Any) -> None:
         require(isinstance(value, kind), f"{value!r} is no {kind.kind}")
     exchange = recipe.exchange
     require(
-        isinstance(exchange, Exchange | Mixer | Quorum),
+        isinstance(exchange, Exchange),
         f"{exchange!r} is no exchange; "
         + (f"put it in one: {composed(exchange)}" if isinstance(exchange, Codec | LinearCodec) else "name one first"),
     )

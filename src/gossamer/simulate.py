@@ -6,17 +6,18 @@ The same worker, recipe and algorithms as on real processes; only the fabric dif
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from gossamer.core.verbs import Compute, Program
+from gossamer.core.verbs import Compute, Missed, Program
 from gossamer.counting import bytes_per_step
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import Network, simulate
+from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
 from gossamer.worker import Channel, Worker
-from gossamer.worker.finite import all_finite
 
 Backward = Callable[[nn.Module, int, int], float]  # (model, rank, step): leaves gradients in .grad, returns the loss
 Seconds = Callable[[int, int], float]  # (rank, step): how long the step computes on the virtual clock
@@ -94,11 +95,10 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
     worker = replica.worker
     last = worker.step + steps
     alone = worker.size == 1  # training is plain then, as under `attach`, but for what acts on the optimizer's steps
-    plain = alone and (worker.stand is not None or not worker.recipe.schedule.averages_gradients)
-    if worker.stand is not None and not alone:
-        worker.stand.apply = lambda mean, rates: _catch_up(replica, mean, rates)
-        worker.stand.tickets.clear()  # those of an earlier `train` wait in a simulation that is over
-        yield from worker.stand.open()
+    plain = alone and not worker.recipe.schedule.averages_gradients
+    if not alone:
+        worker.live.clear()  # what an earlier `train` left waits in a simulation that is over
+        yield from worker.begin()
     while worker.step < last:
         rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.accumulate
         loss = yield Compute(lambda: _gradients(replica, backward), "compute", parts * seconds(rank, step))
@@ -109,7 +109,7 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
                 _descend(replica)
                 worker.step += 1
             else:
-                yield from worker.train_step(gradients, lambda: _descend(replica))
+                yield from worker.train_step(gradients, lambda: _descend(replica), partial(_make_up, replica))
 
 
 def _gradients(replica: Replica, backward: Backward) -> float:
@@ -160,11 +160,11 @@ def _descend(replica: Replica) -> bool:
     return finite
 
 
-def _catch_up(replica: Replica, mean: Tensor, rates: Sequence[float]) -> None:
-    for group, rate in zip(replica.optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    replica.worker.channels[0].put_gradient(mean)
-    replica.optimizer.step()
+def _make_up(replica: Replica, missed: Missed) -> None:
+    if missed.gradient is not None:
+        replica.worker.set_rates(missed.rates)
+        replica.worker.channels[0].put_gradient(missed.gradient)
+        replica.optimizer.step()
 
 
 __all__ = ["Backward", "Replica", "Run", "Seconds", "bytes_per_step", "replicas", "train"]

@@ -8,7 +8,7 @@ from tests.gpu.loops import Plan
 from tests.laws import samples
 
 from gossamer.catalogue import parts_of
-from gossamer.core.contracts import Mixer, Quorum
+from gossamer.core.contracts import Mixer
 from gossamer.core.parts import registry
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
@@ -19,12 +19,11 @@ BUCKET = " + bucket(0.025)"  # three channels on the judges' model, where a reci
 # Worth trying besides: what they do on a GPU is their own.
 BESIDES = (
     "allreduce(ternary())",
-    "gather(topk(ratio=0.3, index='rice')) + error_feedback()",
     "gather(topk(ratio=0.3, scope='global')) + error_feedback()",
     "allreduce(fp32()) + every_step(micro_batches=2, rate=2.0)",
     "scatter(topk(ratio=0.3), answer=bf16()) + error_feedback()",
-    "push_sum(topology=ring()) + gossip(every=2, overlap=True)",
-    "first(over=scatter(qsgd()))",
+    "allreduce(fp32()) + gossip(push_sum(ring()), every=2, overlap=True)",
+    "scatter(qsgd()) + first()",
     "nodes(scatter(qsgd()), 2)",
     "nodes(allreduce(powersgd()), 2) + error_feedback()",
 )
@@ -67,20 +66,22 @@ def with_parts() -> tuple[str, ...]:
 
 def ranks_of(text: str) -> int:
     """How many it takes: backup workers need one more, and so do two nodes of which one has two ranks."""
-    recipe = Recipe.of(text)
-    return 3 if isinstance(recipe.exchange, Quorum) or recipe.groups(3) else 2
+    return 3 if waits_for_few(text) or Recipe.of(text).groups(3) else 2
+
+
+def waits_for_few(text: str) -> bool:
+    return "waits for few" in Recipe.of(text).schedule.traits
 
 
 def is_cut(text: str) -> bool:
     """Whether the model travels in buckets."""
-    recipe = Recipe.of(text)
-    return "bucket" not in text and not isinstance(recipe.exchange, Quorum | Mixer)
+    return "bucket" not in text and not waits_for_few(text) and not Recipe.of(text).schedule.mixes
 
 
 def talks_to_one(text: str) -> bool:
     """Whether it sends point to point."""
     recipe = Recipe.of(text)
-    return isinstance(recipe.exchange, Mixer) or recipe.schedule.mixes or "push_sum" in repr(recipe)
+    return recipe.schedule.mixes or any(isinstance(part, Mixer) for part in parts_of(recipe))
 
 
 @cache

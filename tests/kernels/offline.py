@@ -144,9 +144,11 @@ def by_segment(n: int, shift: int) -> None:
     kernels.absmax(x, bounds)
     kernels.absmax_and_rms(x, bounds)
     kernels.absmax_and_std(x, bounds)
-    kernels.ternary_encode(x, bounds, scales, KEY)
     kernels.ternary_levels(x, bounds, scales, KEY, 5)
-    kernels.ternary_accumulate(vector(kernels.ternary_bytes(n), torch.uint8, shift), bounds, scales, x)
+    wire = vector(kernels.ternary_bytes(n), torch.uint8, shift)
+    kernels.ternary_encode(x, bounds, scales, KEY, out=wire)
+    kernels.ternary_accumulate(wire, bounds, scales, x)
+    kernels.ternary_decode(wire, bounds, scales, x)
     kernels.sign_feedback(x, vector(n, shift=shift), scales, bounds)
     kernels.sign_accumulate(vector(kernels.sign_bytes(n), torch.uint8, shift), bounds, scales, x)
     kernels.cast_feedback(x, vector(n, shift=shift), torch.bfloat16)
@@ -155,8 +157,10 @@ def by_segment(n: int, shift: int) -> None:
 def by_bucket(n: int, bits: int, bucket: int, shift: int = 0) -> None:
     x, norms = vector(n, shift=shift), vector(-(-n // bucket))
     kernels.bucket_norms(x, bucket, "max")
-    kernels.quantise_encode(x, bits, bucket, norms, KEY)
-    kernels.quantise_accumulate(vector(kernels.quantise_bytes(n, bits), torch.uint8, shift), bits, bucket, norms, x)
+    wire = vector(kernels.quantise_bytes(n, bits), torch.uint8, shift)
+    kernels.quantise_encode(x, bits, bucket, norms, KEY, out=wire)
+    kernels.quantise_accumulate(wire, bits, bucket, norms, x)
+    kernels.quantise_decode(wire, bits, bucket, norms, x)
 
 
 def quick(capability: int) -> None:

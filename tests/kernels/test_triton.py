@@ -50,9 +50,10 @@ for n in (0, 1, 4, 321, 512, 640, 2050, 5300):
         both(lambda: [kernels.ternary_levels(x, bounds, scales, KEY, 5, n)])
         wire = kernels.ternary_encode(x, bounds, scales, KEY)
         def decode():
-            out = x.clone()
+            out, over = x.clone(), x.clone()
             kernels.ternary_accumulate(wire, bounds, scales, out, 0.3)
-            return [out]
+            kernels.ternary_decode(wire, bounds, scales, over)
+            return [out, over]
         both(decode)
         def rounds():
             pending, said, seen = torch.zeros_like(x), torch.zeros_like(scales), []
@@ -69,9 +70,10 @@ for n in (0, 1, 4, 321, 512, 640, 2050, 5300):
         both(lambda: [kernels.quantise_encode(x, bits, bucket, norms, KEY, n)])
         codes = kernels.quantise_encode(x, bits, bucket, norms, KEY, n)
         def decode():
-            out = x.clone()
+            out, over = x.clone(), x.clone()
             kernels.quantise_accumulate(codes, bits, bucket, norms, out, 0.7)
-            return [out]
+            kernels.quantise_decode(codes, bits, bucket, norms, over)
+            return [out, over]
         both(decode)
     def cast():
         residual = x * 1e-3

@@ -38,6 +38,31 @@ def both(call):
     return a
 
 
+def anew(decode, n):
+    """What is decoded over numbers that were there, as bits; -0.0 and 0.0 are not the same."""
+    out = torch.full((n,), float("nan"))
+    decode(out)
+    return out.view(torch.int32)
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_to_decode_is_to_add_to_zeros(backend):
+    """To the bit: where a scale is zero, a level below zero makes a zero with a sign, and adding it makes one without."""
+    n, wire = 3000, torch.arange(3000).to(torch.uint8)
+    bounds, scales = (0, 1000, n), torch.tensor([0.0, 1.5])
+    norms = torch.tensor([0.0, 2.0, 0.0, 1.0, 0.5, 3.0])
+    with kernels.using(backend):
+        added = torch.zeros(n)
+        kernels.ternary_accumulate(wire[: kernels.ternary_bytes(n)], bounds, scales, added)
+        decoded = anew(lambda out: kernels.ternary_decode(wire[: kernels.ternary_bytes(n)], bounds, scales, out), n)
+        assert torch.equal(added.view(torch.int32), decoded)
+        for bits in range(1, 9):
+            codes, added = wire[: kernels.quantise_bytes(n, bits)], torch.zeros(n)
+            kernels.quantise_accumulate(codes, bits, 512, norms, added)
+            decoded = anew(lambda out, c=codes, b=bits: kernels.quantise_decode(c, b, 512, norms, out), n)
+            assert torch.equal(added.view(torch.int32), decoded)
+
+
 cases = given(n=st.sampled_from(SIZES) | st.integers(0, 3000), parts=st.integers(1, 5), seed=st.integers(0, 2**20))
 
 
@@ -79,6 +104,7 @@ def test_ternary(n, parts, seed):
         return [out]
 
     both(decode)
+    both(lambda: [anew(lambda out: kernels.ternary_decode(wire, bounds, scales, out), n)])
     (levels,) = both(lambda: [kernels.ternary_levels(x, bounds, scales, KEY, 1, offset)])
     out = torch.zeros(n)
     kernels.ternary_accumulate(wire, bounds, scales, out)
@@ -106,6 +132,7 @@ def test_quantise(n, bits, bucket, seed):
         return [out]
 
     both(decode)
+    both(lambda: [anew(lambda out: kernels.quantise_decode(wire, bits, bucket, norms, out), n)])
     out = torch.zeros(n)
     kernels.quantise_accumulate(wire, bits, bucket, norms, out)
     top = max(2 ** (bits - 1) - 1, 1)

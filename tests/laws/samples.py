@@ -17,12 +17,11 @@ from gossamer.core.contracts import (
     LinearCodec,
     Memory,
     Mixer,
-    Quorum,
-    Schedule,
     Topology,
 )
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, parse, registry
+from gossamer.core.schedule import Schedule
 from gossamer.memories import ErrorFeedback, NoMemory
 from gossamer.recipe import Recipe
 from gossamer.schedules import EveryStep
@@ -34,8 +33,8 @@ MORE: dict[str, tuple[str, ...]] = {
     "error_feedback": ("error_feedback(decay=0.9)", "error_feedback(units='update')"),
     "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
-    "first": ("first(backups=0)", "first(over=scatter(qsgd()))"),
-    "gossip": ("gossip(every=2)", "gossip(overlap=True)"),
+    "first": ("first(backups=0)",),
+    "gossip": ("gossip(every=2)", "gossip(overlap=True)", "gossip(push_sum(ring()))"),
     "local_sgd": ("local_sgd(2)", "local_sgd(2, warmup=2)"),
     "nodes": (
         "nodes(allreduce(fp32()), 2)",
@@ -107,18 +106,14 @@ def linear_codecs() -> list[LinearCodec]:
 
 def exchanges() -> list[Exchange]:
     """Every exchange around every codec that it accepts."""
-    plain = [e for e in samples("exchange") if isinstance(e, Exchange)]
+    plain = samples("exchange")
     carriers = [type(e) for e in plain if any(f.name == "codec" for f in fields(e))]  # pyright: ignore
     carried = [e for make, codec in product(carriers, samples("codec")) for e in legal(make, codec)]
     return [*carried, *(e for e in plain if e not in carried)]
 
 
 def mixers() -> list[Mixer]:
-    return [e for e in samples("exchange") if isinstance(e, Mixer)]
-
-
-def quorums() -> list[Quorum]:
-    return [e for e in samples("exchange") if isinstance(e, Quorum)]
+    return samples("mixer")
 
 
 def memories() -> list[Memory]:
@@ -145,7 +140,7 @@ CARRIERS = (
 
 def carried(schedule: Schedule) -> Iterator[Recipe]:
     """The schedule with what can carry it."""
-    for exchange in (*map(parse, CARRIERS), *mixers()):
+    for exchange in map(parse, CARRIERS):
         yield from legal(Recipe, exchange, NoMemory(), schedule)
 
 
@@ -166,7 +161,7 @@ def recipes() -> list[Recipe]:
     out = list(preset_recipes().values())
     pairs = product(exchanges(), memories())
     out += [r for e, m in pairs for r in legal(Recipe, e, m)]
-    carriers = [*(r for r in preset_recipes().values()), *(Recipe.of(f"{m} + gossip()") for m in mixers())]
+    carriers = [*preset_recipes().values()]
     for base, schedule in product(carriers, schedules()):
         out += legal(Recipe, base.exchange, base.memory, schedule)
     for base, controller in product(carriers, controllers()):
@@ -198,7 +193,6 @@ __all__ = [
     "mixers",
     "plainest",
     "preset_recipes",
-    "quorums",
     "recipes",
     "samples",
     "schedules",

@@ -46,7 +46,7 @@ SYNCHRONOUS = [  # replicas are equal after every step
     "nodes(scatter(topk(ratio=0.1)), 2), 2, interval=1, threshold=0.1)",
 ]
 
-QUORUM = ["backup", "first(backups=1, over=scatter(qsgd()))", "first(backups=1, over=scatter(ternary(), feedback=1.0))"]
+QUORUM = ["backup", "scatter(qsgd()) + first()", "scatter(ternary(), feedback=1.0) + first()"]
 
 LOCAL = [  # replicas are equal after every third step; anchors always are
     "local_sgd(3)",
@@ -84,10 +84,12 @@ EVERY_SCHEDULE = [repr(recipe) for schedule in schedules() for recipe in carried
 EVERY_CONTROLLER = [repr(recipe) for controller in controllers() for recipe in controlled(controller)]
 
 ALL = list(dict.fromkeys([*SYNCHRONOUS, *QUORUM, *LOCAL, *OVERLAP, *GOSSIP, *EVERY_SCHEDULE, *EVERY_CONTROLLER]))
-SETTLING = [r for r in ALL if r not in QUORUM and Recipe.of(r).schedule.averages_gradients]  # equal after every step
+SETTLING = [
+    r for r in ALL if "waits for few" not in (s := Recipe.of(r).schedule).traits and s.averages_gradients
+]  # equal after every step
 
 
 def smallest(recipe: str) -> int:
     """The fewest ranks a recipe can run on."""
-    backups = getattr(Recipe.of(recipe).exchange, "backups", 0)
+    backups = getattr(Recipe.of(recipe).schedule, "backups", 0)
     return backups + 2 if backups else 1

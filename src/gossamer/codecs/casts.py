@@ -40,6 +40,10 @@ class FP32(Codec, LinearCodec):
         return True
 
     @property
+    def exact(self) -> bool:
+        return True
+
+    @property
     def bucket_mb(self) -> float:
         return 25.0  # one all-reduce, which cuts its tensor into pieces itself
 
@@ -82,7 +86,11 @@ class _Half(Codec, LinearCodec):
         return 2 * layout.numel
 
     def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
-        return pack(block.flat.to(_dtype(self)))
+        return self._new(block).copy_(block.flat).view(torch.uint8)
+
+    def _new(self, block: Block) -> Tensor:
+        """Room for the block's numbers in 16 bits."""
+        return block.layout.rooms.of(2 * block.numel, block.flat.device).view(_dtype(self))
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
         into.add_(_read(self.name, wire, _dtype(self), layout), alpha=weight)
@@ -91,19 +99,15 @@ class _Half(Codec, LinearCodec):
         out.copy_(_read(self.name, wire, _dtype(self), layout))
 
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
-        mine = _share(self, block.flat, seat.size)
+        mine = torch.div(block.flat, seat.size, out=self._new(block))  # first: a sum of N could overflow fp16
         total = yield from all_reduce(mine)
         mean = block.for_mean()
 
         def add_sent(into: Tensor, weight: float) -> None:
-            into.add_(_share(self, block.flat, seat.size), alpha=weight * seat.size)
+            share = torch.div(block.flat, seat.size, out=self._new(block))
+            into.add_(share, alpha=weight * seat.size)
 
         return Echo(mean.copy_(total), add_sent)
-
-
-def _share(codec: _Half, flat: Tensor, size: int) -> Tensor:
-    """My part of the mean. Divided first, since a sum of N could overflow fp16."""
-    return torch.div(flat, size, out=torch.empty_like(flat, dtype=_dtype(codec)))
 
 
 def _dtype(codec: _Half) -> torch.dtype:

@@ -9,7 +9,7 @@ from gossamer import kernels
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Codec, Seat
 from gossamer.core.parts import part, require
-from gossamer.core.wire import expect, pack, take
+from gossamer.core.wire import expect, put, take
 
 
 @final
@@ -81,12 +81,20 @@ class QSGD(Codec):
     def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
         flat = block.flat.float()
         norms = kernels.bucket_norms(flat, self.bucket, self.norm)
+        wire = block.layout.rooms.of(self.wire_bytes(block.layout), flat.device)
         key = seat.draw.key(f"{block.name}/qsgd")
-        return pack(norms, kernels.quantise_encode(flat, self.bits, self.bucket, norms, key))
+        kernels.quantise_encode(flat, self.bits, self.bucket, norms, key, out=put(wire, norms))
+        return wire
+
+    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
+        if out.dtype != torch.float32:
+            super().overwrite(wire, layout, out)
+            return
+        norms, payload = self._open(wire, layout)
+        kernels.quantise_decode(payload, self.bits, self.bucket, norms, out)
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        expect(wire, self.wire_bytes(layout), "qsgd")
-        norms, payload = take(wire, torch.float32, self._buckets(layout))
+        norms, payload = self._open(wire, layout)
         if into.dtype == torch.float32:
             kernels.quantise_accumulate(payload, self.bits, self.bucket, norms, into, weight)
             return
@@ -94,6 +102,10 @@ class QSGD(Codec):
         kernels.quantise_accumulate(payload, self.bits, self.bucket, norms, narrow)
         # Weighted in double, or a memory's books would balance to single precision only.
         into.add_(narrow, alpha=weight)
+
+    def _open(self, wire: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        expect(wire, self.wire_bytes(layout), "qsgd")
+        return take(wire, torch.float32, self._buckets(layout))
 
     def _buckets(self, layout: Layout) -> int:
         return -(-layout.numel // self.bucket)

@@ -10,7 +10,7 @@ from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Codec, Echo, LinearCodec, Seat
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program, all_reduce
-from gossamer.core.wire import expect, pack, take
+from gossamer.core.wire import expect, put, take
 from gossamer.kernels.layout import divisor, lengths_on
 
 
@@ -86,16 +86,26 @@ class Ternary(Codec, LinearCodec):
         return 4 * len(layout.segments) + _payload_bytes(layout.numel, self.levels)
 
     def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
-        flat, key = block.flat.float(), seat.draw.key(f"{block.name}/ternary")
-        scales = self._scales(flat, block.layout)
+        flat, layout, key = block.flat.float(), block.layout, seat.draw.key(f"{block.name}/ternary")
+        scales = self._scales(flat, layout)
+        wire = layout.rooms.of(self.wire_bytes(layout), flat.device)
+        payload = put(wire, scales)
         if self.levels == 1:
-            return pack(scales, kernels.ternary_encode(flat, block.layout.bounds, scales, key))
-        levels = kernels.ternary_levels(flat, block.layout.bounds, scales, key, self.levels)
-        return pack(scales, kernels.lanes_pack(levels, self.levels, 1))
+            kernels.ternary_encode(flat, layout.bounds, scales, key, out=payload)
+        else:
+            levels = kernels.ternary_levels(flat, layout.bounds, scales, key, self.levels)
+            put(payload, kernels.lanes_pack(levels, self.levels, 1))
+        return wire
+
+    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
+        if self.levels > 1 or out.dtype != torch.float32:
+            super().overwrite(wire, layout, out)
+            return
+        scales, payload = self._open(wire, layout)
+        kernels.ternary_decode(payload, layout.bounds, scales, out)
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        expect(wire, self.wire_bytes(layout), "ternary")
-        scales, payload = take(wire, torch.float32, len(layout.segments))
+        scales, payload = self._open(wire, layout)
         if self.levels > 1:
             lanes, _ = take(payload, torch.int32, payload.numel() // 4)
             summed = kernels.lanes_unpack(lanes, layout.numel, self.levels, 1)
@@ -106,6 +116,10 @@ class Ternary(Codec, LinearCodec):
             narrow = torch.zeros(layout.numel, device=into.device)
             kernels.ternary_accumulate(payload, layout.bounds, scales, narrow)
             into.add_(narrow, alpha=weight)  # weighted in double, or a memory's books would not balance
+
+    def _open(self, wire: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        expect(wire, self.wire_bytes(layout), "ternary")
+        return take(wire, torch.float32, len(layout.segments))
 
     def sum_bytes(self, layout: Layout, size: int) -> list[int]:
         return [4 * len(layout.segments), 4 * kernels.lane_count(layout.numel, self.levels, size)]

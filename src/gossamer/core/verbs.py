@@ -167,9 +167,22 @@ class Join:
     ticket: Ticket[Any]
 
 
+@dataclass(frozen=True, eq=False)
+class Missed:
+    """What all ranks agreed on for a step: the gradient, None where nobody applies it, and each parameter group's rate."""
+
+    gradient: Tensor | None
+    rates: Sequence[float]
+
+
 @dataclass(frozen=True)
 class Descend:
-    """The optimizer steps now. Answered with False where the user's scaler skipped the step."""
+    """The optimizer steps now. Answered with False where the user's scaler skipped the step.
+
+    With `missed`, it first makes up for a step that ended without this rank; that is no step of this rank's own.
+    """
+
+    missed: Missed | None = None
 
 
 Shared = AllReduce | AllGather | AllToAll | Send | Receive | Claim | Closed  # which several ranks have a part in

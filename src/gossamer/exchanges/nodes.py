@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gossamer.codecs import FP32
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Echo, Exchange, Policy, Seat
+from gossamer.core.contracts import Echo, Exchange, Policy, Seat, Unit
 from gossamer.core.draw import Draw
 from gossamer.core.groups import within
 from gossamer.core.parts import part, require
@@ -52,11 +52,6 @@ class Nodes(Exchange):
         require(self.per_node >= 1, f"nodes: per_node is how many ranks a node has, 1 or more, got {self.per_node}")
         for where, exchange in ("between", self.between), ("inside", self.inside):
             require(
-                isinstance(exchange, Exchange),  # pyright: ignore[reportUnnecessaryIsInstance]
-                f"nodes: {exchange} never agrees exactly, or waits for some ranks only, and {where} nodes all ranks agree; "
-                "use an average, such as allreduce(fp32())",
-            )
-            require(
                 "own feedback" not in exchange.traits,
                 f"nodes: {exchange} keeps what its answer loses, and {where} nodes that is left to the memory; leave feedback "
                 "out, and use error_feedback() or diana()",
@@ -73,6 +68,10 @@ class Nodes(Exchange):
     @property
     def contracts(self) -> bool:
         return self.between.contracts and self.inside.contracts
+
+    @property
+    def exact(self) -> bool:
+        return self.between.exact and self.inside.exact
 
     @property
     def whole(self) -> bool:
@@ -102,10 +101,18 @@ class Nodes(Exchange):
         return (1 + inside) * (1 + self.between.omega(layout, nodes)) - 1 if nodes > 1 else inside
 
     def policy(self, key: str) -> Policy:
-        if key.startswith(BETWEEN):
-            return self.between.policy(key.removeprefix(BETWEEN))
-        policy = self.inside.policy(key.removeprefix(INSIDE))
-        return "mean" if policy == "equal" else policy  # it is, but in one node
+        exchange, word = self._whose(key)
+        policy = exchange.policy(word)
+        return "mean" if policy == "equal" and exchange is self.inside else policy  # it is, but in one node
+
+    def unit(self, key: str) -> Unit:
+        exchange, word = self._whose(key)
+        return exchange.unit(word)
+
+    def _whose(self, key: str) -> tuple[Exchange, str]:
+        """An entry of the state is that of one of the two."""
+        between = key.startswith(BETWEEN)
+        return (self.between, key.removeprefix(BETWEEN)) if between else (self.inside, key.removeprefix(INSIDE))
 
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
         node = Node.of(seat.rank, seat.size, self.per_node)
@@ -122,7 +129,7 @@ class Nodes(Exchange):
         far = yield from as_one(program, node, block.flat.device)
 
         def add_sent(into: Tensor, share: float) -> None:
-            lost = asked.clone()
+            lost = block.new().copy_(asked)
             far.add_sent(lost, -1.0)
             near.add_sent(into, share)
             into.sub_(lost, alpha=share / weight)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gossamer.core.block import Block
 from gossamer.core.errors import AttachError
+from gossamer.core.rooms import holders
 from gossamer.worker import Worker
 
 
@@ -20,7 +21,7 @@ class Intake:
         for i in range(len(self.flats)):
             self._cut(i)
         self.sizes = [len(c.layout.segments) for c in worker.channels]
-        self._holders = [_holders(flat) for flat in self.flats]
+        self._holders = [holders(flat) for flat in self.flats]
         self.reset()
 
     def reset(self) -> None:
@@ -29,7 +30,7 @@ class Intake:
         self.missing = list(self.sizes)
         self.next = 0
         for i, flat in enumerate(self.flats):
-            if _holders(flat) > self._holders[i] and self._is_kept(i):
+            if holders(flat) > self._holders[i] and self._is_kept(i):
                 self.flats[i] = self.worker.channels[i].empty()
                 self._cut(i)
 
@@ -42,7 +43,7 @@ class Intake:
         address = self.flats[i].untyped_storage().data_ptr()
         grads = [p.grad for p in self.worker.channels[i].parameters if p.grad is not None]
         ours = sum(g.untyped_storage().data_ptr() == address for g in grads)
-        return _holders(self.flats[i]) > self._holders[i] + ours
+        return holders(self.flats[i]) > self._holders[i] + ours
 
     def take(self, name: str, gradient: Tensor) -> None:
         """One parameter's gradient is ready."""
@@ -73,8 +74,3 @@ class Intake:
         while self.next < len(self.missing) and self.missing[self.next] == 0:
             self.next += 1
             self.launch(self.next - 1, self.flats[self.next - 1])
-
-
-def _holders(flat: Tensor) -> int:
-    """How many tensors share its memory."""
-    return torch._C._storage_Use_Count(flat.untyped_storage()._cdata)  # pyright: ignore[reportAttributeAccessIssue]

@@ -10,11 +10,23 @@ from gossamer.kernels.errors import CorruptWire
 from gossamer.kernels.hashing import mix3
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lane_count, lanes_pack, lanes_unpack
-from gossamer.kernels.quantise import bucket_norms, quantise_accumulate, quantise_bytes, quantise_encode
+from gossamer.kernels.quantise import (
+    bucket_norms,
+    quantise_accumulate,
+    quantise_bytes,
+    quantise_decode,
+    quantise_encode,
+)
 from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std
 from gossamer.kernels.select import compact, scatter_add, topk, within
 from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_feedback
-from gossamer.kernels.ternary import ternary_accumulate, ternary_bytes, ternary_encode, ternary_levels
+from gossamer.kernels.ternary import (
+    ternary_accumulate,
+    ternary_bytes,
+    ternary_decode,
+    ternary_encode,
+    ternary_levels,
+)
 from gossamer.kernels.warm import warmup
 
 __all__ = [
@@ -35,6 +47,7 @@ __all__ = [
     "mix3",
     "quantise_accumulate",
     "quantise_bytes",
+    "quantise_decode",
     "quantise_encode",
     "scatter_add",
     "sign_accumulate",
@@ -42,6 +55,7 @@ __all__ = [
     "sign_feedback",
     "ternary_accumulate",
     "ternary_bytes",
+    "ternary_decode",
     "ternary_encode",
     "ternary_levels",
     "topk",

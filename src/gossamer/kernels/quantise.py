@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from gossamer.core.rooms import fresh
 from gossamer.kernels import layout
 from gossamer.kernels.backends import twin
 from gossamer.kernels.errors import require_count, require_length, require_vector
@@ -29,10 +30,12 @@ def bucket_norms(x: Tensor, bucket: int, kind: Literal["max", "l2"]) -> Tensor:
     return twin("quantise", f"{kind}_norms", x.device)(x, bucket)
 
 
-def quantise_encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, offset: int = 0) -> Tensor:
+def quantise_encode(
+    x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, offset: int = 0, out: Tensor | None = None
+) -> Tensor:
     """code = s + floor(x * s / norm + u), clamped to [0, 2 * s], with s = 2 ** (bits - 1) - 1; unbiased.
 
-    One bit has two points: +norm with probability (1 + x / norm) / 2, else -norm.
+    The wire is written to `out`, if there is one. One bit has two points: +norm with probability (1 + x / norm) / 2, else -norm.
     u is the top 23 bits of mix3(offset + i). Reads 4 and writes bits / 8 bytes per element.
     """
     require_vector("x", x)
@@ -40,7 +43,10 @@ def quantise_encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, 
     require_count("norms", norms, _buckets(x.numel(), bucket))
     layout.planes(bits)
     gains = layout.gains(norms, 0.5 if bits == 1 else layout.levels_of(bits))
-    return twin("quantise", "encode", x.device)(x, bits, bucket, gains, key, offset)
+    wire = fresh(quantise_bytes(x.numel(), bits), x.device) if out is None else out
+    require_length(f"quantise {bits} bits", wire, quantise_bytes(x.numel(), bits))
+    twin("quantise", "encode", x.device)(x, bits, bucket, gains, key, offset, wire)
+    return wire
 
 
 def quantise_accumulate(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weight: float = 1.0) -> None:
@@ -48,11 +54,20 @@ def quantise_accumulate(wire: Tensor, bits: int, bucket: int, norms: Tensor, out
 
     Reads bits / 8 + 4 and writes 4 bytes per element.
     """
+    _read(wire, bits, bucket, norms, out, weight, False)
+
+
+def quantise_decode(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
+    """out = norm / s * (code - s): to the bit what `quantise_accumulate` adds to zeros, without a pass that writes them."""
+    _read(wire, bits, bucket, norms, out, 1.0, True)
+
+
+def _read(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weight: float, anew: bool) -> None:
     require_vector("out", out)
     require_count("norms", norms, _buckets(out.numel(), bucket))
     require_length(f"quantise {bits} bits", wire, quantise_bytes(out.numel(), bits))
     units = layout.units(norms, weight, layout.levels_of(bits))
-    twin("quantise", "accumulate", out.device)(wire, bits, bucket, units, out)
+    twin("quantise", "read", out.device)(wire, bits, bucket, units, out, anew)
 
 
 def _buckets(n: int, bucket: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from gossamer.core.rooms import fresh
 from gossamer.kernels import layout
 from gossamer.kernels.backends import twin
 from gossamer.kernels.errors import require_count, require_length, require_vector
@@ -11,18 +12,23 @@ from gossamer.kernels.hashing import Key
 from gossamer.kernels.layout import ternary_bytes
 from gossamer.kernels.scales import Bounds
 
-__all__ = ["ternary_accumulate", "ternary_bytes", "ternary_encode", "ternary_levels"]
+__all__ = ["ternary_accumulate", "ternary_bytes", "ternary_decode", "ternary_encode", "ternary_levels"]
 
 
-def ternary_encode(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, offset: int = 0) -> Tensor:
-    """Trits sign(x) * Bernoulli(min(|x| / scale, 1)), packed base 3.
+def ternary_encode(
+    x: Tensor, bounds: Bounds, scales: Tensor, key: Key, offset: int = 0, out: Tensor | None = None
+) -> Tensor:
+    """Trits sign(x) * Bernoulli(min(|x| / scale, 1)), packed base 3; written to `out`, if there is one.
 
     t = (int32(x * 2**23 / scale) + (mix3(offset + i) >> 9)) >> 23, which rounds up with the fraction's probability:
     unbiased wherever |x| <= scale.
     Reads 4 and writes 1/5 bytes per element.
     """
     gains = _gains(x, bounds, scales, 1)
-    return twin("ternary", "encode", x.device)(x, bounds, gains, key, offset)
+    wire = fresh(ternary_bytes(x.numel()), x.device) if out is None else out
+    require_length("ternary", wire, ternary_bytes(x.numel()))
+    twin("ternary", "encode", x.device)(x, bounds, gains, key, offset, wire)
+    return wire
 
 
 def ternary_levels(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, top: int = 1, offset: int = 0) -> Tensor:
@@ -41,10 +47,19 @@ def ternary_accumulate(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor
 
     Reads 1/5 + 4 and writes 4 bytes per element.
     """
+    _read(wire, bounds, scales, out, weight, False)
+
+
+def ternary_decode(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor) -> None:
+    """out = scale * trit: to the bit what `ternary_accumulate` adds to zeros, without a pass that writes them."""
+    _read(wire, bounds, scales, out, 1.0, True)
+
+
+def _read(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float, anew: bool) -> None:
     require_vector("out", out)
     require_count("scales", scales, layout.require_bounds(bounds, out.numel()))
     require_length("ternary", wire, ternary_bytes(out.numel()))
-    twin("ternary", "accumulate", out.device)(wire, bounds, layout.units(scales, weight, 1), out)
+    twin("ternary", "read", out.device)(wire, bounds, layout.units(scales, weight, 1), out, anew)
 
 
 def _gains(x: Tensor, bounds: Bounds, scales: Tensor, top: int) -> Tensor:

@@ -74,31 +74,34 @@ class DIANA(Memory):
         return 1 / (1 + omega) if self.alpha is None else self.alpha
 
     def policy(self, key: str) -> Policy:
-        return "equal" if key in ("common", "velocity", "unit") else "mean"
+        return "equal" if key in ("common", "velocity") else "mean"
+
+    def inherit(self, state: State, owed: Tensor, times: float) -> bool:
+        """common + owed = mean own, so what was owed leaves own, and mean own becomes common."""
+        if "own" in state:
+            state["own"] = torch.sub(state["own"], owed, alpha=times)
+        return "own" in state
 
     def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
-        own, common = self._learned(block, state, seat.scale)
+        own, common = self._learned(block, state)
         rate = seat.shift
-        echo = yield from send(block.like(block.flat - own), seat._replace(feedback=rate))
-        learned = own.clone()
+        difference = torch.sub(block.flat, own, out=block.new())
+        echo = yield from send(block.like(difference), seat._replace(feedback=rate))
+        learned = block.new().copy_(own)
         echo.add_sent(learned, rate)
         mean = echo.mean
-        del echo  # and what was sent with it
-        state["own"], state["common"] = learned, torch.add(common, mean, alpha=rate)
-        state["unit"] = torch.tensor(seat.scale, dtype=torch.float64)
+        del difference, echo  # and what was sent with it
+        state["own"], state["common"] = learned, torch.add(common, mean, alpha=rate, out=block.new())
         mean.add_(common)
         if self.momentum == 0:
             return mean
-        velocity = state.get("velocity")
-        state["velocity"] = mean.clone() if velocity is None else torch.add(mean, velocity, alpha=self.momentum)
-        return mean.copy_(state["velocity"])
+        moved, velocity = block.new().copy_(mean), state.get("velocity")
+        if velocity is not None:
+            moved.add_(velocity, alpha=self.momentum)
+        state["velocity"] = moved
+        return mean.copy_(moved)
 
-    def _learned(self, block: Block, state: State, scale: float) -> tuple[Tensor, Tensor]:
+    def _learned(self, block: Block, state: State) -> tuple[Tensor, Tensor]:
         if "own" not in state:
             return torch.zeros_like(block.flat), torch.zeros_like(block.flat)
-        factor = scale / float(state["unit"])
-        if factor == 1:
-            return state["own"], state["common"]
-        if "velocity" in state:
-            state["velocity"] = state["velocity"] * factor
-        return state["own"] * factor, state["common"] * factor
+        return state["own"], state["common"]

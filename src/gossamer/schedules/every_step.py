@@ -5,9 +5,9 @@ from typing import Any, final
 
 import torch
 
-from gossamer.core.contracts import Loop, Schedule
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
+from gossamer.core.schedule import Loop, Schedule
 from gossamer.core.terms import those
 from gossamer.core.verbs import Descend, Program
 

@@ -1,6 +1,7 @@
 """Does a checkpoint fit this run? What may differ: the number of ranks, devices, and how the model is cut into channels."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -28,7 +29,9 @@ def cut(channels: Sequence[Channel]) -> list[list[str]]:
 def read_recipe(text: str, worker: "Worker") -> Recipe:
     """A saved recipe, with the bucket of this run: how a model is cut may change, for memories go by parameter."""
     try:
-        return replace(Recipe.of(text), bucket=worker.origin.bucket)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # nobody writes this text anew
+            return replace(Recipe.of(text), bucket=worker.origin.bucket)
     except RecipeError as error:
         raise CheckpointError(f"the checkpoint's recipe cannot be read here: {error}") from None
 

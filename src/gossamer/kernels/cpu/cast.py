@@ -7,7 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Floats, kernel, room
+from gossamer.core.rooms import fresh
+from gossamer.kernels.cpu.compile import Floats, kernel
 from gossamer.kernels.cpu.hints import prefetch, wide
 from gossamer.kernels.reference import cast as reference
 
@@ -18,7 +19,7 @@ _CHUNK = 1024
 def feedback(g: Tensor, residual: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype != torch.bfloat16:
         return reference.feedback(g, residual, dtype)
-    wire = room(2 * g.numel())
+    wire = fresh(2 * g.numel(), g.device)
     _feedback(g.detach().numpy(), residual.detach().numpy(), wire.numpy().view(np.uint16))
     return wire
 

@@ -8,8 +8,6 @@ from typing import ParamSpec, TypeVar, cast
 import numba
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -32,8 +30,3 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 def reduction(function: Callable[P, R]) -> Callable[P, R]:
     """As `kernel`, but the additions of a sum may be reordered, in a way that is fixed on one host."""
     return cast(Callable[P, R], numba.njit(nogil=True, cache=True, fastmath={"reassoc"})(function))
-
-
-def room(length: int) -> Tensor:
-    """Uninitialised bytes from NumPy, which asks for huge pages: first touches of torch's cost more than the kernel."""
-    return torch.from_numpy(np.empty(length, np.uint8))

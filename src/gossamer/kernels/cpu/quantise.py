@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, kernel, room
+from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, kernel
 from gossamer.kernels.cpu.hashing import start
 from gossamer.kernels.cpu.hints import prefetch, wide
 from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, pack, pack_tail, unpack, unpack_tail
 from gossamer.kernels.cpu.rounding import round_codes
 from gossamer.kernels.cpu.scales import top_bits
-from gossamer.kernels.layout import ONE, PLANE_BLOCK, levels_of, plane_bytes
+from gossamer.kernels.layout import ONE, PLANE_BLOCK, levels_of
 
 
 def max_norms(x: Tensor, bucket: int) -> Tensor:
@@ -21,17 +21,15 @@ def max_norms(x: Tensor, bucket: int) -> Tensor:
     return out
 
 
-def encode(x: Tensor, bits: int, bucket: int, gains: Tensor, key: tuple[int, int], offset: int) -> Tensor:
-    wire = room(plane_bytes(x.numel(), bits))
+def encode(x: Tensor, bits: int, bucket: int, gains: Tensor, key: tuple[int, int], offset: int, wire: Tensor) -> None:
     top = np.int32(ONE // 2 if bits == 1 else levels_of(bits) * ONE)
     counter, k1 = start(key, offset)
     _encode(x.detach().numpy(), bits, bucket, gains.numpy(), top, counter, k1, wire.numpy())
-    return wire
 
 
-def accumulate(wire: Tensor, bits: int, bucket: int, units: Tensor, out: Tensor) -> None:
+def read(wire: Tensor, bits: int, bucket: int, units: Tensor, out: Tensor, anew: bool) -> None:
     scale, shift = (2, 1) if bits == 1 else (1, levels_of(bits))
-    _accumulate(wire.numpy(), bits, bucket, units.numpy(), np.int32(scale), np.int32(shift), out.detach().numpy())
+    _read(wire.numpy(), bits, bucket, units.numpy(), np.int32(scale), np.int32(shift), out.detach().numpy(), anew)
 
 
 @kernel
@@ -62,8 +60,8 @@ def _encode(
 
 
 @kernel
-def _accumulate(
-    wire: Bytes, bits: int, bucket: int, units: Floats, scale: np.int32, shift: np.int32, out: Floats
+def _read(
+    wire: Bytes, bits: int, bucket: int, units: Floats, scale: np.int32, shift: np.int32, out: Floats, anew: bool
 ) -> None:
     wide()
     rows = full_rows(wire, bits, out.size)
@@ -75,6 +73,8 @@ def _accumulate(
         unpack(rows, lo // PLANE_BLOCK, bits, blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK)
         if hi - lo < CHUNK:
             unpack_tail(wire, bits, codes, out.size)
+        if anew:
+            out[lo:hi] = np.float32(0)  # a few kilobytes, which stay near
         a = lo
         while a < hi:
             i = a // bucket

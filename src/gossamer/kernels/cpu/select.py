@@ -12,6 +12,7 @@ from gossamer.kernels.cpu.hints import prefetch, wide
 
 Flags = npt.NDArray[np.uint8]
 _BLOCK = 1024
+_WORD = 8  # flags that are looked at together
 _NAN = 0x7F800001  # one key for every NaN, above infinity
 _SMALL = 1 << 16  # below this, selecting among all elements is faster than sampling
 
@@ -20,7 +21,7 @@ def compact(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     # a threshold between two float32 values selects from the upper one
     bar = np.float32(max(threshold, 0.0))
     bar = bar if float(bar) >= threshold else np.nextafter(bar, np.float32(np.inf))
-    indices, values = _survivors(x.detach().numpy(), int(bar.view(np.int32)))
+    indices, values = _survivors(x.detach().numpy(), int(bar.view(np.int32)), x.numel())
     return torch.from_numpy(indices), torch.from_numpy(values)
 
 
@@ -29,8 +30,9 @@ def topk(x: Tensor, k: int) -> Tensor:
     if k == 0:
         return torch.empty(0, dtype=torch.int32)
     if values.size > _SMALL and k <= values.size // 16:
-        indices, survivors = _survivors(values, _lower_bound(values, k))
-        if indices.size >= k:
+        most = 4 * k + 1024
+        indices, survivors = _survivors(values, _lower_bound(values, k), most)
+        if k <= indices.size <= most:  # else the sample was no guide: there are many ties, as zeros
             return torch.from_numpy(indices[_best(survivors, k)])
     return torch.from_numpy(_best(values, k))
 
@@ -39,10 +41,10 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, weight: float) -> 
     return _scatter_add(out.detach().numpy(), indices.numpy(), values.detach().numpy(), np.float32(weight))
 
 
-def _survivors(values: Floats, bar: int) -> tuple[Ints, Floats]:
-    # memory that is never touched is never mapped, so room for all costs nothing
-    indices, chosen = np.empty(values.size, np.int32), np.empty(values.size, np.float32)
-    count = _compact(values, values.view(np.int32), np.int32(bar), indices, chosen)
+def _survivors(values: Floats, bar: int, most: int) -> tuple[Ints, Floats]:
+    """Those that reach the bar, with their places; more than `most` if there are more, but not all of them."""
+    indices, chosen = np.empty(most + _WORD, np.int32), np.empty(most + _WORD, np.float32)
+    count = _compact(values, values.view(np.int32), np.int32(bar), most, indices, chosen)
     return indices[:count].copy(), chosen[:count].copy()
 
 
@@ -94,7 +96,7 @@ def _flag(bits: Ints, bar: np.int32, flags: Flags) -> None:
 
 
 @kernel
-def _compact(x: Floats, bits: Ints, bar: np.int32, indices: Ints, values: Floats) -> int:
+def _compact(x: Floats, bits: Ints, bar: np.int32, most: int, indices: Ints, values: Floats) -> int:
     wide()
     flags = np.zeros(_BLOCK, np.uint8)
     words = flags.view(np.uint64)
@@ -106,7 +108,9 @@ def _compact(x: Floats, bits: Ints, bar: np.int32, indices: Ints, values: Floats
         flags[hi - lo :] = 0
         for w in range(words.size):
             if words[w] != 0:
-                for j in range(8 * w, 8 * w + 8):
+                if count > most:
+                    return count
+                for j in range(_WORD * w, _WORD * w + _WORD):
                     if flags[j]:
                         indices[count] = lo + j
                         values[count] = x[lo + j]

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Bytes, Doubles, Floats, Longs, Rows, Stack, kernel, room
+from gossamer.core.rooms import fresh
+from gossamer.kernels.cpu.compile import Bytes, Doubles, Floats, Longs, Rows, Stack, kernel
 from gossamer.kernels.cpu.hints import prefetch, wide
 from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, unpack, unpack_tail
 from gossamer.kernels.layout import PLANE_BLOCK, SUM_GROUP, edges, plane_bytes
@@ -15,7 +16,7 @@ _CHUNK = SUM_GROUP // 4  # both vectors' chunks, and the next ones on their way,
 
 
 def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    wire = room(plane_bytes(g.numel(), 1))
+    wire = fresh(plane_bytes(g.numel(), 1), g.device)
     scales = torch.empty(len(bounds) - 1)
     kept = pending.detach().numpy()
     _feedback(g.detach().numpy(), kept, scales_prev.numpy(), edges(bounds), wire.numpy(), scales.numpy())

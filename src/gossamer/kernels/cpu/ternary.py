@@ -6,33 +6,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Blocks, Bytes, Floats, Longs, Rows, kernel, room
+from gossamer.core.rooms import fresh
+from gossamer.kernels.cpu.compile import Blocks, Bytes, Floats, Longs, Rows, kernel
 from gossamer.kernels.cpu.hashing import start
 from gossamer.kernels.cpu.hints import prefetch, wide
 from gossamer.kernels.cpu.rounding import round_codes
-from gossamer.kernels.layout import ONE, TERNARY_BLOCK, TRITS, edges, ternary_bytes
+from gossamer.kernels.layout import ONE, TERNARY_BLOCK, TRITS, edges
 
 _WIDTH = TERNARY_BLOCK // TRITS
 _BLOCKS = 8
 _CHUNK = _BLOCKS * TERNARY_BLOCK
 
 
-def encode(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], offset: int) -> Tensor:
-    wire = room(ternary_bytes(x.numel()))
+def encode(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], offset: int, wire: Tensor) -> None:
     counter, k1 = start(key, offset)
     _encode(x.detach().numpy(), edges(bounds), gains.numpy(), counter, k1, wire.numpy())
-    return wire
 
 
 def levels(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], top: int, offset: int) -> Tensor:
-    out = room(x.numel())
+    out = fresh(x.numel(), x.device)
     counter, k1 = start(key, offset)
     _levels(x.detach().numpy(), edges(bounds), gains.numpy(), np.int32(top * ONE), counter, k1, out.numpy())
     return out.view(torch.int8)
 
 
-def accumulate(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor) -> None:
-    _accumulate(wire.numpy(), edges(bounds), units.numpy(), out.detach().numpy())
+def read(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor, anew: bool) -> None:
+    _read(wire.numpy(), edges(bounds), units.numpy(), out.detach().numpy(), anew)
 
 
 @kernel
@@ -100,7 +99,7 @@ def _unfold(wire: Rows, first: int, trits: Blocks, count: int) -> None:
 
 
 @kernel
-def _accumulate(wire: Bytes, edges: Longs, units: Floats, out: Floats) -> None:
+def _read(wire: Bytes, edges: Longs, units: Floats, out: Floats, anew: bool) -> None:
     wide()
     full = out.size // TERNARY_BLOCK
     rows = wire[: full * _WIDTH].reshape(full, _WIDTH)
@@ -115,6 +114,8 @@ def _accumulate(wire: Bytes, edges: Longs, units: Floats, out: Floats) -> None:
             begin, width = full % _BLOCKS * TERNARY_BLOCK, wire.size - rows.size
             tail = trits[begin : begin + TRITS * width].reshape(1, TRITS, width)
             _unfold(wire[rows.size :].reshape(1, width), 0, tail, 1)
+        if anew:
+            out[lo:hi] = np.float32(0)  # a few kilobytes, which stay near
         a = lo
         while a < hi:
             while edges[segment + 1] <= a:

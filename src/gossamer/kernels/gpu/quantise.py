@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gossamer.kernels.gpu.hashing import codes, words
 from gossamer.kernels.gpu.options import OPTIONS
-from gossamer.kernels.layout import ONE, PLANE_BLOCK, levels_of, plane_bytes
+from gossamer.kernels.layout import ONE, PLANE_BLOCK, levels_of
 from gossamer.kernels.reference import quantise as reference
 
 _BLOCKS = 4  # blocks of one encoding program
@@ -32,22 +32,20 @@ def max_norms(x: Tensor, bucket: int) -> Tensor:
     return out.view(torch.float32)
 
 
-def encode(x: Tensor, bits: int, bucket: int, gains: Tensor, key: tuple[int, int], offset: int) -> Tensor:
+def encode(x: Tensor, bits: int, bucket: int, gains: Tensor, key: tuple[int, int], offset: int, wire: Tensor) -> None:
     n = x.numel()
-    wire = torch.empty(plane_bytes(n, bits), dtype=torch.uint8, device=x.device)
     if n:
         top = ONE // 2 if bits == 1 else levels_of(bits) * ONE
         grid, start = (triton.cdiv(n, _BLOCKS * PLANE_BLOCK),), words(key, offset)
         _encode[grid](x, gains, wire, n, top, *start, bits, _span(bucket, n), _BLOCKS, **OPTIONS)
-    return wire
 
 
-def accumulate(wire: Tensor, bits: int, bucket: int, units: Tensor, out: Tensor) -> None:
+def read(wire: Tensor, bits: int, bucket: int, units: Tensor, out: Tensor, anew: bool) -> None:
     n = out.numel()
     if n:
         scale, shift = (2, 1) if bits == 1 else (1, levels_of(bits))
         grid = (triton.cdiv(n, _READ * PLANE_BLOCK),)
-        _accumulate[grid](wire, units, out, n, scale, shift, bits, _span(bucket, n), _READ, **OPTIONS)
+        _read[grid](wire, units, out, n, scale, shift, anew, bits, _span(bucket, n), _READ, **OPTIONS)
 
 
 def _span(bucket: int, n: int) -> int:
@@ -111,7 +109,10 @@ def _plane(
 
 
 @triton.jit(do_not_specialize=["scale", "shift"])
-def _accumulate(wire, units, out, n, scale, shift, BITS: tl.constexpr, BUCKET: tl.constexpr, BLOCKS: tl.constexpr):
+def _read(
+    wire, units, out, n, scale, shift,
+    ANEW: tl.constexpr, BITS: tl.constexpr, BUCKET: tl.constexpr, BLOCKS: tl.constexpr
+):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * (BLOCKS * 512)
     block, place = tl.arange(0, BLOCKS)[:, None], tl.arange(0, 512)[None, :]
     left = tl.minimum(n - first, BLOCKS * 512).to(tl.int32)
@@ -120,7 +121,7 @@ def _accumulate(wire, units, out, n, scale, shift, BITS: tl.constexpr, BUCKET: t
     level = (code * scale - shift).to(tl.float32)
     place = block * 512 + place
     unit = tl.load(units + first // BUCKET + bucket_of(first, place, BUCKET), mask=place < left, other=0.0)
-    old = tl.load(out + first + place, mask=place < left, other=0.0)
+    old = 0.0 if ANEW else tl.load(out + first + place, mask=place < left, other=0.0)
     tl.store(out + first + place, old + unit * level, mask=place < left)
 
 

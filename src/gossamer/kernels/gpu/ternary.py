@@ -11,20 +11,18 @@ from torch import Tensor
 from gossamer.kernels.gpu.hashing import codes, words
 from gossamer.kernels.gpu.options import OPTIONS
 from gossamer.kernels.gpu.segments import entry_of, touched
-from gossamer.kernels.layout import ONE, TERNARY_BLOCK, edges_on, ternary_bytes
+from gossamer.kernels.layout import ONE, TERNARY_BLOCK, edges_on
 
 _BLOCKS = 4  # blocks of one encoding program
 _STRETCH = 1024  # elements of one element-wise program
 
 
-def encode(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], offset: int) -> Tensor:
+def encode(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], offset: int, wire: Tensor) -> None:
     n, count = x.numel(), len(bounds) - 1
-    wire = torch.empty(ternary_bytes(n), dtype=torch.uint8, device=x.device)
     if n:
         grid = (triton.cdiv(n, _BLOCKS * TERNARY_BLOCK),)
         table, start, steps = edges_on(bounds, x.device), words(key, offset), count.bit_length()
         _encode[grid](x, table, gains, wire, n, count, steps, ONE, *start, _BLOCKS, **OPTIONS)
-    return wire
 
 
 def levels(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], top: int, offset: int) -> Tensor:
@@ -37,12 +35,12 @@ def levels(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, in
     return out
 
 
-def accumulate(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor) -> None:
+def read(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor, anew: bool) -> None:
     n, count = out.numel(), len(bounds) - 1
     if n:
         grid = (triton.cdiv(n, _STRETCH),)
         table, steps = edges_on(bounds, out.device), count.bit_length()
-        _accumulate[grid](wire, table, units, out, n, count, steps, _STRETCH, **OPTIONS)
+        _read[grid](wire, table, units, out, n, count, steps, anew, _STRETCH, **OPTIONS)
 
 
 @triton.jit(do_not_specialize=["count", "steps", "one", "counter", "k1"])
@@ -80,7 +78,7 @@ def _levels(x, edges, gains, out, n, count, steps, top, counter, k1, STRETCH: tl
 
 
 @triton.jit(do_not_specialize=["count", "steps"])
-def _accumulate(wire, edges, units, out, n, count, steps, STRETCH: tl.constexpr):
+def _read(wire, edges, units, out, n, count, steps, ANEW: tl.constexpr, STRETCH: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * STRETCH
     place = tl.arange(0, STRETCH)
     size = tl.minimum(n - first, STRETCH).to(tl.int32)
@@ -99,5 +97,5 @@ def _accumulate(wire, edges, units, out, n, count, steps, STRETCH: tl.constexpr)
         power = tl.where(reached, power * 3, power)
     byte = tl.load(wire + first // 320 * 64 + (block * 64 + inner - begin), mask=place < size, other=0)
     trit = ((((byte.to(tl.int32) * power) & 255) * 3) >> 8) - 1
-    old = tl.load(out + first + place, mask=place < size, other=0.0)
+    old = 0.0 if ANEW else tl.load(out + first + place, mask=place < size, other=0.0)
     tl.store(out + first + place, old + unit * trit.to(tl.float32), mask=place < size)

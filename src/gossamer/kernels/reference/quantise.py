@@ -21,19 +21,20 @@ def l2_norms(x: Tensor, bucket: int) -> Tensor:
     return _buckets(x, bucket).double().square().sum(1).sqrt().float()
 
 
-def encode(x: Tensor, bits: int, bucket: int, gains: Tensor, key: tuple[int, int], offset: int) -> Tensor:
+def encode(x: Tensor, bits: int, bucket: int, gains: Tensor, key: tuple[int, int], offset: int, wire: Tensor) -> None:
     n = x.numel()
     top = ONE // 2 if bits == 1 else levels_of(bits) * ONE
     fixed = fixed_point(x * gains.repeat_interleave(bucket)[:n], top)
     codes = (fixed + top + fractions(n, key, offset, x.device)) >> 23
-    return pack(codes.to(torch.uint8), bits)
+    wire.copy_(pack(codes.to(torch.uint8), bits))
 
 
-def accumulate(wire: Tensor, bits: int, bucket: int, units: Tensor, out: Tensor) -> None:
+def read(wire: Tensor, bits: int, bucket: int, units: Tensor, out: Tensor, anew: bool) -> None:
     n = out.numel()
     codes = unpack(wire, bits, n).int()
     levels = 2 * codes - 1 if bits == 1 else codes - levels_of(bits)
-    out += levels * units.repeat_interleave(bucket)[:n]
+    said = levels * units.repeat_interleave(bucket)[:n]
+    torch.add(torch.zeros((), device=out.device) if anew else out, said, out=out)  # -0.0 becomes 0.0
 
 
 def _buckets(x: Tensor, bucket: int) -> Tensor:

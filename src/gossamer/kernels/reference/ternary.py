@@ -23,17 +23,18 @@ def levels(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, in
     return ((fixed_point(x * spread(gains, bounds), top * ONE) + fractions) >> 23).to(torch.int8)
 
 
-def encode(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], offset: int) -> Tensor:
+def encode(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], offset: int, wire: Tensor) -> None:
     trits = levels(x, bounds, gains, key, 1, offset).int() + 1
-    return torch.cat([_bytes(part).view(-1) for part in fold(trits, TRITS, TERNARY_BLOCK)])
+    torch.cat([_bytes(part).view(-1) for part in fold(trits, TRITS, TERNARY_BLOCK)], out=wire)
 
 
-def accumulate(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor) -> None:
+def read(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor, anew: bool) -> None:
     n = out.numel()
     cut = n // TERNARY_BLOCK * (TERNARY_BLOCK // TRITS)
     full, tail = wire[:cut].view(-1, 1, TERNARY_BLOCK // TRITS), wire[cut:].view(1, 1, -1)
     trits = unfold(_trits(full), _trits(tail), n) - 1
-    out += trits * spread(units, bounds)
+    said = trits * spread(units, bounds)
+    torch.add(torch.zeros((), device=out.device) if anew else out, said, out=out)  # -0.0 becomes 0.0
 
 
 def _bytes(trits: Tensor) -> Tensor:

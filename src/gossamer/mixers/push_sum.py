@@ -24,7 +24,7 @@ class PushSum(Mixer):
     in single precision at least: a model in half precision is z rounded, and what rounding takes is not lost to x. w has
     the precision of x, or their ratio would drift where x does not.
 
-    Use: under `gossip()`, or inside of `slowmo`, among many ranks that should not wait for all others.
+    Use: in `gossip()`, or inside of `slowmo`, among many ranks that should not wait for all others.
 
     Not for: two ranks, nor a network that is slow everywhere: whole models travel.
 
@@ -49,8 +49,8 @@ class PushSum(Mixer):
         x, w = numerator(block, state)
         peers = self.topology.peers(seat.rank, seat.size, round)
         keep, state["gave"] = 1 - peers.share * len(peers.to), w * peers.share
-        message = _message(x, peers.share, state["gave"])
-        state["x"], state["w"], state["z"] = x * keep, w * keep, block.flat
+        message = _message(x, peers.share, state["gave"], block)
+        state["x"], state["w"], state["z"] = torch.mul(x, keep, out=block.new()), w * keep, block.flat
         return _deliver(message, peers.to, peers.source)
 
     def absorb(self, block: Block, state: State, arrived: Sequence[Tensor]) -> Tensor:
@@ -59,12 +59,12 @@ class PushSum(Mixer):
         for wire in arrived:
             expect(wire, (block.numel + 1) * x.element_size(), "push_sum")
             more, rest = take(wire, x.dtype, block.numel)
-            x, w = x + more, w + self._weight(rest, x.dtype, state)
+            x, w = torch.add(x, more, out=block.new()), w + self._weight(rest, x.dtype, state)
         if float(w) == 1:
             state.pop("z", None)
             state["x"], state["w"] = x, w
             return x
-        state["x"], state["w"], state["z"] = x, w, x / x.new_full((), float(w))
+        state["x"], state["w"], state["z"] = x, w, torch.div(x, x.new_full((), float(w)), out=block.new())
         return state["z"]
 
     def wrote(self, block: Block, state: State) -> None:
@@ -93,11 +93,12 @@ def numerator(block: Block, state: State) -> tuple[Tensor, Tensor]:
         return block.flat, w
     # x -= rate * direction: the step is taken on the numerator. z, as the parameters hold it, is kept and not computed
     # anew, so that a model that nobody touched adds exactly nothing.
-    return state["x"] + (block.flat - state["z"]), w
+    moved = torch.sub(block.flat, state["z"], out=block.new())
+    return torch.add(state["x"], moved, out=moved), w
 
 
-def _message(x: Tensor, share: float, weight: Tensor) -> Tensor:
-    wire = torch.empty((x.numel() + 1) * x.element_size(), dtype=torch.uint8, device=x.device)
+def _message(x: Tensor, share: float, weight: Tensor, block: Block) -> Tensor:
+    wire = block.layout.rooms.of((x.numel() + 1) * x.element_size(), x.device)
     numbers = wire.view(x.dtype)
     torch.mul(x, share, out=numbers[:-1])
     numbers[-1:].fill_(float(weight))

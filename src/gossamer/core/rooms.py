@@ -1,0 +1,57 @@
+"""Rooms: memory that serves again, step after step.
+
+On a CPU new memory of a block's size costs more than most passes over it: each of its pages is mapped, and cleared, when
+it is first touched. A GPU's allocator keeps what it has, so there this only hands requests on.
+"""
+
+from threading import Lock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_SMALL = 65_536  # bytes; less than this the process keeps itself
+_LINE = 64  # bytes that a processor reads at once
+
+
+def fresh(length: int, device: torch.device) -> Tensor:
+    """Bytes whose content is arbitrary. On a CPU they come from NumPy, which asks for huge pages, of which there are few to map."""
+    if device.type != "cpu" or length < _SMALL:
+        return torch.empty(length, dtype=torch.uint8, device=device)
+    raw = np.empty(length + _LINE, np.uint8)
+    start = -raw.ctypes.data % _LINE
+    return torch.from_numpy(raw[start : start + length])
+
+
+def holders(tensor: Tensor) -> int:
+    """How many tensors share its memory, itself included; only good to be compared with what it was."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class Rooms:
+    """Lends memory, and takes it back when no tensor lies in it any more: nobody returns anything.
+
+    So what is assigned to a state, or travels, is safe as long as somebody holds it; and a draft that is dropped gives its
+    memory back, as does the state that a draft replaces.
+    """
+
+    def __init__(self) -> None:
+        self._rooms = dict[int, list[tuple[Tensor, int]]]()  # by length: the memory, and its holders when it is free
+        self._lock = Lock()  # lanes and the training loop's thread may ask at once
+
+    def of(self, length: int, device: torch.device) -> Tensor:
+        """So many bytes, of arbitrary content."""
+        if device.type != "cpu" or length < _SMALL:
+            return fresh(length, device)
+        with self._lock:
+            rooms = self._rooms.setdefault(length, [])
+            for room, alone in rooms:
+                if holders(room) == alone:
+                    return room.view(-1)
+            room = fresh(length, device)
+            rooms.append((room, holders(room)))
+            return room.view(-1)
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """A tensor of this one's shape and kind, of arbitrary content."""
+        return self.of(tensor.numel() * tensor.element_size(), tensor.device).view(tensor.dtype).view(tensor.shape)

@@ -1,0 +1,114 @@
+"""Memory serves again: in a steady step no recipe makes a tensor of a block's size."""
+
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.laws.samples import preset_recipes
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gossamer
+from gossamer.core.rooms import Rooms
+from gossamer.simulate import replicas, train
+
+SIDE, RANKS = 512, 3
+LARGE = 4 * SIDE * SIDE // 8  # bytes: an eighth of the block
+NETWORK = ("fabrics/", "simulate.py")  # which in a simulation copies what would travel
+SOURCE = gossamer.__path__[0]
+
+
+class Watch(TorchDispatchMode):
+    """Notes who makes large tensors, by line: a storage that none of an operation's arguments has."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.seen = Counter[str]()
+        empty = np.empty
+
+        def watched(shape: Any, *args: Any, **kwargs: Any) -> Any:
+            out = empty(shape, *args, **kwargs)
+            self._note(out.nbytes)
+            return out
+
+        patch.setattr(np, "empty", watched)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {t.untyped_storage().data_ptr() for t in torch.utils._pytree.tree_leaves((args, kwargs)) if _is(t)}
+        out = func(*args, **(kwargs or {}))
+        for t in torch.utils._pytree.tree_leaves(out):
+            if _is(t) and t.untyped_storage().data_ptr() not in given:
+                self._note(t.untyped_storage().nbytes())
+        return out
+
+    def _note(self, length: int) -> None:
+        if length < LARGE:
+            return
+        frame = sys._getframe(1)
+        while frame is not None and not frame.f_code.co_filename.startswith(SOURCE):
+            frame = frame.f_back
+        place = "" if frame is None else frame.f_code.co_filename[len(SOURCE) + 1 :]
+        if frame is not None and not place.startswith(NETWORK):
+            self.seen[f"{place}:{frame.f_lineno}"] += 1
+
+
+def _is(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        dice = torch.Generator().manual_seed(0)
+        self.large = nn.Parameter(torch.randn(SIDE, SIDE, generator=dice))
+        self.small = nn.Parameter(torch.randn(SIDE, generator=dice))
+
+
+def pull(model: nn.Module, rank: int, step: int) -> float:
+    for p in model.parameters():
+        p.grad = p.detach() * (1.0 + 0.1 * rank) + 0.01 * step
+    return 0.0
+
+
+def made(recipe: Any, monkeypatch: pytest.MonkeyPatch, before: int = 4, watched: int = 4) -> dict[str, int]:
+    ranks = replicas(recipe, Model, lambda m: torch.optim.SGD(m.parameters(), lr=0.01), RANKS)
+    train(ranks, pull, before)
+    with monkeypatch.context() as patch, Watch(patch) as watch:
+        train(ranks, pull, watched)
+    return dict(watch.seen)
+
+
+@pytest.mark.parametrize("name", preset_recipes())
+def test_a_steady_step_makes_nothing_large(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert made(preset_recipes()[name], monkeypatch) == {}
+
+
+def test_the_watch_sees() -> None:
+    """A draft of an optimizer's step, so that the test above can fail."""
+    with pytest.MonkeyPatch.context() as patch, Watch(patch) as watch:
+        Rooms().like(torch.empty(LARGE))
+    assert sum(watch.seen.values()) == 1
+
+
+def test_a_room_is_free_when_nobody_lies_in_it() -> None:
+    rooms, like = Rooms(), torch.empty(100_000)
+    first = rooms.like(like)
+    place = first.data_ptr()
+    assert place % 64 == 0
+    assert rooms.like(like).data_ptr() != place
+    part = first[7:9].numpy()
+    del first
+    assert rooms.like(like).data_ptr() != place  # a part of it is in use
+    del part
+    assert rooms.like(like).data_ptr() == place
+
+
+def test_rooms_of_other_lengths_are_others() -> None:
+    rooms = Rooms()
+    a, b = rooms.like(torch.empty(100_000)), rooms.like(torch.empty(50_000, dtype=torch.float64))
+    assert a.dtype == torch.float32
+    assert b.shape == (50_000,)
+    assert a.data_ptr() != b.data_ptr()
