@@ -38,6 +38,13 @@ MORE: dict[str, tuple[str, ...]] = {
     "first": ("first(backups=0)",),
     "gossip": ("gossip(every=2)", "gossip(overlap=True)"),
     "local_sgd": ("local_sgd(2)", "local_sgd(2, warmup=2)"),
+    "nodes": (
+        "nodes(allreduce(fp32()), 2)",
+        "nodes(scatter(qsgd(bits=4, bucket=16)), 2)",
+        "nodes(gather(topk(ratio=0.3, index='rice')), 2)",
+        "nodes(allreduce(powersgd()), 2)",
+        "nodes(nodes(scatter(topk(ratio=0.3)), 2), 2, inside=scatter(bf16()))",
+    ),
     "none": ("none(allow_biased=True)",),
     "overlap_local_sgd": ("overlap_local_sgd(2)", "overlap_local_sgd(2, beta=0.0)"),
     "powersgd": ("powersgd(rank=1)", "powersgd(rank=64, min_ratio=1.0)"),
