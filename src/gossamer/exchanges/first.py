@@ -77,13 +77,9 @@ class First(Quorum):
         accepted = yield from closed(f"step/{seat.step}", wanted)
         mine = offer() if seat.rank in accepted else None
         nothing = torch.zeros(facts, dtype=torch.float64, device=like.flat.device)
-        flat, numbers = mine if mine is not None else (_zeros(like), nothing)
+        flat, numbers = mine if mine is not None else (like.new().zero_(), nothing)
         echo = yield from self.over.average(like.like(flat), state, seat)
         # The fastest rank speaks for all: one learning rate for one update, although a late rank's scheduler lags.
         agreed = yield from all_reduce(numbers.clone() if seat.rank == accepted[0] else nothing)
         mean = echo.mean if wanted == seat.size else echo.mean.mul_(seat.size / wanted)
         return Settled(mean, accepted, agreed, echo.add_sent if mine is not None else None)
-
-
-def _zeros(like: Block) -> Tensor:
-    return torch.zeros(like.numel, dtype=like.flat.dtype, device=like.flat.device)
