@@ -210,14 +210,18 @@ class Worker:
         kept, carried = Draft(channel.states["memory"]), Draft(channel.states["exchange"])
         self._drafts[index] = kept, carried
 
+        found = list[Tensor]()
+
         def send(block: Block, seat: Seat) -> Program[Echo]:
             echo = yield from exchange.average(block, carried, seat)
+            if channel.memory.hands_on and echo.largest is not None:
+                found.append(echo.largest)
             if measures:
                 self.measure(block, echo.add_sent)
             return echo
 
         average = channel.memory.around(block, kept, send, self.seat(index))
-        return Start(_carry(average, flat), channel.name, self.step)
+        return Start(_carry(average, flat, found), channel.name, self.step)
 
     def measures(self, step: int) -> bool:
         """Is the error measured of what starts at this step? Asked at the start, for it may run when others have begun.
@@ -408,7 +412,10 @@ def _absorb(mixer: Mixer, channel: Channel, wires: Sequence[Tensor]) -> None:
     mixer.wrote(Block(channel.read() if channel.narrow else model, channel.layout), state)
 
 
-def _carry(average: Program[Tensor], given: Tensor) -> Program[Carried]:
-    """`given` is kept here until the program is joined: a lane may be done with it before its device is."""
+def _carry(average: Program[Tensor], given: Tensor, found: Sequence[Tensor]) -> Program[Carried]:
+    """`given` is kept here until the program is joined: a lane may be done with it before its device is.
+
+    `found` is the mean's largest magnitude, if the exchange came across it.
+    """
     mean = yield from average
-    return mean, peak(mean)
+    return mean, found[0].view(()).double() if found else peak(mean)
