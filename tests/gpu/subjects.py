@@ -25,6 +25,8 @@ BESIDES = (
     "scatter(topk(ratio=0.3), answer=bf16()) + error_feedback()",
     "allreduce(fp32()) + gossip(push_sum(ring()), every=2, overlap=True)",
     "scatter(qsgd()) + first()",
+    "nodes(scatter(qsgd()), 2)",
+    "nodes(allreduce(powersgd()), 2) + error_feedback()",
 )
 
 # Recipes with the parts that come with a recipe's text only.
@@ -64,8 +66,8 @@ def with_parts() -> tuple[str, ...]:
 
 
 def ranks_of(text: str) -> int:
-    """How many it takes: backup workers need one more."""
-    return 3 if waits_for_few(text) else 2
+    """How many it takes: backup workers need one more, and so do two nodes of which one has two ranks."""
+    return 3 if waits_for_few(text) or Recipe.of(text).groups(3) else 2
 
 
 def waits_for_few(text: str) -> bool:

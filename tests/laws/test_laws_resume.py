@@ -133,7 +133,8 @@ def test_a_new_world_keeps_the_mean_residual_and_everything_owed(recipe: str, ol
     for name in a:
         torch.testing.assert_close(a[name] / old, b[name] / new, rtol=1e-6, atol=1e-7)
     a, b = total(before, "exchange", "owed"), total(after, "exchange", "owed")
-    assert bool(a) == ("scatter" in recipe and old > 1)  # alone, nothing is exchanged
+    owes = "scatter" in recipe and "nodes" not in recipe  # of a node, what it owes is the memory's
+    assert bool(a) == (owes and old > 1)  # alone, nothing is exchanged
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=1e-6, atol=1e-7)
     train(after, pull, 3)
@@ -208,6 +209,13 @@ def one(recipe: str, steps: int = 0, size: int = 1, **options: Any) -> Any:
 def test_a_checkpoint_of_another_recipe_is_refused_with_both_names() -> None:
     with pytest.raises(CheckpointError, match=r"(?s)topk\(ratio=0.1\).*topk\(ratio=0.2\)"):
         checkpoint.load(one("topk(ratio=0.2)"), checkpoint.save(one("topk(ratio=0.1)")))
+
+
+def test_a_state_of_no_known_shape_is_refused_and_not_cut_up() -> None:
+    worker = one("topk(ratio=0.1)", 2, size=2)
+    worker.channels[0].states["memory"]["sketch"] = torch.zeros(3, 4)
+    with pytest.raises(CheckpointError, match=r"'sketch' of the block of 'scale' has 12 elements.*as 'sketch:NAME'"):
+        checkpoint.save(worker)
 
 
 def test_something_else_than_a_checkpoint_is_refused() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Exchange, Seat
+from gossamer.core.contracts import Exchange, Mixer, Policy, Seat
 from gossamer.core.parts import Part
 from gossamer.core.terms import those
 from gossamer.core.verbs import Descend, Missed, Program
@@ -282,6 +282,14 @@ class Schedule(Part):
     def lr_factor(self) -> float:
         """What the learning rate is multiplied by while this schedule is in force."""
         return 1.0
+
+    @property
+    def drives(self) -> Mixer | None:
+        """The mixer that it drives, if any."""
+        return None
+
+    def policy(self, key: str) -> Policy:
+        return "equal"
 
     def rests(self, step: int) -> bool:
         """True if this is the last step of a round: after it is the time to judge, or to keep, the models."""

@@ -40,6 +40,10 @@ class Gossip(Schedule):
         require(self.every >= 1, f"gossip: every must be at least 1 step, got {self.every}")
 
     @property
+    def drives(self) -> Mixer:
+        return self.mixer
+
+    @property
     def mixes(self) -> bool:
         return True
 
