@@ -197,16 +197,18 @@ class Worker:
         channel, measures = self.channels[index], self.measures(self.step)
         block = Block(flat, channel.layout, None if measures else flat)
         self.unit = units.follow(self.channels, self.unit, self.scale)  # nothing of an earlier step is on its way
-        kept, carried = Draft(channel.states["memory"]), Draft(channel.states["exchange"])
+        kept, carried, found = Draft(channel.states["memory"]), Draft(channel.states["exchange"]), list[Tensor]()
 
         def send(block: Block, seat: Seat) -> Program[Echo]:
             echo = yield from channel.exchange.average(block, carried, seat)
+            if channel.memory.hands_on and echo.largest is not None:
+                found.append(echo.largest)
             if measures:
                 self.measure(block, echo.add_sent)
             return echo
 
         average = channel.memory.around(block, kept, send, self.seat(index))
-        return _carry(average, flat), [kept, carried]
+        return _carry(average, flat, found), [kept, carried]
 
     def measures(self, step: int) -> bool:
         """Is the error measured of what starts at this step? Asked at the start, for it may run when others have begun.
@@ -326,7 +328,7 @@ class Worker:
             program, drafts = self.program(index, flat)
         else:
             echo = over.average(Block(flat, channel.layout, flat), {}, self.seat(index))
-            program, drafts = _carry(_mean_of(echo), flat), list[Draft]()
+            program, drafts = _carry(_mean_of(echo), flat, []), list[Draft]()
         ticket = yield from start(program, channel.name, self.step)
         flight.add(index, ticket, drafts)
 
@@ -412,10 +414,13 @@ def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
-def _carry(average: Program[Tensor], given: Tensor) -> Program[Carried]:
-    """`given` is kept here until the program is joined: a lane may be done with it before its device is."""
+def _carry(average: Program[Tensor], given: Tensor, found: Sequence[Tensor]) -> Program[Carried]:
+    """`given` is kept here until the program is joined: a lane may be done with it before its device is.
+
+    `found` is the mean's largest magnitude, if the exchange came across it.
+    """
     mean = yield from average
-    return mean, peak(mean)
+    return mean, found[0].view(()).double() if found else peak(mean)
 
 
 def _mean_of(average: Program[Echo]) -> Program[Tensor]:
