@@ -54,6 +54,8 @@ class Worker:
             None  # what else a host asks of its device at a step
         )
         self.told = list[float]()  # and the answer
+        # How a host gives its parameters the means; their own gradients then make room for what a controller needs.
+        self.hand_over: Callable[[], None] | None = None
         self.assigned = False  # did this step write parameters that all ranks agreed on?
         self.measure_every = 0  # steps after which compression errors are measured anew; 0: never
         self.measured = 0  # the step of the last measurement
@@ -106,6 +108,8 @@ class Worker:
         else:
             self._look_at_own_gradients()
         if self.finite and self.means:
+            if self.hand_over is not None and "control" in self.recipe.controller.traits:
+                self.hand_over()
             control = Draft(self.control)
             self._held.decided = self._decide(self.means, control)
             self._held.drafts.append(control)
