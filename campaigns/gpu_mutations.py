@@ -29,9 +29,9 @@ class Mutation(NamedTuple):
 
 MUTATIONS = (
     Mutation("1 generator's type", "fabrics/stream.py", '"GeneratorType[Any, Any, Any]"', "GeneratorType[Any, Any, Any]", f"{RECIPES}::test_it_trains[allreduce]"),
-    Mutation("2 a message on the CPU", "exchanges/push_sum.py", "dtype=torch.uint8, device=x.device)", "dtype=torch.uint8)", f"{RECIPES}::test_it_trains[sgp]"),
+    Mutation("2 a message on the CPU", "mixers/push_sum.py", "dtype=torch.uint8, device=x.device)", "dtype=torch.uint8)", f"{RECIPES}::test_it_trains[sgp]"),
     Mutation("2 sends before receives", "fabrics/nccl.py", "group._start_coalescing()", "pass", f"{RECIPES}::test_it_trains[sgp]"),
-    Mutation("3 rates on the CPU", "exchanges/first.py", "dtype=torch.float64, device=like.flat.device)", "dtype=torch.float64)", f"{RECIPES}::test_it_trains[backup]"),
+    Mutation("3 rates on the CPU", "schedules/quorum.py", "sent(mine.rates, mine.gradient.device)", "mine.rates", f"{RECIPES}::test_it_trains[backup]"),
     Mutation("3 gradients read before they are written", "core/moments.py", "torch.cuda.current_stream(device).record_event()", "torch.cuda.Event()", f"{RECIPES}::test_there_are_no_races[backup]"),
     Mutation("4 the path follows the name", "fabrics/paths.py", 'has.get("cuda") == "nccl"', 'dist.get_backend(group) == "nccl"', f"{NCCL}::test_it_trains_under_nccls_rules[qsgd() on 3 ranks, eager, undefined]"),
     Mutation("5 a block let go too early", "worker/worker.py", "_carry(average, flat)", "_carry(average, torch.empty(0))", f"{RECIPES}::test_memory_is_kept_until_streams_have_met[overlap_local_sgd]"),
@@ -44,7 +44,6 @@ MUTATIONS = (
     Mutation("11 a question a bucket", "kernels/finite.py", "all(map(isfinite, ask(*peaks)))", "all(bool(p.isfinite()) for p in peaks)", f"{RECIPES}::test_the_host_waits_once_a_step[allreduce]"),
     Mutation("11 a question in the lane", "worker/worker.py", "return mean, peak(mean)", "return mean, mean.new_tensor(float(peak(mean)))", f"{RECIPES}::test_no_lane_waits[allreduce]"),
     Mutation("12 launches a parameter", "hosts/intake.py", "slot.copy_(gradient", "slot.zero_().add_(1).sub_(1).copy_(gradient", f"{NCCL}::test_launches_do_not_grow[allreduce]"),
-    Mutation("13 zeros that nobody writes", "worker/quorum.py", ".expand(self.layout.numel)", ".expand(self.layout.numel).clone()", f"{RECIPES}::test_what_is_kept[backup]"),
     Mutation("6 a constant set twice", "kernels/gpu/quantise.py", "        if BITS & (8 >> step):\n            byte, length", "        if BITS & (8 >> step):\n            WIDTH: tl.constexpr = 8 >> step\n            byte, length", f"{COMPILED}::test_every_program_compiles_for_every_argument"),
     Mutation("14 divisions in 64 bits", "kernels/gpu/quantise.py", "first // BUCKET + bucket_of(first, place, BUCKET), mask=place < left", "(first + place) // (scale.to(tl.int64) * BUCKET), mask=place < left", f"{COMPILED}::{CODE}[nothing is divided in 64 bits]"),
     Mutation("14 registers spilled", "kernels/gpu/scales.py", "_STRETCH = 4096", "_STRETCH = 65536", f"{COMPILED}::{CODE}[no register is spilled to memory]"),

@@ -28,7 +28,7 @@ EXCEPTIONS = {
     ("controllers/regimes.py", "watch"): NUMBER,
     ("controllers/regimes.py", "_close"): NUMBER,
     ("controllers/regimes.py", "rate_dropped"): NUMBER,
-    ("exchanges/push_sum.py", "numerator"): NUMBER,
+    ("mixers/push_sum.py", "numerator"): NUMBER,
     ("exchanges/scatter.py", "_answer"): NUMBER,
     ("hosts/consensus.py", "swap_in"): NUMBER,
     ("memories/diana.py", "around"): NUMBER,
@@ -44,7 +44,7 @@ EXCEPTIONS = {
     ("hosts/consensus.py", "check"): "host data; moved before it is sent",
     ("hosts/handshake.py", "tell"): "host data, moved in the same line",
     ("hosts/runs.py", "pack"): "a part of a file",
-    ("worker/quorum.py", "offer"): "host data; moved before it is sent",
+    ("schedules/quorum.py", "offer"): "host data; moved before it is sent",
 }
 CURRENT = {"current_device", "current_stream", "default_stream", "Stream", "synchronize"}
 

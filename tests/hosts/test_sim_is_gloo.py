@@ -30,6 +30,7 @@ OURS = [  # every sum is made by us, in rank order: no bit may differ
     "osgp(every=2)" + SMALL,
     "gather(topk(ratio=0.2)) + error_feedback() + rule('ndim < 2', scatter(qsgd(bits=8)))" + SMALL,
     "scatter(qsgd()) + first(backups=0)",
+    "scatter(qsgd()) + signs()" + SMALL,
     "nodes(scatter(qsgd(bits=4, bucket=16)), 2)" + SMALL,  # a sum of two has no order
     "nodes(scatter(topk(ratio=0.2)), 2) + error_feedback()" + SMALL,
     "nodes(gather(topk(ratio=0.2, index='rice')), 2) + error_feedback() + slowmo(3)",

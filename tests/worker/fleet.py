@@ -1,6 +1,6 @@
 """The recipes that stand before every law of training: some by hand, and every schedule and controller there is."""
 
-from tests.laws.samples import carried, controlled, controllers, schedules
+from tests.laws.samples import carried, controlled, controllers, schedules, updated, updates
 
 from gossamer.recipe import Recipe
 
@@ -82,8 +82,11 @@ GOSSIP = [  # replicas differ; only sums are kept
 # Whatever is registered, without anyone remembering; round about it the laws above ask for rounds of three steps.
 EVERY_SCHEDULE = [repr(recipe) for schedule in schedules() for recipe in carried(schedule)]
 EVERY_CONTROLLER = [repr(recipe) for controller in controllers() for recipe in controlled(controller)]
+EVERY_UPDATE = [repr(recipe) for update in updates() for recipe in updated(update)]
 
-ALL = list(dict.fromkeys([*SYNCHRONOUS, *QUORUM, *LOCAL, *OVERLAP, *GOSSIP, *EVERY_SCHEDULE, *EVERY_CONTROLLER]))
+ALL = list(
+    dict.fromkeys([*SYNCHRONOUS, *QUORUM, *LOCAL, *OVERLAP, *GOSSIP, *EVERY_SCHEDULE, *EVERY_CONTROLLER, *EVERY_UPDATE])
+)
 SETTLING = [
     r for r in ALL if "waits for few" not in (s := Recipe.of(r).schedule).traits and s.averages_gradients
 ]  # equal after every step

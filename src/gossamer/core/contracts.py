@@ -367,6 +367,33 @@ class Mixer(Part):
     def wrote(self, block: Block, state: State) -> None: ...
 
 
+class Update(Part):
+    """What is made of an agreed gradient, before the optimizer takes it: after unscaling, and after the user's clipping.
+
+    Law: equal means, models and states give equal directions, bit for bit; a gradient of zeros gives zeros. State is
+    assigned, never written into.
+    """
+
+    kind: ClassVar[str] = "update"
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(directs=True)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return (
+            needs(
+                "averages gradients",
+                because="{update} makes a direction of an agreed gradient, and under {schedule} there is none: use every_step()",
+            ),
+        )
+
+    @abstractmethod
+    def direction(self, mean: Block, model: Block, state: State, seat: Seat) -> Tensor:
+        """What the optimizer is given in place of the mean; `model` is a copy, and nobody else's."""
+
+
 class Facts(NamedTuple):
     """What a controller may look at: numbers that are bit-equal on every rank."""
 

@@ -31,6 +31,7 @@ TRAITS: dict[str, str] = {
     "own step": "the model moves otherwise than the optimizer says, by another rate or by a step of its own",
     # of how much, and for whom
     "control": "the recipe may change as training goes",
+    "directs": "what the optimizer is given is made of the mean, and is no mean any more",
     "follows rate": "it asks for the learning rate of a block",
     "singles out": "some parameters go another way than the rest",
 }

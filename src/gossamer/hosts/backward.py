@@ -127,8 +127,7 @@ class Backward:
         if not self.worker.finite:
             own = [p.grad for p in self.worker.named.values() if p.grad is not None]
             self.fabric.run(self.worker.name_spoilers(all_finite(own)))
-        for channel, mean in zip(self.worker.channels, self.worker.means, strict=True):
-            channel.put_gradient(mean)
+        self.worker.descent.put()
         if self.find_unused:
             self._forget_unused(unused)
 

@@ -258,7 +258,7 @@ def check(recipe: Recipe) -> None:
         raise AttachError(
             f"{recipe.controller} acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
         )
-    if recipe.schedule.accumulate != 1 or getattr(recipe.schedule, "l1", 0.0):
+    if recipe.update is not None or recipe.schedule.accumulate != 1 or getattr(recipe.schedule, "l1", 0.0):
         raise AttachError(
             f"{recipe.schedule} acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
         )

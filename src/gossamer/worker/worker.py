@@ -13,11 +13,12 @@ from gossamer.core.contracts import Echo, Exchange, Facts, Seat
 from gossamer.core.draw import Draw
 from gossamer.core.moments import ask
 from gossamer.core.schedule import Loop, Message
-from gossamer.core.verbs import Missed, Program, all_gather, join, start
+from gossamer.core.verbs import Program, all_gather, join, start
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.recipe import Recipe
 from gossamer.worker import optimizers, units
 from gossamer.worker.channels import Channel, build
+from gossamer.worker.descent import Descent
 from gossamer.worker.flights import Carried, Flight, Flights
 from gossamer.worker.halves import rest, until_descend
 from gossamer.worker.held import Held
@@ -64,6 +65,7 @@ class Worker:
         if size > 1:
             recipe.schedule.check(size, [c.layout for c in self.channels])
         self.loop = Loop(self)
+        self.descent = Descent(self)
         self.live = dict[str, Any]()  # what the schedule keeps beside the steps
         self.dropped = list[int]()  # steps for whose end this rank's gradient was not waited for
         self.on_late: Callable[[int], None] | None = None
@@ -230,20 +232,31 @@ class Worker:
         return self.recipe.schedule.step(self.loop)
 
     def train_step(
-        self, gradients: Sequence[Tensor], descend: Callable[[], Any], make_up: Callable[[Missed], None]
+        self, gradients: Sequence[Tensor], descend: Callable[[], bool], step: Callable[[], object]
     ) -> Program[None]:
-        """One whole step, for fabrics that need no hooks: send gradients, run the schedule, descend when it says so."""
+        """One whole step, for fabrics that need no hooks: send gradients, run the schedule, descend when it says so.
+
+        `step` is the optimizer's, for what this rank has missed.
+        """
         if self.recipe.schedule.averages_gradients and self.size > 1:
             for i, flat in enumerate(gradients):
                 yield from self.ready(i, flat)
         steps = self.steps()
         while missed := (yield from until_descend(steps)):
-            make_up(missed)
-        descended = descend() is not False
+            self.descent.make_up(missed, step)
+        descended = descend()
         if not descended:
             self.discard()
         yield from rest(steps, descended)
         self.end_step(descended)
+
+    def redirect(self) -> None:
+        """The optimizer is about to take the gradients: make of them what the recipe says.
+
+        Of those that are not finite nothing is made: whoever skips steps must see them.
+        """
+        if self.finite:
+            self._held.drafts += self.descent.redirect()
 
     def discard(self) -> None:
         """Nobody will use this step's gradients: memories and controllers are as if they had not been."""
