@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, final
 
-from gossamer import codecs, exchanges, topologies
+from gossamer import codecs, exchanges, topologies, updates
 from gossamer.combinations import check, composed
 from gossamer.controllers import Fixed
 from gossamer.core import files
@@ -20,6 +20,7 @@ from gossamer.core.contracts import (
     Memory,
     Mixer,
     Topology,
+    Update,
 )
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, nearest, parse, part, require
@@ -75,6 +76,7 @@ class Recipe:
     memory: Memory = NoMemory()
     schedule: Schedule = EveryStep()
     controller: Controller = Fixed()
+    update: Update | None = None
     rules: tuple[Rule, ...] = ()
     bucket: Bucket | None = None
     routes: Mapping[str, Exchange] = field(default_factory=dict, hash=False)  # a controller's choice, by parameter
@@ -307,4 +309,4 @@ def _say_new(old: str, new: str) -> None:
 _DENSE = exchanges.AllReduced(codecs.FP32())
 OLD_WORDS: dict[str, Callable[..., Recipe]] = {"first": _first}
 
-FLOORS = codecs, topologies, exchanges  # importing a package registers its parts
+FLOORS = codecs, topologies, exchanges, updates  # importing a package registers its parts

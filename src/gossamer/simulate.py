@@ -3,15 +3,14 @@
 The same worker, recipe and algorithms as on real processes; only the fabric differs.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from gossamer.core.verbs import Compute, Missed, Program
+from gossamer.core.verbs import Compute, Program
 from gossamer.counting import bytes_per_step
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import Network, simulate
@@ -104,12 +103,11 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
         loss = yield Compute(lambda: _gradients(replica, backward), "compute", parts * seconds(rank, step))
         replica.losses.append(loss)
         gradients = [_gradient(c) for c in worker.channels]
-        with _rates_times(replica.optimizer, worker.recipe.schedule.lr_factor):
-            if plain:
-                _descend(replica)
-                worker.step += 1
-            else:
-                yield from worker.train_step(gradients, lambda: _descend(replica), partial(_make_up, replica))
+        if plain:
+            _descend(replica)
+            worker.step += 1
+        else:
+            yield from worker.train_step(gradients, partial(_descend, replica), replica.optimizer.step)
 
 
 def _gradients(replica: Replica, backward: Backward) -> float:
@@ -132,39 +130,20 @@ def _gradient(channel: Channel) -> Tensor:
     return channel.gather([torch.zeros_like(p) if p.grad is None else p.grad for p in channel.parameters])
 
 
-@contextmanager
-def _rates_times(optimizer: torch.optim.Optimizer, factor: float) -> Generator[None, None, None]:
-    """Larger learning rates for one step."""
-    if factor == 1:
-        yield
-        return
-    before = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] *= factor
-    yield
-    for group, rate in zip(optimizer.param_groups, before, strict=True):
-        group["lr"] = rate
-
-
 def _descend(replica: Replica) -> bool:
     """Put the agreed gradients where the optimizer looks for them, and step; not finite ones are left out."""
     worker = replica.worker
     if worker.recipe.schedule.averages_gradients and worker.size > 1:
-        for channel, mean in zip(worker.channels, worker.means, strict=True):
-            channel.put_gradient(mean)
+        worker.descent.put()
         finite = worker.finite
     else:
         finite = all_finite([p.grad for p in replica.model.parameters() if p.grad is not None])
     if finite:  # as a loss scaler would
+        worker.descent.enter(replica.optimizer)
+        worker.redirect()
         replica.optimizer.step()
+        worker.descent.leave(replica.optimizer)
     return finite
-
-
-def _make_up(replica: Replica, missed: Missed) -> None:
-    if missed.gradient is not None:
-        replica.worker.set_rates(missed.rates)
-        replica.worker.channels[0].put_gradient(missed.gradient)
-        replica.optimizer.step()
 
 
 __all__ = ["Backward", "Replica", "Run", "Seconds", "bytes_per_step", "replicas", "train"]

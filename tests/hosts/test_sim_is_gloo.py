@@ -30,6 +30,10 @@ OURS = [  # every sum is made by us, in rank order: no bit may differ
     "osgp(every=2)" + SMALL,
     "gather(topk(ratio=0.2)) + error_feedback() + rule('ndim < 2', scatter(qsgd(bits=8)))" + SMALL,
     "scatter(qsgd()) + first(backups=0)",
+    "scatter(qsgd()) + signs()" + SMALL,
+    "nodes(scatter(qsgd(bits=4, bucket=16)), 2)" + SMALL,  # a sum of two has no order
+    "nodes(scatter(topk(ratio=0.2)), 2) + error_feedback()" + SMALL,
+    "nodes(gather(topk(ratio=0.2, index='rice')), 2) + error_feedback() + slowmo(3)",
 ]
 THEIRS = [  # the backend sums, in its own order
     "allreduce" + SMALL,
@@ -43,6 +47,7 @@ THEIRS = [  # the backend sums, in its own order
     "backup(backups=0)",
     "accordion(epoch=2, mild=3, harsh=1, interval=1, threshold=0.1)" + SMALL,
     "accordion_batch(epoch=2, factor=4, interval=1, threshold=10.0)" + SMALL,
+    "nodes(allreduce(powersgd()), 2) + error_feedback()" + SMALL,
 ]
 STEPS = 7
 

@@ -5,7 +5,8 @@ A part says itself what is typical of it. For settings worth trying besides, suc
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -18,6 +19,7 @@ from gossamer.core.contracts import (
     Memory,
     Mixer,
     Topology,
+    Update,
 )
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, parse, registry
@@ -34,8 +36,15 @@ MORE: dict[str, tuple[str, ...]] = {
     "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
     "first": ("first(backups=0)",),
-    "gossip": ("gossip(every=2)", "gossip(overlap=True)", "gossip(push_sum(ring()))"),
+    "gossip": ("gossip(every=2)", "gossip(overlap=True)"),
     "local_sgd": ("local_sgd(2)", "local_sgd(2, warmup=2)"),
+    "nodes": (
+        "nodes(allreduce(fp32()), 2)",
+        "nodes(scatter(qsgd(bits=4, bucket=16)), 2)",
+        "nodes(gather(topk(ratio=0.3, index='rice')), 2)",
+        "nodes(allreduce(powersgd()), 2)",
+        "nodes(nodes(scatter(topk(ratio=0.3)), 2), 2, inside=scatter(bf16()))",
+    ),
     "none": ("none(allow_biased=True)",),
     "overlap_local_sgd": ("overlap_local_sgd(2)", "overlap_local_sgd(2, beta=0.0)"),
     "powersgd": ("powersgd(rank=1)", "powersgd(rank=64, min_ratio=1.0)"),
@@ -114,7 +123,12 @@ def memories() -> list[Memory]:
 
 
 def schedules() -> list[Schedule]:
-    return samples("schedule")
+    """Mixers are driven by one."""
+    return list(dict.fromkeys([*samples("schedule"), *(parse(f"gossip({m})") for m in mixers())]))
+
+
+def updates() -> list[Update]:
+    return samples("update")
 
 
 def topologies() -> list[Topology]:
@@ -137,6 +151,12 @@ def carried(schedule: Schedule) -> Iterator[Recipe]:
         yield from legal(Recipe, exchange, NoMemory(), schedule)
 
 
+def updated(update: Update) -> Iterator[Recipe]:
+    """The update over the exchanges of `CARRIERS`."""
+    for exchange in map(parse, CARRIERS):
+        yield from legal(partial(Recipe, update=update), exchange)
+
+
 def controlled(controller: Controller) -> Iterator[Recipe]:
     """The controller over the exchanges that it names, or else over those of `CARRIERS`."""
     named = [v for f in fields(controller) if isinstance(v := getattr(controller, f.name), Exchange)]  # pyright: ignore
@@ -157,6 +177,8 @@ def recipes() -> list[Recipe]:
     carriers = [*preset_recipes().values()]
     for base, schedule in product(carriers, schedules()):
         out += legal(Recipe, base.exchange, base.memory, schedule)
+    for base, update in product(carriers, updates()):
+        out += legal(partial(replace, update=update), base)
     for base, controller in product(carriers, controllers()):
         out += legal(Recipe, base.exchange, base.memory, base.schedule, controller)
     return list({repr(r): r for r in out}.values())
@@ -190,4 +212,6 @@ __all__ = [
     "samples",
     "schedules",
     "topologies",
+    "updated",
+    "updates",
 ]

@@ -40,6 +40,9 @@ SAME = [
     ),
     ("allreduce + accordion_batch(1, 2, interval=1)", "allreduce"),
     ("allreduce(fp32()) + gossip(push_sum(), overlap=False)", "sgp"),
+    ("nodes(scatter(qsgd(bits=4, bucket=16)), 1)", "scatter(qsgd(bits=4, bucket=16))"),
+    ("nodes(gather(topk(ratio=0.3)), 1) + error_feedback()", "gather(topk(ratio=0.3)) + error_feedback()"),
+    ("nodes(scatter(qsgd(bits=4, bucket=16)), 8)", "allreduce"),
 ]
 
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from tests.laws.blocks import agree, bits, block, seat, sent, vector
 from tests.laws.crew import Crew
-from tests.laws.samples import controlled, controllers, exchanges, memories, schedules
+from tests.laws.samples import controlled, controllers, exchanges, memories, schedules, updates
 from tests.worker.fleet import SMALL
 from tests.worker.gym import Odd, bit_equal, held, make, on_all, parameters, pull, train
 
 from gossamer.combinations import Singled
 from gossamer.controllers import Fixed
 from gossamer.core.block import Block
-from gossamer.core.contracts import Controller, Echo, Exchange, Memory
+from gossamer.core.contracts import Controller, Echo, Exchange, Memory, Update
 from gossamer.core.errors import RecipeError
 from gossamer.core.schedule import Schedule
 from gossamer.core.terms import TRAITS, needs
@@ -217,6 +217,17 @@ def moves_otherwise_than_the_optimizer(schedule: Schedule) -> None:
 # -- of how much, and for whom -----------------------------------------------------------------------------------------
 
 
+@law("directs")
+def is_no_mean_any_more(update: Update) -> None:
+    ranks, plain = make(f"allreduce(fp32()) + {update}", 2), make("allreduce", 2)
+    for each in (ranks, plain):
+        train(each, pull, 2)
+    gradients = [
+        torch.cat([p.grad.reshape(-1) for p in e[0].model.parameters() if p.grad is not None]) for e in (ranks, plain)
+    ]
+    assert not torch.allclose(*gradients)
+
+
 @law("control")
 def may_put_something_else_in_force(controller: Controller) -> None:
     recipe = replace(next(controlled(controller)), controller=Fixed())
@@ -248,7 +259,7 @@ def is_refused_where_all_go_one_way(singled: Singled) -> None:
                 Recipe.of(f"allreduce(fp32()) + {schedule} + rule('ndim < 2', allreduce(fp32()))")
 
 
-PARTIES = [*exchanges(), *memories(), *schedules(), *controllers(), Singled("rules")]
+PARTIES = [*exchanges(), *memories(), *schedules(), *controllers(), *updates(), Singled("rules")]
 CLAIMS = [(trait, party) for trait, party in product(TRAITS, PARTIES) if trait in party.traits]
 
 

@@ -29,7 +29,9 @@ class Pairs(Carrier):
     def fits(self, world: World) -> None:
         super().fits(world)
         if world.size % 2:
-            raise AttachError(f"{self} in a world of {world.size}: an odd one is left over; use an even number of ranks")
+            raise AttachError(
+                f"{self} in a world of {world.size}: an odd one is left over; use an even number of ranks"
+            )
 
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
         return (yield from Gather(self.codec).average(block, state, seat))
@@ -71,7 +73,9 @@ def test_a_world_is_refused_when_the_recipe_is_bound_and_on_paper() -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", [Recipe(Gather(Table(10**6))), Recipe(AllReduced(FP32()), rules=(Rule("ndim > 1", Gather(Table(10**6))),))], ids=str
+    "recipe",
+    [Recipe(Gather(Table(10**6))), Recipe(AllReduced(FP32()), rules=(Rule("ndim > 1", Gather(Table(10**6))),))],
+    ids=str,
 )
 def test_parts_inside_and_those_of_rules_are_asked(recipe: Recipe) -> None:
     with pytest.raises(AttachError, match=r"table\(1000000\): a block has \d+ elements"):

@@ -23,7 +23,7 @@ from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe
 from gossamer.worker import Worker
 
-PARTNERS = ("memory", "schedule", "controller", "rule")
+PARTNERS = ("memory", "update", "schedule", "controller", "rule")
 
 
 class Refusal(NamedTuple):

@@ -23,6 +23,7 @@ KINDS = {  # their plural, and what they decide
     "exchange": ("exchanges", "who talks to whom"),
     "mixer": ("mixers", "how models are pulled together without agreeing"),
     "memory": ("memories", "what is kept back when a message does not say everything"),
+    "update": ("updates", "what is made of an agreed gradient"),
     "schedule": ("schedules", "when there is an exchange"),
     "controller": ("controllers", "how much, as training goes"),
     "topology": ("topologies", "who is whose neighbour"),
@@ -115,5 +116,7 @@ def showing(part: Part) -> list[Recipe]:
         return [hosted(part)]
     if isinstance(part, Schedule):
         return [Recipe(AllReduced(FP32()), schedule=part)]
+    if part.kind == "update":
+        return [Recipe(AllReduced(FP32()), update=part)]  # pyright: ignore[reportArgumentType]
     mixer = {"mixer": f"{part}", "topology": f"push_sum({part})"}.get(part.kind)
     return [Recipe.of(f"allreduce(fp32()) + gossip({mixer})")] if mixer else []

@@ -41,11 +41,13 @@ class Seat(NamedTuple):
 class Echo:
     """The outcome of an exchange: what all ranks agreed on, and, on demand, what got through of mine.
 
-    The mean belongs to whoever gets it, who may write to it.
+    The mean belongs to whoever gets it, who may write to it. `largest`, where an exchange has found it on its way, is one
+    number that no element of the mean exceeds in magnitude, and that is finite if and only if they all are.
     """
 
     mean: Tensor
     add_sent: Callable[[Tensor, float], None]  # into += weight * (what got through of mine)
+    largest: Tensor | None = None
 
 
 class _Encoding(Part):
@@ -124,6 +126,12 @@ class Codec(_Encoding):
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
         """Write what a wire says over a flat tensor."""
         self.accumulate(wire, layout, out.zero_(), 1.0)
+
+    def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
+        """A wire's own numbers (float32) of which the largest is what no element exceeds in magnitude, and finite if and
+        only if all elements are; None where that takes a look at all of them.
+        """
+        return None
 
     def decode(self, wire: Tensor, like: Block) -> Tensor:
         """What a wire says, as a new flat tensor."""
@@ -308,6 +316,11 @@ class Memory(Part):
         return super().traits | those(memory=True)
 
     @property
+    def hands_on(self) -> bool:
+        """True if `around` returns the mean as the exchange gave it."""
+        return False
+
+    @property
     def gain(self) -> float:
         """How many times a mean that stays comes out in the end: more than once, if the memory has momentum."""
         return 1.0
@@ -389,6 +402,36 @@ class Mixer(Part):
 
     @abstractmethod
     def wrote(self, block: Block, state: State) -> None: ...
+
+
+class Update(Part):
+    """What is made of an agreed gradient, before the optimizer takes it: after unscaling, and after the user's clipping.
+
+    Law: equal means, models and states give equal directions, bit for bit; a gradient of zeros gives zeros. State is
+    assigned, never written into.
+    """
+
+    kind: ClassVar[str] = "update"
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(directs=True)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return (
+            needs(
+                "averages gradients",
+                because="{update} makes a direction of an agreed gradient, and under {schedule} there is none: use every_step()",
+            ),
+        )
+
+    def policy(self, key: str) -> Policy:
+        return "equal"
+
+    @abstractmethod
+    def direction(self, mean: Block, model: Block, state: State, seat: Seat) -> Tensor:
+        """What the optimizer is given in place of the mean; `model` is a copy, and nobody else's."""
 
 
 class Facts(NamedTuple):

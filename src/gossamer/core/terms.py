@@ -33,6 +33,7 @@ TRAITS: dict[str, str] = {
     # of how much, and for whom
     "control": "the recipe may change as training goes",
     "moves schedule": "its schedule may change, and with it what the optimizer does",
+    "directs": "what the optimizer is given is made of the mean, and is no mean any more",
     "follows rate": "it asks for the learning rate of a block",
     "singles out": "some parameters go another way than the rest",
 }

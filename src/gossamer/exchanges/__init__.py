@@ -2,6 +2,7 @@
 
 from gossamer.exchanges.allreduce import AllReduced
 from gossamer.exchanges.gather import Gather
+from gossamer.exchanges.nodes import Nodes
 from gossamer.exchanges.scatter import Scatter
 
-__all__ = ["AllReduced", "Gather", "Scatter"]
+__all__ = ["AllReduced", "Gather", "Nodes", "Scatter"]

@@ -39,6 +39,7 @@ class Backward:
         refuse_engine()
         if self.steps.scaler is not None and self.steps.averages_gradients:  # differences of parameters know no scale
             self._scale = Scale(self.steps.scaler)
+        self.worker.hand_over = self.worker.descent.put
         self.steps.on_new_channels, self.steps.average_late = self.rebuild, self._average_late
         self.rebuild()
         return [self]
@@ -127,8 +128,7 @@ class Backward:
         if not self.worker.finite:
             own = [p.grad for p in self.worker.named.values() if p.grad is not None]
             self.fabric.run(self.worker.name_spoilers(all_finite(own)))
-        for channel, mean in zip(self.worker.channels, self.worker.means, strict=True):
-            channel.put_gradient(mean)
+        self.worker.descent.put()
         if self.find_unused:
             self._forget_unused(unused)
 

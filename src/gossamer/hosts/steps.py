@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.core.errors import AttachError
-from gossamer.core.verbs import Missed, Program
+from gossamer.core.verbs import Program
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts import consensus
 from gossamer.hosts.doubts import Doubts
@@ -58,7 +58,6 @@ class Steps:
         self._mixed = False  # did gradients of this rank alone join those that were averaged?
         self._turns = Counter[Optimizer]()  # how often each has stepped
         self._catching_up = False
-        self._rates = dict[Optimizer, list[float]]()
 
     @property
     def averages_gradients(self) -> bool:
@@ -86,7 +85,7 @@ class Steps:
             self.follow()
         steps = self.worker.steps()
         while missed := self._wait_for(until_descend(steps)):
-            self._make_up(missed)
+            self.worker.descent.make_up(missed, self._step_for_it, self.before_step)
         self._under_way = steps
 
     def skip(self) -> None:
@@ -171,11 +170,7 @@ class Steps:
             self.settle_skipped()
         if not self._done:
             self._first_is_about_to_step(optimizer, args, kwargs)
-        factor = self.worker.recipe.schedule.lr_factor
-        if factor != 1:
-            self._rates[optimizer] = [group["lr"] for group in optimizer.param_groups]
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * factor
+        self.worker.descent.enter(optimizer)
 
     def _first_is_about_to_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.fabric.size > 1:
@@ -187,6 +182,8 @@ class Steps:
             self.begin()
         if self.before_step is not None:
             self.before_step()
+        if self.averages_gradients:
+            self.worker.redirect()
 
     def _check(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         refuse_capture(self.worker.device)
@@ -239,8 +236,7 @@ class Steps:
             if not descended:
                 self.worker.discard()
             self._finish(descended)
-        for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):
-            group["lr"] = rate
+        self.worker.descent.leave(optimizer)
         if over and stepped:
             self.meter.step_ended()
 
@@ -274,14 +270,8 @@ class Steps:
         with nullcontext() if alone else self.fabric.standstill.counted():
             return self.fabric.run(program)
 
-    def _make_up(self, missed: Missed) -> None:
-        """Apply an update that this rank missed while it was late; no hook takes it for a step of its own."""
-        if missed.gradient is None:
-            return
-        self.worker.set_rates(missed.rates)
-        self.worker.channels[0].put_gradient(missed.gradient)
-        if self.before_step is not None:
-            self.before_step()
+    def _step_for_it(self) -> None:
+        """The optimizers take an update that this rank has missed; no hook counts that as a step of its own."""
         self._catching_up = True
         try:
             for optimizer in self.optimizers:

@@ -13,7 +13,7 @@ from gossamer.recipe import Recipe
 from gossamer.worker.optimizers import Optimizing
 
 LONGEST = 2**31 - 1  # elements of a block that cannot be cut: its places are counted in 32 bits
-ROLES = ("memory", "exchange", "schedule", "mixer")
+ROLES = ("memory", "exchange", "schedule", "mixer", "update")
 
 
 @dataclass(eq=False)

@@ -209,7 +209,13 @@ def _home(tensor: Tensor, channel: Channel) -> Tensor:
 def _policy(channel: Channel, role: str, key: str, worker: "Worker") -> Policy:
     """What the part that keeps an entry says of it."""
     schedule = worker.recipe.schedule
-    keepers = {"memory": channel.memory, "exchange": channel.exchange, "schedule": schedule, "mixer": schedule.drives}
+    keepers = {
+        "memory": channel.memory,
+        "exchange": channel.exchange,
+        "schedule": schedule,
+        "mixer": schedule.drives,
+        "update": worker.recipe.update,
+    }
     keeper = keepers[role]
     return "drop" if keeper is None else keeper.policy(_word(key))
 

@@ -13,12 +13,13 @@ from gossamer.core.contracts import Echo, Exchange, Facts, Seat
 from gossamer.core.draw import Draw
 from gossamer.core.moments import ask
 from gossamer.core.schedule import Loop, Message
-from gossamer.core.verbs import Missed, Program, all_gather, join, start
+from gossamer.core.verbs import Program, all_gather, join, start
 from gossamer.core.world import World
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.recipe import Recipe
 from gossamer.worker import optimizers, units
 from gossamer.worker.channels import Channel, are_cut_alike, build
+from gossamer.worker.descent import Descent
 from gossamer.worker.flights import Carried, Flight, Flights
 from gossamer.worker.halves import rest, until_descend
 from gossamer.worker.held import Held
@@ -52,6 +53,8 @@ class Worker:
             None  # what else a host asks of its device at a step
         )
         self.told = list[float]()  # and the answer
+        # How a host gives its parameters the means; their own gradients then make room for what a controller needs.
+        self.hand_over: Callable[[], None] | None = None
         self.assigned = False  # did this step write parameters that all ranks agreed on?
         self.measure_every = 0  # steps after which compression errors are measured anew; 0: never
         self.measured = 0  # the step of the last measurement
@@ -62,6 +65,7 @@ class Worker:
         self.channels = build(recipe, self.named, self._rate_groups(), self.size)
         recipe.fits(World(size, [c.layout for c in self.channels], [*optimizers.members(optimizer)]))
         self.loop = Loop(self)
+        self.descent = Descent(self)
         self.live = dict[str, Any]()  # what the schedule keeps beside the steps
         self.dropped = list[int]()  # steps for whose end this rank's gradient was not waited for
         self.on_late: Callable[[int], None] | None = None
@@ -102,6 +106,8 @@ class Worker:
         else:
             self._look_at_own_gradients()
         if self.finite and self.means:
+            if self.hand_over is not None and "control" in self.recipe.controller.traits:
+                self.hand_over()
             control = Draft(self.control)
             self._held.decided = self._decide(self.means, control)
             self._held.drafts.append(control)
@@ -189,16 +195,18 @@ class Worker:
         channel, measures = self.channels[index], self.measures(self.step)
         block = Block(flat, channel.layout, None if measures else flat)
         self.unit = units.follow(self.channels, self.unit, self.scale)  # nothing of an earlier step is on its way
-        kept, carried = Draft(channel.states["memory"]), Draft(channel.states["exchange"])
+        kept, carried, found = Draft(channel.states["memory"]), Draft(channel.states["exchange"]), list[Tensor]()
 
         def send(block: Block, seat: Seat) -> Program[Echo]:
             echo = yield from channel.exchange.average(block, carried, seat)
+            if channel.memory.hands_on and echo.largest is not None:
+                found.append(echo.largest)
             if measures:
                 self.measure(block, echo.add_sent)
             return echo
 
         average = channel.memory.around(block, kept, send, self.seat(index))
-        return _carry(average, flat), [kept, carried]
+        return _carry(average, flat, found), [kept, carried]
 
     def measures(self, step: int) -> bool:
         """Is the error measured of what starts at this step? Asked at the start, for it may run when others have begun.
@@ -228,20 +236,31 @@ class Worker:
         return self.recipe.schedule.step(self.loop)
 
     def train_step(
-        self, gradients: Sequence[Tensor], descend: Callable[[], Any], make_up: Callable[[Missed], None]
+        self, gradients: Sequence[Tensor], descend: Callable[[], bool], step: Callable[[], object]
     ) -> Program[None]:
-        """One whole step, for fabrics that need no hooks: send gradients, run the schedule, descend when it says so."""
+        """One whole step, for fabrics that need no hooks: send gradients, run the schedule, descend when it says so.
+
+        `step` is the optimizer's, for what this rank has missed.
+        """
         if self.recipe.schedule.averages_gradients and self.size > 1:
             for i, flat in enumerate(gradients):
                 yield from self.ready(i, flat)
         steps = self.steps()
         while missed := (yield from until_descend(steps)):
-            make_up(missed)
-        descended = descend() is not False
+            self.descent.make_up(missed, step)
+        descended = descend()
         if not descended:
             self.discard()
         yield from rest(steps, descended)
         self.end_step(descended)
+
+    def redirect(self) -> None:
+        """The optimizer is about to take the gradients: make of them what the recipe says.
+
+        Of those that are not finite nothing is made: whoever skips steps must see them.
+        """
+        if self.finite:
+            self._held.drafts += self.descent.redirect()
 
     def discard(self) -> None:
         """Nobody will use this step's gradients: memories and controllers are as if they had not been."""
@@ -307,7 +326,7 @@ class Worker:
             program, drafts = self.program(index, flat)
         else:
             echo = over.average(Block(flat, channel.layout, flat), {}, self.seat(index))
-            program, drafts = _carry(_mean_of(echo), flat), list[Draft]()
+            program, drafts = _carry(_mean_of(echo), flat, []), list[Draft]()
         ticket = yield from start(program, channel.name, self.step)
         flight.add(index, ticket, drafts)
 
@@ -393,10 +412,13 @@ def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
-def _carry(average: Program[Tensor], given: Tensor) -> Program[Carried]:
-    """`given` is kept here until the program is joined: a lane may be done with it before its device is."""
+def _carry(average: Program[Tensor], given: Tensor, found: Sequence[Tensor]) -> Program[Carried]:
+    """`given` is kept here until the program is joined: a lane may be done with it before its device is.
+
+    `found` is the mean's largest magnitude, if the exchange came across it.
+    """
     mean = yield from average
-    return mean, peak(mean)
+    return mean, found[0].view(()).double() if found else peak(mean)
 
 
 def _mean_of(average: Program[Echo]) -> Program[Tensor]:
