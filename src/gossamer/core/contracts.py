@@ -428,7 +428,7 @@ class Controller(Part):
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(control=True)
+        return super().traits | those(control=True, moves_schedule=self.moves_schedule)
 
     @property
     def moves_schedule(self) -> bool:

@@ -14,6 +14,7 @@ from gossamer.core.draw import Draw
 from gossamer.core.moments import ask
 from gossamer.core.schedule import Loop, Message
 from gossamer.core.verbs import Program, all_gather, join, start
+from gossamer.core.world import World
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.recipe import Recipe
 from gossamer.worker import optimizers, units
@@ -38,8 +39,6 @@ class Worker:
         size: int,
         seed: int = 0,
     ) -> None:
-        for each in optimizers.members(optimizer):
-            recipe.suits(each)
         self.recipe, self.rank, self.size, self.seed = recipe, rank, size, seed
         self.origin = recipe  # as it was given; a controller may put another in force
         self.named, self.optimizer = dict(parameters), optimizer
@@ -64,8 +63,7 @@ class Worker:
         self.spoilt = Counter[int]()  # how many averages each rank has spoilt with values that are not finite
         self.row = Counter[int]()  # and how many it has in a row, up to the last
         self.channels = build(recipe, self.named, self._rate_groups(), self.size)
-        if size > 1:
-            recipe.schedule.check(size, [c.layout for c in self.channels])
+        recipe.fits(World(size, [c.layout for c in self.channels], [*optimizers.members(optimizer)]))
         self.loop = Loop(self)
         self.descent = Descent(self)
         self.live = dict[str, Any]()  # what the schedule keeps beside the steps
