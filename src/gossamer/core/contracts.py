@@ -79,6 +79,11 @@ class _Encoding(Part):
         return False
 
     @property
+    def any_size(self) -> bool:
+        """True if small and large gradients are written alike; else there are some too small, or too large, for it."""
+        return True
+
+    @property
     def whole(self) -> bool:
         """True if the codec must see all parameters in one block (a global top-k)."""
         return False
@@ -146,6 +151,11 @@ class LinearCodec(_Encoding):
     def bucket_mb(self) -> float:
         return 25.0
 
+    @property
+    def sum_rounding(self) -> float:
+        """How much of a number each addition may round off on its way, for nobody to keep."""
+        return 0.0
+
     def policy(self, key: str) -> Policy:
         return "mean"
 
@@ -177,6 +187,10 @@ class AsItsCodec:
     @property
     def exact(self) -> bool:
         return self.codec.exact
+
+    @property
+    def any_size(self) -> bool:
+        return self.codec.any_size
 
     @property
     def whole(self) -> bool:
@@ -231,6 +245,16 @@ class Exchange(Part):
     def exact(self) -> bool:
         """True if everything gets through."""
         return False
+
+    @property
+    def any_size(self) -> bool:
+        """True if small and large gradients are written alike; else there are some too small, or too large, for it."""
+        return True
+
+    @property
+    def sum_rounding(self) -> float:
+        """How much of a number each addition may round off on its way, for nobody to keep."""
+        return 0.0
 
     @property
     def whole(self) -> bool:
