@@ -124,6 +124,15 @@ def test_quantise(n, bits, bucket, seed):
     x, start = values(n, seed), values(n, seed + 1)
     (norms,) = both(lambda: [kernels.bucket_norms(x, bucket, "max")])
     (wire,) = both(lambda: [kernels.quantise_encode(x, bits, bucket, norms, KEY, seed)])
+
+    def at_once():
+        measured, out = torch.full_like(norms, 7.0), torch.full_like(wire, 7)
+        kernels.quantise(x, bits, bucket, KEY, measured, out, seed)
+        assert torch.equal(out, wire)
+        assert torch.equal(measured, norms)
+        return [measured, out]
+
+    both(at_once)
     assert wire.numel() == kernels.quantise_bytes(n, bits)
 
     def decode():

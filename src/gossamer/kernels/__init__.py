@@ -12,6 +12,7 @@ from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lane_count, lanes_pack, lanes_unpack
 from gossamer.kernels.quantise import (
     bucket_norms,
+    quantise,
     quantise_accumulate,
     quantise_bytes,
     quantise_decode,
@@ -46,6 +47,7 @@ __all__ = [
     "lanes_pack",
     "lanes_unpack",
     "mix3",
+    "quantise",
     "quantise_accumulate",
     "quantise_bytes",
     "quantise_decode",
