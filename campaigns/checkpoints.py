@@ -42,7 +42,7 @@ from gossamer.worker import Worker, checkpoint
 RECIPES = [
     *("allreduce", "topk(ratio=0.1)", "powersgd", "scatter(topk(ratio=0.2)) + error_feedback()", "terngrad"),
     *("diana(bits=4, bucket=16)", "slowmo(3)", "topk(ratio=0.1) + overlap_local_sgd(3)", "sgp(every=3)", "osgp"),
-    *("slowmo_sgp(3)", "accordion(epoch=2, mild=3, harsh=1, interval=1, threshold=0.1)", "first(backups=0)"),
+    *("slowmo_sgp(3)", "accordion(epoch=2, mild=3, harsh=1, interval=1, threshold=0.1)", "backup(backups=0)"),
 ]
 PATIENCE = 60  # seconds
 BAD = ("wrong", "raw", "hang")

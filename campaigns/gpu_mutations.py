@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-RECIPES, NCCL, FACTORIES = (f"tests/gpu/test_{name}.py" for name in ("recipes", "nccl", "factories"))
+RECIPES, NCCL, FACTORIES, OPTIONS, DOCTOR = (
+    f"tests/gpu/test_{name}.py" for name in ("recipes", "nccl", "factories", "options", "doctor")
+)
+COMPILED, CODE = "tests/kernels/test_compiled.py", "test_the_code_does_what_the_reference_does_and_no_more"
 
 
 class Mutation(NamedTuple):
@@ -26,10 +29,10 @@ class Mutation(NamedTuple):
 
 MUTATIONS = (
     Mutation("1 generator's type", "fabrics/stream.py", '"GeneratorType[Any, Any, Any]"', "GeneratorType[Any, Any, Any]", f"{RECIPES}::test_it_trains[allreduce]"),
-    Mutation("2 a message on the CPU", "exchanges/push_sum.py", "dtype=torch.uint8, device=x.device)", "dtype=torch.uint8)", f"{RECIPES}::test_it_trains[sgp]"),
+    Mutation("2 a message on the CPU", "mixers/push_sum.py", "dtype=torch.uint8, device=x.device)", "dtype=torch.uint8)", f"{RECIPES}::test_it_trains[sgp]"),
     Mutation("2 sends before receives", "fabrics/nccl.py", "group._start_coalescing()", "pass", f"{RECIPES}::test_it_trains[sgp]"),
-    Mutation("3 rates on the CPU", "exchanges/first.py", "dtype=torch.float64, device=like.flat.device)", "dtype=torch.float64)", f"{RECIPES}::test_it_trains[backup]"),
-    Mutation("3 gradients read before they are written", "worker/moments.py", "torch.cuda.current_stream(device).record_event()", "torch.cuda.Event()", f"{RECIPES}::test_there_are_no_races[backup]"),
+    Mutation("3 rates on the CPU", "schedules/quorum.py", "sent(mine.rates, mine.gradient.device)", "mine.rates", f"{RECIPES}::test_it_trains[backup]"),
+    Mutation("3 gradients read before they are written", "core/moments.py", "torch.cuda.current_stream(device).record_event()", "torch.cuda.Event()", f"{RECIPES}::test_there_are_no_races[backup]"),
     Mutation("4 the path follows the name", "fabrics/paths.py", 'has.get("cuda") == "nccl"', 'dist.get_backend(group) == "nccl"', f"{NCCL}::test_it_trains_under_nccls_rules[qsgd() on 3 ranks, eager, undefined]"),
     Mutation("5 a block let go too early", "worker/worker.py", "_carry(average, flat)", "_carry(average, torch.empty(0))", f"{RECIPES}::test_memory_is_kept_until_streams_have_met[overlap_local_sgd]"),
     Mutation("7 lanes on the current device", "fabrics/stream.py", "    torch.cuda.set_device(device)\n    return torch.cuda.Stream(device, priority=-1)", "    return torch.cuda.Stream(priority=-1)", f"{NCCL}::test_nobody_need_set_a_device[qsgd]"),
@@ -38,10 +41,19 @@ MUTATIONS = (
     Mutation("9 a checkpoint stays on the CPU", "worker/checkpoint.py", 'channel.parameters[0].device if tensor.dim() else "cpu"', '"cpu"', f"{NCCL}::test_a_checkpoint_on_the_cpu_resumes[powersgd]"),
     Mutation("10 CUDA tensors given to gloo", "fabrics/paths.py", '"gloo" in has.values()', "False", f"{NCCL}::test_it_trains_over_staged_gloo[allreduce]"),
     Mutation("10 sent before it was copied", "fabrics/staged.py", "copied.synchronize()", "pass", f"{NCCL}::test_it_trains_over_staged_gloo[allreduce]"),
-    Mutation("11 a question a bucket", "worker/finite.py", "all(map(isfinite, ask(*peaks)))", "all(bool(p.isfinite()) for p in peaks)", f"{RECIPES}::test_the_host_waits_once_a_step[allreduce]"),
+    Mutation("11 a question a bucket", "kernels/finite.py", "all(map(isfinite, ask(*peaks)))", "all(bool(p.isfinite()) for p in peaks)", f"{RECIPES}::test_the_host_waits_once_a_step[allreduce]"),
     Mutation("11 a question in the lane", "worker/worker.py", "return mean, peak(mean)", "return mean, mean.new_tensor(float(peak(mean)))", f"{RECIPES}::test_no_lane_waits[allreduce]"),
     Mutation("12 launches a parameter", "hosts/intake.py", "slot.copy_(gradient", "slot.zero_().add_(1).sub_(1).copy_(gradient", f"{NCCL}::test_launches_do_not_grow[allreduce]"),
-    Mutation("13 zeros that nobody writes", "worker/quorum.py", ".expand(self.layout.numel)", ".expand(self.layout.numel).clone()", f"{RECIPES}::test_what_is_kept[backup]"),
+    Mutation("6 a constant set twice", "kernels/gpu/quantise.py", "        if BITS & (8 >> step):\n            byte, length", "        if BITS & (8 >> step):\n            WIDTH: tl.constexpr = 8 >> step\n            byte, length", f"{COMPILED}::test_every_program_compiles_for_every_argument"),
+    Mutation("14 divisions in 64 bits", "kernels/gpu/quantise.py", "first // BUCKET + bucket_of(first, place, BUCKET), mask=place < left", "(first + place) // (scale.to(tl.int64) * BUCKET), mask=place < left", f"{COMPILED}::{CODE}[nothing is divided in 64 bits]"),
+    Mutation("14 registers spilled", "kernels/gpu/scales.py", "_STRETCH = 4096", "_STRETCH = 65536", f"{COMPILED}::{CODE}[no register is spilled to memory]"),
+    Mutation("16 divided by a plain number", "kernels/layout.py", "divisor(top, scales.device)", "top", f"{DOCTOR}::test_all_that_is_right_passes"),
+    Mutation("16 products and sums fused", "kernels/gpu/options.py", '"enable_fp_fusion": False', '"enable_fp_fusion": True', f"{COMPILED}::{CODE}[nobody may fuse what the reference multiplies and adds]"),
+    Mutation("19 no options for a program", "kernels/gpu/sign.py", "n, count, steps, _READ, **OPTIONS)", "n, count, steps, _READ)", f"{COMPILED}::{CODE}[nobody may fuse what the reference multiplies and adds]"),
+    Mutation("19 compiled in the first step", "hosts/attach.py", "            warm(parsed, fabric.device, worker.channels[0].layout.dtype)\n", "", f"{OPTIONS}::test_kernels_are_compiled_before_the_first_step"),
+    Mutation("19 no way back to torch", "kernels/backends.py", "_verdicts[device] = _try_triton(device)", "_verdicts[device] = True", "tests/kernels/test_backends.py::test_a_triton_that_cannot_launch_is_told_of_once_and_not_used"),
+    Mutation("19 a graph is captured", "hosts/strangers.py", 'device.type == "cuda" and torch.cuda.is_current_stream_capturing()', "False", f"{OPTIONS}::test_graphs_and_compiled_autograd_are_refused"),
+    Mutation("19 places in 32 bits", "worker/channels.py", "layout.numel > LONGEST", "False", "tests/worker/test_channels.py::test_blocks_that_cannot_be_cut_are_not_longer_than_their_indices_count"),
     Mutation("factories", "hosts/handshake.py", "torch.tensor(list(words), dtype=torch.uint8, device=device)", "torch.tensor(list(words), dtype=torch.uint8)", f"{FACTORIES}::test_whoever_makes_a_tensor_says_where[hosts/handshake.py]"),
 )  # fmt: skip
 

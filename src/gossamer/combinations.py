@@ -9,8 +9,9 @@ from typing import Any
 
 from gossamer import codecs
 from gossamer.controllers import Fixed
-from gossamer.core.contracts import Codec, Controller, Exchange, LinearCodec, Memory, Mixer, Quorum, Schedule
+from gossamer.core.contracts import Codec, Controller, Exchange, LinearCodec, Memory, Update
 from gossamer.core.parts import require
+from gossamer.core.schedule import Schedule
 from gossamer.core.terms import Party, Term, agree, those
 
 Way = Mapping[str, Party]
@@ -45,9 +46,10 @@ def check(recipe: Any) -> None:
 def _check_kinds(recipe: Any) -> None:
     for value, kind in (recipe.memory, Memory), (recipe.schedule, Schedule), (recipe.controller, Controller):
         require(isinstance(value, kind), f"{value!r} is no {kind.kind}")
+    require(recipe.update is None or isinstance(recipe.update, Update), f"{recipe.update!r} is no update")
     exchange = recipe.exchange
     require(
-        isinstance(exchange, Exchange | Mixer | Quorum),
+        isinstance(exchange, Exchange),
         f"{exchange!r} is no exchange; "
         + (f"put it in one: {composed(exchange)}" if isinstance(exchange, Codec | LinearCodec) else "name one first"),
     )
@@ -56,6 +58,8 @@ def _check_kinds(recipe: Any) -> None:
 def ways(recipe: Any) -> Iterator[Way]:
     """Every way that a parameter may go: the usual one, and those of rules and routes."""
     after: dict[str, Party] = {"schedule": recipe.schedule, "controller": recipe.controller}
+    if recipe.update is not None:
+        after["update"] = recipe.update
     usual: dict[str, Party] = {"memory": recipe.memory, "exchange": recipe.exchange}
     singled = "rules" if recipe.rules else "routes" if recipe.routes else ""
     yield after | usual | ({"rules": Singled(singled)} if singled else {})

@@ -1,6 +1,7 @@
 """A recipe: one part of every kind, and rules for parameters that need another; and the texts it is read from."""
 
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from importlib import import_module
@@ -9,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, final
 
 import torch
 
-from gossamer import codecs, exchanges, topologies
+from gossamer import codecs, exchanges, topologies, updates
 from gossamer.combinations import check, composed
 from gossamer.controllers import Fixed
 from gossamer.core import files
@@ -20,16 +21,16 @@ from gossamer.core.contracts import (
     LinearCodec,
     Memory,
     Mixer,
-    Quorum,
-    Schedule,
     Topology,
+    Update,
 )
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, nearest, parse, part, require
+from gossamer.core.schedule import Schedule
 from gossamer.core.text import LONGEST, MOST_TERMS, cut, shown, table
 from gossamer.memories import NoMemory
 from gossamer.rules import Route, Rule
-from gossamer.schedules import EveryStep
+from gossamer.schedules import EveryStep, First, Gossip
 
 presets: dict[str, Callable[..., "Recipe"]] = {}  # by name; gossamer.recipes fills it
 PresetT = TypeVar("PresetT", bound=Callable[..., "Recipe"])
@@ -72,10 +73,11 @@ class Recipe:
     scatter(qsgd()) + slowmo(12)
     """
 
-    exchange: Exchange | Mixer | Quorum
+    exchange: Exchange
     memory: Memory = NoMemory()
     schedule: Schedule = EveryStep()
     controller: Controller = Fixed()
+    update: Update | None = None
     rules: tuple[Rule, ...] = ()
     bucket: Bucket | None = None
     routes: Mapping[str, Exchange] = field(default_factory=dict, hash=False)  # a controller's choice, by parameter
@@ -97,12 +99,12 @@ class Recipe:
             return read_toml(Path(str(source).strip()))
         if not isinstance(source, str | Part):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RecipeError(f"a recipe is a text, a part or the path of a TOML file, not {shown(source)}")
-        value = source if isinstance(source, Part) else parse(source, known_presets())
+        value = source if isinstance(source, Part) else parse(source, words())
         if isinstance(value, Recipe):
             return value
         return _assemble(value if isinstance(value, tuple) else (value,))
 
-    def way(self, name: str, shape: tuple[int, ...]) -> tuple[Exchange | Mixer | Quorum, Memory]:
+    def way(self, name: str, shape: tuple[int, ...]) -> tuple[Exchange, Memory]:
         """The exchange and the memory that one parameter goes through."""
         for rule in self.rules:
             if rule.fits(name, shape):
@@ -124,6 +126,17 @@ class Recipe:
         ruled = [one for rule in self.rules for one in (rule.exchange, rule.memory)]
         return [*self._single().values(), *ruled]
 
+    def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
+        """The groups of ranks that this recipe, or one that its controller may put in force, talks among."""
+        reach: Iterable[Recipe] = self.controller.reach(replace(self, controller=Fixed()))
+        own = (g for one in [*self.parts(), *self.routes.values()] for g in one.groups(size))
+        return tuple(dict.fromkeys([*own, *(g for other in reach for g in other.groups(size))]))
+
+    @property
+    def ranks_per_node(self) -> int:
+        """How many ranks share a node, as far as any part goes by that."""
+        return max(one.ranks_per_node for one in self.parts())
+
     def _single(self) -> dict[str, Part]:
         """The one part of each kind, by kind."""
         return {kind: value for kind in _kinds() if (value := getattr(self, kind)) is not None}
@@ -142,9 +155,7 @@ class Recipe:
 
     @cached_property
     def bucket_mb(self) -> float:
-        if self.bucket is not None:
-            return self.bucket.mb
-        return self.exchange.bucket_mb if isinstance(self.exchange, Exchange) else 25.0
+        return self.exchange.bucket_mb if self.bucket is None else self.bucket.mb
 
     def to_toml(self) -> str:
         """One line per part."""
@@ -195,7 +206,7 @@ def _entry(key: str, text: Any) -> tuple[Any, ...]:
     if not isinstance(text, str):
         raise RecipeError(f"{key} must be a text such as 'gather(qsgd(bits=4))', got {shown(text)}")
     if key == "recipe":
-        value = parse(text, known_presets())
+        value = parse(text, words())
         return value if isinstance(value, tuple) else (value,)
     value, wanted = parse(text), key.removesuffix("s")
     right = isinstance(value, Part) and value.kind in (wanted, "codec")  # a bare codec gets a better hint later
@@ -205,6 +216,7 @@ def _entry(key: str, text: Any) -> tuple[Any, ...]:
 
 def _assemble(values: tuple[Any, ...]) -> Recipe:
     """Put parts together; a preset may come first and be changed by the parts after it."""
+    values = renewed(values)
     given = dict[str, Any]()
     rules, routes = list[Rule](), dict[str, Exchange]()
     base: Recipe | None = None
@@ -223,8 +235,7 @@ def _assemble(values: tuple[Any, ...]) -> Recipe:
             raise RecipeError(f"{shown(value)} is no part of a recipe on its own; {_belongs(value)}")
     if base is not None:
         return replace(base, **given, rules=(*rules, *base.rules), routes={**base.routes, **routes})
-    plain = "push_sum()" if getattr(given.get("schedule"), "mixes", False) else "allreduce(fp32())"
-    require("exchange" in given, f"a recipe needs an exchange, such as {plain}, or a preset's name")
+    require("exchange" in given, "a recipe needs an exchange, such as allreduce(fp32()), or a preset's name")
     return Recipe(**given, rules=tuple(rules), routes=routes)
 
 
@@ -247,7 +258,9 @@ def _belongs(value: Any) -> str:
     if isinstance(value, Codec | LinearCodec):
         return f"put it in an exchange: {composed(value)}"
     if isinstance(value, Topology):
-        return f"put it in an exchange: push_sum(topology={value}) + gossip()"
+        return f"put it in a mixer: allreduce(fp32()) + gossip(push_sum({value}))"
+    if isinstance(value, Mixer):
+        return f"put it in a schedule: allreduce(fp32()) + gossip({value}), or allreduce(fp32()) + slowmo(48, inner={value})"
     return "name an exchange"
 
 
@@ -262,4 +275,39 @@ def known_presets() -> Mapping[str, Callable[..., Recipe]]:
     return presets
 
 
-FLOORS = codecs, topologies, exchanges  # importing a package registers its parts
+def words() -> Mapping[str, Callable[..., Recipe]]:
+    """What may start a text: presets, and words of before."""
+    return {**OLD_WORDS, **known_presets()}
+
+
+# -- texts of before -------------------------------------------------------------------------------------------------------
+
+
+def renewed(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Mixers and backup workers were exchanges once: 'push_sum() + gossip()', 'first(backups=1)'."""
+    if any(isinstance(v, Exchange | Recipe) for v in values):
+        return values
+    mixers, gossips = [v for v in values if isinstance(v, Mixer)], [v for v in values if isinstance(v, Gossip)]
+    firsts = [v for v in values if isinstance(v, First)]
+    if not (len(mixers) == len(gossips) == 1 or (len(firsts) == 1 and not mixers)):
+        return values
+    schedule = replace(gossips[0], mixer=mixers[0]) if gossips else firsts[0]
+    others = [v for v in values if v not in (*mixers, *gossips, *firsts)]
+    _say_new(" + ".join(map(repr, (*mixers, *gossips, *firsts))), f"{_DENSE} + {schedule}")
+    return (_DENSE, schedule, *others)
+
+
+def _first(over: Exchange, backups: int = 1) -> Recipe:
+    made = Recipe(over, schedule=First(backups))
+    _say_new(f"first(backups={backups}, over={over})", repr(made))
+    return made
+
+
+def _say_new(old: str, new: str) -> None:
+    warnings.warn(f"{old!r} is written {new!r} now", FutureWarning, stacklevel=6)
+
+
+_DENSE = exchanges.AllReduced(codecs.FP32())
+OLD_WORDS: dict[str, Callable[..., Recipe]] = {"first": _first}
+
+FLOORS = codecs, topologies, exchanges, updates  # importing a package registers its parts

@@ -7,10 +7,11 @@ from gossamer import recipe
 from gossamer.codecs import BF16, FP16, FP32, QSGD, PowerSGD, Ternary, TopK
 from gossamer.controllers import Accordion, AccordionBatch
 from gossamer.core.contracts import Topology
-from gossamer.exchanges import AllReduced, First, Gather, PushSum, Scatter
+from gossamer.exchanges import AllReduced, Gather, Scatter
 from gossamer.memories import DIANA, ErrorFeedback
+from gossamer.mixers import PushSum
 from gossamer.recipe import Recipe, preset
-from gossamer.schedules import EveryStep, Gossip, LocalSGD, OverlapLocalSGD, SlowMo
+from gossamer.schedules import EveryStep, First, Gossip, LocalSGD, OverlapLocalSGD, SlowMo
 from gossamer.topologies import Exponential
 
 _DENSE = AllReduced(FP32())
@@ -221,7 +222,7 @@ def sgp(topology: Topology = Exponential(), every: int = 1, overlap: bool = Fals
 
     Paper: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
     """
-    return Recipe(PushSum(topology), schedule=Gossip(every, overlap))
+    return Recipe(_DENSE, schedule=Gossip(PushSum(topology), every, overlap))
 
 
 @preset
@@ -249,7 +250,7 @@ def backup(backups: int = 1) -> Recipe:
 
     Paper: Chen, Pan, Monga, Bengio, Jozefowicz, Revisiting Distributed Synchronous SGD, 2016.
     """
-    return Recipe(First(backups))
+    return Recipe(_DENSE, schedule=First(backups))
 
 
 @preset

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 from gossamer.core.contracts import Exchange, Memory
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, part, require
-from gossamer.core.terms import Party, Term, agree, bars
+from gossamer.core.terms import Party, agree
 from gossamer.core.text import shown, term
 from gossamer.memories import NoMemory
 
@@ -42,11 +42,6 @@ class Rule(Part):
     def parties(self) -> dict[str, Party]:
         """What the numbers of its parameters go through."""
         return {"memory": self.memory, "exchange": self.exchange, "rule": self}
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        because = "{exchange} acts on the whole step; it can be a recipe's exchange, not a rule's"
-        return (bars("whole step", because=because),)
 
     def fits(self, name: str, shape: tuple[int, ...]) -> bool:
         numel = 1

@@ -3,9 +3,9 @@
 The same worker, recipe and algorithms as on real processes; only the fabric differs.
 """
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,9 @@ from gossamer.core.verbs import Compute, Program
 from gossamer.counting import bytes_per_step
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import Network, simulate
+from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
 from gossamer.worker import Channel, Worker
-from gossamer.worker.finite import all_finite
 
 Backward = Callable[[nn.Module, int, int], float]  # (model, rank, step): leaves gradients in .grad, returns the loss
 Seconds = Callable[[int, int], float]  # (rank, step): how long the step computes on the virtual clock
@@ -83,7 +83,7 @@ def train(
     >>> round(run.replicas[0].model(torch.ones(1, 2)).item(), 3)
     0.5
     """
-    ledger = Ledger()
+    ledger = Ledger(per_node=ranks[0].worker.origin.ranks_per_node)
     outcome = simulate([_run(r, backward, steps, seconds) for r in ranks], network, ledger)
     for replica, clock in zip(ranks, outcome.clocks, strict=True):
         replica.clock = clock
@@ -94,22 +94,20 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
     worker = replica.worker
     last = worker.step + steps
     alone = worker.size == 1  # training is plain then, as under `attach`, but for what acts on the optimizer's steps
-    plain = alone and (worker.stand is not None or not worker.recipe.schedule.averages_gradients)
-    if worker.stand is not None and not alone:
-        worker.stand.apply = lambda mean, rates: _catch_up(replica, mean, rates)
-        worker.stand.tickets.clear()  # those of an earlier `train` wait in a simulation that is over
-        yield from worker.stand.open()
+    plain = alone and not worker.recipe.schedule.averages_gradients
+    if not alone:
+        worker.live.clear()  # what an earlier `train` left waits in a simulation that is over
+        yield from worker.begin()
     while worker.step < last:
         rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.accumulate
         loss = yield Compute(lambda: _gradients(replica, backward), "compute", parts * seconds(rank, step))
         replica.losses.append(loss)
         gradients = [_gradient(c) for c in worker.channels]
-        with _rates_times(replica.optimizer, worker.recipe.schedule.lr_factor):
-            if plain:
-                _descend(replica)
-                worker.step += 1
-            else:
-                yield from worker.train_step(gradients, lambda: _descend(replica))
+        if plain:
+            _descend(replica)
+            worker.step += 1
+        else:
+            yield from worker.train_step(gradients, partial(_descend, replica), replica.optimizer.step)
 
 
 def _gradients(replica: Replica, backward: Backward) -> float:
@@ -132,39 +130,20 @@ def _gradient(channel: Channel) -> Tensor:
     return channel.gather([torch.zeros_like(p) if p.grad is None else p.grad for p in channel.parameters])
 
 
-@contextmanager
-def _rates_times(optimizer: torch.optim.Optimizer, factor: float) -> Generator[None, None, None]:
-    """Larger learning rates for one step."""
-    if factor == 1:
-        yield
-        return
-    before = [group["lr"] for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["lr"] *= factor
-    yield
-    for group, rate in zip(optimizer.param_groups, before, strict=True):
-        group["lr"] = rate
-
-
 def _descend(replica: Replica) -> bool:
     """Put the agreed gradients where the optimizer looks for them, and step; not finite ones are left out."""
     worker = replica.worker
     if worker.recipe.schedule.averages_gradients and worker.size > 1:
-        for channel, mean in zip(worker.channels, worker.means, strict=True):
-            channel.put_gradient(mean)
+        worker.descent.put()
         finite = worker.finite
     else:
         finite = all_finite([p.grad for p in replica.model.parameters() if p.grad is not None])
     if finite:  # as a loss scaler would
+        worker.descent.enter(replica.optimizer)
+        worker.redirect()
         replica.optimizer.step()
+        worker.descent.leave(replica.optimizer)
     return finite
-
-
-def _catch_up(replica: Replica, mean: Tensor, rates: Sequence[float]) -> None:
-    for group, rate in zip(replica.optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
-    replica.worker.channels[0].put_gradient(mean)
-    replica.optimizer.step()
 
 
 __all__ = ["Backward", "Replica", "Run", "Seconds", "bytes_per_step", "replicas", "train"]

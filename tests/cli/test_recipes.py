@@ -164,7 +164,7 @@ def test_ddp_takes_what_is_not_said_to_be_refused(name: str) -> None:
         ("local_sgd", "local_sgd + error_feedback(units='update')", "leave units out"),
         ("slowmo", "gossamer.ddp.register(ddp_model, 'slowmo')", "use gossamer.attach"),
         ("sgp", "attach(..., buffers='average')", "say 'local'"),
-        ("sgp", "sgp + every_step()", "push_sum() + gossip()"),
+        ("sgp", "sgp + error_feedback()", "allreduce(fp32()) + gossip()"),
         ("qsgd", "allreduce(qsgd())", "scatter(qsgd())"),
         ("powersgd", "powersgd + none()", "error_feedback()"),
         ("diana", "diana + error_feedback()", "can diverge"),
@@ -303,7 +303,7 @@ def test_parts_that_every_recipe_has_are_not_told(say: Say) -> None:
         (["recipes", "bf16", "--rate", "200"], "did you mean '200mbit'?"),
         (["train", "ternary"], "put it in an exchange: scatter(ternary())"),
         (["train", "ternary()"], "put it in an exchange: scatter(ternary())"),
-        (["compare", "ddp", "ring"], "push_sum(topology=ring()) + gossip()"),
+        (["compare", "ddp", "ring"], "allreduce(fp32()) + gossip(push_sum(ring()))"),
         (["train", "gossip"], "such as push_sum()"),
     ],
 )

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.core.block import Block, Draft, Layout, Segment, State
+from gossamer.core.block import SHORT, Block, Draft, Layout, Segment, State
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), max_size=6)
 
@@ -28,13 +28,14 @@ def test_segments_lie_end_to_end_in_the_order_given(shapes: list[tuple[int, ...]
 
 
 @given(SHAPES, st.integers(1, 9))
-def test_chunks_cover_every_element_once_and_differ_by_at_most_one(shapes: list[tuple[int, ...]], n: int) -> None:
+def test_chunks_cover_every_element_once_and_are_nearly_of_one_length(shapes: list[tuple[int, ...]], n: int) -> None:
     block = ramp(layout_of(shapes))
     chunks = block.chunks(n)
     assert len(chunks) == n
     assert torch.equal(torch.cat([c.flat for c in chunks]), block.flat)
     sizes = [c.numel for c in chunks]
-    assert max(sizes) - min(sizes) <= 1
+    fair = block.numel // n
+    assert all(fair - fair // SHORT <= size <= fair + 1 + fair // SHORT for size in sizes)
     assert [c.layout.numel for c in chunks] == [c.flat.numel() for c in chunks]
 
 
@@ -46,9 +47,30 @@ def test_a_chunk_knows_which_elements_of_which_parameter_it_holds(shapes: list[t
         for name, piece in chunk.tensors():
             origin, _, begin = name.partition("@")
             first = whole[origin].offset + int(begin)
-            assert torch.equal(piece, torch.arange(first, first + piece.numel(), dtype=torch.float32))
+            assert torch.equal(piece.reshape(-1), torch.arange(first, first + piece.numel(), dtype=torch.float32))
         assert sum(p.numel() for _, p in chunk.tensors()) == chunk.numel
         assert all(p.numel() for _, p in chunk.tensors())
+
+
+def test_chunks_of_a_matrix_are_matrices_where_rows_are_short() -> None:
+    layout = Layout.of({"w": (106, 32), "b": (20,)})
+    assert [[(s.name, s.shape) for s in c.segments] for c in layout.chunks(4)] == [
+        [("w@0", (27, 32))],
+        [("w@864", (26, 32))],
+        [("w@1696", (27, 32))],
+        [("w@2560", (26, 32)), ("b@0", (20,))],
+    ]
+
+
+def test_slices_of_a_convolution_stay_whole() -> None:
+    pieces = [s.shape for c in Layout.of({"w": (64, 3, 2, 2)}).chunks(3) for s in c.segments]
+    assert pieces == [(21, 3, 2, 2), (22, 3, 2, 2), (21, 3, 2, 2)]
+
+
+def test_long_rows_are_cut_anywhere_for_chunks_of_one_length() -> None:
+    layout = Layout.of({"w": (3, 1000)})
+    assert [c.numel for c in layout.chunks(4)] == [750, 750, 750, 750]
+    assert [s.shape for c in layout.chunks(4) for s in c.segments] == [(750,)] * 4
 
 
 def test_chunks_are_views_and_layouts_are_cut_once() -> None:

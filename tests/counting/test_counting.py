@@ -1,6 +1,7 @@
 """What is counted without training is what training sends."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,12 +10,15 @@ from torch import nn
 
 from gossamer.codecs import FP32, QSGD, PowerSGD, Ternary, TopK
 from gossamer.controllers import Fixed
-from gossamer.core.contracts import Loop, Schedule
+from gossamer.core.block import Block
 from gossamer.core.errors import GossamerError
-from gossamer.core.verbs import Descend, Program, all_reduce
+from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.verbs import AllReduce, Descend, Program, all_reduce
 from gossamer.counting import Rehearsal, bytes_per_step, span
-from gossamer.exchanges import AllReduced, Gather, PushSum, Scatter
+from gossamer.counting.rehearsal import Average
+from gossamer.exchanges import AllReduced, Gather, Scatter
 from gossamer.memories import ErrorFeedback
+from gossamer.mixers import PushSum
 from gossamer.recipe import Bucket, Recipe, Rule
 from gossamer.schedules import Gossip, LocalSGD, SlowMo
 from gossamer.simulate import replicas, train
@@ -96,19 +100,19 @@ def test_rounds_with_fewer_peers_send_less() -> None:
     mixer = PushSum(Exponential(2))
     peers = [len(mixer.topology.peers(0, 6, round).to) for round in range(2)]
     assert peers == [2, 1]
-    assert bytes_per_step(Recipe(mixer, schedule=Gossip()), SHAPES, 6) == 1.5 * (4 * 92 + 4)
+    assert bytes_per_step(Recipe(AllReduced(FP32()), schedule=Gossip(mixer)), SHAPES, 6) == 1.5 * (4 * 92 + 4)
 
 
 def test_a_round_is_done_once_however_long_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     pushed, push = [], PushSum.push
 
-    def counted(self: PushSum, *args: object) -> object:
-        pushed.append(args)
-        return push(self, *args)  # type: ignore[arg-type]
+    def counted(self: PushSum, block: Block, *args: Any, **at: Any) -> object:
+        pushed.append(block.numel)
+        return push(self, block, *args, **at)
 
     monkeypatch.setattr(PushSum, "push", counted)
     bytes_per_step("slowmo_sgp(48)", SHAPES, 4)
-    assert len(pushed) == 4
+    assert len([numel for numel in pushed if numel > 1]) == 4  # one of each kind of round; small ones are free
 
 
 def test_no_wire_of_known_length_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,9 +150,14 @@ def test_a_rehearsal_notes_what_is_asked() -> None:
     loop = Rehearsal(Recipe.of("slowmo_sgp(3)"))
     for _ in range(6):
         loop.take_step()
-    assert loop.averages == 2
-    assert [round for _, round in loop.rounds] == [0, 1, 2, 3, 4, 5]
+    assert loop.averages == 2 * [Average((0,))]
+    assert [mail.message.keywords for mail in loop.mail] == [{"round": i} for i in range(6)]
     local = Rehearsal(Recipe.of("overlap_local_sgd(2)"))
     for _ in range(5):
         local.take_step()
-    assert (local.averages, local.in_flight()) == (2, True)
+    assert (len(local.averages), local.in_flight([0])) == (2, True)
+    late = Rehearsal(Recipe.of("backup"), size=3)
+    for _ in range(2):
+        late.take_step()
+    assert (late.averages, late.step) == (2 * [Average((0,))], 3)
+    assert [verb.tensor.numel() for verb in late.besides if isinstance(verb, AllReduce)] == [1, 1]  # the rates

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from tests.gpu import clocks, gloo, programs
+from tests.gpu.diary import diary
 from tests.gpu.rules import Rules
 from tests.gpu.tensors import Host
 
@@ -39,6 +40,7 @@ def _replace_cuda() -> None:
     cuda.current_device, cuda.set_device, cuda.device = clocks.current_device, clocks.set_device, clocks.device_guard
     cuda.current_stream, cuda.default_stream = clocks.current_stream, clocks.default_stream
     cuda.is_current_stream_capturing = lambda: False
+    cuda.set_sync_debug_mode = diary.set_debug_mode
     cuda.stream, cuda.set_stream = clocks.on, clocks.set_current
     cuda.Stream, cuda.Event, cuda.synchronize = clocks.Stream, clocks.Event, clocks.synchronize
 

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,16 +28,22 @@ class Diary:
     crossings: int = 0  # operations that were given to a process group
     live: int = 0  # bytes on the device
     peak: int = 0
+    warns: bool = False
 
     def clear(self) -> None:
         for counter in (self.syncs, self.lane_syncs, self.launches, self.races, self.lifetimes):
             counter.clear()
 
     def waits(self, what: str) -> None:
-        """The host waits for the device."""
+        """The host waits for the device. Torch warns of it where it is asked to, but not of waits for an event."""
+        if self.warns and what != "Event.synchronize":
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=2)
         in_lane = threading.current_thread().name.startswith("gossamer-")
         with lock:
             (self.lane_syncs if in_lane else self.syncs)[f"{what} @ {place(3)}"] += 1
+
+    def set_debug_mode(self, mode: str) -> None:
+        self.warns = mode == "warn"
 
     def grows(self, length: int) -> None:
         with lock:

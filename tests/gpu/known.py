@@ -16,17 +16,9 @@ class Known(NamedTuple):
     names: tuple[str, ...]  # of what it fails for
 
 
-LARGE = ("topk", "diana", "slowmo_sgp", "sgp", "osgp", "accordion", "accordion_batch")
+LARGE = ("topk", "diana")
 
-KNOWN: tuple[Known, ...] = (
-    Known(
-        11,
-        "numbers asked in the lane",
-        "test_no_lane_waits",
-        ("gather(topk(ratio=0.3, index='rice')) + error_feedback()",),
-    ),
-    Known(13, "whole blocks for a while", "test_what_is_needed_for_a_while", LARGE),
-)
+KNOWN: tuple[Known, ...] = (Known(13, "whole blocks for a while", "test_what_is_needed_for_a_while", LARGE),)
 
 
 def cases(test: str, names: Iterable[str]) -> list[Any]:

@@ -1,7 +1,7 @@
 """What a recipe may cost on a GPU."""
 
 from gossamer.controllers import Fixed
-from gossamer.core.contracts import Controller, Quorum
+from gossamer.core.contracts import Controller
 from gossamer.recipe import Recipe
 
 # Bytes a parameter beyond the model and its momentum, 4 of gradients included, that a preset keeps from step to step.
@@ -43,7 +43,7 @@ TENSOR_BY_TENSOR = {
 
 def syncs(recipe: Recipe) -> float:
     """How often the host may wait for the device, a step."""
-    if isinstance(recipe.exchange, Quorum):
+    if "waits for few" in recipe.schedule.traits:
         return 2  # once more before it claims its place: who is first is for the devices to say
     if not (recipe.schedule.averages_gradients or recipe.schedule.mixes or "push_sum" in repr(recipe)):
         return 1 / getattr(recipe.schedule, "every", 1)

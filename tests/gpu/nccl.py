@@ -9,7 +9,8 @@
    group makes one of its own.
 5. A send is a kernel that spins until its receive is there. What lies in one group (`_start_coalescing` to
    `_end_coalescing`, `alltoall_base`) goes at once, in no order. Tags mean nothing.
-6. No exception ever: when the watchdog's time is over, the process ends.
+6. No exception ever: what waits for a rank that is gone waits on, and when the watchdog's time is over, the process ends.
+   Who aborts a communicator before that ends its kernels, which leave things as they are.
 """
 
 import os
@@ -134,6 +135,7 @@ class Communicator:
         self.gloo = dist.ProcessGroupGloo(store, self.ranks.index(group.rank), len(self.ranks), timedelta(hours=1))
         watchdog.end(self)
         self._queue = queue.SimpleQueue[tuple[Work, str, Callable[[], None]] | None]()
+        self._under_way = list[Work]()
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         self._thread.start()
 
@@ -158,6 +160,7 @@ class Communicator:
             work.clock = dict(self.stream.clock)
             diary.crossings += 1
             launched.append(Launch(self.name, self.number, self._known(), text))
+        self._under_way = [w for w in self._under_way if not w.is_completed()] + [work]
         watchdog.begin(work, self.group.patience, f"{text}, number {self.number} on {self.name}, at {at}")
         self._queue.put((work, text if agreed else "", run))
         return work
@@ -175,10 +178,17 @@ class Communicator:
                     if agreed:
                         self._agree(agreed)
                     run()
+                except RuntimeError:  # a peer is gone: on a GPU the kernel does not know
+                    return
                 except BaseException as error:
                     die(f"{work.text} on {self.name}: {type(error).__name__}: {error}")
                 watchdog.end(work)
                 work.end()
+
+    def abort(self) -> None:
+        for work in self._under_way:
+            watchdog.end(work)
+            work.end()
 
     def _agree(self, text: str) -> None:
         mine = torch.zeros(TEXT, dtype=torch.uint8)
@@ -304,6 +314,8 @@ class StrictGroup:
 
     def abort(self, *_: Any) -> None:
         self.ended = "aborted"
+        for communicator in self.communicators.values():
+            communicator.abort()
 
     def shutdown(self, *_: Any) -> None:
         self.ended = self.ended or "shut down"

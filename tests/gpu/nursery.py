@@ -82,6 +82,7 @@ def _load() -> None:
         "gossamer.hosts.attach",
         "gossamer.recipes",
         "gossamer.kernels.gpu",
+        "gossamer.trial.gpu.rank",
         "tests.gpu.orders",
     ):
         importlib.import_module(name)

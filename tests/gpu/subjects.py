@@ -8,23 +8,25 @@ from tests.gpu.loops import Plan
 from tests.laws import samples
 
 from gossamer.catalogue import parts_of
-from gossamer.core.contracts import Mixer, Quorum
+from gossamer.core.contracts import Mixer
 from gossamer.core.parts import registry
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 
 SHORT = {"every": 2, "epoch": 2, "interval": 1}  # steps, so that something happens in few of them
 BUCKET = " + bucket(0.025)"  # three channels on the judges' model, where a recipe cuts it at all
+SMALL = " + bucket(0.015)"  # five, where two at a time are on their way
 
 # Worth trying besides: what they do on a GPU is their own.
 BESIDES = (
     "allreduce(ternary())",
-    "gather(topk(ratio=0.3, index='rice')) + error_feedback()",
     "gather(topk(ratio=0.3, scope='global')) + error_feedback()",
     "allreduce(fp32()) + every_step(micro_batches=2, rate=2.0)",
     "scatter(topk(ratio=0.3), answer=bf16()) + error_feedback()",
-    "push_sum(topology=ring()) + gossip(every=2, overlap=True)",
-    "first(over=scatter(qsgd()))",
+    "allreduce(fp32()) + gossip(push_sum(ring()), every=2, overlap=True)",
+    "scatter(qsgd()) + first()",
+    "nodes(scatter(qsgd()), 2)",
+    "nodes(allreduce(powersgd()), 2) + error_feedback()",
 )
 
 # Recipes with the parts that come with a recipe's text only.
@@ -64,20 +66,23 @@ def with_parts() -> tuple[str, ...]:
 
 
 def ranks_of(text: str) -> int:
-    """How many it takes: backup workers need one more."""
-    return 3 if isinstance(Recipe.of(text).exchange, Quorum) else 2
+    """How many it takes: backup workers need one more, and so do two nodes of which one has two ranks."""
+    return 3 if waits_for_few(text) or Recipe.of(text).groups(3) else 2
+
+
+def waits_for_few(text: str) -> bool:
+    return "waits for few" in Recipe.of(text).schedule.traits
 
 
 def is_cut(text: str) -> bool:
     """Whether the model travels in buckets."""
-    recipe = Recipe.of(text)
-    return "bucket" not in text and not isinstance(recipe.exchange, Quorum | Mixer)
+    return "bucket" not in text and not waits_for_few(text)
 
 
 def talks_to_one(text: str) -> bool:
     """Whether it sends point to point."""
     recipe = Recipe.of(text)
-    return isinstance(recipe.exchange, Mixer) or recipe.schedule.mixes or "push_sum" in repr(recipe)
+    return recipe.schedule.mixes or any(isinstance(part, Mixer) for part in parts_of(recipe))
 
 
 @cache
@@ -88,7 +93,8 @@ def named() -> dict[str, str]:
 
 def plan_of(text: str, **changes: Any) -> Plan:
     """The run that most tests look at."""
-    return Plan(text + BUCKET if is_cut(text) else text, **{"ranks": ranks_of(text)} | changes)
+    bucket = SMALL if talks_to_one(text) else BUCKET
+    return Plan(text + bucket if is_cut(text) else text, **{"ranks": ranks_of(text)} | changes)
 
 
 def plans_under_nccl(text: str) -> list[Plan]:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from tests.gpu.loops import Plan, Seen, World
 from tests.gpu.nursery import Nursery, RankError
-from tests.gpu.subjects import named, plan_of, short_presets
+from tests.gpu.subjects import named, plan_of, short_presets, waits_for_few
 
-from gossamer.core.contracts import Quorum
 from gossamer.recipe import Recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
@@ -43,7 +42,7 @@ def _row(run: Callable[[Plan], list[Seen]], text: str, without_triton: bool) -> 
         plain = _number(other.syncs_a_step() + other.lane_syncs_a_step())
     waits = f"{_number(seen.syncs_a_step())}{_round(text)}"
     return (
-        "1 or 2" if isinstance(Recipe.of(text).exchange, Quorum) else waits,  # as others are late
+        "1 or 2" if waits_for_few(text) else waits,  # as others are late
         _number(seen.lane_syncs_a_step()),
         plain,
         f"{seen.launches_a_step():.0f}",

@@ -5,7 +5,8 @@ An operation on them
 - is one launch on the current stream of the tensors' device, unless it is a view;
 - reads its arguments and writes its results, and what it works on in place;
 - makes the host wait where it needs a number to go on, and where it copies between host and device, unless the host's
-  side is pinned and nobody asked to wait.
+  side is pinned and nobody asked to wait;
+- multiplies by the reciprocal of a number of the host's, where it is to divide by it, as torch does on GPUs.
 """
 
 from collections.abc import Callable, Iterator
@@ -215,7 +216,15 @@ class Operation:
             kwargs["device"] = torch.device("cpu")
         if "pin_memory" in kwargs:
             kwargs["pin_memory"] = None
-        return self.func(*each(_bare, self.args), **each(_bare, kwargs))
+        args = each(_bare, self.args)
+        if self.name in ("div", "div_", "true_divide") and not kwargs and self._divides_by_a_hosts_number():
+            args = args[0], 1 / torch.as_tensor(args[1], dtype=args[0].dtype)
+            return (args[0].mul_ if self.name == "div_" else args[0].mul)(args[1])
+        return self.func(*args, **each(_bare, kwargs))
+
+    def _divides_by_a_hosts_number(self) -> bool:
+        x, by = self.args
+        return isinstance(x, Cuda) and x.is_floating_point() and not isinstance(by, Cuda)
 
     def _mine(self, out: Any, use: Use) -> Any:
         """The result as a tensor of the device: what was given, where it was written in place."""

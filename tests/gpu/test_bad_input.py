@@ -23,15 +23,20 @@ def gpu(rank: int) -> str:
 
 
 def refused(
-    rank: int, size: int, make: Callable[[int], nn.Module], backends: str, buffers: Any = None
+    rank: int,
+    size: int,
+    make: Callable[[int], nn.Module],
+    backends: str,
+    buffers: Any = None,
+    recipe: str = "local_sgd(2)",
 ) -> tuple[str, str]:
     from tests.gpu import users
 
-    users.begin(Plan("local_sgd(2)", backends=backends))
+    users.begin(Plan(recipe, backends=backends))
     model = make(rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     try:
-        gossamer.attach(model, optimizer, "local_sgd(2)", deadline=20.0, buffers=buffers).detach()
+        gossamer.attach(model, optimizer, recipe, deadline=20.0, buffers=buffers).detach()
     except Exception as error:
         return type(error).__name__, str(error)
     return "", "no error"
@@ -108,6 +113,19 @@ def test_ranks_that_share_a_gpu_are_told_before_nccl_fails(nursery: Nursery) -> 
         assert kind == "AttachError"
         assert text.startswith("ranks 0, 1 share one GPU, ")
         assert "process_group=torch.distributed.new_group(backend='gloo')" in text
+
+
+RICE = "gather(topk(ratio=0.3, index='rice')) + error_feedback()"
+RULED = "gather(topk(ratio=0.3)) + error_feedback() + rule('ndim > 1', gather(topk(ratio=0.3, index='rice')), error_feedback())"
+
+
+@pytest.mark.parametrize("recipe", [RICE, RULED, RICE.replace("gather", "scatter")])
+def test_lengths_that_only_the_gpu_knows_are_refused(nursery: Nursery, recipe: str) -> None:
+    for rank, (kind, text) in enumerate(nursery.run(2, refused, on_the_gpu, "nccl", None, recipe)):
+        assert kind == "AttachError"
+        assert text.startswith("topk(ratio=0.3, index='rice') writes messages whose length depends on what is in them")
+        assert f"cuda:{rank + 1}" in text
+    assert nursery.run(2, refused, on_the_cpu, "gloo", None, recipe) == [("", "no error")] * 2
 
 
 @pytest.mark.parametrize(

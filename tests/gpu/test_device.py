@@ -189,6 +189,17 @@ def evaluated(rank: int, size: int, text: str) -> dict[str, Any]:
     return watched(rank, size, act)
 
 
+def divided() -> list[bool]:
+    x = torch.arange(100.0) ** 3
+    there = x.to("cuda:0")
+    three = torch.tensor(3.0, device="cuda:0")
+    return [torch.equal((y).cpu(), x / 3) for y in (there / 3, there.clone().div_(3), there / three)]
+
+
+def test_by_a_plain_number_torch_does_not_divide_on_gpus(nursery: Nursery) -> None:
+    assert see(nursery, divided)["result"] == [False, False, True]
+
+
 # -- devices -----------------------------------------------------------------------------------------------------------------
 
 

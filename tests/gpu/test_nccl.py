@@ -6,11 +6,8 @@ import pytest
 from tests.gpu import limits
 from tests.gpu.known import cases
 from tests.gpu.loops import World
-from tests.gpu.subjects import named, one_of_a_kind, plan_of, plans_under_nccl, short_presets
+from tests.gpu.subjects import named, one_of_a_kind, plan_of, plans_under_nccl, short_presets, waits_for_few
 from tests.gpu.test_recipes import seen_of
-
-from gossamer.core.contracts import Quorum
-from gossamer.recipe import Recipe
 
 pytestmark = pytest.mark.gang
 
@@ -46,7 +43,7 @@ def test_launches_do_not_grow(world: World, name: str) -> None:
         assert b.launches_a_step() - a.launches_a_step() <= more, b.launches - a.launches
 
 
-RESUMED = [n for n, text in short_presets().items() if not isinstance(Recipe.of(text).exchange, Quorum)]
+RESUMED = [n for n, text in short_presets().items() if not waits_for_few(text)]
 
 
 @pytest.mark.parametrize("name", cases("test_a_checkpoint_on_the_cpu_resumes", RESUMED))

@@ -58,6 +58,32 @@ def test_a_scale_is_not_asked_for_in_the_midst_of_backward(nursery: Nursery) -> 
         assert asked == {"tolist": STEPS, "Event.synchronize": STEPS, **own}, seen
 
 
+def compiled(rank: int, size: int) -> list[int]:
+    """How many of Triton's programs were launched when attach was through, and how many are new in the first step."""
+    from tests.gpu import users
+    from tests.gpu.diary import diary
+
+    def launched() -> set[str]:
+        return {name for name in diary.launches if name.startswith("triton ")}
+
+    users.begin(Plan("qsgd"))
+    device = torch.device("cuda", rank + 1)
+    torch.cuda.set_device(device)
+    model = net(Plan("qsgd")).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with gossamer.attach(model, optimizer, "qsgd", deadline=20.0):
+        before = launched()
+        model(torch.randn(4, 32).to(device)).square().mean().backward()
+        optimizer.step()
+        return [len(before), len(launched() - before)]
+
+
+def test_kernels_are_compiled_before_the_first_step(nursery: Nursery) -> None:
+    for before, new in nursery.run(2, compiled):
+        assert before > 0
+        assert new == 0
+
+
 def captured(rank: int, size: int) -> tuple[str, str]:
     """A loop that captures its step in a CUDA graph: what backward says of it, and what attach says of compiled autograd."""
     import torch._dynamo.config

@@ -1,5 +1,6 @@
 """What a user's process looks like: GPUs are there, and the process group says what backends it has."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from tests.gpu.loops import Plan
 
 _plan: "Plan | None" = None
-_made = 0
+_made = Counter[tuple[int, ...]]()  # groups of these ranks so far; all of them make theirs, and nobody else
 CONFIGURATIONS = {"nccl": "cuda:nccl", "gloo": "cpu:gloo,cuda:gloo"}  # of a group without a name: both
 
 
@@ -30,10 +31,11 @@ def begin(plan: "Plan") -> None:
 
 def new_group(ranks: Sequence[int], size: int, deadline: float, device: torch.device) -> nccl.StrictGroup:
     """Stands for fabrics.nccl.new_group."""
-    global _made
     from tests.gpu.loops import PATIENCE
 
     assert _plan is not None
-    _made += 1
+    members = tuple(ranks)
+    _made[members] += 1
     store = dist.distributed_c10d._get_default_store()
-    return nccl.StrictGroup(store, f"group {_made}", dist.get_rank(), size, device, _plan.eager, PATIENCE)
+    name, rank = f"group {_made[members]} of {members}", members.index(dist.get_rank())
+    return nccl.StrictGroup(store, name, rank, size, device, _plan.eager, PATIENCE)

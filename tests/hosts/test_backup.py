@@ -52,11 +52,11 @@ def straggling(rank: int, size: int, recipe: str, spoilt: int = 0) -> dict[str, 
             "rates": rates,
             "clips": clips[0],
             "metric": comm.metrics()["dropped_steps"],
-            "accepted": dict(comm.worker.stand.accepted),
+            "accepted": dict(comm.worker.live["quorum"].accepted),
         }
 
 
-@pytest.mark.parametrize("recipe", ["backup", "first(over=scatter(qsgd(bits=8)))"])
+@pytest.mark.parametrize("recipe", ["backup", "scatter(qsgd(bits=8)) + first()"])
 def test_a_late_rank_is_dropped_told_and_catches_up(gang4: Gang, recipe: str) -> None:
     outcomes = gang4.run(straggling, recipe)
     late = outcomes[3]

@@ -125,7 +125,7 @@ def measured(rank: int, size: int, recipe: str) -> tuple[dict[str, float], dict[
         ("powersgd(rank=1)", 0.01, 1.0),
         ("qsgd(bits=8) + local_sgd(3)", 1e-5, 0.1),
         ("qsgd(bits=8) + local_sgd(4)", 1e-5, 0.1),  # no multiple of three ends a round
-        ("first(backups=0, over=scatter(qsgd(bits=8)))", 1e-5, 0.1),
+        ("scatter(qsgd(bits=8)) + first(backups=0)", 1e-5, 0.1),
     ],
 )
 def test_metrics_count_and_measure(gang2: Gang, recipe: str, least: float, most: float) -> None:

@@ -57,7 +57,7 @@ RECIPES = [
     "osgp(every=2)" + SMALL,
     "accordion(epoch=2, mild=3, harsh=1, interval=1, threshold=0.1)" + SMALL,
     "accordion_batch(epoch=2, factor=4, interval=1, threshold=1000.0)",
-    "first(backups=0, over=scatter(qsgd()))",
+    "scatter(qsgd()) + first(backups=0)",
 ]
 
 

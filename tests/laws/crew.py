@@ -13,6 +13,7 @@ from gossamer.core.verbs import Program
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import simulate
 from gossamer.recipe import Recipe
+from gossamer.worker.units import rescale
 
 
 class Crew:
@@ -25,20 +26,29 @@ class Crew:
         self.size, self.seed, self.done = size, seed, 0
         self.kept: list[State] = [{} for _ in range(size)]
         self.carried: list[State] = [{} for _ in range(size)]
+        self.scale = 1.0
         self.ledger = Ledger()
         self.echoes: list[Echo] = []
 
     def step(self, blocks: Sequence[Block], lr: float = 1.0, scale: float = 1.0) -> Tensor:
         self.done += 1
         self.echoes = []
-        outcome = simulate([self._program(r, b, lr, scale) for r, b in enumerate(blocks)], ledger=self.ledger)
+        self._follow(scale)
+        outcome = simulate([self._program(r, b, lr) for r, b in enumerate(blocks)], ledger=self.ledger)
         first, *others = outcome.results
         assert all(torch.equal(first, o) for o in others) or not first.isfinite().all()
         return first
 
-    def _program(self, rank: int, block: Block, lr: float, scale: float) -> Program[Tensor]:
+    def _follow(self, scale: float) -> None:
+        """As the worker does: what is kept comes in the units of the gradients of now."""
+        for kept, carried in zip(self.kept, self.carried, strict=True):
+            rescale(self.memory, kept, scale / self.scale)
+            rescale(self.exchange, carried, scale / self.scale)
+        self.scale = scale
+
+    def _program(self, rank: int, block: Block, lr: float) -> Program[Tensor]:
         shift = self.memory.follow(self.exchange.omega(block.layout, self.size))
-        seat = Seat(rank, self.size, self.done, Draw(self.seed, self.done, rank), scale, lr, shift)
+        seat = Seat(rank, self.size, self.done, Draw(self.seed, self.done, rank), lr=lr, shift=shift)
 
         def send(block: Block, seat: Seat) -> Program[Echo]:
             echo = yield from self.exchange.average(block, self.carried[rank], seat)

@@ -5,7 +5,8 @@ A part says itself what is typical of it. For settings worth trying besides, suc
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -17,12 +18,12 @@ from gossamer.core.contracts import (
     LinearCodec,
     Memory,
     Mixer,
-    Quorum,
-    Schedule,
     Topology,
+    Update,
 )
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, parse, registry
+from gossamer.core.schedule import Schedule
 from gossamer.memories import ErrorFeedback, NoMemory
 from gossamer.recipe import Recipe
 from gossamer.schedules import EveryStep
@@ -34,9 +35,16 @@ MORE: dict[str, tuple[str, ...]] = {
     "error_feedback": ("error_feedback(decay=0.9)", "error_feedback(units='update')"),
     "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
-    "first": ("first(backups=0)", "first(over=scatter(qsgd()))"),
+    "first": ("first(backups=0)",),
     "gossip": ("gossip(every=2)", "gossip(overlap=True)"),
     "local_sgd": ("local_sgd(2)", "local_sgd(2, warmup=2)"),
+    "nodes": (
+        "nodes(allreduce(fp32()), 2)",
+        "nodes(scatter(qsgd(bits=4, bucket=16)), 2)",
+        "nodes(gather(topk(ratio=0.3, index='rice')), 2)",
+        "nodes(allreduce(powersgd()), 2)",
+        "nodes(nodes(scatter(topk(ratio=0.3)), 2), 2, inside=scatter(bf16()))",
+    ),
     "none": ("none(allow_biased=True)",),
     "overlap_local_sgd": ("overlap_local_sgd(2)", "overlap_local_sgd(2, beta=0.0)"),
     "powersgd": ("powersgd(rank=1)", "powersgd(rank=64, min_ratio=1.0)"),
@@ -100,18 +108,14 @@ def linear_codecs() -> list[LinearCodec]:
 
 def exchanges() -> list[Exchange]:
     """Every exchange around every codec that it accepts."""
-    plain = [e for e in samples("exchange") if isinstance(e, Exchange)]
+    plain = samples("exchange")
     carriers = [type(e) for e in plain if any(f.name == "codec" for f in fields(e))]  # pyright: ignore
     carried = [e for make, codec in product(carriers, samples("codec")) for e in legal(make, codec)]
     return [*carried, *(e for e in plain if e not in carried)]
 
 
 def mixers() -> list[Mixer]:
-    return [e for e in samples("exchange") if isinstance(e, Mixer)]
-
-
-def quorums() -> list[Quorum]:
-    return [e for e in samples("exchange") if isinstance(e, Quorum)]
+    return samples("mixer")
 
 
 def memories() -> list[Memory]:
@@ -119,7 +123,12 @@ def memories() -> list[Memory]:
 
 
 def schedules() -> list[Schedule]:
-    return samples("schedule")
+    """Mixers are driven by one."""
+    return list(dict.fromkeys([*samples("schedule"), *(parse(f"gossip({m})") for m in mixers())]))
+
+
+def updates() -> list[Update]:
+    return samples("update")
 
 
 def topologies() -> list[Topology]:
@@ -138,8 +147,14 @@ CARRIERS = (
 
 def carried(schedule: Schedule) -> Iterator[Recipe]:
     """The schedule with what can carry it."""
-    for exchange in (*map(parse, CARRIERS), *mixers()):
+    for exchange in map(parse, CARRIERS):
         yield from legal(Recipe, exchange, NoMemory(), schedule)
+
+
+def updated(update: Update) -> Iterator[Recipe]:
+    """The update over the exchanges of `CARRIERS`."""
+    for exchange in map(parse, CARRIERS):
+        yield from legal(partial(Recipe, update=update), exchange)
 
 
 def controlled(controller: Controller) -> Iterator[Recipe]:
@@ -159,9 +174,11 @@ def recipes() -> list[Recipe]:
     out = list(preset_recipes().values())
     pairs = product(exchanges(), memories())
     out += [r for e, m in pairs for r in legal(Recipe, e, m)]
-    carriers = [*(r for r in preset_recipes().values()), *(Recipe.of(f"{m} + gossip()") for m in mixers())]
+    carriers = [*preset_recipes().values()]
     for base, schedule in product(carriers, schedules()):
         out += legal(Recipe, base.exchange, base.memory, schedule)
+    for base, update in product(carriers, updates()):
+        out += legal(partial(replace, update=update), base)
     for base, controller in product(carriers, controllers()):
         out += legal(Recipe, base.exchange, base.memory, base.schedule, controller)
     return list({repr(r): r for r in out}.values())
@@ -191,9 +208,10 @@ __all__ = [
     "mixers",
     "plainest",
     "preset_recipes",
-    "quorums",
     "recipes",
     "samples",
     "schedules",
     "topologies",
+    "updated",
+    "updates",
 ]

@@ -39,7 +39,10 @@ SAME = [
         "qsgd + bucket(0.00002)",
     ),
     ("allreduce + accordion_batch(1, 2, interval=1)", "allreduce"),
-    ("push_sum() + gossip(overlap=False)", "sgp"),
+    ("allreduce(fp32()) + gossip(push_sum(), overlap=False)", "sgp"),
+    ("nodes(scatter(qsgd(bits=4, bucket=16)), 1)", "scatter(qsgd(bits=4, bucket=16))"),
+    ("nodes(gather(topk(ratio=0.3)), 1) + error_feedback()", "gather(topk(ratio=0.3)) + error_feedback()"),
+    ("nodes(scatter(qsgd(bits=4, bucket=16)), 8)", "allreduce"),
 ]
 
 
@@ -51,8 +54,8 @@ def test_a_neutral_knob_changes_no_bit(neutral: str, plain: str, size: int) -> N
 
 @pytest.mark.parametrize("size", SIZES)
 def test_no_backups_is_synchronous_training_bit_for_bit(size: int) -> None:
-    assert bit_equal([torch.stack(outcome("first(backups=0)", size)), torch.stack(outcome("allreduce", size))])
-    over = "first(backups=0, over=scatter(qsgd()))"
+    assert bit_equal([torch.stack(outcome("backup(backups=0)", size)), torch.stack(outcome("allreduce", size))])
+    over = "scatter(qsgd()) + first(backups=0)"
     assert bit_equal([torch.stack(outcome(over, size)), torch.stack(outcome("qsgd", size))])
 
 

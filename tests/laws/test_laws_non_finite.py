@@ -140,7 +140,7 @@ def test_fp16_overflow_skips_the_step_and_training_goes_on() -> None:
 
 
 def test_a_double_precision_gradient_beyond_float32_is_finite() -> None:
-    from gossamer.worker.finite import all_finite
+    from gossamer.kernels.finite import all_finite
 
     assert all_finite([torch.tensor([1e300], dtype=torch.float64), torch.zeros(0)])
     assert not all_finite([torch.tensor([1.0]), torch.tensor([1.0, NAN])])

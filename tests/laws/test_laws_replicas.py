@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.worker import fleet
-from tests.worker.gym import anchors, bit_equal, make, noise, on_all, parameters, pull, train
+from tests.worker.gym import anchors, bit_equal, held, land, make, noise, on_all, parameters, pull, train
 
 SIZES = [1, 2, 3, 4, 8]
 STEPS = 7
@@ -77,11 +77,11 @@ def test_gossip_moves_the_sum_of_models_as_the_sum_of_gradients_does(recipe: str
     ranks, twins = make(recipe, size), make("allreduce", size)
     train(twins, push_apart, STEPS)
     train(ranks, push_apart, STEPS)
-    on_all(ranks, lambda w: w.land_mix(w.recipe.exchange))
-    mean = sum(torch.cat(r.worker.parameters()) for r in ranks) / size
+    on_all(ranks, land)
+    mean = sum(held(r) for r in ranks) / size
     weights = sum(float(c.states["mixer"].get("w", 1.0)) for r in ranks for c in r.worker.channels)
     assert weights == pytest.approx(size * len(ranks[0].worker.channels), rel=1e-6)
-    torch.testing.assert_close(mean, torch.cat(twins[0].worker.parameters()), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mean, twins[0].flat(), rtol=1e-5, atol=1e-5)
 
 
 def test_more_micro_batches_than_one_leave_replicas_equal() -> None:

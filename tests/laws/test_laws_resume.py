@@ -133,11 +133,31 @@ def test_a_new_world_keeps_the_mean_residual_and_everything_owed(recipe: str, ol
     for name in a:
         torch.testing.assert_close(a[name] / old, b[name] / new, rtol=1e-6, atol=1e-7)
     a, b = total(before, "exchange", "owed"), total(after, "exchange", "owed")
-    assert bool(a) == ("scatter" in recipe and old > 1)  # alone, nothing is exchanged
+    owes = "scatter" in recipe and "nodes" not in recipe  # of a node, what it owes is the memory's
+    assert bool(a) == (owes and old > 1)  # alone, nothing is exchanged
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=1e-6, atol=1e-7)
     train(after, pull, 3)
     assert bit_equal(parameters(after))
+
+
+@pytest.mark.parametrize("everybody", [True, False])
+def test_other_buckets_keep_everything_owed_with_the_own_dictionary_or_with_all(everybody: bool) -> None:
+    recipe = "scatter(topk(ratio=0.2)) + error_feedback()"
+    before = make(recipe, 3)
+    train(before, pull, 4)
+    dictionaries = [checkpoint.save(r.worker) for r in before]
+    after = make(f"{recipe} + bucket(0.0005)", 3)
+    for r, own in zip(after, dictionaries, strict=True):
+        checkpoint.load(r.worker, dictionaries if everybody else own)
+    (a, b), (c, d) = ([total(ranks, *where) for where in OWED] for ranks in (before, after))
+    for name in a:
+        torch.testing.assert_close(a[name] + b[name] / 3, c[name] + d[name] / 3, rtol=1e-6, atol=1e-6)
+    assert everybody == all(torch.equal(b[name], d[name]) for name in b)
+    train(after, pull, 1)
+
+
+OWED = ("exchange", "owed"), ("memory", "residual")
 
 
 @pytest.mark.parametrize(("old", "new"), CHANGES)
@@ -166,7 +186,7 @@ def test_every_recipe_trains_on_in_another_world(recipe: str) -> None:
 
 
 def test_loading_all_dictionaries_into_the_same_world_takes_each_rank_its_own() -> None:
-    for recipe in ("topk(ratio=0.1)", "first(backups=1, over=scatter(ternary(), feedback=1.0))", "osgp"):
+    for recipe in ("topk(ratio=0.1)", "scatter(ternary(), feedback=1.0) + first(backups=1)", "osgp"):
         ranks = make(recipe, 3)
         train(ranks, pull, 3)
         on_all(ranks, lambda w: w.quiesce())
@@ -191,6 +211,13 @@ def test_a_checkpoint_of_another_recipe_is_refused_with_both_names() -> None:
         checkpoint.load(one("topk(ratio=0.2)"), checkpoint.save(one("topk(ratio=0.1)")))
 
 
+def test_a_state_of_no_known_shape_is_refused_and_not_cut_up() -> None:
+    worker = one("topk(ratio=0.1)", 2, size=2)
+    worker.channels[0].states["memory"]["sketch"] = torch.zeros(3, 4)
+    with pytest.raises(CheckpointError, match=r"'sketch' of the block of 'scale' has 12 elements.*as 'sketch:NAME'"):
+        checkpoint.save(worker)
+
+
 def test_something_else_than_a_checkpoint_is_refused() -> None:
     worker = one("allreduce")
     saved = checkpoint.save(worker)
@@ -199,7 +226,7 @@ def test_something_else_than_a_checkpoint_is_refused() -> None:
         (1,): "not a checkpoint: .* not a int",
         (): "no dictionary of any rank",
         "whole": "not a checkpoint of a communicator: it holds 'comm', 'model', and no 'format'; give it the entry 'comm'",
-        "early": r"written by an early gossamer.* in format 1; gossamer [\d.]+ reads format 2. Go on with",
+        "early": r"written by an early gossamer.* in format 1; gossamer [\d.]+ reads format 2 and 3. Go on with",
         "later": "written by gossamer 3.1 in format 99",
     }.items():
         given = {
@@ -367,7 +394,7 @@ class Colon(torch.nn.Module):
 def test_names_with_colons_and_slashes_are_names(recipe: str) -> None:
     worker, again = one(recipe, 2, size=2, model=Colon), one(recipe, size=2, model=Colon)
     checkpoint.load(again, checkpoint.save(worker))
-    assert {k for c in again.channels for k in c.states["memory"]} == {"residual", "unit"}
+    assert {k for c in again.channels for k in c.states["memory"]} == {"residual"}
     assert same(checkpoint.save(worker), checkpoint.save(again))
 
 

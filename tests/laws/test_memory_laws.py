@@ -10,7 +10,7 @@ from tests.laws.samples import exchanges, legal, memories
 from tests.worker.gym import bit_equal, make, parameters, pull, remembered, same_memory, spoiled, train
 
 from gossamer.core.block import Block
-from gossamer.core.contracts import Memory
+from gossamer.core.contracts import Carrier, Memory
 from gossamer.memories import ErrorFeedback
 from gossamer.recipe import Recipe
 
@@ -28,6 +28,11 @@ def gradients(size: int, step: int, dtype: torch.dtype = torch.float32) -> list[
     return out
 
 
+def codec_of(recipe: Recipe) -> str:
+    """The name of the exchange's codec; nothing where it has none of its own."""
+    return recipe.exchange.codec.name if isinstance(recipe.exchange, Carrier) else ""
+
+
 @pytest.mark.parametrize("recipe", [r for r in PAIRS if r.memory == ErrorFeedback()], ids=repr)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_with_error_feedback_the_sum_of_means_and_what_is_kept_is_the_sum_of_gradients(
@@ -43,7 +48,7 @@ def test_with_error_feedback_the_sum_of_means_and_what_is_kept_is_the_sum_of_gra
         "bf16": 0.03,
         "fp16": 0.003,
     }  # sums of halves are rounded on their way under allreduce, for nobody to keep
-    tolerance = coarse.get(str(recipe.exchange.codec.name), 1e-5) if "allreduce" in repr(recipe) else 1e-5  # pyright: ignore
+    tolerance = coarse.get(codec_of(recipe), 1e-5) if "allreduce" in repr(recipe) else 1e-5
     assert float((got + kept - given).norm() / given.norm()) < tolerance  # pyright: ignore
 
 
@@ -75,7 +80,7 @@ def test_the_mean_may_be_written_over_the_gradient(recipe: Recipe) -> None:
 
 @every_pair
 def test_a_changing_loss_scale_changes_no_bit(recipe: Recipe) -> None:
-    if recipe.exchange.codec.name == "fp16":  # pyright: ignore
+    if codec_of(recipe) == "fp16":
         return  # it rounds small numbers to coarser steps, so its scale does matter
     plain, scaled = Crew(recipe, 2), Crew(recipe, 2)
     for step, scale in enumerate([1.0, 2.0**10, 2.0**10, 2.0**5, 2.0**16, 1.0]):

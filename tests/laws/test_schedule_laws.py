@@ -6,7 +6,7 @@ import pytest
 from tests.laws.samples import carried, schedules
 from tests.worker.gym import bit_equal, make, parameters, pull, sgd, train
 
-from gossamer.core.contracts import Schedule
+from gossamer.core.schedule import Schedule
 from gossamer.core.verbs import Descend
 from gossamer.fabrics.sim import simulate
 from gossamer.recipe import Recipe
@@ -29,15 +29,15 @@ def test_it_descends_once_a_step(recipe: Recipe) -> None:
     def counting(rank: int):
         worker = ranks[rank].worker
         for i, channel in enumerate(worker.channels) if recipe.schedule.averages_gradients else ():
-            still = channel.gather([p.new_zeros(p.shape) for p in channel.parameters])
-            worker.expect(i, (yield worker.program(i, still)))
-        steps, answer = recipe.schedule.step(worker), None
+            yield from worker.ready(i, channel.empty())
+        steps, answer = worker.steps(), None
         while True:
             try:
                 verb = steps.send(answer)
             except StopIteration:
                 break
             if isinstance(verb, Descend):
+                assert verb.missed is None
                 asked[rank] += 1
                 answer = True
             else:
@@ -45,6 +45,8 @@ def test_it_descends_once_a_step(recipe: Recipe) -> None:
         worker.end_step()
 
     for step in range(1, STEPS + 1):
+        for r in ranks:
+            r.worker.live.clear()  # what waits in a simulation that is over
         simulate([counting(r) for r in range(3)])
         assert asked == dict.fromkeys(range(3), step)
 

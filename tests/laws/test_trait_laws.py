@@ -9,19 +9,20 @@ import pytest
 import torch
 from tests.laws.blocks import agree, bits, block, seat, sent, vector
 from tests.laws.crew import Crew
-from tests.laws.samples import controlled, controllers, exchanges, memories, mixers, quorums, schedules
+from tests.laws.samples import controlled, controllers, exchanges, memories, schedules, updates
 from tests.worker.fleet import SMALL
-from tests.worker.gym import Odd, bit_equal, make, parameters, pull, train
+from tests.worker.gym import Odd, bit_equal, held, make, on_all, parameters, pull, train
 
 from gossamer.combinations import Singled
 from gossamer.controllers import Fixed
 from gossamer.core.block import Block
-from gossamer.core.contracts import Controller, Echo, Exchange, Memory, Mixer, Schedule
+from gossamer.core.contracts import Controller, Echo, Exchange, Memory, Update
 from gossamer.core.errors import RecipeError
+from gossamer.core.schedule import Schedule
 from gossamer.core.terms import TRAITS, needs
 from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe
-from gossamer.rules import Rule
+from gossamer.worker import Worker
 
 DRAWS = 300
 LAWS: dict[str, Callable[[Any], None]] = {}
@@ -73,19 +74,23 @@ def loses_less_than_there_is(exchange: Exchange) -> None:
 
 
 @law("whole")
-def sees_all_parameters_in_one_block(exchange: Exchange) -> None:
-    memory = " + none(allow_biased=True)" if exchange.needs_feedback else ""
-    assert len(make(f"{exchange}{memory}{SMALL}", 2)[0].worker.channels) == 1
+def sees_all_parameters_in_one_block(party: Any) -> None:
+    recipe = party if party.kind == "exchange" else f"allreduce(fp32()) + {party}"
+    memory = " + none(allow_biased=True)" if party.kind == "exchange" and party.needs_feedback else ""
+    assert len(make(f"{recipe}{memory}{SMALL}", 3)[0].worker.channels) == 1
 
 
-@law("whole step")
-def cannot_be_a_rules(exchange: Any) -> None:
-    with pytest.raises(RecipeError, match="acts on the whole step"):
-        Rule("ndim < 2", exchange)
+@law("exact")
+def loses_nothing(exchange: Exchange) -> None:
+    """Whole numbers, whose sums are exact."""
+    blocks = [vector(torch.arange(300.0) - 100 * r) for r in range(2)]
+    for echo, given in zip(once(exchange, blocks)[0], blocks, strict=True):
+        assert torch.equal(echo.mean, (blocks[0].flat + blocks[1].flat) / 2)
+        assert torch.equal(sent(echo, given), given.flat)
 
 
 @law("mixes")
-def pulls_together_and_keeps_the_sum(mixer: Mixer) -> None:
+def pulls_together_and_keeps_the_sum(schedule: Schedule) -> None:
     def apart(model: torch.nn.Module, rank: int, step: int) -> float:
         for p in model.parameters():
             p.grad = torch.full_like(p, float(rank)) if step == 1 else torch.zeros_like(p)
@@ -94,11 +99,14 @@ def pulls_together_and_keeps_the_sum(mixer: Mixer) -> None:
     def plain(model: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.1)
 
-    ranks = make(f"{mixer} + gossip()", 4, optimizer=plain)
+    ranks = make(f"allreduce(fp32()) + {schedule}", 4, optimizer=plain)
     start = parameters(ranks)[0]
     train(ranks, apart, 12)
+    on_all(ranks, Worker.quiesce)
+    torch.testing.assert_close(sum(held(r) for r in ranks) / 4, start - 0.1 * 1.5, rtol=1e-5, atol=1e-5)
+    weights = torch.stack([s.weight for r in ranks for s in schedule.judged(r.worker.loop) or []])
+    assert float(weights.sum()) == 4 * len(ranks[0].worker.channels)
     models = torch.stack(parameters(ranks))
-    torch.testing.assert_close(models.mean(0), start - 0.1 * 1.5, rtol=1e-5, atol=1e-5)
     assert float((models - models.mean(0)).abs().max()) < 0.1  # 0.15 as they were before the first round
 
 
@@ -173,11 +181,14 @@ def averages_at_every_step(schedule: Schedule) -> None:
         assert bit_equal(parameters(ranks))
 
 
-@law("wants mixing")
-def drives_what_mixes(schedule: Schedule) -> None:
-    assert schedule.mixes
-    for mixer in mixers():
-        Recipe(mixer, schedule=schedule)
+@law("waits for few")
+def goes_on_without_the_latest(schedule: Schedule) -> None:
+    ranks = make(f"allreduce(fp32()) + {schedule}", 3)
+    train(ranks, pull, 6, seconds=lambda rank, step: 100.0 if rank == 2 else 1.0)
+    late = "backups=0" not in repr(schedule)
+    assert [r.clock for r in ranks] == ([6.0, 6.0, 100.0] if late else [600.0] * 3)
+    assert [r.worker.dropped for r in ranks] == [[], [], [1] if late else []]
+    assert bit_equal(parameters(ranks))
 
 
 @law("batch")
@@ -196,6 +207,17 @@ def moves_otherwise_than_the_optimizer(schedule: Schedule) -> None:
 
 
 # -- of how much, and for whom -----------------------------------------------------------------------------------------
+
+
+@law("directs")
+def is_no_mean_any_more(update: Update) -> None:
+    ranks, plain = make(f"allreduce(fp32()) + {update}", 2), make("allreduce", 2)
+    for each in (ranks, plain):
+        train(each, pull, 2)
+    gradients = [
+        torch.cat([p.grad.reshape(-1) for p in e[0].model.parameters() if p.grad is not None]) for e in (ranks, plain)
+    ]
+    assert not torch.allclose(*gradients)
 
 
 @law("control")
@@ -217,12 +239,13 @@ def has_blocks_of_one_rate(part: Any) -> None:
 
 @law("singles out")
 def is_refused_where_all_go_one_way(singled: Singled) -> None:
-    for exchange in mixers():
-        with pytest.raises(RecipeError, match="cannot single out"):
-            Recipe.of(f"{exchange} + gossip() + rule('ndim < 2', allreduce(fp32()))")
+    for schedule in schedules():
+        if schedule.mixes:
+            with pytest.raises(RecipeError, match="cannot single out"):
+                Recipe.of(f"allreduce(fp32()) + {schedule} + rule('ndim < 2', allreduce(fp32()))")
 
 
-PARTIES = [*exchanges(), *mixers(), *quorums(), *memories(), *schedules(), *controllers(), Singled("rules")]
+PARTIES = [*exchanges(), *memories(), *schedules(), *controllers(), *updates(), Singled("rules")]
 CLAIMS = [(trait, party) for trait, party in product(TRAITS, PARTIES) if trait in party.traits]
 
 

@@ -4,8 +4,9 @@ import pytest
 
 from gossamer.codecs import FP32, QSGD, PowerSGD
 from gossamer.core.errors import RecipeError
-from gossamer.exchanges import AllReduced, First, Gather, PushSum
+from gossamer.exchanges import AllReduced, Gather
 from gossamer.memories import DIANA, ErrorFeedback
+from gossamer.mixers import PushSum
 from gossamer.recipe import Recipe, Rule
 from gossamer.schedules import EveryStep, Gossip
 
@@ -39,23 +40,22 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "scatter(qsgd(), answer=ternary()) + diana()": ("needs an unbiased exchange", "ternary(clip=0.0)"),
     "topk + slowmo(8) + error_feedback(units='update')": ("already come in units of the update", "leave units out"),
     # mixing
-    "push_sum()": ("mixes parameters and never agrees exactly", "push_sum() + gossip()"),
-    "push_sum() + slowmo(8)": ("cannot carry slowmo(8)", "inner=push_sum()"),
-    "push_sum() + gossip() + error_feedback()": ("push-sum conserves mass per coordinate", "drop the memory"),
-    "push_sum() + gossip() + diana()": ("the error does not vanish", "drop the memory"),
-    "push_sum() + gossip() + rule('ndim < 2', allreduce(fp32()))": ("x and w travel as one", "cannot single out"),
-    "sgp + accordion_batch(2, 3)": ("has no knob to turn", "push_sum()"),
-    "allreduce(fp32()) + gossip()": ("needs an exchange that mixes", "push_sum() + gossip()"),
+    "push_sum()": ("no part of a recipe on its own", "allreduce(fp32()) + gossip(push_sum())"),
+    "push_sum() + slowmo(8)": ("no part of a recipe on its own", "inner=push_sum()"),
+    "sgp + error_feedback()": ("push-sum conserves mass per coordinate", "drop the memory"),
+    "sgp + diana()": ("the error does not vanish", "drop the memory"),
+    "sgp + rule('ndim < 2', allreduce(fp32()))": ("x and w travel as one", "cannot single out"),
+    "sgp + accordion_batch(2, 3)": ("has no knob to turn", "gossip()"),
+    "scatter(qsgd()) + gossip()": ("would send nothing", "'allreduce(fp32()) + gossip()'"),
     "push_sum(topk())": ("topology must be a topology", "exponential"),
     # backup workers
-    "first() + slowmo(8)": ("dropping a model average", "use every_step()"),
-    "first() + local_sgd(8)": ("dropping a model average", "use every_step()"),
-    "first() + overlap_local_sgd(8)": ("dropping a model average", "use every_step()"),
-    "first() + error_feedback()": ("a dropped gradient's residual would be lost", "drop the memory"),
-    "first(over=gather(topk()))": ("residual would be lost silently", "scatter(qsgd())"),
-    "first(over=allreduce(powersgd()))": ("residual would be lost silently", "needs no memory"),
-    "first() + rule('ndim < 2', allreduce(fp32()))": ("one ticket closes the whole step", "drop the rules"),
-    "first() + accordion_batch(2, 3)": ("late ranks decide late", "accordion_batch(2, 3)"),
+    "backup + first() + slowmo(8)": ("two parts say schedule", "slowmo(8)"),
+    "backup + error_feedback()": ("a dropped gradient's residual would be lost", "drop the memory"),
+    "gather(topk()) + first()": ("is biased", "error_feedback()"),
+    "topk + first()": ("residual would be lost silently", "scatter(qsgd())"),
+    "powersgd + first()": ("residual would be lost silently", "an exchange that needs none"),
+    "backup + rule('ndim < 2', allreduce(fp32()))": ("one ticket closes the whole step", "drop the rules"),
+    "backup + accordion_batch(2, 3)": ("late ranks decide late", "accordion_batch(2, 3)"),
     # values without sense
     "allreduce(fp32()) + overlap_local_sgd(8, alpha=1.0)": ("1 freezes the model", "the paper uses 0.6"),
     "allreduce(fp32()) + overlap_local_sgd(8, alpha=0.0)": ("0 never synchronises", "the paper uses 0.6"),
@@ -103,8 +103,8 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
         "an exchange: allreduce(powersgd(min_ratio=3.0)) + error_feedback()",
     ),
     "topk(index='rice')": ("no part of a recipe on its own", "gather(topk(index='rice')) + error_feedback()"),
-    "ring()": ("no part of a recipe on its own", "push_sum(topology=ring()) + gossip()"),
-    "gossip()": ("a recipe needs an exchange", "push_sum()"),
+    "ring()": ("no part of a recipe on its own", "allreduce(fp32()) + gossip(push_sum(ring()))"),
+    "gossip()": ("a recipe needs an exchange", "allreduce(fp32())"),
     "error_feedback()": ("a recipe needs an exchange", "allreduce(fp32())"),
     "3": ("no part of a recipe", "name an exchange"),
     "slowmo(8) + terngrad + powersgd": ("from one preset only", "recipe"),
@@ -133,9 +133,10 @@ ALLOWED = [
     "topk + error_feedback(units='update')",
     "terngrad + slowmo(8)",
     "allreduce(fp32()) + slowmo(48, inner=push_sum())",
-    "push_sum() + gossip()",
-    "first(over=scatter(qsgd()))",
-    "first(backups=0)",
+    "allreduce(fp32()) + gossip(push_sum())",
+    "scatter(fp32()) + gossip()",
+    "scatter(qsgd()) + first()",
+    "allreduce(fp32()) + first(backups=0)",
     "scatter(bf16())",
 ]
 
@@ -150,14 +151,14 @@ def test_its_neighbours_are_allowed(text: str) -> None:
     [
         (lambda: Recipe(Gather(PowerSGD())), "allreduce(powersgd())"),
         (lambda: Recipe(AllReduced(PowerSGD()), DIANA()), "diana() needs an unbiased exchange"),
-        (lambda: Recipe(PushSum(), ErrorFeedback(), Gossip()), "drop the memory"),
-        (lambda: Recipe(First(), schedule=Gossip()), "push_sum() + gossip()"),
+        (lambda: Recipe(AllReduced(FP32()), ErrorFeedback(), Gossip()), "drop the memory"),
+        (lambda: Recipe(PushSum()), "is no exchange"),
         (lambda: Recipe(QSGD()), "put it in one: scatter(qsgd())"),
         (lambda: Recipe("terngrad"), "is no exchange"),
         (lambda: Recipe(AllReduced(FP32()), EveryStep()), "every_step() is no memory"),
         (lambda: Recipe(AllReduced(FP32()), schedule=DIANA()), "diana() is no schedule"),
         (lambda: Rule("ndim < 2", AllReduced(PowerSGD())), "+ error_feedback()"),
-        (lambda: Rule("ndim < 2", PushSum()), "it can be a recipe's exchange, not a rule's"),
+        (lambda: Rule("ndim < 2", PushSum()), "exchange must be"),
         (lambda: Recipe.of(3), "not 3"),
         (lambda: Recipe.of(None), "not None"),
         (lambda: Recipe.of(["terngrad"]), "not ['terngrad']"),

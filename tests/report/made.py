@@ -14,7 +14,7 @@ SHAPES = {  # name: recipe, seconds per step, codec, wait, bytes as a fraction o
     "topk": ("gather(topk(ratio=0.01)) + error_feedback()", 0.219, 0.031, 0.035, 0.06, 1.5),
     "powersgd": ("allreduce(powersgd(rank=4)) + error_feedback()", 0.205, 0.022, 0.02, 0.03, 2.9),
     "slowmo": ("allreduce() + slowmo(every=8)", 0.335, 0.0, 0.18, 0.125, 1.25),
-    "sgp": ("push_sum() + gossip(exponential())", 0.61, 0.002, 0.45, 0.33, 1.6),
+    "sgp": ("allreduce(fp32()) + gossip()", 0.61, 0.002, 0.45, 0.33, 1.6),
 }
 LAYERS = ["embed.weight"] + [
     f"blocks.{i}.{part}.weight" for i in range(6) for part in ("attention.qkv", "attention.out", "mlp.up", "mlp.down")

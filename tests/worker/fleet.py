@@ -1,6 +1,6 @@
 """The recipes that stand before every law of training: some by hand, and every schedule and controller there is."""
 
-from tests.laws.samples import carried, controlled, controllers, schedules
+from tests.laws.samples import carried, controlled, controllers, schedules, updated, updates
 
 from gossamer.recipe import Recipe
 
@@ -39,9 +39,14 @@ SYNCHRONOUS = [  # replicas are equal after every step
     "scatter(qsgd(bits=8, bucket=16)) + diana()"
     " + accordion(scatter(qsgd(bits=8, bucket=16)), scatter(qsgd(bits=4, bucket=16)), 2, interval=1, threshold=0.1)",
     "accordion_batch(epoch=2, factor=4, interval=1, threshold=10.0)",
+    "nodes(scatter(topk(ratio=0.2)), 2) + error_feedback()" + SMALL,
+    "nodes(allreduce(powersgd()), 2) + error_feedback()",
+    "nodes(scatter(qsgd(bits=4, bucket=16)), 2) + diana()",
+    "nodes(gather(topk(ratio=0.9)), 2) + error_feedback() + accordion(nodes(gather(topk(ratio=0.9)), 2), "
+    "nodes(scatter(topk(ratio=0.1)), 2), 2, interval=1, threshold=0.1)",
 ]
 
-QUORUM = ["backup", "first(backups=1, over=scatter(qsgd()))", "first(backups=1, over=scatter(ternary(), feedback=1.0))"]
+QUORUM = ["backup", "scatter(qsgd()) + first()", "scatter(ternary(), feedback=1.0) + first()"]
 
 LOCAL = [  # replicas are equal after every third step; anchors always are
     "local_sgd(3)",
@@ -54,6 +59,7 @@ LOCAL = [  # replicas are equal after every third step; anchors always are
     "slowmo_sgp(3)",
     "allreduce + slowmo(3, inner=push_sum(ring()))" + SMALL,
     "accordion_qsgd(epoch=3, interval=1, threshold=0.1) + local_sgd(3)",
+    "nodes(scatter(qsgd(bits=4, bucket=16)), 2) + slowmo(3)",
 ]
 
 OVERLAP = [  # replicas differ; anchors are equal
@@ -76,12 +82,17 @@ GOSSIP = [  # replicas differ; only sums are kept
 # Whatever is registered, without anyone remembering; round about it the laws above ask for rounds of three steps.
 EVERY_SCHEDULE = [repr(recipe) for schedule in schedules() for recipe in carried(schedule)]
 EVERY_CONTROLLER = [repr(recipe) for controller in controllers() for recipe in controlled(controller)]
+EVERY_UPDATE = [repr(recipe) for update in updates() for recipe in updated(update)]
 
-ALL = list(dict.fromkeys([*SYNCHRONOUS, *QUORUM, *LOCAL, *OVERLAP, *GOSSIP, *EVERY_SCHEDULE, *EVERY_CONTROLLER]))
-SETTLING = [r for r in ALL if r not in QUORUM and Recipe.of(r).schedule.averages_gradients]  # equal after every step
+ALL = list(
+    dict.fromkeys([*SYNCHRONOUS, *QUORUM, *LOCAL, *OVERLAP, *GOSSIP, *EVERY_SCHEDULE, *EVERY_CONTROLLER, *EVERY_UPDATE])
+)
+SETTLING = [
+    r for r in ALL if "waits for few" not in (s := Recipe.of(r).schedule).traits and s.averages_gradients
+]  # equal after every step
 
 
 def smallest(recipe: str) -> int:
     """The fewest ranks a recipe can run on."""
-    backups = getattr(Recipe.of(recipe).exchange, "backups", 0)
+    backups = getattr(Recipe.of(recipe).schedule, "backups", 0)
     return backups + 2 if backups else 1

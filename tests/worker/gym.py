@@ -10,6 +10,7 @@ from gossamer.core.block import Block
 from gossamer.core.verbs import Program
 from gossamer.fabrics.sim import Network, simulate
 from gossamer.recipe import Recipe
+from gossamer.schedules import mixing
 from gossamer.simulate import Replica, replicas, train
 from gossamer.worker import Channel, Worker, checkpoint
 
@@ -118,6 +119,20 @@ def by_name(channels: Sequence[Channel], role: str, key: str) -> dict[str, Tenso
     return out
 
 
+def land(worker: Worker) -> Program[None]:
+    """Absorb what is on its way to the worker's mixer."""
+    mixer = worker.recipe.schedule.drives
+    assert mixer is not None
+    yield from mixing.land(worker.loop, mixer)
+
+
+def held(rank: Replica) -> Tensor:
+    """What sums to the model over all ranks, end to end."""
+    shares = rank.worker.recipe.schedule.judged(rank.worker.loop) or []
+    views = {n: v for c, s in zip(rank.worker.channels, shares) for n, v in Block(s.value, c.layout).tensors()}
+    return torch.cat([views.get(n, p.detach()).reshape(-1) for n, p in rank.model.named_parameters()])
+
+
 def on_all(ranks: Sequence[Replica], program: Callable[[Worker], Program[None]]) -> None:
     simulate([program(r.worker) for r in ranks])
 
@@ -153,6 +168,8 @@ __all__ = [
     "anchors",
     "bit_equal",
     "by_name",
+    "held",
+    "land",
     "make",
     "noise",
     "on_all",

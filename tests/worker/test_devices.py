@@ -13,8 +13,9 @@ from torch import Tensor
 
 from gossamer.controllers import regimes
 from gossamer.core.verbs import Program
-from gossamer.exchanges import First
-from gossamer.worker import checkpoint, finite, quorum
+from gossamer.kernels import finite
+from gossamer.schedules import quorum
+from gossamer.worker import checkpoint
 from gossamer.worker import worker as workers
 
 
@@ -28,9 +29,8 @@ def remembered(worker: Worker) -> Iterator[tuple[str, Tensor]]:
         for role, state in channel.states.items():
             yield from ((f"{role}/{key}", tensor) for key, tensor in state.items())
     yield from worker.control.items()
-    landed, arrived = worker.pending()
-    yield from (("landed", mean) for mean in landed or [])
-    yield from (("arrived", wire) for wires in arrived or [] for wire in wires)
+    yield from (("landing", mean) for mean in worker.flights.landing().values())
+    yield from (("arrived", wire) for wires in worker.loop.arrived() for wire in wires)
 
 
 @pytest.mark.parametrize("recipe", fleet.ALL)
@@ -87,10 +87,10 @@ def test_a_controller_asks_for_all_its_norms_at_once(monkeypatch: pytest.MonkeyP
         asked.append(self.numel())
         return tolist(self)
 
-    state = {f"delta:{i}": torch.full((3,), float(i)) for i in range(5)}
+    sums = [(str(i), torch.full((3,), float(i))) for i in range(5)]
     monkeypatch.setattr(Tensor, "tolist", counting)
     monkeypatch.setattr(Tensor, "__float__", lambda self: pytest.fail("a tensor was asked for by itself"))
-    assert regimes.norms(state) == pytest.approx({str(i): i * 3**0.5 for i in range(5)})
+    assert regimes.norms(sums) == pytest.approx({str(i): i * 3**0.5 for i in range(5)})
     assert asked == [5]
 
 
@@ -108,15 +108,15 @@ def test_backup_workers_are_as_fast_as_their_devices(monkeypatch: pytest.MonkeyP
         def precedes(self) -> None:
             story.append("read after it")
 
-    claim = First.claim
+    claim = quorum.claim
 
-    def claiming(self: First, seat: Any) -> Program[int]:
+    def claiming(name: str) -> Program[int]:
         story.append("claimed")
-        return claim(self, seat)
+        return claim(name)
 
     monkeypatch.setattr(quorum, "Moment", Moment)
-    monkeypatch.setattr(First, "claim", claiming)
-    train(make("first(backups=0)", 2), pull, 4)
+    monkeypatch.setattr(quorum, "claim", claiming)
+    train(make("backup(backups=0)", 2), pull, 4)
     assert story.count("read after it") == story.count("offered") == 8
     after = {(a, b) for a, b in pairwise(story) if a in ("offered", "ready")}
     assert after == {("offered", "ready"), ("ready", "claimed")}
@@ -126,7 +126,7 @@ def test_what_a_lane_is_given_is_kept_until_its_program_is_joined() -> None:
     """A passage keeps what a program is started with: the caller of `launch` lets go of it at once."""
     worker = make("overlap_local_sgd(2)", 2)[0].worker
     message = torch.zeros(worker.channels[0].layout.numel)
-    started: Any = worker.program(0, message).program
+    started: Any = worker.program(0, message)[0]
     assert any(kept is message for kept in inspect.getgeneratorlocals(started).values())
 
 

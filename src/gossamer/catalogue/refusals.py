@@ -12,7 +12,7 @@ from torch import nn
 
 from gossamer.catalogue.samples import carriers, hosted, of, sample, typical
 from gossamer.codecs import FP32
-from gossamer.core.contracts import Codec, Exchange, LinearCodec, Mixer, Quorum
+from gossamer.core.contracts import Codec, Exchange, LinearCodec
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.parts import Part, registry
 from gossamer.counting import bytes_per_step
@@ -21,10 +21,9 @@ from gossamer.hosts.attach import check as check_model
 from gossamer.hosts.ddp import check as check_hook
 from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe
-from gossamer.schedules import EveryStep
 from gossamer.worker import Worker
 
-PARTNERS = ("memory", "schedule", "controller", "rule")
+PARTNERS = ("memory", "update", "schedule", "controller", "rule")
 
 
 class Refusal(NamedTuple):
@@ -78,7 +77,7 @@ def _with(recipe: Recipe, part: Part) -> Recipe:
 def _fitting(name: str, exchange: Any) -> Part:
     """A sample that could go with the exchange: a controller's levels are that exchange."""
     plain = sample(name)
-    if plain.kind != "controller" or not isinstance(exchange, Exchange):
+    if plain.kind != "controller":
         return plain
     levels = {f.name: exchange for f in fields(plain) if isinstance(getattr(plain, f.name), Exchange)}  # pyright: ignore
     return replace(plain, **levels)  # pyright: ignore[reportArgumentType, reportCallIssue]
@@ -109,8 +108,8 @@ def _attached(recipe: Recipe, name: str) -> Iterator[Refusal]:
         "attach(a model in two precisions, ...)": lambda: _in_two_precisions(recipe),
         f"gossamer.ddp.register(ddp_model, {name!r})": lambda: check_hook(recipe),
     }
-    if isinstance(recipe.exchange, Quorum):
-        few = int(getattr(recipe.exchange, "backups", 0)) + 1
+    if "waits for few" in recipe.schedule.traits:
+        few = int(getattr(recipe.schedule, "backups", 0)) + 1
         ways[f"training on {few} rank{'s' * (few > 1)}"] = lambda: bytes_per_step(recipe, {"w": (1,)}, few)
     for text, way in ways.items():
         yield Refusal(text, attempt(way))
@@ -120,7 +119,7 @@ def _in_two_precisions(recipe: Recipe) -> Worker:
     named = {"a": torch.zeros(1), "b": torch.zeros(1, dtype=torch.float64)}
     # Making one of torch's takes it a second, and a worker only asks for the groups.
     optimizer = SimpleNamespace(param_groups=[{"params": [*named.values()], "lr": 1.0}])
-    return Worker(recipe, named, cast(torch.optim.Optimizer, optimizer), rank=0, size=1)
+    return Worker(recipe, named, cast(torch.optim.Optimizer, optimizer), rank=0, size=5)
 
 
 # -- of one part, or all ---------------------------------------------------------------------------------------------------
@@ -161,12 +160,8 @@ def _pairs_with_exchanges() -> Iterator[Refusal]:
     for exchange in (AllReduced(FP32()), *(e for e in _exchanges() if not hasattr(e, "codec"))):
         recipe = hosted(exchange)
         for part in of("schedule", "controller", "rule"):
-            if isinstance(exchange, Mixer) and isinstance(part, EveryStep):
-                continue  # the same as no word of a schedule
             message = attempt(lambda: _with(recipe, part))  # noqa: B023
             yield Refusal(f"{exchange} + {part}", message, frozenset({exchange.name, part.name}))
-        if isinstance(exchange, Mixer):
-            yield Refusal(f"{exchange}", attempt(lambda: Recipe(exchange)), frozenset({exchange.name, "every_step"}))  # noqa: B023
 
 
 def wrong_values(make: Callable[..., Any]) -> list[str]:

@@ -8,19 +8,22 @@ from typing import Any
 
 from gossamer.codecs import FP32
 from gossamer.controllers import Fixed
-from gossamer.core.contracts import Carrier, Exchange, Mixer, Quorum, Schedule
+from gossamer.core.contracts import Carrier, Exchange
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, parse, registry
+from gossamer.core.schedule import Schedule
 from gossamer.exchanges import AllReduced
 from gossamer.memories import ErrorFeedback, NoMemory
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
-from gossamer.schedules import EveryStep, Gossip
+from gossamer.schedules import EveryStep
 
 KINDS = {  # their plural, and what they decide
     "codec": ("codecs", "how a block of numbers is written as bytes"),
     "exchange": ("exchanges", "who talks to whom"),
+    "mixer": ("mixers", "how models are pulled together without agreeing"),
     "memory": ("memories", "what is kept back when a message does not say everything"),
+    "update": ("updates", "what is made of an agreed gradient"),
     "schedule": ("schedules", "when there is an exchange"),
     "controller": ("controllers", "how much, as training goes"),
     "topology": ("topologies", "who is whose neighbour"),
@@ -99,10 +102,8 @@ def carried(codec: Part) -> list[Any]:
 
 
 def hosted(exchange: Any) -> Recipe:
-    """A recipe of an exchange, with the memory and the schedule that it needs."""
-    feedback = isinstance(exchange, Exchange) and exchange.needs_feedback
-    schedule = Gossip() if isinstance(exchange, Mixer) else EveryStep()
-    return Recipe(exchange, ErrorFeedback() if feedback else NoMemory(), schedule)
+    """A recipe of an exchange, with the memory that it needs."""
+    return Recipe(exchange, ErrorFeedback() if exchange.needs_feedback else NoMemory())
 
 
 def showing(part: Part) -> list[Recipe]:
@@ -111,8 +112,11 @@ def showing(part: Part) -> list[Recipe]:
         return [hosted(e) for e in carried(part)]
     if type(part) in carriers():
         return [hosted(e) for c in of("codec") for e in carried(c) if type(e) is type(part)]
-    if isinstance(part, Exchange | Mixer | Quorum):
+    if isinstance(part, Exchange):
         return [hosted(part)]
     if isinstance(part, Schedule):
-        return [Recipe(sample("push_sum") if part.mixes else AllReduced(FP32()), schedule=part)]  # pyright: ignore
-    return [Recipe.of(f"push_sum(topology={part}) + gossip()")] if part.kind == "topology" else []
+        return [Recipe(AllReduced(FP32()), schedule=part)]
+    if part.kind == "update":
+        return [Recipe(AllReduced(FP32()), update=part)]  # pyright: ignore[reportArgumentType]
+    mixer = {"mixer": f"{part}", "topology": f"push_sum({part})"}.get(part.kind)
+    return [Recipe.of(f"allreduce(fp32()) + gossip({mixer})")] if mixer else []

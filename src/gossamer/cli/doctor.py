@@ -5,6 +5,7 @@ import json
 import os
 import platform
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -14,7 +15,10 @@ from rich.markup import escape
 from rich.table import Table
 
 import gossamer
+from gossamer.cli import gpu as gpus
 from gossamer.cli.console import console
+from gossamer.cli.errors import InputError
+from gossamer.cli.out import Force
 from gossamer.core.errors import PeerError
 from gossamer.kernels.backends import chosen
 from gossamer.lab import available, in_lab, privilege
@@ -29,12 +33,22 @@ Facts = dict[str, Any]
 
 def doctor(
     quick: Annotated[bool, typer.Option(help="Leave out what takes seconds.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Try everything on GPUs, and write a report to send.")] = False,
+    out: Annotated[Path, typer.Option(help="Where that report goes.")] = gpus.REPORT,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """Versions, kernels and their speed, the lab, and the link between two ranks on this machine.
 
     As one of several ranks, under torchrun or in a lab, it measures the link between all of them instead.
+
+    With --gpu: every kernel's bits and speed, streams, every preset over NCCL and over gloo, and a rank that dies, on the
+    ranks that a launcher has started, or on all GPUs of this machine.
     """
+    if gpu:
+        if quick:
+            raise InputError("--quick leaves out what --gpu is for: give one of them")
+        raise typer.Exit(gpus.examine(out, force, as_json))
     link = {} if quick else _link()
     if int(os.environ.get("RANK", "0")) == 0:
         # The other ranks have left by now: those on this machine would have slowed the kernels down.

@@ -41,6 +41,10 @@ class FP32(Codec, LinearCodec):
         return True
 
     @property
+    def exact(self) -> bool:
+        return True
+
+    @property
     def bucket_mb(self) -> float:
         return 25.0  # one all-reduce, which cuts its tensor into pieces itself
 

@@ -24,7 +24,7 @@ class TopK(Codec):
     Use: where few elements hold most of the gradient, as in embeddings; with `error_feedback()`.
 
     Not for: gathers among many ranks, unless the ratio shrinks with their number. `index="rice"` shortens wires,
-    and costs one message more.
+    costs one message more, and is for CPUs: of what a GPU writes the host does not know the length.
 
     Wire: 4 k bytes of float32 values, and 4 k of int32 indices, or their gaps in a block-adaptive Rice code (`index="rice"`,
     typically 3 to 12 bits an index; lengths then depend on the data and cost one small gather more).

@@ -13,6 +13,7 @@ from torch import Tensor
 from gossamer.core.rooms import Rooms
 
 State = dict[str, Tensor]
+SHORT = 8  # a row is short if so many of them fit into a chunk: then no chunk is longer than the mean by more than an eighth
 
 
 class Segment(NamedTuple):
@@ -25,6 +26,11 @@ class Segment(NamedTuple):
     @property
     def numel(self) -> int:
         return prod(self.shape)
+
+    @property
+    def row(self) -> int:
+        """The elements of one row of a matrix, or of one slice of a larger tensor; of a vector's, 1."""
+        return prod(self.shape[1:])
 
 
 class Layout:
@@ -59,19 +65,38 @@ class Layout:
         return self.segments[0].name if self.segments else "empty"
 
     def chunks(self, count: int) -> "tuple[Layout, ...]":
-        """Cut into `count` runs of nearly equal length; a parameter may be cut anywhere."""
+        """Cut into `count` runs of nearly equal length.
+
+        A parameter may be cut anywhere, but where its rows are short between two rows, so that what is left of a matrix
+        is one: an edge moves by half a row at most.
+        """
         if count not in self._chunks:
-            edges = [self.numel * i // count for i in range(count + 1)]
+            edges = [self._edge(self.numel * i // count, self.numel // count // SHORT) for i in range(count + 1)]
             self._chunks[count] = tuple(self._run(lo, hi) for lo, hi in pairwise(edges))
         return self._chunks[count]
+
+    def _edge(self, place: int, longest: int) -> int:
+        """Where the row begins that is nearest to a place, unless rows are longer than that."""
+        for s in self.segments:
+            if s.offset < place < s.offset + s.numel and s.row <= longest:
+                return s.offset + (place - s.offset + s.row // 2) // s.row * s.row
+        return place
 
     def _run(self, lo: int, hi: int) -> "Layout":
         inside = list[Segment]()
         for s in self.segments:
             begin, end = max(lo, s.offset), min(hi, s.offset + s.numel)
             if begin < end:
-                inside.append(Segment(f"{s.name}@{begin - s.offset}", (end - begin,), begin - lo))
+                shape = _rows(s, begin - s.offset, end - s.offset)
+                inside.append(Segment(f"{s.name}@{begin - s.offset}", shape, begin - lo))
         return Layout(tuple(inside), self.dtype)
+
+
+def _rows(s: Segment, begin: int, end: int) -> tuple[int, ...]:
+    """The shape of a run of a parameter's elements: whole rows of it, or a vector."""
+    if len(s.shape) < 2 or begin % s.row or end % s.row:
+        return (end - begin,)
+    return ((end - begin) // s.row, *s.shape[1:])
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from torch import Tensor
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.draw import Draw
 from gossamer.core.parts import Part
-from gossamer.core.terms import Term, bars, needs, those
+from gossamer.core.terms import Term, needs, those
 from gossamer.core.verbs import Program
 
 Policy = Literal["equal", "mean", "owner", "drop"]
@@ -19,14 +19,19 @@ Policy = Literal["equal", "mean", "owner", "drop"]
 of the old ranks' entries; each element lives with the owner of its chunk; or it starts anew."""
 
 
+Unit = Literal["gradient", "none"]
+"""What a state entry is measured in: as gradients are, which a loss scaler multiplies; or otherwise. Whoever drives a part
+multiplies the former when the loss scale changes, so that no part knows of it."""
+
+
 class Seat(NamedTuple):
-    """Where I sit: my rank, the size of the world, the step, my dice, and the units gradients come in."""
+    """Where I sit: my rank, the size of the world, the step, and my dice; and what a memory and an exchange tell each other."""
 
     rank: int
     size: int
     step: int
     draw: Draw
-    scale: float = 1.0  # what is averaged arrives multiplied by this (a loss scaler's factor, or a memory's own)
+    rescale: float = 1.0  # what an exchange keeps counts so many times now: the memory's own units have changed
     lr: float = 1.0  # the learning rate the block's parameters will be stepped with
     shift: float = 0.0  # the rate at which a memory around the exchange follows what was sent; 0: there is none
     feedback: float | None = None  # how much of what it leaves out an exchange shall add later; None: no memory says
@@ -67,6 +72,11 @@ class _Encoding(Part):
     def contracts(self) -> bool:
         """True if E|x - decode|^2 < |x|^2, so that error feedback around it is stable."""
         return True
+
+    @property
+    def exact(self) -> bool:
+        """True if nothing is lost of what is written."""
+        return False
 
     @property
     def whole(self) -> bool:
@@ -176,6 +186,10 @@ class AsItsCodec:
         return self.codec.contracts
 
     @property
+    def exact(self) -> bool:
+        return self.codec.exact
+
+    @property
     def whole(self) -> bool:
         return self.codec.whole
 
@@ -194,7 +208,7 @@ class Exchange(Part):
 
     @property
     def traits(self) -> frozenset[str]:
-        return those(unbiased=self.unbiased, contracts=self.contracts, whole=self.whole)
+        return those(unbiased=self.unbiased, contracts=self.contracts, whole=self.whole, exact=self.exact)
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -225,6 +239,11 @@ class Exchange(Part):
     def contracts(self) -> bool: ...
 
     @property
+    def exact(self) -> bool:
+        """True if everything gets through."""
+        return False
+
+    @property
     def whole(self) -> bool:
         """True if all parameters must lie in one block."""
         return False
@@ -242,6 +261,9 @@ class Exchange(Part):
 
     def policy(self, key: str) -> Policy:
         return "mean"
+
+    def unit(self, key: str) -> Unit:
+        return "none"
 
     @abstractmethod
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]: ...
@@ -293,9 +315,20 @@ class Memory(Part):
     def policy(self, key: str) -> Policy:
         return "mean"
 
+    def unit(self, key: str) -> Unit:
+        return "gradient"
+
     def follow(self, omega: float) -> float:
         """The rate at which this memory follows what was sent, given the exchange's relative variance; 0: it does not."""
         return 0.0
+
+    def debt(self, state: State) -> tuple[Tensor, float] | None:
+        """What did not get through of this rank's own, and the units it is in; None if that is not kept."""
+        return None
+
+    def inherit(self, state: State, owed: Tensor, times: float) -> bool:
+        """Take over so many times what is owed to this rank's blocks, in the units of the state; False if nothing is kept."""
+        return False
 
     @abstractmethod
     def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]: ...
@@ -328,7 +361,7 @@ class Topology(Part):
 
 
 class Mixer(Part):
-    """Who talks to whom, to pull parameters together without ever agreeing exactly.
+    """Who talks to whom, to pull parameters together without ever agreeing exactly; what a schedule that mixes is made of.
 
     `push` takes the model a rank holds and returns a program that sends and receives; `absorb` takes the wires that came
     (none, perhaps, after a local step: a rank then holds less than its share) and gives the model that the rank holds.
@@ -339,28 +372,7 @@ class Mixer(Part):
     optimizers do, whatever the parameters' precision.
     """
 
-    kind: ClassVar[str] = "exchange"
-
-    @property
-    def traits(self) -> frozenset[str]:
-        return those(mixes=True, whole_step=True)
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        return (
-            needs(
-                "wants mixing",
-                because="{exchange} mixes parameters and never agrees exactly, so it cannot carry {schedule}; "
-                "use '{exchange} + gossip()', or 'allreduce(fp32()) + slowmo(48, inner={exchange})'",
-            ),
-            bars(
-                "memory",
-                because="{memory} around {exchange}: with changing neighbours the error does not vanish, and push-sum "
-                "conserves mass per coordinate; drop the memory",
-            ),
-            bars("singles out", because="{rules} cannot single out parameters under {exchange}: x and w travel as one"),
-            bars("control", because="{controller} has no knob to turn on {exchange}"),
-        )
+    kind: ClassVar[str] = "mixer"
 
     def policy(self, key: str) -> Policy:
         return "drop"
@@ -379,195 +391,34 @@ class Mixer(Part):
     def wrote(self, block: Block, state: State) -> None: ...
 
 
-class Settled(NamedTuple):
-    """How a step with backup workers ended: the mean of the accepted gradients, who was accepted, agreed numbers."""
+class Update(Part):
+    """What is made of an agreed gradient, before the optimizer takes it: after unscaling, and after the user's clipping.
 
-    mean: Tensor
-    accepted: tuple[int, ...]
-    facts: Tensor
-    add_sent: Callable[[Tensor, float], None] | None = None  # as an echo's; None where this rank was not waited for
-
-
-class Quorum(Part):
-    """Who is waited for: the first ranks to claim a ticket; the others' gradients of this step are dropped.
-
-    `claim` runs on the compute lane when a rank's gradient is ready. `settle` runs on every rank's comm lane, also while
-    its compute lane is late; `offer` gives this rank's gradient and numbers, or None if it has none for this step yet.
-
-    Law: every rank gets the same Settled for a step; with no backups it is the plain mean, bit for bit.
+    Law: equal means, models and states give equal directions, bit for bit; a gradient of zeros gives zeros. State is
+    assigned, never written into.
     """
 
-    kind: ClassVar[str] = "exchange"
+    kind: ClassVar[str] = "update"
 
     @property
     def traits(self) -> frozenset[str]:
-        return those(whole_step=True)
+        return super().traits | those(directs=True)
 
     @property
     def terms(self) -> tuple[Term, ...]:
         return (
             needs(
                 "averages gradients",
-                because="{exchange} drops late gradients; dropping a model average under {schedule} is something else: use "
-                "every_step()",
+                because="{update} makes a direction of an agreed gradient, and under {schedule} there is none: use every_step()",
             ),
-            bars(
-                "own step",
-                because="{schedule} under {exchange}: a late rank applies missed updates without it; use every_step() as it is",
-            ),
-            bars(
-                "memory",
-                because="{memory} around {exchange}: a dropped gradient's residual would be lost; drop the memory",
-            ),
-            bars("singles out", because="{rules} under {exchange}: one ticket closes the whole step; drop the {rules}"),
-            bars("control", because="{controller} under {exchange}: late ranks decide late"),
         )
 
-    @abstractmethod
-    def check(self, size: int) -> None:
-        """Refuse a world of so few ranks that there is nothing to choose from, with the fix."""
+    def policy(self, key: str) -> Policy:
+        return "equal"
 
     @abstractmethod
-    def claim(self, seat: Seat) -> Program[int]: ...
-
-    @abstractmethod
-    def settle(
-        self,
-        like: Block,
-        state: State,
-        seat: Seat,
-        offer: Callable[[], tuple[Tensor, Tensor] | None],
-        facts: int,
-    ) -> Program[Settled]: ...
-
-
-class Loop(Protocol):
-    """What a schedule sees of the training it drives; a list holds one flat tensor per block."""
-
-    @property
-    def step(self) -> int:
-        """1 at the first optimizer step."""
-        ...
-
-    @property
-    def lrs(self) -> list[float]:
-        """The learning rate of each block's parameters; of the optimizer's first group, unless a part `follows_rate`."""
-        ...
-
-    @property
-    def gains(self) -> list[float]:
-        """How many times its learning rate each block moves in the end under a gradient that stays: momentum adds up."""
-        ...
-
-    @property
-    def states(self) -> list[State]:
-        """The schedule's own state, per block."""
-        ...
-
-    @property
-    def mixer(self) -> Mixer:
-        """The recipe's exchange, where it mixes."""
-        ...
-
-    def parameters(self) -> list[Tensor]:
-        """Copies of the parameters (under push-sum: of the numerators)."""
-        ...
-
-    def assign(self, values: Sequence[Tensor]) -> None:
-        """Write parameters; push-sum weights become 1."""
-        ...
-
-    def average_gradients(self) -> Program[None]:
-        """Join what backward started; afterwards every gradient is the agreed mean."""
-        ...
-
-    def average(self, values: Sequence[Tensor]) -> Program[list[Tensor] | None]:
-        """Through memory and exchange; None where any rank's values were not finite, and no memory was touched.
-
-        The values are given away: the means may be written over them.
-        """
-        ...
-
-    def launch(self, values: Sequence[Tensor]) -> Program[None]:
-        """Start averaging what is given away; `land` gets the result later."""
-        ...
-
-    def land(self) -> Program[list[Tensor] | None]: ...
-
-    def in_flight(self) -> bool: ...
-
-    def mix(self, mixer: Mixer, round: int) -> Program[None]:
-        """One round of mixing, from push to absorb."""
-        ...
-
-    def launch_mix(self, mixer: Mixer, round: int) -> Program[None]: ...
-
-    def land_mix(self, mixer: Mixer) -> Program[None]: ...
-
-    def settle_mix(self, mixer: Mixer) -> None:
-        """After a local step: the model of what this rank holds while the rest of its share is away."""
-        ...
-
-    def reset_optimizer(self) -> None:
-        """Make the optimizer forget all it knows of the parameters, its counters too."""
-        ...
-
-    def average_optimizer(self) -> Program[None]:
-        """Average the optimizer's buffers over all ranks, densely."""
-        ...
-
-
-class Schedule(Part):
-    """One training step: what is exchanged before and after the optimizer descends.
-
-    Law: `step` yields Descend exactly once; all ranks start the same programs in the same order; what was launched lands
-    by schedule, never by arrival; after a step that is `equal`, all ranks hold bit-equal models.
-    """
-
-    kind: ClassVar[str] = "schedule"
-
-    @property
-    def traits(self) -> frozenset[str]:
-        return super().traits | those(
-            averages_gradients=self.averages_gradients, wants_mixing=self.mixes, own_step=self.lr_factor != 1
-        )
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        if self.mixes:
-            return (needs("mixes", because="{schedule} needs an exchange that mixes: 'push_sum() + {schedule}'"),)
-        return ()
-
-    @property
-    def averages_gradients(self) -> bool:
-        """True if gradients are averaged before each descent, and may start on their way during backward."""
-        return False
-
-    @property
-    def mixes(self) -> bool:
-        """True if the recipe's exchange must be a mixer."""
-        return False
-
-    @property
-    def accumulate(self) -> int:
-        """How many micro-batches make one step."""
-        return 1
-
-    @property
-    def lr_factor(self) -> float:
-        """What the learning rate is multiplied by while this schedule is in force."""
-        return 1.0
-
-    def rests(self, step: int) -> bool:
-        """True if this is the last step of a round: after it is the time to judge, or to keep, the models."""
-        return True
-
-    def equal(self, step: int) -> bool:
-        """True if all ranks hold equal models after this step."""
-        return self.averages_gradients
-
-    @abstractmethod
-    def step(self, loop: Loop) -> Program[None]: ...
+    def direction(self, mean: Block, model: Block, state: State, seat: Seat) -> Tensor:
+        """What the optimizer is given in place of the mean; `model` is a copy, and nobody else's."""
 
 
 class Facts(NamedTuple):

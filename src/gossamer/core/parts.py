@@ -61,8 +61,24 @@ class Part(ABC):  # noqa: B024  (its contracts below are abstract; what a part m
         """True if this part asks for a block's learning rate, so that parameters of two optimizer groups must not share one."""
         return False
 
+    @property
+    def ranks_per_node(self) -> int:
+        """How many ranks share a node, numbered node by node, where this part goes by that."""
+        return max((inner.ranks_per_node for inner in _inside(self)), default=1)
+
+    def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
+        """The groups of ranks it will talk among in a world of this size, besides all of them: equal on all ranks, in one
+        order. A fabric makes them before training begins.
+        """
+        return tuple(dict.fromkeys(g for inner in _inside(self) for g in inner.groups(size)))
+
     def suits(self, optimizer: "Optimizer") -> None:  # noqa: B027  (most parts work with any)
         """Raise AttachError for an optimizer with which this part would not do what it says, with the fix."""
+
+
+def _inside(part: Part) -> list[Part]:
+    """The parts among its fields."""
+    return [v for f in fields(part) if isinstance(v := getattr(part, f.name), Part)]  # pyright: ignore[reportArgumentType]
 
 
 class Registry:

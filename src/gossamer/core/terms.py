@@ -15,8 +15,7 @@ TRAITS: dict[str, str] = {
     "unbiased": "what gets through is right on average",
     "contracts": "what does not get through is less than what was given",
     "whole": "all parameters must lie in one block",
-    "whole step": "it acts on the model or the step as a whole, and not on one block after the other",
-    "mixes": "models are pulled together, and never agree exactly",
+    "exact": "everything gets through",
     "own feedback": "what is done with the second encoding's error was said, and does not follow from the memory",
     "part feedback": "not all of the second encoding's error is added to a later mean",
     # of what is kept
@@ -26,11 +25,13 @@ TRAITS: dict[str, str] = {
     "wants unbiased": "it is right only around what is right on average",
     # of when
     "averages gradients": "gradients are averaged before each descent, at every step",
-    "wants mixing": "it drives an exchange that mixes",
+    "mixes": "models are pulled together, and never agree exactly",
+    "waits for few": "the latest ranks are not waited for; they make up for what they missed",
     "batch": "it can grow the batch: `micro_batches` and `rate`",
     "own step": "the model moves otherwise than the optimizer says, by another rate or by a step of its own",
     # of how much, and for whom
     "control": "the recipe may change as training goes",
+    "directs": "what the optimizer is given is made of the mean, and is no mean any more",
     "follows rate": "it asks for the learning rate of a block",
     "singles out": "some parameters go another way than the rest",
 }
@@ -75,8 +76,8 @@ def _known(traits: Iterable[str]) -> frozenset[str]:
 def those(**claims: bool) -> frozenset[str]:
     """The traits that are claimed, underlines for blanks.
 
-    >>> sorted(those(unbiased=True, whole_step=True, contracts=False))
-    ['unbiased', 'whole step']
+    >>> sorted(those(unbiased=True, wants_unbiased=True, contracts=False))
+    ['unbiased', 'wants unbiased']
     """
     return _known(name.replace("_", " ") for name, claimed in claims.items() if claimed)
 

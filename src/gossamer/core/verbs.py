@@ -15,6 +15,10 @@ from gossamer.core.errors import WireError
 
 T = TypeVar("T")
 ReduceOp = Literal["sum", "max", "min"]
+Among = tuple[int, ...] | None
+"""Who takes part in a request: these ranks, or everybody. Ranks in the request and in its answer are counted in the group:
+0 is its first. All of a group make the same requests in the same order; see `core.groups` for whole programs.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +27,7 @@ class AllReduce:
 
     tensor: Tensor
     op: ReduceOp = "sum"
+    among: Among = None
 
 
 Read = Callable[[int, Tensor], None]
@@ -39,6 +44,7 @@ class AllGather:
     wire: Tensor
     read: Read | None = None
     agreed: bool = False
+    among: Among = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +74,7 @@ class AllToAll:
     wires: Sequence[Tensor | Promise]
     lengths: Sequence[int]
     read: Read | None = None
+    among: Among = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +88,19 @@ class Send:
     to: int
     wire: Tensor
     awaits: Sequence[tuple[int, int]] = ()
+    among: Among = None
 
 
 @dataclass(frozen=True, eq=False)
 class Receive:
-    """Wait for the next wire of `length` bytes from one rank."""
+    """Wait for the next wire of `length` bytes from one rank, or, if the source is None, from whoever is first.
 
-    source: int
+    Then the answer is the rank and its wire. Who is first is a matter of time, so what is made of it must bear that.
+    """
+
+    source: int | None
     length: int
+    among: Among = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +108,7 @@ class Claim:
     """Draw the next ticket of a counter all ranks share; the first ticket is 1."""
 
     name: str
+    among: Among = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +117,7 @@ class Closed:
 
     name: str
     count: int
+    among: Among = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,25 +167,39 @@ class Join:
     ticket: Ticket[Any]
 
 
+@dataclass(frozen=True, eq=False)
+class Missed:
+    """What all ranks agreed on for a step: the gradient, None where nobody applies it, and each parameter group's rate."""
+
+    gradient: Tensor | None
+    rates: Sequence[float]
+
+
 @dataclass(frozen=True)
 class Descend:
-    """The optimizer steps now. Answered with False where the user's scaler skipped the step."""
+    """The optimizer steps now. Answered with False where the user's scaler skipped the step.
+
+    With `missed`, it first makes up for a step that ended without this rank; that is no step of this rank's own.
+    """
+
+    missed: Missed | None = None
 
 
-Verb = AllReduce | AllGather | AllToAll | Send | Receive | Claim | Closed | Compute | Start | Join | Descend
+Shared = AllReduce | AllGather | AllToAll | Send | Receive | Claim | Closed  # which several ranks have a part in
+Verb = Shared | Compute | Start | Join | Descend
 Program = Generator[Verb, Any, T]
 
 
-def all_reduce(tensor: Tensor, op: ReduceOp = "sum") -> Program[Tensor]:
-    return (yield AllReduce(tensor, op))
+def all_reduce(tensor: Tensor, op: ReduceOp = "sum", among: Among = None) -> Program[Tensor]:
+    return (yield AllReduce(tensor, op, among))
 
 
-def all_gather(wire: Tensor) -> Program[list[Tensor]]:
-    return (yield AllGather(wire))
+def all_gather(wire: Tensor, among: Among = None) -> Program[list[Tensor]]:
+    return (yield AllGather(wire, among=among))
 
 
-def all_to_all(wires: Sequence[Tensor | Promise], lengths: Sequence[int]) -> Program[list[Tensor]]:
-    return (yield AllToAll(wires, lengths))
+def all_to_all(wires: Sequence[Tensor | Promise], lengths: Sequence[int], among: Among = None) -> Program[list[Tensor]]:
+    return (yield AllToAll(wires, lengths, among=among))
 
 
 def read_all_gather(wire: Tensor, read: Read) -> Program[None]:
@@ -190,6 +218,11 @@ def send(to: int, wire: Tensor, awaits: Sequence[tuple[int, int]] = ()) -> Progr
 
 def receive(source: int, length: int) -> Program[Tensor]:
     return (yield Receive(source, length))
+
+
+def receive_first(length: int) -> Program[tuple[int, Tensor]]:
+    """Whoever's wire is there first: its rank, and the wire."""
+    return (yield Receive(None, length))
 
 
 def claim(name: str) -> Program[int]:

@@ -5,7 +5,7 @@ is done once, by one rank after the other, as if all others did what it does. Th
 full length; only encoding and decoding are left out where a wire's length is known without them.
 """
 
-from gossamer.counting.count import bytes_per_step
+from gossamer.counting.count import bytes_between, bytes_per_step
 from gossamer.counting.rehearsal import Rehearsal, span
 
-__all__ = ["Rehearsal", "bytes_per_step", "span"]
+__all__ = ["Rehearsal", "bytes_between", "bytes_per_step", "span"]

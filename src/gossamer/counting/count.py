@@ -1,21 +1,29 @@
 """The bytes of a step: those of each thing that the schedule asks for, as often as it does."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from math import ceil
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block
-from gossamer.core.contracts import Echo, Exchange, Mixer, Quorum, Seat
+from gossamer.core.block import Block, Layout
+from gossamer.core.contracts import Echo, Seat
 from gossamer.core.draw import Draw
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Claim, Closed, Program, Receive, Verb, kept
+from gossamer.core.groups import place
+from gossamer.core.schedule import Message
+from gossamer.core.verbs import Program, Verb
+from gossamer.counting.answers import answer_of
 from gossamer.counting.hollow import hollow
-from gossamer.counting.rehearsal import Rehearsal, span
-from gossamer.fabrics.ledger import traffic
+from gossamer.counting.rehearsal import Average, Mail, Rehearsal, span
+from gossamer.fabrics.ledger import Ledger, traffic
+from gossamer.fabrics.sim import simulate
 from gossamer.recipe import Recipe
 from gossamer.worker.channels import Channel, build
+
+SMALL = Layout.of({"x": (1,)})
 
 
 def bytes_per_step(recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int) -> float:
@@ -29,92 +37,138 @@ def bytes_per_step(recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...]
     >>> bytes_per_step("slowmo(12)", {"w": (1000,)}, 4)
     500.0
     """
+    count, steps = _counted(recipe, shapes, size, 1)
+    return count.sent / size / steps
+
+
+def bytes_between(
+    recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int, per_node: int
+) -> float:
+    """What one node of `per_node` ranks sends to others per step, through its network card, on average over nodes.
+
+    >>> bytes_between("allreduce", {"w": (1000,)}, 4, per_node=2)
+    6000.0
+    """
+    count, steps = _counted(recipe, shapes, size, per_node)
+    return (count.sent - count.inside) / ceil(size / per_node) / steps
+
+
+class Count(NamedTuple):
+    """Bytes that all ranks together send, and how many of these stay within a node."""
+
+    sent: int = 0
+    inside: int = 0
+
+    def times(self, often: int) -> "Count":
+        return Count(often * self.sent, often * self.inside)
+
+
+def _sum(counts: Iterable[Count]) -> Count:
+    sent, inside = 0, 0
+    for count in counts:
+        sent, inside = sent + count.sent, inside + count.inside
+    return Count(sent, inside)
+
+
+def _counted(
+    recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int, per_node: int
+) -> tuple[Count, int]:
+    """What whole rounds of the schedule send, and how many steps they are."""
     parsed = Recipe.of(recipe)
     parameters = {n: torch.empty(s, device="meta") if isinstance(s, tuple) else s for n, s in shapes.items()}
     channels = build(parsed, parameters, dict.fromkeys(parameters, 0), size)
+    parsed.schedule.check(size, [c.layout for c in channels])
     first, last = span(parsed)
-    loop = Rehearsal(parsed, first)
-    while loop.step <= last:
-        loop.take_step()
-
-    def average(channel: Channel, flat: Tensor, seat: Seat) -> Program[Any]:
-        return _averaging(channel, Block(flat, channel.layout), seat)
-
-    total = loop.averages * _sent(average, channels, size) if loop.averages else 0.0
-    return (total + _mixed(loop.rounds, channels, size)) / (last - first + 1)
+    run = Rehearsal(parsed, len(channels), size, first)
+    while run.step <= last:
+        run.take_step()
+    counter = _Counter(channels, size, per_node)
+    done = [counter.averaged(run.averages), counter.mailed(run.mail), counter.asked(run.besides)]
+    return _sum(done), last - first + 1
 
 
-def _mixed(rounds: Iterable[tuple[Mixer, int]], channels: Sequence[Channel], size: int) -> float:
-    """Rounds in which everybody has as many peers as in another send as much as that one, and are not done again."""
-    known, total = dict[Any, float](), 0.0
-    for mixer, round in rounds:
+class _Counter:
+    """Does each thing that a schedule asked for once, by one rank after the other."""
 
-        def push(channel: Channel, flat: Tensor, seat: Seat, mixer: Mixer = mixer, round: int = round) -> Program[Any]:
-            return mixer.push(Block(flat, channel.layout), {}, seat, round)
+    def __init__(self, channels: Sequence[Channel], size: int, per_node: int) -> None:
+        self._channels, self._size, self._per_node = channels, size, per_node
 
-        topology = getattr(mixer, "topology", None)
-        peers = topology and tuple(len(topology.peers(rank, size, round).to) for rank in range(size))
-        if (mixer, peers) not in known:
-            known[mixer, peers] = _sent(push, channels, size)
-        total += known[mixer, peers]
-    return total
+    def averaged(self, averages: Iterable[Average]) -> Count:
+        """Averages of the same blocks send the same each time."""
+        return _sum(self._average(asked).times(often) for asked, often in Counter(averages).items())
+
+    def mailed(self, mail: Iterable[Mail]) -> Count:
+        """Messages with which every rank would send as much of a small block as with others send as much of a large one too,
+        and are not written again.
+        """
+        known, done = dict[Any, Count](), list[Count]()
+        for which, message in mail:
+
+            def program(channel: Channel, flat: Tensor, seat: Seat, message: Message = message) -> Program[Any]:
+                return message(Block(flat, channel.layout), {}, seat)
+
+            seats = [_seat(rank, self._size) for rank in range(self._size)]
+            small = tuple(self._alone(message(Block(torch.zeros(1), SMALL), {}, seat), seat) for seat in seats)
+            if (which, small) not in known:
+                known[which, small] = self._sent(program, which)
+            done.append(known[which, small])
+        return _sum(done)
+
+    def asked(self, verbs: Iterable[Verb]) -> Count:
+        """Requests that are as long whatever the model."""
+        return _sum(self._moved(verb, rank) for verb in verbs for rank in range(self._size))
+
+    def _average(self, asked: Average) -> Count:
+        def program(channel: Channel, flat: Tensor, seat: Seat) -> Program[Any]:
+            block = Block(flat, channel.layout)
+            return _averaging(channel, block, seat) if asked.over is None else asked.over.average(block, {}, seat)
+
+        return self._sent(program, asked.which)
+
+    def _sent(self, program: Callable[[Channel, Tensor, Seat], Program[Any]], which: Iterable[int]) -> Count:
+        """What is sent if these channels go through the program once; like channels are done once."""
+        done, like = list[Count](), dict[Any, list[Channel]]()
+        for c in (self._channels[i] for i in which):
+            shapes = tuple(s.shape for s in c.layout.segments)
+            like.setdefault((shapes, c.layout.dtype, c.exchange, c.memory), []).append(c)
+        for channel, *others in like.values():
+            noise = torch.Generator().manual_seed(0)
+            flat = torch.empty(channel.layout.numel, dtype=channel.layout.dtype).uniform_(-1, 1, generator=noise)
+            seats = [_seat(rank, self._size, channel.shift) for rank in range(self._size)]
+            programs = (program(channel, flat, seat) for seat in seats)
+            if channel.exchange.groups(
+                self._size
+            ):  # what one tells another is not what that one would have told itself
+                ledger = simulate([*programs], ledger=Ledger(per_node=self._per_node)).ledger
+                once = Count(ledger.sent, ledger.inside)
+            else:
+                once = _sum(self._alone(p, seat) for p, seat in zip(programs, seats))
+            done.append(once.times(1 + len(others)))
+        return _sum(done)
+
+    def _alone(self, program: Program[Any], seat: Seat) -> Count:
+        """What a rank sends when every other rank answers as it would itself."""
+        done, answer = list[Count](), None
+        with suppress(StopIteration):
+            while True:
+                verb = program.send(answer)
+                done.append(self._moved(verb, seat.rank))
+                answer = answer_of(verb, place(verb, seat.rank, self._size)[1])
+        return _sum(done)
+
+    def _moved(self, verb: Verb, rank: int) -> Count:
+        moved = traffic(verb, rank, self._size, self._per_node)
+        return Count(moved.sent, moved.inside)
 
 
-def _sent(program: Callable[[Channel, Tensor, Seat], Program[Any]], channels: Sequence[Channel], size: int) -> float:
-    """What a rank sends on average if every channel goes through the program once; like channels are done once."""
-    total, like = 0, dict[Any, list[Channel]]()
-    for c in channels:
-        shapes = tuple(s.shape for s in c.layout.segments)
-        like.setdefault((shapes, c.layout.dtype, c.exchange, c.memory), []).append(c)
-    for channel, *others in like.values():
-        noise = torch.Generator().manual_seed(0)
-        flat = torch.empty(channel.layout.numel, dtype=channel.layout.dtype).uniform_(-1, 1, generator=noise)
-        for rank in range(size):
-            seat = Seat(rank, size, 1, Draw(0, 1, rank), shift=channel.shift)
-            total += _alone(program(channel, flat, seat), seat) * (1 + len(others))
-    return total / size
+def _seat(rank: int, size: int, shift: float = 0.0) -> Seat:
+    return Seat(rank, size, 1, Draw(0, 1, rank), shift=shift)
 
 
 def _averaging(channel: Channel, block: Block, seat: Seat) -> Program[Any]:
-    if isinstance(channel.exchange, Quorum):
-        channel.exchange.check(seat.size)
-        yield from channel.exchange.claim(seat)
-        quorum, rates = hollow(channel.exchange), torch.zeros(1, dtype=torch.float64)
-        return (yield from quorum.settle(block, {}, seat, lambda: (block.flat, rates), 1))
-    assert isinstance(channel.exchange, Exchange)
     exchange = hollow(channel.exchange)
 
     def send(block: Block, seat: Seat) -> Program[Echo]:
         return exchange.average(block, {}, seat)
 
     return (yield from channel.memory.around(block, {}, send, seat))
-
-
-def _alone(program: Program[Any], seat: Seat) -> int:
-    """The bytes that a rank sends when every other rank answers as it would itself."""
-    sent, answer = 0, None
-    with suppress(StopIteration):
-        while True:
-            verb = program.send(answer)
-            sent += traffic(verb, seat.rank, seat.size)[1]
-            answer = _answer(verb, seat.size)
-    return sent
-
-
-def _answer(verb: Verb, size: int) -> Any:
-    match verb:
-        case AllReduce(tensor):
-            return tensor
-        case AllGather(wire):
-            return [wire] * size
-        case AllToAll(wires, lengths):
-            made = [kept(w) for w in wires]
-            return [w if w.numel() == n else w.new_zeros(n) for w, n in zip(made, lengths, strict=True)]
-        case Receive(_, length):
-            return torch.zeros(length, dtype=torch.uint8)
-        case Claim():
-            return 1
-        case Closed(_, count):
-            return tuple(range(count))
-        case _:
-            return None

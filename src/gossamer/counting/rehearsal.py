@@ -1,18 +1,25 @@
-"""A schedule without training: when it asks for what."""
+"""A schedule without training: what it asks for, and when."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from math import ceil
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gossamer.core.block import State
-from gossamer.core.contracts import Mixer
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.contracts import Echo, Exchange, Seat
+from gossamer.core.draw import Draw
 from gossamer.core.errors import GossamerError
 from gossamer.core.parts import require
-from gossamer.core.verbs import Descend, Program
+from gossamer.core.schedule import Loop, Message
+from gossamer.core.verbs import Claim, Descend, Join, Program, Start, Ticket, Verb
+from gossamer.counting.answers import answer_of
+from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe
+from gossamer.worker.channels import Channel
 
 MOST = 1_000_000  # steps, which take ten seconds or so
 LEAST = 60  # steps to rehearse: whole periods of every topology that has up to six kinds of rounds
@@ -28,71 +35,174 @@ def span(recipe: Recipe) -> tuple[int, int]:
     return warmup + 1, warmup + every * ceil(LEAST / every)
 
 
-class Rehearsal:
-    """The loop around a model of one number: notes what a schedule asks of the network, and asks nobody."""
+class Average(NamedTuple):
+    """Some blocks were averaged; past the recipe, through an exchange of the schedule's own, if one is named."""
 
-    def __init__(self, recipe: Recipe, step: int = 1) -> None:
-        self.recipe, self.step = recipe, step
-        self.averages = 0
-        self.rounds = list[tuple[Mixer, int]]()
-        self.lrs, self.gains, self.states = [1.0], [1.0], list[State]([{}])
-        self._flight: list[Tensor] | None = None
+    which: tuple[int, ...]
+    over: Exchange | None = None
 
-    def take_step(self) -> None:
-        steps, descended = self.recipe.schedule.step(self), None
-        with suppress(StopIteration):
-            while True:
-                verb = steps.send(descended)
-                if not isinstance(verb, Descend):
-                    raise GossamerError(
-                        f"{self.recipe.schedule} asks the network itself ({type(verb).__name__}); only what it asks of its "
-                        "loop can be counted: use loop.average or loop.launch"
-                    )
-                descended = True
-        self.step += 1
+
+class Mail(NamedTuple):
+    """Some blocks said something to peers."""
+
+    which: tuple[int, ...]
+    message: Message
+
+
+@dataclass(frozen=True, repr=False)
+class Noting(Exchange):
+    """Stands in for a block's exchange: it tells that it was asked."""
+
+    name: ClassVar[str] = "noting"
+
+    tell: Callable[[], None]
 
     @property
-    def mixer(self) -> Mixer:
-        assert isinstance(self.recipe.exchange, Mixer)
-        return self.recipe.exchange
+    def unbiased(self) -> bool:
+        return True
 
-    def parameters(self) -> list[Tensor]:
-        return [torch.zeros(1)]
+    @property
+    def needs_feedback(self) -> bool:
+        return False
 
-    def assign(self, values: Sequence[Tensor]) -> None:
-        pass
+    @property
+    def contracts(self) -> bool:
+        return True
+
+    def omega(self, layout: Layout, size: int) -> float:
+        return 0.0
+
+    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+        self.tell()
+        yield from ()
+        return Echo(block.flat.clone(), lambda into, weight: None)
+
+
+@dataclass(eq=False)
+class Later(Ticket[Any]):
+    """A program that is run when somebody joins it."""
+
+    program: Program[Any]
+
+
+class Rehearsal:
+    """A run of a model of so many numbers, a block each: it notes what a schedule asks for, and asks nobody."""
+
+    def __init__(self, recipe: Recipe, blocks: int = 1, size: int = 2, step: int = 1) -> None:
+        self.recipe, self.rank, self.size, self.step = recipe, 0, size, step
+        self.averages, self.mail, self.besides = list[Average](), list[Mail](), list[Verb]()
+        self.channels = [self._channel(i) for i in range(blocks)]
+        self.live, self.rates = dict[str, Any](), [1.0]
+        self._flights, self._wires = dict[int, Tensor](), dict[int, list[Tensor]]()
+        self._loop = Loop(self)
+
+    def _channel(self, index: int) -> Channel:
+        noting = Noting(lambda: self.averages.append(Average((index,))))
+        layout = Layout.of({f"p{index}": (1,)})
+        return Channel(layout, (torch.zeros(1),), noting, NoMemory(), 0.0)
+
+    def take_step(self) -> None:
+        schedule, loop = self.recipe.schedule, self._loop
+        self._run(schedule.begin(loop))
+        if schedule.averages_gradients:
+            for i in range(len(self.channels)):
+                self._run(schedule.ready(loop, i, torch.zeros(1)))
+        self._run(schedule.step(loop))
+        self.step += 1
+
+    def _run(self, steps: Program[None]) -> None:
+        answer: Any = None
+        with suppress(StopIteration):
+            while True:
+                match steps.send(answer):
+                    case Descend():
+                        answer = True
+                    case Start(program):
+                        answer = Later(program)
+                    case Join(Later() as ticket):
+                        answer = self._alone(ticket.program, self.besides)
+                    case Claim() as verb:
+                        answer = answer_of(verb, self.size)
+                    case verb:
+                        raise GossamerError(
+                            f"{self.recipe.schedule} asks the network itself ({type(verb).__name__}); only what it asks of its "
+                            "loop can be counted: use loop.average, loop.launch or loop.post"
+                        )
+
+    def _alone(self, program: Program[Any], sent: list[Verb]) -> Any:
+        """Run what was started on a lane, and note what it sends: an exchange's messages apart, as much for any model."""
+        answer: Any = None
+        try:
+            while True:
+                match program.send(answer):
+                    case Start(started):
+                        answer = Later(started)
+                    case Join(Later() as ticket):
+                        answer = self._alone(ticket.program, sent)
+                    case verb:
+                        sent.append(verb)
+                        answer = answer_of(verb, self.size)
+        except StopIteration as stop:
+            return stop.value
+
+    @property
+    def _everything(self) -> tuple[int, ...]:
+        return tuple(range(len(self.channels)))
+
+    def rate(self, index: int) -> float:
+        return 1.0
+
+    def gain(self, index: int) -> float:
+        return 1.0
+
+    def seat(self, index: int) -> Seat:
+        return self.plain_seat(self.step)
+
+    def plain_seat(self, step: int) -> Seat:
+        return Seat(self.rank, self.size, step, Draw(0, step, self.rank))
+
+    def send(self, index: int, flat: Tensor) -> Program[None]:
+        yield from ()
 
     def average_gradients(self) -> Program[None]:
-        self.averages += 1
+        self.averages.append(Average(self._everything))
         yield from ()
 
-    def average(self, values: Sequence[Tensor]) -> Program[list[Tensor] | None]:
-        yield from self.launch(values)
-        return (yield from self.land())
-
-    def launch(self, values: Sequence[Tensor]) -> Program[None]:
-        self.averages += 1
-        self._flight = list(values)
+    def launch(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange | None) -> Program[None]:
+        self.averages.append(Average(tuple(which), over))
+        self._flights |= dict(zip(which, values))
         yield from ()
 
-    def land(self) -> Program[list[Tensor] | None]:
-        landed, self._flight = self._flight, None
+    def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]:
         yield from ()
-        return landed
+        landed = [self._flights.pop(i) for i in which if i in self._flights]
+        return landed or None
 
-    def in_flight(self) -> bool:
-        return self._flight is not None
+    def in_flight(self, which: Sequence[int]) -> bool:
+        return any(i in self._flights for i in which)
 
-    def mix(self, mixer: Mixer, round: int) -> Program[None]:
-        self.rounds.append((mixer, round))
+    def post(self, which: Sequence[int], message: Message) -> Program[None]:
+        self.mail.append(Mail(tuple(which), message))
+        for i in which:
+            c = self.channels[i]
+            said = message(Block(c.read(), c.layout), c.states["mixer"], self.seat(i))
+            self._wires[i] = self._alone(said, [])
         yield from ()
 
-    launch_mix = mix
-
-    def land_mix(self, mixer: Mixer) -> Program[None]:
+    def collect(self, which: Sequence[int]) -> Program[list[list[Tensor]]]:
         yield from ()
+        return [self._wires.pop(i) for i in which if i in self._wires]
 
-    def settle_mix(self, mixer: Mixer) -> None:
+    def arrived(self, which: Sequence[int]) -> list[list[Tensor]]:
+        return [self._wires.get(i, []) for i in which]
+
+    def deliver(self, means: Sequence[Tensor], finite: bool, rates: Sequence[float]) -> None:
+        pass
+
+    def drop(self, step: int) -> None:
+        pass
+
+    def agreed(self) -> None:
         pass
 
     def reset_optimizer(self) -> None:
@@ -100,3 +210,9 @@ class Rehearsal:
 
     def average_optimizer(self) -> Program[None]:
         yield from ()
+
+    def measures(self, step: int) -> bool:
+        return False
+
+    def measure(self, block: Block, add_sent: Callable[[Tensor, float], None]) -> None:
+        pass

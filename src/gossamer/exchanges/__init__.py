@@ -1,9 +1,8 @@
 """Floor 3: who talks to whom. One exchange per file, one import line here."""
 
 from gossamer.exchanges.allreduce import AllReduced
-from gossamer.exchanges.first import First
 from gossamer.exchanges.gather import Gather
-from gossamer.exchanges.push_sum import PushSum
+from gossamer.exchanges.nodes import Nodes
 from gossamer.exchanges.scatter import Scatter
 
-__all__ = ["AllReduced", "First", "Gather", "PushSum", "Scatter"]
+__all__ = ["AllReduced", "Gather", "Nodes", "Scatter"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Carrier, Codec, Echo, Policy, Seat
+from gossamer.core.contracts import Carrier, Codec, Echo, Policy, Seat, Unit
 from gossamer.core.parts import part, require
 from gossamer.core.terms import those
 from gossamer.core.verbs import (
@@ -30,7 +30,8 @@ class Scatter(Carrier):
     """Cut the block into N chunks; every chunk's owner sums what all send it, encodes the mean again and tells everybody.
 
     All-to-all of N - 1 chunk wires, decode and sum (the own share first, then that of the rank before, and so on round),
-    encode, all-gather. Chunks are encoded and decoded while others travel. The own share never travels and is exact.
+    encode, all-gather. Chunks are encoded and decoded while others travel. The own share never travels and is exact. Chunks
+    are cut between the rows of a matrix where these are short, so that codecs of matrices see matrices.
     `answer` is the codec of the mean, the same unless given. The noise of N messages shrinks in their mean, that of the
     answer in nothing: a richer answer to coarse messages costs bytes once, and takes most of the noise away.
 
@@ -90,11 +91,18 @@ class Scatter(Carrier):
     def contracts(self) -> bool:
         return self.codec.contracts and self.answers.contracts
 
+    @property
+    def exact(self) -> bool:
+        return self.codec.exact and self.answers.exact
+
     def omega(self, layout: Layout, size: int) -> float:
         return max(self.codec.omega(layout), self.answers.omega(layout))
 
     def policy(self, key: str) -> Policy:
-        return {"owed": "owner", "owed_scale": "equal"}.get(key, "mean")  # pyright: ignore[reportReturnType]
+        return "owner" if key == "owed" else "mean"
+
+    def unit(self, key: str) -> Unit:
+        return "gradient" if key == "owed" else "none"
 
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
         codec, rank = self.codec, seat.rank
@@ -149,7 +157,7 @@ class Scatter(Carrier):
             error.copy_(owed)
         error.add_(mean.flat, alpha=rate)
         self.answers.accumulate(wire, mean.layout, error, -rate)
-        state["owed"], state["owed_scale"] = books, torch.tensor(seat.scale, dtype=torch.float64)
+        state["owed"] = books
         return wire
 
     def _rate(self, seat: Seat) -> float:
@@ -171,8 +179,7 @@ def _owed(block: Block, state: State, seat: Seat) -> Tensor | None:
     if "owed" not in state:
         return None
     owed = block.like(state["owed"]).chunks(seat.size)[seat.rank].flat
-    factor = seat.scale / float(state["owed_scale"])
-    return owed if factor == 1 else owed * factor
+    return owed if seat.rescale == 1 else owed * seat.rescale
 
 
 def _exchange(

@@ -49,6 +49,11 @@ class Board:
         """A part of this board; the connection is shared, since a second one can take seconds of name look-ups."""
         return Board(PrefixStore(prefix, self.store), self.rank, self.size, f"{self.place}{prefix}/")
 
+    def among(self, ranks: tuple[int, ...]) -> "Board":
+        """A part of this board for some ranks only, who are counted in their order."""
+        part = self.under(f"group/{','.join(map(str, ranks))}")
+        return Board(part.store, ranks.index(self.rank), len(ranks), part.place)
+
     def raise_flag(self, name: str, text: str) -> None:
         self.store.set(name, text)
 

@@ -74,7 +74,8 @@ def refuse(verb: Verb, size: int, rank: int, device: torch.device) -> None:
                     _expect_wire(wire)
         case _:
             pass
-    if (peer := verb.to if isinstance(verb, Send) else verb.source if isinstance(verb, Receive) else 0) >= size:
+    peer = verb.to if isinstance(verb, Send) else verb.source if isinstance(verb, Receive) else 0
+    if peer is not None and peer >= size:
         raise ValueError(f"there is no rank {peer} among {size}")
 
 

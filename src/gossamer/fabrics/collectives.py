@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.core.groups import named
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Verb, arrivals, departures, kept
 
 Collective = AllReduce | AllGather | AllToAll
@@ -14,29 +15,31 @@ Collective = AllReduce | AllGather | AllToAll
 def describe(verb: Verb) -> str:
     match verb:
         case AllReduce(tensor, op):
-            return f"AllReduce({tensor.numel()} x {str(tensor.dtype).removeprefix('torch.')}, {op})"
+            text = f"AllReduce({tensor.numel()} x {str(tensor.dtype).removeprefix('torch.')}, {op})"
         case AllGather(wire):
-            return f"AllGather({wire.numel()} bytes)"
+            text = f"AllGather({wire.numel()} bytes)"
         case AllToAll(wires):
-            return f"AllToAll({[w.numel() for w in wires]} bytes)"
+            text = f"AllToAll({[w.numel() for w in wires]} bytes)"
         case _:
             return type(verb).__name__
+    return text + named(verb.among)
 
 
-def mismatch(verbs: list[Collective]) -> str:
-    """Why these requests cannot be one collective; empty if they can."""
+def mismatch(verbs: list[Collective], ranks: Sequence[int]) -> str:
+    """Why these requests cannot be one collective of these ranks; empty if they can."""
     if isinstance(verbs[0], AllToAll):
         for i, a in enumerate(verbs):
             for j, b in enumerate(verbs):
                 if not isinstance(a, AllToAll) or not isinstance(b, AllToAll):
-                    return f"rank {i} asks {describe(a)} while rank {j} asks {describe(b)}"
+                    return f"rank {ranks[i]} asks {describe(a)} while rank {ranks[j]} asks {describe(b)}"
                 if a.wires[j].numel() != b.lengths[i]:
-                    return f"rank {i} sends {a.wires[j].numel()} bytes to rank {j}, which expects {b.lengths[i]}"
+                    sent, expected = a.wires[j].numel(), b.lengths[i]
+                    return f"rank {ranks[i]} sends {sent} bytes to rank {ranks[j]}, which expects {expected}"
         return ""
     first = describe(verbs[0])
-    for rank, verb in enumerate(verbs):
+    for rank, verb in zip(ranks, verbs, strict=True):
         if describe(verb) != first:
-            return f"rank 0 asks {first} while rank {rank} asks {describe(verb)}"
+            return f"rank {ranks[0]} asks {first} while rank {rank} asks {describe(verb)}"
     return ""
 
 

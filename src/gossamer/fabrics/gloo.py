@@ -77,7 +77,7 @@ class Gloo:
                     self._post(source, length)
                 return self._send(to, wire)
             case Receive(source, length):
-                return self._receive(source, length)
+                return self._receive_first(length) if source is None else self._receive(source, length)
 
     def tear(self) -> None:
         """Close all connections of a gloo group, from any thread: all that waits on it, here and there, fails at once.
@@ -208,6 +208,15 @@ class Gloo:
         if work is not None:
             work.wait(FOR_EVER)
         return out
+
+    def _receive_first(self, length: int) -> tuple[int, Tensor]:
+        """Whoever's letter is there. What was awaited of somebody is that one's."""
+        if self._own or self._group is None:
+            return self.rank, self._receive(self.rank, length)
+        out = self._zeros(length)
+        work = self._group.recv_anysource([out], _tag(_LETTER, length))
+        work.wait(FOR_EVER)
+        return int(work._source_rank()), out
 
     def _post(self, source: int, length: int) -> None:
         """Tell the backend what will be received. gloo asks the sender for it on the same wire on which the own letters

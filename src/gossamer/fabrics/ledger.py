@@ -4,13 +4,18 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, Send, Verb
+from gossamer.core.groups import members, place
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Among, Receive, Send, Shared, Verb
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One request. `handed` is what was given to the backend, `sent` and `received` what crosses this rank's link."""
+    """One request. `handed` is what was given to the backend, `sent` and `received` what crosses this rank's link.
+
+    `inside` is how much of `sent` stays within the node; `among` says which ranks took part, if not all.
+    """
 
     step: int
     rank: int
@@ -20,15 +25,21 @@ class Entry:
     sent: int
     received: int
     seconds: float
+    inside: int = 0
+    among: Among = None
 
 
 class Ledger:
-    """All entries of one rank, or of all ranks of a simulation; totals are kept even when entries are dropped."""
+    """All entries of one rank, or of all ranks of a simulation; totals are kept even when entries are dropped.
 
-    def __init__(self, keep: int = 100_000) -> None:
-        self.keep = keep
+    `per_node` ranks share a node, and its network card; they are numbered node by node.
+    """
+
+    def __init__(self, keep: int = 100_000, per_node: int = 1) -> None:
+        self.keep, self.per_node = keep, per_node
         self.entries = list[Entry]()
         self.handed = self.sent = self.received = self.requests = 0
+        self.inside = 0  # of what was sent
         self.seconds = 0.0
         self.exposed_seconds = 0.0  # time that the training loop stood still for the network
         self._verbs = dict[str, tuple[int, int]]()
@@ -40,6 +51,7 @@ class Ledger:
         self.handed += entry.handed
         self.sent += entry.sent
         self.received += entry.received
+        self.inside += entry.inside
         self.seconds += entry.seconds
         count, sent = self._verbs.get(entry.verb, (0, 0))
         self._verbs[entry.verb] = count + 1, sent + entry.sent
@@ -53,6 +65,11 @@ class Ledger:
         if place < len(self.entries):
             self.entries[place] = replace(self.entries[place], seconds=seconds)
 
+    @property
+    def between(self) -> int:
+        """Bytes sent from node to node."""
+        return self.sent - self.inside
+
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
 
@@ -64,7 +81,9 @@ class Ledger:
     def read(path: Path) -> "Ledger":
         ledger = Ledger()
         for line in path.read_text().splitlines():
-            ledger.note(Entry(**json.loads(line)))
+            said = json.loads(line)
+            among = said.pop("among", None)
+            ledger.note(Entry(**said, among=None if among is None else tuple(among)))
         return ledger
 
     def by_verb(self) -> dict[str, tuple[int, int]]:
@@ -72,27 +91,48 @@ class Ledger:
         return dict(self._verbs)
 
 
-Traffic = tuple[int, int, int]
+class Traffic(NamedTuple):
+    """Bytes handed to the backend, sent over this rank's link, and received over it; and how many of those sent stay inside."""
+
+    handed: int
+    sent: int
+    received: int
+    inside: int = 0
 
 
-def traffic(verb: Verb, rank: int, size: int) -> Traffic:
-    """Bytes handed to the backend, sent over this rank's link, and received over it.
+def traffic(verb: Verb, rank: int, size: int, per_node: int = 1) -> Traffic:
+    """What a request of this rank moves, in a world of this size with so many ranks a node.
 
-    All-reduce and all-gather are counted as rings: 2 (N-1)/N of the tensor, and N-1 wires, each way.
+    All-reduce and all-gather are counted as rings: 2 (N-1)/N of the tensor, and N-1 wires, each way. Those go to the next
+    rank of the group, and so leave the node where it is another node's.
     """
+    if not isinstance(verb, Shared):
+        return Traffic(0, 0, 0)
+    everyone, (seat, count) = members(verb, size), place(verb, rank, size)
+    mine = rank // per_node
+
+    def stays(to: int) -> bool:
+        return everyone[to] // per_node == mine
+
     match verb:
         case AllReduce(tensor):
             n = tensor.numel() * tensor.element_size()
-            crossed = 2 * (size - 1) * n // size
-            return n, crossed, crossed
+            return _ring(n, 2 * (count - 1) * n // count, stays((seat + 1) % count))
         case AllGather(wire):
-            return wire.numel(), (size - 1) * wire.numel(), (size - 1) * wire.numel()
+            return _ring(wire.numel(), (count - 1) * wire.numel(), stays((seat + 1) % count))
         case AllToAll(wires, lengths):
-            sent = sum(w.numel() for j, w in enumerate(wires) if j != rank)
-            return sent, sent, sum(n for j, n in enumerate(lengths) if j != rank)
-        case Send(_, wire):
-            return wire.numel(), wire.numel(), 0
+            sent = {j: w.numel() for j, w in enumerate(wires) if j != seat}
+            inside = sum(n for j, n in sent.items() if stays(j))
+            came = sum(n for j, n in enumerate(lengths) if j != seat)
+            return Traffic(sum(sent.values()), sum(sent.values()), came, inside)
+        case Send(to, wire):
+            n = wire.numel()
+            return Traffic(n, n, 0, n if stays(to) else 0)
         case Receive(_, length):
-            return 0, 0, length
+            return Traffic(0, 0, length)
         case _:
-            return 0, 0, 0
+            return Traffic(0, 0, 0)
+
+
+def _ring(handed: int, crossed: int, stays: bool) -> Traffic:
+    return Traffic(handed, crossed, crossed, crossed if stays else 0)

@@ -134,7 +134,12 @@ class Nccl:
         if alone:
             self._exchange()
 
-    def _receive(self, source: int, length: int) -> Tensor:
+    def _receive(self, source: int | None, length: int) -> Tensor:
+        if source is None:
+            raise ValueError(
+                "NCCL cannot receive from whoever is first; let gossamer send by way of the CPU: "
+                "process_group=torch.distributed.new_group(backend='gloo')"
+            )
         if not self._arrived[source] and source != self.rank:  # a rank that only receives
             self._await(source, length)
             self._exchange()

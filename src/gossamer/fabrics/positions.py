@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gossamer.core.groups import named
 from gossamer.core.verbs import (
     AllGather,
     AllReduce,
@@ -14,6 +15,7 @@ from gossamer.core.verbs import (
     Join,
     Receive,
     Send,
+    Shared,
     Verb,
 )
 from gossamer.fabrics.board import Board
@@ -25,11 +27,12 @@ class Position(NamedTuple):
 
     step: int
     label: str
-    request: int  # how many collectives this lane has done before
+    request: int  # how many collectives this lane has done before, with those whom it asks
     verb: str
     sends: Sequence[int] = ()
     expects: Sequence[int] = ()
     trouble: str = ""
+    among: Sequence[int] = ()  # whom it asks; nobody in particular if empty
 
     def __str__(self) -> str:
         trouble = f" ({self.trouble})" if self.trouble else ""
@@ -42,23 +45,32 @@ class Position(NamedTuple):
     def read(board: Board, key: str, text: str) -> "Position":
         try:
             said: Any = json.loads(text)
-            step, label, request, verb, sends, expects, trouble = said
-            fits = all(isinstance(n, int) for n in (step, request, *sends, *expects))
+            step, label, request, verb, sends, expects, trouble, among = said
+            fits = all(isinstance(n, int) for n in (step, request, *sends, *expects, *among))
             fits = fits and all(isinstance(word, str) for word in (label, verb, trouble))
-            fits = fits and len(sends) == len(expects) in (0, board.size)
+            fits = fits and len(sends) == len(expects) in (0, len(among) or board.size)
         except (ValueError, TypeError, RecursionError):
             raise board.malformed(key, text) from None
         if not fits:
             raise board.malformed(key, text)
-        return Position(step, label, request, verb, sends, expects, trouble)
+        return Position(step, label, request, verb, sends, expects, trouble, tuple(among))
 
     def agrees(self, mine: int, other: "Position", theirs: int) -> bool:
-        """Whether rank `mine` here and rank `theirs` there are about to do the same thing."""
-        if self[:4] != other[:4] or len(self.sends) != len(other.sends):
+        """Whether the place `mine` of a group here and the place `theirs` there are about to do the same thing."""
+        if not self.meets(other):
             return False
         if not self.sends:
             return True
         return self.sends[theirs] == other.expects[mine] and self.expects[theirs] == other.sends[mine]
+
+    def meets(self, other: "Position") -> bool:
+        """Whether both are about to ask the same of the same ranks, but for what each sends to whom."""
+        here, there = (*self[:4], tuple(self.among)), (*other[:4], tuple(other.among))
+        return here == there and len(self.sends) == len(other.sends)
+
+    def place_of(self, rank: int) -> int:
+        """Of a rank among those whom it asks."""
+        return list(self.among).index(rank) if rank in self.among else rank
 
 
 def read_all(board: Board, key: str, posts: Mapping[int, str]) -> dict[int, Position]:
@@ -69,7 +81,8 @@ def read_all(board: Board, key: str, posts: Mapping[int, str]) -> dict[int, Posi
 def position(step: int, label: str, request: int, verb: Verb | None) -> Position:
     sends = [w.numel() for w in verb.wires] if isinstance(verb, AllToAll) else ()
     expects = list(verb.lengths) if isinstance(verb, AllToAll) else ()
-    return Position(step, label, request, _describe(verb), sends, expects)
+    among = verb.among if isinstance(verb, Shared) else None
+    return Position(step, label, request, _describe(verb) + named(among), sends, expects, among=among or ())
 
 
 def _describe(verb: Verb | None) -> str:
@@ -79,9 +92,11 @@ def _describe(verb: Verb | None) -> str:
         case AllGather(wire):
             return f"AllGather of {wire.numel()} bytes"
         case Send(to, wire):
-            return f"Send of {wire.numel()} bytes to rank {to}"
+            return f"Send of {wire.numel()} bytes to rank {_global(verb, to)}"
+        case Receive(None, length):
+            return f"Receive of {length} bytes from whoever is first"
         case Receive(source, length):
-            return f"Receive of {length} bytes from rank {source}"
+            return f"Receive of {length} bytes from rank {_global(verb, source)}"
         case Claim(name):
             return f"Claim of {name!r}"
         case Closed(name, count):
@@ -94,6 +109,12 @@ def _describe(verb: Verb | None) -> str:
             return "between requests"
         case _:
             return type(verb).__name__
+
+
+def _global(verb: Send | Receive, rank: int | None) -> int | None:
+    """A rank as all know it."""
+    known = verb.among is not None and rank is not None and rank < len(verb.among)
+    return verb.among[rank] if known else rank  # pyright: ignore[reportOptionalSubscript, reportArgumentType, reportCallIssue]
 
 
 def explain(
@@ -115,7 +136,7 @@ def explain(
         has = "has" if len(gone) == 1 else "have"
         lines.append(f"{ranks(gone).capitalize()} {has} detached or ended: do all ranks take equally many steps?")
     for other, position in sorted(others.items()):
-        same = mine.agrees(rank, position, other) and not position.trouble
+        same = mine.agrees(mine.place_of(rank), position, mine.place_of(other)) and not position.trouble
         lines.append(
             f"Rank {other} is at {'the same place' if same else position}.{_differing(rank, mine, other, position)}"
         )
@@ -128,11 +149,12 @@ def _is(numbers: list[int]) -> str:
 
 def _differing(rank: int, mine: Position, other: int, theirs: Position) -> str:
     """What two ranks of one all-to-all see differently."""
-    if mine[:4] != theirs[:4] or not mine.sends or len(mine.sends) != len(theirs.sends):
+    if not mine.sends or not mine.meets(theirs):
         return ""
+    here, there = mine.place_of(rank), mine.place_of(other)
     pairs = (
-        (rank, mine.sends[other], other, theirs.expects[rank]),
-        (other, theirs.sends[rank], rank, mine.expects[other]),
+        (rank, mine.sends[there], other, theirs.expects[here]),
+        (other, theirs.sends[here], rank, mine.expects[there]),
     )
     return "".join(
         f" Rank {a} sends {sent} bytes to rank {b}, which expects {expected}."

@@ -7,18 +7,21 @@ threads, no wall clock: the same programs give the same numbers and the same tim
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from gossamer.core.errors import DeadlockError, GossamerError, PeerError
+from gossamer.core.groups import members, named, plain, refuse_group
 from gossamer.core.verbs import (
     AllGather,
     AllReduce,
     AllToAll,
+    Among,
     Claim,
     Closed,
     Compute,
@@ -27,34 +30,14 @@ from gossamer.core.verbs import (
     Program,
     Receive,
     Send,
+    Shared,
     Start,
     Ticket,
     Verb,
 )
 from gossamer.fabrics.collectives import Collective, Refused, answers, describe, mismatch
 from gossamer.fabrics.ledger import Entry, Ledger, traffic
-
-
-@dataclass(frozen=True)
-class Network:
-    """Links with a latency (seconds) and a rate (bytes per second, per rank or one for all)."""
-
-    latency: float = 0.0
-    rate: float | tuple[float, ...] = float("inf")
-
-    def rate_of(self, rank: int) -> float:
-        return self.rate[rank] if isinstance(self.rate, tuple) else self.rate
-
-    def seconds(self, verb: Verb, size: int) -> float:
-        """What a request costs once everybody is there: messages one after the other, at the slowest link's pace."""
-        return self.delay(verb, size) + max(self.crossing(verb, r, size) for r in range(size))
-
-    def delay(self, verb: Verb, size: int) -> float:
-        return self.latency * (2 * (size - 1) if isinstance(verb, AllReduce) else size - 1)
-
-    def crossing(self, verb: Verb, rank: int, size: int) -> float:
-        """How long one rank's link is busy with its own request."""
-        return max(traffic(verb, rank, size)[1:]) / self.rate_of(rank)
+from gossamer.fabrics.links import Network
 
 
 @dataclass(eq=False)
@@ -104,23 +87,24 @@ def simulate(programs: Sequence[Program[Any]], network: Network | None = None, l
     >>> [float(x) for x in outcome.results], outcome.clocks[0]
     ([6.0, 6.0, 6.0, 6.0], 0.006)
     """
-    return _Simulation(len(programs), network or Network(), ledger or Ledger()).run(programs)
+    network = network or Network()
+    return _Simulation(len(programs), network, ledger or Ledger(per_node=network.per_node)).run(programs)
 
 
 class _Simulation:
     def __init__(self, size: int, network: Network, ledger: Ledger) -> None:
         self.size, self.network, self.ledger = size, network, ledger
         self.order = count()
-        self.ready: list[tuple[float, int, _Task]] = []
+        self.ready: list[tuple[float, int, Callable[[], None]]] = []
         self.queues: defaultdict[tuple[int, str], deque[_Task]] = defaultdict(deque)
         self.busy: dict[tuple[int, str], _Task] = {}
-        self.meetings: defaultdict[str, deque[dict[int, tuple[_Task, Collective]]]] = defaultdict(deque)
-        self.mail: defaultdict[tuple[int, int, str], deque[tuple[float, Tensor]]] = defaultdict(deque)
-        self.readers: dict[tuple[int, int, str], tuple[_Task, int]] = {}
+        self.meetings: defaultdict[tuple[str, Among], deque[dict[int, tuple[_Task, Collective]]]] = defaultdict(deque)
+        self.mail: defaultdict[_Route, deque[tuple[float, Tensor]]] = defaultdict(deque)
+        self.readers: dict[_Route, tuple[_Task, Receive]] = {}
         self.link_free: defaultdict[int, float] = defaultdict(float)
-        self.tickets: defaultdict[str, list[int]] = defaultdict(list)
-        self.drawn_at: defaultdict[str, list[float]] = defaultdict(list)
-        self.closing: defaultdict[str, list[tuple[int, _Task]]] = defaultdict(list)
+        self.tickets: defaultdict[_Counter, list[int]] = defaultdict(list)
+        self.drawn_at: defaultdict[_Counter, list[float]] = defaultdict(list)
+        self.closing: defaultdict[_Counter, list[tuple[int, _Task]]] = defaultdict(list)
         self.failures = list[Exception]()  # in the order of virtual time
 
     def run(self, programs: Sequence[Program[Any]]) -> Outcome:
@@ -128,8 +112,7 @@ class _Simulation:
         for task in mains:
             self.wake(task, 0.0)
         while self.ready:
-            _, _, task = heapq.heappop(self.ready)
-            self.advance(task)
+            heapq.heappop(self.ready)[2]()
         if self.failures and any(t.ticket.error or not t.ticket.done() for t in mains):
             raise self.failures[0]  # whoever waits for the rank that failed is no news
         if not all(t.ticket.done() for t in mains):
@@ -138,7 +121,10 @@ class _Simulation:
 
     def wake(self, task: _Task, clock: float, answer: Any = None, error: Exception | None = None) -> None:
         task.clock, task.answer, task.error, task.waits = max(task.clock, clock), answer, error, ""
-        heapq.heappush(self.ready, (task.clock, next(self.order), task))
+        self.at(task.clock, partial(self.advance, task))
+
+    def at(self, clock: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self.ready, (clock, next(self.order), act))
 
     def advance(self, task: _Task) -> None:
         """Give a task its answer and take its next request."""
@@ -169,6 +155,12 @@ class _Simulation:
             self.wake(task, clock)
 
     def ask(self, task: _Task, verb: Verb) -> None:
+        if isinstance(verb, Shared):
+            try:
+                refuse_group(verb, task.rank, self.size)
+            except ValueError as error:
+                return self.wake(task, task.clock, error=error)
+            verb = plain(verb, self.size)
         match verb:
             case Compute():
                 self.compute(task, verb)
@@ -184,14 +176,16 @@ class _Simulation:
                 self.send(task, verb)
             case Receive():
                 self.receive(task, verb)
-            case Claim(name):
-                self.claim(task, name)
-            case Closed(name, wanted):
-                task.waits = f"ticket {wanted} of {name!r} ({len(self.tickets[name])} drawn)"
-                self.closing[name].append((wanted, task))
-                self.close(name)
+            case Claim():
+                self.claim(task, verb)
+            case Closed(name, wanted, among):
+                counter = name, among
+                task.waits = f"ticket {wanted} of {name!r}{named(among)} ({len(self.tickets[counter])} drawn)"
+                self.closing[counter].append((wanted, task))
+                self.close(counter)
             case Descend():
                 self.wake(task, task.clock, error=GossamerError("Descend is answered by a host, not by a fabric"))
+        return None
 
     def compute(self, task: _Task, verb: Compute) -> None:
         try:
@@ -216,28 +210,28 @@ class _Simulation:
         return None
 
     def meet(self, task: _Task, verb: Collective) -> None:
-        """A lane's collectives meet in order: my k-th with everybody else's k-th."""
-        meetings = self.meetings[task.lane]
+        """A lane's collectives of one group meet in order: my k-th with everybody else's k-th."""
+        meetings, ranks = self.meetings[task.lane, verb.among], members(verb, self.size)
         meeting = next((m for m in meetings if task.rank not in m), None)
         if meeting is None:
             meeting = dict[int, tuple[_Task, Collective]]()
             meetings.append(meeting)
         meeting[task.rank] = task, verb
         task.waits = f"{describe(verb)} of {task.ticket.label!r}"
-        if len(meeting) == self.size:
+        if len(meeting) == len(ranks):
             meetings.remove(meeting)
-            self.hold([meeting[r] for r in range(self.size)])
+            self.hold([meeting[r] for r in ranks])
 
     def hold(self, present: list[tuple[_Task, Collective]]) -> None:
         tasks, verbs = [t for t, _ in present], [v for _, v in present]
-        wrong = mismatch(verbs) or _astray(tasks)
+        ranks = [t.rank for t in tasks]
+        wrong = mismatch(verbs, ranks) or _astray(tasks)
         began = max(t.clock for t in tasks)
         if wrong:
             for task in tasks:
                 self.wake(task, began, error=PeerError(f"{wrong} (at {task.ticket.label!r}, step {task.step})"))
             return
-        crossed = max(self.network.crossing(v, r, self.size) for r, v in enumerate(verbs))
-        seconds = self.network.delay(verbs[0], self.size) + crossed
+        seconds = self.network.seconds(verbs, ranks, self.size)
         for task, verb in present:
             self.note(task, verb, seconds)
         try:
@@ -249,53 +243,91 @@ class _Simulation:
             self.wake(task, began + seconds, answer)
 
     def send(self, task: _Task, verb: Send) -> None:
-        """The sender goes on at once; its link is busy until the wire is out."""
-        seconds = verb.wire.numel() / min(self.network.rate_of(task.rank), self.network.rate_of(verb.to))
-        out = max(task.clock, self.link_free[task.rank]) + seconds
-        self.link_free[task.rank] = out
+        """The sender goes on at once; its node's link is busy until the wire is out."""
+        to, network = members(verb, self.size)[verb.to], self.network
+        node, seconds = network.node_of(task.rank), verb.wire.numel() / network.inside
+        out, latency = task.clock + seconds, 0.0
+        if network.node_of(to) != node:
+            seconds, latency = verb.wire.numel() / min(network.rate_of(task.rank), network.rate_of(to)), network.latency
+            self.link_free[node] = out = max(task.clock, self.link_free[node]) + seconds
         self.note(task, verb, seconds)
-        route = task.rank, verb.to, task.lane
-        self.mail[route].append((out + self.network.latency, verb.wire))
+        route = _Route(task.rank, to, task.lane, verb.among)
+        self.mail[route].append((out + latency, verb.wire))
+        anybody = route._replace(source=None)
         if route in self.readers:
             self.deliver(route, *self.readers.pop(route))
+        elif anybody in self.readers:
+            self.at(out + latency, partial(self.look, anybody, out + latency))
         self.wake(task, task.clock)
 
     def receive(self, task: _Task, verb: Receive) -> None:
-        route = verb.source, task.rank, task.lane
-        task.waits = f"a message of {verb.length} bytes from rank {verb.source}"
+        ranks = members(verb, self.size)
+        source = None if verb.source is None else ranks[verb.source]
+        route = _Route(source, task.rank, task.lane, verb.among)
+        who = "whoever is first" if source is None else f"rank {source}"
+        task.waits = f"a message of {verb.length} bytes from {who}{named(verb.among)}"
         self.note(task, verb, 0.0)
-        if self.mail[route]:
-            return self.deliver(route, task, verb.length)
-        self.readers[route] = task, verb.length
+        if source is not None and self.mail[route]:
+            return self.deliver(route, task, verb)
+        self.readers[route] = task, verb
+        if source is None:
+            heads = [self.mail[mine][0] for r in ranks if self.mail[mine := route._replace(source=r)]]
+            for arrival in {task.clock, *(a for a, _ in heads)}:
+                self.at(max(arrival, task.clock), partial(self.look, route, max(arrival, task.clock)))
         return None
 
-    def deliver(self, route: tuple[int, int, str], task: _Task, length: int) -> None:
+    def look(self, route: "_Route", clock: float) -> None:
+        """What is there by now goes to a rank that takes whoever is first."""
+        if route not in self.readers:
+            return
+        task, verb = self.readers[route]
+        boxes = [route._replace(source=r) for r in members(verb, self.size)]
+        there = [box for box in boxes if self.mail[box] and self.mail[box][0][0] <= clock]
+        if there:
+            del self.readers[route]
+            self.deliver(min(there, key=lambda box: self.mail[box][0][0]), task, verb)
+
+    def deliver(self, route: "_Route", task: _Task, verb: Receive) -> None:
         arrival, wire = self.mail[route].popleft()
-        if wire.numel() == length:
-            return self.wake(task, arrival, wire)
-        source, rank, _ = route
-        said = f"rank {source} sends {wire.numel()} bytes to rank {rank}, which expects {length}"
+        source = route.source
+        assert source is not None
+        if wire.numel() == verb.length:
+            answer = wire if verb.source is not None else (members(verb, self.size).index(source), wire)
+            return self.wake(task, arrival, answer)
+        said = f"rank {source} sends {wire.numel()} bytes to rank {route.to}, which expects {verb.length}"
         return self.wake(task, arrival, error=PeerError(f"{said} (at {task.ticket.label!r}, step {task.step})"))
 
-    def claim(self, task: _Task, name: str) -> None:
-        self.tickets[name].append(task.rank)
-        self.drawn_at[name].append(task.clock)
-        self.wake(task, task.clock, len(self.tickets[name]))
-        self.close(name)
+    def claim(self, task: _Task, verb: Claim) -> None:
+        counter = verb.name, verb.among
+        self.tickets[counter].append(members(verb, self.size).index(task.rank))
+        self.drawn_at[counter].append(task.clock)
+        self.wake(task, task.clock, len(self.tickets[counter]))
+        self.close(counter)
 
-    def close(self, name: str) -> None:
-        drawn = self.tickets[name]
-        waiting, self.closing[name] = self.closing[name], []
+    def close(self, counter: "_Counter") -> None:
+        drawn = self.tickets[counter]
+        waiting, self.closing[counter] = self.closing[counter], []
         for wanted, task in waiting:
             if len(drawn) >= wanted:
-                self.wake(task, self.drawn_at[name][wanted - 1] + self.network.latency, tuple(drawn[:wanted]))
+                self.wake(task, self.drawn_at[counter][wanted - 1] + self.network.latency, tuple(drawn[:wanted]))
             else:
-                self.closing[name].append((wanted, task))
+                self.closing[counter].append((wanted, task))
 
-    def note(self, task: _Task, verb: Verb, seconds: float) -> None:
-        handed, sent, received = traffic(verb, task.rank, self.size)
-        name = type(verb).__name__
-        self.ledger.note(Entry(task.step, task.rank, name, task.ticket.label, handed, sent, received, seconds))
+    def note(self, task: _Task, verb: Shared, seconds: float) -> None:
+        moved = traffic(verb, task.rank, self.size, self.ledger.per_node)
+        entry = Entry(
+            task.step,
+            task.rank,
+            type(verb).__name__,
+            task.ticket.label,
+            moved.handed,
+            moved.sent,
+            moved.received,
+            seconds,
+            moved.inside,
+            verb.among,
+        )
+        self.ledger.note(entry)
 
     def explain(self, mains: list[_Task]) -> str:
         lines = [
@@ -308,6 +340,18 @@ class _Simulation:
         return "deadlock: nobody can go on.\n  " + "\n  ".join(lines + ended)
 
 
+_Counter = tuple[str, Among]
+
+
+class _Route(NamedTuple):
+    """A message's way; from nobody in particular, where a rank takes whoever is first."""
+
+    source: int | None
+    to: int
+    lane: str
+    among: Among
+
+
 def _once(verb: Verb) -> Program[Any]:
     return (yield verb)
 
@@ -318,7 +362,7 @@ def _astray(tasks: list[_Task]) -> str:
     for t in tasks:
         if (t.step, t.ticket.label) != (first.step, first.ticket.label) and t.step and first.step:
             return (
-                f"rank 0 is at {first.ticket.label!r}, step {first.step} "
+                f"rank {first.rank} is at {first.ticket.label!r}, step {first.step} "
                 f"while rank {t.rank} is at {t.ticket.label!r}, step {t.step}"
             )
     return ""

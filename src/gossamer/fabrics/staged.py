@@ -42,8 +42,9 @@ class Staged:
                 return self._all_to_all(wires, lengths, read)
             case Send(to, wire, awaits):
                 return self._gloo.answer(Send(to, self._down(wire), awaits))
-            case Receive():
-                return self._up(self._gloo.answer(verb))
+            case Receive(source):
+                answer = self._gloo.answer(verb)
+                return self._up(answer) if source is not None else (answer[0], self._up(answer[1]))
 
     def tear(self) -> None:
         self._gloo.tear()

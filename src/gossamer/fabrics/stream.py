@@ -39,9 +39,7 @@ class Passage:
     def __init__(self, program: Program[Any], device: torch.device) -> None:
         self._device = device
         self._begin = torch.cuda.current_stream(device).record_event()
-        self._given: list[Any] = list(
-            inspect.getgeneratorlocals(cast("GeneratorType[Any, Any, Any]", program)).values()
-        )
+        self._given = list(_given(program))
         self._end: Any = None
 
     @staticmethod
@@ -79,6 +77,14 @@ class Passage:
                     tensor.record_stream(current)
         self._given.clear()
         return ready, self._end or ready
+
+
+def _given(program: Program[Any]) -> Iterator[Any]:
+    """What a program was given, and the programs inside of it."""
+    for value in inspect.getgeneratorlocals(cast("GeneratorType[Any, Any, Any]", program)).values():
+        yield value
+        if isinstance(value, GeneratorType):
+            yield from _given(cast("Program[Any]", value))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -4,6 +4,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, TypeVar, get_args
 
@@ -11,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from gossamer.core.errors import AttachError, PeerError
-from gossamer.core.verbs import Compute, Descend, Join, Program, Start, Ticket, Verb
+from gossamer.core.groups import refuse_group
+from gossamer.core.verbs import AllGather, Among, Compute, Descend, Join, Program, Start, Ticket, Verb
 from gossamer.fabrics import leaving, nccl
 from gossamer.fabrics.board import Board
 from gossamer.fabrics.book import Meet, gloo
@@ -74,6 +76,7 @@ class TorchFabric:
         self.standstill = standstill_of(device, self._expose)
         self._path, self._refusal = _way(group, self.size, device)
         self._closed = False
+        self._groups = list[tuple[int, ...]]()
         self._board = self._make_board()
         self._hosts = self.size > 1 and leaving.hosts_the_store()
         # Asked now, since the groups may be destroyed before this fabric is closed.
@@ -110,6 +113,36 @@ class TorchFabric:
             if self._refusal is not None:
                 raise self._refusal from None
             raise
+        self._form(name, self._groups)
+
+    def form(self, groups: Iterable[tuple[int, ...]], per_node: int = 1) -> None:
+        """Make groups of ranks, on all lanes that there are and will be. All ranks do so, with the same groups in one order.
+
+        From now on the ledger takes so many ranks to share a node.
+        """
+        self.ledger.per_node = max(per_node, self.ledger.per_node)
+        new = [
+            g for g in dict.fromkeys(groups) if len(g) > 1 and g != tuple(range(self.size)) and g not in self._groups
+        ]
+        for group in new:
+            refuse_group(AllGather(torch.empty(0), among=group), group[0], self.size)
+        self._groups += new
+        for name in self._lanes:
+            self._form(name, new)
+
+    def _form(self, lane: str, groups: list[tuple[int, ...]]) -> None:
+        driver, halt, number = self._drivers[lane], self._lanes[lane].halt, len(self._groups)
+
+        def program() -> Program[None]:
+            yield Compute(lambda: driver.form(number, groups, self._make_channel, halt), f"making {len(groups)} groups")
+
+        if groups:
+            self.join(self.start(program(), f"making groups on lane {lane!r}", lane=lane))
+
+    @property
+    def per_node(self) -> int:
+        """How many ranks share a node, as far as the ledger goes."""
+        return self.ledger.per_node
 
     def start(self, program: Program[T], label: str = "", step: int = 0, lane: str = "comm") -> Ticket[T]:
         """Put a program on a lane and go on."""
@@ -179,17 +212,18 @@ class TorchFabric:
         """Whoever waits for this rank, or notices that it is gone, shall find a word of it. (A broken lane has told where
         it was; and its store may hold up whoever talks to it.)
         """
-        done = {name: driver.collectives for name, driver in self._drivers.items()}
+        done = {key: count for driver in self._drivers.values() for key, count in driver.done().items()}
         with suppress(RuntimeError):  # the store's host may be gone already
             self._board.raise_flag(f"pulse/{self.rank}", Word(0, "left", done).write())
             for driver in self._drivers.values():
                 driver.clear_up()
             leaving.sign_off(self._board, self._keeps_store and leaving.somebody_stays())
 
-    def note(self, step: int, verb: str, label: str, numbers: Traffic, seconds: float) -> int:
+    def note(self, step: int, verb: str, label: str, numbers: Traffic, among: Among, seconds: float) -> int:
         """Write an answered request into the ledger; lanes share it."""
         with self._lock:
-            return self.ledger.note(Entry(step, self.rank, verb, label, *numbers, seconds))
+            handed, sent, received, inside = numbers
+            return self.ledger.note(Entry(step, self.rank, verb, label, handed, sent, received, seconds, inside, among))
 
     def amend(self, place: int, seconds: float) -> None:
         """It is known how long a request took."""
@@ -226,19 +260,22 @@ class TorchFabric:
         store = dist.distributed_c10d._get_default_store()
         return Board(store, self.rank, self.size).under(f"{name}/{_made[name]}")
 
-    def _make_channel(self, meet: Meet) -> Channel:
+    def _make_channel(self, meet: Meet, among: Among) -> Channel:
         """A lane's own connection of these ranks; all of them have come to make it."""
         if self._refusal is not None:
             raise self._refusal
-        rank, size, device = self.rank, self.size, self.device
+        ranks = range(self.size) if among is None else among
+        rank, size, device = ranks.index(self.rank), len(ranks), self.device
         if self._group is None or self._path == "alone":
             return Gloo(None, rank, size)
         if self._path == "nccl":
-            where = nccl.seat(device)
-            nccl.refuse_shared({rank: where} | meet(where))
+            if among is None:
+                where = nccl.seat(device)
+                nccl.refuse_shared({rank: where} | meet(where))
             # A rank that lives is waited for, of which NCCL's watchdog knows nothing.
             deadline = self._deadline if self._patience == "work" else max(self._deadline, _DAY)
-            group = nccl.new_group(dist.get_process_group_ranks(self._group), size, deadline, device)
+            everyone = dist.get_process_group_ranks(self._group)
+            group = nccl.new_group([everyone[r] for r in ranks], size, deadline, device)
             return nccl.Nccl(group, rank, size, device)
         group = gloo(meet, rank, size, self._deadline)
         return Gloo(group, rank, size) if self._path == "gloo" else Staged(group, rank, size, device)

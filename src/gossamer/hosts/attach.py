@@ -11,13 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from gossamer.codecs.warm import warm
-from gossamer.core.contracts import Quorum
 from gossamer.core.errors import AttachError, GossamerError
 from gossamer.fabrics.pulse import Patience
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts.backward import Backward
 from gossamer.hosts.communicator import Communicator, attached
-from gossamer.hosts.devices import device_of, refuse_devices, shared_buffers
+from gossamer.hosts.devices import device_of, refuse_devices, refuse_lengths, shared_buffers
 from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
 from gossamer.hosts.scaler import refuse_under_backups
@@ -83,6 +82,7 @@ def attach(
             given = _given(model, optimizer, recipe, buffers, scaler, find_unused_parameters)
             if fabric.size > 1:
                 refuse_devices(given[2], shared_buffers(model, given[3]))
+                refuse_lengths(given[0], fabric.device)
         except (GossamerError, TypeError) as error:
             refusal = error
         if fabric.size > 1:
@@ -94,13 +94,13 @@ def attach(
         joint = optimizers[0] if len(optimizers) == 1 else Together(optimizers)
         worker = Worker(parsed, named, joint, fabric.rank, fabric.size, seed)
         worker.measure_every = measure_every
-        if worker.stand is not None and on_late is not None:
-            worker.stand.on_late = on_late
+        worker.on_late = on_late
         if fabric.size > 1:
             # Now, and not within the first step, which has a deadline.
             warm(parsed, fabric.device, worker.channels[0].layout.dtype)
             extras = {"deadline": deadline, "buffers": policy, "find_unused_parameters": find_unused_parameters}
             fabric.run(compare(worker, fingerprint(worker, extras | hyperparameters(optimizers), model)))
+            fabric.form(parsed.groups(fabric.size), parsed.ranks_per_node)
             fabric.run(make_equal(model, optimizers, worker))
         meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
         steps = Steps(model, optimizers, worker, fabric, meter, buffers=policy, scaler=scaler, before_step=before_step)
@@ -218,10 +218,10 @@ def _buffer_policy(model: nn.Module, recipe: Recipe, policy: Buffers | None) -> 
 
 
 def _check_backups(recipe: Recipe, buffers: str, find_unused: bool) -> None:
-    if not isinstance(recipe.exchange, Quorum):
+    if "waits for few" not in recipe.schedule.traits:
         return
     if buffers in ("average", "broadcast") or find_unused:
         what = "find_unused_parameters" if find_unused else f"buffers={buffers!r}"
         raise AttachError(
-            f"{recipe.exchange} with {what}: that needs all ranks at every step, and late ones are not there"
+            f"{recipe.schedule} with {what}: that needs all ranks at every step, and late ones are not there"
         )

@@ -15,7 +15,7 @@ from gossamer.hosts.intake import Intake
 from gossamer.hosts.scaler import Scale
 from gossamer.hosts.steps import Steps
 from gossamer.hosts.strangers import LOOKS, refuse_capture, refuse_engine, refuse_wrapper
-from gossamer.worker.finite import all_finite
+from gossamer.kernels.finite import all_finite
 
 
 class Backward:
@@ -39,6 +39,7 @@ class Backward:
         refuse_engine()
         if self.steps.scaler is not None and self.steps.averages_gradients:  # differences of parameters know no scale
             self._scale = Scale(self.steps.scaler)
+        self.worker.hand_over = self.worker.descent.put
         self.steps.on_new_channels, self.steps.average_late = self.rebuild, self._average_late
         self.rebuild()
         return [self]
@@ -110,11 +111,7 @@ class Backward:
         self._end()
 
     def _launch(self, index: int, flat: Tensor) -> None:
-        if self.worker.stand is not None:
-            self.fabric.run(self.worker.stand.offer(flat))
-            return
-        request = self.worker.program(index, flat, reuse=True)
-        self.worker.expect(index, self.fabric.start(request.program, request.label, request.step))
+        self.fabric.run(self.worker.ready(index, flat))
 
     def _end(self) -> None:
         self._inside = False
@@ -125,14 +122,13 @@ class Backward:
         if self.find_unused:
             self._ask_who_used(unused)
         self.steps.begin()
-        if not self.worker.finite and self.worker.stand is None:
-            own = [p.grad for p in self.worker.named.values() if p.grad is not None]
-            self.fabric.run(self.worker.name_spoilers(all_finite(own)))
-        if self.worker.stand is not None and not self.worker.finite:
+        if not self.worker.finite and "waits for few" in self.worker.recipe.schedule.traits:
             self._forget([*self.worker.named])  # as late ranks do, who never apply such an update
             return
-        for channel, mean in zip(self.worker.channels, self.worker.means, strict=True):
-            channel.put_gradient(mean)
+        if not self.worker.finite:
+            own = [p.grad for p in self.worker.named.values() if p.grad is not None]
+            self.fabric.run(self.worker.name_spoilers(all_finite(own)))
+        self.worker.descent.put()
         if self.find_unused:
             self._forget_unused(unused)
 
@@ -144,9 +140,9 @@ class Backward:
         used = torch.tensor([n not in unused for n in self.worker.named], dtype=torch.int32)
         ticket = self.fabric.start(consensus.count(self.worker, used), "who used what", self.worker.step)
 
-        def besides() -> Program[list[Tensor]]:
-            counts, means = (yield from join(ticket)), self.worker.mean_by_name()
-            return [counts, *(means[name].any() for name in unused)]
+        def besides(means: list[Tensor]) -> Program[list[Tensor]]:
+            counts, named = (yield from join(ticket)), self.worker.by_name(means)
+            return [counts, *(named[name].any() for name in unused)]
 
         self.worker.besides = besides
 

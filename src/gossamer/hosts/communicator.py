@@ -66,7 +66,7 @@ class Communicator:
     @property
     def dropped(self) -> list[int]:
         """Steps whose gradient came too late on this rank and was not used."""
-        return list(self.worker.stand.dropped) if self.worker.stand else []
+        return list(self.worker.dropped)
 
     @property
     def spoilt(self) -> dict[int, int]:
@@ -146,7 +146,7 @@ class Communicator:
         Two communicators of NCCL that are used at the same time, in another order on another rank, can wait for each other
         for ever. Without averages or messages that travel between steps there is nothing to wait for.
         """
-        if self.worker.stand is not None and self.fabric.size > 1:
+        if "waits for few" in self.recipe.schedule.traits and self.fabric.size > 1:
             raise AttachError(
                 f"under {self.recipe} the lane is never quiet, since a late rank's update may come at any time: use a "
                 "process group of gloo for collectives of your own, torch.distributed.new_group(backend='gloo')"
@@ -178,7 +178,7 @@ class Communicator:
         All ranks load together; what one cannot load is an error on all. Attach first, then load the model, the optimizer
         and this: attaching makes all models equal to rank 0's.
         """
-        if self.worker.stand is not None and self.worker.stand.tickets:
+        if self.worker.live:
             raise CheckpointError(
                 f"under {self.recipe} a checkpoint is loaded before the first step: the other ranks' lanes wait for the step "
                 "that is under way; detach, attach again, and load then"

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from gossamer.core.block import Block
 from gossamer.core.errors import PeerError
+from gossamer.core.moments import sent
 from gossamer.core.verbs import Program, all_gather, all_reduce
 from gossamer.worker import Worker
-from gossamer.worker.moments import sent
 
 TOUCHED = -1  # instead of a hash
 
@@ -28,16 +28,10 @@ def restore(model: nn.Module, own: dict[str, Tensor]) -> None:
 def swap_in(model: nn.Module, worker: Worker, average_buffers: bool) -> Program[None]:
     """Parameters become sum x / sum w over all ranks, messages in flight included; float buffers their mean."""
     yield from worker.quiesce()
-    if not worker.recipe.schedule.averages_gradients:
-        arrived = worker.pending()[1] or [[] for _ in worker.channels]
-        for channel, numerator, wires in zip(worker.channels, worker.parameters(), arrived, strict=True):
-            state = dict(channel.states["mixer"])
-            if wires:
-                held = Block(channel.read(), channel.layout)
-                numerator = worker.mixer.numerator(held.like(worker.mixer.absorb(held, state, wires)), state)
-            weight = state.get("w", torch.ones(()))
-            total = yield from all_reduce(torch.cat([numerator, weight.to(numerator).view(1)]))
-            channel.write(total[:-1] / total[-1])
+    judged = worker.recipe.schedule.judged(worker.loop)
+    for channel, share in zip(worker.channels, judged or []):
+        total = yield from all_reduce(torch.cat([share.value, share.weight.to(share.value).view(1)]))
+        channel.write(total[:-1] / total[-1])
     if average_buffers:
         yield from share_buffers(model, worker, "average")
 

@@ -17,14 +17,14 @@ from gossamer.fabrics.pulse import Patience
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts import consensus
 from gossamer.hosts.communicator import attached
-from gossamer.hosts.devices import device_of, refuse_devices
+from gossamer.hosts.devices import device_of, refuse_devices, refuse_lengths
 from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.intake import Intake
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
 from gossamer.hosts.scaler import Scale
+from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
 from gossamer.worker import Worker, checkpoint
-from gossamer.worker.finite import all_finite
 
 ANEW = "requires_grad changed after DDP was made: make DDP anew, then register"
 
@@ -133,8 +133,7 @@ class Hook:
             self._meter.step_ended()
 
     def _launch(self, index: int, flat: Tensor) -> None:
-        request = self.worker.program(index, flat, reuse=True)
-        self.worker.expect(index, self.fabric.start(request.program, request.label, request.step))
+        self.fabric.run(self.worker.ready(index, flat))
 
     @torch.no_grad()
     def _deliver(self) -> None:
@@ -151,7 +150,7 @@ class Hook:
         if not self.worker.finite:
             own = [g.coalesce().values() if g.is_sparse else g for gradients, *_ in waiting for g in gradients]
             self.fabric.run(self.worker.name_spoilers(all_finite(own)))
-        means = self.worker.mean_by_name()
+        means = self.worker.by_name(self.worker.means)
         answers = [_put(gradients, [means[n] for n in names], buffer) for gradients, names, _, buffer in waiting]
         self.worker.end_step()
         if self.worker.channels is not channels:
@@ -205,11 +204,12 @@ def register(
     idle = torch.optim.SGD(list(named.values()), lr=1.0)  # channels ask for rates; a hook has none to offer
     try:
         if fabric.size > 1:
-            fabric.run(agree(_refusal(named), fabric.device))
+            fabric.run(agree(_refusal(parsed, named), fabric.device))
         worker = Worker(parsed, named, idle, fabric.rank, fabric.size, seed)
         if fabric.size > 1:
             warm(parsed, fabric.device, worker.channels[0].layout.dtype)
             fabric.run(compare(worker, fingerprint(worker, {"deadline": deadline}, ddp_model.module)))
+            fabric.form(parsed.groups(fabric.size), parsed.ranks_per_node)
     except BaseException:
         fabric.close()
         raise
@@ -219,9 +219,10 @@ def register(
     return hook
 
 
-def _refusal(named: Mapping[str, Tensor]) -> AttachError | None:
+def _refusal(recipe: Recipe, named: Mapping[str, Tensor]) -> AttachError | None:
     try:
         refuse_devices(named, {})
+        refuse_lengths(recipe, next(iter(named.values())).device)
     except AttachError as refusal:
         return refusal
     return None
@@ -249,7 +250,7 @@ def _averaged(ddp_model: DistributedDataParallel) -> dict[str, Tensor]:
 
 def check(recipe: Recipe) -> None:
     """Refuse a recipe that is more than what a communication hook can do."""
-    if not recipe.schedule.averages_gradients or not hasattr(recipe.exchange, "average"):
+    if not recipe.schedule.averages_gradients or "waits for few" in recipe.schedule.traits:
         raise AttachError(
             f"{recipe} is more than a gradient average; take the model out of DDP and use gossamer.attach"
         )
@@ -257,7 +258,7 @@ def check(recipe: Recipe) -> None:
         raise AttachError(
             f"{recipe.controller} acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
         )
-    if recipe.schedule.accumulate != 1 or getattr(recipe.schedule, "l1", 0.0):
+    if recipe.update is not None or recipe.schedule.accumulate != 1 or getattr(recipe.schedule, "l1", 0.0):
         raise AttachError(
             f"{recipe.schedule} acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
         )

@@ -5,7 +5,11 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from gossamer.codecs.warm import codecs_in
+from gossamer.core.block import Layout
+from gossamer.core.contracts import Codec
 from gossamer.core.errors import AttachError
+from gossamer.recipe import Recipe
 
 KINDS = ("cpu", "cuda")
 
@@ -39,6 +43,18 @@ def refuse_devices(named: Mapping[str, Tensor], shared: Mapping[str, Tensor]) ->
             raise AttachError(
                 f"buffer {name!r} is on {b.device} and the parameters on {device}: call model.to('{device}'), or keep each "
                 "rank's buffers as they are with buffers='local'"
+            )
+
+
+def refuse_lengths(recipe: Recipe, device: torch.device) -> None:
+    """Who sends must know how much, and of what a GPU has just written the host does not."""
+    if device.type != "cuda":
+        return
+    for codec in codecs_in(recipe):
+        if isinstance(codec, Codec) and codec.wire_bytes(Layout.of({"w": (1,)})) is None:
+            raise AttachError(
+                f"{codec} writes messages whose length depends on what is in them, so that the host would have to wait for "
+                f"{device} at each of them: use one of a known length, such as topk with index='int32'"
             )
 
 

@@ -70,7 +70,7 @@ class Meter:
             **self._ratio("ratio_to_dense", self._first, now),
             "exposed_seconds": now.exposed,
             "residual_norm": worker.residual_norm(),
-            "dropped_steps": float(len(worker.stand.dropped) if worker.stand else 0),
+            "dropped_steps": float(len(worker.dropped)),
             "skipped_steps": float(worker.skipped),
             "dropped_rounds": float(worker.dropped_rounds),
         }

@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from gossamer.core.contracts import Quorum
 from gossamer.core.errors import AttachError
+from gossamer.core.moments import Moment
 from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe
-from gossamer.worker.moments import Moment
 
 
 class Ear:
@@ -78,9 +77,9 @@ class Scale:
 
 
 def refuse_under_backups(recipe: Recipe, scaler: Any) -> None:
-    if scaler is not None and isinstance(recipe.exchange, Quorum):
+    if scaler is not None and "waits for few" in recipe.schedule.traits:
         raise AttachError(
-            f"{recipe.exchange} with a GradScaler: a late rank would apply missed updates under another scale; use bf16"
+            f"{recipe.schedule} with a GradScaler: a late rank would apply missed updates under another scale; use bf16"
         )
 
 

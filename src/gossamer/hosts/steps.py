@@ -3,13 +3,12 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gossamer.core.contracts import Quorum
 from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Program
 from gossamer.fabrics.torch import TorchFabric
@@ -22,8 +21,8 @@ from gossamer.hosts.roster import Roster
 from gossamer.hosts.scaler import Ear, refuse_untold
 from gossamer.hosts.strangers import refuse_capture
 from gossamer.worker import Worker, rest, until_descend
-from gossamer.worker.quorum import LANE
 
+T = TypeVar("T")
 SHARED = ("average", "broadcast")  # what may be said of buffers so that ranks agree on them
 
 
@@ -59,26 +58,17 @@ class Steps:
         self._mixed = False  # did gradients of this rank alone join those that were averaged?
         self._turns = Counter[Optimizer]()  # how often each has stepped
         self._catching_up = False
-        self._rates = dict[Optimizer, list[float]]()
 
     @property
     def averages_gradients(self) -> bool:
         return self.worker.recipe.schedule.averages_gradients
 
-    @property
-    def _acts_alone(self) -> bool:
-        """In a world of one nothing is averaged, and what a schedule of averages does besides (a penalty, a batch that
-        grows) is done all the same. Backup workers have no such schedule.
-        """
-        return self.averages_gradients and self.worker.stand is None
-
     def install(self) -> list[Any]:
         """Put the hooks in place, and return their handles; in a world of one they count steps."""
-        stand, handles = self.worker.stand, list[Any]()
-        if self.fabric.size > 1 and stand is not None:
-            self.fabric.open_lane(LANE)
-            stand.apply = self._catch_up
-            handles.append(self.model.register_forward_pre_hook(Opener(self.open_quorum)))
+        lane, handles = self.worker.recipe.schedule.lane, list[Any]()
+        if self.fabric.size > 1 and lane:
+            self.fabric.open_lane(lane)
+            handles.append(self.model.register_forward_pre_hook(Opener(self._begin_forward)))
         if self.fabric.size > 1 and self.scaler is not None:
             handles.append(Ear(self.scaler, self._turns, self._left_out))
         for optimizer in self.optimizers:  # a compiled step must not trace the hooks
@@ -93,8 +83,9 @@ class Steps:
         """Run the schedule up to the descent."""
         if not self.averages_gradients:  # else backward has done so
             self.follow()
-        steps = self.worker.recipe.schedule.step(self.worker)
-        self._wait_for(until_descend(steps))
+        steps = self.worker.steps()
+        while missed := self._wait_for(until_descend(steps)):
+            self.worker.descent.make_up(missed, self._step_for_it, self.before_step)
         self._under_way = steps
 
     def skip(self) -> None:
@@ -151,7 +142,7 @@ class Steps:
         if not new:
             return False
         first = next(iter(new))
-        if isinstance(self.worker.recipe.exchange, Quorum) or self.worker.is_sending():
+        if "waits for few" in self.worker.recipe.schedule.traits or self.worker.is_sending():
             raise AttachError(
                 f"parameter {first!r} has been unfrozen, and under {self.worker.recipe} it cannot join a run that is under "
                 "way: detach() and attach again"
@@ -168,11 +159,9 @@ class Steps:
 
     # -- hooks -------------------------------------------------------------------------------------------------------
 
-    def open_quorum(self) -> None:
-        """A training step begins: from now on the lane answers, however late the gradient is."""
-        stand = self.worker.stand
-        if stand is not None and self.worker.step not in stand.tickets:
-            self.fabric.run(stand.open())
+    def _begin_forward(self) -> None:
+        """A training step begins: from now on the schedule's lane answers, however late the gradient is."""
+        self.fabric.run(self.worker.begin())
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._catching_up:
@@ -181,21 +170,20 @@ class Steps:
             self.settle_skipped()
         if not self._done:
             self._first_is_about_to_step(optimizer, args, kwargs)
-        factor = self.worker.recipe.schedule.lr_factor
-        if factor != 1:
-            self._rates[optimizer] = [group["lr"] for group in optimizer.param_groups]
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * factor
+        self.worker.descent.enter(optimizer)
 
     def _first_is_about_to_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.fabric.size > 1:
             self._check(optimizer, args, kwargs)
             if self._under_way is None:
                 self.begin()
-        elif self._acts_alone:
+        elif self.averages_gradients:
+            # Nothing is averaged, and what a schedule does besides (a penalty, a batch that grows) is done all the same.
             self.begin()
         if self.before_step is not None:
             self.before_step()
+        if self.averages_gradients:
+            self.worker.redirect()
 
     def _check(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         refuse_capture(self.worker.device)
@@ -248,8 +236,7 @@ class Steps:
             if not descended:
                 self.worker.discard()
             self._finish(descended)
-        for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):
-            group["lr"] = rate
+        self.worker.descent.leave(optimizer)
         if over and stepped:
             self.meter.step_ended()
 
@@ -278,19 +265,13 @@ class Steps:
     def _share_buffers(self) -> Program[None]:
         self.shared = yield from consensus.share_buffers(self.model, self.worker, self.buffers, self.shared)
 
-    def _wait_for(self, program: Program[None]) -> None:
+    def _wait_for(self, program: Program[T]) -> T:
         alone = self.fabric.size == 1  # there is nobody to wait for
         with nullcontext() if alone else self.fabric.standstill.counted():
-            self.fabric.run(program)
+            return self.fabric.run(program)
 
-    def _catch_up(self, mean: Tensor, rates: Sequence[float]) -> None:
-        """Apply an update that this rank missed while it was late."""
-        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
-        self.worker.channels[0].put_gradient(mean)
-        if self.before_step is not None:
-            self.before_step()
+    def _step_for_it(self) -> None:
+        """The optimizers take an update that this rank has missed; no hook counts that as a step of its own."""
         self._catching_up = True
         try:
             for optimizer in self.optimizers:

@@ -74,10 +74,16 @@ class DIANA(Memory):
         return 1 / (1 + omega) if self.alpha is None else self.alpha
 
     def policy(self, key: str) -> Policy:
-        return "equal" if key in ("common", "velocity", "unit") else "mean"
+        return "equal" if key in ("common", "velocity") else "mean"
+
+    def inherit(self, state: State, owed: Tensor, times: float) -> bool:
+        """common + owed = mean own, so what was owed leaves own, and mean own becomes common."""
+        if "own" in state:
+            state["own"] = torch.sub(state["own"], owed, alpha=times)
+        return "own" in state
 
     def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
-        own, common = self._learned(block, state, seat.scale)
+        own, common = self._learned(block, state)
         rate = seat.shift
         difference = torch.sub(block.flat, own, out=block.new())
         echo = yield from send(block.like(difference), seat._replace(feedback=rate))
@@ -86,7 +92,6 @@ class DIANA(Memory):
         mean = echo.mean
         del difference, echo  # and what was sent with it
         state["own"], state["common"] = learned, torch.add(common, mean, alpha=rate, out=block.new())
-        state["unit"] = torch.tensor(seat.scale, dtype=torch.float64)
         mean.add_(common)
         if self.momentum == 0:
             return mean
@@ -96,12 +101,7 @@ class DIANA(Memory):
         state["velocity"] = moved
         return mean.copy_(moved)
 
-    def _learned(self, block: Block, state: State, scale: float) -> tuple[Tensor, Tensor]:
+    def _learned(self, block: Block, state: State) -> tuple[Tensor, Tensor]:
         if "own" not in state:
             return torch.zeros_like(block.flat), torch.zeros_like(block.flat)
-        factor = scale / float(state["unit"])
-        if factor == 1:
-            return state["own"], state["common"]
-        if "velocity" in state:
-            state["velocity"] = state["velocity"] * factor
-        return state["own"] * factor, state["common"] * factor
+        return state["own"], state["common"]

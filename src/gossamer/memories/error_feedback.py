@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import UNBALANCED, Memory, Seat, Send
+from gossamer.core.contracts import UNBALANCED, Memory, Seat, Send, Unit
 from gossamer.core.parts import part, require
 from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
@@ -21,7 +21,7 @@ class ErrorFeedback(Memory):
     against the mean, so it stays bounded on unequal data. With decay 1 nothing is lost: sum of means + mean residual =
     sum of mean gradients. An exchange that encodes the mean once more (`scatter`) keeps what that loses in the same way.
 
-    It is kept free of the loss scale. `units="update"` also follows the learning rate: what was held back under a large
+    The loss scale does not matter to it. `units="update"` also follows the learning rate: what was held back under a large
     rate weighs as much when it is sent under a small one (the form of the theory; for SGD with rate decays). With Adam,
     whose step does not scale with the gradient, keep `units="gradient"`.
 
@@ -77,22 +77,35 @@ class ErrorFeedback(Memory):
         )
         return (*around, needs("averages gradients", because=plain))
 
+    def debt(self, state: State) -> tuple[Tensor, float] | None:
+        return (state["residual"], float(state.get("unit", 1.0))) if "residual" in state else None
+
+    def inherit(self, state: State, owed: Tensor, times: float) -> bool:
+        if "residual" in state:
+            state["residual"] = torch.add(state["residual"], owed, alpha=times)
+        return "residual" in state
+
+    def unit(self, key: str) -> Unit:
+        return "gradient" if key == "residual" else "none"
+
     def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
         if self.units == "update" and seat.lr == 0:
             # A step of length zero neither pays debts nor makes any.
             echo = yield from send(block, seat._replace(feedback=0.0))
             return echo.mean
-        unit = seat.scale if self.units == "gradient" else seat.scale / seat.lr
-        pending = self._pending(block, state, unit)
-        echo = yield from send(block.like(pending), seat._replace(scale=unit, feedback=1.0))
+        unit = 1.0 if self.units == "gradient" else 1.0 / seat.lr
+        # The residual was left in the units of its own step, whose learning rate may have been another one.
+        before = float(state.get("unit", unit))
+        pending = self._pending(block, state, self.decay * unit / before)
+        echo = yield from send(block.like(pending), seat._replace(rescale=unit / before, feedback=1.0))
         echo.add_sent(pending, -1.0)
         state["residual"] = pending
-        state["unit"] = torch.tensor(unit, dtype=torch.float64)
+        if self.units == "update":
+            state["unit"] = torch.tensor(unit, dtype=torch.float64)
         return echo.mean
 
-    def _pending(self, block: Block, state: State, unit: float) -> Tensor:
+    def _pending(self, block: Block, state: State, weight: float) -> Tensor:
         residual = state.get("residual")
         if residual is None:
             return block.new().copy_(block.flat)  # the exchange may write the mean over what is given
-        # The residual was left in the units of its own step: another loss scale, or another learning rate.
-        return torch.add(block.flat, residual, alpha=self.decay * unit / float(state["unit"]), out=block.new())
+        return torch.add(block.flat, residual, alpha=weight, out=block.new())

@@ -5,10 +5,10 @@ from typing import Any, final
 
 import torch
 
-from gossamer.core.contracts import Loop, Schedule
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
-from gossamer.core.terms import those
+from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.terms import Term, bars, those
 from gossamer.core.verbs import Descend, Program
 
 
@@ -44,6 +44,13 @@ class EveryStep(Schedule):
     @property
     def traits(self) -> frozenset[str]:
         return super().traits | those(batch=True, own_step=self.l1 > 0)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        if not self.l1:
+            return ()
+        because = "{schedule} under {update}: the threshold follows the gradient's length, which is gone; leave l1 out"
+        return (bars("directs", because=because),)
 
     @property
     def averages_gradients(self) -> bool:

@@ -2,22 +2,25 @@
 
 from typing import final
 
-from gossamer.core.contracts import Loop, Schedule
+from gossamer.core.contracts import Mixer
 from gossamer.core.parts import part, require
+from gossamer.core.schedule import Loop, Schedule, Share
+from gossamer.core.terms import Term, bars, needs
 from gossamer.core.verbs import Descend, Program
+from gossamer.mixers import PushSum
+from gossamer.schedules import mixing
 
 
 @final
 @part("gossip")
 class Gossip(Schedule):
-    """After every `every`-th step, one round of the recipe's mixer.
+    """After every `every`-th step, one round of a mixer.
 
     With `overlap`, the messages of a round are absorbed at the next one, `every` steps later, and travel while the steps
     are computed (overlap stochastic gradient push). Meanwhile a rank holds only the rest of x and of w. Each local step
     is taken at z = x / w and moves x, so it moves z by 1 / w as much: twice, with one peer.
 
-    Use: with an exchange that mixes, among many ranks that should not wait for all others; `overlap` where a link
-    is slow.
+    Use: among many ranks that should not wait for all others; `overlap` where a link is slow.
 
     Not for: recipes that need equal models: the ranks' models differ.
 
@@ -29,6 +32,7 @@ class Gossip(Schedule):
     Paper: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
     """
 
+    mixer: Mixer = PushSum()
     every: int = 1
     overlap: bool = False
 
@@ -36,20 +40,43 @@ class Gossip(Schedule):
         require(self.every >= 1, f"gossip: every must be at least 1 step, got {self.every}")
 
     @property
+    def drives(self) -> Mixer:
+        return self.mixer
+
+    @property
     def mixes(self) -> bool:
         return True
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return (
+            bars(
+                "memory",
+                because="{memory} under {schedule}: with changing neighbours the error does not vanish, and push-sum "
+                "conserves mass per coordinate; drop the memory",
+            ),
+            bars("singles out", because="{rules} cannot single out parameters under {schedule}: x and w travel as one"),
+            bars("control", because="{controller} has no knob to turn under {schedule}"),
+            needs(
+                "exact",
+                because="{exchange} under {schedule} would send nothing: whole models go from neighbour to neighbour, "
+                "uncompressed; use 'allreduce(fp32()) + {schedule}', or '{exchange} + slowmo(48)'",
+            ),
+        )
 
     def rests(self, step: int) -> bool:
         return (step + self.overlap) % self.every == 0  # messages of a round have had their time just before they land
 
+    def judged(self, loop: Loop) -> list[Share]:
+        return mixing.shares(loop, self.mixer)
+
     def step(self, loop: Loop) -> Program[None]:
         yield Descend()
         if loop.step % self.every:
-            loop.settle_mix(loop.mixer)
+            mixing.settle(loop, self.mixer)
             return
         round = loop.step // self.every - 1
         if not self.overlap:
-            yield from loop.mix(loop.mixer, round)
-            return
-        yield from loop.land_mix(loop.mixer)
-        yield from loop.launch_mix(loop.mixer, round)
+            yield from mixing.mix(loop, self.mixer, round)
+        else:
+            yield from mixing.overlap(loop, self.mixer, round)

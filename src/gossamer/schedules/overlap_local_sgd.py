@@ -4,8 +4,8 @@ from typing import final
 
 import torch
 
-from gossamer.core.contracts import Loop, Schedule
 from gossamer.core.parts import part, require
+from gossamer.core.schedule import Loop, Schedule
 from gossamer.core.verbs import Descend, Program
 from gossamer.schedules.slowmo import remember_anchor, slow_velocity
 
@@ -61,7 +61,7 @@ class OverlapLocalSGD(Schedule):
         return (step + 1) % self.every == 0  # just before it lands, an average has had its time to travel
 
     def step(self, loop: Loop) -> Program[None]:
-        remember_anchor(loop)
+        remember_anchor(loop, loop.parameters)
         yield Descend()
         if loop.step % self.every:
             return

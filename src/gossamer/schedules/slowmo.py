@@ -1,14 +1,17 @@
 """Local steps, then an average; and slow momentum over the rounds."""
 
+from collections.abc import Callable, Sequence
 from typing import Literal, final
 
 import torch
 from torch import Tensor
 
 from gossamer.core.block import State
-from gossamer.core.contracts import Loop, Mixer, Schedule
+from gossamer.core.contracts import Mixer
 from gossamer.core.parts import part, require
+from gossamer.core.schedule import Loop, Schedule, Share
 from gossamer.core.verbs import Descend, Program
+from gossamer.schedules import mixing
 
 
 @final
@@ -53,31 +56,41 @@ class SlowMo(Schedule):
     def follows_rate(self) -> bool:
         return self.by_lr and self.beta > 0
 
+    @property
+    def drives(self) -> Mixer | None:
+        return self.inner
+
     def rests(self, step: int) -> bool:
         return self.inner is not None or step % self.every == 0
 
     def equal(self, step: int) -> bool:
         return step % self.every == 0
 
+    def judged(self, loop: Loop) -> list[Share] | None:
+        return super().judged(loop) if self.inner is None else mixing.shares(loop, self.inner)
+
     def step(self, loop: Loop) -> Program[None]:
-        remember_anchor(loop)
+        remember_anchor(loop, lambda: self._held(loop))
         yield Descend()
         if self.inner is not None:
-            yield from loop.mix(self.inner, loop.step - 1)
+            yield from mixing.mix(loop, self.inner, loop.step - 1)
         if loop.step % self.every:
             return
-        means = yield from loop.average(differences(loop))
-        if means is None:
-            loop.assign([s["anchor"] for s in loop.states])
-            return
-        for state, mean, lr in zip(loop.states, means, loop.lrs):
+        means = yield from loop.average(differences(loop, self._held(loop)))
+        for state, mean, lr in zip(loop.states, means or [], loop.lrs):
             step = self.alpha * slow_velocity(state, mean, lr, self.beta, self.by_lr)
             state["anchor"] = torch.sub(state["anchor"], step, out=step)
-        loop.assign([s["anchor"] for s in loop.states])
+        return_to_anchor(loop)
+        if means is None:
+            return
         if self.buffers == "reset":
             loop.reset_optimizer()
         elif self.buffers == "average":
             yield from loop.average_optimizer()
+
+    def _held(self, loop: Loop) -> list[Tensor]:
+        """What sums to the model over all ranks."""
+        return loop.parameters() if self.inner is None else mixing.numerators(loop, self.inner)
 
 
 @final
@@ -128,13 +141,20 @@ def slow_velocity(state: State, moved: Tensor, lr: float, beta: float, by_lr: bo
     return new
 
 
-def remember_anchor(loop: Loop) -> None:
+def remember_anchor(loop: Loop, held: Callable[[], Sequence[Tensor]]) -> None:
     """At the first step, the anchor is the model all ranks start from; parameters that join later have theirs then."""
     if any("anchor" not in s for s in loop.states):
-        for state, x in zip(loop.states, loop.parameters()):
+        for state, x in zip(loop.states, held()):
             state.setdefault("anchor", x)
 
 
-def differences(loop: Loop) -> list[Tensor]:
-    """Anchor minus parameters: it points like a gradient."""
-    return [s["anchor"] - x for s, x in zip(loop.states, loop.parameters())]
+def differences(loop: Loop, held: Sequence[Tensor]) -> list[Tensor]:
+    """Anchor minus what a rank holds: it points like a gradient."""
+    return [s["anchor"] - x for s, x in zip(loop.states, held)]
+
+
+def return_to_anchor(loop: Loop) -> None:
+    """All ranks hold the anchor again, and each a whole share of it."""
+    loop.assign([s["anchor"] for s in loop.states])
+    for state in loop.mixing:
+        state.clear()

@@ -1,19 +1,19 @@
 """Channels: the blocks a model is cut into, and the way each of them goes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Exchange, Memory, Mixer, Quorum
+from gossamer.core.contracts import Exchange, Memory
 from gossamer.core.errors import AttachError
 from gossamer.recipe import Recipe
 from gossamer.worker.optimizers import Optimizing
 
 LONGEST = 2**31 - 1  # elements of a block that cannot be cut: its places are counted in 32 bits
-ROLES = ("memory", "exchange", "schedule", "mixer")
+ROLES = ("memory", "exchange", "schedule", "mixer", "update")
 
 
 @dataclass(eq=False)
@@ -22,7 +22,7 @@ class Channel:
 
     layout: Layout
     parameters: tuple[Tensor, ...]
-    exchange: Exchange | Mixer | Quorum
+    exchange: Exchange
     memory: Memory
     shift: float
     group: int = 0  # the optimizer's parameter group that gives the learning rate, where anything asks for it
@@ -31,6 +31,10 @@ class Channel:
     @property
     def name(self) -> str:
         return self.layout.name
+
+    @property
+    def names(self) -> list[str]:
+        return [s.name for s in self.layout.segments]
 
     @property
     def narrow(self) -> bool:
@@ -78,19 +82,20 @@ def build(recipe: Recipe, parameters: Mapping[str, Tensor], groups: Mapping[str,
     `size` is that of the world, which some memories follow.
     """
     limit = int(recipe.bucket_mb * 2**20)
+    together = "whole" in recipe.schedule.traits  # one message closes the step, whatever the rates
     finished = list[list[str]]()
     filling = dict[object, list[str]]()
     for name in reversed(list(parameters)):
         p = parameters[name]
         exchange, memory = recipe.way(name, tuple(p.shape))
         dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
-        group = 0 if isinstance(exchange, Quorum) else groups[name]  # one ticket closes the step, whatever the rates
+        group = 0 if together else groups[name]
         key = exchange, memory, dtype, group, p.device
         bucket = filling.setdefault(key, [])
         if not bucket:
             finished.append(bucket)
         bucket.append(name)
-        if not _is_whole(exchange) and sum(parameters[n].numel() for n in bucket) * dtype.itemsize >= limit:
+        if not (together or exchange.whole) and sum(parameters[n].numel() for n in bucket) * dtype.itemsize >= limit:
             del filling[key]
     # A channel can travel once its last parameter is there, so channels go in the order they are filled.
     position = {n: i for i, n in enumerate(reversed(list(parameters)))}
@@ -98,20 +103,21 @@ def build(recipe: Recipe, parameters: Mapping[str, Tensor], groups: Mapping[str,
     return [_channel(recipe, {n: parameters[n] for n in names}, groups[names[0]], size) for names in finished]
 
 
+def are_cut_alike(some: Sequence[Channel], others: Sequence[Channel]) -> bool:
+    """Whether each of them holds the parameters that its counterpart does, in the same order."""
+    return [c.names for c in some] == [c.names for c in others]
+
+
 def _channel(recipe: Recipe, members: Mapping[str, Tensor], group: int, size: int) -> Channel:
     first = next(iter(members))
     dtype = torch.float64 if members[first].dtype == torch.float64 else torch.float32
     layout = Layout.of({n: tuple(p.shape) for n, p in members.items()}, dtype)
     exchange, memory = recipe.way(first, tuple(members[first].shape))
-    if _is_whole(exchange) and layout.numel > LONGEST:
+    whole = exchange.whole or "whole" in recipe.schedule.traits
+    if whole and layout.numel > LONGEST:
         raise AttachError(
             f"{exchange} would send {layout.numel:,} elements as one, from {first!r} on, and at most {LONGEST:,} can be: use an "
             "exchange that cuts the model into buckets, such as gather(topk())"
         )
-    omega = exchange.omega(layout, size) if isinstance(exchange, Exchange) else 0.0
-    return Channel(layout, tuple(members.values()), exchange, memory, memory.follow(omega), group)
-
-
-def _is_whole(exchange: Exchange | Mixer | Quorum) -> bool:
-    """Whether all of its parameters must lie in one block."""
-    return isinstance(exchange, Quorum) or (isinstance(exchange, Exchange) and exchange.whole)
+    shift = memory.follow(exchange.omega(layout, size))
+    return Channel(layout, tuple(members.values()), exchange, memory, shift, group)

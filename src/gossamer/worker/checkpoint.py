@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import Exchange, Policy
+from gossamer.core.contracts import Policy
 from gossamer.core.errors import CheckpointError
+from gossamer.core.moments import used_here
 from gossamer.core.version import __version__
 from gossamer.worker.channels import ROLES, Channel, build
 from gossamer.worker.contents import FORMAT, Contents, seal, unseal
 from gossamer.worker.fits import check_model, check_recipe, check_whole, cut, parameters, read_recipe
-from gossamer.worker.moments import used_here
+from gossamer.worker.units import adopt_format2
 
 if TYPE_CHECKING:
     from gossamer.worker.worker import Worker
@@ -32,10 +33,11 @@ def save(worker: "Worker") -> dict[str, Any]:
         "recipe": repr(worker.origin),
         "adopted": repr(worker.recipe),
         "due": repr(worker.due),
-        "lost": worker.lost,
+        "lost": bool(worker.flights.lost),
         "step": worker.step,
         "seed": worker.seed,
         "size": worker.size,
+        "unit": worker.unit,
         "parameters": json.dumps(parameters(worker)),
         "cut": json.dumps(cut(worker.channels)),
     }
@@ -45,7 +47,7 @@ def save(worker: "Worker") -> dict[str, Any]:
         for role in ROLES:
             states = {**channel.states[role], **pending.get(role, {})}
             for key, tensor in _split(states, channel).items():
-                where = "equal" if _policy(channel, role, key) == "equal" else f"rank{worker.rank}"
+                where = "equal" if _policy(channel, role, key, worker) == "equal" else f"rank{worker.rank}"
                 out[f"{where}/{role}/{key}"] = tensor.to("cpu", copy=True)
     seal(out, worker.rank)
     return out
@@ -68,19 +70,26 @@ def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, 
     same = adopted == worker.recipe
     channels = worker.channels if same else build(adopted, worker.named, worker._rate_groups(), worker.size)
     states = [{role: _restore(channel, role, found, worker) for role in ROLES} for channel in channels]
+    unit = found.head["unit"] if "unit" in found.head else adopt_format2(channels, states)
+    same_edges = found.head["format"] == FORMAT and json.loads(found.head["cut"]) == cut(channels)
+    if len(found.own) < found.head["size"] and not same_edges:
+        for channel, state in zip(channels, states, strict=True):
+            _move_edges(channel, state, worker)
     check_whole(worker, found, channels, states)
-    landed = [s["schedule"].pop("pending", None) for s in states]
-    arrived = [_pop_wires(s["mixer"]) for s in states]
+    landing = {i: s["schedule"].pop("pending") for i, s in enumerate(states) if "pending" in s["schedule"]}
+    lost = [i for i, s in enumerate(states) if s["schedule"].pop("lost", None) is not None]
+    if found.head["lost"] and not lost:
+        lost = [*range(len(states))]
+    arrived = {i: wires for i, s in enumerate(states) if (wires := _pop_wires(s["mixer"]))}
     control = {k: _home(v, channels[0]) for k, v in _role(found.equal, "control").items()}
-
-    pending = [m for m in landed if m is not None] or None
 
     def put() -> None:
         worker.step, worker.seed, worker.control = found.head["step"], found.head["seed"], control
+        worker.unit = unit
         worker.restore_recipe(adopted, due)
         for channel, state in zip(worker.channels, states, strict=True):
             channel.states.update(state)
-        worker.restore_pending(pending, arrived if any(arrived) else None, found.head["lost"])
+        worker.flights.restore(landing, lost, arrived)
 
     return put
 
@@ -102,13 +111,41 @@ def carry_over(old: Sequence[Channel], new: Sequence[Channel], size: int) -> Non
             )
 
 
+def turn(channels: Sequence[Channel], others: Sequence[Channel], size: int) -> None:
+    """After a controller's change that leaves the cut as it is: the same channels go the way of others, and nothing is copied.
+
+    An exchange of the same sort goes on with what the one before it owes.
+    """
+    for channel, other in zip(channels, others, strict=True):
+        if type(channel.exchange) is not type(other.exchange):
+            _fold_owed(channel, size)
+        channel.exchange, channel.memory, channel.shift = other.exchange, other.memory, other.shift
+        channel.group = other.group
+
+
 def _fold_owed(channel: Channel, size: int) -> None:
-    """Chunks get other owners: what an owner owes to the mean moves into its memory, which counts 1/size there."""
-    owed, memory = channel.states["exchange"].pop("owed", None), channel.states["memory"]
-    if owed is not None and "residual" in memory:
-        memory["residual"] = torch.add(memory["residual"], owed, alpha=size)
-    elif owed is not None and "own" in memory:  # DIANA: common + owed = mean own, so mean own becomes common
-        memory["own"] = torch.sub(memory["own"], owed, alpha=size)
+    """Chunks get other owners: what an owner owes to the mean moves into its memory, where it counts 1/size."""
+    for key in _owners(channel, channel.states["exchange"]):
+        channel.memory.inherit(channel.states["memory"], channel.states["exchange"].pop(key), size)
+
+
+def _move_edges(channel: Channel, states: Mapping[str, State], worker: "Worker") -> None:
+    """Chunks may have had other edges: what this rank owes of elements that are another's now moves into its memory."""
+    for key in _owners(channel, states["exchange"]):
+        owed = states["exchange"][key]
+        mine = _my_chunk(owed, channel, worker)
+        others, states["exchange"][key] = owed - mine, mine
+        if others.any() and not channel.memory.inherit(states["memory"], others, worker.size):
+            raise CheckpointError(
+                f"rank {worker.rank} owes elements that another rank owns here, for the checkpoint is of other buckets or of an "
+                f"older gossamer, and {channel.memory} cannot take it over; give the dictionaries of all ranks: "
+                "load_state_dict([d0, d1, ...])"
+            )
+
+
+def _owners(channel: Channel, exchange: State) -> list[str]:
+    """The entries that live with the owners of chunks."""
+    return [key for key in exchange if channel.exchange.policy(_word(key)) == "owner"]
 
 
 def _split(state: State, channel: Channel) -> dict[str, Tensor]:
@@ -121,6 +158,11 @@ def _split(state: State, channel: Channel) -> dict[str, Tensor]:
             out[f"{key}/{channel.name}"] = tensor
         elif tensor.dim() == 0:
             out |= {f"{key}/{s.name}": tensor for s in channel.layout.segments}
+        elif tensor.numel() != channel.layout.numel:
+            raise CheckpointError(
+                f"{key!r} of the block of {channel.name!r} has {tensor.numel()} elements, and the block {channel.layout.numel}: a "
+                f"part keeps numbers, what is as long as its block, and else what one parameter has, as '{key}:NAME'"
+            )
         else:
             # one dimension at least: a tensor of none is a scalar that all parameters share
             out |= {f"{key}/{n}": torch.atleast_1d(view) for n, view in Block(tensor, channel.layout).tensors()}
@@ -164,39 +206,54 @@ def _home(tensor: Tensor, channel: Channel) -> Tensor:
     return tensor.to(channel.parameters[0].device if tensor.dim() else "cpu", copy=True)
 
 
-def _policy(channel: Channel, role: str, key: str) -> Policy:
-    word = _word(key)
-    if role == "memory":
-        return channel.memory.policy(word)
-    exchange = getattr(channel.exchange, "over", channel.exchange)  # what a quorum's gradients travel over
-    if role == "exchange" and isinstance(exchange, Exchange):
-        return exchange.policy(word)
-    return "drop" if role == "mixer" else "equal"
+def _policy(channel: Channel, role: str, key: str, worker: "Worker") -> Policy:
+    """What the part that keeps an entry says of it."""
+    schedule = worker.recipe.schedule
+    keepers = {
+        "memory": channel.memory,
+        "exchange": channel.exchange,
+        "schedule": schedule,
+        "mixer": schedule.drives,
+        "update": worker.recipe.update,
+    }
+    keeper = keepers[role]
+    return "drop" if keeper is None else keeper.policy(_word(key))
 
 
 def _restore(channel: Channel, role: str, found: Contents, worker: "Worker") -> State:
-    equal, own = _role(found.equal, role), [_role(entries, role) for entries in found.own.values()]
-    if found.head["size"] == worker.size:
-        return _join(channel, {**equal, **own[0]})
-    combined = dict(equal)
-    for key in own[0]:
-        policy = _policy(channel, role, key)
-        if policy in ("mean", "owner"):
-            if any(key not in o or o[key].shape != own[0][key].shape for o in own):
-                raise CheckpointError(f"the checkpoint's ranks do not all have a {role}/{key} of one shape")
-            total = torch.stack([o[key].double() for o in own]).sum(0)
-            combined[key] = (total / len(own) if policy == "mean" else total).to(own[0][key].dtype)
+    equal, own = _role(found.equal, role), {rank: _role(entries, role) for rank, entries in found.own.items()}
+    same = found.head["size"] == worker.size
+    combined = {**equal, **own[worker.rank]} if same else dict(equal)
+    if len(own) > 1:
+        combined |= _combined(channel, role, list(own.values()), ("owner",) if same else ("owner", "mean"), worker)
     state = _join(channel, combined)
-    if "owed" in state:
-        mine = torch.zeros_like(state["owed"])
-        for source, target in zip(_chunk(state["owed"], channel, worker), _chunk(mine, channel, worker)):
-            target.copy_(source)
-        state["owed"] = mine
+    if len(own) > 1:
+        for key in (key for key in state if _policy(channel, role, key, worker) == "owner"):
+            state[key] = _my_chunk(state[key], channel, worker)
     return state
 
 
-def _chunk(flat: Tensor, channel: Channel, worker: "Worker") -> list[Tensor]:
-    return [Block(flat, channel.layout).chunks(worker.size)[worker.rank].flat]
+def _combined(
+    channel: Channel, role: str, own: Sequence[Mapping[str, Tensor]], policies: Sequence[Policy], worker: "Worker"
+) -> dict[str, Tensor]:
+    """What all ranks' entries come to."""
+    out = dict[str, Tensor]()
+    for key in own[0]:
+        policy = _policy(channel, role, key, worker)
+        if policy in policies:
+            if any(key not in o or o[key].shape != own[0][key].shape for o in own):
+                raise CheckpointError(f"the checkpoint's ranks do not all have a {role}/{key} of one shape")
+            total = torch.stack([o[key].double() for o in own]).sum(0)
+            out[key] = (total / len(own) if policy == "mean" else total).to(own[0][key].dtype)
+    return out
+
+
+def _my_chunk(flat: Tensor, channel: Channel, worker: "Worker") -> Tensor:
+    """Zero but for the chunk that this rank owns."""
+    mine = torch.zeros_like(flat)
+    source, target = (Block(t, channel.layout).chunks(worker.size)[worker.rank].flat for t in (flat, mine))
+    target.copy_(source)
+    return mine
 
 
 def _role(entries: Mapping[str, Tensor], role: str) -> dict[str, Tensor]:
@@ -205,11 +262,13 @@ def _role(entries: Mapping[str, Tensor], role: str) -> dict[str, Tensor]:
 
 def _pending(worker: "Worker") -> list[dict[str, State]]:
     """What has arrived but not landed, per channel."""
-    landed, arrived = worker.pending()
     out: list[dict[str, State]] = [{} for _ in worker.channels]
-    for i, mean in enumerate(landed or []):
+    flights, everything = worker.flights, range(len(worker.channels))
+    for i, mean in flights.landing().items():
         out[i]["schedule"] = {"pending": mean}
-    for i, wires in enumerate(arrived or []):
+    for i in flights.lost if len(flights.lost) < len(worker.channels) else []:
+        out[i]["schedule"] = {"lost": torch.ones(())}
+    for i, wires in zip(everything, flights.arrived(everything)):
         out[i]["mixer"] = {f"arrived{j}": w for j, w in enumerate(wires)}
     return out
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -12,8 +13,10 @@ from torch import Tensor
 from gossamer.core.errors import CheckpointError
 from gossamer.core.version import __version__
 
-FORMAT = 2
+FORMAT = 3  # in 2, chunks of a matrix had other edges, and memories units of their own
+READ = (2, FORMAT)
 HEAD = {
+    "format": int,
     "gossamer": str,  # the version that wrote it
     "recipe": str,
     "adopted": str,  # the controller's choice
@@ -22,6 +25,7 @@ HEAD = {
     "step": int,
     "seed": int,
     "size": int,
+    "unit": float,  # the loss scale of the gradients that memories are made of; not in format 2
     "parameters": str,  # name, type and shape of each
     "cut": str,  # the parameters of each channel
 }
@@ -48,7 +52,9 @@ def describe(value: Any) -> str:
     ('float32 [2, 3] a3c1ca20', 'int 6abf4a82')
     """
     if not isinstance(value, Tensor):
-        plain = type(value) in (str, bool) or _is(value, int)  # nothing else is saved, and who knows how it prints
+        plain = type(value) in (str, bool, float) or _is(
+            value, int
+        )  # nothing else is saved, and who knows how it prints
         return f"{type(value).__name__} {crc32(repr(value).encode()) if plain else 0:08x}"
     kind = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     try:
@@ -63,7 +69,7 @@ def unseal(saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], rank: int, si
     dictionaries = [_checked_head(d) for d in ([saved] if isinstance(saved, Mapping) else list(saved))]
     if not dictionaries:
         raise CheckpointError("no dictionary of any rank was given; load_state_dict takes what state_dict returned")
-    head = {key: dictionaries[0][key] for key in HEAD}
+    head = {key: dictionaries[0][key] for key in _head(dictionaries[0])}
     for d in dictionaries[1:]:
         _check_same_moment(head, d)
     present = sorted({int(m[1]) for d in dictionaries for key in d if (m := TABLE.fullmatch(key))})
@@ -79,11 +85,16 @@ def unseal(saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], rank: int, si
     return Contents(head, equal, own)
 
 
+def _head(saved: Mapping[str, Any]) -> dict[str, type]:
+    """What a dictionary of its format has at its head."""
+    return {key: kind for key, kind in HEAD.items() if key != "unit" or saved["format"] > 2}
+
+
 def _wanted(present: Sequence[int], old: int, rank: int, size: int) -> Sequence[int]:
-    if old == size and rank in present:
-        return [rank]
     if len(present) == old and present[-1] == old - 1:
         return present
+    if old == size and rank in present:
+        return [rank]
     raise CheckpointError(
         f"this checkpoint is of {old} ranks and holds rank(s) {present}; rank {rank} of {size} needs "
         + ("its own" if old == size else "those of all old ranks: load_state_dict([d0, d1, ...])")
@@ -95,13 +106,15 @@ def _checked_head(saved: Any) -> dict[str, Any]:
         raise CheckpointError(
             f"not a checkpoint: load_state_dict takes what state_dict returned, or a list of those, not a {type(saved).__name__}"
         )
-    if not _is(saved.get("format"), int) or saved["format"] != FORMAT:
+    if not _is(saved.get("format"), int) or saved["format"] not in READ:
         raise CheckpointError(_other_format(saved))
-    for key, kind in HEAD.items():
+    for key, kind in _head(saved).items():
         if not _is(saved.get(key), kind):
             raise CheckpointError(f"the checkpoint is damaged: its entry {key!r} is " + _missing_or(saved, key))
-    if saved["size"] < 1 or saved["step"] < 1:
-        raise CheckpointError(f"the checkpoint is damaged: step {saved['step']} of {saved['size']} ranks")
+    if saved["size"] < 1 or saved["step"] < 1 or not 0 < saved.get("unit", 1.0) < inf:
+        raise CheckpointError(
+            f"the checkpoint is damaged: step {saved['step']} of {saved['size']} ranks, loss scale {saved.get('unit', 1.0)}"
+        )
     return dict(saved)
 
 
@@ -114,7 +127,8 @@ def _other_format(saved: Mapping[str, Any]) -> str:
     writer = saved.get("gossamer")
     who = f"gossamer {writer}" if isinstance(writer, str) else "an early gossamer, which does not say its version,"
     return (
-        f"the checkpoint was written by {who} in format {version}; gossamer {__version__} reads format {FORMAT}. Go on with the "
+        f"the checkpoint was written by {who} in format {version}; gossamer {__version__} reads format "
+        f"{' and '.join(map(str, READ))}. Go on with the "
         "version that wrote it, or start the communicator anew (the model and the optimizer load as ever)"
     )
 
@@ -130,9 +144,9 @@ def _missing_or(saved: Mapping[str, Any], key: str) -> str:
 
 def _check_same_moment(head: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     for key, value in head.items():
-        if other[key] != value:
-            short = len(repr((value, other[key]))) < 200
-            what = f"{value!r} in one and {other[key]!r} in another" if short else "not the same in all of them"
+        if other.get(key) != value:
+            short = len(repr((value, other.get(key)))) < 200
+            what = f"{value!r} in one and {other.get(key)!r} in another" if short else "not the same in all of them"
             raise CheckpointError(f"these dictionaries were not saved together: {key} is {what}")
 
 
@@ -150,7 +164,7 @@ def _check_table(saved: Mapping[str, Any], rank: int, seen: dict[str, str]) -> N
         if seen.setdefault(key, said) != said:
             raise CheckpointError(f"these dictionaries were not saved together: they differ in {key!r}")
     own = [key for key in saved if key.startswith(("equal/", f"rank{rank}/")) and not TABLE.fullmatch(key)]
-    for key in (*own, *HEAD, "format"):
+    for key in (*own, *_head(saved)):
         if key not in table:
             raise CheckpointError(f"the checkpoint is damaged: {key!r} is there, and rank {rank} did not save it")
 

@@ -1,9 +1,9 @@
 """Does a checkpoint fit this run? What may differ: the number of ranks, devices, and how the model is cut into channels."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from gossamer.worker.worker import Worker
 
 
+BY_BLOCK = ("pending", "lost")  # what is on its way, which other blocks need not have
+
+
 def parameters(worker: "Worker") -> dict[str, str]:
     return {n: f"{str(p.dtype).removeprefix('torch.')} {list(p.shape)}" for n, p in worker.named.items()}
 
@@ -28,7 +31,9 @@ def cut(channels: Sequence[Channel]) -> list[list[str]]:
 def read_recipe(text: str, worker: "Worker") -> Recipe:
     """A saved recipe, with the bucket of this run: how a model is cut may change, for memories go by parameter."""
     try:
-        return replace(Recipe.of(text), bucket=worker.origin.bucket)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # nobody writes this text anew
+            return replace(Recipe.of(text), bucket=worker.origin.bucket)
     except RecipeError as error:
         raise CheckpointError(f"the checkpoint's recipe cannot be read here: {error}") from None
 
@@ -68,7 +73,8 @@ def check_whole(worker: "Worker", found: Contents, channels: Sequence[Channel], 
     for channel, state in zip(channels, states, strict=True):
         for role, names in ("schedule", everyone), ("mixer", [s.name for s in channel.layout.segments]):
             words = [key for key, tensor in state[role].items() if tensor.dtype != torch.uint8]
-            for word, name in product(words, names):
+            inside = [s.name for s in channel.layout.segments]
+            for word, name in ((w, n) for w in words for n in (inside if w in BY_BLOCK else names)):
                 if f"{role}/{word}/{name}" not in entries:
                     raise CheckpointError(
                         f"the checkpoint has a {word} of other parameters and none of {name!r}, which was added just before it "

@@ -3,28 +3,35 @@
 from typing import Any
 
 from gossamer.core.errors import AttachError
-from gossamer.core.verbs import Descend, Program
+from gossamer.core.verbs import Descend, Missed, Program
 
 
-def until_descend(steps: Program[None]) -> Program[None]:
-    """Run a schedule up to the moment the optimizer must step."""
-    answer: Any = None
-    while True:
-        try:
-            verb = steps.send(answer)
-        except StopIteration:
-            raise AttachError("the schedule ended without a descent") from None
-        if isinstance(verb, Descend):
-            return
-        answer = yield verb
+def until_descend(steps: Program[None]) -> Program[Missed | None]:
+    """Run a schedule up to the moment the optimizer must step, or make up for a step that this rank has missed."""
+    descend = yield from _as_far_as_descend(steps, None)
+    if descend is None:
+        raise AttachError("the schedule ended without a descent")
+    return descend.missed
 
 
 def rest(steps: Program[None], descended: bool) -> Program[None]:
     """Run a schedule from the descent to its end."""
-    answer: Any = descended
+    if (yield from _as_far_as_descend(steps, descended)) is not None:
+        raise AttachError("the schedule asked for a second descent in one step")
+
+
+def _as_far_as_descend(steps: Program[None], answer: Any) -> Program[Descend | None]:
+    """Pass requests on, and to the schedule what comes of them, errors too: it may know what to do. None at its end."""
+    error: Exception | None = None
     while True:
         try:
-            verb = steps.send(answer)
+            verb = steps.send(answer) if error is None else steps.throw(error)
         except StopIteration:
-            return
-        answer = yield verb
+            return None
+        if isinstance(verb, Descend):
+            return verb
+        answer, error = None, None
+        try:
+            answer = yield verb
+        except Exception as raised:
+            error = raised

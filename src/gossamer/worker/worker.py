@@ -9,25 +9,25 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Draft, State
-from gossamer.core.contracts import Echo, Exchange, Facts, Mixer, Quorum, Seat
+from gossamer.core.contracts import Echo, Exchange, Facts, Seat
 from gossamer.core.draw import Draw
-from gossamer.core.verbs import Program, Start, Ticket, all_gather, join, start
+from gossamer.core.moments import ask
+from gossamer.core.schedule import Loop, Message
+from gossamer.core.verbs import Program, all_gather, join, start
+from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.recipe import Recipe
-from gossamer.worker import optimizers
-from gossamer.worker.channels import Channel, build
-from gossamer.worker.finite import all_finite, all_peaks_finite, peak
+from gossamer.worker import optimizers, units
+from gossamer.worker.channels import Channel, are_cut_alike, build
+from gossamer.worker.descent import Descent
+from gossamer.worker.flights import Carried, Flight, Flights
 from gossamer.worker.halves import rest, until_descend
 from gossamer.worker.held import Held
 from gossamer.worker.measuring import relative_errors
 from gossamer.worker.momenta import Momenta, gain
-from gossamer.worker.moments import ask
-from gossamer.worker.quorum import Stand
-
-Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, taken while other channels travel
 
 
 class Worker:
-    """One rank's side of a training run; it is the `Loop` that schedules see."""
+    """One rank's side of a training run; schedules see it through a `Loop`."""
 
     def __init__(
         self,
@@ -46,11 +46,16 @@ class Worker:
         self.momenta = Momenta(self.named, optimizer)
         self.step = 1  # the step that is being computed
         self.scale = 1.0  # what gradients are multiplied by: a loss scaler's factor
+        self.unit = 1.0  # the factor of the gradients that memories are made of
         self.control: State = {}
         self.means: list[Tensor] = []
         self.finite = True
-        self.besides: Callable[[], Program[list[Tensor]]] | None = None  # what else a host asks of its device at a step
+        self.besides: Callable[[list[Tensor]], Program[list[Tensor]]] | None = (
+            None  # what else a host asks of its device at a step
+        )
         self.told = list[float]()  # and the answer
+        # How a host gives its parameters the means; their own gradients then make room for what a controller needs.
+        self.hand_over: Callable[[], None] | None = None
         self.assigned = False  # did this step write parameters that all ranks agreed on?
         self.measure_every = 0  # steps after which compression errors are measured anew; 0: never
         self.measured = 0  # the step of the last measurement
@@ -59,15 +64,15 @@ class Worker:
         self.spoilt = Counter[int]()  # how many averages each rank has spoilt with values that are not finite
         self.row = Counter[int]()  # and how many it has in a row, up to the last
         self.channels = build(recipe, self.named, self._rate_groups(), self.size)
-        self.stand = Stand(self) if isinstance(recipe.exchange, Quorum) else None
-        self._tickets = dict[int, Ticket[Carried]]()
-        self._drafts = dict[int, tuple[Draft, Draft]]()
-        self._flight: list[Ticket[Carried]] = []
-        self._landed: list[Tensor] | None = None
-        self._lost = False
-        self._given = list[Tensor]()  # the largest absolute values of what this rank launched last
-        self._messages: list[Ticket[list[Tensor]]] = []
-        self._arrived: list[list[Tensor]] | None = None
+        if size > 1:
+            recipe.schedule.check(size, [c.layout for c in self.channels])
+        self.loop = Loop(self)
+        self.descent = Descent(self)
+        self.live = dict[str, Any]()  # what the schedule keeps beside the steps
+        self.dropped = list[int]()  # steps for whose end this rank's gradient was not waited for
+        self.on_late: Callable[[int], None] | None = None
+        self.flights = Flights()
+        self._gradients = Flight()  # this step's, on their way
         self._held = Held()
 
     # -- what schedules see ------------------------------------------------------------------------------------------
@@ -78,113 +83,91 @@ class Worker:
         return next(iter(self.named.values())).device
 
     @property
-    def lrs(self) -> list[float]:
-        return [c.rate(self.optimizer) for c in self.channels]
+    def rates(self) -> list[float]:
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
 
-    @property
-    def gains(self) -> list[float]:
-        groups = self.optimizer.param_groups
-        memories = [c.memory.gain if self.size > 1 else 1.0 for c in self.channels]  # alone, nothing goes through them
-        return [gain(groups[c.group]) * m for c, m in zip(self.channels, memories)]
+    def rate(self, index: int) -> float:
+        return self.channels[index].rate(self.optimizer)
 
-    @property
-    def states(self) -> list[State]:
-        return [c.states["schedule"] for c in self.channels]
+    def gain(self, index: int) -> float:
+        channel = self.channels[index]
+        memory = channel.memory.gain if self.size > 1 else 1.0  # alone, nothing goes through it
+        return gain(self.optimizer.param_groups[channel.group]) * memory
 
-    @property
-    def mixer(self) -> Mixer:
-        assert isinstance(self.recipe.exchange, Mixer)
-        return self.recipe.exchange
-
-    def parameters(self) -> list[Tensor]:
-        inner = (
-            self.recipe.exchange
-            if isinstance(self.recipe.exchange, Mixer)
-            else getattr(self.recipe.schedule, "inner", None)
-        )
-        if inner is None:
-            return [c.read() for c in self.channels]
-        return [inner.numerator(Block(c.read(), c.layout), c.states["mixer"]) for c in self.channels]
-
-    def assign(self, values: Sequence[Tensor]) -> None:
-        for channel, value in zip(self.channels, values, strict=True):
-            channel.write(value)
-            channel.states["mixer"].clear()
+    def agreed(self) -> None:
         self.assigned = True
 
+    def send(self, index: int, flat: Tensor) -> Program[None]:
+        """Put one channel's gradient on its way; the mean may be written over it."""
+        yield from self._take_off(self._gradients, index, flat)
+
     def average_gradients(self) -> Program[None]:
-        if self.stand is not None:
-            yield from self.stand.average_gradients()
-        elif self.size > 1 or self._tickets:
-            yield from self._arrive([self._tickets[i] for i in range(len(self.channels))], hold=True)
+        if self.size > 1 or self._gradients.tickets:
+            yield from self._arrive(self._gradients, hold=True)
+            self.means, self._gradients = [*self._gradients.means.values()], Flight()
         else:
             self._look_at_own_gradients()
         if self.finite and self.means:
+            if self.hand_over is not None and "control" in self.recipe.controller.traits:
+                self.hand_over()
             control = Draft(self.control)
             self._held.decided = self._decide(self.means, control)
             self._held.drafts.append(control)
 
-    def average(self, values: Sequence[Tensor]) -> Program[list[Tensor] | None]:
-        yield from self.launch(values)
-        return (yield from self.land())
+    def deliver(self, means: Sequence[Tensor], finite: bool, rates: Sequence[float]) -> None:
+        self.means, self.finite = list(means), finite
+        self.set_rates(rates)
 
-    def launch(self, values: Sequence[Tensor]) -> Program[None]:
-        self._flight, self._given = [], [peak(value) for value in values]
-        for i, value in enumerate(values):
-            self._flight.append((yield self.program(i, value, reuse=True)))
+    def drop(self, step: int) -> None:
+        self.dropped.append(step)
+        if self.on_late is not None:
+            self.on_late(step)
 
-    def land(self) -> Program[list[Tensor] | None]:
-        yield from self.quiesce()
-        if self._lost:
+    def launch(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange | None = None) -> Program[None]:
+        flight = Flight(given=[peak(value) for value in values])
+        for index, value in zip(which, values, strict=True):
+            yield from self._take_off(flight, index, value, over)
+        self.flights.add(which, flight)
+
+    def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]:
+        flights = self.flights.of(which)
+        for flight in flights:
+            yield from self._wait_for(flight)
+        self.flights.pop(which)
+        lost = any(flight.lost for flight in flights)
+        if lost:
             self.dropped_rounds += 1
-            yield from self.name_spoilers(all_peaks_finite(self._given))
-        means, self._landed, self._lost = self._landed, None, False
-        if self._next is not None:  # decided while these were under way
+            given = [value for flight in flights for value in flight.given]
+            yield from self.name_spoilers(all_peaks_finite(given))
+        landed = {i: mean for flight in flights for i, mean in flight.means.items()}
+        means = None if lost or not flights else [landed[i] for i in which]
+        if self._next is not None and not self.flights.averages:  # decided while these were under way
             means = self._recut(means, self._adopt(self._next))
         if means is not None:
             self._next = self._decide(means, self.control)
         return means
 
+    def in_flight(self, which: Sequence[int]) -> bool:
+        return bool(self.flights.of(which))
+
+    def post(self, which: Sequence[int], message: Message) -> Program[None]:
+        for i in which:
+            c = self.channels[i]
+            program = message(Block(c.read(), c.layout), c.states["mixer"], self.seat(i))
+            self.flights.post(i, (yield from start(program, c.name, self.step)))
+
+    def collect(self, which: Sequence[int]) -> Program[list[list[Tensor]]]:
+        yield from self.flights.join_messages(which)
+        return self.flights.collect(which)
+
+    def arrived(self, which: Sequence[int]) -> list[list[Tensor]]:
+        return self.flights.arrived(which)
+
     def quiesce(self) -> Program[None]:
         """Wait for what is in flight, without letting it land: afterwards the state is all there is."""
-        if self._flight:
-            yield from self._arrive(self._flight)
-            self._flight, means, self.means = (
-                [],
-                self.means,
-                [],
-            )  # they are the schedule's, and gone when it has used them
-            self._landed, self._lost = (means, False) if self.finite else (None, True)
-            if self._lost:
-                self.momenta.heal()
-        if self._messages:
-            self._arrived = []
-            for ticket in self._messages:
-                self._arrived.append((yield from join(ticket)))
-            self._messages = []
-
-    def in_flight(self) -> bool:
-        return bool(self._flight) or self._landed is not None or self._lost
-
-    def mix(self, mixer: Mixer, round: int) -> Program[None]:
-        yield from self.launch_mix(mixer, round)
-        yield from self.land_mix(mixer)
-
-    def launch_mix(self, mixer: Mixer, round: int) -> Program[None]:
-        self._messages = []
-        for i, c in enumerate(self.channels):
-            push = mixer.push(Block(c.read(), c.layout), c.states["mixer"], self.seat(i), round)
-            self._messages.append((yield from start(push, c.name, self.step)))
-
-    def land_mix(self, mixer: Mixer) -> Program[None]:
-        yield from self.quiesce()
-        arrived, self._arrived = self._arrived, None
-        for c, wires in zip(self.channels, arrived or []):
-            _absorb(mixer, c, wires)
-
-    def settle_mix(self, mixer: Mixer) -> None:
-        for c in self.channels:
-            _absorb(mixer, c, [])
+        for flight in self.flights.averages:
+            yield from self._wait_for(flight)
+        yield from self.flights.join_messages(range(len(self.channels)))
 
     def reset_optimizer(self) -> None:
         self.momenta.reset()
@@ -197,23 +180,27 @@ class Worker:
     def seat(self, index: int) -> Seat:
         draw = Draw(self.seed, self.step, self.rank)
         channel = self.channels[index]
-        return Seat(self.rank, self.size, self.step, draw, self.scale, channel.rate(self.optimizer), channel.shift)
+        return Seat(self.rank, self.size, self.step, draw, lr=channel.rate(self.optimizer), shift=channel.shift)
 
-    def program(self, index: int, flat: Tensor, reuse: bool = False) -> Start:
-        """The request that sends one channel's values on their way; its state waits in drafts until all have arrived.
+    def plain_seat(self, step: int) -> Seat:
+        return Seat(self.rank, self.size, step, Draw(self.seed, step, self.rank))
 
-        With `reuse`, the mean may be written over the values.
+    def set_rates(self, rates: Sequence[float]) -> None:
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+    def program(self, index: int, flat: Tensor) -> tuple[Program[Carried], list[Draft]]:
+        """What sends one channel's values on their way, and the state that waits for all of them to arrive.
+
+        The mean may be written over the values.
         """
         channel, measures = self.channels[index], self.measures(self.step)
-        exchange, block = channel.exchange, Block(flat, channel.layout, flat if reuse and not measures else None)
-        assert isinstance(exchange, Exchange)
-        kept, carried = Draft(channel.states["memory"]), Draft(channel.states["exchange"])
-        self._drafts[index] = kept, carried
-
-        found = list[Tensor]()
+        block = Block(flat, channel.layout, None if measures else flat)
+        self.unit = units.follow(self.channels, self.unit, self.scale)  # nothing of an earlier step is on its way
+        kept, carried, found = Draft(channel.states["memory"]), Draft(channel.states["exchange"]), list[Tensor]()
 
         def send(block: Block, seat: Seat) -> Program[Echo]:
-            echo = yield from exchange.average(block, carried, seat)
+            echo = yield from channel.exchange.average(block, carried, seat)
             if channel.memory.hands_on and echo.largest is not None:
                 found.append(echo.largest)
             if measures:
@@ -221,7 +208,7 @@ class Worker:
             return echo
 
         average = channel.memory.around(block, kept, send, self.seat(index))
-        return Start(_carry(average, flat, found), channel.name, self.step)
+        return _carry(average, flat, found), [kept, carried]
 
     def measures(self, step: int) -> bool:
         """Is the error measured of what starts at this step? Asked at the start, for it may run when others have begun.
@@ -238,25 +225,44 @@ class Worker:
         """Note what got lost of each parameter. On the lane's thread: others may be reading the errors there were."""
         self.errors = self.errors | relative_errors(block, add_sent)
 
-    def expect(self, index: int, ticket: Ticket[Carried]) -> None:
-        """Note a gradient that is on its way, for `average_gradients` to join."""
-        self._tickets[index] = ticket
+    def begin(self) -> Program[None]:
+        """Before the forward pass."""
+        yield from self.recipe.schedule.begin(self.loop)
 
-    def train_step(self, gradients: Sequence[Tensor], descend: Callable[[], Any]) -> Program[None]:
-        """One whole step, for fabrics that need no hooks: send gradients, run the schedule, descend when it says so."""
+    def ready(self, index: int, flat: Tensor) -> Program[None]:
+        """One channel's gradient is there, and given away."""
+        yield from self.recipe.schedule.ready(self.loop, index, flat)
+
+    def steps(self) -> Program[None]:
+        """One step of the recipe's schedule."""
+        return self.recipe.schedule.step(self.loop)
+
+    def train_step(
+        self, gradients: Sequence[Tensor], descend: Callable[[], bool], step: Callable[[], object]
+    ) -> Program[None]:
+        """One whole step, for fabrics that need no hooks: send gradients, run the schedule, descend when it says so.
+
+        `step` is the optimizer's, for what this rank has missed.
+        """
         if self.recipe.schedule.averages_gradients and self.size > 1:
             for i, flat in enumerate(gradients):
-                if self.stand is not None:
-                    yield from self.stand.offer(flat)
-                else:
-                    self.expect(i, (yield self.program(i, flat)))
-        steps = self.recipe.schedule.step(self)
-        yield from until_descend(steps)
-        descended = descend() is not False
+                yield from self.ready(i, flat)
+        steps = self.steps()
+        while missed := (yield from until_descend(steps)):
+            self.descent.make_up(missed, step)
+        descended = descend()
         if not descended:
             self.discard()
         yield from rest(steps, descended)
         self.end_step(descended)
+
+    def redirect(self) -> None:
+        """The optimizer is about to take the gradients: make of them what the recipe says.
+
+        Of those that are not finite nothing is made: whoever skips steps must see them.
+        """
+        if self.finite:
+            self._held.drafts += self.descent.redirect()
 
     def discard(self) -> None:
         """Nobody will use this step's gradients: memories and controllers are as if they had not been."""
@@ -270,7 +276,7 @@ class Worker:
         self.skipped += not descended
         self.step += 1
         self.assigned = False
-        if self._next is not None and not self.in_flight():  # else it waits until those have landed
+        if self._next is not None and not self.flights.averages:  # else it waits until those have landed
             self._adopt(self._next)
 
     def name_spoilers(self, fine: bool) -> Program[None]:
@@ -287,33 +293,18 @@ class Worker:
 
     def is_sending(self) -> bool:
         """Whether anything is on its way that will land at a later step."""
-        return self.in_flight() or bool(self._messages) or self._arrived is not None
+        return bool(self.flights.averages) or self.flights.messages
 
-    def pending(self) -> tuple[list[Tensor] | None, list[list[Tensor]] | None]:
-        """What has arrived and not landed, after `quiesce`."""
-        return self._landed, self._arrived
-
-    @property
-    def lost(self) -> bool:
-        """Whether what was due to land is not finite, after `quiesce`."""
-        return self._lost
-
-    def restore_pending(
-        self, landed: list[Tensor] | None, arrived: list[list[Tensor]] | None, lost: bool = False
-    ) -> None:
-        self._landed, self._arrived, self._flight, self._messages = landed, arrived, [], []
-        self._lost = lost
-
-    def mean_by_name(self) -> dict[str, Tensor]:
+    def by_name(self, means: Sequence[Tensor]) -> dict[str, Tensor]:
         """The agreed gradient of every parameter, in its own shape."""
-        pairs = zip(self.channels, self.means, strict=True)
+        pairs = zip(self.channels, means, strict=True)
         return {name: view for c, mean in pairs for name, view in Block(mean, c.layout).tensors()}
 
     def residual_norm(self) -> float:
         """The length of everything this rank still owes, free of the loss scale (and of the rate, with units="update")."""
-        memories = [c.states["memory"] for c in self.channels if "residual" in c.states["memory"]]
-        norms = ask(*(m["residual"].double().norm() for m in memories))
-        return sum((norm / float(m.get("unit", 1.0))) ** 2 for norm, m in zip(norms, memories, strict=True)) ** 0.5
+        debts = [debt for c in self.channels if (debt := c.memory.debt(c.states["memory"])) is not None]
+        norms = ask(*(debt.double().norm() for debt, _ in debts))
+        return sum((norm / (self.unit * unit)) ** 2 for norm, (_, unit) in zip(norms, debts, strict=True)) ** 0.5
 
     @property
     def due(self) -> Recipe:
@@ -331,28 +322,42 @@ class Worker:
 
     _next: Recipe | None = None
 
-    def _arrive(self, tickets: Sequence[Ticket[Carried]], hold: bool = False) -> Program[None]:
+    def _take_off(self, flight: Flight, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
+        channel = self.channels[index]
+        if over is None:
+            program, drafts = self.program(index, flat)
+        else:
+            echo = over.average(Block(flat, channel.layout, flat), {}, self.seat(index))
+            program, drafts = _carry(_mean_of(echo), flat, []), list[Draft]()
+        ticket = yield from start(program, channel.name, self.step)
+        flight.add(index, ticket, drafts)
+
+    def _wait_for(self, flight: Flight) -> Program[None]:
+        if flight.tickets:
+            yield from self._arrive(flight)
+            if flight.lost:
+                self.momenta.heal()
+
+    def _arrive(self, flight: Flight, hold: bool = False) -> Program[None]:
         """All or nothing: memories move on only if every channel's agreed mean is finite, which all ranks see alike.
 
         With `hold` they wait for the end of the step: what was averaged may be thrown away.
         """
-        self.means, peaks = [], list[Tensor]()
-        for ticket in tickets:
-            mean, largest = yield from join(ticket)
-            self.means.append(mean)
+        peaks, tickets, flight.tickets = list[Tensor](), flight.tickets, {}
+        for index, ticket in tickets.items():
+            flight.means[index], largest = yield from join(ticket)
             peaks.append(largest)
-        also = [] if self.besides is None else (yield from self.besides())
+        also = [] if self.besides is None else (yield from self.besides([*flight.means.values()]))
         answers, self.besides = ask(*peaks, *also), None
         self.finite, self.told = all(map(isfinite, answers[: len(peaks)])), answers[len(peaks) :]
         if self.finite:
             self.row.clear()
-        held = Held([draft for pair in self._drafts.values() for draft in pair] if self.finite else [])
+        flight.lost = not self.finite
+        held, flight.drafts = Held(flight.drafts if self.finite else []), []
         if hold:
             self._held = held
         else:
             held.commit()
-        self._drafts.clear()
-        self._tickets.clear()
 
     def _look_at_own_gradients(self) -> None:
         """A host alone sends nothing; who may change the optimizer's steps must see the gradients all the same."""
@@ -374,18 +379,22 @@ class Worker:
 
     def _adopt(self, recipe: Recipe) -> list[Channel]:
         """Put another recipe in force; returns the channels there were."""
-        from gossamer.worker.checkpoint import carry_over
+        from gossamer.worker.checkpoint import carry_over, turn
 
         old, before, self._next, self.recipe = self.channels, self.recipe, None, recipe
         if (recipe.exchange, recipe.routes) != (before.exchange, before.routes):  # else all go on as they went
-            self.channels = build(recipe, self.named, self._rate_groups(), self.size)
-            carry_over(old, self.channels, self.size)
+            cut = build(recipe, self.named, self._rate_groups(), self.size)
+            if are_cut_alike(old, cut):
+                turn(old, cut, self.size)
+            else:
+                self.channels = cut
+                carry_over(old, cut, self.size)
         return old
 
     def _recut(self, means: list[Tensor] | None, old: Sequence[Channel]) -> list[Tensor] | None:
         """Values of the old channels, laid out as the new ones are."""
-        if means is None:
-            return None
+        if means is None or old is self.channels:
+            return means
         pairs = zip(old, means, strict=True)
         named = {name: view for c, mean in pairs for name, view in Block(mean, c.layout).tensors()}
         return [c.gather([named[s.name] for s in c.layout.segments]) for c in self.channels]
@@ -405,13 +414,6 @@ def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
-def _absorb(mixer: Mixer, channel: Channel, wires: Sequence[Tensor]) -> None:
-    state = channel.states["mixer"]
-    model = mixer.absorb(Block(channel.read(), channel.layout), state, wires)
-    channel.write(model)
-    mixer.wrote(Block(channel.read() if channel.narrow else model, channel.layout), state)
-
-
 def _carry(average: Program[Tensor], given: Tensor, found: Sequence[Tensor]) -> Program[Carried]:
     """`given` is kept here until the program is joined: a lane may be done with it before its device is.
 
@@ -419,3 +421,7 @@ def _carry(average: Program[Tensor], given: Tensor, found: Sequence[Tensor]) -> 
     """
     mean = yield from average
     return mean, found[0].view(()).double() if found else peak(mean)
+
+
+def _mean_of(average: Program[Echo]) -> Program[Tensor]:
+    return (yield from average).mean

@@ -7,16 +7,11 @@ import torch
 from tests.worker.gym import Flat, Network, Replica, bit_equal, make, noise, parameters, pull, sgd, train
 from torch import Tensor
 
-from gossamer.codecs import TopK
-from gossamer.core.block import Block, Layout
-from gossamer.core.contracts import Seat, Settled
-from gossamer.core.draw import Draw
 from gossamer.core.errors import AttachError, RecipeError
-from gossamer.core.verbs import AllReduce, Compute, Program
+from gossamer.core.verbs import AllReduce
 from gossamer.counting import bytes_per_step
-from gossamer.exchanges import First, Gather
 from gossamer.fabrics.ledger import traffic
-from gossamer.fabrics.sim import simulate
+from gossamer.schedules import First
 
 Seconds = Callable[[int, int], float]
 NUMEL = 5
@@ -43,30 +38,11 @@ def watched(ranks: list[Replica]):
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 @pytest.mark.parametrize("over", ["allreduce(fp32())", "scatter(qsgd())", "gather(fp32())"])
 def test_no_backups_is_synchronous_training_bit_for_bit_though_ranks_are_uneven(over: str, size: int) -> None:
-    quorum, plain = make(f"first(backups=0, over={over})", size), make(over, size)
+    quorum, plain = make(f"{over} + first(backups=0)", size), make(over, size)
     train(quorum, pull, 12, Network(latency=1e-3), uneven)
     train(plain, pull, 12, Network(latency=1e-3), uneven)
     assert all(bit_equal(pair) for pair in zip(parameters(quorum), parameters(plain)))
-    assert all(r.worker.stand.dropped == [] for r in quorum)
-
-
-@pytest.mark.parametrize("size", [2, 5])
-def test_one_accepted_gradient_is_used_alone(size: int) -> None:
-    """That is the formula; a run of it would be one rank's, and is refused."""
-    quorum, late = First(backups=size - 1), [3.0, 1.0, 2.5, 4.0, 2.0]
-    given = [noise(2, rank, numel=NUMEL) for rank in range(size)]
-    layout = Layout.of({"x": (NUMEL,)})
-
-    def program(rank: int) -> Program[Settled]:
-        seat = Seat(rank, size, 1, Draw(0, 1, rank))
-        yield Compute(lambda: None, "compute", late[rank])
-        yield from quorum.claim(seat)
-        like, offer = Block(torch.zeros(NUMEL), layout), (given[rank], torch.zeros(1, dtype=torch.float64))
-        return (yield from quorum.settle(like, {}, seat, lambda: offer, 1))
-
-    for settled in simulate([program(rank) for rank in range(size)]).results:
-        assert settled.accepted == (1,)
-        torch.testing.assert_close(settled.mean, given[1])
+    assert all(r.worker.dropped == [] for r in quorum)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +51,7 @@ def test_one_accepted_gradient_is_used_alone(size: int) -> None:
         ("backup", 2, "first(backups=1): 2 ranks leave one gradient a step"),
         ("backup(4)", 5, "first(backups=4): 5 ranks leave one gradient a step"),
         ("backup(2)", 2, "first(backups=2): 2 ranks leave nobody to wait for"),
-        ("first(backups=3, over=scatter(qsgd()))", 2, "use at least 5 ranks, or scatter(qsgd())"),
+        ("scatter(qsgd()) + first(backups=3)", 2, "use at least 5 ranks, or every_step()"),
     ],
 )
 def test_ranks_that_leave_no_mean_are_refused_before_the_first_step(recipe: str, size: int, words: str) -> None:
@@ -104,19 +80,19 @@ def test_the_first_to_finish_are_accepted_in_order_and_nobody_waits_for_the_rest
     train(ranks, pull, 1, seconds=lambda rank, step: times[rank])
     order = sorted(range(size), key=times.__getitem__)
     accepted, late = order[: size - backups], order[size - backups :]
-    assert all(r.worker.stand.accepted[1] == tuple(accepted) for r in ranks)
+    assert all(r.worker.live["quorum"].accepted[1] == tuple(accepted) for r in ranks)
     assert all(ranks[r].clock == times[accepted[-1]] for r in accepted)
     assert all(ranks[r].clock == times[r] for r in late)  # a late rank learns it when it is done
-    assert [r.worker.stand.dropped for r in ranks] == [[1] if r in late else [] for r in range(size)]
+    assert [r.worker.dropped for r in ranks] == [[1] if r in late else [] for r in range(size)]
 
 
 def test_the_fast_ranks_never_wait_for_a_rank_that_is_always_slow() -> None:
     ranks = make("backup(1)", 3)
     train(ranks, pull, 10, seconds=lambda rank, step: 100.0 if rank == 2 else 1.0)
     assert [r.clock for r in ranks] == pytest.approx([10.0, 10.0, 100.0])
-    assert [set(ranks[0].worker.stand.accepted[k]) for k in range(1, 11)] == [{0, 1}] * 10
+    assert [set(ranks[0].worker.live["quorum"].accepted[k]) for k in range(1, 11)] == [{0, 1}] * 10
     assert bit_equal(parameters(ranks))
-    assert ranks[2].worker.stand.dropped == [1]
+    assert ranks[2].worker.dropped == [1]
     assert len(ranks[2].losses) == 1  # it computed one gradient, and took the ten updates
 
 
@@ -133,7 +109,7 @@ def test_stale_gradients_are_never_applied(latency: float) -> None:
     train(ranks, backward, steps, Network(latency), uneven)
     model = start
     for step in range(1, steps + 1):
-        accepted = ranks[0].worker.stand.accepted[step]
+        accepted = ranks[0].worker.live["quorum"].accepted[step]
         assert len(accepted) == size - backups
         model = model - 0.1 * torch.stack([computed[step, rank] for rank in accepted]).double().mean(0)
     torch.testing.assert_close(parameters(ranks)[0].double(), model.double(), rtol=1e-5, atol=1e-6)
@@ -141,7 +117,7 @@ def test_stale_gradients_are_never_applied(latency: float) -> None:
 
 @pytest.mark.parametrize(
     "recipe",
-    ["backup(2)", "first(backups=2, over=scatter(qsgd()))", "first(backups=2, over=scatter(ternary(), feedback=1.0))"],
+    ["backup(2)", "scatter(qsgd()) + first(backups=2)", "scatter(ternary(), feedback=1.0) + first(backups=2)"],
 )
 @pytest.mark.parametrize("latency", [0.0, 0.01, 0.4])
 def test_replicas_stay_bit_equal_though_some_are_late(recipe: str, latency: float) -> None:
@@ -155,25 +131,25 @@ def test_replicas_stay_bit_equal_though_some_are_late(recipe: str, latency: floa
     )
     assert bit_equal(parameters(ranks))
     assert {r.worker.step for r in ranks} == {26}
-    dropped = [r.worker.stand.dropped for r in ranks]
+    dropped = [r.worker.dropped for r in ranks]
     assert sum(map(len, dropped)) > 10
     momenta = [r.optimizer.state[r.model.get_parameter("matrix")]["momentum_buffer"] for r in ranks]
     assert bit_equal(momenta)
-    assert {tuple(sorted(r.worker.stand.accepted.items())) for r in ranks} == {
-        tuple(sorted(ranks[0].worker.stand.accepted.items()))
+    assert {tuple(sorted(r.worker.live["quorum"].accepted.items())) for r in ranks} == {
+        tuple(sorted(ranks[0].worker.live["quorum"].accepted.items()))
     }
 
 
 def test_dropped_steps_are_told_to_the_worker_that_computed_them() -> None:
     ranks, told = make("backup(1)", 4), list[tuple[int, int]]()
     for r in ranks:
-        r.worker.stand.on_late = lambda step, rank=r.worker.rank: told.append((rank, step))
+        r.worker.on_late = lambda step, rank=r.worker.rank: told.append((rank, step))
     backward, computed = watched(ranks)
     train(ranks, backward, 15, Network(latency=0.01), uneven)
-    dropped = {(r.worker.rank, step) for r in ranks for step in r.worker.stand.dropped}
+    dropped = {(r.worker.rank, step) for r in ranks for step in r.worker.dropped}
     assert set(told) == dropped
     assert len(told) == len(dropped) > 0
-    accepted = {(rank, step) for step, who in ranks[0].worker.stand.accepted.items() for rank in who}
+    accepted = {(rank, step) for step, who in ranks[0].worker.live["quorum"].accepted.items() for rank in who}
     assert {(rank, step) for step, rank in computed} == accepted | dropped
     assert not accepted & dropped
 
@@ -212,7 +188,7 @@ def test_a_late_rank_takes_missed_updates_with_the_rates_of_their_steps() -> Non
     train(ranks, backward, 12, seconds=lambda rank, step: 4.5 if rank == 2 else 1.0 + rank / 10)
     assert bit_equal(parameters(ranks))
     assert [r.optimizer.param_groups[0]["lr"] for r in ranks] == [rate(12)] * 3
-    assert len(ranks[2].worker.stand.dropped) >= 2
+    assert len(ranks[2].worker.dropped) >= 2
 
 
 def test_parameter_groups_with_rates_of_their_own_close_with_one_ticket() -> None:
@@ -222,7 +198,10 @@ def test_parameter_groups_with_rates_of_their_own_close_with_one_ticket() -> Non
             [{"params": [names.pop("matrix")], "lr": 0.01}, {"params": list(names.values())}], lr=0.1, momentum=0.9
         )
 
-    ranks, plain = make("first(backups=0)", 3, optimizer=grouped), make("allreduce", 3, optimizer=grouped)
+    ranks, plain = (
+        make("allreduce(fp32()) + first(backups=0)", 3, optimizer=grouped),
+        make("allreduce", 3, optimizer=grouped),
+    )
     train(ranks, pull, 6)
     train(plain, pull, 6)
     assert all(bit_equal(pair) for pair in zip(parameters(ranks), parameters(plain)))
@@ -254,9 +233,9 @@ def test_step_times_are_the_order_statistic_of_the_compute_times(wanted: int, ba
     table = c + m * torch.empty(rounds, size).exponential_(generator=dice)
     closings = list[float]()
     for k in range(rounds):
-        ranks = make(f"first(backups={backups})", size, lambda: Flat(1, torch.float32))
+        ranks = make(f"backup({backups})", size, lambda: Flat(1, torch.float32))
         train(ranks, pull_x, 1, seconds=lambda rank, _: float(table[k, rank]))  # noqa: B023 (called before k moves)
-        accepted = ranks[0].worker.stand.accepted[1]
+        accepted = ranks[0].worker.live["quorum"].accepted[1]
         closings.append(ranks[accepted[0]].clock)
     times = torch.tensor(closings)
     assert torch.equal(times, table.sort(dim=1).values[:, wanted - 1])
@@ -292,10 +271,6 @@ def test_late_ranks_send_zeros_so_bytes_do_not_change() -> None:
     assert run.ledger.by_verb() == {"AllReduce": (4 * 6 * 2, 4 * 6 * (expected + rates))}
 
 
-@pytest.mark.parametrize(
-    ("make_it", "reason"),
-    [(lambda: First(-1), "0 or more"), (lambda: First(1, over=Gather(TopK())), "residual would be lost")],
-)
-def test_impossible_values_are_refused(make_it, reason: str) -> None:
-    with pytest.raises(RecipeError, match=reason):
-        make_it()
+def test_impossible_values_are_refused() -> None:
+    with pytest.raises(RecipeError, match="0 or more"):
+        First(-1)

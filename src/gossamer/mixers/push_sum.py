@@ -24,7 +24,7 @@ class PushSum(Mixer):
     in single precision at least: a model in half precision is z rounded, and what rounding takes is not lost to x. w has
     the precision of x, or their ratio would drift where x does not.
 
-    Use: under `gossip()`, or inside of `slowmo`, among many ranks that should not wait for all others.
+    Use: in `gossip()`, or inside of `slowmo`, among many ranks that should not wait for all others.
 
     Not for: two ranks, nor a network that is slow everywhere: whole models travel.
 
@@ -59,7 +59,8 @@ class PushSum(Mixer):
         for wire in arrived:
             expect(wire, (block.numel + 1) * x.element_size(), "push_sum")
             more, rest = take(wire, x.dtype, block.numel)
-            x, w = torch.add(x, more, out=block.new()), w + self._weight(rest, x.dtype, state)
+            x = torch.add(x, more, out=block.new() if x is block.flat else x)
+            w = w + self._weight(rest, x.dtype, state)
         if float(w) == 1:
             state.pop("z", None)
             state["x"], state["w"] = x, w

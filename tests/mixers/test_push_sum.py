@@ -6,17 +6,33 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.worker.gym import Flat, Replica, bit_equal, make, noise, on_all, parameters, resumed, saved, sgd, train
+from tests.worker.gym import (
+    Flat,
+    Replica,
+    bit_equal,
+    held,
+    land,
+    make,
+    noise,
+    on_all,
+    parameters,
+    resumed,
+    saved,
+    sgd,
+    train,
+)
 from torch import Tensor
 
+from gossamer.codecs import FP32
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Peers, Seat, Topology
 from gossamer.core.draw import Draw
 from gossamer.core.errors import WireError
 from gossamer.core.verbs import Program
 from gossamer.core.wire import take
-from gossamer.exchanges import PushSum
+from gossamer.exchanges import AllReduced
 from gossamer.fabrics.sim import Network, simulate
+from gossamer.mixers import PushSum
 from gossamer.recipe import Recipe
 from gossamer.schedules import Gossip
 from gossamer.topologies import Complete, Exponential, Ring
@@ -182,17 +198,17 @@ def test_overlapping_gossip_agrees_to_rounding_whatever_the_delays(late: float) 
     mean = torch.stack(parameters(ranks)).mean(0)
     network = Network(latency=late, rate=(1e3, 1e2, 1e4, 1e3, 2e2, 1e3, 1e3, 1e5))
     train(ranks, still, 40, network, lambda rank, step: 1.0 + ((rank * 5 + step * 3) % 7) / 7)
-    on_all(ranks, lambda w: w.land_mix(w.mixer))
+    on_all(ranks, land)
     assert spread(parameters(ranks)) <= 1e-15
     torch.testing.assert_close(parameters(ranks)[0], mean, rtol=0, atol=1e-14)
 
 
 def test_without_weights_overlapping_gossip_on_an_unbalanced_graph_stays_apart() -> None:
-    recipe = Recipe(PushSum(UNBALANCED), schedule=Gossip(overlap=True))
+    recipe = Recipe(AllReduced(FP32()), schedule=Gossip(PushSum(UNBALANCED), overlap=True))
     ranks = disagreeing(recipe, 8)
     mean = torch.stack(parameters(ranks)).mean(0)
     train(ranks, still, 120)
-    on_all(ranks, lambda w: w.land_mix(w.mixer))
+    on_all(ranks, land)
     assert spread(parameters(ranks)) < 1e-12
     torch.testing.assert_close(parameters(ranks)[0], mean, rtol=0, atol=1e-12)
     biased = [r.worker.channels[0].states["mixer"]["x"] for r in ranks]
@@ -240,7 +256,7 @@ def letters(x: list[Tensor], w: list[float], topology: Topology, round: int) -> 
 @pytest.mark.parametrize("topology", [Exponential(), UNBALANCED], ids=["exponential", "unbalanced"])
 def test_every_gradient_is_taken_at_x_over_w(topology: Topology, every: int, overlap: bool) -> None:
     """Between rounds, too, when half of x and of w is away: a step of x is then one of twice that length for x / w."""
-    recipe = Recipe(PushSum(topology), schedule=Gossip(every, overlap))
+    recipe = Recipe(AllReduced(FP32()), schedule=Gossip(PushSum(topology), every, overlap))
     ranks = make(recipe, 8, lambda: Flat(NUMEL), sgd(0.1, 0.0))
     for expected in by_the_paper(8, 20, every, topology, overlap):
         train(ranks, targets, 1)
@@ -249,8 +265,8 @@ def test_every_gradient_is_taken_at_x_over_w(topology: Topology, every: int, ove
 
 def numerators(ranks: list[Replica]) -> Tensor:
     """The sum over ranks of x, once everything in flight has landed."""
-    on_all(ranks, lambda w: w.land_mix(w.mixer))
-    return sum((r.worker.parameters()[0].double() for r in ranks), torch.zeros(()).double())
+    on_all(ranks, land)
+    return sum((held(r).double() for r in ranks), torch.zeros(()).double())
 
 
 HALVES = [torch.bfloat16, torch.float16]

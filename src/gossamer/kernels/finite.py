@@ -6,8 +6,8 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from gossamer import kernels
-from gossamer.worker.moments import ask
+from gossamer.core.moments import ask
+from gossamer.kernels import absmax
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
@@ -20,7 +20,7 @@ def peak(tensor: Tensor) -> Tensor:
         return tensor.new_zeros((), dtype=torch.float64)
     if tensor.dtype != torch.float32:
         return tensor.abs().amax().double()
-    return kernels.absmax(tensor.reshape(-1), (0, tensor.numel())).view(()).double()
+    return absmax(tensor.reshape(-1), (0, tensor.numel())).view(()).double()
 
 
 def all_peaks_finite(peaks: Sequence[Tensor]) -> bool:

@@ -1,0 +1,112 @@
+"""Groups: a program among some ranks, and whose turn a request is."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from gossamer.core.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Claim,
+    Closed,
+    Program,
+    Receive,
+    Send,
+    Shared,
+    Start,
+    Verb,
+)
+
+T = TypeVar("T")
+
+
+def within(program: Program[T], ranks: Sequence[int]) -> Program[T]:
+    """The same program among some ranks: rank i in it is `ranks[i]`. To be run by those ranks, each with its own part.
+
+    What it starts runs among them too. Within a group, ranks are those of the group, so that groups nest.
+
+    >>> import torch
+    >>> from gossamer.core.verbs import all_reduce
+    >>> from gossamer.fabrics.sim import simulate
+    >>> pairs = [(0, 1), (0, 1), (2, 3), (2, 3)]
+    >>> programs = [within(all_reduce(torch.tensor(float(r))), pairs[r]) for r in range(4)]
+    >>> [float(total) for total in simulate(programs).results]
+    [1.0, 1.0, 5.0, 5.0]
+    """
+
+    def ask(verb: Verb) -> Program[Any]:
+        return (yield among(verb, tuple(ranks)))
+
+    return through(program, ask)
+
+
+def through(program: Program[T], ask: Callable[[Verb], Program[Any]]) -> Program[T]:
+    """The program, with its requests made by somebody else; what is thrown into that is thrown into the program."""
+    answer: Any = None
+    error: BaseException | None = None
+    while True:
+        try:
+            verb = program.send(answer) if error is None else program.throw(error)
+        except StopIteration as stop:
+            return stop.value
+        answer, error = None, None
+        try:
+            answer = yield from ask(verb)
+        except GeneratorExit:
+            program.close()
+            raise
+        except BaseException as thrown:
+            error = thrown
+
+
+def among(verb: Verb, ranks: tuple[int, ...]) -> Verb:
+    """A request as it is among these ranks; what all have to themselves stays as it is."""
+    match verb:
+        case AllReduce() | AllGather() | AllToAll() | Send() | Receive() | Claim() | Closed():
+            return replace(verb, among=ranks if verb.among is None else tuple(ranks[i] for i in verb.among))
+        case Start(program):
+            return replace(verb, program=within(program, ranks))
+        case _:
+            return verb
+
+
+def members(verb: Shared, size: int) -> Sequence[int]:
+    """Who takes part, in a world of this size."""
+    return range(size) if verb.among is None else verb.among
+
+
+def plain(verb: Shared, size: int) -> Shared:
+    """The same request; if all ranks in their order take part, the group has no name of its own."""
+    return replace(verb, among=None) if verb.among == tuple(range(size)) else verb
+
+
+def place(verb: Verb, rank: int, size: int) -> tuple[int, int]:
+    """This rank's place among those who take part, and how many they are."""
+    if not isinstance(verb, Shared) or verb.among is None:
+        return rank, size
+    return verb.among.index(rank), len(verb.among)
+
+
+def refuse_group(verb: Shared, rank: int, size: int) -> None:
+    """Find a group that this rank cannot ask anything of."""
+    ranks = verb.among
+    if ranks is None:
+        return
+    if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= r < size for r in ranks):
+        raise ValueError(f"a group is of different ranks from 0 to {size - 1}, not {listed(ranks)}")
+    if rank not in ranks:
+        raise ValueError(f"rank {rank} asks the group {listed(ranks)}, to which it does not belong")
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """
+    >>> listed((2, 3))
+    '2,3'
+    """
+    return ",".join(map(str, ranks)) or "of nobody"
+
+
+def named(ranks: Any) -> str:
+    """Behind a request's name, whom it is asked among; nothing if that is everybody."""
+    return f" in the group {listed(ranks)}" if ranks is not None else ""

@@ -1,0 +1,320 @@
+"""Schedules: what one promises, and what it sees of the training that it drives, the loop."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.contracts import Exchange, Mixer, Policy, Seat
+from gossamer.core.parts import Part
+from gossamer.core.terms import those
+from gossamer.core.verbs import Descend, Missed, Program
+
+Message = Callable[[Block, State, Seat], Program[list[Tensor]]]
+"""What a block says to peers: a program that sends, and returns the wires that came. It is given the block as it is now,
+what its mixer keeps, and the seat; whatever it does before it first asks the network is done at once."""
+
+
+class Place(Protocol):
+    """A block of the model, and what is kept about it."""
+
+    states: dict[str, State]
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def exchange(self) -> Exchange: ...
+    @property
+    def narrow(self) -> bool: ...
+    def read(self) -> Tensor: ...
+    def write(self, flat: Tensor) -> None: ...
+    def empty(self) -> Tensor: ...
+
+
+class Host(Protocol):
+    """Whoever trains a model, as a loop needs it; `which` counts the model's blocks."""
+
+    rank: int
+    size: int
+    step: int
+    live: dict[str, Any]
+
+    @property
+    def channels(self) -> Sequence[Place]: ...
+    @property
+    def rates(self) -> list[float]: ...
+    def rate(self, index: int) -> float: ...
+    def gain(self, index: int) -> float: ...
+    def seat(self, index: int) -> Seat: ...
+    def plain_seat(self, step: int) -> Seat: ...
+    def drop(self, step: int) -> None: ...
+    def send(self, index: int, flat: Tensor) -> Program[None]: ...
+    def average_gradients(self) -> Program[None]: ...
+    def deliver(self, means: Sequence[Tensor], finite: bool, rates: Sequence[float]) -> None: ...
+    def launch(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange | None) -> Program[None]: ...
+    def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]: ...
+    def in_flight(self, which: Sequence[int]) -> bool: ...
+    def post(self, which: Sequence[int], message: Message) -> Program[None]: ...
+    def collect(self, which: Sequence[int]) -> Program[list[list[Tensor]]]: ...
+    def arrived(self, which: Sequence[int]) -> list[list[Tensor]]: ...
+    def agreed(self) -> None: ...
+    def reset_optimizer(self) -> None: ...
+    def average_optimizer(self) -> Program[None]: ...
+    def measures(self, step: int) -> bool: ...
+    def measure(self, block: Block, add_sent: Callable[[Tensor, float], None]) -> None: ...
+
+
+class Loop:
+    """The training that a schedule drives, or that of some blocks: a list holds one item for each of them.
+
+    Averages are launched and land, messages to peers are posted and collected. Both may happen steps apart; what is on its
+    way is kept by block, and travels with a checkpoint.
+    """
+
+    def __init__(self, host: Host, which: Sequence[int] | None = None) -> None:
+        self.host, self._which = host, which
+
+    def part(self, which: Iterable[int]) -> "Loop":
+        """The same training, of some of these blocks: every schedule of a whole model works on them."""
+        return Loop(self.host, [self.which[i] for i in which])
+
+    @property
+    def which(self) -> Sequence[int]:
+        return range(len(self.host.channels)) if self._which is None else self._which
+
+    @property
+    def places(self) -> list[Place]:
+        return [self.host.channels[i] for i in self.which]
+
+    @property
+    def step(self) -> int:
+        """1 at the first optimizer step."""
+        return self.host.step
+
+    @property
+    def rank(self) -> int:
+        return self.host.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return self.host.size
+
+    @property
+    def lrs(self) -> list[float]:
+        """The learning rate of each block's parameters; of the optimizer's first group, unless a part `follows_rate`."""
+        return [self.host.rate(i) for i in self.which]
+
+    @property
+    def gains(self) -> list[float]:
+        """How many times its learning rate each block moves in the end under a gradient that stays: momentum adds up."""
+        return [self.host.gain(i) for i in self.which]
+
+    @property
+    def states(self) -> list[State]:
+        """The schedule's own state, per block."""
+        return [p.states["schedule"] for p in self.places]
+
+    @property
+    def mixing(self) -> list[State]:
+        """What the schedule's mixer keeps, per block."""
+        return [p.states["mixer"] for p in self.places]
+
+    @property
+    def live(self) -> dict[str, Any]:
+        """What a schedule keeps beside the steps and no checkpoint holds: a program that is under way."""
+        return self.host.live
+
+    def blocks(self) -> list[Block]:
+        """Copies of the parameters, and where they lie."""
+        return [Block(p.read(), p.layout) for p in self.places]
+
+    def parameters(self) -> list[Tensor]:
+        """Copies of the parameters, flat."""
+        return [p.read() for p in self.places]
+
+    def write(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Write this rank's parameters; returns them as they were taken: the very tensors, or what rounding left of them."""
+        self._write(values)
+        return [p.read() if p.narrow else value for p, value in zip(self.places, values)]
+
+    def assign(self, values: Sequence[Tensor]) -> None:
+        """Write parameters on which all ranks have agreed, or which they pull towards what they agreed on."""
+        self._write(values)
+        self.host.agreed()
+
+    def _write(self, values: Sequence[Tensor]) -> None:
+        for place, value in zip(self.places, values, strict=True):
+            place.write(value)
+
+    # -- averages ----------------------------------------------------------------------------------------------------
+
+    def send(self, index: int, flat: Tensor) -> Program[None]:
+        """Put a block's gradient on its way, for `average_gradients` to join."""
+        yield from self.host.send(self.which[index], flat)
+
+    def average_gradients(self) -> Program[None]:
+        """Join what backward started; afterwards every gradient is the agreed mean."""
+        yield from self.host.average_gradients()
+
+    def average(self, values: Sequence[Tensor], over: Exchange | None = None) -> Program[list[Tensor] | None]:
+        """Through memory and exchange, or `over` another exchange and past them; None where any rank's values were not
+        finite, and no memory was touched.
+
+        The values are given away: the means may be written over them.
+        """
+        yield from self.launch(values, over)
+        return (yield from self.land())
+
+    def launch(self, values: Sequence[Tensor], over: Exchange | None = None) -> Program[None]:
+        """Start averaging what is given away; `land` gets the result later."""
+        yield from self.host.launch(self.which, values, over)
+
+    def land(self) -> Program[list[Tensor] | None]:
+        return (yield from self.host.land(self.which))
+
+    def in_flight(self) -> bool:
+        """Whether an average has been launched and has not landed."""
+        return self.host.in_flight(self.which)
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def post(self, message: Message) -> Program[None]:
+        """Start what every block says to peers; `collect` gets what came."""
+        yield from self.host.post(self.which, message)
+
+    def collect(self) -> Program[list[list[Tensor]]]:
+        """Wait for what was posted: the wires that came, for each block; none where nothing was posted."""
+        return (yield from self.host.collect(self.which))
+
+    def arrived(self) -> list[list[Tensor]]:
+        """The wires that have come and have not been collected."""
+        return self.host.arrived(self.which)
+
+    # -- the optimizer -----------------------------------------------------------------------------------------------
+
+    def reset_optimizer(self) -> None:
+        """Make the optimizer forget all it knows of the parameters, its counters too."""
+        self.host.reset_optimizer()
+
+    def average_optimizer(self) -> Program[None]:
+        """Average the optimizer's buffers over all ranks, densely."""
+        yield from self.host.average_optimizer()
+
+    # -- steps that do not wait for all ----------------------------------------------------------------------------------
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rate of each of the optimizer's groups."""
+        return self.host.rates
+
+    def seat(self, step: int) -> Seat:
+        """Where I sit at a step that need not be the one I compute: in no units, and with no memory around."""
+        return self.host.plain_seat(step)
+
+    def deliver(self, mean: Tensor, finite: bool, rates: Sequence[float]) -> None:
+        """The step's agreed gradient, for the optimizer to take with these rates; where it is not finite, nobody takes it."""
+        self.host.deliver([mean], finite, rates)
+
+    def missed(self, update: Missed) -> Program[None]:
+        """A step ended without this rank: the optimizer makes up for it, and the next step is counted."""
+        yield Descend(update)
+        self.host.step += 1
+
+    def drop(self, step: int) -> None:
+        """This rank's gradient of a step was not waited for."""
+        self.host.drop(step)
+
+    def measures(self, step: int) -> bool:
+        """Whether the error is to be measured of what starts at this step."""
+        return self.host.measures(step)
+
+    def measure(self, block: Block, add_sent: Callable[[Tensor, float], None]) -> None:
+        """Note what got lost of a block that this rank gave."""
+        self.host.measure(block, add_sent)
+
+
+class Share(NamedTuple):
+    """What a rank adds to a model that is known in sums: that of the values, by that of the weights."""
+
+    value: Tensor
+    weight: Tensor
+
+
+class Schedule(Part):
+    """One training step: what is exchanged before and after the optimizer descends.
+
+    Law: `step` yields Descend once, besides the steps that a rank has missed; all ranks start the same programs in the same
+    order; what was launched lands by schedule, never by arrival; after a step that is `equal`, all ranks hold bit-equal
+    models.
+    """
+
+    kind: ClassVar[str] = "schedule"
+
+    lane: ClassVar[str] = ""
+    """The lane of what a schedule keeps beside the steps; empty where it keeps nothing there."""
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(
+            averages_gradients=self.averages_gradients, mixes=self.mixes, own_step=self.lr_factor != 1
+        )
+
+    @property
+    def averages_gradients(self) -> bool:
+        """True if gradients are averaged before each descent, and may start on their way during backward."""
+        return False
+
+    @property
+    def mixes(self) -> bool:
+        """True if models are pulled together, and never agree exactly."""
+        return False
+
+    @property
+    def accumulate(self) -> int:
+        """How many micro-batches make one step."""
+        return 1
+
+    @property
+    def lr_factor(self) -> float:
+        """What the learning rate is multiplied by while this schedule is in force."""
+        return 1.0
+
+    @property
+    def drives(self) -> Mixer | None:
+        """The mixer that it drives, if any."""
+        return None
+
+    def policy(self, key: str) -> Policy:
+        return "equal"
+
+    def rests(self, step: int) -> bool:
+        """True if this is the last step of a round: after it is the time to judge, or to keep, the models."""
+        return True
+
+    def equal(self, step: int) -> bool:
+        """True if all ranks hold equal models after this step."""
+        return self.averages_gradients
+
+    def check(self, size: int, layouts: Sequence[Layout]) -> None:
+        """Refuse a world, or the blocks of a model, that it cannot serve, with the fix."""
+
+    def judged(self, loop: Loop) -> list[Share] | None:
+        """The model that the theory is about, as this rank's share of it; None where it is what every rank holds."""
+        if self.averages_gradients:
+            return None
+        return [Share(x, torch.ones(())) for x in loop.parameters()]
+
+    def begin(self, loop: Loop) -> Program[None]:
+        """Before the forward pass: start what runs beside the steps."""
+        yield from ()
+
+    def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
+        """A block's gradient is there."""
+        yield from loop.send(index, flat)
+
+    @abstractmethod
+    def step(self, loop: Loop) -> Program[None]: ...

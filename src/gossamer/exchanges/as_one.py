@@ -1,0 +1,151 @@
+"""The ranks of a node as one: their first speaks with other nodes, and tells them every answer."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from gossamer.core.errors import GossamerError
+from gossamer.core.groups import among, through
+from gossamer.core.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Program,
+    Read,
+    Receive,
+    Send,
+    Shared,
+    Start,
+    Verb,
+    arrivals,
+    departures,
+    kept,
+)
+
+T = TypeVar("T")
+
+
+class Node(NamedTuple):
+    """Where a rank lives: its node, its place there, the ranks of its node, and the first rank of every node."""
+
+    number: int
+    place: int
+    ranks: tuple[int, ...]
+    leaders: tuple[int, ...]
+
+    @staticmethod
+    def of(rank: int, size: int, per_node: int) -> "Node":
+        """Ranks are numbered node by node; the last node may be smaller.
+
+        >>> Node.of(3, 5, per_node=2)
+        Node(number=1, place=1, ranks=(2, 3), leaders=(0, 2, 4))
+        """
+        number, place = divmod(rank, per_node)
+        first = number * per_node
+        return Node(number, place, tuple(range(first, min(first + per_node, size))), tuple(range(0, size, per_node)))
+
+
+def as_one(program: Program[T], node: Node, device: torch.device) -> Program[T]:
+    """The same program on all ranks of a node, as if they were one rank among so many nodes.
+
+    Only the first rank asks the other nodes; it then tells the answer to its own, as it came: so all of them make the same
+    of it, and what was small on its way between nodes is small inside. Who reads wires one by one gets them when all are
+    there.
+    """
+
+    def ask(verb: Verb) -> Program[Any]:
+        if isinstance(verb, Start):
+            return (yield replace(verb, program=as_one(verb.program, node, device)))
+        return (yield from _ask(verb, node, device)) if isinstance(verb, Shared) else (yield verb)
+
+    return through(program, ask)
+
+
+def _ask(verb: Shared, node: Node, device: torch.device) -> Program[Any]:
+    """The first rank's answer, on all ranks of the node."""
+    leads, asked = node.place == 0, among(verb, node.leaders)
+    match verb:
+        case AllReduce(tensor):
+            return (yield from _all_reduce(tensor, asked, node))
+        case AllGather(wire, read):
+            if leads:
+                wires = yield replace(asked, read=None)
+                yield from _tell(wires, node)
+            else:
+                wires = yield from _hear([wire.numel()] * _count(verb, node), node, wire.device)
+            return _read(wires, read, verb, node)
+        case AllToAll(_, _, read):
+            return _read((yield from _all_to_all(verb, asked, node)), read, verb, node)
+        case Send():
+            return (yield asked) if leads else None
+        case Receive(int(), length):
+            if leads:
+                wire = yield asked
+                yield from _tell([wire], node)
+                return wire
+            return (yield from _hear([length], node, device))[0]
+        case _:
+            raise GossamerError(
+                f"{type(verb).__name__} between nodes: the ranks of a node are one there, and who is first is none of them"
+            )
+
+
+def _all_reduce(tensor: Tensor, asked: Verb, node: Node) -> Program[Tensor]:
+    if node.place == 0:
+        total = yield asked
+        yield from _tell([total.reshape(-1).view(torch.uint8)], node)
+        return total
+    (bits,) = yield from _hear([tensor.numel() * tensor.element_size()], node, tensor.device)
+    return tensor.copy_(bits.view(tensor.dtype).view(tensor.shape))
+
+
+def _all_to_all(verb: AllToAll, asked: Verb, node: Node) -> Program[list[Tensor]]:
+    """What a rank sent to itself has not travelled, and all ranks of a node have made it. They make all that the first one
+    sends, as it does, for whoever makes a wire remembers what he said.
+    """
+    me, count = _index(verb, node), _count(verb, node)
+    if node.place == 0:
+        came = yield replace(asked, read=None)
+        yield from _tell([w for j, w in enumerate(came) if j != me], node)
+        return came
+    made = {j: kept(verb.wires[j]) for j in departures(me, count)}
+    lengths = [n for j, n in enumerate(verb.lengths) if j != me]
+    heard = yield from _hear(lengths, node, made[me].device)
+    return [*heard[:me], made[me], *heard[me:]]
+
+
+def _read(wires: list[Tensor], read: Read | None, verb: Shared, node: Node) -> list[Tensor]:
+    if read is None:
+        return wires
+    for j in arrivals(_index(verb, node), len(wires)):
+        read(j, wires[j])
+    return []
+
+
+def _index(verb: Shared, node: Node) -> int:
+    """The node's place among the nodes that take part."""
+    return node.number if verb.among is None else verb.among.index(node.number)
+
+
+def _count(verb: Shared, node: Node) -> int:
+    return len(node.leaders if verb.among is None else verb.among)
+
+
+def _tell(wires: Sequence[Tensor], node: Node) -> Program[None]:
+    """To all others of the node, at the price of what is said: they would pay twice for adding zeros."""
+    if len(node.ranks) > 1 and wires:
+        said = wires[0] if len(wires) == 1 else torch.cat([*wires])
+        nothing = said.new_empty(0)
+        yield AllToAll([nothing, *[said] * (len(node.ranks) - 1)], [0] * len(node.ranks), among=node.ranks)
+
+
+def _hear(lengths: Sequence[int], node: Node, device: torch.device) -> Program[list[Tensor]]:
+    if not lengths:
+        return []
+    nothing = torch.empty(0, dtype=torch.uint8, device=device)
+    silent = [nothing] * len(node.ranks)
+    told = yield AllToAll(silent, [sum(lengths), *[0] * (len(node.ranks) - 1)], among=node.ranks)
+    return list(told[0].split([*lengths]))

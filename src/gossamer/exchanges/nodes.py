@@ -1,0 +1,166 @@
+"""Nodes: dense inside, where links are fast, and as the recipe says between, where they are slow."""
+
+from dataclasses import replace
+from math import ceil
+from typing import final
+
+from torch import Tensor
+
+from gossamer.codecs import FP32
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.contracts import Echo, Exchange, Policy, Seat, Unit
+from gossamer.core.draw import Draw
+from gossamer.core.groups import within
+from gossamer.core.parts import part, require
+from gossamer.core.verbs import Program
+from gossamer.exchanges.allreduce import AllReduced
+from gossamer.exchanges.as_one import Node, as_one
+
+BETWEEN, INSIDE = "between.", "inside."  # whose entry of the state it is
+
+
+@final
+@part("nodes", sample="nodes(scatter(fp32()), 2)")
+class Nodes(Exchange):
+    """Two levels: `per_node` ranks average inside their node, and the nodes average among themselves as if each were one rank.
+
+    M_k = the mean of node k, through `inside`;  the mean of all M_k through `between`, among the first ranks of the nodes,
+    which tell their node every wire that comes. Ranks are numbered node by node; a last node of fewer ranks weighs less.
+    What a node loses on the way, M_k - (what got through of M_k), is lost to each of its ranks, so a memory around is
+    right: the mean of what it keeps is what the mean lacks. What an owner of a chunk owes to the mean has not got
+    through either, and is left to the memory; without one it is forgotten.
+
+    Use: several ranks behind one network card. There a flat `scatter` sends g + 1 messages through a card of g ranks, and
+    g - 1 of them again and again.
+
+    Not for: one rank a node, where it is `between` itself; nor ranks whose links are all alike.
+
+    Wire: that of `between` among N / g ranks, through the card of a node; inside, that of `inside`, and what `between`
+    brought, once for each other rank.
+
+    >>> from gossamer.codecs import Ternary
+    >>> from gossamer.exchanges import Scatter
+    >>> Nodes(Scatter(Ternary()), 4)
+    nodes(scatter(ternary()), 4)
+    """
+
+    between: Exchange
+    per_node: int
+    inside: Exchange = AllReduced(FP32())
+
+    def __post_init__(self) -> None:
+        require(self.per_node >= 1, f"nodes: per_node is how many ranks a node has, 1 or more, got {self.per_node}")
+        for where, exchange in ("between", self.between), ("inside", self.inside):
+            require(
+                "own feedback" not in exchange.traits,
+                f"nodes: {exchange} keeps what its answer loses, and {where} nodes that is left to the memory; leave feedback "
+                "out, and use error_feedback() or diana()",
+            )
+
+    @property
+    def unbiased(self) -> bool:
+        return self.between.unbiased and self.inside.unbiased
+
+    @property
+    def needs_feedback(self) -> bool:
+        return self.between.needs_feedback or self.inside.needs_feedback
+
+    @property
+    def contracts(self) -> bool:
+        return self.between.contracts and self.inside.contracts
+
+    @property
+    def exact(self) -> bool:
+        return self.between.exact and self.inside.exact
+
+    @property
+    def whole(self) -> bool:
+        return self.between.whole or self.inside.whole
+
+    @property
+    def bucket_mb(self) -> float:
+        return self.between.bucket_mb
+
+    @property
+    def ranks_per_node(self) -> int:
+        return max(self.per_node, super().ranks_per_node)
+
+    def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
+        nodes = [Node.of(rank, size, self.per_node) for rank in range(0, size, self.per_node)]
+        found = list[tuple[int, ...]]()
+        for node in nodes:
+            found += [node.ranks, *_of(self.inside.groups(len(node.ranks)), node.ranks)]
+        leaders = nodes[0].leaders
+        found += [leaders, *_of(self.between.groups(len(leaders)), leaders)]
+        return tuple(g for g in dict.fromkeys(found) if len(g) > 1)
+
+    def omega(self, layout: Layout, size: int) -> float:
+        """Both errors, the second one of what is left of the blocks with the first: (1 + w1) (1 + w2) - 1."""
+        inside = self.inside.omega(layout, min(self.per_node, size))
+        nodes = ceil(size / self.per_node)
+        return (1 + inside) * (1 + self.between.omega(layout, nodes)) - 1 if nodes > 1 else inside
+
+    def policy(self, key: str) -> Policy:
+        exchange, word = self._whose(key)
+        policy = exchange.policy(word)
+        return "mean" if policy == "equal" and exchange is self.inside else policy  # it is, but in one node
+
+    def unit(self, key: str) -> Unit:
+        exchange, word = self._whose(key)
+        return exchange.unit(word)
+
+    def _whose(self, key: str) -> tuple[Exchange, str]:
+        """An entry of the state is that of one of the two."""
+        between = key.startswith(BETWEEN)
+        return (self.between, key.removeprefix(BETWEEN)) if between else (self.inside, key.removeprefix(INSIDE))
+
+    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+        node = Node.of(seat.rank, seat.size, self.per_node)
+        near = yield from self._inside(block, state, seat, node)
+        if len(node.leaders) == 1:
+            return near
+        weight = len(node.ranks) * len(node.leaders) / seat.size
+        asked = near.mean if weight == 1 else near.mean.mul_(weight)
+        first = Draw(seat.draw.seed, seat.step, node.ranks[0])
+        place = seat._replace(rank=node.number, size=len(node.leaders), draw=first)
+        # Where the mean may be written over the block itself, nobody will ask what got through.
+        room = asked if block.room is block.flat else None
+        program = _paid(self.between, BETWEEN, Block(asked, block.layout, room), state, place)
+        far = yield from as_one(program, node, block.flat.device)
+
+        def add_sent(into: Tensor, share: float) -> None:
+            lost = block.new().copy_(asked)
+            far.add_sent(lost, -1.0)
+            near.add_sent(into, share)
+            into.sub_(lost, alpha=share / weight)
+
+        return Echo(far.mean, add_sent)
+
+    def _inside(self, block: Block, state: State, seat: Seat, node: Node) -> Program[Echo]:
+        dice = replace(seat.draw, seed=seat.draw.seed ^ 0x1D5)  # others than between nodes
+        place = seat._replace(rank=node.place, size=len(node.ranks), draw=dice)
+        return (yield from within(_paid(self.inside, INSIDE, block, state, place), node.ranks))
+
+
+def _of(groups: tuple[tuple[int, ...], ...], ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Groups of places among these ranks, as ranks."""
+    return [tuple(ranks[i] for i in group) for group in groups]
+
+
+def _paid(exchange: Exchange, whose: str, block: Block, state: State, seat: Seat) -> Program[Echo]:
+    """Average, and keep no debts: what is owed to the mean has not got through, and so is the memory's.
+
+    A rank's debt counts once in the mean; in what got through of one of so many ranks it counts so many times.
+    """
+    own: State = {key.removeprefix(whose): value for key, value in state.items() if key.startswith(whose)}
+    echo = yield from exchange.average(block, own, seat._replace(feedback=float(bool(seat.feedback))))
+    owed = [own.pop(key) for key in [*own] if exchange.policy(key) == "owner"]
+    for key, value in own.items():
+        state[whose + key] = value
+
+    def add_sent(into: Tensor, share: float) -> None:
+        echo.add_sent(into, share)
+        for debt in owed:
+            into.sub_(debt, alpha=share * seat.size)
+
+    return Echo(echo.mean, add_sent)

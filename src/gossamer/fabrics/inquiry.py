@@ -1,0 +1,53 @@
+"""The inquiry: what a rank in trouble finds out about the others, for an error that says who is missing."""
+
+import threading
+from collections.abc import Callable
+
+from gossamer.core.errors import PeerError
+from gossamer.fabrics.board import Board, poll
+from gossamer.fabrics.positions import Position, explain, read_all
+from gossamer.fabrics.pulse import words
+
+PATIENCE = 1.0  # seconds that a rank in trouble gives the others to say where they are
+
+
+class Inquiry:
+    """What a rank in trouble asks of the others, while there is time: where are you, have you left, do you live?"""
+
+    def __init__(self, board: Board, mine: Position) -> None:
+        self._board, self.mine = board, mine
+        self._found = dict[int, Position]()
+        self._left, self._alive = list[int](), list[int]()
+        self._done = self._refused = False
+        self._wrong: PeerError | None = None
+
+    def ask(self) -> None:
+        try:
+            self._board.raise_flag("broken", self.mine.trouble)
+            before = words(self._board)
+            self._found = self._positions()
+            after = words(self._board)
+            self._left = [r for r, word in after.items() if word.state == "left"]
+            self._alive = [r for r, word in after.items() if r in before and before[r] != word]
+            self._done = True
+        except PeerError as wrong:
+            self._wrong = wrong
+        except RuntimeError:
+            self._refused = True
+
+    def _positions(self) -> dict[int, Position]:
+        def wait(ready: Callable[[], bool]) -> None:
+            poll(ready, PATIENCE, threading.Event())
+
+        posts = self._board.meet("end", self.mine.write(), wait)
+        return read_all(self._board, "end", posts)
+
+    def answer(self, slow: bool) -> str:
+        """What is known by now; `slow` says that the store has answered a while ago."""
+        if self._wrong is not None:
+            return str(self._wrong)
+        if self._done:
+            return explain(self._board.rank, self._board.size, self.mine, self._found, self._left, self._alive)
+        if slow and not self._refused:
+            return "The store that knows where the others are answers too slowly to say it."
+        return "The store does not answer: the process that hosts it, as a rule rank 0, is gone, frozen or cut off."

@@ -1,0 +1,112 @@
+"""Backup workers: the step ends when enough gradients are in, not when the last one is."""
+
+from collections.abc import Sequence
+from typing import ClassVar, final
+
+from torch import Tensor
+
+from gossamer.core.block import Layout
+from gossamer.core.errors import AttachError
+from gossamer.core.parts import part, require
+from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.terms import Term, bars, those
+from gossamer.core.verbs import Descend, Missed, Program
+from gossamer.schedules.quorum import Outcome, Quorum
+
+
+@final
+@part("first")
+class First(Schedule):
+    """Average the first N of N + b gradients; the b latest are dropped, and their workers are told.
+
+    A rank whose gradient is ready claims a ticket for the step. The N-th ticket closes it; then all ranks enter one
+    exchange of flag g, flag = 1 for the first N. A late rank takes part with zeros while it still computes, and applies
+    every update it missed in order, so all replicas stay bit-equal. `backups=0` is synchronous SGD. N must be two at
+    least: of one gradient a step there is no mean, and a rank alone would train as well.
+
+    It hides slow computing, not a dead process or a slow link: those are errors within the deadline.
+
+    Use: where machines are slow now and then, each in its turn.
+
+    Not for: machines that are all alike, nor one that is always last: its data is never learned.
+
+    Wire: that of the exchange (late ranks send zeros), one store round trip, and 8 bytes a parameter group.
+
+    >>> First(backups=2)
+    first(backups=2)
+
+    Paper: Chen, Pan, Monga, Bengio, Jozefowicz, Revisiting Distributed Synchronous SGD, 2016.
+    """
+
+    lane: ClassVar[str] = "quorum"
+
+    backups: int = 1
+
+    def __post_init__(self) -> None:
+        require(self.backups >= 0, f"first: backups must be 0 or more, got {self.backups}")
+
+    @property
+    def averages_gradients(self) -> bool:
+        return True
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(whole=True, waits_for_few=True)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return (
+            bars(
+                "memory",
+                because="{memory} under {schedule}: a dropped gradient's residual would be lost silently; drop the memory, "
+                "and use an exchange that needs none, such as scatter(qsgd())",
+            ),
+            bars("singles out", because="{rules} under {schedule}: one ticket closes the whole step; drop the {rules}"),
+            bars("control", because="{controller} under {schedule}: late ranks decide late"),
+        )
+
+    def check(self, size: int, layouts: Sequence[Layout]) -> None:
+        wanted = size - self.backups
+        ranks = f"{size} rank{'s' * (size > 1)} leave{'s' * (size == 1)}"
+        what = "nobody to wait for" if wanted < 1 else "one gradient a step, and the others are computed for nothing"
+        require(
+            wanted > 1 or (wanted == 1 and self.backups == 0),
+            f"first(backups={self.backups}): {ranks} {what}; use at least {self.backups + 2} ranks, or every_step()",
+        )
+        if len(layouts) != 1:
+            raise AttachError(
+                f"{self} closes a step with one ticket and one message, so all parameters must be of one precision and on one "
+                "device"
+            )
+
+    def begin(self, loop: Loop) -> Program[None]:
+        if "quorum" not in loop.live:
+            loop.live["quorum"] = quorum = Quorum(loop, loop.size - self.backups, self.lane)
+            yield from quorum.open()
+
+    def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
+        yield from self.begin(loop)  # where no forward pass was seen
+        yield from self._quorum(loop).offer(flat)
+
+    def step(self, loop: Loop) -> Program[None]:
+        if loop.size > 1:
+            yield from self._catch_up(loop)
+        else:
+            yield from loop.average_gradients()
+        yield Descend()
+
+    def _catch_up(self, loop: Loop) -> Program[None]:
+        """Take the agreed update of my step, and of all that closed meanwhile; the last is left for the optimizer."""
+        quorum = self._quorum(loop)
+        outcome = yield from quorum.take()
+        while quorum.is_late():
+            yield from loop.missed(_missed(outcome))
+            outcome = yield from quorum.take()
+        loop.deliver(outcome.mean, outcome.fine, outcome.rates)
+
+    def _quorum(self, loop: Loop) -> Quorum:
+        return loop.live["quorum"]
+
+
+def _missed(outcome: Outcome) -> Missed:
+    return Missed(outcome.mean if outcome.fine else None, outcome.rates)

@@ -1,0 +1,74 @@
+"""Mixing: how a schedule drives its mixer over the blocks of a loop."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import State
+from gossamer.core.contracts import Mixer
+from gossamer.core.schedule import Loop, Share
+from gossamer.core.verbs import Program
+
+
+def mix(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
+    """One round, from push to absorb, block by block.
+
+    Two are on their way at any time: one travels and the next waits in its lane, and there need not be room for more.
+    """
+    blocks = [loop.part([i]) for i in range(len(loop.which))]
+    for one, before in zip(blocks, [None, *blocks]):
+        yield from launch(one, mixer, round)
+        if before is not None:
+            yield from land(before, mixer)
+    for last in blocks[-1:]:
+        yield from land(last, mixer)
+
+
+def overlap(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
+    """Absorb what the last round has brought, and start the next one, block by block."""
+    for i in range(len(loop.which)):
+        one = loop.part([i])
+        yield from land(one, mixer)
+        yield from launch(one, mixer, round)
+
+
+def launch(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
+    """Send the messages of a round; `land` absorbs what comes."""
+    yield from loop.post(partial(mixer.push, round=round))
+
+
+def land(loop: Loop, mixer: Mixer) -> Program[None]:
+    _absorb(loop, mixer, (yield from loop.collect()))
+
+
+def settle(loop: Loop, mixer: Mixer) -> None:
+    """After a local step: the model of what this rank holds while the rest of its share is away."""
+    _absorb(loop, mixer, [[] for _ in loop.which])
+
+
+def numerators(loop: Loop, mixer: Mixer) -> list[Tensor]:
+    """What sums to the same total over all ranks whatever is mixed."""
+    return [mixer.numerator(block, state) for block, state in zip(loop.blocks(), loop.mixing)]
+
+
+def shares(loop: Loop, mixer: Mixer) -> list[Share]:
+    """The numerators and the weights that this rank holds, with what has come and is not absorbed yet."""
+    return [*_shares(loop, mixer)]
+
+
+def _shares(loop: Loop, mixer: Mixer) -> Iterator[Share]:
+    for block, kept, wires in zip(loop.blocks(), loop.mixing, loop.arrived(), strict=True):
+        state: State = dict(kept)
+        if wires:
+            block = block.like(mixer.absorb(block, state, wires))
+        yield Share(mixer.numerator(block, state), state.get("w", torch.ones(())))
+
+
+def _absorb(loop: Loop, mixer: Mixer, arrived: Sequence[Sequence[Tensor]]) -> None:
+    for i, wires in enumerate(arrived):
+        one = loop.part([i])  # block by block: a model is not held twice
+        (block,), (state,) = one.blocks(), one.mixing
+        (taken,) = one.write([mixer.absorb(block, state, wires)])
+        mixer.wrote(block.like(taken), state)

@@ -1,0 +1,144 @@
+"""The quorum of backup workers, seen from one rank: a lane that is always there, and a thread of training that may be late.
+
+Every step has a round of its own, and who may touch what of it is settled here. The training thread writes `offer` before it
+claims a ticket; the lane reads it after that ticket was counted, and never else. The lane writes `closed`, once, when enough
+tickets are drawn; the training thread only asks whether it is set, and both answers are right. All else comes to the training
+thread as the result of the lane's program, the next round included, so joining its ticket is what orders the two.
+"""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, Draft
+from gossamer.core.moments import Moment, ask, sent
+from gossamer.core.schedule import Loop
+from gossamer.core.verbs import Program, Ticket, all_reduce, claim, closed, join, start
+from gossamer.kernels.finite import peak
+
+KEPT = 1000  # steps of which it is remembered who was accepted
+
+
+class Offer(NamedTuple):
+    """A rank's gradient of one step, the moment its device has it, and the rates it would be applied with."""
+
+    gradient: Tensor
+    rates: Tensor
+    ready: Moment
+
+
+class Outcome(NamedTuple):
+    """What a step came to: the same on all ranks."""
+
+    mean: Tensor
+    accepted: tuple[int, ...]
+    rates: list[float]
+    fine: bool  # else nobody applies it
+
+
+@dataclass(eq=False)
+class Round:
+    """One step: what the head of this file says of it."""
+
+    step: int
+    offer: Offer | None = None
+    closed: bool = False
+
+
+class Settled(NamedTuple):
+    """What a round's program returns: the numbers in `told`, the rates and the mean's peak, are still their device's."""
+
+    mean: Tensor
+    accepted: tuple[int, ...]
+    told: Tensor
+    follows: "Waiting"
+
+
+class Waiting(NamedTuple):
+    """A round, and the program that settles it."""
+
+    round: Round
+    ticket: Ticket[Settled]
+
+
+class Quorum:
+    """Keeps one program per step waiting on the lane; each starts its successor, so that late ranks still answer."""
+
+    def __init__(self, loop: Loop, wanted: int, lane: str) -> None:
+        self.loop, self.wanted, self.lane = loop, wanted, lane
+        self.accepted = dict[int, tuple[int, ...]]()  # by step
+        self._now: Waiting | None = None  # the round of the step that this rank computes
+
+    def open(self) -> Program[None]:
+        """Start waiting for the step that is being computed."""
+        self._now = yield from self._wait(Round(self.loop.step))
+
+    def offer(self, flat: Tensor) -> Program[None]:
+        """My gradient for the step I computed is ready: put it where the lane finds it, then claim a ticket.
+
+        Not before the device has it: who is first is for the devices to say, not for hosts that run ahead of them.
+        """
+        round = self._waiting.round
+        rates = torch.tensor(self.loop.rates, dtype=torch.float64)
+        round.offer = Offer(flat, rates, ready := Moment(flat.device))
+        if not round.closed:  # else it comes too late, and need not ask
+            ready.wait()
+            yield from claim(f"step/{round.step}")
+
+    def take(self) -> Program[Outcome]:
+        """The agreed update of the step that this rank computes; the next one's round begins."""
+        round, ticket = self._waiting
+        settled = yield from join(ticket)
+        self._now = settled.follows
+        *rates, largest = ask(settled.told)
+        self.accepted[round.step] = settled.accepted
+        self.accepted.pop(round.step - KEPT, None)
+        if round.offer is not None and self.loop.rank not in settled.accepted:
+            self.loop.drop(round.step)
+        return Outcome(settled.mean, settled.accepted, rates, isfinite(largest))
+
+    def is_late(self) -> bool:
+        """Whether the next step has closed already, without this rank."""
+        return self._waiting.round.closed
+
+    # -- on the lane -------------------------------------------------------------------------------------------------
+
+    def _wait(self, round: Round) -> Program[Waiting]:
+        ticket = yield from start(self._settle(round), self.loop.places[0].layout.name, round.step, self.lane)
+        return Waiting(round, ticket)
+
+    def _settle(self, round: Round) -> Program[Settled]:
+        """Settle a step; besides, all that the host will ask about it in one tensor: the rates, and the mean's peak."""
+        loop, (place,) = self.loop, self.loop.places
+        carried, seat, measures = Draft(place.states["exchange"]), loop.seat(round.step), loop.measures(round.step)
+        accepted = yield from closed(f"step/{round.step}", self.wanted)
+        round.closed = True
+        block, numbers = self._given(round, accepted)
+        echo = yield from place.exchange.average(block, carried, seat)
+        # The fastest rank speaks for all: one learning rate for one update, although a late rank's scheduler lags.
+        rates = yield from all_reduce(numbers.clone() if loop.rank == accepted[0] else torch.zeros_like(numbers))
+        mean = echo.mean if self.wanted == loop.size else echo.mean.mul_(loop.size / self.wanted)
+        if measures and round.offer is not None and loop.rank in accepted:
+            loop.measure(Block(round.offer.gradient, place.layout), echo.add_sent)
+        largest = peak(mean)
+        carried.commit_if(largest.isfinite())
+        follows = yield from self._wait(Round(round.step + 1))
+        return Settled(mean, accepted, torch.cat([rates, largest.view(1)]), follows)
+
+    def _given(self, round: Round, accepted: tuple[int, ...]) -> tuple[Block, Tensor]:
+        """What this rank gives to a mean that some were accepted for, and the rates it would be applied with."""
+        (place,) = self.loop.places
+        mine = round.offer if self.loop.rank in accepted else None
+        if mine is None:
+            nothing = place.empty()
+            return Block(nothing, place.layout), nothing.new_zeros(len(self.loop.rates), dtype=torch.float64)
+        mine.ready.precedes()  # this lane began long before
+        return Block(mine.gradient, place.layout), sent(mine.rates, mine.gradient.device)
+
+    @property
+    def _waiting(self) -> Waiting:
+        assert self._now is not None, "the quorum was never opened"
+        return self._now

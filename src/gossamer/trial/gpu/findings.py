@@ -1,0 +1,49 @@
+"""What a check finds: one line for each thing that it looked at."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Outcome = Literal["passed", "failed", "measured", "left out"]
+BADNESS: dict[str, int] = {"failed": 3, "passed": 2, "measured": 1, "left out": 0}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`says` is a sentence of what is wrong, of what was measured, or of why it was left out."""
+
+    check: str
+    subject: str
+    outcome: Outcome
+    says: str = ""
+    numbers: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+def merged(by_rank: dict[int, Finding]) -> Finding:
+    """What the ranks found together: the worst of it, in the words of those who found it."""
+    outcome = max(by_rank.values(), key=lambda f: BADNESS[f.outcome]).outcome
+    concerned = {rank: f for rank, f in by_rank.items() if f.outcome == outcome}
+    first = next(iter(concerned.values()))
+    return Finding(first.check, first.subject, outcome, _in_one(concerned, outcome == "failed"), first.numbers)
+
+
+def _in_one(concerned: dict[int, Finding], all_of_them: bool) -> str:
+    said = dict[str, list[int]]()
+    for rank, finding in concerned.items():
+        said.setdefault(finding.says, []).append(rank)
+    if not all_of_them:
+        return next(iter(said))
+    return "; ".join(f"{_ranks(ranks)}: {words}" for words, ranks in said.items())
+
+
+def _ranks(ranks: list[int]) -> str:
+    """
+    >>> _ranks([1]), _ranks([0, 2])
+    ('rank 1', 'ranks 0, 2')
+    """
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def failures(findings: Iterable[Finding]) -> list[str]:
+    """A sentence for each."""
+    return [f"{f.check}, {f.subject}: {f.says}" for f in findings if f.outcome == "failed"]

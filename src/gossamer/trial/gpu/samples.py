@@ -1,0 +1,182 @@
+"""How to call each kernel: arguments of awkward lengths, made on the CPU."""
+
+from collections.abc import Callable, Iterator
+from inspect import isfunction, signature
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer import kernels
+
+KEY = (0xFFFFFFF0, 0x12345678)  # a counter that runs over
+Calls = Callable[[int], Iterator[tuple[Any, ...]]]
+
+NEAR = ("absmax_and_rms", "absmax_and_std")  # sums in an order of their own: equal to float32 rounding
+
+
+def names() -> list[str]:
+    """Every kernel: what `gossamer.kernels` offers that takes a tensor."""
+    return [n for n in kernels.__all__ if isfunction(f := getattr(kernels, n)) and _takes_a_tensor(f)]
+
+
+def _takes_a_tensor(function: Callable[..., Any]) -> bool:
+    return any(p.annotation in ("Tensor", Tensor) for p in signature(function).parameters.values())
+
+
+def values(n: int, seed: int = 0) -> Tensor:
+    """Of all sizes, with zeros among them."""
+    dice = torch.Generator().manual_seed(1000 + seed)
+    x = torch.randn(n, generator=dice)
+    return torch.where(x.abs() < 0.1, 0.0, x * 10.0 ** torch.randint(-3, 4, (n,), generator=dice))
+
+
+def spoilt(n: int) -> Tensor:
+    """With values that are not finite, where there is room."""
+    x = values(n)
+    x[n // 3 : n // 3 + 1] = float("nan")
+    x[n - 1 :] = float("inf")
+    return x
+
+
+def cuts(n: int) -> Iterator[tuple[int, ...]]:
+    """One segment; several, of which one is empty; many."""
+    yield 0, n
+    yield 0, n // 3, n // 3, n - n // 7, n
+    yield 0, *sorted({n, *range(0, n, 1 + n // 50)}), n
+
+
+def _by_segment(n: int) -> Iterator[tuple[Any, ...]]:
+    for bounds in cuts(n):
+        yield values(n), bounds
+    yield spoilt(n), (0, n // 2, n)
+
+
+def _to_trits(n: int) -> Iterator[tuple[Any, ...]]:
+    for x, bounds in _by_segment(n):
+        yield x, bounds, kernels.absmax(x, bounds), KEY
+
+
+def _to_levels(n: int) -> Iterator[tuple[Any, ...]]:
+    for x, bounds, scales, key in _to_trits(n):
+        yield x, bounds, scales, key, 5, n
+
+
+def _from_trits(n: int) -> Iterator[tuple[Any, ...]]:
+    for x, bounds, scales, key in _to_trits(n):
+        yield kernels.ternary_encode(x, bounds, scales, key), bounds, scales, values(n, 1), 0.3
+
+
+def _in_buckets(n: int) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    for bits, bucket in zip((4, 1, 2, 3, 5, 6, 7, 8), (512, 100, 513, 64, 2**17, 7, 512, 2560), strict=True):
+        for x in (values(n), spoilt(n)):
+            yield bits, bucket, x, kernels.bucket_norms(x, bucket, "max")
+
+
+def _norms(n: int) -> Iterator[tuple[Any, ...]]:
+    for _, bucket, x, _ in _in_buckets(n):
+        yield x, bucket, "max"
+
+
+def _to_codes(n: int) -> Iterator[tuple[Any, ...]]:
+    for bits, bucket, x, norms in _in_buckets(n):
+        yield x, bits, bucket, norms, KEY, n
+
+
+def _from_codes(n: int) -> Iterator[tuple[Any, ...]]:
+    for bits, bucket, x, norms in _in_buckets(n):
+        wire = kernels.quantise_encode(x, bits, bucket, norms, KEY)
+        yield wire, bits, bucket, norms, values(n, 1), 0.7
+
+
+def _to_signs(n: int) -> Iterator[tuple[Any, ...]]:
+    for x, bounds in _by_segment(n):
+        yield x, values(n, 1), kernels.absmax(values(n, 1), bounds), bounds
+
+
+def _from_signs(n: int) -> Iterator[tuple[Any, ...]]:
+    for bounds in cuts(n):
+        wire, scales = kernels.sign_feedback(values(n), torch.zeros(n), torch.zeros(len(bounds) - 1), bounds)
+        yield wire, bounds, scales, values(n, 1), 0.1
+
+
+def _to_halves(n: int) -> Iterator[tuple[Any, ...]]:
+    for dtype in (torch.bfloat16, torch.float16):
+        yield values(n), values(n, 1) * 1e-3, dtype
+
+
+def _from_halves(n: int) -> Iterator[tuple[Any, ...]]:
+    for x, residual, dtype in _to_halves(n):
+        yield kernels.cast_feedback(x, residual.clone(), dtype), dtype, values(n, 2), 0.7
+
+
+def _chosen(n: int) -> Tensor:
+    return kernels.topk(values(n), n // 50)
+
+
+def _compact(n: int) -> Iterator[tuple[Any, ...]]:
+    yield values(n), 0.5
+    yield spoilt(n), 0.5
+
+
+def _topk(n: int) -> Iterator[tuple[Any, ...]]:
+    for k in {n // 50, n // 3, n}:
+        yield values(n), k
+
+
+def _scatter(n: int) -> Iterator[tuple[Any, ...]]:
+    indices = _chosen(n)
+    yield values(n), indices, values(indices.numel(), 1), 0.3
+
+
+def _within(n: int) -> Iterator[tuple[Any, ...]]:
+    indices = _chosen(n)
+    yield indices, values(indices.numel(), 1), n
+
+
+def _to_gaps(n: int) -> Iterator[tuple[Any, ...]]:
+    yield _chosen(n), n
+
+
+def _from_gaps(n: int) -> Iterator[tuple[Any, ...]]:
+    indices = _chosen(n)
+    yield kernels.index_encode(indices, n), indices.numel(), n
+
+
+def _to_lanes(n: int) -> Iterator[tuple[Any, ...]]:
+    yield (torch.arange(n) % 11 - 5).to(torch.int8), 5, 3
+
+
+def _from_lanes(n: int) -> Iterator[tuple[Any, ...]]:
+    for levels, top, size in _to_lanes(n):
+        yield kernels.lanes_pack(levels, top, size) * size, n, top, size
+
+
+def _dice(n: int) -> Iterator[tuple[Any, ...]]:
+    yield torch.arange(n, dtype=torch.int64), KEY
+
+
+CALLS: dict[str, Calls] = {
+    "absmax": _by_segment,
+    "absmax_and_rms": _by_segment,
+    "absmax_and_std": _by_segment,
+    "bucket_norms": _norms,
+    "cast_accumulate": _from_halves,
+    "cast_feedback": _to_halves,
+    "compact": _compact,
+    "index_decode": _from_gaps,
+    "index_encode": _to_gaps,
+    "lanes_pack": _to_lanes,
+    "lanes_unpack": _from_lanes,
+    "mix3": _dice,
+    "quantise_accumulate": _from_codes,
+    "quantise_encode": _to_codes,
+    "scatter_add": _scatter,
+    "sign_accumulate": _from_signs,
+    "sign_feedback": _to_signs,
+    "ternary_accumulate": _from_trits,
+    "ternary_encode": _to_trits,
+    "ternary_levels": _to_levels,
+    "topk": _topk,
+    "within": _within,
+}

@@ -1,0 +1,5 @@
+"""Floor 4: what is made of an agreed gradient. One update per file, one import line here."""
+
+from gossamer.updates.signs import Signs
+
+__all__ = ["Signs"]

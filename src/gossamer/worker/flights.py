@@ -1,0 +1,95 @@
+"""What is on its way and will land at a later step: averages, and messages to peers. All of it is known by block."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from gossamer.core.block import Draft
+from gossamer.core.verbs import Program, Ticket, join
+
+Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, taken while other channels travel
+Wires = list[Tensor]
+
+
+@dataclass(eq=False)
+class Flight:
+    """Averages that were launched together: all of them land, or none."""
+
+    tickets: dict[int, Ticket[Carried]] = field(default_factory=dict[int, Any])  # by block; gone when all have arrived
+    drafts: list[Draft] = field(default_factory=list[Draft])  # what they will change
+    given: list[Tensor] = field(default_factory=list[Tensor])  # the largest absolute values of what this rank gave
+    means: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # those that have arrived
+    lost: bool = False  # some mean is not finite
+
+    def add(self, index: int, ticket: Ticket[Carried], drafts: Sequence[Draft]) -> None:
+        self.tickets[index] = ticket
+        self.drafts += drafts
+
+
+class Flights:
+    """A block is in one flight at a time, and waits for one message at a time."""
+
+    def __init__(self) -> None:
+        self._flights = dict[int, Flight]()
+        self._tickets = dict[int, Ticket[Wires]]()
+        self._arrived = dict[int, Wires]()
+
+    # -- averages ----------------------------------------------------------------------------------------------------
+
+    @property
+    def averages(self) -> list[Flight]:
+        return list(dict.fromkeys(self._flights.values()))
+
+    @property
+    def lost(self) -> list[int]:
+        """The blocks whose averages have arrived and are not finite."""
+        return [i for i, flight in self._flights.items() if flight.lost]
+
+    def add(self, which: Iterable[int], flight: Flight) -> None:
+        self._flights |= dict.fromkeys(which, flight)
+
+    def of(self, which: Iterable[int]) -> list[Flight]:
+        """The flights of some blocks, each once."""
+        return list(dict.fromkeys(self._flights[i] for i in which if i in self._flights))
+
+    def pop(self, which: Iterable[int]) -> None:
+        for i in which:
+            self._flights.pop(i, None)
+
+    def landing(self) -> dict[int, Tensor]:
+        """The means that have arrived, by block."""
+        return {i: f.means[i] for i, f in self._flights.items() if not f.lost and i in f.means}
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    @property
+    def messages(self) -> bool:
+        return bool(self._tickets) or bool(self._arrived)
+
+    def post(self, index: int, ticket: Ticket[Wires]) -> None:
+        self._tickets[index] = ticket
+
+    def join_messages(self, which: Iterable[int]) -> Program[None]:
+        """Wait for them, and keep what came."""
+        for i in which:
+            if i in self._tickets:
+                self._arrived[i] = yield from join(self._tickets.pop(i))
+
+    def collect(self, which: Sequence[int]) -> list[Wires]:
+        """The wires that came, by block; nothing where nothing was posted."""
+        if not any(i in self._arrived for i in which):
+            return []
+        return [self._arrived.pop(i, []) for i in which]
+
+    def arrived(self, which: Iterable[int]) -> list[Wires]:
+        return [self._arrived.get(i, []) for i in which]
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def restore(self, landing: dict[int, Tensor], lost: Iterable[int], arrived: dict[int, Wires]) -> None:
+        """As it was when all had arrived and nothing had landed."""
+        self._flights = {i: Flight(means={i: mean}) for i, mean in landing.items()}
+        self._flights |= {i: Flight(lost=True) for i in lost}
+        self._tickets, self._arrived = {}, dict(arrived)

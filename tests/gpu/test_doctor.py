@@ -1,0 +1,158 @@
+"""gossamer doctor --gpu, from end to end on the pretended device: what is right passes, and what is wrong is reported."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from tests.gpu.nursery import Nursery
+from tests.gpu.patients import SMALL, Harm, Patients
+
+from gossamer.recipes import presets
+from gossamer.trial.gpu import recipes, samples
+from gossamer.trial.gpu.examine import KILLED, Examination
+from gossamer.trial.gpu.findings import Finding, failures
+from gossamer.trial.gpu.hearing import hear
+from gossamer.trial.gpu.launch import Told
+from gossamer.trial.gpu.order import WAYS, Order
+from gossamer.trial.plan import MARK
+
+
+def examined(nursery: Nursery, presets: Sequence[str], harm: Harm | None = None, shared: bool = False) -> list[Finding]:
+    return Examination(Patients(nursery, 2, harm, shared), SMALL, lambda text: None, presets).run()
+
+
+def outcomes(findings: Sequence[Finding], check: str) -> dict[str, str]:
+    return {f.subject: f.outcome for f in findings if f.check == check}
+
+
+@pytest.mark.gang
+def test_all_that_is_right_passes(nursery: Nursery) -> None:
+    found = examined(nursery, ("allreduce", "topk", "local_sgd", "sgp", "backup"))
+    fine = dict.fromkeys(("allreduce", "topk", "local_sgd", "sgp"), "passed")
+    assert failures(found) == []
+    assert outcomes(found, "cards") == {"rank 0": "measured", "rank 1": "measured", "triton": "passed"}
+    assert outcomes(found, "kernels") == dict.fromkeys(samples.names(), "passed")
+    assert list(outcomes(found, "streams").values()) == ["passed"] * 3 + ["measured"]
+    for way in WAYS.values():
+        assert outcomes(found, f"recipes over {way}") == fine
+    assert outcomes(found, "mean losses") == fine | {"backup": "left out"}
+    for way in ("NCCL", "staged gloo"):
+        assert outcomes(found, f"a killed peer over {way}") == dict.fromkeys(KILLED, "passed")
+    waits = {f.subject: f.numbers["waits"] for f in found if f.check == "recipes over NCCL"}
+    assert waits == {"allreduce": 1, "topk": 1, "local_sgd": 0, "sgp": 0}
+
+
+def everything_wrong(rank: int, order: Order) -> None:
+    """A kernel writes other bits than the CPU's, a rank changes its model, another dies, and nobody dies who should."""
+    from tests.gpu.programs import backends
+
+    from gossamer.trial.gpu import peers
+    from gossamer.trial.gpu import rank as ranks
+
+    find, check, step, trying = backends._find, recipes.check, recipes.step, ""
+
+    def finds(backend: Any, family: str, function: str) -> Any:
+        right = find(backend, family, function)
+        wrong = (backend, family, function) == ("triton", "quantise", "encode")
+        return (lambda *given: right(*given).bitwise_xor(4)) if wrong else right
+
+    def checks(order: Order, seat: Any, subject: str) -> Finding:
+        nonlocal trying
+        trying = subject
+        if (order.path, subject, rank) == ("nccl", "topk", 1):
+            os._exit(9)
+        return check(order, seat, subject)
+
+    def steps(model: Any, optimizer: Any, comm: Any, batches: Any) -> Any:
+        if (order.path, trying, rank, comm.step) == ("staged", "allreduce", 1, 3):
+            model[0].bias.data.add_(0.01)
+        return step(model, optimizer, comm, batches)
+
+    backends._find, ranks.CHECKS["recipes"], recipes.step = finds, checks, steps
+    if order.path == "staged":
+        peers._end = lambda gradient: None
+
+
+@pytest.mark.gang
+def test_what_is_wrong_is_reported_and_takes_nothing_else_with_it(nursery: Nursery) -> None:
+    found = examined(nursery, ("allreduce", "topk", "qsgd"), everything_wrong)
+    kernel, dead, strayed, *nobody_died = failures(found)
+    assert kernel.startswith("kernels, quantise_encode: ranks 0, 1: of 321 elements, ")
+    assert "values differ, the first at 0: " in kernel
+    assert dead.startswith("recipes over NCCL, topk: rank 0: ")
+    assert "no sign of life from rank 1" in dead
+    assert dead.endswith("rank 1: its process ended with code 9")
+    assert strayed.startswith("recipes over staged gloo, allreduce: ranks 0, 1: at step 7, 0.bias differs")
+    assert nobody_died == [
+        f"a killed peer over staged gloo, {name}: rank 0: rank 1 ended in step 3, and no error came of it"
+        for name in KILLED
+    ]
+    assert outcomes(found, "kernels") == dict.fromkeys(samples.names(), "passed") | {"quantise_encode": "failed"}
+    assert outcomes(found, "recipes over NCCL") == {"allreduce": "passed", "topk": "failed", "qsgd": "passed"}
+    assert outcomes(found, "recipes over staged gloo") == {"allreduce": "failed", "topk": "passed", "qsgd": "passed"}
+    assert outcomes(found, "mean losses") == dict.fromkeys(("allreduce", "topk", "qsgd"), "passed")
+    assert outcomes(found, "a killed peer over NCCL") == dict.fromkeys(KILLED, "passed")
+
+
+@pytest.mark.gang
+def test_where_ranks_share_a_gpu_nccl_is_left_out_with_the_reason(nursery: Nursery) -> None:
+    found = examined(nursery, ("allreduce",), shared=True)
+    assert failures(found) == []
+    left = {f.check: f.says for f in found if f.outcome == "left out"}
+    why = "ranks 0, 1 share one GPU, which NCCL refuses; with a GPU for each rank it is tried"
+    assert left == {"recipes over NCCL": why, "a killed peer over NCCL": why}
+    assert outcomes(found, "recipes over staged gloo") == {"allreduce": "passed"}
+
+
+def test_a_new_kernel_and_a_new_preset_are_tried_without_anyone_remembering() -> None:
+    """A kernel that nobody has said how to call is reported; here nobody has forgotten one."""
+    assert set(samples.CALLS) == set(samples.names())
+    assert not Examination(Patients.__new__(Patients)).recipes  # none named: all
+    for name in presets():
+        assert recipes.short(name)
+
+
+# -- what is made of what ranks tell -------------------------------------------------------------------------------------
+
+ORDER = Order("kernels", ("a", "b", "c"), (0, 1))
+
+
+def line(**event: Any) -> str:
+    return MARK + json.dumps(event)
+
+
+def told(*subjects: str, ending: str = "", words: str = "") -> Told:
+    lines = [line(begin=s) + "\n" + line(finding=asdict(Finding("kernels", s, "passed"))) for s in subjects]
+    return Told([*"\n".join(lines).split("\n"), "noise of somebody", *([words] if words else [])], ending)
+
+
+def test_after_a_death_the_rest_is_tried_anew() -> None:
+    heard = hear(ORDER, [told("a", "b", "c"), told("a", "b", ending="was ended by SIGABRT", words="NCCL WARN no")])
+    assert heard.left == ("c",)
+    assert {s: [f.outcome for f in by.values()] for s, by in heard.findings.items()} == {
+        "a": ["passed", "passed"],
+        "b": ["passed", "failed"],
+    }
+    assert heard.findings["b"][1].says == "its process was ended by SIGABRT: NCCL WARN no"
+
+
+def test_ranks_that_never_start_are_not_started_for_each_subject() -> None:
+    heard = hear(ORDER, [told("a"), Told(["ImportError: libcuda"], "ended with code 1")])
+    assert heard.left == ()
+    assert heard.findings["a"][1].says == "its process ended with code 1: ImportError: libcuda"
+    assert [f.outcome for s in "bc" for f in heard.findings[s].values()] == ["left out", "left out"]
+
+
+def test_ranks_and_ways_that_do_not_agree_are_told_apart() -> None:
+    def of(losses: list[float], hash: int = 1) -> Finding:
+        return Finding("recipes", "allreduce", "passed", numbers={"losses": losses, "hash": hash})
+
+    fine = {0: of([1.0, 2.0]), 1: of([3.0, 2.0])}
+    assert recipes.compared("allreduce", {"cpu": fine, "nccl": fine}).outcome == "passed"
+    strayed = recipes.compared("allreduce", {"cpu": fine, "nccl": {0: of([1.0, 2.0]), 1: of([3.0, 2.0], 2)}})
+    assert (strayed.outcome, "differs between them over NCCL" in strayed.says) == ("failed", True)
+    apart = recipes.compared("allreduce", {"cpu": fine, "nccl": {0: of([1.0, 2.1]), 1: of([3.0, 2.0])}})
+    assert apart.says == "over NCCL they are 2, 2.05, and over gloo, on the CPU 2, 2"
