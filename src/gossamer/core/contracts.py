@@ -127,6 +127,17 @@ class Codec(_Encoding):
         """Write what a wire says over a flat tensor."""
         self.accumulate(wire, layout, out.zero_(), 1.0)
 
+    def mean(self, wires: Sequence[Tensor], layout: Layout, out: Tensor) -> Tensor | None:
+        """Write the mean of what some wires say, added in their order, over a flat tensor.
+
+        Returns its largest magnitude, if it came across it.
+        """
+        out.zero_()
+        for wire in wires:
+            self.accumulate(wire, layout, out, 1.0)
+        out.div_(len(wires))
+        return None
+
     def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
         """A wire's own numbers (float32) of which the largest is what no element exceeds in magnitude, and finite if and
         only if all elements are; None where that takes a look at all of them.

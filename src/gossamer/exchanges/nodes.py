@@ -79,7 +79,7 @@ class Nodes(Exchange):
 
     @property
     def sum_rounding(self) -> float:
-        return max(self.between.sum_rounding, self.inside.sum_rounding)
+        return self.between.sum_rounding + self.inside.sum_rounding
 
     @property
     def whole(self) -> bool:
