@@ -309,7 +309,8 @@ def _describe(hint: Any) -> str:
         return f"a tuple, of {_describe(get_args(hint)[0])} each"
     if isinstance(hint, type) and issubclass(hint, Part):
         known = [n for n, p in registry.of().items() if issubclass(p, hint)]
-        return f"a {hint.kind} ({', '.join(known)})" if known else f"a {hint.kind}"
+        one = f"{'an' if hint.kind[0] in 'aeiou' else 'a'} {hint.kind}"
+        return f"{one} ({', '.join(known)})" if known else one
     words = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", NoneType: "None"}
     return words.get(hint, str(hint))
 

@@ -188,11 +188,15 @@ class Nccl:
             self._arrived[source].append(room)
 
 
+def machine() -> str:
+    """What NCCL calls this machine."""
+    return os.environ.get("NCCL_HOSTID") or socket.gethostname()
+
+
 def seat(device: torch.device) -> str:
     """Which GPU of which machine this is; empty where it does not say so."""
-    machine = os.environ.get("NCCL_HOSTID") or socket.gethostname()
     try:
-        return f"{torch.cuda.get_device_properties(device).uuid} of {machine}"
+        return f"{torch.cuda.get_device_properties(device).uuid} of {machine()}"
     except Exception:  # as versions, builds and drivers have it: then NCCL will find out
         return ""
 

@@ -20,6 +20,7 @@ from gossamer.hosts.communicator import Communicator, attached
 from gossamer.hosts.devices import device_of, refuse_devices, refuse_lengths, shared_buffers
 from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
+from gossamer.hosts.nodes import Where, host_names, in_two_levels, ranks_per_node
 from gossamer.hosts.start import hyperparameters, make_equal
 from gossamer.hosts.steps import Steps
 from gossamer.hosts.strangers import optimizers_of, refuse_model, refuse_optimizers
@@ -36,6 +37,7 @@ def attach(
     recipe: str | Recipe,
     process_group: "dist.ProcessGroup | DeviceMesh | None" = None,
     *,
+    nodes: Where | None = None,
     seed: int = 0,
     deadline: float = 300.0,
     patience: Patience = "alive",
@@ -55,6 +57,8 @@ def attach(
 
     - `optimizer`: one, or a list of those that share the model's parameters among them; a step is over when all have stepped.
     - `process_group`: a group or a one-dimensional DeviceMesh; None is the default group (or this process alone).
+    - `nodes`: where several ranks share a node and its network card: how many nodes there are, "hosts" to go by their names,
+      or a DeviceMesh of nodes and their ranks. They then average densely inside, and by the recipe between nodes.
     - `deadline`: seconds of silence after which a missing rank is an error on all others.
     - `patience`: "alive" waits, after a warning, for a rank that lives but works elsewhere; "work" does not.
     - `buffers`: what becomes of float buffers (BatchNorm statistics) when parameters are averaged; asked for then.
@@ -79,8 +83,12 @@ def attach(
     fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(model))
     try:
         given, refusal = None, None
+        hosts = host_names(fabric) if nodes == "hosts" else []
         try:
-            given = _given(model, optimizer, recipe, buffers, scaler, find_unused_parameters)
+            parsed = Recipe.of(recipe)
+            if nodes is not None:
+                parsed = in_two_levels(parsed, ranks_per_node(nodes, hosts, fabric.size, group))
+            given = _given(model, optimizer, parsed, buffers, scaler, find_unused_parameters)
             if fabric.size > 1:
                 refuse_devices(given[2], shared_buffers(model, given[3]))
                 refuse_lengths(given[0], fabric.device)
@@ -115,13 +123,12 @@ def attach(
 def _given(
     model: nn.Module,
     optimizer: object,
-    recipe: str | Recipe,
+    parsed: Recipe,
     buffers: Buffers | None,
     scaler: Any,
     find_unused: bool,
 ) -> tuple[Recipe, tuple[Optimizer, ...], dict[str, Tensor], str]:
     """What this rank was given, read and found fit for one another."""
-    parsed = Recipe.of(recipe)
     if model in attached:
         raise AttachError("this model is attached already; call detach() on its communicator first")
     refuse_model(model)

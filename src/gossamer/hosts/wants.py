@@ -44,6 +44,7 @@ HOOK = (
     needs("averages gradients", because=MORE),
     bars("moves schedule", because="{controller} " + UNSEEN),
     bars("accumulates", "own step", because="{schedule} " + UNSEEN),
+    bars("directs", because="{update} " + UNSEEN),
     bars(
         "follows rate", because="{recipe} follows the learning rate, which a DDP hook does not see; use gossamer.attach"
     ),
