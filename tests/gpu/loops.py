@@ -51,7 +51,7 @@ class Seen:
     launches: Counter[str]
     races: Counter[str]
     lifetimes: Counter[str]
-    kept: float  # bytes a parameter beyond model and momentum, between steps
+    kept: float  # bytes a parameter beyond model and momentum, after the step that leaves most
     peak: float
     crossed: int  # operations of process groups, after attach
     remembers: bool  # is there anything in a checkpoint?
@@ -124,10 +124,12 @@ def _train(rank: int, plan: Plan) -> Seen:
             comm.load_state_dict(on_cpu)
         _meet(comm)
         counted, diary.peak = _counters(), diary.live
+        live = list[int]()
         for _ in range(plan.steps):
             losses.append(step(model, optimizer, comm, dice, device))
-        _meet(comm)
-        kept, peak = diary.live - STATE * count, diary.peak - STATE * count
+            _meet(comm)
+            live.append(diary.live)
+        kept, peak = max(live) - STATE * count, diary.peak - STATE * count
         syncs, lane_syncs, launches = (now - then for now, then in zip(_counters(), counted))
         crossed = diary.crossings - crossed
         channels = len(comm.worker.channels)

@@ -15,6 +15,7 @@ from gossamer.recipes import presets
 
 SHORT = {"every": 2, "epoch": 2, "interval": 1}  # steps, so that something happens in few of them
 BUCKET = " + bucket(0.025)"  # three channels on the judges' model, where a recipe cuts it at all
+SMALL = " + bucket(0.015)"  # five, where two at a time are on their way
 
 # Worth trying besides: what they do on a GPU is their own.
 BESIDES = (
@@ -75,7 +76,7 @@ def waits_for_few(text: str) -> bool:
 
 def is_cut(text: str) -> bool:
     """Whether the model travels in buckets."""
-    return "bucket" not in text and not waits_for_few(text) and not Recipe.of(text).schedule.mixes
+    return "bucket" not in text and not waits_for_few(text)
 
 
 def talks_to_one(text: str) -> bool:
@@ -92,7 +93,8 @@ def named() -> dict[str, str]:
 
 def plan_of(text: str, **changes: Any) -> Plan:
     """The run that most tests look at."""
-    return Plan(text + BUCKET if is_cut(text) else text, **{"ranks": ranks_of(text)} | changes)
+    bucket = SMALL if talks_to_one(text) else BUCKET
+    return Plan(text + bucket if is_cut(text) else text, **{"ranks": ranks_of(text)} | changes)
 
 
 def plans_under_nccl(text: str) -> list[Plan]:

@@ -10,7 +10,8 @@ from tests.worker.gym import bit_equal, make, parameters, pull, train
 
 from gossamer.codecs import FP32
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Echo, Exchange, Loop, Schedule, Seat
+from gossamer.core.contracts import Echo, Exchange, Seat
+from gossamer.core.schedule import Loop, Schedule
 from gossamer.core.verbs import Compute, Descend, Program
 from gossamer.exchanges import AllReduced
 from gossamer.recipe import Recipe

@@ -211,6 +211,13 @@ def test_a_checkpoint_of_another_recipe_is_refused_with_both_names() -> None:
         checkpoint.load(one("topk(ratio=0.2)"), checkpoint.save(one("topk(ratio=0.1)")))
 
 
+def test_a_state_of_no_known_shape_is_refused_and_not_cut_up() -> None:
+    worker = one("topk(ratio=0.1)", 2, size=2)
+    worker.channels[0].states["memory"]["sketch"] = torch.zeros(3, 4)
+    with pytest.raises(CheckpointError, match=r"'sketch' of the block of 'scale' has 12 elements.*as 'sketch:NAME'"):
+        checkpoint.save(worker)
+
+
 def test_something_else_than_a_checkpoint_is_refused() -> None:
     worker = one("allreduce")
     saved = checkpoint.save(worker)

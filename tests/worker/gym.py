@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -122,8 +121,9 @@ def by_name(channels: Sequence[Channel], role: str, key: str) -> dict[str, Tenso
 
 def land(worker: Worker) -> Program[None]:
     """Absorb what is on its way to the worker's mixer."""
-    schedule: Any = worker.recipe.schedule
-    yield from mixing.land(worker.loop, schedule.mixer)
+    mixer = worker.recipe.schedule.drives
+    assert mixer is not None
+    yield from mixing.land(worker.loop, mixer)
 
 
 def held(rank: Replica) -> Tensor:

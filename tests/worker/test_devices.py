@@ -87,10 +87,10 @@ def test_a_controller_asks_for_all_its_norms_at_once(monkeypatch: pytest.MonkeyP
         asked.append(self.numel())
         return tolist(self)
 
-    state = {f"delta:{i}": torch.full((3,), float(i)) for i in range(5)}
+    sums = [(str(i), torch.full((3,), float(i))) for i in range(5)]
     monkeypatch.setattr(Tensor, "tolist", counting)
     monkeypatch.setattr(Tensor, "__float__", lambda self: pytest.fail("a tensor was asked for by itself"))
-    assert regimes.norms(state) == pytest.approx({str(i): i * 3**0.5 for i in range(5)})
+    assert regimes.norms(sums) == pytest.approx({str(i): i * 3**0.5 for i in range(5)})
     assert asked == [5]
 
 

@@ -5,6 +5,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from gossamer import kernels
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Codec, Echo, LinearCodec, Seat
 from gossamer.core.parts import part
@@ -65,7 +66,7 @@ class FP32(Codec, LinearCodec):
 
         mine = block.flat if block.room is block.flat else block.for_mean().copy_(block.flat)
         total = yield from all_reduce(mine)
-        return Echo(total.div_(seat.size), add_sent)
+        return Echo(total, add_sent, kernels.divide(total, seat.size))
 
 
 class _Half(Codec, LinearCodec):

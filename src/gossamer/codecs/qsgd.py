@@ -103,6 +103,9 @@ class QSGD(Codec):
         # Weighted in double, or a memory's books would balance to single precision only.
         into.add_(narrow, alpha=weight)
 
+    def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
+        return self._open(wire, layout)[0]
+
     def _open(self, wire: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         expect(wire, self.wire_bytes(layout), "qsgd")
         return take(wire, torch.float32, self._buckets(layout))

@@ -117,6 +117,9 @@ class Ternary(Codec, LinearCodec):
             kernels.ternary_accumulate(payload, layout.bounds, scales, narrow)
             into.add_(narrow, alpha=weight)  # weighted in double, or a memory's books would not balance
 
+    def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
+        return self._open(wire, layout)[0]
+
     def _open(self, wire: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         expect(wire, self.wire_bytes(layout), "ternary")
         return take(wire, torch.float32, len(layout.segments))

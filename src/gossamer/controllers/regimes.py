@@ -1,6 +1,6 @@
 """Critical regimes: when the accumulated gradient changes fast, training is fragile."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,16 +23,20 @@ class EpochWatch:
         epoch, position = divmod(facts.step - 1, self.epoch)
         begun = state.get("epoch")
         # Where an epoch's last step was skipped, or averaged nothing, its verdict comes with the next step that does.
-        late = self._close(state) if begun is not None and int(begun) != epoch else None
+        late = self._close(state, ()) if begun is not None and int(begun) != epoch else None
         if epoch % self.interval:
             return late
-        accumulate(facts.blocks, state)
+        if position == self.epoch - 1:
+            return self._close(state, facts.blocks)
+        for name, total in totals(state, facts.blocks):
+            state[f"delta:{name}"] = total
         state["epoch"] = torch.tensor(epoch)
-        return self._close(state) if position == self.epoch - 1 else late
+        return late
 
-    def _close(self, state: State) -> dict[str, bool] | None:
+    def _close(self, state: State, last: Sequence[Block]) -> dict[str, bool] | None:
+        """The verdict on the sums, with the `last` gradients added; one after the other, since there is no room for all."""
         verdict = dict[str, bool]()
-        for name, norm in norms(state).items():
+        for name, norm in norms(totals(state, last)).items():
             old = state.get(f"old:{name}")
             state[f"old:{name}"] = torch.tensor(norm, dtype=torch.float64)
             if old is not None:
@@ -42,21 +46,21 @@ class EpochWatch:
         return verdict or None
 
 
-def accumulate(blocks: Sequence[Block], state: State) -> None:
-    for block in blocks:
-        for name, gradient in block.tensors():
-            key, gradient = (
-                f"delta:{name}",
-                torch.atleast_1d(gradient),
-            )  # what has no dimension is a number of the host's
-            state[key] = state[key] + gradient if key in state else gradient.clone()
+def totals(state: Mapping[str, Tensor], blocks: Sequence[Block]) -> Iterator[tuple[str, Tensor]]:
+    """Each parameter's sum with its gradient added, as a tensor of its own; of one dimension at least, since a state's numbers are the host's."""
+    gradients = {name: torch.atleast_1d(gradient) for block in blocks for name, gradient in block.tensors()}
+    for key, total in [(k, v) for k, v in state.items() if k.startswith("delta:")]:
+        name = key.removeprefix("delta:")
+        gradient = gradients.pop(name, None)
+        yield name, total if gradient is None else total + gradient
+    for name, gradient in gradients.items():
+        yield name, gradient.clone()
 
 
-def norms(state: Mapping[str, Tensor]) -> dict[str, float]:
+def norms(sums: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
     """Of each parameter's sum; the host asks for all of them at once."""
-    sums = {k.removeprefix("delta:"): v for k, v in state.items() if k.startswith("delta:")}
-    found = torch.stack([v.double().norm() for v in sums.values()]).tolist() if sums else []
-    return dict(zip(sums, found, strict=True))
+    found = {name: total.double().norm() for name, total in sums}
+    return dict(zip(found, torch.stack([*found.values()]).tolist() if found else [], strict=True))
 
 
 def critical(old: float, now: float, threshold: float) -> bool:

@@ -41,11 +41,13 @@ class Seat(NamedTuple):
 class Echo:
     """The outcome of an exchange: what all ranks agreed on, and, on demand, what got through of mine.
 
-    The mean belongs to whoever gets it, who may write to it.
+    The mean belongs to whoever gets it, who may write to it. `largest`, where an exchange has found it on its way, is one
+    number that no element of the mean exceeds in magnitude, and that is finite if and only if they all are.
     """
 
     mean: Tensor
     add_sent: Callable[[Tensor, float], None]  # into += weight * (what got through of mine)
+    largest: Tensor | None = None
 
 
 class _Encoding(Part):
@@ -119,6 +121,12 @@ class Codec(_Encoding):
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
         """Write what a wire says over a flat tensor."""
         self.accumulate(wire, layout, out.zero_(), 1.0)
+
+    def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
+        """A wire's own numbers (float32) of which the largest is what no element exceeds in magnitude, and finite if and
+        only if all elements are; None where that takes a look at all of them.
+        """
+        return None
 
     def decode(self, wire: Tensor, like: Block) -> Tensor:
         """What a wire says, as a new flat tensor."""
@@ -284,6 +292,11 @@ class Memory(Part):
         return super().traits | those(memory=True)
 
     @property
+    def hands_on(self) -> bool:
+        """True if `around` returns the mean as the exchange gave it."""
+        return False
+
+    @property
     def gain(self) -> float:
         """How many times a mean that stays comes out in the end: more than once, if the memory has momentum."""
         return 1.0
@@ -389,6 +402,9 @@ class Update(Part):
             ),
         )
 
+    def policy(self, key: str) -> Policy:
+        return "equal"
+
     @abstractmethod
     def direction(self, mean: Block, model: Block, state: State, seat: Seat) -> Tensor:
         """What the optimizer is given in place of the mean; `model` is a copy, and nobody else's."""
@@ -412,7 +428,7 @@ class Controller(Part):
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(control=True)
+        return super().traits | those(control=True, moves_schedule=self.moves_schedule)
 
     @property
     def moves_schedule(self) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Exchange, Seat
+from gossamer.core.contracts import Exchange, Mixer, Policy, Seat
 from gossamer.core.parts import Part
 from gossamer.core.terms import those
 from gossamer.core.verbs import Descend, Missed, Program
@@ -260,7 +260,10 @@ class Schedule(Part):
     @property
     def traits(self) -> frozenset[str]:
         return super().traits | those(
-            averages_gradients=self.averages_gradients, mixes=self.mixes, own_step=self.lr_factor != 1
+            averages_gradients=self.averages_gradients,
+            mixes=self.mixes,
+            own_step=self.lr_factor != 1,
+            accumulates=self.accumulate != 1,
         )
 
     @property
@@ -283,6 +286,14 @@ class Schedule(Part):
         """What the learning rate is multiplied by while this schedule is in force."""
         return 1.0
 
+    @property
+    def drives(self) -> Mixer | None:
+        """The mixer that it drives, if any."""
+        return None
+
+    def policy(self, key: str) -> Policy:
+        return "equal"
+
     def rests(self, step: int) -> bool:
         """True if this is the last step of a round: after it is the time to judge, or to keep, the models."""
         return True
@@ -290,9 +301,6 @@ class Schedule(Part):
     def equal(self, step: int) -> bool:
         """True if all ranks hold equal models after this step."""
         return self.averages_gradients
-
-    def check(self, size: int, layouts: Sequence[Layout]) -> None:
-        """Refuse a world, or the blocks of a model, that it cannot serve, with the fix."""
 
     def judged(self, loop: Loop) -> list[Share] | None:
         """The model that the theory is about, as this rank's share of it; None where it is what every rank holds."""

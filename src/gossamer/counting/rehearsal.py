@@ -93,7 +93,7 @@ class Rehearsal:
         self.averages, self.mail, self.besides = list[Average](), list[Mail](), list[Verb]()
         self.channels = [self._channel(i) for i in range(blocks)]
         self.live, self.rates = dict[str, Any](), [1.0]
-        self._flights = dict[int, Tensor]()
+        self._flights, self._wires = dict[int, Tensor](), dict[int, list[Tensor]]()
         self._loop = Loop(self)
 
     def _channel(self, index: int) -> Channel:
@@ -120,7 +120,7 @@ class Rehearsal:
                     case Start(program):
                         answer = Later(program)
                     case Join(Later() as ticket):
-                        answer = self._alone(ticket.program)
+                        answer = self._alone(ticket.program, self.besides)
                     case Claim() as verb:
                         answer = answer_of(verb, self.size)
                     case verb:
@@ -129,8 +129,8 @@ class Rehearsal:
                             "loop can be counted: use loop.average, loop.launch or loop.post"
                         )
 
-    def _alone(self, program: Program[Any]) -> Any:
-        """Run what was started on a lane; what it sends, an exchange's messages apart, does not depend on the model."""
+    def _alone(self, program: Program[Any], sent: list[Verb]) -> Any:
+        """Run what was started on a lane, and note what it sends: an exchange's messages apart, as much for any model."""
         answer: Any = None
         try:
             while True:
@@ -138,9 +138,9 @@ class Rehearsal:
                     case Start(started):
                         answer = Later(started)
                     case Join(Later() as ticket):
-                        answer = self._alone(ticket.program)
+                        answer = self._alone(ticket.program, sent)
                     case verb:
-                        self.besides.append(verb)
+                        sent.append(verb)
                         answer = answer_of(verb, self.size)
         except StopIteration as stop:
             return stop.value
@@ -183,14 +183,18 @@ class Rehearsal:
 
     def post(self, which: Sequence[int], message: Message) -> Program[None]:
         self.mail.append(Mail(tuple(which), message))
+        for i in which:
+            c = self.channels[i]
+            said = message(Block(c.read(), c.layout), c.states["mixer"], self.seat(i))
+            self._wires[i] = self._alone(said, [])
         yield from ()
 
     def collect(self, which: Sequence[int]) -> Program[list[list[Tensor]]]:
         yield from ()
-        return []
+        return [self._wires.pop(i) for i in which if i in self._wires]
 
     def arrived(self, which: Sequence[int]) -> list[list[Tensor]]:
-        return [[] for _ in which]
+        return [self._wires.get(i, []) for i in which]
 
     def deliver(self, means: Sequence[Tensor], finite: bool, rates: Sequence[float]) -> None:
         pass

@@ -4,6 +4,7 @@ from typing import final
 
 from torch import Tensor
 
+from gossamer import kernels
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import Carrier, Codec, Echo, Seat
 from gossamer.core.parts import part, require
@@ -49,4 +50,4 @@ class Gather(Carrier):
         def add_sent(into: Tensor, weight: float) -> None:
             codec.accumulate(wire, layout, into, weight)
 
-        return Echo(mean.div_(seat.size), add_sent)
+        return Echo(mean, add_sent, kernels.divide(mean, seat.size))

@@ -13,6 +13,7 @@ from gossamer.core.draw import Draw
 from gossamer.core.groups import within
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program
+from gossamer.core.world import World
 from gossamer.exchanges.allreduce import AllReduced
 from gossamer.exchanges.as_one import Node, as_one
 
@@ -93,6 +94,10 @@ class Nodes(Exchange):
         leaders = nodes[0].leaders
         found += [leaders, *_of(self.between.groups(len(leaders)), leaders)]
         return tuple(g for g in dict.fromkeys(found) if len(g) > 1)
+
+    def fits(self, world: World) -> None:
+        self.inside.fits(world._replace(size=min(self.per_node, world.size)))
+        self.between.fits(world._replace(size=ceil(world.size / self.per_node)))
 
     def omega(self, layout: Layout, size: int) -> float:
         """Both errors, the second one of what is left of the blocks with the first: (1 + w1) (1 + w2) - 1."""

@@ -125,8 +125,11 @@ class Scatter(Carrier):
         mean = block.for_mean()
         parts = block.like(mean).chunks(seat.size)
 
+        scales = list[Tensor | None]()
+
         def put(j: int, wire: Tensor) -> None:
             self.answers.overwrite(wire, parts[j].layout, parts[j].flat)
+            scales.append(self.answers.scales(wire, parts[j].layout))
 
         yield from _publish(self.answers, answer, [c.layout for c in chunks], put)
 
@@ -137,7 +140,7 @@ class Scatter(Carrier):
                 else:
                     codec.accumulate(wires[j], chunk.layout, chunk.flat, weight)
 
-        return Echo(mean, add_sent)
+        return Echo(mean, add_sent, _largest(scales))
 
     def _answer(self, mean: Block, block: Block, state: State, seat: Seat) -> Tensor:
         """Encode my chunk's mean; what the encoding loses is owed to the next step."""
@@ -163,6 +166,12 @@ class Scatter(Carrier):
         if self.feedback is not None:
             return self.feedback
         return float(self.answers.needs_feedback) if seat.feedback is None else seat.feedback
+
+
+def _largest(scales: Sequence[Tensor | None]) -> Tensor | None:
+    """Of all chunks, where all say it."""
+    said = [s for s in scales if s is not None]
+    return torch.cat(said).abs().max() if len(said) == len(scales) and any(s.numel() for s in said) else None
 
 
 def _owed(block: Block, state: State, seat: Seat) -> Tensor | None:

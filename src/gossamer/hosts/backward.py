@@ -39,6 +39,7 @@ class Backward:
         refuse_engine()
         if self.steps.scaler is not None and self.steps.averages_gradients:  # differences of parameters know no scale
             self._scale = Scale(self.steps.scaler)
+        self.worker.hand_over = self.worker.descent.put
         self.steps.on_new_channels, self.steps.average_late = self.rebuild, self._average_late
         self.rebuild()
         return [self]

@@ -17,7 +17,7 @@ from gossamer.kernels.quantise import (
     quantise_decode,
     quantise_encode,
 )
-from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std
+from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divide
 from gossamer.kernels.select import compact, scatter_add, topk, within
 from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_feedback
 from gossamer.kernels.ternary import (
@@ -39,6 +39,7 @@ __all__ = [
     "cast_accumulate",
     "cast_feedback",
     "compact",
+    "divide",
     "index_decode",
     "index_encode",
     "lane_count",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from gossamer.kernels.backends import twin
@@ -19,6 +20,18 @@ def absmax(x: Tensor, bounds: Bounds) -> Tensor:
     require_vector("x", x)
     require_bounds(bounds, x.numel())
     return twin("scales", "absmax", x.device)(x, bounds)
+
+
+def divide(x: Tensor, by: int) -> Tensor:
+    """x / by, in place; and max |x| of what then is there, as `absmax` has it. Reads and writes 4 bytes per element.
+
+    Doubles go through torch.
+    """
+    require_vector("x", x, x.dtype)
+    if x.dtype != torch.float32:
+        x.div_(by)
+        return x.abs().amax(0, keepdim=True) if x.numel() else x.new_zeros(1)
+    return twin("scales", "divide", x.device)(x, by)
 
 
 def absmax_and_rms(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:

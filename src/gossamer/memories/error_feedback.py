@@ -52,6 +52,10 @@ class ErrorFeedback(Memory):
         return self.units == "update"
 
     @property
+    def hands_on(self) -> bool:
+        return True
+
+    @property
     def traits(self) -> frozenset[str]:
         return super().traits | those(mends_bias=True)
 

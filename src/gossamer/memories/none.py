@@ -27,6 +27,10 @@ class NoMemory(Memory):
     allow_biased: bool = False
 
     @property
+    def hands_on(self) -> bool:
+        return True
+
+    @property
     def traits(self) -> frozenset[str]:
         return those(bias_allowed=self.allow_biased)
 

@@ -59,7 +59,8 @@ class PushSum(Mixer):
         for wire in arrived:
             expect(wire, (block.numel + 1) * x.element_size(), "push_sum")
             more, rest = take(wire, x.dtype, block.numel)
-            x, w = torch.add(x, more, out=block.new()), w + self._weight(rest, x.dtype, state)
+            x = torch.add(x, more, out=block.new() if x is block.flat else x)
+            w = w + self._weight(rest, x.dtype, state)
         if float(w) == 1:
             state.pop("z", None)
             state["x"], state["w"] = x, w

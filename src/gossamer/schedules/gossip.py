@@ -40,6 +40,10 @@ class Gossip(Schedule):
         require(self.every >= 1, f"gossip: every must be at least 1 step, got {self.every}")
 
     @property
+    def drives(self) -> Mixer:
+        return self.mixer
+
+    @property
     def mixes(self) -> bool:
         return True
 
@@ -74,6 +78,5 @@ class Gossip(Schedule):
         round = loop.step // self.every - 1
         if not self.overlap:
             yield from mixing.mix(loop, self.mixer, round)
-            return
-        yield from mixing.land(loop, self.mixer)
-        yield from mixing.launch(loop, self.mixer, round)
+        else:
+            yield from mixing.overlap(loop, self.mixer, round)

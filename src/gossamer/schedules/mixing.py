@@ -13,9 +13,25 @@ from gossamer.core.verbs import Program
 
 
 def mix(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
-    """One round, from push to absorb."""
-    yield from launch(loop, mixer, round)
-    yield from land(loop, mixer)
+    """One round, from push to absorb, block by block.
+
+    Two are on their way at any time: one travels and the next waits in its lane, and there need not be room for more.
+    """
+    blocks = [loop.part([i]) for i in range(len(loop.which))]
+    for one, before in zip(blocks, [None, *blocks]):
+        yield from launch(one, mixer, round)
+        if before is not None:
+            yield from land(before, mixer)
+    for last in blocks[-1:]:
+        yield from land(last, mixer)
+
+
+def overlap(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
+    """Absorb what the last round has brought, and start the next one, block by block."""
+    for i in range(len(loop.which)):
+        one = loop.part([i])
+        yield from land(one, mixer)
+        yield from launch(one, mixer, round)
 
 
 def launch(loop: Loop, mixer: Mixer, round: int) -> Program[None]:

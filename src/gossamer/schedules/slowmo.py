@@ -56,6 +56,10 @@ class SlowMo(Schedule):
     def follows_rate(self) -> bool:
         return self.by_lr and self.beta > 0
 
+    @property
+    def drives(self) -> Mixer | None:
+        return self.inner
+
     def rests(self, step: int) -> bool:
         return self.inner is not None or step % self.every == 0
 

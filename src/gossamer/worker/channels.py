@@ -1,6 +1,6 @@
 """Channels: the blocks a model is cut into, and the way each of them goes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,6 +31,10 @@ class Channel:
     @property
     def name(self) -> str:
         return self.layout.name
+
+    @property
+    def names(self) -> list[str]:
+        return [s.name for s in self.layout.segments]
 
     @property
     def narrow(self) -> bool:
@@ -97,6 +101,11 @@ def build(recipe: Recipe, parameters: Mapping[str, Tensor], groups: Mapping[str,
     position = {n: i for i, n in enumerate(reversed(list(parameters)))}
     finished.sort(key=lambda names: position[names[-1]])
     return [_channel(recipe, {n: parameters[n] for n in names}, groups[names[0]], size) for names in finished]
+
+
+def are_cut_alike(some: Sequence[Channel], others: Sequence[Channel]) -> bool:
+    """Whether each of them holds the parameters that its counterpart does, in the same order."""
+    return [c.names for c in some] == [c.names for c in others]
 
 
 def _channel(recipe: Recipe, members: Mapping[str, Tensor], group: int, size: int) -> Channel:

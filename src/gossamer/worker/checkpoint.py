@@ -47,7 +47,7 @@ def save(worker: "Worker") -> dict[str, Any]:
         for role in ROLES:
             states = {**channel.states[role], **pending.get(role, {})}
             for key, tensor in _split(states, channel).items():
-                where = "equal" if _policy(channel, role, key) == "equal" else f"rank{worker.rank}"
+                where = "equal" if _policy(channel, role, key, worker) == "equal" else f"rank{worker.rank}"
                 out[f"{where}/{role}/{key}"] = tensor.to("cpu", copy=True)
     seal(out, worker.rank)
     return out
@@ -71,7 +71,8 @@ def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, 
     channels = worker.channels if same else build(adopted, worker.named, worker._rate_groups(), worker.size)
     states = [{role: _restore(channel, role, found, worker) for role in ROLES} for channel in channels]
     unit = found.head["unit"] if "unit" in found.head else adopt_format2(channels, states)
-    if len(found.own) < found.head["size"]:
+    same_edges = found.head["format"] == FORMAT and json.loads(found.head["cut"]) == cut(channels)
+    if len(found.own) < found.head["size"] and not same_edges:
         for channel, state in zip(channels, states, strict=True):
             _move_edges(channel, state, worker)
     check_whole(worker, found, channels, states)
@@ -110,6 +111,18 @@ def carry_over(old: Sequence[Channel], new: Sequence[Channel], size: int) -> Non
             )
 
 
+def turn(channels: Sequence[Channel], others: Sequence[Channel], size: int) -> None:
+    """After a controller's change that leaves the cut as it is: the same channels go the way of others, and nothing is copied.
+
+    An exchange of the same sort goes on with what the one before it owes.
+    """
+    for channel, other in zip(channels, others, strict=True):
+        if type(channel.exchange) is not type(other.exchange):
+            _fold_owed(channel, size)
+        channel.exchange, channel.memory, channel.shift = other.exchange, other.memory, other.shift
+        channel.group = other.group
+
+
 def _fold_owed(channel: Channel, size: int) -> None:
     """Chunks get other owners: what an owner owes to the mean moves into its memory, where it counts 1/size."""
     for key in _owners(channel, channel.states["exchange"]):
@@ -132,7 +145,7 @@ def _move_edges(channel: Channel, states: Mapping[str, State], worker: "Worker")
 
 def _owners(channel: Channel, exchange: State) -> list[str]:
     """The entries that live with the owners of chunks."""
-    return [key for key in exchange if _policy(channel, "exchange", key) == "owner"]
+    return [key for key in exchange if channel.exchange.policy(_word(key)) == "owner"]
 
 
 def _split(state: State, channel: Channel) -> dict[str, Tensor]:
@@ -145,6 +158,11 @@ def _split(state: State, channel: Channel) -> dict[str, Tensor]:
             out[f"{key}/{channel.name}"] = tensor
         elif tensor.dim() == 0:
             out |= {f"{key}/{s.name}": tensor for s in channel.layout.segments}
+        elif tensor.numel() != channel.layout.numel:
+            raise CheckpointError(
+                f"{key!r} of the block of {channel.name!r} has {tensor.numel()} elements, and the block {channel.layout.numel}: a "
+                f"part keeps numbers, what is as long as its block, and else what one parameter has, as '{key}:NAME'"
+            )
         else:
             # one dimension at least: a tensor of none is a scalar that all parameters share
             out |= {f"{key}/{n}": torch.atleast_1d(view) for n, view in Block(tensor, channel.layout).tensors()}
@@ -188,13 +206,18 @@ def _home(tensor: Tensor, channel: Channel) -> Tensor:
     return tensor.to(channel.parameters[0].device if tensor.dim() else "cpu", copy=True)
 
 
-def _policy(channel: Channel, role: str, key: str) -> Policy:
-    word = _word(key)
-    if role == "memory":
-        return channel.memory.policy(word)
-    if role == "exchange":
-        return channel.exchange.policy(word)
-    return "drop" if role == "mixer" else "equal"
+def _policy(channel: Channel, role: str, key: str, worker: "Worker") -> Policy:
+    """What the part that keeps an entry says of it."""
+    schedule = worker.recipe.schedule
+    keepers = {
+        "memory": channel.memory,
+        "exchange": channel.exchange,
+        "schedule": schedule,
+        "mixer": schedule.drives,
+        "update": worker.recipe.update,
+    }
+    keeper = keepers[role]
+    return "drop" if keeper is None else keeper.policy(_word(key))
 
 
 def _restore(channel: Channel, role: str, found: Contents, worker: "Worker") -> State:
@@ -202,21 +225,21 @@ def _restore(channel: Channel, role: str, found: Contents, worker: "Worker") -> 
     same = found.head["size"] == worker.size
     combined = {**equal, **own[worker.rank]} if same else dict(equal)
     if len(own) > 1:
-        combined |= _combined(channel, role, list(own.values()), ("owner",) if same else ("owner", "mean"))
+        combined |= _combined(channel, role, list(own.values()), ("owner",) if same else ("owner", "mean"), worker)
     state = _join(channel, combined)
     if len(own) > 1:
-        for key in (key for key in state if _policy(channel, role, key) == "owner"):
+        for key in (key for key in state if _policy(channel, role, key, worker) == "owner"):
             state[key] = _my_chunk(state[key], channel, worker)
     return state
 
 
 def _combined(
-    channel: Channel, role: str, own: Sequence[Mapping[str, Tensor]], policies: Sequence[Policy]
+    channel: Channel, role: str, own: Sequence[Mapping[str, Tensor]], policies: Sequence[Policy], worker: "Worker"
 ) -> dict[str, Tensor]:
     """What all ranks' entries come to."""
     out = dict[str, Tensor]()
     for key in own[0]:
-        policy = _policy(channel, role, key)
+        policy = _policy(channel, role, key, worker)
         if policy in policies:
             if any(key not in o or o[key].shape != own[0][key].shape for o in own):
                 raise CheckpointError(f"the checkpoint's ranks do not all have a {role}/{key} of one shape")

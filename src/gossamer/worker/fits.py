@@ -4,7 +4,6 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +15,9 @@ from gossamer.worker.contents import Contents
 
 if TYPE_CHECKING:
     from gossamer.worker.worker import Worker
+
+
+BY_BLOCK = ("pending", "lost")  # what is on its way, which other blocks need not have
 
 
 def parameters(worker: "Worker") -> dict[str, str]:
@@ -71,7 +73,8 @@ def check_whole(worker: "Worker", found: Contents, channels: Sequence[Channel], 
     for channel, state in zip(channels, states, strict=True):
         for role, names in ("schedule", everyone), ("mixer", [s.name for s in channel.layout.segments]):
             words = [key for key, tensor in state[role].items() if tensor.dtype != torch.uint8]
-            for word, name in product(words, names):
+            inside = [s.name for s in channel.layout.segments]
+            for word, name in ((w, n) for w in words for n in (inside if w in BY_BLOCK else names)):
                 if f"{role}/{word}/{name}" not in entries:
                     raise CheckpointError(
                         f"the checkpoint has a {word} of other parameters and none of {name!r}, which was added just before it "

@@ -14,10 +14,11 @@ from gossamer.core.draw import Draw
 from gossamer.core.moments import ask
 from gossamer.core.schedule import Loop, Message
 from gossamer.core.verbs import Program, all_gather, join, start
+from gossamer.core.world import World
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.recipe import Recipe
 from gossamer.worker import optimizers, units
-from gossamer.worker.channels import Channel, build
+from gossamer.worker.channels import Channel, are_cut_alike, build
 from gossamer.worker.descent import Descent
 from gossamer.worker.flights import Carried, Flight, Flights
 from gossamer.worker.halves import rest, until_descend
@@ -38,8 +39,6 @@ class Worker:
         size: int,
         seed: int = 0,
     ) -> None:
-        for each in optimizers.members(optimizer):
-            recipe.suits(each)
         self.recipe, self.rank, self.size, self.seed = recipe, rank, size, seed
         self.origin = recipe  # as it was given; a controller may put another in force
         self.named, self.optimizer = dict(parameters), optimizer
@@ -54,6 +53,8 @@ class Worker:
             None  # what else a host asks of its device at a step
         )
         self.told = list[float]()  # and the answer
+        # How a host gives its parameters the means; their own gradients then make room for what a controller needs.
+        self.hand_over: Callable[[], None] | None = None
         self.assigned = False  # did this step write parameters that all ranks agreed on?
         self.measure_every = 0  # steps after which compression errors are measured anew; 0: never
         self.measured = 0  # the step of the last measurement
@@ -62,8 +63,7 @@ class Worker:
         self.spoilt = Counter[int]()  # how many averages each rank has spoilt with values that are not finite
         self.row = Counter[int]()  # and how many it has in a row, up to the last
         self.channels = build(recipe, self.named, self._rate_groups(), self.size)
-        if size > 1:
-            recipe.schedule.check(size, [c.layout for c in self.channels])
+        recipe.fits(World(size, [c.layout for c in self.channels], [*optimizers.members(optimizer)]))
         self.loop = Loop(self)
         self.descent = Descent(self)
         self.live = dict[str, Any]()  # what the schedule keeps beside the steps
@@ -106,6 +106,8 @@ class Worker:
         else:
             self._look_at_own_gradients()
         if self.finite and self.means:
+            if self.hand_over is not None and "control" in self.recipe.controller.traits:
+                self.hand_over()
             control = Draft(self.control)
             self._held.decided = self._decide(self.means, control)
             self._held.drafts.append(control)
@@ -193,16 +195,18 @@ class Worker:
         channel, measures = self.channels[index], self.measures(self.step)
         block = Block(flat, channel.layout, None if measures else flat)
         self.unit = units.follow(self.channels, self.unit, self.scale)  # nothing of an earlier step is on its way
-        kept, carried = Draft(channel.states["memory"]), Draft(channel.states["exchange"])
+        kept, carried, found = Draft(channel.states["memory"]), Draft(channel.states["exchange"]), list[Tensor]()
 
         def send(block: Block, seat: Seat) -> Program[Echo]:
             echo = yield from channel.exchange.average(block, carried, seat)
+            if channel.memory.hands_on and echo.largest is not None:
+                found.append(echo.largest)
             if measures:
                 self.measure(block, echo.add_sent)
             return echo
 
         average = channel.memory.around(block, kept, send, self.seat(index))
-        return _carry(average, flat), [kept, carried]
+        return _carry(average, flat, found), [kept, carried]
 
     def measures(self, step: int) -> bool:
         """Is the error measured of what starts at this step? Asked at the start, for it may run when others have begun.
@@ -322,7 +326,7 @@ class Worker:
             program, drafts = self.program(index, flat)
         else:
             echo = over.average(Block(flat, channel.layout, flat), {}, self.seat(index))
-            program, drafts = _carry(_mean_of(echo), flat), list[Draft]()
+            program, drafts = _carry(_mean_of(echo), flat, []), list[Draft]()
         ticket = yield from start(program, channel.name, self.step)
         flight.add(index, ticket, drafts)
 
@@ -373,18 +377,22 @@ class Worker:
 
     def _adopt(self, recipe: Recipe) -> list[Channel]:
         """Put another recipe in force; returns the channels there were."""
-        from gossamer.worker.checkpoint import carry_over
+        from gossamer.worker.checkpoint import carry_over, turn
 
         old, before, self._next, self.recipe = self.channels, self.recipe, None, recipe
         if (recipe.exchange, recipe.routes) != (before.exchange, before.routes):  # else all go on as they went
-            self.channels = build(recipe, self.named, self._rate_groups(), self.size)
-            carry_over(old, self.channels, self.size)
+            cut = build(recipe, self.named, self._rate_groups(), self.size)
+            if are_cut_alike(old, cut):
+                turn(old, cut, self.size)
+            else:
+                self.channels = cut
+                carry_over(old, cut, self.size)
         return old
 
     def _recut(self, means: list[Tensor] | None, old: Sequence[Channel]) -> list[Tensor] | None:
         """Values of the old channels, laid out as the new ones are."""
-        if means is None:
-            return None
+        if means is None or old is self.channels:
+            return means
         pairs = zip(old, means, strict=True)
         named = {name: view for c, mean in pairs for name, view in Block(mean, c.layout).tensors()}
         return [c.gather([named[s.name] for s in c.layout.segments]) for c in self.channels]
@@ -404,10 +412,13 @@ def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
-def _carry(average: Program[Tensor], given: Tensor) -> Program[Carried]:
-    """`given` is kept here until the program is joined: a lane may be done with it before its device is."""
+def _carry(average: Program[Tensor], given: Tensor, found: Sequence[Tensor]) -> Program[Carried]:
+    """`given` is kept here until the program is joined: a lane may be done with it before its device is.
+
+    `found` is the mean's largest magnitude, if the exchange came across it.
+    """
     mean = yield from average
-    return mean, peak(mean)
+    return mean, found[0].view(()).double() if found else peak(mean)
 
 
 def _mean_of(average: Program[Echo]) -> Program[Tensor]:

@@ -23,8 +23,11 @@ R = TypeVar("R")
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
-    """Compiles for this host without fast-math: results must not depend on how a loop was vectorised."""
-    return cast(Callable[P, R], numba.njit(nogil=True, cache=True)(function))
+    """Compiles for this host without fast-math: results must not depend on how a loop was vectorised.
+
+    To divide by zero is no error, as it is none in torch; loops that would look for it are not vectorised.
+    """
+    return cast(Callable[P, R], numba.njit(nogil=True, cache=True, error_model="numpy")(function))
 
 
 def reduction(function: Callable[P, R]) -> Callable[P, R]:

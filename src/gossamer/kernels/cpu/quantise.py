@@ -9,7 +9,7 @@ from torch import Tensor
 from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, kernel
 from gossamer.kernels.cpu.hashing import start
 from gossamer.kernels.cpu.hints import prefetch, wide
-from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, pack, pack_tail, unpack, unpack_tail
+from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, pack, pack_tail, unpack_blocks, unpack_tail
 from gossamer.kernels.cpu.rounding import round_codes
 from gossamer.kernels.cpu.scales import top_bits
 from gossamer.kernels.layout import ONE, PLANE_BLOCK, levels_of
@@ -70,16 +70,17 @@ def _read(
     for lo in range(0, out.size, CHUNK):
         hi = min(lo + CHUNK, out.size)
         prefetch(out, hi, hi + CHUNK)
-        unpack(rows, lo // PLANE_BLOCK, bits, blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK)
+        unpack_blocks(rows, lo // PLANE_BLOCK, bits, blocks, (hi - lo) // PLANE_BLOCK)
         if hi - lo < CHUNK:
             unpack_tail(wire, bits, codes, out.size)
-        if anew:
-            out[lo:hi] = np.float32(0)  # a few kilobytes, which stay near
         a = lo
         while a < hi:
             i = a // bucket
             b = min(hi, (i + 1) * bucket)
-            _add(out, a, b, codes, a - lo, units[i], scale, shift)
+            if anew:
+                _put(out, a, b, codes, a - lo, units[i], scale, shift)
+            else:
+                _add(out, a, b, codes, a - lo, units[i], scale, shift)
             a = b
 
 
@@ -91,3 +92,13 @@ def _add(
     for j in range(b - a):
         level = np.int32(np.int32(np.int32(codes[np.uint64(begin + j)]) * scale) - shift)
         out[np.uint64(a + j)] += unit * np.float32(level)
+
+
+@kernel
+def _put(
+    out: Floats, a: int, b: int, codes: Bytes, begin: int, unit: np.float32, scale: np.int32, shift: np.int32
+) -> None:
+    wide()
+    for j in range(b - a):
+        level = np.int32(np.int32(np.int32(codes[np.uint64(begin + j)]) * scale) - shift)
+        out[np.uint64(a + j)] = np.float32(0) + unit * np.float32(level)  # so that there is no -0.0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.kernels.cpu.compile import Doubles, Floats, Ints, Longs, kernel, reduction
-from gossamer.kernels.cpu.hints import wide
+from gossamer.kernels.cpu.hints import prefetch, wide
 from gossamer.kernels.layout import edges
 
 _CHUNK = 2048
@@ -16,6 +16,14 @@ _CHUNK = 2048
 def absmax(x: Tensor, bounds: tuple[int, ...]) -> Tensor:
     out = torch.empty(len(bounds) - 1)
     _absmax(x.detach().numpy().view(np.int32), edges(bounds), out.numpy().view(np.int32))
+    return out
+
+
+def divide(x: Tensor, by: int) -> Tensor:
+    out, values = torch.empty(1), x.detach().numpy()
+    exact = by & (by - 1) == 0  # then to multiply is the same, and faster
+    number = np.float32(1.0 / by if exact else by)
+    _divide(values, values.view(np.int32), number, exact, out.numpy().view(np.int32))
     return out
 
 
@@ -48,6 +56,34 @@ def top_bits(bits: Ints) -> np.int32:
 def _absmax(bits: Ints, edges: Longs, out: Ints) -> None:
     for i in range(out.size):
         out[i] = top_bits(bits[edges[i] : edges[i + 1]])
+
+
+@kernel
+def _divide(x: Floats, bits: Ints, number: np.float32, multiply: bool, out: Ints) -> None:
+    best = np.int32(0)
+    for lo in range(0, x.size, _CHUNK):
+        hi = min(lo + _CHUNK, x.size)
+        prefetch(x, hi, hi + _CHUNK)
+        if multiply:
+            _times(x[lo:hi], number)
+        else:
+            _over(x[lo:hi], number)
+        best = max(best, top_bits(bits[lo:hi]))
+    out[0] = best
+
+
+@kernel
+def _times(x: Floats, factor: np.float32) -> None:
+    wide()
+    for j in range(x.size):
+        x[j] *= factor
+
+
+@kernel
+def _over(x: Floats, number: np.float32) -> None:
+    wide()
+    for j in range(x.size):
+        x[j] /= number
 
 
 @kernel

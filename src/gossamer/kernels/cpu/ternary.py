@@ -114,14 +114,15 @@ def _read(wire: Bytes, edges: Longs, units: Floats, out: Floats, anew: bool) -> 
             begin, width = full % _BLOCKS * TERNARY_BLOCK, wire.size - rows.size
             tail = trits[begin : begin + TRITS * width].reshape(1, TRITS, width)
             _unfold(wire[rows.size :].reshape(1, width), 0, tail, 1)
-        if anew:
-            out[lo:hi] = np.float32(0)  # a few kilobytes, which stay near
         a = lo
         while a < hi:
             while edges[segment + 1] <= a:
                 segment += 1
             b = min(hi, edges[segment + 1])
-            _add(out, a, b, trits, a - lo, units[segment])
+            if anew:
+                _put(out, a, b, trits, a - lo, units[segment])
+            else:
+                _add(out, a, b, trits, a - lo, units[segment])
             a = b
 
 
@@ -131,3 +132,11 @@ def _add(out: Floats, a: int, b: int, trits: Bytes, begin: int, unit: np.float32
     for j in range(b - a):
         trit = np.int32(np.int32(trits[np.uint64(begin + j)]) - np.int32(1))
         out[np.uint64(a + j)] += unit * np.float32(trit)
+
+
+@kernel
+def _put(out: Floats, a: int, b: int, trits: Bytes, begin: int, unit: np.float32) -> None:
+    wide()
+    for j in range(b - a):
+        trit = np.int32(np.int32(trits[np.uint64(begin + j)]) - np.int32(1))
+        out[np.uint64(a + j)] = np.float32(0) + unit * np.float32(trit)  # so that there is no -0.0
