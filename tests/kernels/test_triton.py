@@ -68,6 +68,11 @@ for n in (0, 1, 4, 321, 512, 640, 2050, 5300):
         both(lambda: [kernels.bucket_norms(x, bucket, "max")])
         norms = kernels.bucket_norms(x, bucket, "max")
         both(lambda: [kernels.quantise_encode(x, bits, bucket, norms, KEY, n)])
+        def at_once():
+            measured, out = torch.zeros_like(norms), x.new_zeros(kernels.quantise_bytes(n, bits), dtype=torch.uint8)
+            kernels.quantise(x, bits, bucket, KEY, measured, out, n)
+            return [measured, out]
+        both(at_once)
         codes = kernels.quantise_encode(x, bits, bucket, norms, KEY, n)
         def decode():
             out, over = x.clone(), x.clone()

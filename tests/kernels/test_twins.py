@@ -1,5 +1,7 @@
 """The Numba loops write and read the very same bits as the torch reference."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -124,6 +126,15 @@ def test_quantise(n, bits, bucket, seed):
     x, start = values(n, seed), values(n, seed + 1)
     (norms,) = both(lambda: [kernels.bucket_norms(x, bucket, "max")])
     (wire,) = both(lambda: [kernels.quantise_encode(x, bits, bucket, norms, KEY, seed)])
+
+    def at_once():
+        measured, out = torch.full_like(norms, 7.0), torch.full_like(wire, 7)
+        kernels.quantise(x, bits, bucket, KEY, measured, out, seed)
+        assert torch.equal(out, wire)
+        assert torch.equal(measured, norms)
+        return [measured, out]
+
+    both(at_once)
     assert wire.numel() == kernels.quantise_bytes(n, bits)
 
     def decode():
@@ -233,3 +244,64 @@ def test_scatter_add(n, count, seed):
         return [out]
 
     both(add)
+
+
+@settings(deadline=None)
+@cases
+def test_topk_each(n, parts, seed):
+    x, bounds = values(n, seed), cut(n, parts, seed)
+    if seed % 2:
+        x = (x * 2).round() / 2  # many ties
+    counts = tuple((b - a) * (seed % 11) // 10 for a, b in pairwise(bounds))
+    (found,) = both(lambda: [kernels.topk_each(x, bounds, counts)])
+    each = [kernels.topk(x[a:b], k) + a for k, (a, b) in zip(counts, pairwise(bounds))]
+    assert torch.equal(found, torch.cat(each))
+
+
+@pytest.mark.parametrize("kind", ["normal", "sparse", "ties"])
+def test_topk_each_of_long_segments(kind):
+    """Long enough for a sample to be taken; where nearly all are zero it is no guide."""
+    x = values(300_000, 3)
+    if kind == "sparse":
+        x[torch.arange(x.numel()) % 997 > 0] = 0.0
+    if kind == "ties":
+        x = x.sign()
+    bounds, counts = (0, 70_000, 70_100, 300_000), (700, 10, 2300)
+    both(lambda: [kernels.topk_each(x, bounds, counts)])
+
+
+@settings(deadline=None)
+@given(n=st.sampled_from([1, 5, 4096, 4097, 20_000]), by=st.integers(1, 9), seed=st.integers(0, 999))
+def test_divide(n, by, seed):
+    def divide():
+        x = values(n, seed) * 10.0 ** (seed % 60 - 40)  # some are denormal
+        if seed % 5 == 0:
+            x[seed % n] = [float("nan"), float("inf")][seed % 2]
+        return [kernels.divide(x, by), x]
+
+    largest, x = both(divide)
+    assert torch.equal(largest.isfinite().all(), x.isfinite().all())
+
+
+@settings(deadline=None)
+@given(n=st.sampled_from([1, 100, 4096, 4097, 20_000]), wires=st.integers(1, 5), seed=st.integers(0, 999))
+def test_sparse_mean(n, wires, seed):
+    dice = torch.Generator().manual_seed(seed)
+    indices = [torch.randint(0, n, (n // 7 + 1,), generator=dice, dtype=torch.int32) for _ in range(wires)]
+    if seed % 3:
+        indices = [i.sort().values for i in indices]  # repeated ones add up
+    said = [values(i.numel(), seed + w) for w, i in enumerate(indices)]
+
+    def mean():
+        out = torch.full((n,), float("nan"))
+        return [kernels.sparse_mean(indices, said, out), out.view(torch.int32)]
+
+    both(mean)
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("wrong", [-1, 9])
+def test_an_index_outside_is_refused_by_a_mean_too(backend, wrong):
+    places = [torch.tensor([0, 3], dtype=torch.int32), torch.tensor([2, wrong], dtype=torch.int32)]
+    with kernels.using(backend), pytest.raises(kernels.CorruptWire):
+        kernels.sparse_mean(places, [torch.ones(2), torch.ones(2)], torch.zeros(9))

@@ -9,7 +9,7 @@ from gossamer import kernels
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Codec, Seat
 from gossamer.core.parts import part, require
-from gossamer.core.wire import expect, put, take
+from gossamer.core.wire import expect, take
 
 
 @final
@@ -79,11 +79,14 @@ class QSGD(Codec):
         return 4 * self._buckets(layout) + kernels.quantise_bytes(layout.numel, self.bits)
 
     def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
-        flat = block.flat.float()
-        norms = kernels.bucket_norms(flat, self.bucket, self.norm)
+        flat, key = block.flat.float(), seat.draw.key(f"{block.name}/qsgd")
         wire = block.layout.rooms.of(self.wire_bytes(block.layout), flat.device)
-        key = seat.draw.key(f"{block.name}/qsgd")
-        kernels.quantise_encode(flat, self.bits, self.bucket, norms, key, out=put(wire, norms))
+        norms, payload = take(wire, torch.float32, self._buckets(block.layout))
+        if self.norm == "max":
+            kernels.quantise(flat, self.bits, self.bucket, key, norms, payload)
+        else:
+            norms.copy_(kernels.bucket_norms(flat, self.bucket, self.norm))
+            kernels.quantise_encode(flat, self.bits, self.bucket, norms, key, out=payload)
         return wire
 
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:

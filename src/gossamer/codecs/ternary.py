@@ -10,7 +10,7 @@ from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Codec, Echo, LinearCodec, Seat
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program, all_reduce
-from gossamer.core.wire import expect, put, take
+from gossamer.core.wire import expect, take
 from gossamer.kernels.layout import divisor, lengths_on
 
 
@@ -89,12 +89,13 @@ class Ternary(Codec, LinearCodec):
         flat, layout, key = block.flat.float(), block.layout, seat.draw.key(f"{block.name}/ternary")
         scales = self._scales(flat, layout)
         wire = layout.rooms.of(self.wire_bytes(layout), flat.device)
-        payload = put(wire, scales)
+        head, payload = take(wire, torch.float32, len(layout.segments))
+        head.copy_(scales)
         if self.levels == 1:
             kernels.ternary_encode(flat, layout.bounds, scales, key, out=payload)
         else:
             levels = kernels.ternary_levels(flat, layout.bounds, scales, key, self.levels)
-            put(payload, kernels.lanes_pack(levels, self.levels, 1))
+            payload.copy_(kernels.lanes_pack(levels, self.levels, 1).view(torch.uint8))
         return wire
 
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:

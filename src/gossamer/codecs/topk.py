@@ -1,5 +1,6 @@
 """Top-k: only the largest elements travel."""
 
+from collections.abc import Sequence
 from math import ceil
 from typing import Literal, final
 
@@ -72,18 +73,26 @@ class TopK(Codec):
         return pack(values, indices)
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        count = self._count(layout)
-        values, rest = take(wire, torch.float32, count)
-        if self.index == "rice":
-            indices = kernels.index_decode(rest, count, layout.numel)
-        else:
-            expect(rest, 4 * count, "topk indices")
-            indices, _ = take(rest, torch.int32, count)
+        indices, values = self._open(wire, layout)
         if into.dtype == torch.float32:
             kernels.scatter_add(into, indices, values, weight)
             return
         indices, values = kernels.within(indices, values, layout.numel)
         into.index_add_(0, indices.long(), values.to(into.dtype), alpha=weight)
+
+    def mean(self, wires: Sequence[Tensor], layout: Layout, out: Tensor) -> Tensor | None:
+        if out.dtype != torch.float32:
+            return super().mean(wires, layout, out)
+        opened = [self._open(wire, layout) for wire in wires]
+        return kernels.sparse_mean([indices for indices, _ in opened], [values for _, values in opened], out)
+
+    def _open(self, wire: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        count = self._count(layout)
+        values, rest = take(wire, torch.float32, count)
+        if self.index == "rice":
+            return kernels.index_decode(rest, count, layout.numel), values
+        expect(rest, 4 * count, "topk indices")
+        return take(rest, torch.int32, count)[0], values
 
     def _counts(self, layout: Layout) -> list[int]:
         sizes = [layout.numel] if self.whole else [s.numel for s in layout.segments]
@@ -95,8 +104,4 @@ class TopK(Codec):
     def _select(self, flat: Tensor, layout: Layout) -> Tensor:
         if self.whole or len(layout.segments) == 1:
             return kernels.topk(flat, self._count(layout))
-        picks = [
-            kernels.topk(flat[s.offset : s.offset + s.numel], k) + s.offset
-            for s, k in zip(layout.segments, self._counts(layout), strict=True)
-        ]
-        return torch.cat(picks) if picks else torch.zeros(0, dtype=torch.int32, device=flat.device)
+        return kernels.topk_each(flat, layout.bounds, tuple(self._counts(layout)))

@@ -79,6 +79,11 @@ class _Encoding(Part):
         return False
 
     @property
+    def any_size(self) -> bool:
+        """True if small and large gradients are written alike; else there are some too small, or too large, for it."""
+        return True
+
+    @property
     def whole(self) -> bool:
         """True if the codec must see all parameters in one block (a global top-k)."""
         return False
@@ -122,6 +127,17 @@ class Codec(_Encoding):
         """Write what a wire says over a flat tensor."""
         self.accumulate(wire, layout, out.zero_(), 1.0)
 
+    def mean(self, wires: Sequence[Tensor], layout: Layout, out: Tensor) -> Tensor | None:
+        """Write the mean of what some wires say, added in their order, over a flat tensor.
+
+        Returns its largest magnitude, if it came across it.
+        """
+        out.zero_()
+        for wire in wires:
+            self.accumulate(wire, layout, out, 1.0)
+        out.div_(len(wires))
+        return None
+
     def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
         """A wire's own numbers (float32) of which the largest is what no element exceeds in magnitude, and finite if and
         only if all elements are; None where that takes a look at all of them.
@@ -145,6 +161,11 @@ class LinearCodec(_Encoding):
     @property
     def bucket_mb(self) -> float:
         return 25.0
+
+    @property
+    def sum_rounding(self) -> float:
+        """How much of a number each addition may round off on its way, for nobody to keep."""
+        return 0.0
 
     def policy(self, key: str) -> Policy:
         return "mean"
@@ -177,6 +198,10 @@ class AsItsCodec:
     @property
     def exact(self) -> bool:
         return self.codec.exact
+
+    @property
+    def any_size(self) -> bool:
+        return self.codec.any_size
 
     @property
     def whole(self) -> bool:
@@ -231,6 +256,16 @@ class Exchange(Part):
     def exact(self) -> bool:
         """True if everything gets through."""
         return False
+
+    @property
+    def any_size(self) -> bool:
+        """True if small and large gradients are written alike; else there are some too small, or too large, for it."""
+        return True
+
+    @property
+    def sum_rounding(self) -> float:
+        """How much of a number each addition may round off on its way, for nobody to keep."""
+        return 0.0
 
     @property
     def whole(self) -> bool:

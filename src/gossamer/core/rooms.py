@@ -12,6 +12,7 @@ from torch import Tensor
 
 _SMALL = 65_536  # bytes; less than this the process keeps itself
 _LINE = 64  # bytes that a processor reads at once
+_LENGTHS = 64  # of which memory is kept; where lengths follow the data, no two may be the same
 
 
 def fresh(length: int, device: torch.device) -> Tensor:
@@ -44,7 +45,9 @@ class Rooms:
         if device.type != "cpu" or length < _SMALL:
             return fresh(length, device)
         with self._lock:
-            rooms = self._rooms.setdefault(length, [])
+            rooms = self._rooms[length] = self._rooms.pop(length, [])  # asked for last, so let go of last
+            if len(self._rooms) > _LENGTHS:
+                del self._rooms[next(iter(self._rooms))]
             for room, alone in rooms:
                 if holders(room) == alone:
                     return room.view(-1)

@@ -14,13 +14,6 @@ def pack(*pieces: Tensor) -> Tensor:
     return views[0] if len(views) == 1 else torch.cat(views)
 
 
-def put(wire: Tensor, piece: Tensor) -> Tensor:
-    """Write a tensor to the front of a wire; returns the rest, for the next one."""
-    length = piece.numel() * piece.element_size()
-    wire[:length].copy_(piece.contiguous().view(-1).view(torch.uint8))
-    return wire[length:]
-
-
 def expect(wire: Tensor, length: int, what: str) -> None:
     """Refuse a wire that does not have exactly the length its codec writes."""
     if wire.dtype != torch.uint8 or wire.dim() != 1 or wire.numel() != length:

@@ -4,7 +4,6 @@ from typing import final
 
 from torch import Tensor
 
-from gossamer import kernels
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import Carrier, Codec, Echo, Seat
 from gossamer.core.parts import part, require
@@ -43,11 +42,10 @@ class Gather(Carrier):
             wires = yield from all_gather_ragged(wire, codec.wire_limit(layout))
         else:
             wires = yield from all_gather(wire)
-        mean = block.for_mean().zero_()
-        for w in wires:
-            codec.accumulate(w, layout, mean, 1.0)
+        mean = block.for_mean()
+        largest = codec.mean(wires, layout, mean)
 
         def add_sent(into: Tensor, weight: float) -> None:
             codec.accumulate(wire, layout, into, weight)
 
-        return Echo(mean, add_sent, kernels.divide(mean, seat.size))
+        return Echo(mean, add_sent, largest)

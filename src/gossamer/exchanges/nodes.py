@@ -76,6 +76,14 @@ class Nodes(Exchange):
         return self.between.exact and self.inside.exact
 
     @property
+    def any_size(self) -> bool:
+        return self.between.any_size and self.inside.any_size
+
+    @property
+    def sum_rounding(self) -> float:
+        return self.between.sum_rounding + self.inside.sum_rounding
+
+    @property
     def whole(self) -> bool:
         return self.between.whole or self.inside.whole
 

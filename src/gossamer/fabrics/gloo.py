@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, ProcessGroupGloo  # pyright: ignore[reportPrivateImportUsage]
 
+from gossamer.core.rooms import Rooms
 from gossamer.core.verbs import (
     AllGather,
     AllReduce,
@@ -37,6 +38,12 @@ def heap(length: int) -> Tensor:
     return torch.empty(length, dtype=torch.uint8)
 
 
+def kept() -> Room:
+    """Memory that serves again when what came has been read."""
+    rooms = Rooms()
+    return lambda length: rooms.of(length, torch.device("cpu"))
+
+
 class Gloo:
     """Blocking, straight-line calls on one process group; with a single rank nothing reaches a backend.
 
@@ -44,11 +51,11 @@ class Gloo:
     and know only groups that are registered. What arrives is written to `room`.
     """
 
-    def __init__(self, group: Any, rank: int, size: int, room: Room = heap) -> None:
+    def __init__(self, group: Any, rank: int, size: int, room: Room | None = None) -> None:
         self.rank = rank
         self.size = size
         self._group: Any = group
-        self._room = room
+        self._room = room or kept()
         self._outbox = Outbox()
         self._own = deque[Tensor]()  # sent by this rank to itself
         self._posted = defaultdict[int, deque[tuple[Any, Tensor]]](

@@ -12,13 +12,14 @@ from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lane_count, lanes_pack, lanes_unpack
 from gossamer.kernels.quantise import (
     bucket_norms,
+    quantise,
     quantise_accumulate,
     quantise_bytes,
     quantise_decode,
     quantise_encode,
 )
 from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divide
-from gossamer.kernels.select import compact, scatter_add, topk, within
+from gossamer.kernels.select import compact, scatter_add, sparse_mean, topk, topk_each, within
 from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_feedback
 from gossamer.kernels.ternary import (
     ternary_accumulate,
@@ -46,6 +47,7 @@ __all__ = [
     "lanes_pack",
     "lanes_unpack",
     "mix3",
+    "quantise",
     "quantise_accumulate",
     "quantise_bytes",
     "quantise_decode",
@@ -54,12 +56,14 @@ __all__ = [
     "sign_accumulate",
     "sign_bytes",
     "sign_feedback",
+    "sparse_mean",
     "ternary_accumulate",
     "ternary_bytes",
     "ternary_decode",
     "ternary_encode",
     "ternary_levels",
     "topk",
+    "topk_each",
     "using",
     "warmup",
     "within",

@@ -49,6 +49,19 @@ def quantise_encode(
     return wire
 
 
+def quantise(x: Tensor, bits: int, bucket: int, key: Key, norms: Tensor, out: Tensor, offset: int = 0) -> None:
+    """`bucket_norms` by magnitude, written to `norms`, and `quantise_encode` with them, written to `out`.
+
+    On a CPU each bucket is read once from memory. Reads 4 and writes bits / 8 bytes per element.
+    """
+    require_vector("x", x)
+    require_vector("norms", norms)
+    require_count("norms", norms, _buckets(x.numel(), bucket))
+    require_length(f"quantise {bits} bits", out, quantise_bytes(x.numel(), bits))
+    top = 0.5 if bits == 1 else layout.levels_of(bits)
+    twin("quantise", "measure_and_encode", x.device)(x, bits, bucket, top, key, offset, norms, out)
+
+
 def quantise_accumulate(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weight: float = 1.0) -> None:
     """out += weight * norm / s * (code - s), in place; a bucket whose norm is not finite becomes NaN throughout.
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 from gossamer.kernels.backends import twin
 from gossamer.kernels.errors import CorruptWire, require_count, require_vector
+from gossamer.kernels.layout import require_bounds
 from gossamer.kernels.reference.select import spoil_outside
+from gossamer.kernels.scales import Bounds, divide
 
 
 def compact(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
@@ -29,6 +34,36 @@ def topk(x: Tensor, k: int) -> Tensor:
     if not 0 <= k <= x.numel():
         raise ValueError(f"k must be between 0 and {x.numel()}, got {k}")
     return twin("select", "topk", x.device)(x, k)
+
+
+def topk_each(x: Tensor, bounds: Bounds, counts: tuple[int, ...]) -> Tensor:
+    """`topk` in every segment, all in one call: the indices in x (int32, ascending) of each segment's largest."""
+    require_vector("x", x)
+    if len(counts) != require_bounds(bounds, x.numel()):
+        raise ValueError(f"{len(counts)} counts given for {len(bounds) - 1} segments")
+    for k, (a, b) in zip(counts, pairwise(bounds), strict=True):
+        if not 0 <= k <= b - a:
+            raise ValueError(f"k must be between 0 and {b - a}, got {k}")
+    return twin("select", "topk_each", x.device)(x, bounds, counts)
+
+
+def sparse_mean(indices: Sequence[Tensor], values: Sequence[Tensor], out: Tensor) -> Tensor:
+    """out = the mean of sparse vectors, each given by indices and values, which are added in their order; returns max |out|.
+
+    An index outside is answered as by `scatter_add`. On a CPU, where indices ascend, out is written once and not read.
+    """
+    require_vector("out", out)
+    for i, v in zip(indices, values, strict=True):
+        require_vector("indices", i, torch.int32)
+        require_vector("values", v)
+        require_count("values", v, i.numel())
+    largest: Tensor | None = twin("select", "sparse_mean", out.device)(indices, values, out)
+    if largest is not None:
+        return largest
+    out.zero_()
+    for i, v in zip(indices, values, strict=True):
+        scatter_add(out, i, v)
+    return divide(out, len(indices))
 
 
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, weight: float = 1.0) -> None:

@@ -47,9 +47,7 @@ class Channel:
 
     def gather(self, tensors: "list[Tensor]") -> Tensor:
         """One flat tensor of copies, in the block's precision."""
-        flat = self.layout.rooms.of(self.layout.numel * self.layout.dtype.itemsize, self.parameters[0].device)
-        pieces = [t.detach().reshape(-1).to(self.layout.dtype) for t in tensors]
-        return torch.cat(pieces, out=flat.view(self.layout.dtype))
+        return torch.cat([t.detach().reshape(-1).to(self.layout.dtype) for t in tensors], out=self._new())
 
     def write(self, flat: Tensor) -> None:
         """Copy a flat tensor into the parameters; never rebind them, others hold views."""
@@ -72,8 +70,12 @@ class Channel:
         return float(optimizer.param_groups[self.group]["lr"])
 
     def empty(self) -> Tensor:
-        device = self.parameters[0].device
-        return torch.zeros(self.layout.numel, dtype=self.layout.dtype, device=device)
+        return self._new().zero_()
+
+    def _new(self) -> Tensor:
+        """A flat tensor of arbitrary content."""
+        length = self.layout.numel * self.layout.dtype.itemsize
+        return self.layout.rooms.of(length, self.parameters[0].device).view(self.layout.dtype)
 
 
 def build(recipe: Recipe, parameters: Mapping[str, Tensor], groups: Mapping[str, int], size: int) -> list[Channel]:

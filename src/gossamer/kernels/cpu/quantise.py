@@ -12,7 +12,7 @@ from gossamer.kernels.cpu.hints import prefetch, wide
 from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, pack, pack_tail, unpack_blocks, unpack_tail
 from gossamer.kernels.cpu.rounding import round_codes
 from gossamer.kernels.cpu.scales import top_bits
-from gossamer.kernels.layout import ONE, PLANE_BLOCK, levels_of
+from gossamer.kernels.layout import GUARD, ONE, PLANE_BLOCK, TINY, levels_of
 
 
 def max_norms(x: Tensor, bucket: int) -> Tensor:
@@ -25,6 +25,17 @@ def encode(x: Tensor, bits: int, bucket: int, gains: Tensor, key: tuple[int, int
     top = np.int32(ONE // 2 if bits == 1 else levels_of(bits) * ONE)
     counter, k1 = start(key, offset)
     _encode(x.detach().numpy(), bits, bucket, gains.numpy(), top, counter, k1, wire.numpy())
+
+
+def measure_and_encode(
+    x: Tensor, bits: int, bucket: int, top: float, key: tuple[int, int], offset: int, norms: Tensor, wire: Tensor
+) -> None:
+    values, (counter, k1) = x.detach().numpy(), start(key, offset)
+    gain, limit = np.float32(top * GUARD), np.int32(top * ONE)
+    magnitudes = norms.numpy().view(np.int32)
+    _measure_and_encode(
+        values, values.view(np.int32), bits, bucket, gain, limit, counter, k1, norms.numpy(), magnitudes, wire.numpy()
+    )
 
 
 def read(wire: Tensor, bits: int, bucket: int, units: Tensor, out: Tensor, anew: bool) -> None:
@@ -54,6 +65,42 @@ def _encode(
             i = a // bucket
             b = min(hi, (i + 1) * bucket)
             round_codes(x, a, b, gains[i], top, top, counter, k1, codes, a - lo)
+            a = b
+        pack(blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK, bits, rows, lo // PLANE_BLOCK)
+    pack_tail(codes, x.size, bits, wire)
+
+
+@kernel
+def _measure_and_encode(
+    x: Floats,
+    magnitudes: Ints,
+    bits: int,
+    bucket: int,
+    gain: np.float32,
+    top: np.int32,
+    counter: np.uint32,
+    k1: np.uint32,
+    norms: Floats,
+    tops: Ints,
+    wire: Bytes,
+) -> None:
+    wide()
+    rows = full_rows(wire, bits, x.size)
+    codes = np.zeros(CHUNK, np.uint8)
+    blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
+    factor = np.float32(0)
+    for lo in range(0, x.size, CHUNK):
+        hi = min(lo + CHUNK, x.size)
+        prefetch(x, hi, hi + CHUNK)
+        a = lo
+        while a < hi:
+            i = a // bucket
+            if a == i * bucket:
+                tops[i] = top_bits(magnitudes[a : a + bucket])
+                # as torch divides a number by a tensor, which `layout.gains` does
+                factor = np.float32(0) if norms[i] < np.float32(TINY) else np.float32(np.float32(1) / norms[i]) * gain
+            b = min(hi, (i + 1) * bucket)
+            round_codes(x, a, b, factor, top, top, counter, k1, codes, a - lo)
             a = b
         pack(blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK, bits, rows, lo // PLANE_BLOCK)
     pack_tail(codes, x.size, bits, wire)

@@ -21,10 +21,14 @@ def absmax(x: Tensor, bounds: tuple[int, ...]) -> Tensor:
 
 def divide(x: Tensor, by: int) -> Tensor:
     out, values = torch.empty(1), x.detach().numpy()
-    exact = by & (by - 1) == 0  # then to multiply is the same, and faster
-    number = np.float32(1.0 / by if exact else by)
-    _divide(values, values.view(np.int32), number, exact, out.numpy().view(np.int32))
+    _divide(values, values.view(np.int32), *divisor(by), out.numpy().view(np.int32))
     return out
+
+
+def divisor(by: int) -> tuple[np.float32, bool]:
+    """A number to divide by; or one to multiply with, and True: of a power of two that is the same, and faster."""
+    exact = by & (by - 1) == 0
+    return np.float32(1.0 / by if exact else by), exact
 
 
 def absmax_and_rms(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -59,31 +63,25 @@ def _absmax(bits: Ints, edges: Longs, out: Ints) -> None:
 
 
 @kernel
-def _divide(x: Floats, bits: Ints, number: np.float32, multiply: bool, out: Ints) -> None:
+def _divide(x: Floats, bits: Ints, number: np.float32, exact: bool, out: Ints) -> None:
     best = np.int32(0)
     for lo in range(0, x.size, _CHUNK):
         hi = min(lo + _CHUNK, x.size)
         prefetch(x, hi, hi + _CHUNK)
-        if multiply:
-            _times(x[lo:hi], number)
-        else:
-            _over(x[lo:hi], number)
+        divide_all(x[lo:hi], number, exact)
         best = max(best, top_bits(bits[lo:hi]))
     out[0] = best
 
 
 @kernel
-def _times(x: Floats, factor: np.float32) -> None:
+def divide_all(x: Floats, number: np.float32, exact: bool) -> None:
     wide()
-    for j in range(x.size):
-        x[j] *= factor
-
-
-@kernel
-def _over(x: Floats, number: np.float32) -> None:
-    wide()
-    for j in range(x.size):
-        x[j] /= number
+    if exact:
+        for j in range(x.size):
+            x[j] *= number
+    else:
+        for j in range(x.size):
+            x[j] /= number
 
 
 @kernel

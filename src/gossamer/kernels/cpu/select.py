@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Floats, Ints, kernel
+from gossamer.kernels.cpu.compile import Floats, Ints, Longs, kernel
 from gossamer.kernels.cpu.hints import prefetch, wide
+from gossamer.kernels.cpu.scales import divide_all, divisor, top_bits
+from gossamer.kernels.layout import edges
 
 Flags = npt.NDArray[np.uint8]
 _BLOCK = 1024
 _WORD = 8  # flags that are looked at together
 _NAN = 0x7F800001  # one key for every NaN, above infinity
+_STRETCH = 4096  # elements that stay near while all that is said of them is added up
 _SMALL = 1 << 16  # below this, selecting among all elements is faster than sampling
 
 
@@ -35,6 +40,29 @@ def topk(x: Tensor, k: int) -> Tensor:
         if k <= indices.size <= most:  # else the sample was no guide: there are many ties, as zeros
             return torch.from_numpy(indices[_best(survivors, k)])
     return torch.from_numpy(_best(values, k))
+
+
+def topk_each(x: Tensor, bounds: tuple[int, ...], counts: tuple[int, ...]) -> Tensor:
+    values, table = x.detach().numpy(), np.array(counts, np.int64)
+    out = torch.empty(int(table.sum()), dtype=torch.int32)
+    most = 4 * max(counts, default=0) + 1024
+    indices, survivors = np.empty(most + _WORD, np.int32), np.empty(most + _WORD, np.float32)
+    _topk_each(values, values.view(np.int32), edges(bounds), table, indices, survivors, out.numpy())
+    return out
+
+
+def sparse_mean(indices: Sequence[Tensor], values: Sequence[Tensor], out: Tensor) -> Tensor | None:
+    """None if the indices of one do not ascend, or leave the vector; then nothing has been written."""
+    places = np.concatenate([i.numpy() for i in indices])
+    starts = np.cumsum([0, *(i.numel() for i in indices)])
+    if not _ascend(places, starts, out.numel()):
+        return None
+    largest, dense = torch.empty(1), out.detach().numpy()
+    number, exact = divisor(len(indices))
+    said = np.concatenate([v.detach().numpy() for v in values])
+    bits = dense.view(np.int32)
+    _sparse_mean(places, said, starts, number, exact, dense, bits, largest.numpy().view(np.int32))
+    return largest
 
 
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, weight: float) -> bool:
@@ -127,3 +155,80 @@ def _scatter_add(out: Floats, indices: Ints, values: Floats, weight: np.float32)
         for j in range(indices.size):
             out[indices[j]] += weight * values[j]
     return not outside
+
+
+@kernel
+def _topk_each(x: Floats, bits: Ints, edges: Longs, counts: Longs, indices: Ints, survivors: Floats, out: Ints) -> None:
+    """As `topk` in every segment; what it asks NumPy for is asked for in here, many times faster."""
+    done = 0
+    for s in range(counts.size):
+        a, b, k = edges[s], edges[s + 1], counts[s]
+        if k == 0:
+            continue
+        count = 0
+        most = 4 * k + 1024
+        if b - a > _SMALL and k <= (b - a) // 16:
+            count = _compact(x[a:b], bits[a:b], _bar(bits[a:b], k), most, indices, survivors)
+        if k <= count <= most:
+            keys = _keys(survivors[:count].view(np.int32))
+            best = _pick(keys, _kth(keys, k), k)
+            for j in range(k):
+                out[done + j] = a + indices[best[j]]
+        else:
+            keys = _keys(bits[a:b])
+            best = _pick(keys, _kth(keys, k), k)
+            for j in range(k):
+                out[done + j] = a + best[j]
+        done += k
+
+
+@kernel
+def _bar(bits: Ints, k: int) -> np.int32:
+    """`_lower_bound`, in here."""
+    n = bits.size
+    stride = max(n // min(n // 64, 200 * n // k), 1)
+    sample = np.empty((n + stride - 1) // stride, np.int32)
+    for j in range(sample.size):
+        sample[j] = bits[j * stride]
+    keys = _keys(sample)
+    expected = k * keys.size / n
+    rank = min(int(expected + 4.0 * expected**0.5) + 4, keys.size)
+    return _kth(keys, rank)
+
+
+@kernel
+def _kth(keys: Ints, k: int) -> np.int32:
+    """The k-th largest."""
+    return np.partition(keys, keys.size - k)[keys.size - k]
+
+
+@kernel
+def _ascend(indices: Ints, starts: Longs, n: int) -> bool:
+    for w in range(starts.size - 1):
+        last = np.int32(0)
+        for j in range(starts[w], starts[w + 1]):
+            if indices[j] < last or indices[j] >= n:
+                return False
+            last = indices[j]
+    return True
+
+
+@kernel
+def _sparse_mean(
+    indices: Ints, values: Floats, starts: Longs, number: np.float32, exact: bool, out: Floats, bits: Ints, top: Ints
+) -> None:
+    at = starts[:-1].copy()
+    best = np.int32(0)
+    for lo in range(0, out.size, _STRETCH):
+        hi = min(lo + _STRETCH, out.size)
+        prefetch(out, hi, hi + _STRETCH)
+        out[lo:hi] = np.float32(0)
+        for w in range(at.size):
+            j = at[w]
+            while j < starts[w + 1] and indices[j] < hi:
+                out[indices[j]] += values[j]
+                j += 1
+            at[w] = j
+        divide_all(out[lo:hi], number, exact)
+        best = max(best, top_bits(bits[lo:hi]))
+    top[0] = best

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gossamer.kernels.gpu.hashing import codes, words
 from gossamer.kernels.gpu.options import OPTIONS
-from gossamer.kernels.layout import ONE, PLANE_BLOCK, levels_of
+from gossamer.kernels.layout import ONE, PLANE_BLOCK, gains, levels_of
 from gossamer.kernels.reference import quantise as reference
 
 _BLOCKS = 4  # blocks of one encoding program
@@ -38,6 +38,13 @@ def encode(x: Tensor, bits: int, bucket: int, gains: Tensor, key: tuple[int, int
         top = ONE // 2 if bits == 1 else levels_of(bits) * ONE
         grid, start = (triton.cdiv(n, _BLOCKS * PLANE_BLOCK),), words(key, offset)
         _encode[grid](x, gains, wire, n, top, *start, bits, _span(bucket, n), _BLOCKS, **OPTIONS)
+
+
+def measure_and_encode(
+    x: Tensor, bits: int, bucket: int, top: float, key: tuple[int, int], offset: int, norms: Tensor, wire: Tensor
+) -> None:
+    norms.copy_(max_norms(x, bucket))
+    encode(x, bits, bucket, gains(norms, top), key, offset, wire)
 
 
 def read(wire: Tensor, bits: int, bucket: int, units: Tensor, out: Tensor, anew: bool) -> None:

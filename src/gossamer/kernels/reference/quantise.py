@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.kernels.layout import ONE, levels_of
+from gossamer.kernels.layout import ONE, gains, levels_of
 from gossamer.kernels.reference.hashing import fractions
 from gossamer.kernels.reference.planes import pack, unpack
 from gossamer.kernels.reference.rounding import fixed_point
@@ -27,6 +27,13 @@ def encode(x: Tensor, bits: int, bucket: int, gains: Tensor, key: tuple[int, int
     fixed = fixed_point(x * gains.repeat_interleave(bucket)[:n], top)
     codes = (fixed + top + fractions(n, key, offset, x.device)) >> 23
     wire.copy_(pack(codes.to(torch.uint8), bits))
+
+
+def measure_and_encode(
+    x: Tensor, bits: int, bucket: int, top: float, key: tuple[int, int], offset: int, norms: Tensor, wire: Tensor
+) -> None:
+    norms.copy_(max_norms(x, bucket))
+    encode(x, bits, bucket, gains(norms, top), key, offset, wire)
 
 
 def read(wire: Tensor, bits: int, bucket: int, units: Tensor, out: Tensor, anew: bool) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -25,6 +28,15 @@ def topk(x: Tensor, k: int) -> Tensor:
     keys = magnitudes(x).long().mul_(1 << 31)
     keys.add_(torch.arange(x.numel() - 1, -1, -1, device=x.device))
     return keys.topk(k, sorted=False).indices.sort().values.int()
+
+
+def topk_each(x: Tensor, bounds: tuple[int, ...], counts: tuple[int, ...]) -> Tensor:
+    picks = [topk(x[a:b], k) + a for k, (a, b) in zip(counts, pairwise(bounds), strict=True)]
+    return torch.cat(picks) if picks else torch.empty(0, dtype=torch.int32, device=x.device)
+
+
+def sparse_mean(indices: Sequence[Tensor], values: Sequence[Tensor], out: Tensor) -> None:
+    """None: there is no shorter way here than to add one after the other."""
 
 
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, weight: float) -> bool:
