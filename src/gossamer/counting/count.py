@@ -49,6 +49,8 @@ def bytes_between(
 
     >>> bytes_between("allreduce", {"w": (1000,)}, 4, per_node=2)
     6000.0
+    >>> bytes_between("nodes(allreduce(fp32()), 2)", {"w": (1000,)}, 4, per_node=2)
+    4000.0
     """
     count, steps = _counted(recipe, shapes, size, per_node)
     return (count.sent - count.inside) / ceil(size / per_node) / steps
