@@ -51,7 +51,7 @@ def topk_each(x: Tensor, bounds: tuple[int, ...], counts: tuple[int, ...]) -> Te
     return out
 
 
-def sparse_mean(indices: Sequence[Tensor], values: Sequence[Tensor], out: Tensor) -> Tensor | None:
+def sparse_mean(out: Tensor, indices: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor | None:
     """None if the indices of one do not ascend, or leave the vector; then nothing has been written."""
     places = np.concatenate([i.numpy() for i in indices])
     starts = np.cumsum([0, *(i.numel() for i in indices)])
