@@ -30,7 +30,8 @@ def start_ranks(per_node: int) -> int:
     ranks = [
         subprocess.Popen(
             [sys.executable, *sys.argv, "--rank"],
-            env=os.environ | {"RANK": str(host * per_node + i), "WORLD_SIZE": str(hosts * per_node), "LOCAL_RANK": str(i)},
+            env=os.environ
+            | {"RANK": str(host * per_node + i), "WORLD_SIZE": str(hosts * per_node), "LOCAL_RANK": str(i)},
         )
         for i in range(per_node)
     ]
@@ -66,7 +67,10 @@ def measure(text: str, per_node: int, rounds: int, steps: int) -> None:
         counted = bytes_between(text, shapes, comm.size, per_node) if comm.rank == 0 else 0.0
         if comm.rank == 0:
             milliseconds, card = 1000 * statistics.median(seconds), statistics.median(sent) / 1e6
-            print(f"{text:75} step {milliseconds:7.0f} ms   card_mb {card:6.2f}   counted_mb {counted / 1e6:6.2f}", flush=True)
+            print(
+                f"{text:75} step {milliseconds:7.0f} ms   card_mb {card:6.2f}   counted_mb {counted / 1e6:6.2f}",
+                flush=True,
+            )
 
 
 def main() -> None:
