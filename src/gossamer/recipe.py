@@ -8,8 +8,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, final
 
-import torch
-
 from gossamer import codecs, exchanges, topologies, updates
 from gossamer.combinations import check, composed
 from gossamer.controllers import Fixed
@@ -28,6 +26,7 @@ from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, nearest, parse, part, require
 from gossamer.core.schedule import Schedule
 from gossamer.core.text import LONGEST, MOST_TERMS, cut, shown, table
+from gossamer.core.world import World
 from gossamer.memories import NoMemory
 from gossamer.rules import Route, Rule
 from gossamer.schedules import EveryStep, First, Gossip
@@ -107,14 +106,14 @@ class Recipe:
     def way(self, name: str, shape: tuple[int, ...]) -> tuple[Exchange, Memory]:
         """The exchange and the memory that one parameter goes through."""
         for rule in self.rules:
-            if rule.fits(name, shape):
+            if rule.holds_for(name, shape):
                 return rule.exchange, rule.memory
         return self.routes.get(name, self.exchange), self.memory
 
-    def suits(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise AttachError for an optimizer with which a part would not do what it says."""
+    def fits(self, world: World) -> None:
+        """Raise AttachError for a world in which a part would not do what it says."""
         for one in self.parts():
-            one.suits(optimizer)
+            one.fits(world)
 
     @cached_property
     def follows_rate(self) -> bool:

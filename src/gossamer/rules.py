@@ -43,7 +43,7 @@ class Rule(Part):
         """What the numbers of its parameters go through."""
         return {"memory": self.memory, "exchange": self.exchange, "rule": self}
 
-    def fits(self, name: str, shape: tuple[int, ...]) -> bool:
+    def holds_for(self, name: str, shape: tuple[int, ...]) -> bool:
         numel = 1
         for n in shape:
             numel *= n

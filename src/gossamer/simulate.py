@@ -108,6 +108,7 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
             worker.step += 1
         else:
             yield from worker.train_step(gradients, partial(_descend, replica), replica.optimizer.step)
+        worker.descent.leave(replica.optimizer)
 
 
 def _gradients(replica: Replica, backward: Backward) -> float:
@@ -142,7 +143,6 @@ def _descend(replica: Replica) -> bool:
         worker.descent.enter(replica.optimizer)
         worker.redirect()
         replica.optimizer.step()
-        worker.descent.leave(replica.optimizer)
     return finite
 
 

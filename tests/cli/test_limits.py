@@ -57,7 +57,11 @@ def test_what_a_large_model_needs_is_read() -> None:
     text = repr(Recipe.of(f"allreduce(fp32()) + {rules} + route(({names}), allreduce(bf16()))"))
     assert len(text) > 400_000
     assert repr(Recipe.of(text)) == text
-    assert Recipe.of(SUM + "rule('ndim < 2" + " or ndim < 2" * 1000 + "', allreduce(fp32()))").rules[0].fits("w", (1,))
+    assert (
+        Recipe.of(SUM + "rule('ndim < 2" + " or ndim < 2" * 1000 + "', allreduce(fp32()))")
+        .rules[0]
+        .holds_for("w", (1,))
+    )
 
 
 TABLES = {

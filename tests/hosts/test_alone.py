@@ -48,7 +48,8 @@ def test_one_rank_is_plain_training_bit_for_bit(name: str) -> None:
 
 
 ALONE = [  # what they do to the optimizer's steps does not need a second rank
-    *(f"allreduce + {s}" for s in samples("schedule") if s.averages_gradients),
+    *(f"allreduce + {s}" for s in samples("schedule") if s.averages_gradients and "waits for few" not in s.traits),
+    *(f"allreduce + {u}" for u in samples("update")),
     *(f"allreduce + {c}" for c in samples("controller") if c.moves_schedule),
     "diana(l1=0.02)",
     "qsgd + every_step(l1=0.02) + bucket(0.00004)",

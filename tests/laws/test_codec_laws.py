@@ -174,10 +174,11 @@ def test_a_block_of_nothing_but_nan_or_infinity_does_not_look_finite(codec: Code
 @every_codec
 @pytest.mark.parametrize("size", [1e-20, 1e-6, 1e4, 1e18])
 def test_the_size_of_a_gradient_does_not_matter(codec: Codec, size: float) -> None:
-    if codec.name == "fp16":
-        return  # it has no such range, and says so
     given = block("several")
     scaled = roundtrip(codec, given.like(given.flat * size))
+    if not codec.any_size:
+        assert size in (1e-6, 1e4) or not torch.allclose(scaled / size, roundtrip(codec, given), rtol=1e-2, atol=1e-2)
+        return
     torch.testing.assert_close(scaled / size, roundtrip(codec, given), rtol=1e-2, atol=1e-2)
 
 
@@ -323,7 +324,7 @@ def test_the_mean_is_bit_equal_on_all_ranks_and_is_the_mean_of_what_got_through(
     assert len({bits(e.mean) for e in echoes}) == 1
     assert (echoes[0].mean.shape, echoes[0].mean.dtype) == (blocks[0].flat.shape, dtype)
     through = sum(sent(e, b) for e, b in zip(echoes, blocks, strict=True)) / size
-    coarse = {"bf16": 0.05, "fp16": 0.005}.get(codec.name, 10 * fine(dtype))  # sums of halves are rounded on their way
+    coarse = max(12 * codec.sum_rounding, 10 * fine(dtype))
     torch.testing.assert_close(through, echoes[0].mean, rtol=coarse, atol=coarse)
     assert all(torch.equal(b.flat, old) for b, old in zip(blocks, before, strict=True))
 
@@ -334,7 +335,7 @@ def test_permuting_the_ranks_changes_the_mean_by_rounding_only(codec: LinearCode
     blocks = on_ranks(shape, 4, torch.float64)
     echoes, _ = averaged(codec, blocks)
     permuted, _ = averaged(codec, blocks, order=[2, 0, 3, 1])
-    coarse = {"bf16": 0.02, "fp16": 0.002}.get(codec.name, 1e-9)
+    coarse = max(5 * codec.sum_rounding, 1e-9)
     torch.testing.assert_close(permuted[0].mean, echoes[0].mean, rtol=coarse, atol=coarse)
 
 

@@ -197,6 +197,14 @@ def can_grow(schedule: Schedule) -> None:
     assert (grown.accumulate, grown.lr_factor) == (3, 2.0)
 
 
+@law("accumulates")
+def makes_one_step_of_several_batches(schedule: Schedule) -> None:
+    ranks = make(f"allreduce(fp32()) + {schedule}", 2)
+    passes = list[int]()
+    train(ranks, lambda model, rank, step: (passes.append(rank), pull(model, rank, step))[1], 3)
+    assert len(passes) == 2 * 3 * schedule.accumulate > 6
+
+
 @law("own step")
 def moves_otherwise_than_the_optimizer(schedule: Schedule) -> None:
     own = make(Recipe.of(f"allreduce(fp32()) + {schedule}"), 2)
@@ -224,6 +232,12 @@ def is_no_mean_any_more(update: Update) -> None:
 def may_put_something_else_in_force(controller: Controller) -> None:
     recipe = replace(next(controlled(controller)), controller=Fixed())
     assert [r for r in controller.reach(recipe) if r != recipe]
+
+
+@law("moves schedule")
+def may_put_another_schedule_in_force(controller: Controller) -> None:
+    recipe = replace(next(controlled(controller)), controller=Fixed())
+    assert any(r.schedule != recipe.schedule for r in controller.reach(recipe))
 
 
 @law("follows rate")

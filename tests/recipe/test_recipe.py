@@ -194,7 +194,7 @@ def test_parts_may_come_in_any_order() -> None:
 
 
 def fits(when: str, name: str = "layer.weight", shape: tuple[int, ...] = (3, 4)) -> bool:
-    return Rule(when, AllReduced(FP32())).fits(name, shape)
+    return Rule(when, AllReduced(FP32())).holds_for(name, shape)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,10 @@ class _Half(Codec, LinearCodec):
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
         out.copy_(_read(self.name, wire, _dtype(self), layout))
 
+    @property
+    def sum_rounding(self) -> float:
+        return torch.finfo(_dtype(self)).eps / 2
+
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
         mine = torch.div(block.flat, seat.size, out=self._new(block))  # first: a sum of N could overflow fp16
         total = yield from all_reduce(mine)
@@ -152,3 +156,7 @@ class FP16(_Half):
     >>> codec.decode(codec.encode(block, {}, Seat(0, 1, 0, Draw(0, 0, 0))), block)
     tensor([1., inf])
     """
+
+    @property
+    def any_size(self) -> bool:
+        return False

@@ -79,6 +79,11 @@ class _Encoding(Part):
         return False
 
     @property
+    def any_size(self) -> bool:
+        """True if small and large gradients are written alike; else there are some too small, or too large, for it."""
+        return True
+
+    @property
     def whole(self) -> bool:
         """True if the codec must see all parameters in one block (a global top-k)."""
         return False
@@ -157,6 +162,11 @@ class LinearCodec(_Encoding):
     def bucket_mb(self) -> float:
         return 25.0
 
+    @property
+    def sum_rounding(self) -> float:
+        """How much of a number each addition may round off on its way, for nobody to keep."""
+        return 0.0
+
     def policy(self, key: str) -> Policy:
         return "mean"
 
@@ -188,6 +198,10 @@ class AsItsCodec:
     @property
     def exact(self) -> bool:
         return self.codec.exact
+
+    @property
+    def any_size(self) -> bool:
+        return self.codec.any_size
 
     @property
     def whole(self) -> bool:
@@ -242,6 +256,16 @@ class Exchange(Part):
     def exact(self) -> bool:
         """True if everything gets through."""
         return False
+
+    @property
+    def any_size(self) -> bool:
+        """True if small and large gradients are written alike; else there are some too small, or too large, for it."""
+        return True
+
+    @property
+    def sum_rounding(self) -> float:
+        """How much of a number each addition may round off on its way, for nobody to keep."""
+        return 0.0
 
     @property
     def whole(self) -> bool:
@@ -427,6 +451,7 @@ class Facts(NamedTuple):
     step: int
     lr: float
     blocks: Sequence[Block]  # this step's agreed mean gradients
+    sums: Sequence[Tensor] = ()  # of each block, what `local` told of it, summed over all ranks; in double precision
 
 
 class Controller(Part):
@@ -439,12 +464,30 @@ class Controller(Part):
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(control=True)
+        return super().traits | those(control=True, moves_schedule=self.moves_schedule)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        if not self.counts:
+            return ()
+        because = "{controller} counts what ranks' own gradients tell as they leave, and under {schedule} none do; use every_step()"
+        return (needs("averages gradients", because=because),)
 
     @property
     def moves_schedule(self) -> bool:
         """True if it may change the schedule, and so what the optimizer does; else only what is sent."""
         return False
+
+    @property
+    def counts(self) -> int:
+        """How many numbers `local` tells of a block; with 0 nothing is computed, and nothing sent."""
+        return 0
+
+    def local(self, block: Block) -> Tensor:
+        """What this rank tells of its own gradient, free of the loss scale, as it leaves: so many numbers. All ranks' are
+        summed, in one small all-reduce a step, and come as `Facts.sums`.
+        """
+        raise NotImplementedError(f"{self} counts {self.counts} number(s) of a block, and does not say which")
 
     def reach(self, recipe: Any) -> Iterable[Any]:
         """What it may put in force under this recipe, without itself; all of it is checked when the recipe is made."""

@@ -13,7 +13,6 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
 from typing import (
-    TYPE_CHECKING,
     Any,
     ClassVar,
     Literal,
@@ -29,9 +28,7 @@ from gossamer.core.errors import RecipeError
 from gossamer.core.terms import Term, those
 from gossamer.core.text import cut, shown
 from gossamer.core.text import terms as terms_of
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
+from gossamer.core.world import World
 
 P = TypeVar("P", bound="Part")
 
@@ -72,8 +69,10 @@ class Part(ABC):  # noqa: B024  (its contracts below are abstract; what a part m
         """
         return tuple(dict.fromkeys(g for inner in _inside(self) for g in inner.groups(size)))
 
-    def suits(self, optimizer: "Optimizer") -> None:  # noqa: B027  (most parts work with any)
-        """Raise AttachError for an optimizer with which this part would not do what it says, with the fix."""
+    def fits(self, world: World) -> None:
+        """Raise AttachError for a world in which this part would not do what it says, with the fix."""
+        for inner in _inside(self):
+            inner.fits(world)
 
 
 def _inside(part: Part) -> list[Part]:
@@ -310,7 +309,8 @@ def _describe(hint: Any) -> str:
         return f"a tuple, of {_describe(get_args(hint)[0])} each"
     if isinstance(hint, type) and issubclass(hint, Part):
         known = [n for n, p in registry.of().items() if issubclass(p, hint)]
-        return f"a {hint.kind} ({', '.join(known)})" if known else f"a {hint.kind}"
+        one = f"{'an' if hint.kind[0] in 'aeiou' else 'a'} {hint.kind}"
+        return f"{one} ({', '.join(known)})" if known else one
     words = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", NoneType: "None"}
     return words.get(hint, str(hint))
 

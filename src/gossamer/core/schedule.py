@@ -260,7 +260,10 @@ class Schedule(Part):
     @property
     def traits(self) -> frozenset[str]:
         return super().traits | those(
-            averages_gradients=self.averages_gradients, mixes=self.mixes, own_step=self.lr_factor != 1
+            averages_gradients=self.averages_gradients,
+            mixes=self.mixes,
+            own_step=self.lr_factor != 1,
+            accumulates=self.accumulate != 1,
         )
 
     @property
@@ -298,9 +301,6 @@ class Schedule(Part):
     def equal(self, step: int) -> bool:
         """True if all ranks hold equal models after this step."""
         return self.averages_gradients
-
-    def check(self, size: int, layouts: Sequence[Layout]) -> None:
-        """Refuse a world, or the blocks of a model, that it cannot serve, with the fix."""
 
     def judged(self, loop: Loop) -> list[Share] | None:
         """The model that the theory is about, as this rank's share of it; None where it is what every rank holds."""

@@ -28,9 +28,11 @@ TRAITS: dict[str, str] = {
     "mixes": "models are pulled together, and never agree exactly",
     "waits for few": "the latest ranks are not waited for; they make up for what they missed",
     "batch": "it can grow the batch: `micro_batches` and `rate`",
+    "accumulates": "several micro-batches make one step",
     "own step": "the model moves otherwise than the optimizer says, by another rate or by a step of its own",
     # of how much, and for whom
     "control": "the recipe may change as training goes",
+    "moves schedule": "its schedule may change, and with it what the optimizer does",
     "directs": "what the optimizer is given is made of the mean, and is no mean any more",
     "follows rate": "it asks for the learning rate of a block",
     "singles out": "some parameters go another way than the rest",

@@ -15,6 +15,7 @@ from gossamer.core.draw import Draw
 from gossamer.core.groups import place
 from gossamer.core.schedule import Message
 from gossamer.core.verbs import Program, Verb
+from gossamer.core.world import World
 from gossamer.counting.answers import answer_of
 from gossamer.counting.hollow import hollow
 from gossamer.counting.rehearsal import Average, Mail, Rehearsal, span
@@ -48,6 +49,8 @@ def bytes_between(
 
     >>> bytes_between("allreduce", {"w": (1000,)}, 4, per_node=2)
     6000.0
+    >>> bytes_between("nodes(allreduce(fp32()), 2)", {"w": (1000,)}, 4, per_node=2)
+    4000.0
     """
     count, steps = _counted(recipe, shapes, size, per_node)
     return (count.sent - count.inside) / ceil(size / per_node) / steps
@@ -77,7 +80,7 @@ def _counted(
     parsed = Recipe.of(recipe)
     parameters = {n: torch.empty(s, device="meta") if isinstance(s, tuple) else s for n, s in shapes.items()}
     channels = build(parsed, parameters, dict.fromkeys(parameters, 0), size)
-    parsed.schedule.check(size, [c.layout for c in channels])
+    parsed.fits(World(size, [c.layout for c in channels]))
     first, last = span(parsed)
     run = Rehearsal(parsed, len(channels), size, first)
     while run.step <= last:

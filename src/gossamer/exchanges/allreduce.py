@@ -31,6 +31,10 @@ class AllReduced(Carrier):
             f"use scatter({self.codec}) (bytes do not grow with N) or gather({self.codec})",
         )
 
+    @property
+    def sum_rounding(self) -> float:
+        return self.codec.sum_rounding
+
     def policy(self, key: str) -> Policy:
         return self.codec.policy(key)
 

@@ -95,6 +95,10 @@ class Scatter(Carrier):
     def exact(self) -> bool:
         return self.codec.exact and self.answers.exact
 
+    @property
+    def any_size(self) -> bool:
+        return self.codec.any_size and self.answers.any_size
+
     def omega(self, layout: Layout, size: int) -> float:
         return max(self.codec.omega(layout), self.answers.omega(layout))
 

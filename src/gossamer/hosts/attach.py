@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from gossamer.codecs.warm import warm
 from gossamer.core.errors import AttachError, GossamerError
+from gossamer.core.terms import Term
 from gossamer.fabrics.pulse import Patience
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts.backward import Backward
@@ -19,10 +20,11 @@ from gossamer.hosts.communicator import Communicator, attached
 from gossamer.hosts.devices import device_of, refuse_devices, refuse_lengths, shared_buffers
 from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
-from gossamer.hosts.scaler import refuse_under_backups
+from gossamer.hosts.nodes import Where, host_names, in_two_levels, ranks_per_node
 from gossamer.hosts.start import hyperparameters, make_equal
 from gossamer.hosts.steps import Steps
 from gossamer.hosts.strangers import optimizers_of, refuse_model, refuse_optimizers
+from gossamer.hosts.wants import SCALED, for_all_ranks, for_buffers, for_silence_on, refuse
 from gossamer.recipe import Recipe
 from gossamer.worker import Together, Worker
 
@@ -35,6 +37,7 @@ def attach(
     recipe: str | Recipe,
     process_group: "dist.ProcessGroup | DeviceMesh | None" = None,
     *,
+    nodes: Where | None = None,
     seed: int = 0,
     deadline: float = 300.0,
     patience: Patience = "alive",
@@ -54,6 +57,8 @@ def attach(
 
     - `optimizer`: one, or a list of those that share the model's parameters among them; a step is over when all have stepped.
     - `process_group`: a group or a one-dimensional DeviceMesh; None is the default group (or this process alone).
+    - `nodes`: where several ranks share a node and its network card: how many nodes there are, "hosts" to go by their names,
+      or a DeviceMesh of nodes and their ranks. They then average densely inside, and by the recipe between nodes.
     - `deadline`: seconds of silence after which a missing rank is an error on all others.
     - `patience`: "alive" waits, after a warning, for a rank that lives but works elsewhere; "work" does not.
     - `buffers`: what becomes of float buffers (BatchNorm statistics) when parameters are averaged; asked for then.
@@ -78,8 +83,12 @@ def attach(
     fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(model))
     try:
         given, refusal = None, None
+        hosts = host_names(fabric) if nodes == "hosts" else []
         try:
-            given = _given(model, optimizer, recipe, buffers, scaler, find_unused_parameters)
+            parsed = Recipe.of(recipe)
+            if nodes is not None:
+                parsed = in_two_levels(parsed, ranks_per_node(nodes, hosts, fabric.size, group))
+            given = _given(model, optimizer, parsed, buffers, scaler, find_unused_parameters)
             if fabric.size > 1:
                 refuse_devices(given[2], shared_buffers(model, given[3]))
                 refuse_lengths(given[0], fabric.device)
@@ -114,13 +123,12 @@ def attach(
 def _given(
     model: nn.Module,
     optimizer: object,
-    recipe: str | Recipe,
+    parsed: Recipe,
     buffers: Buffers | None,
     scaler: Any,
     find_unused: bool,
 ) -> tuple[Recipe, tuple[Optimizer, ...], dict[str, Tensor], str]:
     """What this rank was given, read and found fit for one another."""
-    parsed = Recipe.of(recipe)
     if model in attached:
         raise AttachError("this model is attached already; call detach() on its communicator first")
     refuse_model(model)
@@ -138,10 +146,25 @@ def check(
     find_unused_parameters: bool = False,
 ) -> str:
     """Refuse what a recipe cannot do with this model and these options; returns what becomes of the model's buffers."""
-    policy = _buffer_policy(model, recipe, buffers)
-    _check_backups(recipe, policy, find_unused_parameters)
-    refuse_under_backups(recipe, scaler)
-    return policy
+    if buffers not in (None, "average", "broadcast", "local"):
+        raise AttachError(f"buffers must be 'average', 'broadcast' or 'local', got {buffers!r}")
+    refuse(recipe, *_wants(model, buffers, scaler, find_unused_parameters))
+    return buffers or "consensus"
+
+
+def _wants(model: nn.Module, buffers: Buffers | None, scaler: Any, find_unused: bool) -> Iterator[Term]:
+    """The terms of what was asked for."""
+    floating = [n for n, b in model.named_buffers() if b.is_floating_point() and b.numel()]
+    if buffers in ("average", "broadcast"):
+        yield for_buffers(buffers)
+    elif buffers is None and floating:
+        yield from for_silence_on(floating[0])
+    if find_unused:
+        yield for_all_ranks("find_unused_parameters")
+    if buffers in ("average", "broadcast"):
+        yield for_all_ranks(f"buffers={buffers!r}")
+    if scaler is not None:
+        yield from SCALED
 
 
 def _trainable(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
@@ -196,32 +219,3 @@ def _group(given: "dist.ProcessGroup | DeviceMesh | None") -> "dist.ProcessGroup
             "process_group is no group: this process is not one of its ranks, and has nothing to attach to"
         )
     return given
-
-
-def _buffer_policy(model: nn.Module, recipe: Recipe, policy: Buffers | None) -> str:
-    if policy is not None:
-        if policy not in ("average", "broadcast", "local"):
-            raise AttachError(f"buffers must be 'average', 'broadcast' or 'local', got {policy!r}")
-        if recipe.schedule.mixes and policy != "local":
-            raise AttachError(
-                f"buffers={policy!r} under {recipe.schedule}: nobody ever waits for everybody, so buffers cannot be shared; say 'local'"
-            )
-        return policy
-    floating = [n for n, b in model.named_buffers() if b.is_floating_point() and b.numel()]
-    if floating and not recipe.schedule.averages_gradients:
-        raise AttachError(
-            f"the model has float buffers ({floating[0]}, ...), and under {recipe.schedule} they differ between ranks like "
-            "parameters do; say buffers="
-            + ("'local'" if recipe.schedule.mixes else "'average', 'broadcast' (rank 0's) or 'local'")
-        )
-    return "consensus"
-
-
-def _check_backups(recipe: Recipe, buffers: str, find_unused: bool) -> None:
-    if "waits for few" not in recipe.schedule.traits:
-        return
-    if buffers in ("average", "broadcast") or find_unused:
-        what = "find_unused_parameters" if find_unused else f"buffers={buffers!r}"
-        raise AttachError(
-            f"{recipe.schedule} with {what}: that needs all ranks at every step, and late ones are not there"
-        )

@@ -22,6 +22,7 @@ from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.intake import Intake
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
 from gossamer.hosts.scaler import Scale
+from gossamer.hosts.wants import HOOK, refuse
 from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
 from gossamer.worker import Worker, checkpoint
@@ -250,20 +251,7 @@ def _averaged(ddp_model: DistributedDataParallel) -> dict[str, Tensor]:
 
 def check(recipe: Recipe) -> None:
     """Refuse a recipe that is more than what a communication hook can do."""
-    if not recipe.schedule.averages_gradients or "waits for few" in recipe.schedule.traits:
-        raise AttachError(
-            f"{recipe} is more than a gradient average; take the model out of DDP and use gossamer.attach"
-        )
-    if recipe.controller.moves_schedule:
-        raise AttachError(
-            f"{recipe.controller} acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
-        )
-    if recipe.update is not None or recipe.schedule.accumulate != 1 or getattr(recipe.schedule, "l1", 0.0):
-        raise AttachError(
-            f"{recipe.schedule} acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
-        )
-    if any(getattr(m, "units", "gradient") == "update" for m in (recipe.memory, *(r.memory for r in recipe.rules))):
-        raise AttachError(f"{recipe} follows the learning rate, which a DDP hook does not see; use gossamer.attach")
+    refuse(recipe, *HOOK)
 
 
 def _hook() -> Callable[[Any, Any], Any]:

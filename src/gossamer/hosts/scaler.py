@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from gossamer.core.errors import AttachError
 from gossamer.core.moments import Moment
-from gossamer.memories import NoMemory
+from gossamer.hosts.wants import SCALED, UNTOLD_LOCAL, UNTOLD_MEANS, refuse
 from gossamer.recipe import Recipe
 
 
@@ -76,13 +75,6 @@ class Scale:
         return getattr(self._scaler, "_scale", None)
 
 
-def refuse_under_backups(recipe: Recipe, scaler: Any) -> None:
-    if scaler is not None and "waits for few" in recipe.schedule.traits:
-        raise AttachError(
-            f"{recipe.schedule} with a GradScaler: a late rank would apply missed updates under another scale; use bf16"
-        )
-
-
 def refuse_untold(recipe: Recipe, optimizer: Optimizer) -> None:
     """To be called inside of `optimizer.step()`: is it a scaler that calls it, where that would go wrong in silence?
 
@@ -90,30 +82,20 @@ def refuse_untold(recipe: Recipe, optimizer: Optimizer) -> None:
     for them in the end. Where gradients are averaged all scalers see the same, and the next backward shows what was
     skipped; but what a memory keeps would come back under another scale.
     """
-    scaler = _calling_scaler()
-    if scaler is None:
+    if not _is_called_by_scaler():
         return
-    refuse_under_backups(recipe, scaler)
+    refuse(recipe, *SCALED)
     if recipe.schedule.averages_gradients:
-        if any(not isinstance(m, NoMemory) for m in (recipe.memory, *(rule.memory for rule in recipe.rules))):
-            raise AttachError(
-                f"a GradScaler calls optimizer.step(), and attach does not know of it: {recipe.memory} would keep gradients "
-                "of one loss scale and send them under another; say attach(..., scaler=scaler)"
-            )
-        return
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):  # else step() is called always, and skips inside
-        raise AttachError(
-            f"a GradScaler calls optimizer.step(), and attach does not know of it: under {recipe.schedule} a rank whose "
-            "scaler skips a step would fall behind the others; say attach(..., scaler=scaler)"
-        )
+        refuse(recipe, *UNTOLD_MEANS)
+    elif not getattr(optimizer, "_step_supports_amp_scaling", False):  # else step() is called always, and skips inside
+        refuse(recipe, *UNTOLD_LOCAL)
 
 
-def _calling_scaler() -> GradScaler | None:
-    """The scaler whose step() is under way, if it is in use."""
+def _is_called_by_scaler() -> bool:
+    """Is the step() of a scaler under way that is in use? Nothing but the stack tells: a scaler leaves no mark on what it calls."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code is GradScaler.step.__code__:
-            scaler = frame.f_locals["self"]
-            return scaler if scaler.is_enabled() else None
+            return bool(frame.f_locals["self"].is_enabled())
         frame = frame.f_back
-    return None
+    return False

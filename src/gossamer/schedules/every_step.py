@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, final
 
-import torch
-
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.schedule import Loop, Schedule
 from gossamer.core.terms import Term, bars, those
 from gossamer.core.verbs import Descend, Program
+from gossamer.core.world import World
 
 
 @final
@@ -76,11 +75,12 @@ class EveryStep(Schedule):
             # Not torch's softshrink, whose zeros have a sign that depends on how many elements there are.
             loop.assign([x - x.clamp(-t, t) for x, t in zip(loop.parameters(), thresholds, strict=True)])
 
-    def suits(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self.l1 or all(_is_sgd(group) for group in optimizer.param_groups):
+    def fits(self, world: World) -> None:
+        others = [o for o in world.optimizers if not all(_is_sgd(group) for group in o.param_groups)]
+        if not self.l1 or not others:
             return
         raise AttachError(
-            f"{self} with {type(optimizer).__name__}: the threshold follows the step of torch.optim.SGD, with momentum below "
+            f"{self} with {type(others[0]).__name__}: the threshold follows the step of torch.optim.SGD, with momentum below "
             "1 or without. Another optimizer scales every element's step by itself, and would end in the solution of another "
             "problem: use torch.optim.SGD, or leave l1 out"
         )

@@ -1,16 +1,15 @@
 """Backup workers: the step ends when enough gradients are in, not when the last one is."""
 
-from collections.abc import Sequence
 from typing import ClassVar, final
 
 from torch import Tensor
 
-from gossamer.core.block import Layout
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.schedule import Loop, Schedule
 from gossamer.core.terms import Term, bars, those
 from gossamer.core.verbs import Descend, Missed, Program
+from gossamer.core.world import World
 from gossamer.schedules.quorum import Outcome, Quorum
 
 
@@ -65,15 +64,17 @@ class First(Schedule):
             bars("control", because="{controller} under {schedule}: late ranks decide late"),
         )
 
-    def check(self, size: int, layouts: Sequence[Layout]) -> None:
-        wanted = size - self.backups
+    def fits(self, world: World) -> None:
+        if world.trains_alone:
+            return
+        size, wanted = world.size, world.size - self.backups
         ranks = f"{size} rank{'s' * (size > 1)} leave{'s' * (size == 1)}"
         what = "nobody to wait for" if wanted < 1 else "one gradient a step, and the others are computed for nothing"
         require(
             wanted > 1 or (wanted == 1 and self.backups == 0),
             f"first(backups={self.backups}): {ranks} {what}; use at least {self.backups + 2} ranks, or every_step()",
         )
-        if len(layouts) != 1:
+        if len(world.layouts) != 1:
             raise AttachError(
                 f"{self} closes a step with one ticket and one message, so all parameters must be of one precision and on one "
                 "device"

@@ -14,6 +14,7 @@ from gossamer.core.draw import Draw
 from gossamer.core.moments import ask
 from gossamer.core.schedule import Loop, Message
 from gossamer.core.verbs import Program, all_gather, join, start
+from gossamer.core.world import World
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.recipe import Recipe
 from gossamer.worker import optimizers, units
@@ -24,6 +25,7 @@ from gossamer.worker.halves import rest, until_descend
 from gossamer.worker.held import Held
 from gossamer.worker.measuring import relative_errors
 from gossamer.worker.momenta import Momenta, gain
+from gossamer.worker.sums import numbers, summed
 
 
 class Worker:
@@ -38,8 +40,6 @@ class Worker:
         size: int,
         seed: int = 0,
     ) -> None:
-        for each in optimizers.members(optimizer):
-            recipe.suits(each)
         self.recipe, self.rank, self.size, self.seed = recipe, rank, size, seed
         self.origin = recipe  # as it was given; a controller may put another in force
         self.named, self.optimizer = dict(parameters), optimizer
@@ -64,8 +64,7 @@ class Worker:
         self.spoilt = Counter[int]()  # how many averages each rank has spoilt with values that are not finite
         self.row = Counter[int]()  # and how many it has in a row, up to the last
         self.channels = build(recipe, self.named, self._rate_groups(), self.size)
-        if size > 1:
-            recipe.schedule.check(size, [c.layout for c in self.channels])
+        recipe.fits(World(size, [c.layout for c in self.channels], [*optimizers.members(optimizer)]))
         self.loop = Loop(self)
         self.descent = Descent(self)
         self.live = dict[str, Any]()  # what the schedule keeps beside the steps
@@ -74,6 +73,7 @@ class Worker:
         self.flights = Flights()
         self._gradients = Flight()  # this step's, on their way
         self._held = Held()
+        self._numbers = dict[int, Tensor]()  # what the controller noted of this rank's gradients, as they left
 
     # -- what schedules see ------------------------------------------------------------------------------------------
 
@@ -99,19 +99,26 @@ class Worker:
 
     def send(self, index: int, flat: Tensor) -> Program[None]:
         """Put one channel's gradient on its way; the mean may be written over it."""
+        if self.recipe.controller.counts:
+            self._numbers[index] = numbers(self.recipe.controller, self._unscaled(flat, self.channels[index]))
         yield from self._take_off(self._gradients, index, flat)
 
     def average_gradients(self) -> Program[None]:
+        sums: Sequence[Tensor] = ()
         if self.size > 1 or self._gradients.tickets:
+            own, self._numbers = [self._numbers[i] for i in sorted(self._numbers)], {}
+            summing = [(yield summed(own, self.step))] if own else []
             yield from self._arrive(self._gradients, hold=True)
             self.means, self._gradients = [*self._gradients.means.values()], Flight()
+            for ticket in summing:
+                sums = yield from join(ticket)
         else:
             self._look_at_own_gradients()
         if self.finite and self.means:
             if self.hand_over is not None and "control" in self.recipe.controller.traits:
                 self.hand_over()
             control = Draft(self.control)
-            self._held.decided = self._decide(self.means, control)
+            self._held.decided = self._decide(self.means, control, sums)
             self._held.drafts.append(control)
 
     def deliver(self, means: Sequence[Tensor], finite: bool, rates: Sequence[float]) -> None:
@@ -366,13 +373,20 @@ class Worker:
             self.means = [c.gather([_gradient(p) for p in c.parameters]) for c in self.channels]
         self.finite = all_finite(self.means)
 
-    def _decide(self, means: Sequence[Tensor], control: State) -> Recipe | None:
+    def _decide(self, means: Sequence[Tensor], control: State, sums: Sequence[Tensor] = ()) -> Recipe | None:
         """The controller's next recipe, where it is another one."""
-        if "control" not in self.recipe.controller.traits:
+        controller = self.recipe.controller
+        if "control" not in controller.traits:
             return None  # before all means are copied, free of the loss scale, for nobody
-        blocks = [Block(m / self.scale if self.scale != 1 else m, c.layout) for m, c in zip(means, self.channels)]
-        decided = self.recipe.controller.decide(Facts(self.step, self._largest_rate(), blocks), self.recipe, control)
+        blocks = [self._unscaled(mean, c) for mean, c in zip(means, self.channels)]
+        if controller.counts and not sums:  # a rank alone: its own gradients are the means
+            sums = [numbers(controller, block) for block in blocks]
+        decided = controller.decide(Facts(self.step, self._largest_rate(), blocks, sums), self.recipe, control)
         return decided if decided != self.recipe else None
+
+    def _unscaled(self, gradient: Tensor, channel: Channel) -> Block:
+        """Free of the loss scale."""
+        return Block(gradient / self.scale if self.scale != 1 else gradient, channel.layout)
 
     def _largest_rate(self) -> float:
         return max(float(g["lr"]) for g in self.optimizer.param_groups)

@@ -12,7 +12,8 @@ from gossamer import kernels
 KEY = (0xFFFFFFF0, 0x12345678)  # a counter that runs over
 Calls = Callable[[int], Iterator[tuple[Any, ...]]]
 
-NEAR = ("absmax_and_rms", "absmax_and_std")  # sums in an order of their own: equal to float32 rounding
+# Equal to float32 rounding: sums in an order of their own, and what torch divides on GPUs by the reciprocal of a number.
+NEAR = ("absmax_and_rms", "absmax_and_std", "divide")
 
 
 def names() -> list[str]:
@@ -67,6 +68,11 @@ def _from_trits(n: int) -> Iterator[tuple[Any, ...]]:
         yield kernels.ternary_encode(x, bounds, scales, key), bounds, scales, values(n, 1), 0.3
 
 
+def _decoded_trits(n: int) -> Iterator[tuple[Any, ...]]:
+    for wire, bounds, scales, out, _ in _from_trits(n):
+        yield wire, bounds, scales, out
+
+
 def _in_buckets(n: int) -> Iterator[tuple[int, int, Tensor, Tensor]]:
     for bits, bucket in zip((4, 1, 2, 3, 5, 6, 7, 8), (512, 100, 513, 64, 2**17, 7, 512, 2560), strict=True):
         for x in (values(n), spoilt(n)):
@@ -87,6 +93,16 @@ def _from_codes(n: int) -> Iterator[tuple[Any, ...]]:
     for bits, bucket, x, norms in _in_buckets(n):
         wire = kernels.quantise_encode(x, bits, bucket, norms, KEY)
         yield wire, bits, bucket, norms, values(n, 1), 0.7
+
+
+def _decoded_codes(n: int) -> Iterator[tuple[Any, ...]]:
+    for wire, bits, bucket, norms, out, _ in _from_codes(n):
+        yield wire, bits, bucket, norms, out
+
+
+def _divided(n: int) -> Iterator[tuple[Any, ...]]:
+    for by in (2, 3, 7):
+        yield values(n), by
 
 
 def _to_signs(n: int) -> Iterator[tuple[Any, ...]]:
@@ -164,17 +180,20 @@ CALLS: dict[str, Calls] = {
     "cast_accumulate": _from_halves,
     "cast_feedback": _to_halves,
     "compact": _compact,
+    "divide": _divided,
     "index_decode": _from_gaps,
     "index_encode": _to_gaps,
     "lanes_pack": _to_lanes,
     "lanes_unpack": _from_lanes,
     "mix3": _dice,
     "quantise_accumulate": _from_codes,
+    "quantise_decode": _decoded_codes,
     "quantise_encode": _to_codes,
     "scatter_add": _scatter,
     "sign_accumulate": _from_signs,
     "sign_feedback": _to_signs,
     "ternary_accumulate": _from_trits,
+    "ternary_decode": _decoded_trits,
     "ternary_encode": _to_trits,
     "ternary_levels": _to_levels,
     "topk": _topk,

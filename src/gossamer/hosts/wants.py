@@ -1,0 +1,101 @@
+"""What a host asks of a recipe: terms, judged together with those of its parts."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gossamer.combinations import ways
+from gossamer.core.errors import AttachError, RecipeError
+from gossamer.core.terms import Party, Term, agree, bars, needs
+from gossamer.recipe import Recipe
+
+
+class Wants(NamedTuple):
+    """A host's side: it gives nothing, and has terms."""
+
+    terms: Sequence[Term]
+    traits: frozenset[str] = frozenset()
+
+
+class _Named(NamedTuple):
+    """The recipe as a whole, for sentences that speak of it."""
+
+    recipe: Recipe
+    traits: frozenset[str] = frozenset()
+    terms: tuple[Term, ...] = ()
+
+    def __str__(self) -> str:
+        return str(self.recipe)
+
+
+def refuse(recipe: Recipe, *terms: Term) -> None:
+    """Refuse a recipe that a host cannot serve, on any way that a parameter may go."""
+    host: dict[str, Party] = {"host": Wants(terms), "recipe": _Named(recipe)}
+    try:
+        for way in ways(recipe):
+            agree({**way, **host})
+    except RecipeError as refusal:
+        raise AttachError(str(refusal)) from None
+
+
+MORE = "{recipe} is more than a gradient average; take the model out of DDP and use gossamer.attach"
+UNSEEN = "acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
+HOOK = (
+    bars("waits for few", because=MORE),
+    needs("averages gradients", because=MORE),
+    bars("moves schedule", because="{controller} " + UNSEEN),
+    bars("accumulates", "own step", because="{schedule} " + UNSEEN),
+    bars("directs", because="{update} " + UNSEEN),
+    bars(
+        "follows rate", because="{recipe} follows the learning rate, which a DDP hook does not see; use gossamer.attach"
+    ),
+)
+"""What a communication hook can do: average gradients."""
+
+SCALED = (
+    bars(
+        "waits for few",
+        because="{schedule} with a GradScaler: a late rank would apply missed updates under another scale; use bf16",
+    ),
+)
+UNTOLD = "a GradScaler calls optimizer.step(), and attach does not know of it: "
+UNTOLD_MEANS = (
+    bars(
+        "memory",
+        because=UNTOLD
+        + "{memory} would keep gradients of one loss scale and send them under another; say attach(..., scaler=scaler)",
+    ),
+)
+UNTOLD_LOCAL = (
+    needs(
+        "averages gradients",
+        because=UNTOLD
+        + "under {schedule} a rank whose scaler skips a step would fall behind the others; say attach(..., scaler=scaler)",
+    ),
+)
+
+
+def for_all_ranks(what: str) -> Term:
+    """An option that needs all ranks at every step."""
+    because = f"{{schedule}} with {what}: that needs all ranks at every step, and late ones are not there"
+    return bars("waits for few", because=because)
+
+
+def for_buffers(said: str) -> Term:
+    """Buffers that are shared, as the user says."""
+    because = f"buffers={said!r} under {{schedule}}: nobody ever waits for everybody, so buffers cannot be shared; say 'local'"
+    return bars("mixes", because=because)
+
+
+def for_silence_on(buffer: str) -> tuple[Term, ...]:
+    """Float buffers of which nothing was said."""
+    begins = (
+        f"the model has float buffers ({buffer}, ...), and under {{schedule}} they differ between ranks like parameters do; "
+        "say buffers="
+    )
+    return (
+        bars("mixes", because=begins + "'local'"),
+        needs("averages gradients", because=begins + "'average', 'broadcast' (rank 0's) or 'local'"),
+    )
+
+
+__all__ = ["HOOK", "SCALED", "UNTOLD_LOCAL", "UNTOLD_MEANS", "for_all_ranks", "for_buffers", "for_silence_on", "refuse"]
