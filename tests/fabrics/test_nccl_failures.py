@@ -1,8 +1,11 @@
 """A rank that is missed on NCCL: our error, with a place, before NCCL's watchdog ends the process; and what becomes of the group."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -141,6 +144,30 @@ def options_of(rank: int, size: int) -> tuple[float, list[int], bool, str, str]:
             first.group_name,
             second.group_name,
         )
+
+
+def handling(rank: int, size: int, before: str | None) -> tuple[str | None, str | None]:
+    """What torch finds when a group is made, and what the process has afterwards."""
+    name, found = "TORCH_NCCL_ASYNC_ERROR_HANDLING", list[str | None]()
+
+    def backend(*_: object) -> Any:
+        found.append(os.environ.get(name))
+        return SimpleNamespace(eager_connect_single_device=lambda device: None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(name, raising=False)
+        if before is not None:
+            patch.setenv(name, before)
+        backend.Options = SimpleNamespace
+        patch.setattr(dist, "ProcessGroupNCCL", backend, raising=False)
+        nccl.new_group([0, 1], 2, 30.0, GPU)
+        return found[0], os.environ.get(name)
+
+
+@pytest.mark.parametrize("before", [None, "1"])
+def test_torch_does_not_end_the_process_when_nccl_notices_that_a_peer_is_gone(gang2: Gang, before: str | None) -> None:
+    """Torch's default, and torchrun's: the user would see an abort in place of an error that names the rank."""
+    assert gang2.run(handling, before) == [("0", before)] * 2
 
 
 def test_nccls_watchdog_waits_longer_than_we_do(gang2: Gang) -> None:

@@ -4,7 +4,8 @@ import os
 import socket
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any
@@ -19,7 +20,8 @@ from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Promise, Read, R
 from gossamer.fabrics.channel import OPS, Crossing, made, read_all
 from gossamer.fabrics.store import default_store
 
-GRACE = 60.0  # seconds that NCCL's watchdog, which ends the process, waits longer than we do
+GRACE = 60.0  # seconds that NCCL's watchdog, which may end the process, waits longer than we do
+_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _FAREWELL = 5.0  # seconds that the end of a communicator may take; some wait for their peers on the same machine
 
 _made = Counter[tuple[int, ...]]()  # groups made so far of these ranks, to tell their keys in the store apart
@@ -41,9 +43,27 @@ def new_group(ranks: Sequence[int], size: int, deadline: float, device: torch.de
     options.global_ranks_in_group = list(members)
     options.group_name = name
     store = PrefixStore(name, default_store())
-    group = backend(store, members.index(dist.get_rank()), size, options)
+    with _left_to_us():
+        group = backend(store, members.index(dist.get_rank()), size, options)
     group.eager_connect_single_device(device)
     return group
+
+
+@contextmanager
+def _left_to_us() -> Generator[None]:
+    """Between machines NCCL notices that a peer is gone long before any deadline, and torch would end the process then.
+
+    That it shall not is said by a variable which torch reads when a group is made (0: NoHandling; pytorch#155916), and which
+    torchrun sets to the contrary. Whoever's deadline is over says who is missing, and aborts.
+    """
+    before = os.environ.get(_HANDLING)
+    os.environ[_HANDLING] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(_HANDLING)
+        if before is not None:
+            os.environ[_HANDLING] = before
 
 
 class Nccl:

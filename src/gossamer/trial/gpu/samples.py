@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from inspect import isfunction, signature
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from gossamer import kernels
 KEY = (0xFFFFFFF0, 0x12345678)  # a counter that runs over
 Calls = Callable[[int], Iterator[tuple[Any, ...]]]
 
-NEAR = ("absmax_and_rms", "absmax_and_std")  # sums in an order of their own: equal to float32 rounding
+# Equal to float32 rounding: sums in an order of their own, and what torch divides on GPUs by the reciprocal of a number.
+NEAR = ("absmax_and_rms", "absmax_and_std", "divide")
 
 
 def names() -> list[str]:
@@ -67,6 +69,11 @@ def _from_trits(n: int) -> Iterator[tuple[Any, ...]]:
         yield kernels.ternary_encode(x, bounds, scales, key), bounds, scales, values(n, 1), 0.3
 
 
+def _decoded_trits(n: int) -> Iterator[tuple[Any, ...]]:
+    for wire, bounds, scales, out, _ in _from_trits(n):
+        yield wire, bounds, scales, out
+
+
 def _in_buckets(n: int) -> Iterator[tuple[int, int, Tensor, Tensor]]:
     for bits, bucket in zip((4, 1, 2, 3, 5, 6, 7, 8), (512, 100, 513, 64, 2**17, 7, 512, 2560), strict=True):
         for x in (values(n), spoilt(n)):
@@ -83,10 +90,26 @@ def _to_codes(n: int) -> Iterator[tuple[Any, ...]]:
         yield x, bits, bucket, norms, KEY, n
 
 
+def _by_magnitude(n: int) -> Iterator[tuple[Any, ...]]:
+    for bits, bucket, x, norms in _in_buckets(n):
+        wire = torch.zeros(kernels.quantise_bytes(n, bits), dtype=torch.uint8)
+        yield x, bits, bucket, KEY, torch.zeros_like(norms), wire, n
+
+
 def _from_codes(n: int) -> Iterator[tuple[Any, ...]]:
     for bits, bucket, x, norms in _in_buckets(n):
         wire = kernels.quantise_encode(x, bits, bucket, norms, KEY)
         yield wire, bits, bucket, norms, values(n, 1), 0.7
+
+
+def _decoded_codes(n: int) -> Iterator[tuple[Any, ...]]:
+    for wire, bits, bucket, norms, out, _ in _from_codes(n):
+        yield wire, bits, bucket, norms, out
+
+
+def _divided(n: int) -> Iterator[tuple[Any, ...]]:
+    for by in (2, 3, 7):
+        yield values(n), by
 
 
 def _to_signs(n: int) -> Iterator[tuple[Any, ...]]:
@@ -122,6 +145,16 @@ def _compact(n: int) -> Iterator[tuple[Any, ...]]:
 def _topk(n: int) -> Iterator[tuple[Any, ...]]:
     for k in {n // 50, n // 3, n}:
         yield values(n), k
+
+
+def _topk_each(n: int) -> Iterator[tuple[Any, ...]]:
+    for bounds in cuts(n):
+        yield values(n), bounds, tuple((b - a + 2) // 3 for a, b in pairwise(bounds))
+
+
+def _sparse_mean(n: int) -> Iterator[tuple[Any, ...]]:
+    indices = [_chosen(n), torch.arange(0, n, 3, dtype=torch.int32)]
+    yield indices, [values(i.numel(), 1) for i in indices], values(n)
 
 
 def _scatter(n: int) -> Iterator[tuple[Any, ...]]:
@@ -164,19 +197,25 @@ CALLS: dict[str, Calls] = {
     "cast_accumulate": _from_halves,
     "cast_feedback": _to_halves,
     "compact": _compact,
+    "divide": _divided,
     "index_decode": _from_gaps,
     "index_encode": _to_gaps,
     "lanes_pack": _to_lanes,
     "lanes_unpack": _from_lanes,
     "mix3": _dice,
+    "quantise": _by_magnitude,
     "quantise_accumulate": _from_codes,
+    "quantise_decode": _decoded_codes,
     "quantise_encode": _to_codes,
     "scatter_add": _scatter,
+    "sparse_mean": _sparse_mean,
     "sign_accumulate": _from_signs,
     "sign_feedback": _to_signs,
     "ternary_accumulate": _from_trits,
+    "ternary_decode": _decoded_trits,
     "ternary_encode": _to_trits,
     "ternary_levels": _to_levels,
     "topk": _topk,
+    "topk_each": _topk_each,
     "within": _within,
 }
