@@ -4,12 +4,16 @@ On a CPU new memory of a block's size costs more than most passes over it: each 
 it is first touched. A GPU's allocator keeps what it has, so there this only hands requests on.
 """
 
+from collections.abc import Callable
 from threading import Lock
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gossamer.core.insides import inside
+
+_use_count: Callable[[int], int] = inside(torch._C, "_storage_Use_Count", "finds out which memory is free again")
 _SMALL = 65_536  # bytes; less than this the process keeps itself
 _LINE = 64  # bytes that a processor reads at once
 _LENGTHS = 64  # of which memory is kept; where lengths follow the data, no two may be the same
@@ -26,7 +30,7 @@ def fresh(length: int, device: torch.device) -> Tensor:
 
 def holders(tensor: Tensor) -> int:
     """How many tensors share its memory, itself included; only good to be compared with what it was."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # pyright: ignore[reportAttributeAccessIssue]
+    return _use_count(tensor.untyped_storage()._cdata)
 
 
 class Rooms:

@@ -18,6 +18,7 @@ from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImport
 from gossamer.core.errors import AttachError
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Promise, Read, Receive, ReduceOp, Send, departures
 from gossamer.fabrics.channel import OPS, Crossing, made, read_all
+from gossamer.fabrics.store import default_store
 
 GRACE = 60.0  # seconds that NCCL's watchdog, which may end the process, waits longer than we do
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -41,7 +42,7 @@ def new_group(ranks: Sequence[int], size: int, deadline: float, device: torch.de
     options.is_high_priority_stream = True
     options.global_ranks_in_group = list(members)
     options.group_name = name
-    store = PrefixStore(name, dist.distributed_c10d._get_default_store())
+    store = PrefixStore(name, default_store())
     with _left_to_us():
         group = backend(store, members.index(dist.get_rank()), size, options)
     group.eager_connect_single_device(device)

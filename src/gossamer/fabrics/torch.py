@@ -25,6 +25,7 @@ from gossamer.fabrics.ledger import Entry, Ledger, Traffic
 from gossamer.fabrics.paths import Path, path
 from gossamer.fabrics.pulse import Patience, Pulse, Word
 from gossamer.fabrics.staged import Staged
+from gossamer.fabrics.store import default_store
 from gossamer.fabrics.watch import standstill_of
 
 T = TypeVar("T")
@@ -257,7 +258,7 @@ class TorchFabric:
         ranks = dist.get_process_group_ranks(self._group)
         name = f"gossamer/{self._group.group_name}/{ranks[0]}"
         _made[name] += 1
-        store = dist.distributed_c10d._get_default_store()
+        store = default_store()
         return Board(store, self.rank, self.size).under(f"{name}/{_made[name]}")
 
     def _make_channel(self, meet: Meet, among: Among) -> Channel:

@@ -1,16 +1,14 @@
 """Backward: the ties to autograd. Gradients go on their way as they come, and are averages when backward returns."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 
 from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Program, join
-from gossamer.hosts import consensus
+from gossamer.hosts import consensus, engine
 from gossamer.hosts.intake import Intake
 from gossamer.hosts.scaler import Scale
 from gossamer.hosts.steps import Steps
@@ -82,10 +80,10 @@ class Backward:
 
     def _enter(self, parameter: Tensor) -> None:
         """A gradient is there: is it the first of a new backward pass?"""
-        task = torch._C._current_graph_task_id()
-        if self._inside and (task == self._task or _is_nested()):
+        task = engine.pass_under_way()
+        if self._inside and (task == self._task or engine.is_nested()):
             return
-        if _is_nested():
+        if engine.is_nested():
             raise AttachError(
                 "a backward pass inside of another one (reentrant checkpointing) would send its gradients before the outer "
                 "pass is done: use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
@@ -97,7 +95,7 @@ class Backward:
             )
         self._task = task
         self._begin(parameter)
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)  # pyright: ignore
+        engine.at_end(self._end)
 
     def _begin(self, parameter: Tensor | None) -> None:
         """A step's gradients begin to come; `parameter` has the first of them."""
@@ -171,13 +169,3 @@ class Backward:
     def _forget(self, names: list[str]) -> None:
         for name in names:
             self.worker.named[name].grad = None
-
-
-def _is_nested() -> bool:
-    """Does this backward pass run inside the backward of a function, as reentrant checkpointing does?"""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is BackwardCFunction.apply.__code__:
-            return True
-        frame = frame.f_back
-    return False

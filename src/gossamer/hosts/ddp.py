@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gossamer.codecs.warm import warm
 from gossamer.core.errors import AttachError
+from gossamer.core.insides import inside
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.pulse import Patience
 from gossamer.fabrics.torch import TorchFabric
@@ -27,6 +28,8 @@ from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
 from gossamer.worker import Worker, checkpoint
 
+_handed_over: Any = inside(DistributedDataParallel, "_build_params_for_reducer", "knows what DDP hands to a hook")
+_told_of: Any = inside(DistributedDataParallel, "_get_ddp_logging_data", "knows what DDP averages")
 ANEW = "requires_grad changed after DDP was made: make DDP anew, then register"
 
 
@@ -243,8 +246,8 @@ def _averaged(ddp_model: DistributedDataParallel) -> dict[str, Tensor]:
             "make DDP without that argument"
         )
     # As DDP itself lists them, for it has its own mind about names that it was told to ignore.
-    handed = {id(p) for p in ddp_model._build_params_for_reducer()[0]}
-    if len(handed) != ddp_model._get_ddp_logging_data()["num_parameter_tensors"]:
+    handed = {id(p) for p in _handed_over(ddp_model)[0]}
+    if len(handed) != _told_of(ddp_model)["num_parameter_tensors"]:
         raise AttachError(f"DDP averages other parameters than those that now require a gradient; {ANEW}")
     return {n: p for n, p in ddp_model.module.named_parameters() if id(p) in handed}
 

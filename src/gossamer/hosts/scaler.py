@@ -9,9 +9,14 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from gossamer.core.insides import inside
 from gossamer.core.moments import Moment
 from gossamer.hosts.wants import SCALED, UNTOLD_LOCAL, UNTOLD_MEANS, refuse
 from gossamer.recipe import Recipe
+
+_step_code: Any = inside(
+    inside(GradScaler, "step", "finds a scaler it was not told of"), "__code__", "finds such a scaler"
+)
 
 
 class Ear:
@@ -87,15 +92,20 @@ def refuse_untold(recipe: Recipe, optimizer: Optimizer) -> None:
     refuse(recipe, *SCALED)
     if recipe.schedule.averages_gradients:
         refuse(recipe, *UNTOLD_MEANS)
-    elif not getattr(optimizer, "_step_supports_amp_scaling", False):  # else step() is called always, and skips inside
+    elif not _skips_inside(optimizer):  # else step() is called always, and skips inside
         refuse(recipe, *UNTOLD_LOCAL)
+
+
+def _skips_inside(optimizer: Optimizer) -> bool:
+    """Whether a scaler calls its step() always, and it skips what is not finite itself, as fused optimizers do."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def _is_called_by_scaler() -> bool:
     """Is the step() of a scaler under way that is in use? Nothing but the stack tells: a scaler leaves no mark on what it calls."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is GradScaler.step.__code__:
+        if frame.f_code is _step_code:
             return bool(frame.f_locals["self"].is_enabled())
         frame = frame.f_back
     return False

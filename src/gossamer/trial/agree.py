@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from gossamer.core.errors import GossamerError, PeerError, plainly
 from gossamer.fabrics.board import Board
+from gossamer.fabrics.store import default_store
 
 MARGIN = 10.0  # seconds beyond the deadline: those who wait for a rank that failed give up first, and then join it here
 SHORTEST = 3.0  # of it what they need to find out who is missing; the rest is for ranks that are late, but not too late
@@ -32,7 +33,7 @@ class Circle:
     def __init__(self, deadline: float) -> None:
         self.deadline, self.margin = deadline, min(MARGIN, SHORTEST + deadline)
         self.group = new_group(deadline + self.margin)
-        store = dist.distributed_c10d._get_default_store()
+        store = default_store()
         self._board = Board(store, dist.get_rank(), dist.get_world_size()).under(f"circle/{self.group.group_name}")
         self._meetings = 0
         self._ask_at = 0.0
