@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -45,12 +46,13 @@ def two_levels(text: str, per_node: int) -> str:
 
 
 def measure(text: str, per_node: int, rounds: int, steps: int) -> None:
+    """One recipe, or computing alone."""
     torch.manual_seed(0)
     model = Transformer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     seconds, sent = list[float](), list[int]()
-    with gossamer.attach(model, optimizer, text) as comm:
-        batch = torch.randint(2048, (2, 17), generator=torch.Generator().manual_seed(comm.rank))
+    with nullcontext() if text == "compute" else gossamer.attach(model, optimizer, text):
+        batch = torch.randint(2048, (2, 17), generator=torch.Generator().manual_seed(dist.get_rank()))
         for r in range(rounds + 1):
             dist.barrier()
             before, began = own_counters().sent_bytes, time.perf_counter()
@@ -63,14 +65,11 @@ def measure(text: str, per_node: int, rounds: int, steps: int) -> None:
             if r:  # the first round compiles and warms up
                 seconds.append(float(mine) / steps)
                 sent.append((own_counters().sent_bytes - before) // steps)
+    if dist.get_rank() == 0:
         shapes: dict[str, Tensor] = dict(model.named_parameters())
-        counted = bytes_between(text, shapes, comm.size, per_node) if comm.rank == 0 else 0.0
-        if comm.rank == 0:
-            milliseconds, card = 1000 * statistics.median(seconds), statistics.median(sent) / 1e6
-            print(
-                f"{text:75} step {milliseconds:7.0f} ms   card_mb {card:6.2f}   counted_mb {counted / 1e6:6.2f}",
-                flush=True,
-            )
+        counted = 0.0 if text == "compute" else bytes_between(text, shapes, dist.get_world_size(), per_node) / 1e6
+        milliseconds, card = 1000 * statistics.median(seconds), statistics.median(sent) / 1e6
+        print(f"{text:75} step {milliseconds:7.0f} ms   card_mb {card:6.2f}   counted_mb {counted:6.2f}", flush=True)
 
 
 def main() -> None:
@@ -85,6 +84,7 @@ def main() -> None:
         sys.exit(start_ranks(args.per_node))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    measure("compute", args.per_node, args.rounds, args.steps)
     for recipe in args.recipes:
         measure(recipe, args.per_node, args.rounds, args.steps)
         if not recipe.startswith("nodes"):

@@ -34,6 +34,16 @@ def facts(say: Say, *words: str) -> dict[str, Any]:
     return json.loads(out)
 
 
+def test_several_ranks_a_node_are_counted_at_the_nodes_card(say: Say) -> None:
+    row = facts(say, "nodes(scatter(qsgd()), 4)", "--hosts", "8", "--rate", "100mbit")
+    assert row["card_bytes_per_step"] < row["sent_bytes_per_step"] / 4
+    assert row["seconds_per_step"] == pytest.approx(row["card_bytes_per_step"] * 8 / 100e6, rel=0.01)
+    assert facts(say, "qsgd")["card_bytes_per_step"] is None
+    code, out, _ = say("recipes", "nodes(scatter(qsgd()), 4)", "--hosts", "200", "--parameters", "40000")
+    assert code == 0
+    assert "through the card of a node:" in out
+
+
 # -- words -------------------------------------------------------------------------------------------------------------
 
 

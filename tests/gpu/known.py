@@ -16,9 +16,7 @@ class Known(NamedTuple):
     names: tuple[str, ...]  # of what it fails for
 
 
-LARGE = ("topk", "diana")
-
-KNOWN: tuple[Known, ...] = (Known(13, "whole blocks for a while", "test_what_is_needed_for_a_while", LARGE),)
+KNOWN: tuple[Known, ...] = ()
 
 
 def cases(test: str, names: Iterable[str]) -> list[Any]:

@@ -11,7 +11,8 @@ from tests.gpu.test_recipes import seen_of
 
 pytestmark = pytest.mark.gang
 
-UNDER_NCCL = {str(plan): plan for text in short_presets().values() for plan in plans_under_nccl(text)}
+NODES = "nodes(scatter(qsgd()), 2)"  # whose ranks talk in groups
+UNDER_NCCL = {str(plan): plan for text in (*short_presets().values(), NODES) for plan in plans_under_nccl(text)}
 
 
 @pytest.mark.parametrize("name", cases("test_it_trains_under_nccls_rules", UNDER_NCCL))
@@ -56,7 +57,7 @@ def test_a_checkpoint_on_the_cpu_resumes(world: World, name: str) -> None:
         assert b.losses == a.losses[: len(b.losses)]
 
 
-@pytest.mark.parametrize("name", cases("test_it_trains_over_staged_gloo", one_of_a_kind()))
+@pytest.mark.parametrize("name", cases("test_it_trains_over_staged_gloo", (*one_of_a_kind(), NODES)))
 def test_it_trains_over_staged_gloo(world: World, name: str) -> None:
     """A CUDA model over a gloo group. A lane may wait for the copies to pinned memory, and for nothing else."""
     plan = plan_of(named()[name], backends="gloo", warm=1, steps=2)

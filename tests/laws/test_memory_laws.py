@@ -10,7 +10,7 @@ from tests.laws.samples import exchanges, legal, memories
 from tests.worker.gym import bit_equal, make, parameters, pull, remembered, same_memory, spoiled, train
 
 from gossamer.core.block import Block
-from gossamer.core.contracts import Carrier, Memory
+from gossamer.core.contracts import Memory
 from gossamer.memories import ErrorFeedback
 from gossamer.recipe import Recipe
 
@@ -26,11 +26,6 @@ def gradients(size: int, step: int, dtype: torch.dtype = torch.float32) -> list[
         own, noise = block("matrices", dtype, seed=r), block("matrices", dtype, seed=100 + 17 * step + r)
         out.append(own.like(own.flat + 0.5 * noise.flat))
     return out
-
-
-def codec_of(recipe: Recipe) -> str:
-    """The name of the exchange's codec; nothing where it has none of its own."""
-    return recipe.exchange.codec.name if isinstance(recipe.exchange, Carrier) else ""
 
 
 @pytest.mark.parametrize("recipe", [r for r in PAIRS if r.memory == ErrorFeedback()], ids=repr)

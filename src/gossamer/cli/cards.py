@@ -128,6 +128,9 @@ def _sent(out: Console, facts: Facts, rows: list[tuple[str, Facts]]) -> None:
         time = [f"≥ {seconds(row['seconds_per_step'])}"] if link else []
         table.add_row(escape(name), size(sent), size(sent * facts["hosts"]), *time, _ratio(row["ratio_to_dense"]))
     _padded(out, table, 2)
+    for _, row in rows:
+        if row["card_bytes_per_step"] is not None:
+            _padded(out, f"through the card of a node: {size(row['card_bytes_per_step'])}", 2)
     if link:
         _padded(
             out,

@@ -12,7 +12,7 @@ from gossamer.cli import cards
 from gossamer.cli.errors import InputError
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, nearest, parse, registry
-from gossamer.counting import bytes_per_step
+from gossamer.counting import bytes_between, bytes_per_step
 from gossamer.lab import parse_rate
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
@@ -35,6 +35,11 @@ class Question(NamedTuple):
 
     def sent(self, recipe: Recipe) -> float:
         return bytes_per_step(recipe, self.parameters, self.hosts)
+
+    def through_card(self, recipe: Recipe) -> float | None:
+        """What a node's card sends; None where no ranks share one."""
+        per_node = recipe.ranks_per_node
+        return bytes_between(recipe, self.parameters, self.hosts, per_node) if per_node > 1 else None
 
     def dense(self) -> float:
         return 2 * (self.hosts - 1) / self.hosts * self.dense_bytes
@@ -198,9 +203,10 @@ def _model(question: Question) -> dict[str, Any]:
 
 
 def _bytes(recipe: Recipe, question: Question) -> dict[str, Any]:
-    sent = question.sent(recipe)
+    sent, card = question.sent(recipe), question.through_card(recipe)
     return {
         "sent_bytes_per_step": round(sent),
-        "seconds_per_step": question.seconds(sent),
+        "card_bytes_per_step": None if card is None else round(card),
+        "seconds_per_step": question.seconds(sent if card is None else card),
         "ratio_to_dense": round(question.dense() / sent, 2) if sent else None,
     }

@@ -11,6 +11,7 @@ from gossamer.core.block import Block, Layout, Segment, State
 from gossamer.core.contracts import Echo, LinearCodec, Policy, Seat
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program, all_reduce
+from gossamer.kernels.finite import peak
 
 
 @final
@@ -71,13 +72,14 @@ class PowerSGD(LinearCodec):
         own = [g.represent(block.flat, p) for g, p in zip(groups, bases, strict=True)]
         means = yield from _all_reduce_together(own)
 
-        mean = block.for_mean()
-        for s, total in zip(plain, summed[len(thin) :], strict=True):
+        mean, dense = block.for_mean(), summed[len(thin) :]
+        largest = [peak(torch.cat([t.view(-1) for t in dense])) / seat.size] if dense else []
+        for s, total in zip(plain, dense, strict=True):
             mean[s.offset : s.offset + s.numel] = total / seat.size
         for g, p, q, old in zip(groups, bases, means, starts, strict=True):
             q /= seat.size
             g.write(p, q, mean)
-            _remember(g, q, old, state)
+            largest.append(2 * g.rank * _remember(g, q, old, state))  # no number in P exceeds one, but for rounding
 
         def add_sent(into: Tensor, weight: float) -> None:
             for s, x in zip(plain, rest, strict=True):
@@ -85,7 +87,7 @@ class PowerSGD(LinearCodec):
             for g, p, q in zip(groups, bases, own, strict=True):
                 g.add(p, q, into, weight)
 
-        return Echo(mean, add_sent)
+        return Echo(mean, add_sent, torch.stack(largest).max() if largest else None)
 
     def _groups(self, layout: Layout) -> "tuple[list[_Group], list[Segment]]":
         """Matrices worth compressing, those of one shape together; and the segments that travel as they are."""
@@ -150,11 +152,13 @@ def _warm_start(group: _Group, state: State, seat: Seat, like: Tensor) -> Tensor
     return torch.stack(rows)
 
 
-def _remember(group: _Group, q: Tensor, old: Tensor, state: State) -> None:
+def _remember(group: _Group, q: Tensor, old: Tensor, state: State) -> Tensor:
+    """Keep Q for the next step; returns its largest magnitude."""
     # A gradient that was zero this step must not erase the direction found before.
-    alive = q.abs().amax(dim=(1, 2), keepdim=True) != 0
-    for s, kept in zip(group.segments, torch.where(alive, q, old), strict=True):
+    tops = q.abs().amax(dim=(1, 2), keepdim=True)
+    for s, kept in zip(group.segments, torch.where(tops != 0, q, old), strict=True):
         state[f"q:{s.name}"] = kept
+    return tops.max().double()
 
 
 def _orthogonal(p: Tensor) -> Tensor:

@@ -46,6 +46,7 @@ class AccordionBatch(Controller):
     @property
     def terms(self) -> tuple[Term, ...]:
         return (
+            *super().terms,
             needs(
                 "batch",
                 because="{controller} grows the batch of a step that averages gradients, and {schedule} has none; use "

@@ -451,6 +451,7 @@ class Facts(NamedTuple):
     step: int
     lr: float
     blocks: Sequence[Block]  # this step's agreed mean gradients
+    sums: Sequence[Tensor] = ()  # of each block, what `local` told of it, summed over all ranks; in double precision
 
 
 class Controller(Part):
@@ -466,9 +467,27 @@ class Controller(Part):
         return super().traits | those(control=True, moves_schedule=self.moves_schedule)
 
     @property
+    def terms(self) -> tuple[Term, ...]:
+        if not self.counts:
+            return ()
+        because = "{controller} counts what ranks' own gradients tell as they leave, and under {schedule} none do; use every_step()"
+        return (needs("averages gradients", because=because),)
+
+    @property
     def moves_schedule(self) -> bool:
         """True if it may change the schedule, and so what the optimizer does; else only what is sent."""
         return False
+
+    @property
+    def counts(self) -> int:
+        """How many numbers `local` tells of a block; with 0 nothing is computed, and nothing sent."""
+        return 0
+
+    def local(self, block: Block) -> Tensor:
+        """What this rank tells of its own gradient, free of the loss scale, as it leaves: so many numbers. All ranks' are
+        summed, in one small all-reduce a step, and come as `Facts.sums`.
+        """
+        raise NotImplementedError(f"{self} counts {self.counts} number(s) of a block, and does not say which")
 
     def reach(self, recipe: Any) -> Iterable[Any]:
         """What it may put in force under this recipe, without itself; all of it is checked when the recipe is made."""

@@ -78,7 +78,8 @@ def members(verb: Shared, size: int) -> Sequence[int]:
 
 def plain(verb: Shared, size: int) -> Shared:
     """The same request; if all ranks in their order take part, the group has no name of its own."""
-    return replace(verb, among=None) if verb.among == tuple(range(size)) else verb
+    everybody = verb.among is not None and verb.among == tuple(range(size))
+    return replace(verb, among=None) if everybody else verb
 
 
 def place(verb: Verb, rank: int, size: int) -> tuple[int, int]:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gossamer.codecs.warm import codecs_in
 from gossamer.core.block import Block, Layout
-from gossamer.core.contracts import Echo, Seat
+from gossamer.core.contracts import Codec, Echo, Seat
 from gossamer.core.draw import Draw
 from gossamer.core.groups import place
 from gossamer.core.schedule import Message
@@ -49,6 +50,8 @@ def bytes_between(
 
     >>> bytes_between("allreduce", {"w": (1000,)}, 4, per_node=2)
     6000.0
+    >>> bytes_between("nodes(allreduce(fp32()), 2)", {"w": (1000,)}, 4, per_node=2)
+    4000.0
     """
     count, steps = _counted(recipe, shapes, size, per_node)
     return (count.sent - count.inside) / ceil(size / per_node) / steps
@@ -137,9 +140,7 @@ class _Counter:
             flat = torch.empty(channel.layout.numel, dtype=channel.layout.dtype).uniform_(-1, 1, generator=noise)
             seats = [_seat(rank, self._size, channel.shift) for rank in range(self._size)]
             programs = (program(channel, flat, seat) for seat in seats)
-            if channel.exchange.groups(
-                self._size
-            ):  # what one tells another is not what that one would have told itself
+            if _hears_lengths(channel, self._size):
                 ledger = simulate([*programs], ledger=Ledger(per_node=self._per_node)).ledger
                 once = Count(ledger.sent, ledger.inside)
             else:
@@ -160,6 +161,12 @@ class _Counter:
     def _moved(self, verb: Verb, rank: int) -> Count:
         moved = traffic(verb, rank, self._size, self._per_node)
         return Count(moved.sent, moved.inside)
+
+
+def _hears_lengths(channel: Channel, size: int) -> bool:
+    """Whether a rank tells others of its group how long something is, which none of them would know by itself."""
+    codecs = [c for c in codecs_in(channel.exchange) if isinstance(c, Codec)]
+    return bool(channel.exchange.groups(size)) and any(c.wire_bytes(channel.layout) is None for c in codecs)
 
 
 def _seat(rank: int, size: int, shift: float = 0.0) -> Seat:

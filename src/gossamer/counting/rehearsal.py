@@ -15,7 +15,7 @@ from gossamer.core.draw import Draw
 from gossamer.core.errors import GossamerError
 from gossamer.core.parts import require
 from gossamer.core.schedule import Loop, Message
-from gossamer.core.verbs import Claim, Descend, Join, Program, Start, Ticket, Verb
+from gossamer.core.verbs import AllReduce, Claim, Descend, Join, Program, Start, Ticket, Verb
 from gossamer.counting.answers import answer_of
 from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe
@@ -166,6 +166,8 @@ class Rehearsal:
 
     def average_gradients(self) -> Program[None]:
         self.averages.append(Average(self._everything))
+        if counts := self.recipe.controller.counts:
+            self.besides.append(AllReduce(torch.zeros(len(self.channels), counts, dtype=torch.float64)))
         yield from ()
 
     def launch(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange | None) -> Program[None]:

@@ -15,7 +15,7 @@ from gossamer.hosts.intake import Intake
 from gossamer.hosts.scaler import Scale
 from gossamer.hosts.steps import Steps
 from gossamer.hosts.strangers import LOOKS, refuse_capture, refuse_engine, refuse_wrapper
-from gossamer.kernels.finite import all_finite
+from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 
 
 class Backward:
@@ -30,6 +30,7 @@ class Backward:
         self._task: int | None = None  # autograd's number of the backward pass under way
         self._passes = 0
         self._intake: Intake | None = None
+        self._own_peaks = list[Tensor]()  # the largest magnitudes that this rank gave, where nothing else tells
         self._handles = dict[str, Any]()
 
     def install(self) -> list[Any]:
@@ -68,8 +69,16 @@ class Backward:
             self._enter(parameter)
             if self._intake is not None and parameter.grad is not None:
                 self._intake.take(name, parameter.grad)
+                if parameter.is_cuda:
+                    self._let_go(name, parameter)
 
         return hook
+
+    def _let_go(self, name: str, parameter: Tensor) -> None:
+        """A gradient has been gathered: free what backward wrote it to. On a CPU that would cost more than it saves."""
+        view = None if self._intake is None else self._intake.view(name)
+        if view is not None and view.dtype == parameter.dtype and parameter.is_contiguous():
+            parameter.grad = view
 
     def _enter(self, parameter: Tensor) -> None:
         """A gradient is there: is it the first of a new backward pass?"""
@@ -103,6 +112,7 @@ class Backward:
         if self._intake is not None:
             self.steps.follow()
             self.worker.means = []
+            self._own_peaks.clear()
             self._intake.reset()
 
     def _average_late(self) -> None:
@@ -111,6 +121,8 @@ class Backward:
         self._end()
 
     def _launch(self, index: int, flat: Tensor) -> None:
+        if flat.is_cuda:  # where the gradients lie in here only, and the means will be written over them
+            self._own_peaks.append(peak(flat))
         self.fabric.run(self.worker.ready(index, flat))
 
     def _end(self) -> None:
@@ -127,7 +139,8 @@ class Backward:
             return
         if not self.worker.finite:
             own = [p.grad for p in self.worker.named.values() if p.grad is not None]
-            self.fabric.run(self.worker.name_spoilers(all_finite(own)))
+            fine = all_peaks_finite(self._own_peaks) if self._own_peaks else all_finite(own)
+            self.fabric.run(self.worker.name_spoilers(fine))
         self.worker.descent.put()
         if self.find_unused:
             self._forget_unused(unused)

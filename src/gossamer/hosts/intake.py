@@ -45,6 +45,11 @@ class Intake:
         ours = sum(g.untyped_storage().data_ptr() == address for g in grads)
         return holders(self.flats[i]) > self._holders[i] + ours
 
+    def view(self, name: str) -> Tensor:
+        """Where a parameter's gradient lies; a new view each time, so that it is known how many there are."""
+        slot = self.slots[name][1]
+        return slot.view_as(slot)
+
     def take(self, name: str, gradient: Tensor) -> None:
         """One parameter's gradient is ready."""
         index, slot = self.slots[name]

@@ -57,7 +57,7 @@ def sparse_mean(indices: Sequence[Tensor], values: Sequence[Tensor], out: Tensor
         require_vector("indices", i, torch.int32)
         require_vector("values", v)
         require_count("values", v, i.numel())
-    largest: Tensor | None = twin("select", "sparse_mean", out.device)(indices, values, out)
+    largest: Tensor | None = twin("select", "sparse_mean", out.device)(out, indices, values)
     if largest is not None:
         return largest
     out.zero_()

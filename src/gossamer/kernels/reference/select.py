@@ -35,7 +35,7 @@ def topk_each(x: Tensor, bounds: tuple[int, ...], counts: tuple[int, ...]) -> Te
     return torch.cat(picks) if picks else torch.empty(0, dtype=torch.int32, device=x.device)
 
 
-def sparse_mean(indices: Sequence[Tensor], values: Sequence[Tensor], out: Tensor) -> None:
+def sparse_mean(out: Tensor, indices: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """None: there is no shorter way here than to add one after the other."""
 
 
