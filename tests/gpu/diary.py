@@ -25,6 +25,7 @@ class Diary:
     launches: Counter[str] = field(default_factory=Counter[str])
     races: Counter[str] = field(default_factory=Counter[str])
     lifetimes: Counter[str] = field(default_factory=Counter[str])
+    strays: Counter[str] = field(default_factory=Counter[str])  # a lane worked on a stream that is not its own
     crossings: int = 0  # operations that were given to a process group
     live: int = 0  # bytes on the device
     peak: int = 0
@@ -44,6 +45,12 @@ class Diary:
 
     def set_debug_mode(self, mode: str) -> None:
         self.warns = mode == "warn"
+
+    def works_on(self, default: bool) -> None:
+        """What a lane's thread puts on a device's default stream waits behind what the loop computes, and the loop behind it."""
+        if default and threading.current_thread().name.startswith("gossamer-"):
+            with lock:
+                self.strays[place(2)] += 1
 
     def grows(self, length: int) -> None:
         with lock:

@@ -51,6 +51,7 @@ class Seen:
     launches: Counter[str]
     races: Counter[str]
     lifetimes: Counter[str]
+    strays: Counter[str]
     kept: float  # bytes a parameter beyond model and momentum, after the step that leaves most
     peak: float
     crossed: int  # operations of process groups, after attach
@@ -144,6 +145,7 @@ def _train(rank: int, plan: Plan) -> Seen:
         launches=launches,
         races=diary.races,
         lifetimes=diary.lifetimes,
+        strays=diary.strays,
         kept=kept / count,
         peak=peak / count,
         crossed=crossed,

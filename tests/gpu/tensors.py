@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from tests.gpu.clocks import Stream, current_stream, host_waits_for
+from tests.gpu.clocks import Stream, current_stream, default_stream, host_waits_for
 from tests.gpu.diary import diary, lock, place
 from tests.gpu.memory import Memory, Use, memory_of
 from torch import Tensor
@@ -162,6 +162,7 @@ class Operation:
         if self.name in ("copy_", "_foreach_copy_") and self.plain:
             return self._cross()
         stream = current_stream(self.cudas[0].index)
+        diary.works_on(stream is default_stream(stream.device))
         use = self._launch(stream)
         out = self._compute()
         if self._needs_a_number():

@@ -77,6 +77,7 @@ def test_nobody_need_set_a_device(world: World, name: str) -> None:
     for seen in world.run(plan_of(named()[name], sets_device=False, warm=1, steps=2)):
         assert not seen.races
         assert not seen.lifetimes
+        assert not seen.strays
 
 
 WITHOUT_TRITON = ("qsgd", "terngrad", "allreduce(ternary())")

@@ -28,7 +28,7 @@ def remembered(worker: Worker) -> Iterator[tuple[str, Tensor]]:
     for channel in worker.channels:
         for role, state in channel.states.items():
             yield from ((f"{role}/{key}", tensor) for key, tensor in state.items())
-    yield from worker.control.items()
+    yield from worker.steering.state.items()
     yield from (("landing", mean) for mean in worker.flights.landing().values())
     yield from (("arrived", wire) for wires in worker.loop.arrived() for wire in wires)
 

@@ -50,7 +50,7 @@ def test_channels_and_memories_are_those_that_there_were(knob: tuple[str, str, s
     channels, exchange = worker.channels, worker.recipe.exchange
     kept = {k: t for c in channels for role in ("memory", "exchange") for k, t in c.states[role].items()}
     held = {k: t.data_ptr() for k, t in kept.items()}
-    worker._adopt(replace(worker.recipe, exchange=parse(knob[0])))
+    worker.steering.adopt(replace(worker.recipe, exchange=parse(knob[0])))
     assert worker.channels is channels
     assert channels[0].exchange == worker.recipe.exchange != exchange
     assert channels[0].shift == channels[0].memory.follow(channels[0].exchange.omega(channels[0].layout, 3))

@@ -68,11 +68,17 @@ class Backward:
                 return
             self._enter(parameter)
             if self._intake is not None and parameter.grad is not None:
-                view = self._intake.take(name, parameter.grad)
-                if parameter.is_cuda and parameter.is_contiguous() and parameter.dtype == view.dtype:
-                    parameter.grad = view  # on a GPU memory is scarce; on a CPU it would cost more than it saves
+                self._intake.take(name, parameter.grad)
+                if parameter.is_cuda:
+                    self._let_go(name, parameter)
 
         return hook
+
+    def _let_go(self, name: str, parameter: Tensor) -> None:
+        """A gradient has been gathered: free what backward wrote it to. On a CPU that would cost more than it saves."""
+        view = None if self._intake is None else self._intake.view(name)
+        if view is not None and view.dtype == parameter.dtype and parameter.is_contiguous():
+            parameter.grad = view
 
     def _enter(self, parameter: Tensor) -> None:
         """A gradient is there: is it the first of a new backward pass?"""

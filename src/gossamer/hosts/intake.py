@@ -45,8 +45,13 @@ class Intake:
         ours = sum(g.untyped_storage().data_ptr() == address for g in grads)
         return holders(self.flats[i]) > self._holders[i] + ours
 
-    def take(self, name: str, gradient: Tensor) -> Tensor:
-        """One parameter's gradient is ready. Returns a view of where its values now lie."""
+    def view(self, name: str) -> Tensor:
+        """Where a parameter's gradient lies; a new view each time, so that it is known how many there are."""
+        slot = self.slots[name][1]
+        return slot.view_as(slot)
+
+    def take(self, name: str, gradient: Tensor) -> None:
+        """One parameter's gradient is ready."""
         index, slot = self.slots[name]
         if index < self.next:
             raise AttachError(
@@ -59,7 +64,6 @@ class Intake:
             self.arrived.add(name)
             self.missing[index] -= 1
             self._launch_full()
-        return slot.view_as(slot)  # a new one, so that it is known how many there are
 
     def finish(self) -> list[str]:
         """Backward is over: parameters it did not reach send what they have, or zero. Returns their names."""

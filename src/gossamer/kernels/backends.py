@@ -109,10 +109,11 @@ def _where_it_lies(launch: Callable[..., Any]) -> Callable[..., Any]:
     """Triton launches on the current device, whatever device its arguments lie on."""
 
     @wraps(launch)
-    def there(x: Tensor, *rest: Any) -> Any:
-        if x.device.type != "cuda":
+    def there(x: Tensor | list[Tensor] | tuple[Tensor, ...], *rest: Any) -> Any:
+        device = x[0].device if isinstance(x, list | tuple) else x.device
+        if device.type != "cuda":
             return launch(x, *rest)
-        with torch.cuda.device(x.device):
+        with torch.cuda.device(device):
             return launch(x, *rest)
 
     return there

@@ -32,7 +32,7 @@ def save(worker: "Worker") -> dict[str, Any]:
         "gossamer": __version__,
         "recipe": repr(worker.origin),
         "adopted": repr(worker.recipe),
-        "due": repr(worker.due),
+        "due": repr(worker.steering.due),
         "lost": bool(worker.flights.lost),
         "step": worker.step,
         "seed": worker.seed,
@@ -41,7 +41,7 @@ def save(worker: "Worker") -> dict[str, Any]:
         "parameters": json.dumps(parameters(worker)),
         "cut": json.dumps(cut(worker.channels)),
     }
-    for key, value in worker.control.items():
+    for key, value in worker.steering.state.items():
         out[f"equal/control/{key}"] = value.to("cpu", copy=True)
     for channel, pending in zip(worker.channels, _pending(worker), strict=True):
         for role in ROLES:
@@ -68,7 +68,7 @@ def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, 
     check_model(worker, json.loads(found.head["parameters"]))
     adopted, due = (read_recipe(found.head[key], worker) for key in ("adopted", "due"))
     same = adopted == worker.recipe
-    channels = worker.channels if same else build(adopted, worker.named, worker._rate_groups(), worker.size)
+    channels = worker.channels if same else build(adopted, worker.named, worker.rate_groups(), worker.size)
     states = [{role: _restore(channel, role, found, worker) for role in ROLES} for channel in channels]
     unit = found.head["unit"] if "unit" in found.head else adopt_format2(channels, states)
     same_edges = found.head["format"] == FORMAT and json.loads(found.head["cut"]) == cut(channels)
@@ -84,9 +84,9 @@ def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, 
     control = {k: _home(v, channels[0]) for k, v in _role(found.equal, "control").items()}
 
     def put() -> None:
-        worker.step, worker.seed, worker.control = found.head["step"], found.head["seed"], control
+        worker.step, worker.seed = found.head["step"], found.head["seed"]
         worker.unit = unit
-        worker.restore_recipe(adopted, due)
+        worker.steering.restore(adopted, due, control)
         for channel, state in zip(worker.channels, states, strict=True):
             channel.states.update(state)
         worker.flights.restore(landing, lost, arrived)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, Draft, State
-from gossamer.core.contracts import Echo, Exchange, Facts, Seat
+from gossamer.core.block import Block, Draft
+from gossamer.core.contracts import Echo, Exchange, Seat
 from gossamer.core.draw import Draw
 from gossamer.core.moments import ask
 from gossamer.core.schedule import Loop, Message
@@ -18,14 +18,14 @@ from gossamer.core.world import World
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.recipe import Recipe
 from gossamer.worker import optimizers, units
-from gossamer.worker.channels import Channel, are_cut_alike, build
+from gossamer.worker.channels import build
 from gossamer.worker.descent import Descent
 from gossamer.worker.flights import Carried, Flight, Flights
 from gossamer.worker.halves import rest, until_descend
 from gossamer.worker.held import Held
 from gossamer.worker.measuring import relative_errors
 from gossamer.worker.momenta import Momenta, gain
-from gossamer.worker.sums import numbers, summed
+from gossamer.worker.steering import Steering
 
 
 class Worker:
@@ -47,7 +47,6 @@ class Worker:
         self.step = 1  # the step that is being computed
         self.scale = 1.0  # what gradients are multiplied by: a loss scaler's factor
         self.unit = 1.0  # the factor of the gradients that memories are made of
-        self.control: State = {}
         self.means: list[Tensor] = []
         self.finite = True
         self.besides: Callable[[list[Tensor]], Program[list[Tensor]]] | None = (
@@ -63,17 +62,16 @@ class Worker:
         self.skipped = self.dropped_rounds = 0  # steps that did not descend, and averages of models that nobody took
         self.spoilt = Counter[int]()  # how many averages each rank has spoilt with values that are not finite
         self.row = Counter[int]()  # and how many it has in a row, up to the last
-        self.channels = build(recipe, self.named, self._rate_groups(), self.size)
+        self.channels = build(recipe, self.named, self.rate_groups(), self.size)
         recipe.fits(World(size, [c.layout for c in self.channels], [*optimizers.members(optimizer)]))
         self.loop = Loop(self)
-        self.descent = Descent(self)
+        self.descent, self.steering = Descent(self), Steering(self)
         self.live = dict[str, Any]()  # what the schedule keeps beside the steps
         self.dropped = list[int]()  # steps for whose end this rank's gradient was not waited for
         self.on_late: Callable[[int], None] | None = None
         self.flights = Flights()
         self._gradients = Flight()  # this step's, on their way
         self._held = Held()
-        self._numbers = dict[int, Tensor]()  # what the controller noted of this rank's gradients, as they left
 
     # -- what schedules see ------------------------------------------------------------------------------------------
 
@@ -99,27 +97,25 @@ class Worker:
 
     def send(self, index: int, flat: Tensor) -> Program[None]:
         """Put one channel's gradient on its way; the mean may be written over it."""
-        if self.recipe.controller.counts:
-            self._numbers[index] = numbers(self.recipe.controller, self._unscaled(flat, self.channels[index]))
+        self.steering.note(index, flat)
         yield from self._take_off(self._gradients, index, flat)
 
     def average_gradients(self) -> Program[None]:
         sums: Sequence[Tensor] = ()
         if self.size > 1 or self._gradients.tickets:
-            own, self._numbers = [self._numbers[i] for i in sorted(self._numbers)], {}
-            summing = [(yield summed(own, self.step))] if own else []
+            summing = yield from self.steering.ask()
             yield from self._arrive(self._gradients, hold=True)
             self.means, self._gradients = [*self._gradients.means.values()], Flight()
-            for ticket in summing:
-                sums = yield from join(ticket)
+            sums = yield from self.steering.told(summing)
         else:
-            self._look_at_own_gradients()
+            self.means = self.steering.look_alone()
+            self.finite = all_finite(self.means)
         if self.finite and self.means:
             if self.hand_over is not None and "control" in self.recipe.controller.traits:
                 self.hand_over()
-            control = Draft(self.control)
-            self._held.decided = self._decide(self.means, control, sums)
-            self._held.drafts.append(control)
+            state = self.steering.draft()
+            self._held.decided = self.steering.decide(self.means, sums, state)
+            self._held.drafts.append(state)
 
     def deliver(self, means: Sequence[Tensor], finite: bool, rates: Sequence[float]) -> None:
         self.means, self.finite = list(means), finite
@@ -148,10 +144,9 @@ class Worker:
             yield from self.name_spoilers(all_peaks_finite(given))
         landed = {i: mean for flight in flights for i, mean in flight.means.items()}
         means = None if lost or not flights else [landed[i] for i in which]
-        if self._next is not None and not self.flights.averages:  # decided while these were under way
-            means = self._recut(means, self._adopt(self._next))
+        means = self.steering.adopt_for(means)
         if means is not None:
-            self._next = self._decide(means, self.control)
+            self.steering.next = self.steering.decide(means)
         return means
 
     def in_flight(self, which: Sequence[int]) -> bool:
@@ -279,12 +274,12 @@ class Worker:
         """Count the step, let memories move on, and adopt what the controller decided in it."""
         held, self._held = self._held, Held()
         held.commit()
-        self._next = held.decided or self._next
+        self.steering.next = held.decided or self.steering.next
         self.skipped += not descended
         self.step += 1
         self.assigned = False
-        if self._next is not None and not self.flights.averages:  # else it waits until those have landed
-            self._adopt(self._next)
+        if self.steering.next is not None and not self.flights.averages:  # else it waits until those have landed
+            self.steering.adopt(self.steering.next)
 
     def name_spoilers(self, fine: bool) -> Program[None]:
         """An average is not finite: count whose doing it was. `fine`: what this rank gave is finite."""
@@ -296,7 +291,7 @@ class Worker:
     def follow(self, named: Mapping[str, Tensor]) -> None:
         """Parameters that were frozen train from now on, in channels of their own."""
         self.named |= named
-        self.channels += build(self.recipe, named, self._rate_groups(), self.size)
+        self.channels += build(self.recipe, named, self.rate_groups(), self.size)
 
     def is_sending(self) -> bool:
         """Whether anything is on its way that will land at a later step."""
@@ -313,21 +308,7 @@ class Worker:
         norms = ask(*(debt.double().norm() for debt, _ in debts))
         return sum((norm / (self.unit * unit)) ** 2 for norm, (_, unit) in zip(norms, debts, strict=True)) ** 0.5
 
-    @property
-    def due(self) -> Recipe:
-        """The recipe that will be in force when nothing is in flight any more."""
-        return self._next or self.recipe
-
-    def restore_recipe(self, recipe: Recipe, due: Recipe) -> None:
-        """A controller's choice, from a checkpoint."""
-        self._next = due if due != recipe else None
-        if self.recipe != recipe:
-            self.recipe = recipe
-            self.channels = build(recipe, self.named, self._rate_groups(), self.size)
-
     # -- the inside ------------------------------------------------------------------------------------------------
-
-    _next: Recipe | None = None
 
     def _take_off(self, flight: Flight, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
         channel = self.channels[index]
@@ -366,54 +347,7 @@ class Worker:
         else:
             held.commit()
 
-    def _look_at_own_gradients(self) -> None:
-        """A host alone sends nothing; who may change the optimizer's steps must see the gradients all the same."""
-        self.means = []
-        if self.recipe.controller.moves_schedule:
-            self.means = [c.gather([_gradient(p) for p in c.parameters]) for c in self.channels]
-        self.finite = all_finite(self.means)
-
-    def _decide(self, means: Sequence[Tensor], control: State, sums: Sequence[Tensor] = ()) -> Recipe | None:
-        """The controller's next recipe, where it is another one."""
-        controller = self.recipe.controller
-        if "control" not in controller.traits:
-            return None  # before all means are copied, free of the loss scale, for nobody
-        blocks = [self._unscaled(mean, c) for mean, c in zip(means, self.channels)]
-        if controller.counts and not sums:  # a rank alone: its own gradients are the means
-            sums = [numbers(controller, block) for block in blocks]
-        decided = controller.decide(Facts(self.step, self._largest_rate(), blocks, sums), self.recipe, control)
-        return decided if decided != self.recipe else None
-
-    def _unscaled(self, gradient: Tensor, channel: Channel) -> Block:
-        """Free of the loss scale."""
-        return Block(gradient / self.scale if self.scale != 1 else gradient, channel.layout)
-
-    def _largest_rate(self) -> float:
-        return max(float(g["lr"]) for g in self.optimizer.param_groups)
-
-    def _adopt(self, recipe: Recipe) -> list[Channel]:
-        """Put another recipe in force; returns the channels there were."""
-        from gossamer.worker.checkpoint import carry_over, turn
-
-        old, before, self._next, self.recipe = self.channels, self.recipe, None, recipe
-        if (recipe.exchange, recipe.routes) != (before.exchange, before.routes):  # else all go on as they went
-            cut = build(recipe, self.named, self._rate_groups(), self.size)
-            if are_cut_alike(old, cut):
-                turn(old, cut, self.size)
-            else:
-                self.channels = cut
-                carry_over(old, cut, self.size)
-        return old
-
-    def _recut(self, means: list[Tensor] | None, old: Sequence[Channel]) -> list[Tensor] | None:
-        """Values of the old channels, laid out as the new ones are."""
-        if means is None or old is self.channels:
-            return means
-        pairs = zip(old, means, strict=True)
-        named = {name: view for c, mean in pairs for name, view in Block(mean, c.layout).tensors()}
-        return [c.gather([named[s.name] for s in c.layout.segments]) for c in self.channels]
-
-    def _rate_groups(self) -> dict[str, int]:
+    def rate_groups(self) -> dict[str, int]:
         """The optimizer's group of each parameter, where a part of the recipe follows its rate; else they need not be told apart.
 
         Not the rates: two groups that start with one may part later.
@@ -422,10 +356,6 @@ class Worker:
             return dict.fromkeys(self.named, 0)
         groups = {id(p): i for i, g in enumerate(self.optimizer.param_groups) for p in g["params"]}
         return {n: groups.get(id(p), 0) for n, p in self.named.items()}
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _carry(average: Program[Tensor], given: Tensor, found: Sequence[Tensor]) -> Program[Carried]:

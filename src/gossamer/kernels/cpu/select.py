@@ -19,7 +19,8 @@ _BLOCK = 1024
 _WORD = 8  # flags that are looked at together
 _NAN = 0x7F800001  # one key for every NaN, above infinity
 _STRETCH = 4096  # elements that stay near while all that is said of them is added up
-_SMALL = 1 << 16  # below this, selecting among all elements is faster than sampling
+_SHORT = 1 << 13  # below this, selecting among all is faster than sampling
+_SMALL = 1 << 16  # the same for `topk`, which asks NumPy for more
 
 
 def compact(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
@@ -167,7 +168,7 @@ def _topk_each(x: Floats, bits: Ints, edges: Longs, counts: Longs, indices: Ints
             continue
         count = 0
         most = 4 * k + 1024
-        if b - a > _SMALL and k <= (b - a) // 16:
+        if b - a > _SHORT and k <= (b - a) // 16:
             count = _compact(x[a:b], bits[a:b], _bar(bits[a:b], k), most, indices, survivors)
         if k <= count <= most:
             keys = _keys(survivors[:count].view(np.int32))
@@ -198,8 +199,22 @@ def _bar(bits: Ints, k: int) -> np.int32:
 
 @kernel
 def _kth(keys: Ints, k: int) -> np.int32:
-    """The k-th largest."""
-    return np.partition(keys, keys.size - k)[keys.size - k]
+    """The k-th largest, bit by bit from the top: to count is a loop that vectorises, to sort is not."""
+    found = np.int32(0)
+    for bit in range(30, -1, -1):
+        bar = np.int32(found | np.int32(np.int32(1) << np.int32(bit)))
+        if _count(keys, bar) >= k:
+            found = bar
+    return found
+
+
+@kernel
+def _count(keys: Ints, bar: np.int32) -> np.int32:
+    wide()
+    count = np.int32(0)
+    for j in range(keys.size):
+        count += np.int32(keys[j] >= bar)
+    return count
 
 
 @kernel

@@ -40,13 +40,17 @@ def difference(name: str, args: tuple[Any, ...], device: torch.device, shift: in
 
 def _called(name: str, args: tuple[Any, ...], place: torch.device, shift: int) -> list[Tensor]:
     """All tensors that come out: the results, and the arguments as they are afterwards."""
-    given = [_moved(a, place, shift) if isinstance(a, Tensor) else a for a in args]
+    given = [_moved(a, place, shift) for a in args]
     out = getattr(kernels, name)(*given)
     return [t.cpu() for t in (*_tensors(out), *_tensors(given))]
 
 
-def _moved(x: Tensor, place: torch.device, shift: int) -> Tensor:
-    """A copy there, as many elements off the beginning of its memory."""
+def _moved(x: Any, place: torch.device, shift: int) -> Any:
+    """A copy there of each tensor, as many elements off the beginning of its memory."""
+    if isinstance(x, list):
+        return [_moved(each, place, shift) for each in x]
+    if not isinstance(x, Tensor):
+        return x
     return torch.cat([x[:1].repeat(shift) if x.numel() else x, x]).to(place)[shift if x.numel() else 0 :]
 
 
@@ -85,7 +89,7 @@ def _value(x: Tensor, i: int) -> str:
 def speed(name: str, elements: int, device: torch.device) -> dict[str, float]:
     """Medians between events. Before each timing of the kernel is one of a copy, so that both see the same disturbances."""
     args = next(samples.CALLS[name](elements))
-    given = [a.to(device) if isinstance(a, Tensor) else a for a in args]
+    given = [_moved(a, device, 0) for a in args]
     source = torch.ones(elements, device=device)
     target = torch.empty_like(source)
     copies, calls = list[float](), list[float]()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from inspect import isfunction, signature
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -89,6 +90,12 @@ def _to_codes(n: int) -> Iterator[tuple[Any, ...]]:
         yield x, bits, bucket, norms, KEY, n
 
 
+def _by_magnitude(n: int) -> Iterator[tuple[Any, ...]]:
+    for bits, bucket, x, norms in _in_buckets(n):
+        wire = torch.zeros(kernels.quantise_bytes(n, bits), dtype=torch.uint8)
+        yield x, bits, bucket, KEY, torch.zeros_like(norms), wire, n
+
+
 def _from_codes(n: int) -> Iterator[tuple[Any, ...]]:
     for bits, bucket, x, norms in _in_buckets(n):
         wire = kernels.quantise_encode(x, bits, bucket, norms, KEY)
@@ -140,6 +147,16 @@ def _topk(n: int) -> Iterator[tuple[Any, ...]]:
         yield values(n), k
 
 
+def _topk_each(n: int) -> Iterator[tuple[Any, ...]]:
+    for bounds in cuts(n):
+        yield values(n), bounds, tuple((b - a + 2) // 3 for a, b in pairwise(bounds))
+
+
+def _sparse_mean(n: int) -> Iterator[tuple[Any, ...]]:
+    indices = [_chosen(n), torch.arange(0, n, 3, dtype=torch.int32)]
+    yield indices, [values(i.numel(), 1) for i in indices], values(n)
+
+
 def _scatter(n: int) -> Iterator[tuple[Any, ...]]:
     indices = _chosen(n)
     yield values(n), indices, values(indices.numel(), 1), 0.3
@@ -186,10 +203,12 @@ CALLS: dict[str, Calls] = {
     "lanes_pack": _to_lanes,
     "lanes_unpack": _from_lanes,
     "mix3": _dice,
+    "quantise": _by_magnitude,
     "quantise_accumulate": _from_codes,
     "quantise_decode": _decoded_codes,
     "quantise_encode": _to_codes,
     "scatter_add": _scatter,
+    "sparse_mean": _sparse_mean,
     "sign_accumulate": _from_signs,
     "sign_feedback": _to_signs,
     "ternary_accumulate": _from_trits,
@@ -197,5 +216,6 @@ CALLS: dict[str, Calls] = {
     "ternary_encode": _to_trits,
     "ternary_levels": _to_levels,
     "topk": _topk,
+    "topk_each": _topk_each,
     "within": _within,
 }

@@ -1,0 +1,113 @@
+"""Steering: what a controller is told, what it decides, and how that comes into force."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, Draft, State
+from gossamer.core.contracts import Facts
+from gossamer.core.verbs import Program, Ticket, join
+from gossamer.recipe import Recipe
+from gossamer.worker.channels import Channel, are_cut_alike, build
+from gossamer.worker.checkpoint import carry_over, turn
+from gossamer.worker.sums import numbers, summed
+
+if TYPE_CHECKING:
+    from gossamer.worker.worker import Worker
+
+
+class Steering:
+    """The controller's side of a worker. Without a controller nothing is computed for one, and nothing is sent."""
+
+    def __init__(self, worker: "Worker") -> None:
+        self._worker = worker
+        self.state: State = {}
+        self.next: Recipe | None = None  # decided, and in force when nothing is in flight any more
+        self._own = dict[int, Tensor]()  # numbers of this rank's own gradients, by channel
+
+    @property
+    def due(self) -> Recipe:
+        """The recipe that will be in force when nothing is in flight any more."""
+        return self.next or self._worker.recipe
+
+    def note(self, index: int, flat: Tensor) -> None:
+        """A channel's gradient is about to leave."""
+        controller = self._worker.recipe.controller
+        if controller.counts:
+            self._own[index] = numbers(controller, self._unscaled(flat, self._worker.channels[index]))
+
+    def ask(self) -> Program[Ticket[Any] | None]:
+        """Start summing what was noted, over all ranks."""
+        if not self._own:
+            return None
+        own, self._own = [self._own[i] for i in sorted(self._own)], {}
+        return (yield summed(own, self._worker.step))
+
+    def told(self, ticket: Ticket[Any] | None) -> Program[Sequence[Tensor]]:
+        """The sums, for each channel."""
+        return () if ticket is None else (yield from join(ticket))
+
+    def look_alone(self) -> list[Tensor]:
+        """A host alone sends nothing; who may change the optimizer's steps must see the gradients all the same."""
+        worker = self._worker
+        if not worker.recipe.controller.moves_schedule:
+            return []
+        return [c.gather([_gradient(p) for p in c.parameters]) for c in worker.channels]
+
+    def decide(self, means: Sequence[Tensor], sums: Sequence[Tensor] = (), state: State | None = None) -> Recipe | None:
+        """The controller's next recipe, where it is another one; its own state may wait in a draft."""
+        worker, controller = self._worker, self._worker.recipe.controller
+        if "control" not in controller.traits:
+            return None  # before all means are copied, free of the loss scale, for nobody
+        blocks = [self._unscaled(mean, c) for mean, c in zip(means, worker.channels)]
+        if controller.counts and not sums:  # a rank alone: its own gradients are the means
+            sums = [numbers(controller, block) for block in blocks]
+        facts = Facts(worker.step, max(worker.rates), blocks, sums)
+        decided = controller.decide(facts, worker.recipe, self.state if state is None else state)
+        return decided if decided != worker.recipe else None
+
+    def draft(self) -> Draft:
+        return Draft(self.state)
+
+    def adopt(self, recipe: Recipe) -> list[Channel]:
+        """Put another recipe in force; returns the channels there were."""
+        worker = self._worker
+        old, before, self.next, worker.recipe = worker.channels, worker.recipe, None, recipe
+        if (recipe.exchange, recipe.routes) != (before.exchange, before.routes):  # else all go on as they went
+            cut = build(recipe, worker.named, worker.rate_groups(), worker.size)
+            if are_cut_alike(old, cut):
+                turn(old, cut, worker.size)
+            else:
+                worker.channels = cut
+                carry_over(old, cut, worker.size)
+        return old
+
+    def adopt_for(self, means: list[Tensor] | None) -> list[Tensor] | None:
+        """Put in force what was decided while these were under way; returns them as the new channels are laid out."""
+        if self.next is None or self._worker.flights.averages:
+            return means
+        old = self.adopt(self.next)
+        if means is None or old is self._worker.channels:
+            return means
+        pairs = zip(old, means, strict=True)
+        named = {name: view for c, mean in pairs for name, view in Block(mean, c.layout).tensors()}
+        return [c.gather([named[s.name] for s in c.layout.segments]) for c in self._worker.channels]
+
+    def restore(self, recipe: Recipe, due: Recipe, state: State) -> None:
+        """A controller's choice, from a checkpoint."""
+        worker, self.state = self._worker, state
+        self.next = due if due != recipe else None
+        if worker.recipe != recipe:
+            worker.recipe = recipe
+            worker.channels = build(recipe, worker.named, worker.rate_groups(), worker.size)
+
+    def _unscaled(self, gradient: Tensor, channel: Channel) -> Block:
+        """Free of the loss scale."""
+        scale = self._worker.scale
+        return Block(gradient / scale if scale != 1 else gradient, channel.layout)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
