@@ -238,7 +238,8 @@ def _preset(name: str, make: Callable[..., Recipe]) -> list[str]:
     note = " (for epochs of 100 steps)" if "epoch" in inspect.signature(make).parameters else ""
     lines += [f"With its defaults{note}: `{recipe}`", ""]
     lines += ["Made of " + ", ".join(f"[{n}]({path_of(p)})" for n, p in found.items()) + ".", ""]
-    lines += ["Refused:", "", *refusal_table(catalogue.refused_with(recipe, name)), ""]
+    if refused := catalogue.refused_with(recipe, name):
+        lines += ["Refused:", "", *refusal_table(refused), ""]
     return [*lines, f"Paper: {_escape(docs.paper)}"] if docs.paper else lines
 
 

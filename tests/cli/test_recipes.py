@@ -64,7 +64,7 @@ def test_what_bytes_are_promised_is_counted(name: str) -> None:
     """Where words say that bytes grow, or that they are a certain part of dense, they must."""
     docs, recipe = catalogue.read(presets()[name]), catalogue.example(name)
     shapes = {"w": (256, 256), "v": (256, 256)}
-    few = 2 + getattr(recipe.exchange, "backups", 0)
+    few = 2 + getattr(recipe.schedule, "backups", 0)
     ratios = {n: bytes_per_step("allreduce", shapes, n) / bytes_per_step(recipe, shapes, n) for n in (few, 4, 32, 101)}
     grows = ratios[101] < ratios[4] / 4
     assert ("bytes grow with their number" in docs.not_for) == grows
@@ -103,7 +103,7 @@ def with_epoch(name: str) -> str:
 @pytest.mark.parametrize("name", presets())
 def test_what_is_said_to_be_refused_is_refused_in_these_words(name: str) -> None:
     combined = [r for r in refusals(name) if r.text.startswith(f"{name} + ")]
-    assert combined
+    assert combined or name == "allreduce"  # with which everything goes
     for refusal in combined:
         with pytest.raises(RecipeError) as caught:
             Recipe.of(refusal.text.replace(name, with_epoch(name), 1))
@@ -168,13 +168,13 @@ def test_ddp_takes_what_is_not_said_to_be_refused(name: str) -> None:
     [
         ("backup", "attach(..., scaler=GradScaler())", "use bf16"),
         ("backup", "attach(..., buffers='average')", "late ones are not there"),
-        ("backup", "backup + every_step(rate=2.0)", "use every_step() as it is"),
+        ("backup", "backup + error_feedback()", "would be lost silently"),
         ("backup", "training on 2 ranks", "one gradient a step"),
         ("local_sgd", "attach(a model with BatchNorm, ...)", "say buffers="),
         ("local_sgd", "local_sgd + error_feedback(units='update')", "leave units out"),
         ("slowmo", "gossamer.ddp.register(ddp_model, 'slowmo')", "use gossamer.attach"),
         ("sgp", "attach(..., buffers='average')", "say 'local'"),
-        ("sgp", "sgp + error_feedback()", "allreduce(fp32()) + gossip()"),
+        ("sgp", "sgp + error_feedback()", "drop the memory"),
         ("qsgd", "allreduce(qsgd())", "scatter(qsgd())"),
         ("powersgd", "powersgd + none()", "error_feedback()"),
         ("diana", "diana + error_feedback()", "can diverge"),
@@ -314,7 +314,7 @@ def test_parts_that_every_recipe_has_are_not_told(say: Say) -> None:
         (["train", "ternary"], "put it in an exchange: scatter(ternary())"),
         (["train", "ternary()"], "put it in an exchange: scatter(ternary())"),
         (["compare", "ddp", "ring"], "allreduce(fp32()) + gossip(push_sum(ring()))"),
-        (["train", "gossip"], "such as push_sum()"),
+        (["train", "gossip"], "such as allreduce(fp32())"),
     ],
 )
 def test_wrong_input_is_one_line_that_says_what_to_do(say: Say, words: list[str], what: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gossamer.catalogue import example, refused_with
 from gossamer.core.contracts import Codec
 from gossamer.core.parts import registry
 from gossamer.recipes import presets
@@ -50,7 +51,9 @@ def test_every_preset_is_described(pages: dict[str, str], name: str) -> None:
     section = pages["presets.md"].split(f"\n## {name}\n")[1].split("\n## ")[0]
     assert f"**Use it** {parts._escape(docs.use)}\n" in section
     assert f"**Not for** {parts._escape(docs.not_for)}\n" in section
-    assert f"| `{name} + gossip()` |" in section or f"| `{name} + every_step()` |" in section
+    rows = [refusal.text for refusal in refused_with(example(name), name)]
+    assert all(f"| `{text}` |" in section for text in rows)
+    assert ("Refused:" in section) == bool(rows)
 
 
 def test_a_contract_s_law_is_quoted(pages: dict[str, str]) -> None:

@@ -9,6 +9,8 @@ from torch import Tensor
 from gossamer.core.moments import ask
 from gossamer.kernels import absmax
 
+_FEW = 64  # numbers, for which no kernel is loaded
+
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     return all_peaks_finite([peak(t) for t in tensors])
@@ -18,7 +20,7 @@ def peak(tensor: Tensor) -> Tensor:
     """The largest absolute value; not finite where any value is not."""
     if tensor.numel() == 0:
         return tensor.new_zeros((), dtype=torch.float64)
-    if tensor.dtype != torch.float32:
+    if tensor.dtype != torch.float32 or tensor.numel() < _FEW:
         return tensor.abs().amax().double()
     return absmax(tensor.reshape(-1), (0, tensor.numel())).view(()).double()
 

@@ -65,6 +65,11 @@ class First(Schedule):
         )
 
     def fits(self, world: World) -> None:
+        if len(world.layouts) != 1:
+            raise AttachError(
+                f"{self} closes a step with one ticket and one message, so all parameters must be of one precision and on one "
+                "device"
+            )
         if world.trains_alone:
             return
         size, wanted = world.size, world.size - self.backups
@@ -74,11 +79,6 @@ class First(Schedule):
             wanted > 1 or (wanted == 1 and self.backups == 0),
             f"first(backups={self.backups}): {ranks} {what}; use at least {self.backups + 2} ranks, or every_step()",
         )
-        if len(world.layouts) != 1:
-            raise AttachError(
-                f"{self} closes a step with one ticket and one message, so all parameters must be of one precision and on one "
-                "device"
-            )
 
     def begin(self, loop: Loop) -> Program[None]:
         if "quorum" not in loop.live:
