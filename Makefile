@@ -30,8 +30,9 @@ test: $(VENV)/.installed .network-tools
 	$(BIN)/ruff format -q --check src tests benchmarks campaigns
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright
-	@# Two test processes: one starts processes of its own and waits for them, the other computes; its output comes last.
-	@$(BIN)/python -m pytest -m "not processes" >$(VENV)/laws.log 2>&1 & laws=$$!; \
+	@# Two test processes: one starts commands and ranks and waits for them, the other computes; its output comes last.
+	@($(BIN)/python -m pytest -m "not processes and not crews"; laws=$$?; \
+	  $(BIN)/python -m pytest -m crews; test $$? = 0 -a $$laws = 0) >$(VENV)/laws.log 2>&1 & laws=$$!; \
 	$(BIN)/python -m pytest -m processes; processes=$$?; \
 	wait $$laws; laws=$$?; cat $(VENV)/laws.log; test $$processes = 0 -a $$laws = 0
 

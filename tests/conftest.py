@@ -33,17 +33,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if reason is not None and item.get_closest_marker("lab"):
             item.add_marker(pytest.mark.skip(reason=reason))
-        if _starts_processes(item):
-            item.add_marker(pytest.mark.processes)
+        if (kind := _kind(item)) is not None:
+            item.add_marker(kind)
 
 
-def _starts_processes(item: pytest.Item) -> bool:
-    """`make test` runs all others beside these, which run one after the other: labs would share the cores that they
-    measure, and so would ranks that are killed and others that must notice in time.
+def _kind(item: pytest.Item) -> pytest.MarkDecorator | None:
+    """What a test needs besides its own process; `make test` runs tests of one kind one after the other.
+
+    Labs would share the cores that they measure, and so would ranks that are killed and others that must notice in time.
+    Those who send work to a gang that is there already wait for it, and for nothing else.
     """
-    marked = any(item.get_closest_marker(name) for name in ("gang", "lab"))
-    uses = {"gang2", "gang4", "world"} & set(getattr(item, "fixturenames", ()))
-    return marked or bool(uses) or item.path.parent.name in COMMANDS
+    commands = item.get_closest_marker("lab") or item.path.parent.name in COMMANDS
+    if not commands and {"gang2", "gang4", "world"} & set(getattr(item, "fixturenames", ())):
+        return pytest.mark.crews
+    return pytest.mark.processes if commands or item.get_closest_marker("gang") else None
 
 
 def _gang(size: int) -> Iterator[Gang]:

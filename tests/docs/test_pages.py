@@ -62,7 +62,7 @@ def loggers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Logger]:
 def tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Parts that a page registers are gone afterwards; dice are where they were."""
     monkeypatch.setattr(registry, "_parts", dict(registry.of()))
-    monkeypatch.setattr(recipe, "presets", dict(recipe.presets))
+    monkeypatch.setattr(recipe, "presets", dict(recipe.known_presets()))
     dice = torch.get_rng_state()
     yield
     torch.set_rng_state(dice)

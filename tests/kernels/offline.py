@@ -151,7 +151,6 @@ def by_segment(n: int, shift: int) -> None:
     kernels.ternary_decode(wire, bounds, scales, x)
     kernels.sign_feedback(x, vector(n, shift=shift), scales, bounds)
     kernels.sign_accumulate(vector(kernels.sign_bytes(n), torch.uint8, shift), bounds, scales, x)
-    kernels.cast_feedback(x, vector(n, shift=shift), torch.bfloat16)
 
 
 def by_bucket(n: int, bits: int, bucket: int, shift: int = 0) -> None:

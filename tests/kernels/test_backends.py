@@ -40,10 +40,10 @@ def test_numba_is_optional_and_imported_late(script):
 
 @pytest.mark.skipif("numba" not in kernels.backends(), reason="numba is not installed")
 def test_warmup_compiles_everything_that_a_step_needs():
-    from gossamer.kernels.cpu import cast, indices, lanes, quantise, scales, select, sign, ternary
+    from gossamer.kernels.cpu import indices, lanes, quantise, scales, select, sign, ternary
 
     def compiled() -> int:
-        modules = (cast, indices, lanes, quantise, scales, select, sign, ternary)
+        modules = (indices, lanes, quantise, scales, select, sign, ternary)
         values = [value for module in modules for value in vars(module).values()]
         return sum(len(value.signatures) for value in values if hasattr(value, "signatures"))
 
@@ -54,7 +54,6 @@ def test_warmup_compiles_everything_that_a_step_needs():
     kernels.scatter_add(x, *kernels.compact(x, 0.5), weight=0.5)
     kernels.lanes_unpack(kernels.lanes_pack(kernels.ternary_levels(x, (0, 10), x[:1], (1, 2)), 1, 8), 10, 1, 8)
     kernels.sign_accumulate(torch.zeros(2, dtype=torch.uint8), (0, 10), x[:1], x, 0.5)
-    kernels.cast_accumulate(torch.zeros(20, dtype=torch.uint8), torch.bfloat16, x, 0.5)
     kernels.absmax_and_std(x, (0, 3, 10))
     assert compiled() == before
 
@@ -132,7 +131,7 @@ def test_triton_launches_on_the_device_of_its_tensors(monkeypatch):
     monkeypatch.setattr(kernels_backends, "_where_it_lies", lambda launch: real(lambda *_: seen.append("launch")))
     elsewhere = SimpleNamespace(device=torch.device("cuda:1"))
     try:
-        for family, function in (("scales", "absmax"), ("ternary", "encode"), ("quantise", "accumulate")):
+        for family, function in (("scales", "absmax"), ("ternary", "encode"), ("quantise", "read")):
             kernels_backends._load("triton", family, function)(elsewhere, (0, 4))
     finally:
         kernels_backends._load.cache_clear()
@@ -148,7 +147,6 @@ def test_the_benchmark_has_a_row_for_every_kernel():
         "quantise4.encode",
         "quantise4.decode",
         "sign_feedback",
-        "cast_feedback.bf16",
         "compact.0.1%",
         "compact.1%",
         "topk.0.1%",

@@ -43,8 +43,6 @@ def wires() -> dict[str, str]:
         for _ in range(2):
             wire, said = kernels.sign_feedback(x, pending, said, bounds)
         found[f"sign.{n}"] = torch.cat([wire, said.view(torch.uint8)])
-        for dtype in (torch.bfloat16, torch.float16):
-            found[f"cast.{dtype}.{n}"] = kernels.cast_feedback(x, x / 3, dtype)
         for part in (2, 10):
             chosen = kernels.topk(x, -(-n // part))
             found[f"indices{part}.{n}"] = kernels.index_encode(chosen, n)

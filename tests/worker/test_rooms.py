@@ -107,6 +107,13 @@ def test_a_room_is_free_when_nobody_lies_in_it() -> None:
     assert rooms.like(like).data_ptr() == place
 
 
+def test_where_lengths_follow_the_data_memory_does_not_grow() -> None:
+    rooms = Rooms()
+    for length in range(70_000, 71_000):
+        rooms.of(length, torch.device("cpu"))
+    assert sum(map(len, rooms._rooms.values())) <= 64  # pyright: ignore[reportPrivateUsage]
+
+
 def test_rooms_of_other_lengths_are_others() -> None:
     rooms = Rooms()
     a, b = rooms.like(torch.empty(100_000)), rooms.like(torch.empty(50_000, dtype=torch.float64))

@@ -46,7 +46,8 @@ def codecs_in(part: object) -> Iterator[Codec | LinearCodec]:
 
 def _try(codec: Codec | LinearCodec, block: Block, seat: Seat) -> None:
     if isinstance(codec, Codec):
-        codec.decode(codec.encode(block, {}, seat), block)
+        wire = codec.encode(block, {}, seat)
+        codec.mean([wire], block.layout, codec.decode(wire, block))
     if isinstance(codec, LinearCodec):
         _alone(codec.average(block, {}, seat))
 

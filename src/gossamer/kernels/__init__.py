@@ -5,7 +5,6 @@ program (`gpu`). The functions here check their arguments and pick the twin by t
 """
 
 from gossamer.kernels.backends import backends, using
-from gossamer.kernels.cast import cast_accumulate, cast_feedback
 from gossamer.kernels.errors import CorruptWire
 from gossamer.kernels.hashing import mix3
 from gossamer.kernels.indices import index_decode, index_encode
@@ -37,8 +36,6 @@ __all__ = [
     "absmax_and_std",
     "backends",
     "bucket_norms",
-    "cast_accumulate",
-    "cast_feedback",
     "compact",
     "divide",
     "index_decode",

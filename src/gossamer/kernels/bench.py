@@ -62,8 +62,6 @@ def _calls(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "quantise4.decode", lambda: kernels.quantise_accumulate(codes, 4, 512, norms, out)
     pending = torch.zeros(n)
     yield "sign_feedback", lambda: kernels.sign_feedback(x, pending, scales, bounds)
-    residual = torch.zeros(n)
-    yield "cast_feedback.bf16", lambda: kernels.cast_feedback(x, residual, torch.bfloat16)
     yield from _selections(x)
 
 

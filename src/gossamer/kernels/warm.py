@@ -7,14 +7,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cast import cast_accumulate, cast_feedback
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lanes_pack, lanes_unpack
-from gossamer.kernels.quantise import bucket_norms, quantise_accumulate, quantise_encode
-from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std
-from gossamer.kernels.select import compact, scatter_add, topk
+from gossamer.kernels.quantise import (
+    bucket_norms,
+    quantise,
+    quantise_accumulate,
+    quantise_decode,
+    quantise_encode,
+)
+from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divide
+from gossamer.kernels.select import compact, scatter_add, sparse_mean, topk, topk_each
 from gossamer.kernels.sign import sign_accumulate, sign_feedback
-from gossamer.kernels.ternary import ternary_accumulate, ternary_encode, ternary_levels
+from gossamer.kernels.ternary import ternary_accumulate, ternary_decode, ternary_encode, ternary_levels
 
 _KEY = (1, 2)
 # Triton compiles anew for lengths and addresses that are multiples of 16, so there are vectors of both kinds.
@@ -24,7 +29,7 @@ _LENGTHS = {"cpu": (64,), "cuda": (4096, 4099)}
 def warmup(*families: str, device: torch.device | str = "cpu") -> None:
     """Compiles kernels (or loads them from the cache), so that the first training step does not wait.
 
-    All of them, or those of some families: "scales", "ternary", "quantise" (4 bits in buckets of 512), "sign", "cast",
+    All of them, or those of some families: "scales", "ternary", "quantise" (4 bits in buckets of 512), "sign",
     "select", "indices", "lanes". On a GPU a few variants are left to the first step, as others of bits and buckets.
     """
     unknown = sorted(set(families) - set(_FAMILIES))
@@ -40,17 +45,23 @@ def warmup(*families: str, device: torch.device | str = "cpu") -> None:
 def _scales(x: Tensor) -> None:
     for measure in (absmax, absmax_and_rms, absmax_and_std):
         measure(x, (0, x.numel()))
+    divide(x.clone(), 1)
 
 
 def _ternary(x: Tensor) -> None:
     bounds, scales = (0, x.numel()), x[:1].clone()
     ternary_levels(x, bounds, scales, _KEY)
-    ternary_accumulate(ternary_encode(x, bounds, scales, _KEY), bounds, scales, x.clone())
+    wire, out = ternary_encode(x, bounds, scales, _KEY), x.clone()
+    ternary_accumulate(wire, bounds, scales, out)
+    ternary_decode(wire, bounds, scales, out)
 
 
 def _quantise(x: Tensor) -> None:
     norms = bucket_norms(x, 512, "max")
-    quantise_accumulate(quantise_encode(x, 4, 512, norms, _KEY), 4, 512, norms, x.clone())
+    wire, out = quantise_encode(x, 4, 512, norms, _KEY), x.clone()
+    quantise(x, 4, 512, _KEY, norms, wire)
+    quantise_accumulate(wire, 4, 512, norms, out)
+    quantise_decode(wire, 4, 512, norms, out)
 
 
 def _sign(x: Tensor) -> None:
@@ -59,13 +70,11 @@ def _sign(x: Tensor) -> None:
     sign_accumulate(wire, bounds, scales, x.clone())
 
 
-def _cast(x: Tensor) -> None:
-    cast_accumulate(cast_feedback(x, x.clone(), torch.bfloat16), torch.bfloat16, x.clone())
-
-
 def _select(x: Tensor) -> None:
     scatter_add(x.clone(), *compact(x, 0.5))
     topk(x, 32)
+    chosen = topk_each(x, (0, x.numel()), (32,))
+    sparse_mean([chosen], [x[:32].clone()], x.clone())
 
 
 def _indices(x: Tensor) -> None:
@@ -82,7 +91,6 @@ _FAMILIES: dict[str, Callable[[Tensor], None]] = {
     "ternary": _ternary,
     "quantise": _quantise,
     "sign": _sign,
-    "cast": _cast,
     "select": _select,
     "indices": _indices,
     "lanes": _lanes,
