@@ -8,6 +8,7 @@ from tests.worker.gym import bit_equal, make, parameters, pull, sgd, train
 
 from gossamer.core.schedule import Schedule
 from gossamer.core.verbs import Descend
+from gossamer.counting.rehearsal import Rehearsal
 from gossamer.fabrics.sim import simulate
 from gossamer.recipe import Recipe
 
@@ -83,3 +84,18 @@ def test_training_goes_somewhere(recipe: Recipe) -> None:
     train(ranks, pull, 4 * STEPS)
     assert all(model.isfinite().all() for model in parameters(ranks))
     assert sum(r.losses[-1] for r in ranks) < 0.8 * sum(r.losses[0] for r in ranks)
+
+
+@every_carried
+def test_what_it_asks_for_repeats_after_its_period(recipe: Recipe) -> None:
+    period, prelude = recipe.schedule.period, recipe.schedule.prelude
+    begin = -(-prelude // period) * period
+    run, asked = Rehearsal(recipe, step=begin + 1), list[tuple[int, int]]()
+    for _ in range(period):
+        run.take_step()  # what a round before it left on its way
+    for _ in range(3 * period):
+        before = len(run.averages), len(run.mail)
+        run.take_step()
+        asked.append((len(run.averages) - before[0], len(run.mail) - before[1]))
+    assert asked[:period] == asked[period : 2 * period] == asked[2 * period :]
+    assert any(asked)

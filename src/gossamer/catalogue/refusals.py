@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
 
@@ -109,7 +109,7 @@ def _attached(recipe: Recipe, name: str) -> Iterator[Refusal]:
         f"gossamer.ddp.register(ddp_model, {name!r})": lambda: check_hook(recipe),
     }
     if "waits for few" in recipe.schedule.traits:
-        few = int(getattr(recipe.schedule, "backups", 0)) + 1
+        few = next((n for n in range(1, 64) if not attempt(partial(bytes_per_step, recipe, {"w": (1,)}, n + 1))), 1)
         ways[f"training on {few} rank{'s' * (few > 1)}"] = lambda: bytes_per_step(recipe, {"w": (1,)}, few)
     for text, way in ways.items():
         yield Refusal(text, attempt(way))

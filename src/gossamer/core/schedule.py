@@ -294,6 +294,16 @@ class Schedule(Part):
     def policy(self, key: str) -> Policy:
         return "equal"
 
+    @property
+    def period(self) -> int:
+        """After how many steps it asks for the same again, the rounds of its mixer apart."""
+        return 1
+
+    @property
+    def prelude(self) -> int:
+        """How many steps come before that, in another way."""
+        return 0
+
     def rests(self, step: int) -> bool:
         """True if this is the last step of a round: after it is the time to judge, or to keep, the models."""
         return True

@@ -27,8 +27,8 @@ LEAST = 60  # steps to rehearse: whole periods of every topology that has up to 
 
 def span(recipe: Recipe) -> tuple[int, int]:
     """The first and the last step to rehearse: whole rounds, after the warm-up."""
-    every = max(int(getattr(recipe.schedule, "every", 1)), 1)
-    warmup = ceil(getattr(recipe.schedule, "warmup", 0) / every) * every
+    every = recipe.schedule.period
+    warmup = ceil(recipe.schedule.prelude / every) * every
     require(
         every <= MOST, f"{recipe.schedule}: a round of more than {MOST:,} steps is not counted, for that takes too long"
     )

@@ -64,6 +64,10 @@ class Gossip(Schedule):
             ),
         )
 
+    @property
+    def period(self) -> int:
+        return self.every
+
     def rests(self, step: int) -> bool:
         return (step + self.overlap) % self.every == 0  # messages of a round have had their time just before they land
 

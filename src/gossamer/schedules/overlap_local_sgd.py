@@ -57,6 +57,10 @@ class OverlapLocalSGD(Schedule):
     def follows_rate(self) -> bool:
         return self.by_lr and self.beta > 0
 
+    @property
+    def period(self) -> int:
+        return self.every
+
     def rests(self, step: int) -> bool:
         return (step + 1) % self.every == 0  # just before it lands, an average has had its time to travel
 

@@ -60,6 +60,10 @@ class SlowMo(Schedule):
     def drives(self) -> Mixer | None:
         return self.inner
 
+    @property
+    def period(self) -> int:
+        return self.every
+
     def rests(self, step: int) -> bool:
         return self.inner is not None or step % self.every == 0
 
@@ -118,6 +122,14 @@ class LocalSGD(Schedule):
     def __post_init__(self) -> None:
         require(self.every >= 1, f"local_sgd: every must be at least 1 step, got {self.every}; 4 to 16 are usual")
         require(self.warmup >= 0, f"local_sgd: warmup must be 0 steps or more, got {self.warmup}")
+
+    @property
+    def period(self) -> int:
+        return self.every
+
+    @property
+    def prelude(self) -> int:
+        return self.warmup
 
     def rests(self, step: int) -> bool:
         return step <= self.warmup or step % self.every == 0
