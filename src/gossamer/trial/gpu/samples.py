@@ -123,16 +123,6 @@ def _from_signs(n: int) -> Iterator[tuple[Any, ...]]:
         yield wire, bounds, scales, values(n, 1), 0.1
 
 
-def _to_halves(n: int) -> Iterator[tuple[Any, ...]]:
-    for dtype in (torch.bfloat16, torch.float16):
-        yield values(n), values(n, 1) * 1e-3, dtype
-
-
-def _from_halves(n: int) -> Iterator[tuple[Any, ...]]:
-    for x, residual, dtype in _to_halves(n):
-        yield kernels.cast_feedback(x, residual.clone(), dtype), dtype, values(n, 2), 0.7
-
-
 def _chosen(n: int) -> Tensor:
     return kernels.topk(values(n), n // 50)
 
@@ -194,8 +184,6 @@ CALLS: dict[str, Calls] = {
     "absmax_and_rms": _by_segment,
     "absmax_and_std": _by_segment,
     "bucket_norms": _norms,
-    "cast_accumulate": _from_halves,
-    "cast_feedback": _to_halves,
     "compact": _compact,
     "divide": _divided,
     "index_decode": _from_gaps,
