@@ -54,6 +54,9 @@ class FP32(Codec, LinearCodec):
     def wire_bytes(self, layout: Layout) -> int:
         return layout.numel * layout.dtype.itemsize
 
+    def sum_bytes(self, layout: Layout, size: int) -> list[int]:
+        return [self.wire_bytes(layout)]
+
     def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
         return pack(block.flat)
 
