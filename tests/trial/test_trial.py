@@ -95,7 +95,7 @@ def test_what_was_spoilt_and_by_whom_is_told_and_outlives_an_interruption(gang2:
 
 
 def test_a_contender_that_cannot_be_attached_is_out_and_the_others_go_on(gang2: Any) -> None:
-    contenders = {"broken": "no_such_part()", "fine": "bf16", "off": "allreduce(fp32()) + gossip()"}
+    contenders = {"broken": "no_such_part()", "fine": "bf16", "off": "scatter(qsgd()) + gossip()"}
     code, events = run(gang2, contenders=contenders, steps=4, chunk=2)
     assert code == 1
     assert {e["run"] for e in of(events, "failed")} == {"broken", "off"}

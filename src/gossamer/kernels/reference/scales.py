@@ -11,7 +11,7 @@ from torch import Tensor
 def absmax(x: Tensor, bounds: tuple[int, ...]) -> Tensor:
     # as integers, magnitudes keep their order and every NaN lies above infinity
     magnitude = x.view(torch.int32) & 0x7FFFFFFF
-    out = torch.zeros(len(bounds) - 1, dtype=torch.int32, device=x.device)
+    out = x.new_zeros(len(bounds) - 1, dtype=torch.int32)
     for i, (a, b) in enumerate(pairwise(bounds)):
         if b > a:
             out[i] = magnitude[a:b].max()
@@ -23,7 +23,7 @@ def divide(x: Tensor, by: int) -> Tensor:
 
 
 def absmax_and_rms(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    rms = torch.zeros(len(bounds) - 1, dtype=torch.float64, device=x.device)
+    rms = x.new_zeros(len(bounds) - 1, dtype=torch.float64)
     for i, (a, b) in enumerate(pairwise(bounds)):
         if b > a:
             rms[i] = x[a:b].double().square().mean().sqrt()
@@ -31,7 +31,7 @@ def absmax_and_rms(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def absmax_and_std(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    std = torch.zeros(len(bounds) - 1, dtype=torch.float64, device=x.device)
+    std = x.new_zeros(len(bounds) - 1, dtype=torch.float64)
     for i, (a, b) in enumerate(pairwise(bounds)):
         if b > a:
             centred = x[a:b].double() - x[a]
