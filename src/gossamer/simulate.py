@@ -16,7 +16,7 @@ from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import Network, simulate
 from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
-from gossamer.worker import Channel, Worker
+from gossamer.worker import Worker
 
 Backward = Callable[[nn.Module, int, int], float]  # (model, rank, step): leaves gradients in .grad, returns the loss
 Seconds = Callable[[int, int], float]  # (rank, step): how long the step computes on the virtual clock
@@ -102,7 +102,7 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
         rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.accumulate
         loss = yield Compute(lambda: _gradients(replica, backward), "compute", parts * seconds(rank, step))
         replica.losses.append(loss)
-        gradients = [_gradient(c) for c in worker.channels]
+        gradients = [c.gradients() for c in worker.channels]
         if plain:
             _descend(replica)
             worker.step += 1
@@ -125,10 +125,6 @@ def _gradients(replica: Replica, backward: Backward) -> float:
     for p, gradient in sums.items():
         p.grad = gradient
     return sum(losses) / parts
-
-
-def _gradient(channel: Channel) -> Tensor:
-    return channel.gather([torch.zeros_like(p) if p.grad is None else p.grad for p in channel.parameters])
 
 
 def _descend(replica: Replica) -> bool:

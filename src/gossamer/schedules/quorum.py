@@ -34,7 +34,6 @@ class Outcome(NamedTuple):
     """What a step came to: the same on all ranks."""
 
     mean: Tensor
-    accepted: tuple[int, ...]
     rates: list[float]
     fine: bool  # else nobody applies it
 
@@ -98,7 +97,7 @@ class Quorum:
         self.accepted.pop(round.step - KEPT, None)
         if round.offer is not None and self.loop.rank not in settled.accepted:
             self.loop.drop(round.step)
-        return Outcome(settled.mean, settled.accepted, rates, isfinite(largest))
+        return Outcome(settled.mean, rates, isfinite(largest))
 
     def is_late(self) -> bool:
         """Whether the next step has closed already, without this rank."""

@@ -49,6 +49,10 @@ class Channel:
         """One flat tensor of copies, in the block's precision."""
         return torch.cat([t.detach().reshape(-1).to(self.layout.dtype) for t in tensors], out=self._new())
 
+    def gradients(self) -> Tensor:
+        """The parameters' gradients as one new flat tensor, in the block's precision; zero where there is none."""
+        return self.gather([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
+
     def write(self, flat: Tensor) -> None:
         """Copy a flat tensor into the parameters; never rebind them, others hold views."""
         with torch.no_grad():

@@ -3,12 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from gossamer.core.block import Block, Draft
 from gossamer.core.verbs import Missed
-from gossamer.worker.channels import Channel
 
 if TYPE_CHECKING:
     from gossamer.worker.worker import Worker
@@ -36,7 +32,7 @@ class Descent:
             return drafts
         for i, channel in enumerate(self._worker.channels):
             drafts.append(Draft(channel.states["update"]))
-            mean, model = Block(_gradients(channel), channel.layout), Block(channel.read(), channel.layout)
+            mean, model = Block(channel.gradients(), channel.layout), Block(channel.read(), channel.layout)
             channel.put_gradient(update.direction(mean, model, drafts[-1], self._worker.seat(i)))
         return drafts
 
@@ -65,7 +61,3 @@ class Descent:
         for draft in self.redirect():
             draft.commit()
         step()
-
-
-def _gradients(channel: Channel) -> Tensor:
-    return channel.gather([torch.zeros_like(p) if p.grad is None else p.grad for p in channel.parameters])

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Draft, State
@@ -54,7 +53,7 @@ class Steering:
         worker = self._worker
         if not worker.recipe.controller.moves_schedule:
             return []
-        return [c.gather([_gradient(p) for p in c.parameters]) for c in worker.channels]
+        return [c.gradients() for c in worker.channels]
 
     def decide(self, means: Sequence[Tensor], sums: Sequence[Tensor] = (), state: State | None = None) -> Recipe | None:
         """The controller's next recipe, where it is another one; its own state may wait in a draft."""
@@ -107,7 +106,3 @@ class Steering:
         """Free of the loss scale."""
         scale = self._worker.scale
         return Block(gradient / scale if scale != 1 else gradient, channel.layout)
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
