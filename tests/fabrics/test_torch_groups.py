@@ -134,8 +134,11 @@ def test_ranks_of_a_group_that_disagree_learn_how_and_the_others_too(gang4: Gang
     assert "the ranks are about to do different things" in outcomes[2][1]
     if kind == "wires":
         assert "Rank 3 sends 20 bytes to rank 2, which expects 10." in outcomes[2][1]
+    mine = "AllReduce sum of 10 float32 in the group 0,1, collective 1" if kind == "size" else "in the group 0,1"
     for _, text, seconds in outcomes[:2]:
-        assert "AllReduce sum of 5 float32, collective 1" in text
+        # whose neighbour is already gone may still be in its own group: its last bytes went with the neighbour's lanes
+        assert "AllReduce sum of 5 float32, collective 1" in text or mine in text
+        assert "the ranks are about to do different things" in text
         assert "in the group 2,3" in text
         assert seconds < DEADLINE
 
