@@ -4,14 +4,14 @@ from collections.abc import Callable
 from typing import Literal
 
 from gossamer import recipe
-from gossamer.codecs import BF16, FP16, FP32, QSGD, PowerSGD, Ternary, TopK
+from gossamer.codecs import BF16, FP16, FP32, QSGD, Dropping, PowerSGD, Ternary, TopK
 from gossamer.controllers import Accordion, AccordionBatch
 from gossamer.core.contracts import Topology
 from gossamer.exchanges import AllReduced, Gather, Scatter
-from gossamer.memories import DIANA, ErrorFeedback
+from gossamer.memories import DIANA, ErrorFeedback, OwnGradient
 from gossamer.mixers import PushSum
 from gossamer.recipe import Recipe, preset
-from gossamer.schedules import EveryStep, First, Gossip, LocalSGD, OverlapLocalSGD, SlowMo
+from gossamer.schedules import EveryStep, First, Gossip, LocalSGD, OverlapLocalSGD, Resync, SlowMo
 from gossamer.topologies import Exponential
 
 _DENSE = AllReduced(FP32())
@@ -114,6 +114,24 @@ def topk(ratio: float = 0.01, scope: Literal["tensor", "global"] = "tensor") -> 
     Paper: Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017.
     """
     return Recipe(Gather(TopK(ratio, scope)), ErrorFeedback())
+
+
+@preset
+def local_gradients(
+    ratio: float = 0.01,
+    warmup: int = 0,
+    mode: Literal["partial", "sum", "errors"] = "partial",
+    every: int = 500,
+    sync: Literal["average", "flush"] = "average",
+) -> Recipe:
+    """The largest one percent of everybody's gradient, and all of a rank's own; models are averaged now and then.
+
+    Paper: Aji, Heafield, Bogoychev, Combining Global Sparse Gradients with Local Gradients in Distributed Neural Network
+    Training, EMNLP 2019; 99 percent dropped, a warm-up of 1000 steps, averages every 500.
+    """
+    codec = Dropping(ratio, warmup) if warmup else TopK(ratio)
+    memory = OwnGradient(mode, "gradient" if sync == "average" else "update")
+    return Recipe(Gather(codec), memory, Resync(every, sync))
 
 
 @preset

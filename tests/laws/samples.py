@@ -47,7 +47,10 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
     "none": ("none(allow_biased=True)",),
     "overlap_local_sgd": ("overlap_local_sgd(2)", "overlap_local_sgd(2, beta=0.0)"),
-    "powersgd": ("powersgd(rank=1)", "powersgd(rank=64, min_ratio=1.0)"),
+    "powersgd": (
+        "powersgd(rank=1)",
+        "powersgd(rank=7, min_ratio=1.0)",
+    ),
     "push_sum": ("push_sum(topology=ring())", "push_sum(topology=complete())"),
     "qsgd": (
         "qsgd(bits=1, bucket=7)",
@@ -70,6 +73,13 @@ MORE: dict[str, tuple[str, ...]] = {
         "slowmo(2, buffers='reset')",
         "slowmo(2, inner=push_sum())",
     ),
+    "dropping": ("dropping(ratio=0.05, warmup=8)",),
+    "own_gradient": (
+        "own_gradient('sum')",
+        "own_gradient('errors')",
+        "own_gradient(units='update')",
+    ),
+    "resync": ("resync(3, buffers='average')",),
     "ternary": ("ternary(clip=0.0)", "ternary(levels=7)", "ternary(clip=0.0, levels=127)"),
     "topk": (
         "topk(ratio=0.3)",

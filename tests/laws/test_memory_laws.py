@@ -11,10 +11,21 @@ from tests.worker.gym import bit_equal, make, parameters, pull, remembered, same
 
 from gossamer.core.block import Block
 from gossamer.core.contracts import Memory
+from gossamer.core.parts import parse
 from gossamer.memories import ErrorFeedback
 from gossamer.recipe import Recipe
+from gossamer.schedules import Resync
 
-PAIRS = [r for e, m in product(exchanges(), memories()) for r in legal(Recipe, e, m)]
+# Under a memory that parts models a schedule must reunite them; it meets an exchange of each kind, and all of them at
+# `test_laws_resume`'s length would say no more: a memory sees of an exchange what got through, and nothing else.
+PARTING = [
+    Recipe(e, m, Resync(2))
+    for e, m in product(
+        map(parse, ("gather(topk(ratio=0.3))", "allreduce(powersgd(rank=1))", "scatter(topk(ratio=0.3))")), memories()
+    )
+    if m.parts_models
+]
+PAIRS = [*(r for e, m in product(exchanges(), memories()) for r in legal(Recipe, e, m)), *PARTING]
 every_pair = pytest.mark.parametrize("recipe", PAIRS, ids=repr)
 every_memory = pytest.mark.parametrize("memory", memories(), ids=repr)
 
@@ -108,7 +119,7 @@ def test_what_is_called_equal_is_bit_equal_on_all_ranks_and_the_rest_has_a_polic
 @every_memory
 @pytest.mark.parametrize("size", [1, 3])
 def test_around_a_dense_exchange_a_memory_without_momentum_gives_the_mean(memory: Memory, size: int) -> None:
-    if memory.gain != 1:
+    if memory.gain != 1 or "'sum'" in repr(memory):  # which counts its own numbers twice
         return
     crew = Crew("allreduce", size, memory)
     for step in range(5):

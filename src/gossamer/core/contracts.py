@@ -324,11 +324,16 @@ class Memory(Part):
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(memory=True)
+        return super().traits | those(memory=True, parts_models=self.parts_models)
 
     @property
     def hands_on(self) -> bool:
         """True if `around` returns the mean as the exchange gave it."""
+        return False
+
+    @property
+    def parts_models(self) -> bool:
+        """True if `around` returns what only this rank steps with, so that models part."""
         return False
 
     @property

@@ -3,5 +3,6 @@
 from gossamer.memories.diana import DIANA
 from gossamer.memories.error_feedback import ErrorFeedback
 from gossamer.memories.none import NoMemory
+from gossamer.memories.own_gradient import OwnGradient
 
-__all__ = ["DIANA", "ErrorFeedback", "NoMemory"]
+__all__ = ["DIANA", "ErrorFeedback", "NoMemory", "OwnGradient"]

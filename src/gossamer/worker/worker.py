@@ -11,7 +11,7 @@ from torch import Tensor
 from gossamer.core.block import Block, Draft
 from gossamer.core.contracts import Echo, Exchange, Seat
 from gossamer.core.draw import Draw
-from gossamer.core.moments import ask
+from gossamer.core.moments import ask, used_here
 from gossamer.core.schedule import Loop, Message
 from gossamer.core.verbs import Program, all_gather, join, start
 from gossamer.core.world import World
@@ -149,6 +149,21 @@ class Worker:
             self.steering.next = self.steering.decide(means)
         return means
 
+    def debts(self, which: Sequence[int]) -> list[Tensor]:
+        self._held.settle()
+        out = list[Tensor]()
+        for channel in (self.channels[i] for i in which):
+            debt = channel.memory.debt(channel.states["memory"])
+            out.append(channel.empty() if debt is None else debt[0] / (self.unit * debt[1]))
+        return out
+
+    def settle(self, which: Sequence[int]) -> None:
+        for channel in (self.channels[i] for i in which):
+            state = channel.states["memory"]
+            if (debt := channel.memory.debt(state)) is not None:
+                channel.memory.inherit(state, debt[0], -1.0)
+                used_here([debt[0]])  # a lane made it, and it is let go of here
+
     def in_flight(self, which: Sequence[int]) -> bool:
         return bool(self.flights.of(which))
 
@@ -203,7 +218,9 @@ class Worker:
 
         def send(block: Block, seat: Seat) -> Program[Echo]:
             echo = yield from channel.exchange.average(block, carried, seat)
-            if channel.memory.hands_on and echo.largest is not None:
+            if channel.memory.parts_models:  # what is judged must be what all ranks have
+                found.append(peak(echo.mean) if echo.largest is None else echo.largest)
+            elif channel.memory.hands_on and echo.largest is not None:
                 found.append(echo.largest)
             if measures:
                 self.measure(block, echo.add_sent)
