@@ -40,6 +40,7 @@ THEIRS = [  # the backend sums, in its own order
     "allreduce" + SMALL,
     "powersgd" + SMALL,
     "powersgd + rule('ndim < 2', scatter(bf16()))" + SMALL,
+    "allreduce(powersgd(rank=1, start='svd')) + error_feedback()" + SMALL,
     "local_gradients(ratio=0.1, every=7)" + SMALL,
     "local_sgd(3)" + SMALL,
     "slowmo(3)" + SMALL,

@@ -50,6 +50,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "powersgd": (
         "powersgd(rank=1)",
         "powersgd(rank=7, min_ratio=1.0)",
+        "powersgd(ratio=3.0, start='svd', factors='fp16')",
     ),
     "push_sum": ("push_sum(topology=ring())", "push_sum(topology=complete())"),
     "qsgd": (
