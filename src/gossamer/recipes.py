@@ -304,6 +304,24 @@ def accordion_qsgd(epoch: int, mild: int = 8, harsh: int = 4, interval: int = 10
 
 
 @preset
+def accordion_topk(
+    epoch: int, mild: float = 0.1, harsh: float = 0.01, interval: int = 10, threshold: float = 0.5
+) -> Recipe:
+    """Top-k that keeps more in critical regimes and less elsewhere.
+
+    Use: where one percent costs quality, or nobody knows how many are enough: `accordion` for gradients of few large
+    elements.
+
+    Not for: short runs: it decides first after `interval` + 1 epochs, and all is mild until then. The bytes counted
+    are those of the mild level. Nor many ranks, as `topk`.
+
+    Paper: Agarwal et al., Accordion, MLSys 2021; its levels are 99 percent and 10, or 2 for a language model.
+    """
+    low, high = Gather(TopK(mild)), Gather(TopK(harsh))
+    return Recipe(low, ErrorFeedback(), controller=Accordion(low, high, epoch, interval, threshold))
+
+
+@preset
 def accordion_batch(epoch: int, factor: int = 8, interval: int = 10, threshold: float = 0.5) -> Recipe:
     """A batch that grows once training leaves its critical regimes.
 
