@@ -1,5 +1,6 @@
 """Floor 2: how a block is written. One codec per file, one import line here."""
 
+from gossamer.codecs.bernoulli import Bernoulli
 from gossamer.codecs.casts import BF16, FP16, FP32
 from gossamer.codecs.dropping import Dropping
 from gossamer.codecs.powersgd import PowerSGD
@@ -7,4 +8,4 @@ from gossamer.codecs.qsgd import QSGD
 from gossamer.codecs.ternary import Ternary
 from gossamer.codecs.topk import TopK
 
-__all__ = ["BF16", "FP16", "FP32", "QSGD", "Dropping", "PowerSGD", "Ternary", "TopK"]
+__all__ = ["BF16", "FP16", "FP32", "QSGD", "Bernoulli", "Dropping", "PowerSGD", "Ternary", "TopK"]

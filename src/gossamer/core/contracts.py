@@ -332,6 +332,11 @@ class Memory(Part):
         return False
 
     @property
+    def begins(self) -> bool:
+        """True if what it sends first is of another kind than all that comes after."""
+        return False
+
+    @property
     def parts_models(self) -> bool:
         """True if `around` returns what only this rank steps with, so that models part."""
         return False

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.codecs.warm import codecs_in
-from gossamer.core.block import Block, Layout
+from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Codec, Echo, Seat
 from gossamer.core.draw import Draw
 from gossamer.core.groups import place
@@ -175,9 +175,19 @@ def _seat(rank: int, size: int, shift: float = 0.0) -> Seat:
 
 
 def _averaging(channel: Channel, block: Block, seat: Seat) -> Program[Any]:
-    exchange = hollow(channel.exchange)
+    exchange, kept = hollow(channel.exchange), State()
 
     def send(block: Block, seat: Seat) -> Program[Echo]:
         return exchange.average(block, {}, seat)
 
-    return (yield from channel.memory.around(block, {}, send, seat))
+    if channel.memory.begins:
+        _done(channel.memory.around(block, kept, send, seat), seat.size)
+    return (yield from channel.memory.around(block, kept, send, seat))
+
+
+def _done(program: Program[Any], size: int) -> None:
+    """To its end, with nothing counted."""
+    answer: Any = None
+    with suppress(StopIteration):
+        while True:
+            answer = answer_of(program.send(answer), size)
