@@ -4,27 +4,14 @@ Each puts back one that gossamer once made, or takes away what keeps it from bei
 without a GPU must fail then. Prints which did not, and which could not be made because the source reads otherwise now.
 """
 
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
-from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+from campaigns.mutating import Mutation, main
+
 RECIPES, NCCL, FACTORIES, OPTIONS, DOCTOR = (
     f"tests/gpu/test_{name}.py" for name in ("recipes", "nccl", "factories", "options", "doctor")
 )
 COMPILED, CODE = "tests/kernels/test_compiled.py", "test_the_code_does_what_the_reference_does_and_no_more"
-
-
-class Mutation(NamedTuple):
-    finding: str
-    file: str
-    right: str
-    wrong: str
-    test: str
 
 
 MUTATIONS = (
@@ -59,38 +46,5 @@ MUTATIONS = (
 )  # fmt: skip
 
 
-def verdict(mutation: Mutation) -> str:
-    """Whether a test without a GPU sees it."""
-    with tempfile.TemporaryDirectory(prefix="gossamer-mutation-") as folder:
-        source = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", source)
-        file = source / "gossamer" / mutation.file
-        text = file.read_text()
-        if mutation.right not in text:
-            return "cannot be made: the source reads otherwise now"
-        file.write_text(text.replace(mutation.right, mutation.wrong))
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", mutation.test],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(source)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if done.returncode == 1:
-        return "caught"
-    return "NOT CAUGHT" if done.returncode == 0 else f"did not run: {done.stdout[-300:]}"
-
-
-def main(names: list[str]) -> int:
-    missed = 0
-    for mutation in MUTATIONS:
-        if not names or any(mutation.finding.startswith(name) for name in names):
-            found = verdict(mutation)
-            missed += found != "caught"
-            print(f"{mutation.finding:42} {found:12} {mutation.test}", flush=True)
-    return int(missed > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(MUTATIONS, sys.argv[1:]))
