@@ -26,7 +26,7 @@ MUTATIONS = (
     Mutation("7 the current device asked for", "fabrics/stream.py", "torch.cuda.Stream(device, priority=-1)", "torch.cuda.Stream(priority=-1)", f"{FACTORIES}::test_nobody_asks_for_the_current_device[fabrics/stream.py]"),
     Mutation("8 communicators left behind", "fabrics/nccl.py", "group, self._group = self._group, None", "group, self._group = None, None", f"{NCCL}::test_no_communicator_is_left[allreduce]"),
     Mutation("8 torch ends the process", "fabrics/nccl.py", 'os.environ[_HANDLING] = "0"', 'os.environ[_HANDLING] = "3"', "tests/fabrics/test_nccl_failures.py::test_torch_does_not_end_the_process_when_nccl_notices_that_a_peer_is_gone"),
-    Mutation("9 a checkpoint stays on the CPU", "worker/checkpoint.py", 'channel.parameters[0].device if tensor.dim() else "cpu"', '"cpu"', f"{NCCL}::test_a_checkpoint_on_the_cpu_resumes[powersgd]"),
+    Mutation("9 a checkpoint stays on the CPU", "worker/checkpoint.py", 'channel.device if tensor.dim() else "cpu"', '"cpu"', f"{NCCL}::test_a_checkpoint_on_the_cpu_resumes[powersgd]"),
     Mutation("10 CUDA tensors given to gloo", "fabrics/paths.py", '"gloo" in has.values()', "False", f"{NCCL}::test_it_trains_over_staged_gloo[allreduce]"),
     Mutation("10 sent before it was copied", "fabrics/staged.py", "copied.synchronize()", "pass", f"{NCCL}::test_it_trains_over_staged_gloo[allreduce]"),
     Mutation("11 a question a bucket", "worker/worker.py", "ask(*peaks, *also)", "[float(p) for p in (*peaks, *also)]", f"{RECIPES}::test_the_host_waits_once_a_step[allreduce]"),
