@@ -1,6 +1,6 @@
 """DIANA's own quantiser: an element is kept with its share of its bucket's norm, and then is as large as that norm."""
 
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Codec, Seat
 from gossamer.core.errors import WireError
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice
 from gossamer.core.wire import pack, take
 
 
@@ -40,8 +41,8 @@ class Bernoulli(Codec):
     Paper: Mishchenko, Gorbunov, Takac, Richtarik, Distributed Learning with Compressed Gradient Differences, 2019.
     """
 
-    norm: Literal["l1", "l2"] = "l1"
-    bucket: int = 64
+    norm: Annotated[Literal["l1", "l2"], Choice("l1", "l2")] = "l1"
+    bucket: Annotated[int, Choice(4, 8, 16, 32, 64)] = 64
 
     def __post_init__(self) -> None:
         require(self.bucket >= 1, f"bernoulli: bucket must be at least 1, got {self.bucket}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from gossamer.core.block import Block, Layout, Segment, State
 from gossamer.core.contracts import Codec, Seat
 from gossamer.core.errors import WireError
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice, LogRange
 from gossamer.core.wire import take
 
 _SPARSE = 0.1 / 1.2  # a warm-up travels dense above this share of elements: a tenth, with a fifth of slack
@@ -44,8 +45,8 @@ class Dropping(Codec):
     authors' code for Aji, Heafield, Bogoychev, EMNLP 2019.
     """
 
-    ratio: float = 0.01
-    warmup: int = 1000
+    ratio: Annotated[float, LogRange(0.001, 0.1)] = 0.01
+    warmup: Annotated[int, Choice(0, 100, 1000)] = 1000
 
     def __post_init__(self) -> None:
         require(0 < self.ratio <= 1, f"dropping: ratio must lie in (0, 1], got {self.ratio}; 0.01 keeps one percent")

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from gossamer.core.block import Block, Layout, Segment, State
 from gossamer.core.contracts import Echo, LinearCodec, Policy, Seat
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice, LogRange
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.core.world import World
 from gossamer.kernels.finite import peak
@@ -51,10 +52,10 @@ class PowerSGD(LinearCodec):
     NeurIPS 2019.
     """
 
-    rank: int = 4
+    rank: Annotated[int, Choice(1, 2, 4, 8, 16)] = 4
     min_ratio: float = 2.0
-    ratio: float | None = None
-    start: Literal["random", "svd"] = "random"
+    ratio: Annotated[float | None, LogRange(4.0, 64.0)] = None
+    start: Annotated[Literal["random", "svd"], Choice("random", "svd")] = "random"
     factors: Literal["fp32", "fp16"] = "fp32"
 
     def __post_init__(self) -> None:

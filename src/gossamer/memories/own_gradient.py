@@ -1,6 +1,6 @@
 """A rank's own gradient in full, beside what all ranks agreed on of everybody's."""
 
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import UNBALANCED, Memory, Seat, Send, Unit
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice
 from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
 
@@ -44,7 +45,7 @@ class OwnGradient(Memory):
     Training, EMNLP 2019.
     """
 
-    mode: Literal["partial", "sum", "errors", "none"] = "partial"
+    mode: Annotated[Literal["partial", "sum", "errors", "none"], Choice("partial", "sum", "errors")] = "partial"
     units: Literal["gradient", "update"] = "gradient"
     reset_error: bool = True
     allow_repeats: bool = False

@@ -1,13 +1,14 @@
 """Average gradients at every step, and now and then the models, which a memory lets part."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, final
+from typing import Annotated, Any, Literal, final
 
 import torch
 
 from gossamer.codecs import FP32
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import LogRange
 from gossamer.core.schedule import Loop, Schedule, Share
 from gossamer.core.terms import Term, needs, those
 from gossamer.core.verbs import Descend, Program
@@ -43,7 +44,7 @@ class Resync(Schedule):
     Training, EMNLP 2019; the exact flush is ours.
     """
 
-    every: int = 500
+    every: Annotated[int, LogRange(10, 1000)] = 500
     sync: Literal["average", "flush"] = "average"
     buffers: Literal["maintain", "average"] = "maintain"
 
