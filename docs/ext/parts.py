@@ -18,6 +18,7 @@ from gossamer import catalogue
 from gossamer.catalogue import KINDS, Refusal, example, formulas, parts_of, read, sample, signature
 from gossamer.core.contracts import LinearCodec
 from gossamer.core.parts import Part, registry
+from gossamer.core.ranges import ranges_of
 from gossamer.counting import bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
@@ -126,8 +127,10 @@ def _arguments(part: type[Part]) -> list[str]:
     hints, own = get_type_hints(part), fields(part)  # pyright: ignore[reportArgumentType]
     if not own:
         return ["```text", f"{part.name}()", "```", ""]
+    tried = ranges_of(part)
     rows = [
-        f"| `{f.name}` | {describe(hints[f.name])} | {'*required*' if _required(f) else f'`{f.default!r}`'} |"
+        f"| `{f.name}` | {describe(hints[f.name])} | {'*required*' if _required(f) else f'`{f.default!r}`'} "
+        f"| {tried.get(f.name, '')} |"
         for f in own
     ]
     return [
@@ -135,8 +138,8 @@ def _arguments(part: type[Part]) -> list[str]:
         signature(part),
         "```",
         "",
-        "| argument | is | default |",
-        "| --- | --- | --- |",
+        "| argument | is | default | `gossamer tune` tries |",
+        "| --- | --- | --- | --- |",
         *rows,
         "",
     ]

@@ -10,6 +10,8 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import pytest
+
 from gossamer import recipes as presets
 from gossamer.core.contracts import (
     Codec,
@@ -116,9 +118,30 @@ def linear_codecs() -> list[LinearCodec]:
 def exchanges() -> list[Exchange]:
     """Every exchange around every codec that it accepts."""
     plain = samples("exchange")
-    carriers = [type(e) for e in plain if any(f.name == "codec" for f in fields(e))]  # pyright: ignore
+    carriers = dict.fromkeys(type(e) for e in plain if any(f.name == "codec" for f in fields(e)))  # pyright: ignore
     carried = [e for make, codec in product(carriers, samples("codec")) for e in legal(make, codec)]
     return [*carried, *(e for e in plain if e not in carried)]
+
+
+def pairs() -> list[Recipe]:
+    """Every exchange with every memory that it bears."""
+    return [r for e, m in product(exchanges(), memories()) for r in legal(Recipe, e, m)]
+
+
+def quick(all_pairs: list[Recipe]) -> list[Any]:
+    """The same as parameters of a test, where `make test` takes each memory around one exchange of each class, and each
+    exchange within one memory.
+
+    A memory sees of an exchange the Echo, which has laws of its own, and what the class says. All others are slow.
+    """
+    judged, out = set[Any](), list[Any]()
+    for pair in sorted(all_pairs, key=lambda r: r.memory != ErrorFeedback()):  # what keeps books comes first
+        kind = pair.exchange
+        meets = (type(kind), kind.traits, kind.any_size, kind.sum_rounding > 0), pair.memory
+        known = judged >= {meets, kind}
+        judged |= {meets, kind}
+        out.append(pytest.param(pair, id=repr(pair), marks=[pytest.mark.slow] if known else []))
+    return out
 
 
 def mixers() -> list[Mixer]:
@@ -179,8 +202,7 @@ def preset_recipes() -> dict[str, Recipe]:
 def recipes() -> list[Recipe]:
     """All presets, every exchange with every memory it bears, every schedule and controller with what bears it."""
     out = list(preset_recipes().values())
-    pairs = product(exchanges(), memories())
-    out += [r for e, m in pairs for r in legal(Recipe, e, m)]
+    out += pairs()
     carriers = [*preset_recipes().values()]
     for base, schedule in product(carriers, schedules()):
         out += legal(Recipe, base.exchange, base.memory, schedule)
@@ -213,8 +235,10 @@ __all__ = [
     "linear_codecs",
     "memories",
     "mixers",
+    "pairs",
     "plainest",
     "preset_recipes",
+    "quick",
     "recipes",
     "samples",
     "schedules",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from gossamer.core.block import Block, Layout, Segment, State
 from gossamer.core.contracts import Echo, LinearCodec, Policy, Seat
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.kernels.finite import peak
 
@@ -41,7 +42,7 @@ class PowerSGD(LinearCodec):
     NeurIPS 2019.
     """
 
-    rank: int = 4
+    rank: Annotated[int, Choice(1, 2, 4, 8, 16)] = 4
     min_ratio: float = 2.0
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """QSGD: a few bits per element, a norm per bucket."""
 
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from gossamer import kernels
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Codec, Seat
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice, Range
 from gossamer.core.wire import expect, take
 
 
@@ -37,9 +38,9 @@ class QSGD(Codec):
     Paper: Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NIPS 2017.
     """
 
-    bits: int = 4
-    bucket: int = 512
-    norm: Literal["max", "l2"] = "max"
+    bits: Annotated[int, Range(2, 8)] = 4
+    bucket: Annotated[int, Choice(64, 128, 256, 512, 1024, 2048)] = 512
+    norm: Annotated[Literal["max", "l2"], Choice("max", "l2")] = "max"
 
     def __post_init__(self) -> None:
         require(

@@ -1,6 +1,6 @@
 """TernGrad: every element becomes -s, 0 or +s."""
 
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from gossamer import kernels
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Codec, Echo, LinearCodec, Seat
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice, Range
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.core.wire import expect, take
 from gossamer.kernels.layout import divisor, lengths_on
@@ -48,8 +49,8 @@ class Ternary(Codec, LinearCodec):
     Paper: Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NIPS 2017.
     """
 
-    clip: float = 2.5
-    levels: int = 1
+    clip: Annotated[float, Range(1.5, 5.0)] = 2.5
+    levels: Annotated[int, Choice(1, 2, 3, 7)] = 1
     deviation: Literal["zero", "centred"] = "zero"
 
     def __post_init__(self) -> None:

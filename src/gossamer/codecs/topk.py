@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import ceil
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from gossamer import kernels
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Codec, Seat
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice, LogRange
 from gossamer.core.wire import expect, pack, take
 
 
@@ -40,8 +41,8 @@ class TopK(Codec):
     with Memory, NeurIPS 2018.
     """
 
-    ratio: float = 0.01
-    scope: Literal["tensor", "global"] = "tensor"
+    ratio: Annotated[float, LogRange(0.001, 0.1)] = 0.01
+    scope: Annotated[Literal["tensor", "global"], Choice("tensor", "global")] = "tensor"
     index: Literal["int32", "rice"] = "int32"
 
     def __post_init__(self) -> None:

@@ -276,22 +276,22 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def _fit(value: Any, hint: Any, where: str) -> Any:
     """Check a value against an annotation; an int is welcome where a float is asked for."""
-    if hint is Any or _matches(value, hint):
+    if hint is Any or matches(value, hint):
         return value
-    if type(value) is int and abs(value) <= sys.float_info.max and _matches(float(value), hint):
+    if type(value) is int and abs(value) <= sys.float_info.max and matches(float(value), hint):
         return float(value)
     raise RecipeError(f"{where} must be {_describe(hint)}, got {shown(value)}")
 
 
-def _matches(value: Any, hint: Any) -> bool:
+def matches(value: Any, hint: Any) -> bool:
     origin = get_origin(hint)
     if origin in (Union, UnionType):
-        return any(_matches(value, h) for h in get_args(hint))
+        return any(matches(value, h) for h in get_args(hint))
     if origin is Literal:
         return value in get_args(hint) and type(value) in {type(a) for a in get_args(hint)}
     if origin is tuple:
         inner = get_args(hint)[0]
-        return isinstance(value, tuple) and all(_matches(v, inner) for v in value)
+        return isinstance(value, tuple) and all(matches(v, inner) for v in value)
     if hint in (int, float):
         return type(value) is hint
     if isinstance(value, Part) and isinstance(hint, type) and issubclass(hint, Part):

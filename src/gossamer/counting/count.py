@@ -24,6 +24,7 @@ from gossamer.fabrics.ledger import Ledger, traffic
 from gossamer.fabrics.sim import simulate
 from gossamer.recipe import Recipe
 from gossamer.worker.channels import Channel, build
+from gossamer.worker.leaves import leaves_of
 
 SMALL = Layout.of({"x": (1,)})
 
@@ -80,7 +81,7 @@ def _counted(
     """What whole rounds of the schedule send, and how many steps they are."""
     parsed = Recipe.of(recipe)
     parameters = {n: torch.empty(s, device="meta") if isinstance(s, tuple) else s for n, s in shapes.items()}
-    channels = build(parsed, parameters, dict.fromkeys(parameters, 0), size)
+    channels = build(parsed, leaves_of(parameters), dict.fromkeys(parameters, 0), size)
     parsed.fits(World(size, [c.layout for c in channels]))
     first, last = span(parsed)
     run = Rehearsal(parsed, len(channels), size, first)

@@ -20,6 +20,7 @@ from gossamer.counting.answers import answer_of
 from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe
 from gossamer.worker.channels import Channel
+from gossamer.worker.leaves import Plain
 
 MOST = 1_000_000  # steps, which take ten seconds or so
 LEAST = 60  # steps to rehearse: whole periods of every topology that has up to six kinds of rounds
@@ -99,7 +100,7 @@ class Rehearsal:
     def _channel(self, index: int) -> Channel:
         noting = Noting(lambda: self.averages.append(Average((index,))))
         layout = Layout.of({f"p{index}": (1,)})
-        return Channel(layout, (torch.zeros(1),), noting, NoMemory(), 0.0)
+        return Channel(layout, (Plain(torch.zeros(1)),), noting, NoMemory(), 0.0)
 
     def take_step(self) -> None:
         schedule, loop = self.recipe.schedule, self._loop

@@ -26,7 +26,7 @@ from gossamer.hosts.steps import Steps
 from gossamer.hosts.strangers import optimizers_of, refuse_model, refuse_optimizers
 from gossamer.hosts.wants import SCALED, for_all_ranks, for_buffers, for_silence_on, refuse
 from gossamer.recipe import Recipe
-from gossamer.worker import Together, Worker
+from gossamer.worker import Together, Worker, leaves_of
 
 Buffers = Literal["average", "broadcast", "local"]
 
@@ -101,7 +101,7 @@ def attach(
         assert given is not None
         parsed, optimizers, named, policy = given
         joint = optimizers[0] if len(optimizers) == 1 else Together(optimizers)
-        worker = Worker(parsed, named, joint, fabric.rank, fabric.size, seed)
+        worker = Worker(parsed, leaves_of(named), joint, fabric.rank, fabric.size, seed)
         worker.measure_every = measure_every
         worker.on_late = on_late
         if fabric.size > 1:

@@ -20,7 +20,7 @@ from gossamer.hosts.opener import Opener
 from gossamer.hosts.roster import Roster
 from gossamer.hosts.scaler import Ear, refuse_untold
 from gossamer.hosts.strangers import refuse_capture
-from gossamer.worker import Worker, rest, until_descend
+from gossamer.worker import Worker, leaves_of, rest, until_descend
 
 T = TypeVar("T")
 SHARED = ("average", "broadcast")  # what may be said of buffers so that ranks agree on them
@@ -52,7 +52,7 @@ class Steps:
         if buffers in SHARED:
             self.shared = {name: b.clone() for name, b in consensus.floats(model).items()}
         self.doubts = Doubts(worker)
-        self._roster = Roster(model, worker.named)
+        self._roster = Roster(model, {name: leaf.parameter for name, leaf in worker.leaves.items()})
         self._under_way: Program[None] | None = None  # begun, and not ended
         self._done = dict[Optimizer, bool]()  # whose turn in this step is over, and whether it stepped
         self._mixed = False  # did gradients of this rank alone join those that were averaged?
@@ -153,7 +153,7 @@ class Steps:
         }
         self.fabric.run(compare(self.worker, facts))
         self.meter.grows()
-        self.worker.follow(new)
+        self.worker.follow(leaves_of(new))
         self.on_new_channels()
         return True
 
@@ -242,11 +242,13 @@ class Steps:
 
     def _gradients_are_gone(self, arriving: Tensor | None) -> bool:
         """Has the user thrown away what was averaged? Then all gradients are None or zero, but for the one that arrives."""
-        others = [p.grad for p in self.worker.named.values() if p is not arriving]
+        leaves = self.worker.leaves.values()
+        others = [leaf.gradient for leaf in leaves if leaf.parameter is not arriving]
         if others or arriving is None:
             return not any(g is not None and bool(g.any()) for g in others)
-        agreed = {mean.untyped_storage().data_ptr() for mean in self.worker.means}  # a model of one parameter
-        return arriving.grad is None or arriving.grad.untyped_storage().data_ptr() not in agreed
+        agreed = {mean.untyped_storage().data_ptr() for mean in self.worker.means}
+        (only,) = [leaf.gradient for leaf in leaves]  # a model of one parameter
+        return only is None or only.untyped_storage().data_ptr() not in agreed
 
     def _finish(self, descended: bool, share: bool = True) -> None:
         """Run the schedule from the descent to its end."""

@@ -1,6 +1,6 @@
 """DIANA: send differences to a learned gradient, not gradients."""
 
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import UNBALANCED, Memory, Policy, Seat, Send
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import LogRange, Range
 from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
 
@@ -41,8 +42,8 @@ class DIANA(Memory):
     Paper: Mishchenko, Gorbunov, Takac, Richtarik, Distributed Learning with Compressed Gradient Differences, 2019.
     """
 
-    alpha: float | None = None
-    momentum: float = 0.0
+    alpha: Annotated[float | None, LogRange(0.05, 1.0)] = None
+    momentum: Annotated[float, Range(0.0, 0.9)] = 0.0
 
     def __post_init__(self) -> None:
         require(

@@ -1,6 +1,6 @@
 """Error feedback: what did not get through today is added to what is sent tomorrow."""
 
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import UNBALANCED, Memory, Seat, Send, Unit
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import Range
 from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
 
@@ -39,7 +40,7 @@ class ErrorFeedback(Memory):
     """
 
     units: Literal["gradient", "update"] = "gradient"
-    decay: float = 1.0
+    decay: Annotated[float, Range(0.8, 1.0)] = 1.0
 
     def __post_init__(self) -> None:
         require(

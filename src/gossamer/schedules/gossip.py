@@ -1,9 +1,10 @@
 """Mix parameters with a few neighbours."""
 
-from typing import final
+from typing import Annotated, final
 
 from gossamer.core.contracts import Mixer
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice
 from gossamer.core.schedule import Loop, Schedule, Share
 from gossamer.core.terms import Term, bars, needs
 from gossamer.core.verbs import Descend, Program
@@ -33,7 +34,7 @@ class Gossip(Schedule):
     """
 
     mixer: Mixer = PushSum()
-    every: int = 1
+    every: Annotated[int, Choice(1, 2, 4)] = 1
     overlap: bool = False
 
     def __post_init__(self) -> None:

@@ -1,10 +1,11 @@
 """Local steps while the last round's average is still on its way."""
 
-from typing import final
+from typing import Annotated, final
 
 import torch
 
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice, Range
 from gossamer.core.schedule import Loop, Schedule
 from gossamer.core.verbs import Descend, Program
 from gossamer.schedules.slowmo import remember_anchor, slow_velocity
@@ -36,9 +37,9 @@ class OverlapLocalSGD(Schedule):
     ICASSP 2020.
     """
 
-    every: int
-    alpha: float = 0.6
-    beta: float = 0.7
+    every: Annotated[int, Choice(2, 4, 8, 12, 24)]
+    alpha: Annotated[float, Range(0.3, 0.8)] = 0.6
+    beta: Annotated[float, Range(0.0, 0.8)] = 0.7
     by_lr: bool = True
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Local steps, then an average; and slow momentum over the rounds."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, final
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
@@ -9,6 +9,7 @@ from torch import Tensor
 from gossamer.core.block import State
 from gossamer.core.contracts import Mixer
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice, LogRange, Range
 from gossamer.core.schedule import Loop, Schedule, Share
 from gossamer.core.verbs import Descend, Program
 from gossamer.schedules import mixing
@@ -40,11 +41,12 @@ class SlowMo(Schedule):
     ICLR 2020.
     """
 
-    every: int
-    beta: float = 0.7
-    alpha: float = 1.0
+    every: Annotated[int, Choice(4, 8, 12, 24, 48)]
+    beta: Annotated[float, Range(0.0, 0.8)] = 0.7
+    alpha: Annotated[float, LogRange(0.5, 2.0)] = 1.0
     by_lr: bool = True
-    buffers: Literal["maintain", "reset", "average"] = "maintain"
+    # Not "average", whose bytes nobody counts.
+    buffers: Annotated[Literal["maintain", "reset", "average"], Choice("maintain", "reset")] = "maintain"
     inner: Mixer | None = None
 
     def __post_init__(self) -> None:
@@ -116,7 +118,7 @@ class LocalSGD(Schedule):
     Paper: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019.
     """
 
-    every: int
+    every: Annotated[int, Choice(2, 4, 8, 12, 24)]
     warmup: int = 0
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from gossamer.worker.descent import Descent
 from gossamer.worker.flights import Carried, Flight, Flights
 from gossamer.worker.halves import rest, until_descend
 from gossamer.worker.held import Held
+from gossamer.worker.leaves import Leaf
 from gossamer.worker.measuring import relative_errors
 from gossamer.worker.momenta import Momenta, gain
 from gossamer.worker.steering import Steering
@@ -34,7 +35,7 @@ class Worker:
     def __init__(
         self,
         recipe: Recipe,
-        parameters: Mapping[str, Tensor],
+        leaves: Mapping[str, Leaf],
         optimizer: optimizers.Optimizing,
         rank: int,
         size: int,
@@ -42,8 +43,8 @@ class Worker:
     ) -> None:
         self.recipe, self.rank, self.size, self.seed = recipe, rank, size, seed
         self.origin = recipe  # as it was given; a controller may put another in force
-        self.named, self.optimizer = dict(parameters), optimizer
-        self.momenta = Momenta(self.named, optimizer)
+        self.leaves, self.optimizer = dict(leaves), optimizer
+        self.momenta = Momenta(self.leaves, optimizer)
         self.step = 1  # the step that is being computed
         self.scale = 1.0  # what gradients are multiplied by: a loss scaler's factor
         self.unit = 1.0  # the factor of the gradients that memories are made of
@@ -62,7 +63,7 @@ class Worker:
         self.skipped = self.dropped_rounds = 0  # steps that did not descend, and averages of models that nobody took
         self.spoilt = Counter[int]()  # how many averages each rank has spoilt with values that are not finite
         self.row = Counter[int]()  # and how many it has in a row, up to the last
-        self.channels = build(recipe, self.named, self.rate_groups(), self.size)
+        self.channels = build(recipe, self.leaves, self.rate_groups(), self.size)
         recipe.fits(World(size, [c.layout for c in self.channels], [*optimizers.members(optimizer)]))
         self.loop = Loop(self)
         self.descent, self.steering = Descent(self), Steering(self)
@@ -78,7 +79,7 @@ class Worker:
     @property
     def device(self) -> torch.device:
         """Where what is not about one parameter is computed."""
-        return next(iter(self.named.values())).device
+        return next(iter(self.leaves.values())).device
 
     @property
     def rates(self) -> list[float]:
@@ -288,10 +289,10 @@ class Worker:
         self.spoilt.update(guilty)
         self.row = Counter({rank: self.row[rank] + 1 for rank in guilty})
 
-    def follow(self, named: Mapping[str, Tensor]) -> None:
+    def follow(self, leaves: Mapping[str, Leaf]) -> None:
         """Parameters that were frozen train from now on, in channels of their own."""
-        self.named |= named
-        self.channels += build(self.recipe, named, self.rate_groups(), self.size)
+        self.leaves |= leaves
+        self.channels += build(self.recipe, leaves, self.rate_groups(), self.size)
 
     def is_sending(self) -> bool:
         """Whether anything is on its way that will land at a later step."""
@@ -353,9 +354,9 @@ class Worker:
         Not the rates: two groups that start with one may part later.
         """
         if not self.recipe.follows_rate:
-            return dict.fromkeys(self.named, 0)
+            return dict.fromkeys(self.leaves, 0)
         groups = {id(p): i for i, g in enumerate(self.optimizer.param_groups) for p in g["params"]}
-        return {n: groups.get(id(p), 0) for n, p in self.named.items()}
+        return {n: groups.get(id(leaf.parameter), 0) for n, leaf in self.leaves.items()}
 
 
 def _carry(average: Program[Tensor], given: Tensor, found: Sequence[Tensor]) -> Program[Carried]:
