@@ -34,6 +34,13 @@ MORE: dict[str, tuple[str, ...]] = {
     "accordion": ("accordion(scatter(qsgd(bits=8)), scatter(qsgd(bits=4)), 2, interval=1)",),
     "accordion_batch": ("accordion_batch(4, 2, interval=1)",),
     "bernoulli": ("bernoulli(bucket=3)", "bernoulli(norm='l2', bucket=8)"),
+    "atomo": (
+        "atomo(svd(), atoms=4)",
+        "atomo(svd(head=3), share=0.4, draws='independent')",
+        "atomo(svd(head=0), atoms=4.5, draws='independent')",
+        "atomo(dct(length=8), share=0.3)",
+        "atomo(entry(), share=0.3, draws='independent')",
+    ),
     "diana": ("diana(alpha=0.25)", "diana(momentum=0.5)"),
     "error_feedback": ("error_feedback(decay=0.9)", "error_feedback(units='update')"),
     "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
