@@ -31,13 +31,19 @@ from gossamer.schedules import EveryStep
 MORE: dict[str, tuple[str, ...]] = {
     "accordion": ("accordion(scatter(qsgd(bits=8)), scatter(qsgd(bits=4)), 2, interval=1)",),
     "accordion_batch": ("accordion_batch(4, 2, interval=1)",),
+    "count_sketch": (
+        "count_sketch(ratio=0.1, candidates=2, rows=3)",
+        "count_sketch(ratio=0.05, candidates=1, columns=20, choice='heavymix')",
+    ),
     "diana": ("diana(alpha=0.25)", "diana(momentum=0.5)"),
     "error_feedback": ("error_feedback(decay=0.9)", "error_feedback(units='update')"),
     "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
+    "fetch_sgd": ("fetch_sgd(ratio=0.05, rows=3, momentum=0.0, error='subtract')",),
     "first": ("first(backups=0)",),
     "gossip": ("gossip(every=2)", "gossip(overlap=True)"),
     "local_sgd": ("local_sgd(2)", "local_sgd(2, warmup=2)"),
+    "momentum_correction": ("momentum_correction(momentum=0.0)", "momentum_correction(masking=False)"),
     "nodes": (
         "nodes(allreduce(fp32()), 2)",
         "nodes(scatter(qsgd(bits=4, bucket=16)), 2)",

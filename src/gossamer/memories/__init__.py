@@ -2,6 +2,7 @@
 
 from gossamer.memories.diana import DIANA
 from gossamer.memories.error_feedback import ErrorFeedback
+from gossamer.memories.momentum_correction import MomentumCorrection
 from gossamer.memories.none import NoMemory
 
-__all__ = ["DIANA", "ErrorFeedback", "NoMemory"]
+__all__ = ["DIANA", "ErrorFeedback", "MomentumCorrection", "NoMemory"]
