@@ -64,6 +64,10 @@ for n in (0, 1, 4, 321, 512, 640, 2050, 5300):
                 seen += [wire, said, pending.clone(), out]
             return seen
         both(rounds)
+    for rows, columns in ((1, n + 9), (3, 701), (5, 2070)):
+        if n:
+            table = kernels.sketch_encode(x, rows, columns, KEY)
+            both(lambda: [kernels.sketch_encode(x, rows, columns, KEY), kernels.sketch_estimate(table, n, KEY)])
     for bits, bucket in ((1, 512), (2, 100), (3, 64), (4, 4600), (5, 2**17), (6, 7), (7, 513), (8, 2560)):
         both(lambda: [kernels.bucket_norms(x, bucket, "max")])
         norms = kernels.bucket_norms(x, bucket, "max")

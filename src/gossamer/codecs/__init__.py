@@ -4,6 +4,7 @@ from gossamer.codecs.atomo import Atomo
 from gossamer.codecs.atoms import DCT, Basis, Entry, SharedBasis
 from gossamer.codecs.bernoulli import Bernoulli
 from gossamer.codecs.casts import BF16, FP16, FP32
+from gossamer.codecs.count_sketch import CountSketch
 from gossamer.codecs.dropping import Dropping
 from gossamer.codecs.powersgd import PowerSGD
 from gossamer.codecs.qsgd import QSGD
@@ -21,6 +22,7 @@ __all__ = [
     "Atomo",
     "Basis",
     "Bernoulli",
+    "CountSketch",
     "Dropping",
     "Entry",
     "PowerSGD",

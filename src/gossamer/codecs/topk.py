@@ -53,6 +53,10 @@ class TopK(Codec):
         return False
 
     @property
+    def sparse(self) -> bool:
+        return self.ratio < 1
+
+    @property
     def whole(self) -> bool:
         return self.scope == "global"
 

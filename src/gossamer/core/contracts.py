@@ -84,6 +84,11 @@ class _Encoding(Part):
         return True
 
     @property
+    def sparse(self) -> bool:
+        """True if some elements get through as they are, and nothing of the others."""
+        return False
+
+    @property
     def whole(self) -> bool:
         """True if the codec must see all parameters in one block (a global top-k)."""
         return False
@@ -222,7 +227,8 @@ class Exchange(Part):
 
     @property
     def traits(self) -> frozenset[str]:
-        return those(unbiased=self.unbiased, contracts=self.contracts, whole=self.whole, exact=self.exact)
+        said = {"unbiased": self.unbiased, "contracts": self.contracts, "sparse": self.sparse}
+        return those(whole=self.whole, exact=self.exact, **said)
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -255,6 +261,11 @@ class Exchange(Part):
     @property
     def exact(self) -> bool:
         """True if everything gets through."""
+        return False
+
+    @property
+    def sparse(self) -> bool:
+        """True if some elements of mine get through as they are, and nothing of the others."""
         return False
 
     @property

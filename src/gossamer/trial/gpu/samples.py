@@ -175,6 +175,16 @@ def _from_lanes(n: int) -> Iterator[tuple[Any, ...]]:
         yield kernels.lanes_pack(levels, top, size) * size, n, top, size
 
 
+def _to_sketch(n: int) -> Iterator[tuple[Any, ...]]:
+    for rows, columns in ((5, n // 7 + 1), (3, n + 100)):
+        yield values(n), rows, columns, KEY
+
+
+def _from_sketch(n: int) -> Iterator[tuple[Any, ...]]:
+    for x, rows, columns, key in _to_sketch(n):
+        yield kernels.sketch_encode(x, rows, columns, key), n, key
+
+
 def _dice(n: int) -> Iterator[tuple[Any, ...]]:
     yield torch.arange(n, dtype=torch.int64), KEY
 
@@ -199,6 +209,8 @@ CALLS: dict[str, Calls] = {
     "sparse_mean": _sparse_mean,
     "sign_accumulate": _from_signs,
     "sign_feedback": _to_signs,
+    "sketch_encode": _to_sketch,
+    "sketch_estimate": _from_sketch,
     "ternary_accumulate": _from_trits,
     "ternary_decode": _decoded_trits,
     "ternary_encode": _to_trits,
