@@ -135,6 +135,7 @@ def local_gradients(
     return Recipe(Gather(codec), memory, Resync(every, sync))
 
 
+@preset
 def dgc(ratio: float = 0.001, momentum: float = 0.0) -> Recipe:
     """USE
 

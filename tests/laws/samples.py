@@ -40,6 +40,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "atomo(svd(head=0), atoms=4.5, draws='independent')",
         "atomo(dct(length=8), share=0.3)",
         "atomo(entry(), share=0.3, draws='independent')",
+    ),
     "count_sketch": (
         "count_sketch(ratio=0.1, candidates=2, rows=3)",
         "count_sketch(ratio=0.05, candidates=1, columns=20, choice='heavymix')",
