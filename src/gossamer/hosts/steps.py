@@ -94,7 +94,6 @@ class Steps:
             if self.averages_gradients:
                 return
             self.begin()
-        self.worker.discard()
         self._finish(descended=False)
 
     def settle_skipped(self, arriving: Tensor | None = None) -> None:
@@ -113,9 +112,7 @@ class Steps:
         thrown_away = self._gradients_are_gone(arriving)
         if inside and self.worker.finite:
             self.doubts.never_stepped(thrown_away)
-        if thrown_away:
-            self.worker.discard()
-        self._finish(descended=False, share=not inside)
+        self._finish(descended=False, share=not inside, kept=not thrown_away)
 
     def only_adds(self, arriving: Tensor) -> None:
         """A gradient arrives under `no_sync()`. What was averaged before it has been thrown away, or is averages no more."""
@@ -232,10 +229,7 @@ class Steps:
             self._done = {}
             self.worker.step += 1
         elif over:
-            descended = any(self._done.values())
-            if not descended:
-                self.worker.discard()
-            self._finish(descended)
+            self._finish(descended=any(self._done.values()))
         self.worker.descent.leave(optimizer)
         if over and stepped:
             self.meter.step_ended()
@@ -250,8 +244,12 @@ class Steps:
         (only,) = [leaf.gradient for leaf in leaves]  # a model of one parameter
         return only is None or only.untyped_storage().data_ptr() not in agreed
 
-    def _finish(self, descended: bool, share: bool = True) -> None:
-        """Run the schedule from the descent to its end."""
+    def _finish(self, descended: bool, share: bool = True, kept: bool = False) -> None:
+        """Run the schedule from the descent to its end. Here, and nowhere before, it is settled what becomes of a step:
+        memories and controllers move on if it descended, or if its gradients are `kept` for a later one.
+        """
+        if not (descended or kept):
+            self.worker.discard()
         steps, self._under_way, self._done, self._mixed = self._under_way, None, {}, False
         assert steps is not None
         channels = self.worker.channels
