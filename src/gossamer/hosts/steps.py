@@ -13,6 +13,7 @@ from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Program
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts import consensus
+from gossamer.hosts.closures import Call, closure_of, served
 from gossamer.hosts.doubts import Doubts
 from gossamer.hosts.handshake import compare
 from gossamer.hosts.metrics import Meter
@@ -160,18 +161,21 @@ class Steps:
         """A training step begins: from now on the schedule's lane answers, however late the gradient is."""
         self.fabric.run(self.worker.begin())
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Call | None:
+        """What is returned is what the optimizer is called with instead."""
         if self._catching_up:
-            return
+            return None
         if optimizer in self._done:  # the others did not have their turn
             self.settle_skipped()
+        call = self._serve(optimizer, args, kwargs)
         if not self._done:
-            self._first_is_about_to_step(optimizer, args, kwargs)
+            self._first_is_about_to_step(optimizer)
         self.worker.descent.enter(optimizer)
+        return call
 
-    def _first_is_about_to_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _first_is_about_to_step(self, optimizer: Optimizer) -> None:
         if self.fabric.size > 1:
-            self._check(optimizer, args, kwargs)
+            self._check(optimizer)
             if self._under_way is None:
                 self.begin()
         elif self.averages_gradients:
@@ -182,13 +186,25 @@ class Steps:
         if self.averages_gradients:
             self.worker.redirect()
 
-    def _check(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        refuse_capture(self.worker.device)
-        if _has_closure(args, kwargs):
+    def _serve(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Call | None:
+        """Have a closure compute the gradients now."""
+        closure, alone = closure_of(args, kwargs), self.fabric.size == 1
+        if closure is None:
+            return None
+        if self._done and not alone:
             raise AttachError(
-                "optimizer.step(closure) computes gradients inside the step, after they should have been averaged; "
-                "call backward() yourself, then optimizer.step()"
+                "a closure for the second optimizer of a step: its backward() would begin the next step before this one is "
+                "over; give the closure to the first optimizer, and call the others' step() without one"
             )
+        if self.scaler is not None and self.scaler.is_enabled():
+            raise AttachError(
+                "a closure with a GradScaler: the scaler looks at gradients that the closure is yet to compute; call "
+                "backward() yourself, then scaler.step(optimizer)"
+            )
+        return served(optimizer, closure, (args, kwargs), alone)
+
+    def _check(self, optimizer: Optimizer) -> None:
+        refuse_capture(self.worker.device)
         if self.averages_gradients and self._under_way is None and self.follow():
             self.average_late()  # all that trained before is frozen: no backward was seen
         if self.averages_gradients and self._under_way is None:
@@ -278,10 +294,6 @@ class Steps:
                 optimizer.step()
         finally:
             self._catching_up = False
-
-
-def _has_closure(args: Any, kwargs: Any) -> bool:
-    return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
 
 
 def _nobody_cares() -> None:
