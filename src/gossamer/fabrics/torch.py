@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from gossamer.core.errors import AttachError, PeerError
 from gossamer.core.groups import refuse_group
+from gossamer.core.programs import drive
 from gossamer.core.verbs import AllGather, Among, Compute, Descend, Join, Program, Start, Ticket, Verb
 from gossamer.fabrics import leaving, nccl
 from gossamer.fabrics.board import Board
@@ -186,17 +187,7 @@ class TorchFabric:
 
     def run(self, program: Program[T]) -> T:
         """Drive a program on this thread; what it asks of the network is answered on lane "comm"."""
-        answer, error = None, None
-        while True:
-            try:
-                verb = program.send(answer) if error is None else program.throw(error)
-            except StopIteration as stop:
-                return stop.value
-            answer, error = None, None
-            try:
-                answer = self._answer(verb)
-            except Exception as failure:
-                error = failure
+        return drive(program, self._answer)
 
     def close(self) -> None:
         """End all lanes. Programs that have not ended do so with an error; a lane stuck in the backend is left.
