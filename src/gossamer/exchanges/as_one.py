@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from gossamer.core.errors import GossamerError
-from gossamer.core.groups import among, through
+from gossamer.core.groups import among
+from gossamer.core.programs import through
 from gossamer.core.verbs import (
     AllGather,
     AllReduce,
