@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import final
 
 import torch
 from torch import Tensor
 
+from gossamer import kernels
 from gossamer.core.block import Block, Layout, Segment, State
 from gossamer.core.contracts import Echo, LinearCodec, Policy, Seat
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program, all_reduce
-from gossamer.kernels.finite import peak
 
 
 @final
@@ -63,44 +64,54 @@ class PowerSGD(LinearCodec):
         return "equal" if key.startswith("q:") else "mean"
 
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
-        groups, plain = self._groups(block.layout)
+        groups, plain = _groups(block.layout.segments, self.rank, self.min_ratio)
+        places = _places(plain, block.flat.device)  # of what travels as it is: many vectors, so one operation for all
         starts = [_warm_start(g, state, seat, block.flat) for g in groups]
         thin = [g.project(block.flat, q) for g, q in zip(groups, starts, strict=True)]
-        rest = [block.flat[s.offset : s.offset + s.numel] for s in plain]
-        summed = yield from _all_reduce_together([*thin, *rest])
-        bases = [_orthogonal(p) for p in summed[: len(thin)]]
+        rest = block.flat.index_select(0, places)
+        *summed, dense = yield from _all_reduce_together([*thin, rest])
+        bases = [_orthogonal(p) for p in summed]
         own = [g.represent(block.flat, p) for g, p in zip(groups, bases, strict=True)]
         means = yield from _all_reduce_together(own)
 
-        mean, dense = block.for_mean(), summed[len(thin) :]
-        largest = [peak(torch.cat([t.view(-1) for t in dense])) / seat.size] if dense else []
-        for s, total in zip(plain, dense, strict=True):
-            mean[s.offset : s.offset + s.numel] = total / seat.size
+        mean = block.for_mean()
+        largest = [kernels.divide(dense, seat.size).max().double()] if plain else []
+        mean.index_copy_(0, places, dense)
         for g, p, q, old in zip(groups, bases, means, starts, strict=True):
             q /= seat.size
             g.write(p, q, mean)
             largest.append(2 * g.rank * _remember(g, q, old, state))  # no number in P exceeds one, but for rounding
 
         def add_sent(into: Tensor, weight: float) -> None:
-            for s, x in zip(plain, rest, strict=True):
-                into[s.offset : s.offset + s.numel].add_(x, alpha=weight)
+            into.index_add_(0, places, rest, alpha=weight)
             for g, p, q in zip(groups, bases, own, strict=True):
                 g.add(p, q, into, weight)
 
         return Echo(mean, add_sent, torch.stack(largest).max() if largest else None)
 
-    def _groups(self, layout: Layout) -> "tuple[list[_Group], list[Segment]]":
-        """Matrices worth compressing, those of one shape together; and the segments that travel as they are."""
-        by_shape = dict[tuple[int, int], list[Segment]]()
-        plain = list[Segment]()
-        for s in layout.segments:
-            n, m = (s.shape[0], s.numel // max(s.shape[0], 1)) if len(s.shape) > 1 else (0, 0)
-            rank = min(n, m, self.rank)
-            if n * m > 0 and n * m >= self.min_ratio * rank * (n + m):
-                by_shape.setdefault((n, m), []).append(s)
-            elif s.numel:
-                plain.append(s)
-        return [_Group(n, m, min(n, m, self.rank), tuple(ss)) for (n, m), ss in by_shape.items()], plain
+
+@lru_cache(maxsize=1024)
+def _groups(
+    segments: tuple[Segment, ...], most: int, min_ratio: float
+) -> "tuple[list[_Group], tuple[tuple[int, int], ...]]":
+    """Matrices worth compressing, those of one shape together; and where the segments begin and end that travel as they are."""
+    by_shape = dict[tuple[int, int], list[Segment]]()
+    plain = list[tuple[int, int]]()
+    for s in segments:
+        n, m = (s.shape[0], s.numel // max(s.shape[0], 1)) if len(s.shape) > 1 else (0, 0)
+        rank = min(n, m, most)
+        if n * m > 0 and n * m >= min_ratio * rank * (n + m):
+            by_shape.setdefault((n, m), []).append(s)
+        elif s.numel:
+            plain.append((s.offset, s.offset + s.numel))
+    return [_Group(n, m, min(n, m, most), tuple(ss)) for (n, m), ss in by_shape.items()], tuple(plain)
+
+
+@lru_cache(maxsize=1024)
+def _places(runs: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+    """The elements of these runs; made once, on the host."""
+    elements = [torch.arange(a, b) for a, b in runs]
+    return torch.cat([torch.empty(0, dtype=torch.int64), *elements]).to(device)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divi
 from gossamer.kernels.select import compact, scatter_add, sparse_mean, topk, topk_each, within
 from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_feedback
 from gossamer.kernels.ternary import (
+    ternary,
     ternary_accumulate,
     ternary_bytes,
     ternary_decode,
@@ -54,6 +55,7 @@ __all__ = [
     "sign_bytes",
     "sign_feedback",
     "sparse_mean",
+    "ternary",
     "ternary_accumulate",
     "ternary_bytes",
     "ternary_decode",

@@ -43,13 +43,11 @@ def topk(x: Tensor, k: int) -> Tensor:
     return torch.from_numpy(_best(values, k))
 
 
-def topk_each(x: Tensor, bounds: tuple[int, ...], counts: tuple[int, ...]) -> Tensor:
+def topk_each(x: Tensor, bounds: tuple[int, ...], counts: tuple[int, ...], out: Tensor) -> None:
     values, table = x.detach().numpy(), np.array(counts, np.int64)
-    out = torch.empty(int(table.sum()), dtype=torch.int32)
     most = 4 * max(counts, default=0) + 1024
     indices, survivors = np.empty(most + _WORD, np.int32), np.empty(most + _WORD, np.float32)
     _topk_each(values, values.view(np.int32), edges(bounds), table, indices, survivors, out.numpy())
-    return out
 
 
 def sparse_mean(out: Tensor, indices: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor | None:
