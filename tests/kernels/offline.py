@@ -147,6 +147,7 @@ def by_segment(n: int, shift: int) -> None:
     kernels.ternary_levels(x, bounds, scales, KEY, 5)
     wire = vector(kernels.ternary_bytes(n), torch.uint8, shift)
     kernels.ternary_encode(x, bounds, scales, KEY, out=wire)
+    kernels.ternary(x, bounds, 2.5, KEY, scales, wire)
     kernels.ternary_accumulate(wire, bounds, scales, x)
     kernels.ternary_decode(wire, bounds, scales, x)
     kernels.sign_feedback(x, vector(n, shift=shift), scales, bounds)

@@ -49,6 +49,11 @@ for n in (0, 1, 4, 321, 512, 640, 2050, 5300):
         both(lambda: [kernels.ternary_encode(x, bounds, scales, KEY, n)])
         both(lambda: [kernels.ternary_levels(x, bounds, scales, KEY, 5, n)])
         wire = kernels.ternary_encode(x, bounds, scales, KEY)
+        def at_once():
+            found, out = torch.zeros_like(scales), torch.zeros_like(wire)
+            kernels.ternary(x, bounds, 0.0, KEY, found, out, n)
+            return [found, out]
+        both(at_once)
         def decode():
             out, over = x.clone(), x.clone()
             kernels.ternary_accumulate(wire, bounds, scales, out, 0.3)

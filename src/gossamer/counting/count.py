@@ -189,7 +189,4 @@ def _averaging(channel: Channel, block: Block, seat: Seat) -> Program[Any]:
 
 def _done(program: Program[Any], size: int) -> None:
     """To its end, with nothing counted."""
-    answer: Any = None
-    with suppress(StopIteration):
-        while True:
-            answer = answer_of(program.send(answer), size)
+    drive(program, lambda verb: answer_of(verb, size))

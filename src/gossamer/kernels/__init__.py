@@ -22,6 +22,7 @@ from gossamer.kernels.select import compact, scatter_add, sparse_mean, topk, top
 from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_feedback
 from gossamer.kernels.sketch import sketch_encode, sketch_estimate
 from gossamer.kernels.ternary import (
+    ternary,
     ternary_accumulate,
     ternary_bytes,
     ternary_decode,
@@ -57,6 +58,7 @@ __all__ = [
     "sketch_encode",
     "sketch_estimate",
     "sparse_mean",
+    "ternary",
     "ternary_accumulate",
     "ternary_bytes",
     "ternary_decode",

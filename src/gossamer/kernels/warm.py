@@ -20,7 +20,7 @@ from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divi
 from gossamer.kernels.select import compact, scatter_add, sparse_mean, topk, topk_each
 from gossamer.kernels.sign import sign_accumulate, sign_feedback
 from gossamer.kernels.sketch import sketch_encode, sketch_estimate
-from gossamer.kernels.ternary import ternary_accumulate, ternary_decode, ternary_encode, ternary_levels
+from gossamer.kernels.ternary import ternary, ternary_accumulate, ternary_decode, ternary_encode, ternary_levels
 
 _KEY = (1, 2)
 # Triton compiles anew for lengths and addresses that are multiples of 16, so there are vectors of both kinds.
@@ -53,6 +53,7 @@ def _ternary(x: Tensor) -> None:
     bounds, scales = (0, x.numel()), x[:1].clone()
     ternary_levels(x, bounds, scales, _KEY)
     wire, out = ternary_encode(x, bounds, scales, _KEY), x.clone()
+    ternary(x, bounds, 2.5, _KEY, scales, wire)
     ternary_accumulate(wire, bounds, scales, out)
     ternary_decode(wire, bounds, scales, out)
 

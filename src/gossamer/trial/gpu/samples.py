@@ -59,6 +59,11 @@ def _to_trits(n: int) -> Iterator[tuple[Any, ...]]:
         yield x, bounds, kernels.absmax(x, bounds), KEY
 
 
+def _clipped_trits(n: int) -> Iterator[tuple[Any, ...]]:
+    for x, bounds, scales, key in _to_trits(n):  # unclipped: a deviation agrees to its rounding only
+        yield x, bounds, 0.0, key, torch.zeros_like(scales), torch.zeros(kernels.ternary_bytes(n), dtype=torch.uint8), n
+
+
 def _to_levels(n: int) -> Iterator[tuple[Any, ...]]:
     for x, bounds, scales, key in _to_trits(n):
         yield x, bounds, scales, key, 5, n
@@ -211,6 +216,7 @@ CALLS: dict[str, Calls] = {
     "sign_feedback": _to_signs,
     "sketch_encode": _to_sketch,
     "sketch_estimate": _from_sketch,
+    "ternary": _clipped_trits,
     "ternary_accumulate": _from_trits,
     "ternary_decode": _decoded_trits,
     "ternary_encode": _to_trits,
