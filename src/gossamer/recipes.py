@@ -121,10 +121,19 @@ def local_gradients(
     ratio: float = 0.01,
     warmup: int = 0,
     mode: Literal["partial", "sum", "errors"] = "partial",
-    every: int = 500,
+    every: int = 50,
     sync: Literal["average", "flush"] = "average",
 ) -> Recipe:
     """The largest one percent of everybody's gradient, and all of a rank's own; models are averaged now and then.
+
+    Use: in place of `topk` where ranks' data are alike and few elements are sent: what is not sent is used at home.
+    ON_ALIKE
+
+    Not for: ranks whose data differ, on which ON_UNLIKE
+    Nor many ranks, as `topk`; nor for what wants one gradient on all ranks: controllers, sign updates, ZeRO. Models
+    differ between averages: evaluate under `comm.consensus()`.
+
+    `warmup` drops less at first, and is for CPUs. `sync="flush"` pays all debts exactly, and takes plain SGD.
 
     Paper: Aji, Heafield, Bogoychev, Combining Global Sparse Gradients with Local Gradients in Distributed Neural Network
     Training, EMNLP 2019; 99 percent dropped, a warm-up of 1000 steps, averages every 500.

@@ -33,7 +33,7 @@ from gossamer.schedules import EveryStep, Resync
 MORE: dict[str, tuple[str, ...]] = {
     "accordion": ("accordion(scatter(qsgd(bits=8)), scatter(qsgd(bits=4)), 2, interval=1)",),
     "accordion_batch": ("accordion_batch(4, 2, interval=1)",),
-    "bernoulli": ("bernoulli(bucket=3)", "bernoulli(norm='l2', bucket=8)"),
+    "bernoulli": ("bernoulli(norm='l2', bucket=8)",),
     "diana": ("diana(alpha=0.25)", "diana(momentum=0.5)"),
     "error_feedback": ("error_feedback(decay=0.9)", "error_feedback(units='update')"),
     "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
