@@ -39,7 +39,7 @@ class OwnGradient(Memory):
     Wire: that of the exchange inside. Memory: one copy of the gradient, and another while it travels.
 
     >>> OwnGradient("sum")
-    own_gradient('sum')
+    own_gradient(mode='sum')
 
     Paper: Aji, Heafield, Bogoychev, Combining Global Sparse Gradients with Local Gradients in Distributed Neural Network
     Training, EMNLP 2019.
