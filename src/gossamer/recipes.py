@@ -4,13 +4,14 @@ from collections.abc import Callable
 from typing import Literal
 
 from gossamer import recipe
-from gossamer.codecs import BF16, FP16, FP32, QSGD, Dropping, PowerSGD, Ternary, TopK
+from gossamer.codecs import BF16, FP16, FP32, QSGD, CountSketch, Dropping, PowerSGD, Ternary, TopK
 from gossamer.controllers import Accordion, AccordionBatch
 from gossamer.core.contracts import Topology
-from gossamer.exchanges import AllReduced, Gather, Scatter
-from gossamer.memories import DIANA, ErrorFeedback, OwnGradient
+from gossamer.exchanges import AllReduced, FetchSGD, Gather, Scatter
+from gossamer.memories import DIANA, ErrorFeedback, MomentumCorrection, NoMemory, OwnGradient
 from gossamer.mixers import PushSum
 from gossamer.recipe import Recipe, preset
+from gossamer.rules import Rule
 from gossamer.schedules import EveryStep, First, Gossip, LocalSGD, OverlapLocalSGD, Resync, SlowMo
 from gossamer.topologies import Exponential
 
@@ -141,6 +142,39 @@ def local_gradients(
     codec = Dropping(ratio, warmup) if warmup else TopK(ratio)
     memory = OwnGradient(mode, "gradient" if sync == "average" else "update")
     return Recipe(Gather(codec), memory, Resync(every, sync))
+
+
+@preset
+def dgc(ratio: float = 0.001, momentum: float = 0.0) -> Recipe:
+    """USE
+
+    Paper: Lin, Han, Mao, Wang, Dally, Deep Gradient Compression, ICLR 2018.
+    """
+    return Recipe(Gather(TopK(ratio)), MomentumCorrection(momentum), rules=_vectors(momentum))
+
+
+@preset
+def sketched_sgd(ratio: float = 0.002, candidates: int = 8, momentum: float = 0.0) -> Recipe:
+    """USE
+
+    Paper: Ivkin et al., Communication-Efficient Distributed SGD with Sketching, NeurIPS 2019.
+    """
+    exchange = AllReduced(CountSketch(ratio, candidates=candidates))
+    return Recipe(exchange, MomentumCorrection(momentum), rules=_vectors(momentum))
+
+
+def _vectors(momentum: float) -> tuple[Rule, ...]:
+    """Biases and norms, one in a hundred parameters or fewer, travel whole."""
+    return (Rule("ndim < 2", _DENSE, MomentumCorrection(momentum, masking=False) if momentum else NoMemory()),)
+
+
+@preset
+def fetchsgd(ratio: float = 0.002, momentum: float = 0.0) -> Recipe:
+    """USE
+
+    Paper: Rothchild et al., FetchSGD: Communication-Efficient Federated Learning with Sketching, ICML 2020.
+    """
+    return Recipe(FetchSGD(ratio, momentum=momentum))
 
 
 @preset

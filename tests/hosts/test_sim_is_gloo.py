@@ -21,6 +21,8 @@ OURS = [  # every sum is made by us, in rank order: no bit may differ
     "topk(ratio=0.1, scope='global')",
     "gather(topk(ratio=0.2, index='rice')) + error_feedback()" + SMALL,
     "gather(dropping(ratio=0.1, warmup=4)) + error_feedback()" + SMALL,
+    "gather(atomo(svd(head=2), atoms=1))" + SMALL,
+    "scatter(atomo(svd(), share=0.3, draws='independent'))" + SMALL,
     "diana(bits=4, bucket=16)" + SMALL,
     "gather(bernoulli(bucket=16)) + diana()" + SMALL,
     "scatter(qsgd(bits=4, bucket=16)) + diana(momentum=0.5)" + SMALL,

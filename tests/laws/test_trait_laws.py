@@ -90,6 +90,15 @@ def loses_nothing(exchange: Exchange) -> None:
         assert torch.equal(sent(echo, given), given.flat)
 
 
+@law("sparse")
+def sends_some_elements_as_they_are(exchange: Exchange) -> None:
+    blocks = [block("long", seed=r) for r in range(2)]
+    for echo, given in zip(once(exchange, blocks)[0], blocks, strict=True):
+        through = sent(echo, given)
+        assert bool(((through == 0) | (through == given.flat)).all())
+        assert 0 < int((through != 0).sum()) < given.numel
+
+
 @law("mixes")
 def pulls_together_and_keeps_the_sum(schedule: Schedule) -> None:
     def apart(model: torch.nn.Module, rank: int, step: int) -> float:

@@ -26,6 +26,8 @@ SYNCHRONOUS = [  # replicas are equal after every step
     "scatter(topk(ratio=0.2, index='rice')) + error_feedback()" + SMALL,
     "powersgd",
     "powersgd(rank=1)" + SMALL,
+    "gather(atomo(svd(head=2), atoms=1, draws='independent'))" + SMALL,
+    "scatter(atomo(entry(), share=0.25))",
     "diana(bits=4, bucket=16)",
     "diana(momentum=0.5, l1=0.01)" + SMALL,
     "scatter(qsgd(bits=4, bucket=16)) + diana()" + SMALL,

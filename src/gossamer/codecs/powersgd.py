@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
 
+from gossamer import kernels
 from gossamer.codecs.casts import FP32
 from gossamer.core.block import Block, Layout, Segment, State
 from gossamer.core.contracts import Echo, LinearCodec, Policy, Seat
@@ -15,7 +17,6 @@ from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.core.world import World
-from gossamer.kernels.finite import peak
 
 SWEEPS = 10  # of the power iteration on a mean that is known, to start from its leading directions
 
@@ -106,12 +107,12 @@ class PowerSGD(LinearCodec):
 
     def sum_bytes(self, layout: Layout, size: int) -> list[int]:
         """After the first step, which may travel in more."""
-        groups, plain = self._groups(layout)
+        groups, plain = _groups(self, layout.segments)
         factor = (
             sum(g.rank * g.n * len(g.segments) for g in groups),
             sum(g.rank * g.m * len(g.segments) for g in groups),
         )
-        rest, wide = sum(s.numel for s in plain) * layout.dtype.itemsize, layout.dtype.itemsize
+        rest, wide = sum(end - begin for begin, end in plain) * layout.dtype.itemsize, layout.dtype.itemsize
         if self.factors == "fp32":
             lengths = [wide * factor[0] + rest, wide * factor[1]]
         else:
@@ -119,15 +120,16 @@ class PowerSGD(LinearCodec):
         return [length for length in lengths if length]
 
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
-        groups, plain = self._groups(block.layout)
+        groups, plain = _groups(self, block.layout.segments)
         known = all(f"q:{s.name}" in state for g in groups for s in g.segments)
         if self.start == "svd" and not known:
             return (yield from self._in_full(groups, block, state, seat))
         narrow = self.factors == "fp16" and known
+        places = _places(plain, block.flat.device)  # of what travels as it is: many vectors, so one operation for all
         starts = [_warm_start(g, state, seat, block.flat) for g in groups]
         units = [_unit(q) if narrow else None for q in starts]
         thin = [_narrowed(g.project(block.flat, q), u, 2, seat) for g, q, u in zip(groups, starts, units, strict=True)]
-        rest = [block.flat[s.offset : s.offset + s.numel] for s in plain]
+        rest = [block.flat.index_select(0, places)] if plain else []
         summed, dense = yield from _all_reduce_apart(thin, rest)
         bases = [_orthogonal(p.to(block.flat.dtype)) for p in summed]
         represented = zip(groups, bases, units, strict=True)
@@ -137,17 +139,17 @@ class PowerSGD(LinearCodec):
         means = [_widened(q, u, block.flat) for q, u in zip(means, units, strict=True)]
 
         mean = block.for_mean()
-        largest = [peak(torch.cat([t.view(-1) for t in dense])) / seat.size] if dense else []
-        for s, total in zip(plain, dense, strict=True):
-            mean[s.offset : s.offset + s.numel] = total / seat.size
+        largest = [kernels.divide(total, seat.size).max().double() for total in dense]
+        for total in dense:
+            mean.index_copy_(0, places, total)
         for g, p, q, old in zip(groups, bases, means, starts, strict=True):
             q /= seat.size
             g.write(p, q, mean)
             largest.append(2 * g.rank * _remember(g, q, old, state))  # no number in P exceeds one, but for rounding
 
         def add_sent(into: Tensor, weight: float) -> None:
-            for s, x in zip(plain, rest, strict=True):
-                into[s.offset : s.offset + s.numel].add_(x, alpha=weight)
+            for x in rest:
+                into.index_add_(0, places, x, alpha=weight)
             for g, p, q in zip(groups, bases, own, strict=True):
                 g.add(p, q, into, weight)
 
@@ -161,19 +163,8 @@ class PowerSGD(LinearCodec):
             _remember(g, g.leading(echo.mean, starts), starts, state)
         return echo
 
-    def _groups(self, layout: Layout) -> "tuple[list[_Group], list[Segment]]":
-        """Matrices worth compressing, those of one shape together; and the segments that travel as they are."""
-        by_shape = dict[tuple[int, int], list[Segment]]()
-        plain = list[Segment]()
-        for s in layout.segments:
-            n, m = _matrix(s)
-            if n * m > 0 and n * m >= self.min_ratio * self._rank(n, m) * (n + m):
-                by_shape.setdefault((n, m), []).append(s)
-            elif s.numel:
-                plain.append(s)
-        return [_Group(n, m, self._rank(n, m), tuple(ss)) for (n, m), ss in by_shape.items()], plain
-
-    def _rank(self, n: int, m: int) -> int:
+    def rank_of(self, n: int, m: int) -> int:
+        """What a matrix is squeezed to."""
         if self.ratio is None:
             return min(n, m, self.rank)
         return max(int(n * m / (self.ratio * max(n + m, 1))), 1)
@@ -182,6 +173,27 @@ class PowerSGD(LinearCodec):
 def _matrix(s: Segment) -> tuple[int, int]:
     """A tensor's first dimension, by the rest; of a vector, none."""
     return (s.shape[0], s.numel // max(s.shape[0], 1)) if len(s.shape) > 1 else (0, 0)
+
+
+@lru_cache(maxsize=1024)
+def _groups(codec: PowerSGD, segments: tuple[Segment, ...]) -> "tuple[list[_Group], tuple[tuple[int, int], ...]]":
+    """Matrices worth compressing, those of one shape together; and where the segments begin and end that travel as they are."""
+    by_shape = dict[tuple[int, int], list[Segment]]()
+    plain = list[tuple[int, int]]()
+    for s in segments:
+        n, m = _matrix(s)
+        if n * m > 0 and n * m >= codec.min_ratio * codec.rank_of(n, m) * (n + m):
+            by_shape.setdefault((n, m), []).append(s)
+        elif s.numel:
+            plain.append((s.offset, s.offset + s.numel))
+    return [_Group(n, m, codec.rank_of(n, m), tuple(ss)) for (n, m), ss in by_shape.items()], tuple(plain)
+
+
+@lru_cache(maxsize=1024)
+def _places(runs: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+    """The elements of these runs; made once, on the host."""
+    elements = [torch.arange(a, b) for a, b in runs]
+    return torch.cat([torch.empty(0, dtype=torch.int64), *elements]).to(device)
 
 
 @dataclass(frozen=True)

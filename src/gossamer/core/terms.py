@@ -16,6 +16,7 @@ TRAITS: dict[str, str] = {
     "contracts": "what does not get through is less than what was given",
     "whole": "all parameters must lie in one block",
     "exact": "everything gets through",
+    "sparse": "some elements get through as they are, and nothing of the others",
     "own feedback": "what is done with the second encoding's error was said, and does not follow from the memory",
     "part feedback": "not all of the second encoding's error is added to a later mean",
     # of what is kept

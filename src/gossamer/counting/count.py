@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Codec, Echo, Seat
 from gossamer.core.draw import Draw
 from gossamer.core.groups import place
+from gossamer.core.programs import drive
 from gossamer.core.schedule import Message
 from gossamer.core.verbs import Program, Verb
 from gossamer.core.world import World
@@ -152,12 +152,13 @@ class _Counter:
 
     def _alone(self, program: Program[Any], seat: Seat) -> Count:
         """What a rank sends when every other rank answers as it would itself."""
-        done, answer = list[Count](), None
-        with suppress(StopIteration):
-            while True:
-                verb = program.send(answer)
-                done.append(self._moved(verb, seat.rank))
-                answer = answer_of(verb, place(verb, seat.rank, self._size)[1])
+        done = list[Count]()
+
+        def answer(verb: Verb) -> Any:
+            done.append(self._moved(verb, seat.rank))
+            return answer_of(verb, place(verb, seat.rank, self._size)[1])
+
+        drive(program, answer)
         return _sum(done)
 
     def _moved(self, verb: Verb, rank: int) -> Count:
@@ -188,7 +189,4 @@ def _averaging(channel: Channel, block: Block, seat: Seat) -> Program[Any]:
 
 def _done(program: Program[Any], size: int) -> None:
     """To its end, with nothing counted."""
-    answer: Any = None
-    with suppress(StopIteration):
-        while True:
-            answer = answer_of(program.send(answer), size)
+    drive(program, lambda verb: answer_of(verb, size))
