@@ -128,11 +128,13 @@ def local_gradients(
     """The largest one percent of everybody's gradient, and all of a rank's own; models are averaged now and then.
 
     Use: in place of `topk` where ranks' data are alike and few elements are sent: what is not sent is used at home.
-    ON_ALIKE
+    With two elements in a thousand, four ranks reached .96 of accuracy on handwritten digits in 300 steps, top-k .86,
+    dense .95.
 
-    Not for: ranks whose data differ, on which ON_UNLIKE
-    Nor many ranks, as `topk`; nor for what wants one gradient on all ranks: controllers, sign updates, ZeRO. Models
-    differ between averages: evaluate under `comm.consensus()`.
+    Not for: ranks whose data differ, on which it did no better than top-k, and worse when models were averaged every
+    500 steps only (.90 against .93, dense .97); nor "sum" and "errors" there. Nor many ranks, as `topk`; nor for what
+    wants one gradient on all ranks: controllers, sign updates, ZeRO. Models differ between averages: evaluate under
+    `comm.consensus()`.
 
     `warmup` drops less at first, and is for CPUs. `sync="flush"` pays all debts exactly, and takes plain SGD.
 
@@ -217,8 +219,7 @@ def dqgd(bits: int = 2, bucket: int = 512, start: Literal["zero", "first"] = "ze
     Use: to see what `diana` gains, on convex problems with full gradients. `start="first"` sends differences to the
     first gradients, which travel in full, once.
 
-    Not for: results: it stalls where quantisation noise meets the step size. On ten unlike quadratics it ended 1e-1
-    from the optimum, where `diana` went on to 1e-28.
+    Not for: results: it stalls where quantisation noise meets the step size, and `diana` goes on to the optimum.
 
     Paper: Khirirat, Feyzmahdavian, Johansson, Distributed Learning with Compressed Gradients, 2018.
     """

