@@ -250,7 +250,7 @@ def test_what_cannot_be_right_is_refused_with_the_reason_and_the_fix(text: str) 
 
 
 def test_a_ddp_hook_cannot_bring_models_together() -> None:
-    with pytest.raises(AttachError, match=r"resync\(\) acts on the optimizer.*use gossamer.attach"):
+    with pytest.raises(AttachError, match=r"resync\(every=50\) acts on the optimizer.*use gossamer.attach"):
         check(Recipe.of("local_gradients"))
 
 
