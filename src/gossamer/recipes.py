@@ -219,7 +219,8 @@ def dqgd(bits: int = 2, bucket: int = 512, start: Literal["zero", "first"] = "ze
     Use: to see what `diana` gains, on convex problems with full gradients. `start="first"` sends differences to the
     first gradients, which travel in full, once.
 
-    Not for: results: it stalls where quantisation noise meets the step size, and `diana` goes on to the optimum.
+    Not for: results: it stalls where quantisation noise meets the step size. On four unlike logistic problems it ended
+    at a squared distance of .09 from the optimum, with `start="first"` at .15; `diana` went on to 2e-30.
 
     Paper: Khirirat, Feyzmahdavian, Johansson, Distributed Learning with Compressed Gradients, 2018.
     """
