@@ -122,10 +122,21 @@ def local_gradients(
     ratio: float = 0.01,
     warmup: int = 0,
     mode: Literal["partial", "sum", "errors"] = "partial",
-    every: int = 500,
+    every: int = 50,
     sync: Literal["average", "flush"] = "average",
 ) -> Recipe:
     """The largest one percent of everybody's gradient, and all of a rank's own; models are averaged now and then.
+
+    Use: in place of `topk` where ranks' data are alike and few elements are sent: what is not sent is used at home.
+    With two elements in a thousand, four ranks reached .96 of accuracy on handwritten digits in 300 steps, top-k .86,
+    dense .95.
+
+    Not for: ranks whose data differ, on which it did no better than top-k, and worse when models were averaged every
+    500 steps only (.90 against .93, dense .97); nor "sum" and "errors" there. Nor many ranks, as `topk`; nor for what
+    wants one gradient on all ranks: controllers, sign updates, ZeRO. Models differ between averages: evaluate under
+    `comm.consensus()`.
+
+    `warmup` drops less at first, and is for CPUs. `sync="flush"` pays all debts exactly, and takes plain SGD.
 
     Paper: Aji, Heafield, Bogoychev, Combining Global Sparse Gradients with Local Gradients in Distributed Neural Network
     Training, EMNLP 2019; 99 percent dropped, a warm-up of 1000 steps, averages every 500.
@@ -208,8 +219,8 @@ def dqgd(bits: int = 2, bucket: int = 512, start: Literal["zero", "first"] = "ze
     Use: to see what `diana` gains, on convex problems with full gradients. `start="first"` sends differences to the
     first gradients, which travel in full, once.
 
-    Not for: results: it stalls where quantisation noise meets the step size. On ten unlike quadratics it ended 1e-1
-    from the optimum, where `diana` went on to 1e-28.
+    Not for: results: it stalls where quantisation noise meets the step size. On four unlike logistic problems it ended
+    at a squared distance of .09 from the optimum, with `start="first"` at .15; `diana` went on to 2e-30.
 
     Paper: Khirirat, Feyzmahdavian, Johansson, Distributed Learning with Compressed Gradients, 2018.
     """

@@ -33,7 +33,7 @@ from gossamer.schedules import EveryStep, Resync
 MORE: dict[str, tuple[str, ...]] = {
     "accordion": ("accordion(scatter(qsgd(bits=8)), scatter(qsgd(bits=4)), 2, interval=1)",),
     "accordion_batch": ("accordion_batch(4, 2, interval=1)",),
-    "bernoulli": ("bernoulli(bucket=3)", "bernoulli(norm='l2', bucket=8)"),
+    "bernoulli": ("bernoulli(norm='l2', bucket=8)",),
     "atomo": (
         "atomo(svd(), atoms=4)",
         "atomo(svd(head=3), share=0.4, draws='independent')",
@@ -142,9 +142,13 @@ def exchanges() -> list[Exchange]:
 
 
 def pairs() -> list[Recipe]:
-    """Every exchange with every memory that it bears; where models part, under a schedule that brings them together."""
+    """Every exchange with every memory that it bears; where models part, under a schedule that brings them together.
+
+    Of memories under which they do, the plainest meets them all, and what it adds to a mean is the same whatever they are.
+    """
     plain = [r for e, m in product(exchanges(), memories()) for r in legal(Recipe, e, m)]
-    parting = product(exchanges(), (m for m in memories() if m.parts_models))
+    first, *others = [m for m in memories() if m.parts_models]
+    parting = [*product(exchanges(), [first]), *((parse("gather(topk(ratio=0.3))"), m) for m in others)]
     return [*plain, *(r for e, m in parting for r in legal(Recipe, e, m, Resync(2)))]
 
 

@@ -130,7 +130,7 @@ class PowerSGD(LinearCodec):
         units = [_unit(q) if narrow else None for q in starts]
         thin = [_narrowed(g.project(block.flat, q), u, 2, seat) for g, q, u in zip(groups, starts, units, strict=True)]
         rest = [block.flat.index_select(0, places)] if plain else []
-        summed, whole = yield from _all_reduce_apart(thin, rest)
+        summed, dense = yield from _all_reduce_apart(thin, rest)
         bases = [_orthogonal(p.to(block.flat.dtype)) for p in summed]
         represented = zip(groups, bases, units, strict=True)
         sent = [_narrowed(g.represent(block.flat, p), u, 1, seat) for g, p, u in represented]
@@ -139,8 +139,8 @@ class PowerSGD(LinearCodec):
         means = [_widened(q, u, block.flat) for q, u in zip(means, units, strict=True)]
 
         mean = block.for_mean()
-        largest = [kernels.divide(total, seat.size).max().double() for total in whole]
-        for total in whole:
+        largest = [kernels.divide(total, seat.size).max().double() for total in dense]
+        for total in dense:
             mean.index_copy_(0, places, total)
         for g, p, q, old in zip(groups, bases, means, starts, strict=True):
             q /= seat.size
@@ -148,8 +148,8 @@ class PowerSGD(LinearCodec):
             largest.append(2 * g.rank * _remember(g, q, old, state))  # no number in P exceeds one, but for rounding
 
         def add_sent(into: Tensor, weight: float) -> None:
-            for dense in rest:
-                into.index_add_(0, places, dense, alpha=weight)
+            for x in rest:
+                into.index_add_(0, places, x, alpha=weight)
             for g, p, q in zip(groups, bases, own, strict=True):
                 g.add(p, q, into, weight)
 
@@ -158,9 +158,10 @@ class PowerSGD(LinearCodec):
     def _in_full(self, groups: "list[_Group]", block: Block, state: State, seat: Seat) -> Program[Echo]:
         """The first block, whose mean says where to start."""
         echo = yield from FP32().average(block, state, seat)
+        numbers = torch.nan_to_num(echo.mean, 0.0, 0.0, 0.0)  # of a mean that is none, nothing will be kept
         for g in groups:
             starts = _warm_start(g, state, seat, block.flat)
-            _remember(g, g.leading(echo.mean, starts), starts, state)
+            _remember(g, g.leading(numbers, starts), starts, state)
         return echo
 
     def rank_of(self, n: int, m: int) -> int:
