@@ -13,6 +13,7 @@ KEPT = {
     "qsgd": 4,
     "topk": 8,  # residual
     "powersgd": 8,  # residual
+    "atomo": 4,
     "diana": 12,  # own, common
     "local_sgd": 8,  # anchor
     "slowmo": 12,  # anchor, velocity

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from math import ceil
-from typing import Literal, NamedTuple, final
+from typing import Annotated, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from gossamer.core.block import Block, Layout, Segment, State
 from gossamer.core.contracts import Codec, Seat
 from gossamer.core.errors import AttachError, WireError
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import LogRange
 from gossamer.core.wire import expect, pack, take
 from gossamer.core.world import World
 
@@ -57,7 +58,7 @@ class Atomo(Codec):
 
     basis: Basis
     atoms: int | float | None = None
-    share: float | None = None
+    share: Annotated[float | None, LogRange(0.02, 0.3)] = None
     draws: Literal["systematic", "independent"] = "systematic"
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Spectral atoms: a matrix is a sum of products of two vectors, found without taking it apart to the end."""
 
 from math import prod
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from gossamer.codecs.atoms import Atoms, Basis, Shape
 from gossamer.codecs.dice import normal, signs
 from gossamer.core.draw import Draw, Key
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice
 
 _TURNS = 3  # steps that bring the directions found into order
 _PROBES = 16  # vectors that tell how much lies outside of the head
@@ -38,7 +39,7 @@ class SVD(Basis):
     Paper: Wang et al., ATOMO, NeurIPS 2018; Halko, Martinsson, Tropp, Finding Structure with Randomness, SIAM Review 2011.
     """
 
-    head: int = 64
+    head: Annotated[int, Choice(16, 32, 64, 128)] = 64
 
     def __post_init__(self) -> None:
         require(
@@ -126,7 +127,8 @@ def _all(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """All left singular vectors, as rows, and their products with each matrix."""
     try:
         found = torch.linalg.eigh(matrices @ matrices.transpose(1, 2))[1].flip(2).transpose(1, 2)
-    except torch.linalg.LinAlgError:  # any orthonormal directions will do: they are noisier, and no less right
+    except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
+        # any orthonormal directions will do: they are noisier, and no less right
         size = matrices.shape[1]
         found = torch.eye(size, dtype=matrices.dtype, device=matrices.device).expand(matrices.shape[0], size, size)
     return found, found @ matrices
