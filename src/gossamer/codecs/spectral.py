@@ -90,24 +90,30 @@ class _Directions:
         seen = self.matrices @ probes - self.head.transpose(1, 2) @ (shares @ probes)
         return torch.linalg.vector_norm(seen, dim=(1, 2)) / _PROBES**0.5
 
-    def rows(self, which: int, places: Tensor, gains: Tensor) -> Tensor:
-        matrix, directions = self.matrices[which], self._directions(which, places)
-        shares = directions @ matrix * gains[:, None]
-        return torch.cat([shares, directions] if self.upright else [directions, shares], 1)
+    def rows(self, which: slice, places: Tensor, gains: Tensor) -> Tensor:
+        directions = self._directions(which, places)
+        shares = directions @ self.matrices[which] * gains[..., None]
+        return torch.cat([shares, directions] if self.upright else [directions, shares], 2)
 
-    def _directions(self, which: int, places: Tensor) -> Tensor:
+    def _directions(self, which: slice, places: Tensor) -> Tensor:
         head = self.head[which]
-        known = head[places.clamp(max=self.found - 1)]
-        fresh = min(places.numel(), self.unknown)
+        known = _picked(head, places.clamp(max=self.found - 1))
+        fresh = min(places.shape[1], self.unknown)
         if not fresh:
             return known
-        drawn = normal(fresh, head.shape[1], self.draw.key(f"{self.name}/{which}/others"), head.device)
+        rows, columns = head.shape[0] * fresh, head.shape[2]
+        key = self.draw.key(f"{self.name}/{which.start}/others")
+        drawn = normal(rows, columns, key, head.device).view(-1, fresh, columns)
         for _ in range(2):  # once leaves traces of the head
-            drawn = drawn - drawn @ head.t() @ head
-        others = _orthonormal(drawn)
+            drawn = drawn - drawn @ head.transpose(1, 2) @ head
         unknown = places >= self.found
-        turn = (unknown.cumsum(0) - 1).clamp(min=0, max=fresh - 1)  # each of them once
-        return torch.where(unknown[:, None], others[turn], known)
+        turn = (unknown.cumsum(1) - 1).clamp(min=0, max=fresh - 1)  # each of them once
+        return torch.where(unknown[..., None], _picked(_orthonormal(drawn), turn), known)
+
+
+def _picked(rows: Tensor, places: Tensor) -> Tensor:
+    """Of each matrix these rows."""
+    return rows.gather(1, places[..., None].expand(-1, -1, rows.shape[2]))
 
 
 def _strongest(matrices: Tensor, count: int, key: Key) -> tuple[Tensor, Tensor]:
