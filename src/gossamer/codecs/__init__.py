@@ -2,7 +2,10 @@
 
 from gossamer.codecs.atomo import Atomo
 from gossamer.codecs.atoms import DCT, Basis, Entry, SharedBasis
+from gossamer.codecs.bernoulli import Bernoulli
 from gossamer.codecs.casts import BF16, FP16, FP32
+from gossamer.codecs.count_sketch import CountSketch
+from gossamer.codecs.dropping import Dropping
 from gossamer.codecs.powersgd import PowerSGD
 from gossamer.codecs.qsgd import QSGD
 from gossamer.codecs.spectral import SVD
@@ -18,6 +21,9 @@ __all__ = [
     "SVD",
     "Atomo",
     "Basis",
+    "Bernoulli",
+    "CountSketch",
+    "Dropping",
     "Entry",
     "PowerSGD",
     "SharedBasis",
