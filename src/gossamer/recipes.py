@@ -195,7 +195,10 @@ def atomo(share: float = 0.05, head: int = 64) -> Recipe:
     Not for: models of vectors, which travel as they are, nor busy processors: it multiplies matrices at every step. Where a
     residual is no trouble, `powersgd` sends less and learns as fast.
 
-    The second phase encodes the mean again, with `qsgd`: FIGURES
+    The second phase encodes the mean again, with `qsgd` of four bits, for its noise shrinks in no mean. `fashion` on four
+    simulated ranks, one seed, 120 steps: loss .65 with 100 kB a step from each rank, as `qsgd` had with 158 and dense .61
+    with 1,242; with directions in the answer as well, `scatter(atomo(svd(), share=0.05))`, 1.01 with 43. Among few ranks
+    `gather(atomo(svd(), atoms=3))` is shorter: .65 with 75; `powersgd`: .64 with 50.
 
     Paper: Wang et al., ATOMO, NeurIPS 2018.
     """
