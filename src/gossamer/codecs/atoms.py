@@ -175,7 +175,7 @@ class DCT(SharedBasis):
     Use: where neighbours are alike, as in the kernels of a convolution.
 
     Not for: gradients whose order means nothing, such as a linear layer's: `entry` had as little variance there, in every
-    layer of a small Transformer, and `svd` a fifth or less.
+    layer of a small Transformer, and `svd` a quarter of it or less.
 
     Wire: 8 bytes an atom: a place and a coefficient.
 
