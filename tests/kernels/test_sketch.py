@@ -76,7 +76,7 @@ def test_a_row_is_right_on_average_and_errs_as_the_theory_says() -> None:
     layers = x.view(8, 100).square().sum(1)
     variance = ((layers.sum() - layers) / columns).repeat_interleave(100)
     assert float((errors.mean(0) / (variance / draws).sqrt()).abs().max()) < 5
-    assert float((errors.square().mean() / variance.mean())) == pytest.approx(1, abs=0.05)
+    assert float(errors.square().mean() / variance.mean()) == pytest.approx(1, abs=0.05)
 
 
 def test_neither_neighbours_nor_equal_places_meet_more_often_than_they_should() -> None:

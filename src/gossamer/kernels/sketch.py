@@ -9,7 +9,6 @@ as it lies; there is nothing to scatter and no atomic sum.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from gossamer.kernels.backends import twin
