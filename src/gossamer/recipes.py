@@ -119,7 +119,14 @@ def topk(ratio: float = 0.01, scope: Literal["tensor", "global"] = "tensor") -> 
 
 @preset
 def dgc(ratio: float = 0.001, momentum: float = 0.0) -> Recipe:
-    """USE
+    """The largest element in a thousand, with momentum kept where the gradient is; vectors travel whole.
+
+    Use: below about 1 Gbit/s between few ranks: the fewest bytes of all presets on up to 7. With `momentum=0.9` and an
+    optimizer that has none it is the paper's; without, the optimizer keeps its own, and this is error feedback.
+
+    Not for: many ranks: everybody reads everybody's message, so bytes grow with their number, and with a thousand they are
+    dense's. Nor short runs: an element waits for hundreds of steps. It keeps a residual as large as the model, and with momentum
+    another.
 
     Paper: Lin, Han, Mao, Wang, Dally, Deep Gradient Compression, ICLR 2018.
     """
@@ -128,7 +135,13 @@ def dgc(ratio: float = 0.001, momentum: float = 0.0) -> Recipe:
 
 @preset
 def sketched_sgd(ratio: float = 0.002, candidates: int = 8, momentum: float = 0.0) -> Recipe:
-    """USE
+    """The largest elements of the sum, found in a sketch of it and fetched exactly; vectors travel whole.
+
+    Use: below about 1 Gbit/s, where few elements of a gradient matter: 20 times fewer bytes whatever the number of ranks. With
+    `momentum=0.9` and an optimizer that has none it is the paper's.
+
+    Not for: few ranks, among which `topk` says more in fewer bytes, nor gradients without large elements, of which a
+    sketch finds noise. Its two messages go one after the other, and it keeps a residual as large as the model.
 
     Paper: Ivkin et al., Communication-Efficient Distributed SGD with Sketching, NeurIPS 2019.
     """
@@ -143,7 +156,12 @@ def _vectors(momentum: float) -> tuple[Rule, ...]:
 
 @preset
 def fetchsgd(ratio: float = 0.002, momentum: float = 0.0) -> Recipe:
-    """USE
+    """Sketches of gradients, and nothing kept that is not the same on all ranks.
+
+    Use: where ranks can keep nothing of their own, as they come and go between steps, and 20 times fewer bytes are wanted.
+
+    Not for: ranks that can keep a residual: `sketched_sgd` sends as many bytes and learns faster, since its values are exact.
+    Here they are estimates, and training diverges at rates that others bear.
 
     Paper: Rothchild et al., FetchSGD: Communication-Efficient Federated Learning with Sketching, ICML 2020.
     """
@@ -154,8 +172,8 @@ def fetchsgd(ratio: float = 0.002, momentum: float = 0.0) -> Recipe:
 def powersgd(rank: int = 4) -> Recipe:
     """Low-rank gradients by warm-started power iteration, with error feedback.
 
-    Use: below about 1 Gbit/s, on models of large matrices: the fewest bytes of all presets, whatever the number of
-    ranks.
+    Use: below about 1 Gbit/s, on models of large matrices: bytes do not grow with the number of ranks, and from 8 on no
+    preset sends fewer.
 
     Not for: models of vectors and small matrices, which travel as they are, nor busy processors: it multiplies
     matrices at every step. It keeps a residual as large as the model. Ranks below 4 send less but learned so much
