@@ -14,7 +14,7 @@ from gossamer.codecs import CountSketch
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Echo, Exchange, LinearCodec, Seat
 from gossamer.core.errors import AttachError, RecipeError
-from gossamer.core.verbs import Program, all_reduce
+from gossamer.core.verbs import AllReduce, Program, all_reduce
 from gossamer.counting import bytes_per_step
 from gossamer.exchanges import AllReduced
 from gossamer.kernels import sketch_encode, sketch_estimate
@@ -95,6 +95,7 @@ def test_the_messages_are_as_long_as_was_foretold(choice: str) -> None:
     try:
         while True:
             verb = program.send(answer)
+            assert isinstance(verb, AllReduce)
             lengths.append(verb.tensor.numel() * 4)
             answer = verb.tensor
     except StopIteration:
@@ -172,10 +173,11 @@ class Chosen(LinearCodec):
             mean = (yield from all_reduce(block.flat.clone())) / seat.size
         places = mean.abs().topk(30).indices
         own = block.flat[places]
-        return Echo(
-            torch.zeros_like(mean).index_add_(0, places, mean[places]),
-            lambda into, weight: into.index_add_(0, places, own, alpha=weight),
-        )
+
+        def add_sent(into: Tensor, weight: float) -> None:
+            into.index_add_(0, places, own, alpha=weight)
+
+        return Echo(torch.zeros_like(mean).index_add_(0, places, mean[places]), add_sent)
 
 
 def test_two_rounds_track_true_top_k_and_one_round_diverges() -> None:
