@@ -128,6 +128,9 @@ def dgc(ratio: float = 0.001, momentum: float = 0.0) -> Recipe:
     dense's. Nor short runs: an element waits for hundreds of steps. It keeps a residual as large as the model, and with momentum
     another.
 
+    A small network on Fashion-MNIST (lr .02, 4 ranks, 240 steps, one seed) ended with a loss of .49 dense, .66 under `topk`, .79
+    under `dgc` with momentum in the optimizer and .66 with it here, in an eighth of `topk`'s bytes.
+
     Paper: Lin, Han, Mao, Wang, Dally, Deep Gradient Compression, ICLR 2018.
     """
     return Recipe(Gather(TopK(ratio)), MomentumCorrection(momentum), rules=_vectors(momentum))
@@ -142,6 +145,9 @@ def sketched_sgd(ratio: float = 0.002, candidates: int = 8, momentum: float = 0.
 
     Not for: few ranks, among which `topk` says more in fewer bytes, nor gradients without large elements, of which a
     sketch finds noise. Its two messages go one after the other, and it keeps a residual as large as the model.
+
+    In the setting of `dgc`'s figures it ended with a loss of .86, and .90 with momentum here, where `topk` had .66 in four
+    fifths of its bytes among 4 ranks; among 16 `topk` sends three times as many.
 
     Paper: Ivkin et al., Communication-Efficient Distributed SGD with Sketching, NeurIPS 2019.
     """
@@ -158,10 +164,11 @@ def _vectors(momentum: float) -> tuple[Rule, ...]:
 def fetchsgd(ratio: float = 0.002, momentum: float = 0.0) -> Recipe:
     """Sketches of gradients, and nothing kept that is not the same on all ranks.
 
-    Use: where ranks can keep nothing of their own, as they come and go between steps, and 20 times fewer bytes are wanted.
+    Use: where ranks can keep nothing of their own from one step to the next: 20 times fewer bytes whatever the number of ranks.
 
     Not for: ranks that can keep a residual: `sketched_sgd` sends as many bytes and learns faster, since its values are exact.
-    Here they are estimates, and training diverges at rates that others bear.
+    Here they are estimates. In the setting of `dgc`'s figures it ended with a loss of 1.00, and with momentum of its own, .9,
+    with 1.99.
 
     Paper: Rothchild et al., FetchSGD: Communication-Efficient Federated Learning with Sketching, ICML 2020.
     """
