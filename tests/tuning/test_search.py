@@ -199,7 +199,8 @@ def test_where_more_is_better_the_order_turns_round() -> None:
 
 
 def test_one_seed_shows_nothing_and_one_that_diverged_is_not_averaged_away() -> None:
-    assert [s.verdict for s in standings(made({"ddp": [1.0], "other": [0.5]}))] == ["one seed", "baseline"]
+    single = standings(made({"ddp": [1.0], "other": [0.5]}))
+    assert [(s.verdict, s.tied) for s in single] == [("one seed", True), ("baseline", True)]
     lost = standings(made({"ddp": [1.0, 1.1], "other": [0.5, math.nan]}))
     assert [(s.verdict, s.mean is None) for s in lost] == [("baseline", False), ("diverges", True)]
 

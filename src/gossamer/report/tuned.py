@@ -82,8 +82,7 @@ class Facts:
 
     @property
     def judged_on(self) -> str:
-        n = len(self.tuning.seeds)
-        return f"{n} other seed{'s' * (n > 1)}"
+        return _count(len(self.tuning.seeds), "other seed")
 
 
 def told(trial: Trial) -> str:
@@ -112,11 +111,14 @@ def _notes(tuning: Tuning, rows: list[Row]) -> list[str]:
         of = listed(
             [f"{n} of {name}" for name in (r.name for r in rows) if (n := sum(t.contender == name for t in lost))]
         )
-        notes.append(f"{len(lost)} trial{'s' * (len(lost) > 1)} diverged: {of}.")
-    notes += [
-        f"{name} is best near the {end} learning rate that was tried: --knob lr=LOW..HIGH looks beyond."
-        for name, end in ends
-    ]
+        notes.append(f"{_count(len(lost), 'trial')} diverged: {of}.")
+    for end in ("lowest", "highest"):
+        names = [name for name, at in ends if at == end]
+        if names:
+            are = "is" if len(names) == 1 else "are"
+            notes.append(
+                f"{listed(names)} {are} best near the {end} learning rate that was tried: --knob lr=LOW..HIGH looks beyond."
+            )
     return notes
 
 
@@ -129,13 +131,16 @@ def headline(facts: Facts) -> Headline:
         return Headline(title, "")
     tied = [r.name for r in judged if r.standing.tied]
     number = Row.number(judged[0].mean)
-    effort = f"{tuning.trials_each} trial{'s' * (tuning.trials_each > 1)} each and {facts.judged_on}"
+    seeds = min(len(r.standing.judged) for r in judged)
+    effort = f"{_count(tuning.trials_each, 'trial')} each and {_count(seeds, 'other seed')}"
     if len(tied) > 1:
-        return Headline(
-            f"{listed(tied)}: no difference in {metric} that {effort} can show.", f"{judged[0].name} had {number}."
-        )
-    others = "" if len(judged) == 1 or len(tuning.seeds) > 1 else " One seed does not tell how sure that is."
-    return Headline(f"{judged[0].name} was best: {metric} {number}, by {effort}.", others.strip())
+        title = f"{listed(tied)}: no difference in {metric} that {effort} can show."
+        return Headline(title, f"{judged[0].name} had {number}.")
+    return Headline(f"{judged[0].name} was best: {metric} {number}, by {effort}.", "")
+
+
+def _count(n: int, thing: str) -> str:
+    return f"{n} {thing}{'s' * (n != 1)}"
 
 
 def styles(tuning: Tuning) -> list[Style]:

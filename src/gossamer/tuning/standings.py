@@ -44,7 +44,7 @@ class Standing:
     mean: float | None  # quality over the other seeds
     gap: Gap | None  # to the baseline
     verdict: Verdict
-    tied: bool  # with the one that has the best mean: no difference is shown
+    tied: bool  # with the one that has the best mean: no difference is shown, or one seed cannot show any
 
 
 def standings(tuning: Tuning) -> list[Standing]:
@@ -68,7 +68,7 @@ def _standing(
     gap, mean = _gap(tuning, judged, base), _mean(judged)
     verdict = _verdict(best, judged, gap, contender is tuning.contenders[0])
     ahead = _gap(tuning, judged, leader)
-    tied = mean is not None and (judged is leader or (ahead is not None and not ahead.shown))
+    tied = mean is not None and (judged is leader or ahead is None or not ahead.shown)
     return Standing(contender, best, judged, mean, gap, verdict, tied)
 
 
