@@ -31,14 +31,16 @@ test: $(VENV)/.installed .network-tools
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright
 	@# Two test processes: one starts commands and ranks and waits for them, the other computes; its output comes last.
-	@($(BIN)/python -m pytest -m "not processes and not crews"; laws=$$?; \
-	  $(BIN)/python -m pytest -m crews; test $$? = 0 -a $$laws = 0) >$(VENV)/laws.log 2>&1 & laws=$$!; \
-	$(BIN)/python -m pytest -m processes; processes=$$?; \
+	@($(BIN)/python -m pytest -m "not processes and not crews and not slow"; laws=$$?; \
+	  $(BIN)/python -m pytest -m "crews and not slow"; test $$? = 0 -a $$laws = 0) >$(VENV)/laws.log 2>&1 & laws=$$!; \
+	$(BIN)/python -m pytest -m "processes and not slow"; processes=$$?; \
 	wait $$laws; laws=$$?; cat $(VENV)/laws.log; test $$processes = 0 -a $$laws = 0
 
-# All kinds of arguments for the programs for GPUs, with this Triton and with that of torch 2.6.
+# What takes long: full products of parts, statistics; and all kinds of arguments for the programs for GPUs, with this
+# Triton and with that of torch 2.6.
 OLDEST := $(VENV)/triton-3.2.0
 test-all: test
+	$(BIN)/python -m pytest -m slow
 	GOSSAMER_WIDE=1 $(BIN)/python -m pytest tests/kernels/test_compiled.py
 	@test -d $(OLDEST) || $(BIN)/pip install -q --disable-pip-version-check --no-deps --target $(OLDEST) triton==3.2.0
 	GOSSAMER_WIDE=1 PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest tests/kernels/test_compiled.py

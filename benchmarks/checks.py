@@ -15,7 +15,7 @@ from gossamer.hosts.intake import Intake
 from gossamer.hosts.roster import Roster
 from gossamer.hosts.strangers import refuse_wrapper
 from gossamer.recipe import Recipe
-from gossamer.worker import Worker
+from gossamer.worker import Worker, leaves_of
 from gossamer.workloads.transformer import Transformer
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     model = Transformer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     named = dict(model.named_parameters())
-    worker = Worker(Recipe.of("allreduce"), named, optimizer, 0, 2)
+    worker = Worker(Recipe.of("allreduce"), leaves_of(named), optimizer, 0, 2)
     roster, intake = Roster(model, named), Intake(worker, lambda i, flat: None)
 
     def compute() -> None:

@@ -4,27 +4,14 @@ Each puts back one that gossamer once made, or takes away what keeps it from bei
 without a GPU must fail then. Prints which did not, and which could not be made because the source reads otherwise now.
 """
 
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
-from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+from campaigns.mutating import Mutation, main
+
 RECIPES, NCCL, FACTORIES, OPTIONS, DOCTOR = (
     f"tests/gpu/test_{name}.py" for name in ("recipes", "nccl", "factories", "options", "doctor")
 )
 COMPILED, CODE = "tests/kernels/test_compiled.py", "test_the_code_does_what_the_reference_does_and_no_more"
-
-
-class Mutation(NamedTuple):
-    finding: str
-    file: str
-    right: str
-    wrong: str
-    test: str
 
 
 MUTATIONS = (
@@ -39,11 +26,11 @@ MUTATIONS = (
     Mutation("7 the current device asked for", "fabrics/stream.py", "torch.cuda.Stream(device, priority=-1)", "torch.cuda.Stream(priority=-1)", f"{FACTORIES}::test_nobody_asks_for_the_current_device[fabrics/stream.py]"),
     Mutation("8 communicators left behind", "fabrics/nccl.py", "group, self._group = self._group, None", "group, self._group = None, None", f"{NCCL}::test_no_communicator_is_left[allreduce]"),
     Mutation("8 torch ends the process", "fabrics/nccl.py", 'os.environ[_HANDLING] = "0"', 'os.environ[_HANDLING] = "3"', "tests/fabrics/test_nccl_failures.py::test_torch_does_not_end_the_process_when_nccl_notices_that_a_peer_is_gone"),
-    Mutation("9 a checkpoint stays on the CPU", "worker/checkpoint.py", 'channel.parameters[0].device if tensor.dim() else "cpu"', '"cpu"', f"{NCCL}::test_a_checkpoint_on_the_cpu_resumes[powersgd]"),
+    Mutation("9 a checkpoint stays on the CPU", "worker/checkpoint.py", 'channel.device if tensor.dim() else "cpu"', '"cpu"', f"{NCCL}::test_a_checkpoint_on_the_cpu_resumes[powersgd]"),
     Mutation("10 CUDA tensors given to gloo", "fabrics/paths.py", '"gloo" in has.values()', "False", f"{NCCL}::test_it_trains_over_staged_gloo[allreduce]"),
     Mutation("10 sent before it was copied", "fabrics/staged.py", "copied.synchronize()", "pass", f"{NCCL}::test_it_trains_over_staged_gloo[allreduce]"),
-    Mutation("11 a question a bucket", "worker/worker.py", "ask(*peaks, *also)", "[float(p) for p in (*peaks, *also)]", f"{RECIPES}::test_the_host_waits_once_a_step[allreduce]"),
-    Mutation("11 a question in the lane", "worker/worker.py", "return mean, found[0].view(()).double() if found else peak(mean)", "return mean, mean.new_tensor(float(peak(mean)))", f"{RECIPES}::test_no_lane_waits[allreduce]"),
+    Mutation("11 a question a bucket", "worker/sending.py", "ask(*peaks, *also)", "[float(p) for p in (*peaks, *also)]", f"{RECIPES}::test_the_host_waits_once_a_step[allreduce]"),
+    Mutation("11 a question in the lane", "worker/sending.py", "return mean, found[0].view(()).double() if found else peak(mean)", "return mean, mean.new_tensor(float(peak(mean)))", f"{RECIPES}::test_no_lane_waits[allreduce]"),
     Mutation("12 launches a parameter", "hosts/intake.py", "slot.copy_(gradient", "slot.zero_().add_(1).sub_(1).copy_(gradient", f"{NCCL}::test_launches_do_not_grow[allreduce]"),
     Mutation("6 a constant set twice", "kernels/gpu/quantise.py", "        if BITS & (8 >> step):\n            byte, length", "        if BITS & (8 >> step):\n            WIDTH: tl.constexpr = 8 >> step\n            byte, length", f"{COMPILED}::test_every_program_compiles_for_every_argument"),
     Mutation("14 divisions in 64 bits", "kernels/gpu/quantise.py", "first // BUCKET + bucket_of(first, place, BUCKET), mask=place < left", "(first + place) // (scale.to(tl.int64) * BUCKET), mask=place < left", f"{COMPILED}::{CODE}[nothing is divided in 64 bits]"),
@@ -59,38 +46,5 @@ MUTATIONS = (
 )  # fmt: skip
 
 
-def verdict(mutation: Mutation) -> str:
-    """Whether a test without a GPU sees it."""
-    with tempfile.TemporaryDirectory(prefix="gossamer-mutation-") as folder:
-        source = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", source)
-        file = source / "gossamer" / mutation.file
-        text = file.read_text()
-        if mutation.right not in text:
-            return "cannot be made: the source reads otherwise now"
-        file.write_text(text.replace(mutation.right, mutation.wrong))
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", mutation.test],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(source)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    if done.returncode == 1:
-        return "caught"
-    return "NOT CAUGHT" if done.returncode == 0 else f"did not run: {done.stdout[-300:]}"
-
-
-def main(names: list[str]) -> int:
-    missed = 0
-    for mutation in MUTATIONS:
-        if not names or any(mutation.finding.startswith(name) for name in names):
-            found = verdict(mutation)
-            missed += found != "caught"
-            print(f"{mutation.finding:42} {found:12} {mutation.test}", flush=True)
-    return int(missed > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(MUTATIONS, sys.argv[1:]))

@@ -16,7 +16,7 @@ from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import Network, simulate
 from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
-from gossamer.worker import Worker
+from gossamer.worker import Worker, leaves_of
 
 Backward = Callable[[nn.Module, int, int], float]  # (model, rank, step): leaves gradients in .grad, returns the loss
 Seconds = Callable[[int, int], float]  # (rank, step): how long the step computes on the virtual clock
@@ -62,7 +62,7 @@ def replicas(
         mine.load_state_dict(start)
         opt = optimizer(mine)
         named = {n: p for n, p in mine.named_parameters() if p.requires_grad}
-        out.append(Replica(mine, opt, Worker(parsed, named, opt, rank, size, seed)))
+        out.append(Replica(mine, opt, Worker(parsed, leaves_of(named), opt, rank, size, seed)))
     return out
 
 

@@ -18,6 +18,7 @@ from gossamer.fabrics.torch import TorchFabric
 pytestmark = pytest.mark.gang
 
 DEADLINE = 5.0
+AMPLE = 30.0  # where nobody may wait for the deadline: a slow machine must not come near it
 
 
 def failure(fabric: TorchFabric, drive: Callable[[], Any]) -> tuple[str, str, float]:
@@ -33,7 +34,7 @@ def failure(fabric: TorchFabric, drive: Callable[[], Any]) -> tuple[str, str, fl
 
 
 def one_program_fails(rank: int, size: int) -> list[tuple[str, str, float]]:
-    fabric = TorchFabric(deadline=DEADLINE)
+    fabric = TorchFabric(deadline=AMPLE)
 
     def program() -> Program[None]:
         yield from verbs.all_reduce(torch.ones(3))
@@ -52,7 +53,7 @@ def test_a_programs_error_is_raised_at_its_join_and_told_to_the_others(gang4: Ga
     for rank, outcomes in enumerate(gang4.run(one_program_fails)):
         assert len({text for _, text, _ in outcomes}) == 1  # queued and later tickets fail with it, at once
         kind, text, seconds = outcomes[0]
-        assert seconds < DEADLINE
+        assert seconds < AMPLE
         if rank == 1:
             assert (kind, text) == ("ValueError", "the codec has a bug")
         else:
@@ -200,7 +201,7 @@ def test_comparisons_leave_no_keys_behind(gang2: Gang) -> None:
 
 
 def ends_early(rank: int, size: int) -> tuple[str, str, float]:
-    fabric = TorchFabric(deadline=DEADLINE)
+    fabric = TorchFabric(deadline=AMPLE)
     for step in range(1, 11):
         fabric.join(fabric.start(verbs.all_reduce(torch.ones(10)), "head", step))
     if rank == 1:
@@ -215,7 +216,7 @@ def test_a_rank_that_has_ended_is_not_called_dead(gang4: Gang) -> None:
             assert name == "PeerError"
             assert "Rank 1 has detached or ended: do all ranks take equally many steps?" in text
             assert "No word from" not in text
-            assert seconds < DEADLINE
+            assert seconds < AMPLE
 
 
 def never_comes(rank: int, size: int, check: int) -> tuple[str, str, float]:
@@ -224,8 +225,7 @@ def never_comes(rank: int, size: int, check: int) -> tuple[str, str, float]:
     if rank != 1:
         ticket = fabric.start(verbs.all_reduce(torch.ones(4)), "head", step=8)
         outcome = failure(fabric, lambda: fabric.join(ticket))
-    else:
-        time.sleep(4.0)
+    dist.barrier()  # rank 1 stays away until all others have given up, however long that takes
     fabric.close()
     return outcome
 

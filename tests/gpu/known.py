@@ -3,7 +3,7 @@
 Empty is what this table wants to be.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,9 +19,13 @@ class Known(NamedTuple):
 KNOWN: tuple[Known, ...] = ()
 
 
-def cases(test: str, names: Iterable[str]) -> list[Any]:
-    """The names as a test's parameters; those that are known to fail are marked."""
-    return [pytest.param(name, marks=marks(test, name)) for name in names]
+def cases(test: str, names: Iterable[str], always: Container[str] | None = None) -> list[Any]:
+    """The names as a test's parameters; those that are known to fail are marked, and so are those not `always` tried."""
+    slow = [pytest.mark.slow]
+    return [
+        pytest.param(name, marks=marks(test, name) + (slow if always is not None and name not in always else []))
+        for name in names
+    ]
 
 
 def marks(test: str, name: str = "") -> list[Any]:

@@ -112,6 +112,18 @@ def plans_under_nccl(text: str) -> list[Plan]:
 
 
 @cache
+def one_of_each_codec() -> tuple[str, ...]:
+    """Besides, the first preset with each codec: what a device sees of a recipe."""
+    found, out = set[str](), list[str]()
+    for name, text in short_presets().items():
+        codecs = {part.name for part in parts_of(Recipe.of(text)) if part.kind == "codec"}
+        if name in one_of_a_kind() or codecs - found:
+            out.append(name)
+        found |= codecs
+    return tuple(out)
+
+
+@cache
 def one_of_a_kind() -> tuple[str, ...]:
     """One preset for each exchange and schedule: what the network sees of a recipe."""
     kinds = dict[tuple[type, str], str]()

@@ -6,16 +6,26 @@ import pytest
 from tests.gpu import limits
 from tests.gpu.known import cases
 from tests.gpu.loops import World
-from tests.gpu.subjects import named, one_of_a_kind, plan_of, plans_under_nccl, short_presets, waits_for_few
+from tests.gpu.subjects import (
+    named,
+    one_of_a_kind,
+    one_of_each_codec,
+    plan_of,
+    plans_under_nccl,
+    short_presets,
+    waits_for_few,
+)
 from tests.gpu.test_recipes import seen_of
 
 pytestmark = pytest.mark.gang
 
 NODES = "nodes(scatter(qsgd()), 2)"  # whose ranks talk in groups
 UNDER_NCCL = {str(plan): plan for text in (*short_presets().values(), NODES) for plan in plans_under_nccl(text)}
+ALIKE = [*(named()[name] for name in one_of_each_codec()), NODES]  # to network and device, others are like one of these
+FEW = {str(plan) for text in ALIKE for plan in plans_under_nccl(text)}
 
 
-@pytest.mark.parametrize("name", cases("test_it_trains_under_nccls_rules", UNDER_NCCL))
+@pytest.mark.parametrize("name", cases("test_it_trains_under_nccls_rules", UNDER_NCCL, always=FEW))
 def test_it_trains_under_nccls_rules(world: World, name: str) -> None:
     """With two and three ranks, communicators made lazily and at once, and whatever the user's group is called."""
     for seen in world.run(UNDER_NCCL[name]):
@@ -34,7 +44,7 @@ def test_no_communicator_is_left(world: World, name: str) -> None:
         assert all(seen.groups)
 
 
-@pytest.mark.parametrize("name", cases("test_launches_do_not_grow", short_presets()))
+@pytest.mark.parametrize("name", cases("test_launches_do_not_grow", short_presets(), always=one_of_each_codec()))
 def test_launches_do_not_grow(world: World, name: str) -> None:
     """Six more parameters cost their copies, and nothing for each of three ranks."""
     few, many = plans_under_nccl(named()[name])[:2]

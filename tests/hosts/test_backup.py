@@ -1,6 +1,8 @@
 """Backup workers on real processes: late gradients are dropped and reported, and the replicas stay equal."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,11 +20,43 @@ def decaying(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
+class Milestones:
+    """What rank 0 has done, for a rank that is late on purpose: as late as it must be, on however slow a machine."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank, self._store, self._done = rank, dist.distributed_c10d._get_default_store(), 0
+
+    def reach(self, step: int) -> None:
+        if self._rank == 0:
+            for n in range(self._done + 1, step + 1):
+                self._store.set(f"milestone/{n}", "")
+            self._done = step
+
+    def wait_for(self, step: int) -> None:
+        """The exchanges up to this step are over then, on all ranks' lanes."""
+        self._store.wait([f"milestone/{step}"])
+
+    def forget(self) -> None:
+        if self._rank == 0:
+            for n in range(1, self._done + 1):
+                self._store.delete_key(f"milestone/{n}")
+
+
+@contextmanager
+def milestones(rank: int) -> Iterator[Milestones]:
+    made = Milestones(rank)
+    yield made
+    dist.barrier()
+    made.forget()
+
+
 def straggling(rank: int, size: int, recipe: str, spoilt: int = 0) -> dict[str, Any]:
-    """The last rank sleeps in two of its steps; a scheduler that counts calls runs on every rank."""
+    """The last rank is late in two of its steps; a scheduler that counts calls runs on every rank."""
     told, seen, rates = list[int](), dict[int, torch.Tensor](), list[float]()
     clips = [0]
-    with attached(recipe, optimizer=decaying, on_late=told.append) as (model, optimizer, comm):
+    late = {2: 4, 3: 7}  # in which turns, and what the others have done by then
+    with milestones(rank) as others, attached(recipe, optimizer=decaying, on_late=told.append) as made:
+        model, optimizer, comm = made
 
         def clip() -> None:
             clips[0] += 1
@@ -36,11 +70,12 @@ def straggling(rank: int, size: int, recipe: str, spoilt: int = 0) -> dict[str, 
             turns += 1
             optimizer.zero_grad()
             loss = loss_of(model, rank, comm.step + 1)
-            if rank == size - 1 and turns in (2, 3):
-                time.sleep(0.4)
+            if rank == size - 1 and turns in late:
+                others.wait_for(late[turns])
             (loss * float("nan") if comm.step + 1 == spoilt else loss).backward()
             optimizer.step()
             scheduler.step()
+            others.reach(comm.step)
             seen[comm.step] = flat(model)
         comm.check_sync()
         dist.barrier()

@@ -134,7 +134,7 @@ def ignoring(rank: int, size: int, names: list[str]) -> tuple[Tensor, Tensor, se
         hook = gossamer.ddp.register(ddp, "allreduce", seed=SEED, deadline=DEADLINE) if hooked else None
         out.append(train(ddp, rank))
         if hook is not None:
-            left = dict(model.named_parameters()).keys() - hook.worker.named.keys()
+            left = dict(model.named_parameters()).keys() - hook.worker.leaves.keys()
             hook.check_sync()
             hook.close()
     return out[0], out[1], left

@@ -1,7 +1,6 @@
 """Metrics as a time series: who is told what, and when, under every kind of recipe."""
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 import torch.distributed as dist
 from tests.gang import Gang
 from tests.hosts.loops import SMALL, Awkward, attached, flat, loss_of, same, sgd, small_step
+from tests.hosts.test_backup import milestones
 from torch import Tensor
 
 import gossamer
@@ -120,18 +120,20 @@ def straggling(rank: int, size: int, every: int) -> tuple[list[int], Told]:
     """Backup workers, the last of which is late twice; where each turn of the loop ended, and what was told."""
     told: Told = []
     ends = list[int]()
-    with attached("backup", on_metrics=lambda *seen: told.append(seen), metrics_every=every) as (
-        model,
-        optimizer,
-        comm,
+    late = {1: 4, 4: 11}  # after how many turns, and what the others have done by then
+    with (
+        milestones(rank) as others,
+        attached("backup", on_metrics=lambda *s: told.append(s), metrics_every=every) as made,
     ):
+        model, optimizer, comm = made
         while comm.step < 12:
             optimizer.zero_grad()
             loss = loss_of(model, rank, comm.step + 1)
-            if rank == size - 1 and len(ends) in (1, 4):
-                time.sleep(0.4)
+            if rank == size - 1 and len(ends) in late:
+                others.wait_for(late[len(ends)])
             loss.backward()
             optimizer.step()
+            others.reach(comm.step)
             ends.append(comm.step)
         dist.barrier()
     return ends, told

@@ -62,7 +62,9 @@ def test_with_shared_scales_a_rate_for_scales_of_ones_own_would_unlearn() -> Non
     assert mean + 5 * error < 1
 
 
-@pytest.mark.parametrize("workers", [2, 4, 10])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(2, marks=pytest.mark.slow), 4, pytest.param(10, marks=pytest.mark.slow)]
+)
 def test_with_shared_scales_it_reaches_the_optimum_at_the_step_size_of_the_theory(workers: int) -> None:
     """At rate = 1 / (L (1 + 6 w / N)) and a = 1 / (1 + w), |x - x*|^2 <= V (1 - min(rate mu, a / 2))^steps."""
     problem = Problem(kappa=8.0, workers=workers)
@@ -76,6 +78,7 @@ def test_with_shared_scales_it_reaches_the_optimum_at_the_step_size_of_the_theor
     assert problem.train(problem.ranks(SHARED, rate), 200) > 1e-4
 
 
+@pytest.mark.slow  # test_diana_converges.py has the same of a problem of a smaller condition
 def test_it_reaches_the_optimum_of_an_ill_conditioned_problem_where_quantised_gradients_stall() -> None:
     problem = Problem(kappa=98.0)
     alpha, rate = tuned(problem, TERNARY)

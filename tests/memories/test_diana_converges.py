@@ -5,6 +5,7 @@ import torch
 from tests.memories.convex import DIMENSIONS, TERNARY, Problem, tuned
 
 QUICK = Problem(kappa=8.0, workers=4)
+slow = pytest.mark.slow  # others of the same: that they balance their books, as all do, is a law that is always tried
 EUCLID = f"qsgd(bits=2, bucket={DIMENSIONS}, norm='l2')"
 
 
@@ -18,7 +19,12 @@ def reaches(recipe: str, rate: float, within: int, goal: float) -> bool:
 
 
 @pytest.mark.parametrize(
-    "codec", [TERNARY, EUCLID, "qsgd(bits=4, bucket=8)", "ternary(clip=0.0)", "qsgd(bits=1, bucket=4)"]
+    "codec",
+    [
+        TERNARY,
+        *(pytest.param(c, marks=slow) for c in (EUCLID, "qsgd(bits=4, bucket=8)", "ternary(clip=0.0)")),
+        "qsgd(bits=1, bucket=4)",
+    ],
 )
 def test_every_unbiased_codec_reaches_the_optimum_with_it_and_none_does_without(codec: str) -> None:
     alpha, rate = tuned(QUICK, codec)
@@ -26,13 +32,20 @@ def test_every_unbiased_codec_reaches_the_optimum_with_it_and_none_does_without(
     assert distance(QUICK, f"gather({codec})", rate, 80) > 1e-4
 
 
-@pytest.mark.parametrize("recipe", [f"gather({TERNARY})", "allreduce(ternary(clip=0.0))", "allreduce(fp32())"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(f"gather({TERNARY})", marks=slow),
+        "allreduce(ternary(clip=0.0))",
+        pytest.param("allreduce(fp32())", marks=slow),
+    ],
+)
 def test_it_chooses_a_rate_itself(recipe: str) -> None:
     _, rate = tuned(QUICK, TERNARY)
     assert reaches(f"{recipe} + diana()", rate, within=350, goal=1e-20)
 
 
-@pytest.mark.parametrize("codec", ["qsgd(bits=4, bucket=8)", TERNARY])
+@pytest.mark.parametrize("codec", ["qsgd(bits=4, bucket=8)", pytest.param(TERNARY, marks=slow)])
 def test_it_reaches_the_optimum_in_two_phases_too(codec: str) -> None:
     _, rate = tuned(QUICK, TERNARY)
     assert reaches(f"scatter({codec}) + diana()", rate, within=350, goal=1e-20)

@@ -10,17 +10,18 @@ from torch import nn
 from gossamer.core.errors import AttachError
 from gossamer.recipe import Recipe
 from gossamer.worker.channels import build
+from gossamer.worker.leaves import leaves_of
 
 NAMES = ["matrix", "turned", "empty", "still", "bias", "scale"]
 
 
 def cut(recipe: str, model: nn.Module | None = None, groups: dict[str, int] | None = None) -> list[list[str]]:
     named = dict((model or Odd()).named_parameters())
-    channels = build(Recipe.of(recipe), named, groups or dict.fromkeys(named, 0), 1)
+    channels = build(Recipe.of(recipe), leaves_of(named), groups or dict.fromkeys(named, 0), 1)
     assert sorted(s.name for c in channels for s in c.layout.segments) == sorted(named)
     for c in channels:
-        assert c.layout.numel == sum(p.numel() for p in c.parameters) == c.read().numel()
-        assert [named[s.name] is p for s, p in zip(c.layout.segments, c.parameters, strict=True)]
+        assert c.layout.numel == sum(leaf.values.numel() for leaf in c.leaves) == c.read().numel()
+        assert [named[s.name] is leaf.parameter for s, leaf in zip(c.layout.segments, c.leaves, strict=True)]
     return [[s.name for s in c.layout.segments] for c in channels]
 
 
@@ -60,7 +61,7 @@ def test_channels_go_in_the_order_in_which_backward_fills_them() -> None:
 
 def test_writing_reaches_the_very_tensors_others_hold() -> None:
     model = Odd()
-    (channel,) = build(Recipe.of("allreduce"), dict(model.named_parameters()), dict.fromkeys(NAMES, 0), 1)
+    (channel,) = build(Recipe.of("allreduce"), leaves_of(dict(model.named_parameters())), dict.fromkeys(NAMES, 0), 1)
     held = {n: (p, p.data_ptr(), p.stride()) for n, p in model.named_parameters()}
     values = noise(7, numel=channel.layout.numel)
     channel.write(values)

@@ -21,7 +21,7 @@ from gossamer.hosts.attach import check as check_model
 from gossamer.hosts.ddp import check as check_hook
 from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe
-from gossamer.worker import Worker
+from gossamer.worker import Worker, leaves_of
 
 PARTNERS = ("memory", "update", "schedule", "controller", "rule")
 
@@ -119,7 +119,7 @@ def _in_two_precisions(recipe: Recipe) -> Worker:
     named = {"a": torch.zeros(1), "b": torch.zeros(1, dtype=torch.float64)}
     # Making one of torch's takes it a second, and a worker only asks for the groups.
     optimizer = SimpleNamespace(param_groups=[{"params": [*named.values()], "lr": 1.0}])
-    return Worker(recipe, named, cast(torch.optim.Optimizer, optimizer), rank=0, size=5)
+    return Worker(recipe, leaves_of(named), cast(torch.optim.Optimizer, optimizer), rank=0, size=5)
 
 
 # -- of one part, or all ---------------------------------------------------------------------------------------------------

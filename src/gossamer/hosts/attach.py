@@ -16,6 +16,7 @@ from gossamer.core.terms import Term
 from gossamer.fabrics.pulse import Patience
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts.backward import Backward
+from gossamer.hosts.closures import refuse_searches
 from gossamer.hosts.communicator import Communicator, attached
 from gossamer.hosts.devices import device_of, refuse_devices, refuse_lengths, shared_buffers
 from gossamer.hosts.handshake import agree, compare, fingerprint
@@ -26,7 +27,7 @@ from gossamer.hosts.steps import Steps
 from gossamer.hosts.strangers import optimizers_of, refuse_model, refuse_optimizers
 from gossamer.hosts.wants import SCALED, for_all_ranks, for_buffers, for_silence_on, refuse
 from gossamer.recipe import Recipe
-from gossamer.worker import Together, Worker
+from gossamer.worker import Together, Worker, leaves_of
 
 Buffers = Literal["average", "broadcast", "local"]
 
@@ -90,6 +91,7 @@ def attach(
                 parsed = in_two_levels(parsed, ranks_per_node(nodes, hosts, fabric.size, group))
             given = _given(model, optimizer, parsed, buffers, scaler, find_unused_parameters)
             if fabric.size > 1:
+                refuse_searches(given[1])
                 refuse_devices(given[2], shared_buffers(model, given[3]))
                 refuse_lengths(given[0], fabric.device)
         except (GossamerError, TypeError) as error:
@@ -101,7 +103,7 @@ def attach(
         assert given is not None
         parsed, optimizers, named, policy = given
         joint = optimizers[0] if len(optimizers) == 1 else Together(optimizers)
-        worker = Worker(parsed, named, joint, fabric.rank, fabric.size, seed)
+        worker = Worker(parsed, leaves_of(named), joint, fabric.rank, fabric.size, seed)
         worker.measure_every = measure_every
         worker.on_late = on_late
         if fabric.size > 1:

@@ -14,6 +14,7 @@ from gossamer.hosts.scaler import Scale
 from gossamer.hosts.steps import Steps
 from gossamer.hosts.strangers import LOOKS, refuse_capture, refuse_engine, refuse_wrapper
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
+from gossamer.worker import Leaf
 
 
 class Backward:
@@ -55,9 +56,9 @@ class Backward:
         if self.fabric.size == 1:
             return
         self._intake = Intake(self.worker, self._launch) if self.steps.averages_gradients else None
-        for name, p in self.worker.named.items():
-            if name not in self._handles and p.requires_grad:
-                self._handles[name] = p.register_post_accumulate_grad_hook(self._hook(name))
+        for name, leaf in self.worker.leaves.items():
+            if name not in self._handles and leaf.trains:
+                self._handles[name] = leaf.parameter.register_post_accumulate_grad_hook(self._hook(name))
 
     def _hook(self, name: str) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
@@ -65,18 +66,19 @@ class Backward:
                 self.steps.only_adds(parameter)
                 return
             self._enter(parameter)
-            if self._intake is not None and parameter.grad is not None:
-                self._intake.take(name, parameter.grad)
+            leaf = self.worker.leaves[name]
+            if self._intake is not None and leaf.gradient is not None:
+                self._intake.take(name, leaf.gradient)
                 if parameter.is_cuda:
-                    self._let_go(name, parameter)
+                    self._let_go(name, leaf)
 
         return hook
 
-    def _let_go(self, name: str, parameter: Tensor) -> None:
+    def _let_go(self, name: str, leaf: Leaf) -> None:
         """A gradient has been gathered: free what backward wrote it to. On a CPU that would cost more than it saves."""
         view = None if self._intake is None else self._intake.view(name)
-        if view is not None and view.dtype == parameter.dtype and parameter.is_contiguous():
-            parameter.grad = view
+        if view is not None and leaf.takes(view):
+            leaf.hand(view)
 
     def _enter(self, parameter: Tensor) -> None:
         """A gradient is there: is it the first of a new backward pass?"""
@@ -133,10 +135,10 @@ class Backward:
             self._ask_who_used(unused)
         self.steps.begin()
         if not self.worker.finite and "waits for few" in self.worker.recipe.schedule.traits:
-            self._forget([*self.worker.named])  # as late ranks do, who never apply such an update
+            self._forget([*self.worker.leaves])  # as late ranks do, who never apply such an update
             return
         if not self.worker.finite:
-            own = [p.grad for p in self.worker.named.values() if p.grad is not None]
+            own = [g for leaf in self.worker.leaves.values() if (g := leaf.gradient) is not None]
             fine = all_peaks_finite(self._own_peaks) if self._own_peaks else all_finite(own)
             self.fabric.run(self.worker.name_spoilers(fine))
         self.worker.descent.put()
@@ -148,7 +150,7 @@ class Backward:
 
         The host asks its device for it together with the verdict on the means: one question a step.
         """
-        used = torch.tensor([n not in unused for n in self.worker.named], dtype=torch.int32)
+        used = torch.tensor([n not in unused for n in self.worker.leaves], dtype=torch.int32)
         ticket = self.fabric.start(consensus.count(self.worker, used), "who used what", self.worker.step)
 
         def besides(means: list[Tensor]) -> Program[list[Tensor]]:
@@ -162,10 +164,10 @@ class Backward:
 
         Unless a memory still owed it something: what has crossed the network is paid.
         """
-        counts = dict(zip(self.worker.named, self.worker.told))
+        counts = dict(zip(self.worker.leaves, self.worker.told))
         arrived = self.worker.told[len(counts) :]
         self._forget([name for name, came in zip(unused, arrived, strict=True) if not (counts[name] or came)])
 
     def _forget(self, names: list[str]) -> None:
         for name in names:
-            self.worker.named[name].grad = None
+            self.worker.leaves[name].forget_gradient()

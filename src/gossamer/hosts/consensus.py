@@ -78,7 +78,7 @@ def check(
     that are not `ignored`; and buffers as they were `shared` last, those that no forward has touched since.
     """
     yield from worker.quiesce()
-    trained = {id(p) for p in worker.named.values()}
+    trained = {id(leaf.parameter) for leaf in worker.leaves.values()}
     frozen = {n: p for n, p in model.named_parameters() if id(p) not in trained and n not in ignored}
     hashed = _hashes(worker) | {n: hash_of(p) for n, p in frozen.items()}
     now = dict(model.named_buffers())
@@ -111,8 +111,8 @@ def _strays(values: list[int]) -> str:
 
 def _hashes(worker: Worker) -> dict[str, int]:
     """Of all that must be equal on all ranks after the last step."""
-    equal = worker.recipe.schedule.equal(worker.step - 1)
-    out = {n: hash_of(p) for n, p in worker.named.items()} if equal else {}
+    equal = worker.recipe.equal(worker.step - 1)
+    out = {n: hash_of(leaf.values) for n, leaf in worker.leaves.items()} if equal else {}
     for channel in worker.channels:
         if "anchor" in channel.states["schedule"]:
             block = Block(channel.states["schedule"]["anchor"], channel.layout)

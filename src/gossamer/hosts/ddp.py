@@ -26,7 +26,7 @@ from gossamer.hosts.scaler import Scale
 from gossamer.hosts.wants import HOOK, refuse
 from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
-from gossamer.worker import Worker, checkpoint
+from gossamer.worker import Worker, checkpoint, leaves_of
 
 _handed_over: Any = inside(DistributedDataParallel, "_build_params_for_reducer", "knows what DDP hands to a hook")
 _told_of: Any = inside(DistributedDataParallel, "_get_ddp_logging_data", "knows what DDP averages")
@@ -47,7 +47,7 @@ class Hook:
         self.model, self.ignored = ddp_model.module, frozenset[str](ddp_model.parameters_to_ignore)
         self.worker, self.fabric = worker, fabric
         self._scale = None if scaler is None else Scale(scaler)
-        self.names = {id(p): name for name, p in worker.named.items()}
+        self.names = {id(leaf.parameter): name for name, leaf in worker.leaves.items()}
         self.intake = Intake(worker, self._launch)
         self.waiting: list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]] = []
         self._meter = meter
@@ -209,7 +209,7 @@ def register(
     try:
         if fabric.size > 1:
             fabric.run(agree(_refusal(parsed, named), fabric.device))
-        worker = Worker(parsed, named, idle, fabric.rank, fabric.size, seed)
+        worker = Worker(parsed, leaves_of(named), idle, fabric.rank, fabric.size, seed)
         if fabric.size > 1:
             warm(parsed, fabric.device, worker.channels[0].layout.dtype)
             fabric.run(compare(worker, fingerprint(worker, {"deadline": deadline}, ddp_model.module)))

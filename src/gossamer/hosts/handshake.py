@@ -19,10 +19,10 @@ def fingerprint(worker: Worker, extras: dict[str, Any], model: nn.Module) -> dic
     """Everything two ranks must agree on, by name."""
     facts: dict[str, Any] = {"gossamer": gossamer.__version__, "recipe": repr(worker.recipe), "seed": worker.seed}
     facts |= extras
-    facts["number of parameters"] = len(worker.named)
-    for name, p in worker.named.items():
-        facts[f"parameter {name}"] = f"{str(p.dtype).removeprefix('torch.')} {tuple(p.shape)}"
-    facts["order of parameters"] = list(worker.named)
+    facts["number of parameters"] = len(worker.leaves)
+    for name, leaf in worker.leaves.items():
+        facts[f"parameter {name}"] = f"{str(leaf.dtype).removeprefix('torch.')} {leaf.shape}"
+    facts["order of parameters"] = list(worker.leaves)
     frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
     for name, t in [*frozen.items(), *model.named_buffers()]:
         facts[f"frozen parameter or buffer {name}"] = f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"

@@ -41,7 +41,7 @@ class Intake:
     def _is_kept(self, i: int) -> bool:
         """Does anybody but the parameters themselves hold a gradient that lies in this buffer?"""
         address = self.flats[i].untyped_storage().data_ptr()
-        grads = [p.grad for p in self.worker.channels[i].parameters if p.grad is not None]
+        grads = [g for leaf in self.worker.channels[i].leaves if (g := leaf.gradient) is not None]
         ours = sum(g.untyped_storage().data_ptr() == address for g in grads)
         return holders(self.flats[i]) > self._holders[i] + ours
 
@@ -69,8 +69,8 @@ class Intake:
         """Backward is over: parameters it did not reach send what they have, or zero. Returns their names."""
         unused = [name for name in self.slots if name not in self.arrived]
         for name in unused:
-            parameter = self.worker.named[name]
-            grad = parameter.grad if parameter.requires_grad else None  # frozen since: it is left alone
+            leaf = self.worker.leaves[name]
+            grad = leaf.gradient if leaf.trains else None  # frozen since: it is left alone
             self.take(name, torch.zeros_like(self.slots[name][1]) if grad is None else grad)
         self._launch_full()
         return unused

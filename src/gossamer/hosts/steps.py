@@ -13,6 +13,7 @@ from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Program
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts import consensus
+from gossamer.hosts.closures import Call, closure_of, served
 from gossamer.hosts.doubts import Doubts
 from gossamer.hosts.handshake import compare
 from gossamer.hosts.metrics import Meter
@@ -20,7 +21,7 @@ from gossamer.hosts.opener import Opener
 from gossamer.hosts.roster import Roster
 from gossamer.hosts.scaler import Ear, refuse_untold
 from gossamer.hosts.strangers import refuse_capture
-from gossamer.worker import Worker, rest, until_descend
+from gossamer.worker import Worker, leaves_of, rest, until_descend
 
 T = TypeVar("T")
 SHARED = ("average", "broadcast")  # what may be said of buffers so that ranks agree on them
@@ -52,7 +53,7 @@ class Steps:
         if buffers in SHARED:
             self.shared = {name: b.clone() for name, b in consensus.floats(model).items()}
         self.doubts = Doubts(worker)
-        self._roster = Roster(model, worker.named)
+        self._roster = Roster(model, {name: leaf.parameter for name, leaf in worker.leaves.items()})
         self._under_way: Program[None] | None = None  # begun, and not ended
         self._done = dict[Optimizer, bool]()  # whose turn in this step is over, and whether it stepped
         self._mixed = False  # did gradients of this rank alone join those that were averaged?
@@ -94,7 +95,6 @@ class Steps:
             if self.averages_gradients:
                 return
             self.begin()
-        self.worker.discard()
         self._finish(descended=False)
 
     def settle_skipped(self, arriving: Tensor | None = None) -> None:
@@ -113,9 +113,7 @@ class Steps:
         thrown_away = self._gradients_are_gone(arriving)
         if inside and self.worker.finite:
             self.doubts.never_stepped(thrown_away)
-        if thrown_away:
-            self.worker.discard()
-        self._finish(descended=False, share=not inside)
+        self._finish(descended=False, share=not inside, kept=not thrown_away)
 
     def only_adds(self, arriving: Tensor) -> None:
         """A gradient arrives under `no_sync()`. What was averaged before it has been thrown away, or is averages no more."""
@@ -153,7 +151,7 @@ class Steps:
         }
         self.fabric.run(compare(self.worker, facts))
         self.meter.grows()
-        self.worker.follow(new)
+        self.worker.follow(leaves_of(new))
         self.on_new_channels()
         return True
 
@@ -163,18 +161,21 @@ class Steps:
         """A training step begins: from now on the schedule's lane answers, however late the gradient is."""
         self.fabric.run(self.worker.begin())
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Call | None:
+        """What is returned is what the optimizer is called with instead."""
         if self._catching_up:
-            return
+            return None
         if optimizer in self._done:  # the others did not have their turn
             self.settle_skipped()
+        call = self._serve(optimizer, args, kwargs)
         if not self._done:
-            self._first_is_about_to_step(optimizer, args, kwargs)
+            self._first_is_about_to_step(optimizer)
         self.worker.descent.enter(optimizer)
+        return call
 
-    def _first_is_about_to_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _first_is_about_to_step(self, optimizer: Optimizer) -> None:
         if self.fabric.size > 1:
-            self._check(optimizer, args, kwargs)
+            self._check(optimizer)
             if self._under_way is None:
                 self.begin()
         elif self.averages_gradients:
@@ -185,13 +186,25 @@ class Steps:
         if self.averages_gradients:
             self.worker.redirect()
 
-    def _check(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        refuse_capture(self.worker.device)
-        if _has_closure(args, kwargs):
+    def _serve(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Call | None:
+        """Have a closure compute the gradients now."""
+        closure, alone = closure_of(args, kwargs), self.fabric.size == 1
+        if closure is None:
+            return None
+        if self._done and not alone:
             raise AttachError(
-                "optimizer.step(closure) computes gradients inside the step, after they should have been averaged; "
-                "call backward() yourself, then optimizer.step()"
+                "a closure for the second optimizer of a step: its backward() would begin the next step before this one is "
+                "over; give the closure to the first optimizer, and call the others' step() without one"
             )
+        if self.scaler is not None and self.scaler.is_enabled():
+            raise AttachError(
+                "a closure with a GradScaler: the scaler looks at gradients that the closure is yet to compute; call "
+                "backward() yourself, then scaler.step(optimizer)"
+            )
+        return served(optimizer, closure, (args, kwargs), alone)
+
+    def _check(self, optimizer: Optimizer) -> None:
+        refuse_capture(self.worker.device)
         if self.averages_gradients and self._under_way is None and self.follow():
             self.average_late()  # all that trained before is frozen: no backward was seen
         if self.averages_gradients and self._under_way is None:
@@ -232,24 +245,27 @@ class Steps:
             self._done = {}
             self.worker.step += 1
         elif over:
-            descended = any(self._done.values())
-            if not descended:
-                self.worker.discard()
-            self._finish(descended)
+            self._finish(descended=any(self._done.values()))
         self.worker.descent.leave(optimizer)
         if over and stepped:
             self.meter.step_ended()
 
     def _gradients_are_gone(self, arriving: Tensor | None) -> bool:
         """Has the user thrown away what was averaged? Then all gradients are None or zero, but for the one that arrives."""
-        others = [p.grad for p in self.worker.named.values() if p is not arriving]
+        leaves = self.worker.leaves.values()
+        others = [leaf.gradient for leaf in leaves if leaf.parameter is not arriving]
         if others or arriving is None:
             return not any(g is not None and bool(g.any()) for g in others)
-        agreed = {mean.untyped_storage().data_ptr() for mean in self.worker.means}  # a model of one parameter
-        return arriving.grad is None or arriving.grad.untyped_storage().data_ptr() not in agreed
+        agreed = {mean.untyped_storage().data_ptr() for mean in self.worker.means}
+        (only,) = [leaf.gradient for leaf in leaves]  # a model of one parameter
+        return only is None or only.untyped_storage().data_ptr() not in agreed
 
-    def _finish(self, descended: bool, share: bool = True) -> None:
-        """Run the schedule from the descent to its end."""
+    def _finish(self, descended: bool, share: bool = True, kept: bool = False) -> None:
+        """Run the schedule from the descent to its end. Here, and nowhere before, it is settled what becomes of a step:
+        memories and controllers move on if it descended, or if its gradients are `kept` for a later one.
+        """
+        if not (descended or kept):
+            self.worker.discard()
         steps, self._under_way, self._done, self._mixed = self._under_way, None, {}, False
         assert steps is not None
         channels = self.worker.channels
@@ -278,10 +294,6 @@ class Steps:
                 optimizer.step()
         finally:
             self._catching_up = False
-
-
-def _has_closure(args: Any, kwargs: Any) -> bool:
-    return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
 
 
 def _nobody_cares() -> None:

@@ -175,7 +175,7 @@ class Trial:
             self._tell("step", run=contender.name, **asdict(step))
             if comm is None or recipe is None or comm.recipe == recipe:
                 return
-            text = describe(recipe, comm.recipe, len(comm.worker.named))
+            text = describe(recipe, comm.recipe, len(comm.worker.leaves))
             self._tell("decision", run=contender.name, step=step.step, text=text)
             recipe = comm.recipe
 

@@ -3,7 +3,8 @@
 from gossamer.worker import checkpoint
 from gossamer.worker.channels import Channel
 from gossamer.worker.halves import rest, until_descend
+from gossamer.worker.leaves import Leaf, Plain, leaves_of
 from gossamer.worker.optimizers import Together
 from gossamer.worker.worker import Worker
 
-__all__ = ["Channel", "Together", "Worker", "checkpoint", "rest", "until_descend"]
+__all__ = ["Channel", "Leaf", "Plain", "Together", "Worker", "checkpoint", "leaves_of", "rest", "until_descend"]

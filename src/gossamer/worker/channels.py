@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Exchange, Memory
 from gossamer.core.errors import AttachError
 from gossamer.recipe import Recipe
+from gossamer.worker.leaves import Leaf
 from gossamer.worker.optimizers import Optimizing
 
 LONGEST = 2**31 - 1  # elements of a block that cannot be cut: its places are counted in 32 bits
@@ -21,7 +23,7 @@ class Channel:
     """Parameters that travel together, and all that is remembered about them."""
 
     layout: Layout
-    parameters: tuple[Tensor, ...]
+    leaves: tuple[Leaf, ...]
     exchange: Exchange
     memory: Memory
     shift: float
@@ -33,17 +35,21 @@ class Channel:
         return self.layout.name
 
     @property
+    def device(self) -> torch.device:
+        return self.leaves[0].device
+
+    @property
     def names(self) -> list[str]:
         return [s.name for s in self.layout.segments]
 
     @property
     def narrow(self) -> bool:
         """True if parameters have fewer bits than the block, so that writing them rounds."""
-        return any(p.dtype != self.layout.dtype for p in self.parameters)
+        return any(leaf.dtype != self.layout.dtype for leaf in self.leaves)
 
     def read(self) -> Tensor:
         """The parameters' values as one new flat tensor, in the block's precision."""
-        return self.gather([p.detach() for p in self.parameters])
+        return self.gather([leaf.values for leaf in self.leaves])
 
     def gather(self, tensors: "list[Tensor]") -> Tensor:
         """One flat tensor of copies, in the block's precision."""
@@ -51,24 +57,23 @@ class Channel:
 
     def gradients(self) -> Tensor:
         """The parameters' gradients as one new flat tensor, in the block's precision; zero where there is none."""
-        return self.gather([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
+        pairs = [(leaf, leaf.gradient) for leaf in self.leaves]
+        return self.gather([torch.zeros_like(leaf.values) if grad is None else grad for leaf, grad in pairs])
 
     def write(self, flat: Tensor) -> None:
-        """Copy a flat tensor into the parameters; never rebind them, others hold views."""
+        """Copy a flat tensor into the parameters."""
         with torch.no_grad():
-            for p, (_, view) in zip(self.parameters, Block(flat, self.layout).tensors(), strict=True):
-                p.copy_(view)
+            for leaf, (_, view) in zip(self.leaves, Block(flat, self.layout).tensors(), strict=True):
+                leaf.write(view)
 
     def put_gradient(self, mean: Tensor) -> None:
         """Hand the optimizer views of the agreed gradient; no copy unless the parameter is narrower, or laid out otherwise.
 
         They are new at each step: of one that lives on, somebody has kept it.
         """
-        for p, (_, view) in zip(self.parameters, Block(mean, self.layout).tensors(), strict=True):
-            if not p.requires_grad:  # frozen since
-                continue
-            fits = view.dtype == p.dtype and p.is_contiguous()
-            p.grad = view if fits else torch.empty_like(p, requires_grad=False).copy_(view)
+        for leaf, (_, view) in zip(self.leaves, Block(mean, self.layout).tensors(), strict=True):
+            if leaf.trains:
+                leaf.put_gradient(view)
 
     def rate(self, optimizer: Optimizing) -> float:
         return float(optimizer.param_groups[self.group]["lr"])
@@ -79,10 +84,10 @@ class Channel:
     def _new(self) -> Tensor:
         """A flat tensor of arbitrary content."""
         length = self.layout.numel * self.layout.dtype.itemsize
-        return self.layout.rooms.of(length, self.parameters[0].device).view(self.layout.dtype)
+        return self.layout.rooms.of(length, self.device).view(self.layout.dtype)
 
 
-def build(recipe: Recipe, parameters: Mapping[str, Tensor], groups: Mapping[str, int], size: int) -> list[Channel]:
+def build(recipe: Recipe, leaves: Mapping[str, Leaf], groups: Mapping[str, int], size: int) -> list[Channel]:
     """Cut a model into channels: backward order, one way and one of `groups` each, no longer than a bucket.
 
     `size` is that of the world, which some memories follow.
@@ -91,22 +96,22 @@ def build(recipe: Recipe, parameters: Mapping[str, Tensor], groups: Mapping[str,
     together = "whole" in recipe.schedule.traits  # one message closes the step, whatever the rates
     finished = list[list[str]]()
     filling = dict[object, list[str]]()
-    for name in reversed(list(parameters)):
-        p = parameters[name]
-        exchange, memory = recipe.way(name, tuple(p.shape))
-        dtype = torch.float64 if p.dtype == torch.float64 else torch.float32
+    for name in reversed(list(leaves)):
+        leaf = leaves[name]
+        exchange, memory = recipe.way(name, leaf.shape)
+        dtype = torch.float64 if leaf.dtype == torch.float64 else torch.float32
         group = 0 if together else groups[name]
-        key = exchange, memory, dtype, group, p.device
+        key = exchange, memory, dtype, group, leaf.device
         bucket = filling.setdefault(key, [])
         if not bucket:
             finished.append(bucket)
         bucket.append(name)
-        if not (together or exchange.whole) and sum(parameters[n].numel() for n in bucket) * dtype.itemsize >= limit:
+        if not (together or exchange.whole) and sum(prod(leaves[n].shape) for n in bucket) * dtype.itemsize >= limit:
             del filling[key]
     # A channel can travel once its last parameter is there, so channels go in the order they are filled.
-    position = {n: i for i, n in enumerate(reversed(list(parameters)))}
+    position = {n: i for i, n in enumerate(reversed(list(leaves)))}
     finished.sort(key=lambda names: position[names[-1]])
-    return [_channel(recipe, {n: parameters[n] for n in names}, groups[names[0]], size) for names in finished]
+    return [_channel(recipe, {n: leaves[n] for n in names}, groups[names[0]], size) for names in finished]
 
 
 def are_cut_alike(some: Sequence[Channel], others: Sequence[Channel]) -> bool:
@@ -114,11 +119,11 @@ def are_cut_alike(some: Sequence[Channel], others: Sequence[Channel]) -> bool:
     return [c.names for c in some] == [c.names for c in others]
 
 
-def _channel(recipe: Recipe, members: Mapping[str, Tensor], group: int, size: int) -> Channel:
+def _channel(recipe: Recipe, members: Mapping[str, Leaf], group: int, size: int) -> Channel:
     first = next(iter(members))
     dtype = torch.float64 if members[first].dtype == torch.float64 else torch.float32
-    layout = Layout.of({n: tuple(p.shape) for n, p in members.items()}, dtype)
-    exchange, memory = recipe.way(first, tuple(members[first].shape))
+    layout = Layout.of({n: leaf.shape for n, leaf in members.items()}, dtype)
+    exchange, memory = recipe.way(first, members[first].shape)
     whole = exchange.whole or "whole" in recipe.schedule.traits
     if whole and layout.numel > LONGEST:
         raise AttachError(

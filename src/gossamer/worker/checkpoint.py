@@ -68,7 +68,7 @@ def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, 
     check_model(worker, json.loads(found.head["parameters"]))
     adopted, due = (read_recipe(found.head[key], worker) for key in ("adopted", "due"))
     same = adopted == worker.recipe
-    channels = worker.channels if same else build(adopted, worker.named, worker.rate_groups(), worker.size)
+    channels = worker.channels if same else build(adopted, worker.leaves, worker.rate_groups(), worker.size)
     states = [{role: _restore(channel, role, found, worker) for role in ROLES} for channel in channels]
     unit = found.head["unit"] if "unit" in found.head else adopt_format2(channels, states)
     same_edges = found.head["format"] == FORMAT and json.loads(found.head["cut"]) == cut(channels)
@@ -203,7 +203,7 @@ def _word(key: str) -> str:
 
 def _home(tensor: Tensor, channel: Channel) -> Tensor:
     """A copy, where it is read: on the parameters' device, and on the host if it is a number, wherever a file was loaded to."""
-    return tensor.to(channel.parameters[0].device if tensor.dim() else "cpu", copy=True)
+    return tensor.to(channel.device if tensor.dim() else "cpu", copy=True)
 
 
 def _policy(channel: Channel, role: str, key: str, worker: "Worker") -> Policy:

@@ -21,7 +21,7 @@ BY_BLOCK = ("pending", "lost")  # what is on its way, which other blocks need no
 
 
 def parameters(worker: "Worker") -> dict[str, str]:
-    return {n: f"{str(p.dtype).removeprefix('torch.')} {list(p.shape)}" for n, p in worker.named.items()}
+    return {n: f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}" for n, leaf in worker.leaves.items()}
 
 
 def cut(channels: Sequence[Channel]) -> list[list[str]]:
@@ -69,7 +69,7 @@ def check_whole(worker: "Worker", found: Contents, channels: Sequence[Channel], 
             f"with the buckets and parameter groups of then: {found.head['recipe']}"
         )
     entries = {**found.equal, **next(iter(found.own.values()))}
-    everyone = list(worker.named)
+    everyone = list(worker.leaves)
     for channel, state in zip(channels, states, strict=True):
         for role, names in ("schedule", everyone), ("mixer", [s.name for s in channel.layout.segments]):
             words = [key for key, tensor in state[role].items() if tensor.dtype != torch.uint8]

@@ -7,7 +7,9 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from gossamer.core.rooms import Rooms
 from gossamer.core.verbs import Program, all_reduce
+from gossamer.worker.leaves import Leaf
 from gossamer.worker.optimizers import Optimizing
 
 # What torch's optimizers count per parameter: for a scalar parameter these have the shape of a momentum.
@@ -17,16 +19,16 @@ COUNTERS = ("step", "eta", "mu", "mu_product")
 class Momenta:
     """What the optimizer remembers of our parameters."""
 
-    def __init__(self, named: Mapping[str, Tensor], optimizer: Optimizing) -> None:
-        self._named, self._optimizer = named, optimizer
+    def __init__(self, leaves: Mapping[str, Leaf], optimizer: Optimizing) -> None:
+        self._leaves, self._optimizer, self._rooms = leaves, optimizer, Rooms()
 
     def tensors(self) -> list[Tensor]:
         """Those that follow the gradient, not the counters."""
         found = list[Tensor]()
-        for p in self._named.values():
-            values: dict[str, Any] = self._optimizer.state.get(p, {})
+        for leaf in self._leaves.values():
+            values: dict[str, Any] = self._optimizer.state.get(leaf.parameter, {})
             kept = [t for key, t in sorted(values.items()) if key not in COUNTERS and isinstance(t, Tensor)]
-            found += [t for t in kept if t.shape == p.shape]
+            found += [leaf.local(t) for t in kept if t.shape == leaf.parameter.shape]
         return found
 
     def reset(self) -> None:
@@ -44,7 +46,7 @@ class Momenta:
 
     def _states(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """What the optimizer keeps of each of our parameters, and the parameter's group."""
-        ours = {id(p) for p in self._named.values()}
+        ours = {id(leaf.parameter) for leaf in self._leaves.values()}
         for group in self._optimizer.param_groups:
             for p in group["params"]:
                 if id(p) in ours:
@@ -56,14 +58,18 @@ class Momenta:
         if not (yield from self._all_hold_the_same(tensors)) or not tensors:
             return
         wide = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
-        total = yield from all_reduce(torch.cat([t.reshape(-1).to(wide) for t in tensors]))
-        for tensor, mean in zip(tensors, (total / size).split([t.numel() for t in tensors])):
+        length = sum(t.numel() for t in tensors) * wide.itemsize
+        flat = torch.cat(
+            [t.reshape(-1).to(wide) for t in tensors], out=self._rooms.of(length, tensors[0].device).view(wide)
+        )
+        total = yield from all_reduce(flat)
+        for tensor, mean in zip(tensors, total.div_(size).split([t.numel() for t in tensors])):
             tensor.copy_(mean.view_as(tensor))
 
     def _all_hold_the_same(self, tensors: Sequence[Tensor]) -> Program[bool]:
         """A rank whose every step so far was skipped has none yet; then there is nothing to average."""
         mine = crc32(repr([tuple(t.shape) for t in tensors]).encode())
-        device = next(iter(self._named.values())).device
+        device = next(iter(self._leaves.values())).device
         extremes = yield from all_reduce(torch.tensor([mine, -mine], device=device), "max")
         largest, smallest = extremes.tolist()
         return largest == -smallest

@@ -75,7 +75,7 @@ class Steering:
         worker = self._worker
         old, before, self.next, worker.recipe = worker.channels, worker.recipe, None, recipe
         if (recipe.exchange, recipe.routes) != (before.exchange, before.routes):  # else all go on as they went
-            cut = build(recipe, worker.named, worker.rate_groups(), worker.size)
+            cut = build(recipe, worker.leaves, worker.rate_groups(), worker.size)
             if are_cut_alike(old, cut):
                 turn(old, cut, worker.size)
             else:
@@ -100,7 +100,7 @@ class Steering:
         self.next = due if due != recipe else None
         if worker.recipe != recipe:
             worker.recipe = recipe
-            worker.channels = build(recipe, worker.named, worker.rate_groups(), worker.size)
+            worker.channels = build(recipe, worker.leaves, worker.rate_groups(), worker.size)
 
     def _unscaled(self, gradient: Tensor, channel: Channel) -> Block:
         """Free of the loss scale."""
