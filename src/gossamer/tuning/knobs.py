@@ -130,6 +130,8 @@ def costs_bytes(recipe: Recipe, knob: Knob, parameters: Mapping[str, Any], size:
     """Whether more is sent at one end of a knob's range than at another: then more quality is what one pays for."""
     if knob.is_lr or knob.values is None:
         return False
+    if knob.path[0] == "controller":  # how often it will send which level, nobody knows before
+        return True
     sent = list[float]()
     for value in knob.values.ends:
         try:
