@@ -103,15 +103,14 @@ def test_a_folder_of_another_command_is_no_search(say: Say, tmp_path: Path) -> N
     assert "is no record of a search" in err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_interrupted_it_keeps_what_it_had_and_goes_on_later(shell: Shell, number: int, code: int) -> None:
+def test_interrupted_it_keeps_what_it_had(shell: Shell) -> None:
     words = ("tune", "qsgd", "--workload", "ridge", "--steps", "40", "--trials", "400", "--out", "run", "--json")
     process = shell.start(*words)
     assert process.stdout is not None
     told = json.loads(process.stdout.readline())
-    process.send_signal(number)
+    process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (code, f"gossamer: interrupted by {signal.Signals(number).name}\n")
+    assert (process.returncode, err) == (130, "gossamer: interrupted by SIGINT\n")
     kept: Any = Tuning.read(shell.folder / "run" / "record.json")
     assert vars(kept.trials[0]) == {k: v for k, v in told.items() if k != "event"}
     assert not kept.complete

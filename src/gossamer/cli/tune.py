@@ -161,7 +161,7 @@ def _teller(question: Question, quiet: bool, as_json: bool) -> Callable[[Tuning,
     def line(tuning: Tuning, trial: Trial) -> None:
         number = f"{trial.number + 1}/{question.trials}" if trial.number >= 0 else f"seed {trial.seed}"
         best = tuning.best(trial.contender) if trial.number >= 0 else None
-        quality = "diverged" if trial.outcome != "ok" else f"held out {trial.quality:.4f}"
+        quality = f"held out {trial.quality:.4f}" if trial.outcome == "ok" else trial.outcome
         mark = "  best so far" if best is trial and trial.number else ""
         progress.said(f"{trial.contender:>{width}}  {number:>7}  {quality:<16}  {told(trial)}{mark}")
 

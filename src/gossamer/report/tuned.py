@@ -104,14 +104,15 @@ def study(tuning: Tuning) -> Facts:
 
 def _notes(tuning: Tuning, rows: list[Row]) -> list[str]:
     """What a reader must know before believing it."""
-    lost = [t for t in tuning.trials if t.outcome != "ok"]
     ends = [(r.name, end) for r in rows if r.best and (end := at_an_end(r.standing.contender, r.best))]
     notes = [] if tuning.complete else ["The search is not complete: --resume goes on with it."]
-    if lost:
-        of = listed(
-            [f"{n} of {name}" for name in (r.name for r in rows) if (n := sum(t.contender == name for t in lost))]
-        )
-        notes.append(f"{_count(len(lost), 'trial')} diverged: {of}.")
+    for outcome, what in (("diverged", "diverged"), ("refused", "were refused")):
+        lost = [t.contender for t in tuning.trials if t.outcome == outcome]
+        if lost:
+            of = listed([f"{lost.count(r.name)} of {r.name}" for r in rows if r.name in lost])
+            notes.append(
+                f"{_count(len(lost), 'trial')} {what if len(lost) > 1 else what.replace('were', 'was')}: {of}."
+            )
     for end in ("lowest", "highest"):
         names = [name for name, at in ends if at == end]
         if names:

@@ -12,7 +12,7 @@ from gossamer.core import files
 KIND = "tuning"
 FORMAT = 1
 
-Outcome = Literal["ok", "diverged"]
+Outcome = Literal["ok", "diverged", "refused"]  # by the model, the ranks or the budget
 
 
 @dataclass

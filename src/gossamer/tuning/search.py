@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import gossamer
+from gossamer.core.errors import GossamerError
 from gossamer.core.text import shown
 from gossamer.recipe import Recipe
 from gossamer.tuning.errors import TuningError
@@ -19,7 +20,7 @@ from gossamer.tuning.knobs import at_rate
 from gossamer.tuning.points import Setting, settings
 from gossamer.tuning.record import Contender, Trial, Tuning
 from gossamer.tuning.space import Space, Wish, check, space
-from gossamer.tuning.training import Length, parameters_of, run
+from gossamer.tuning.training import Length, Result, parameters_of, run
 from gossamer.workloads import Workload, get
 
 OTHER_SEEDS = 10  # from the seed of the search to the first of those on which the best are judged
@@ -122,11 +123,10 @@ class Search:
                     self._try(name, -1, plan[best.number], seed, tell)
 
     def _try(self, name: str, number: int, setting: Setting, seed: int, tell: Tell) -> None:
-        workload, q = self._seeded(seed), self.question
+        workload = self._seeded(seed)
         untrained = self._untrained(workload)
-        steps = self.length.of(setting.recipe, self.parameters, q.ranks)
         began = perf_counter()
-        result = run(workload, setting.recipe, setting.lr, max(steps, 1), q.ranks)
+        result = self._result(workload, setting, first=number == 0)
         learned = math.isfinite(result.quality) and self.tuning.sign() * (result.quality - untrained) < 0
         why = "" if learned else result.error or "no better than before the first step"
         trial = Trial(
@@ -136,7 +136,7 @@ class Search:
             recipe=repr(at_rate(setting.recipe, setting.lr)[0]),
             lr=setting.lr,
             values={k: str(v) for k, v in setting.values.items()},
-            outcome="ok" if learned else "diverged",
+            outcome="ok" if learned else "diverged" if result.steps else "refused",
             steps=result.steps,
             quality=result.quality,
             loss=result.loss,
@@ -146,6 +146,18 @@ class Search:
         )
         self.tuning.trials.append(trial)
         tell(self.tuning, trial)
+
+    def _result(self, workload: Workload, setting: Setting, first: bool) -> Result:
+        """Values that this model or so few ranks do not bear cost their trial; a recipe as it was given, the search."""
+        try:
+            steps = self.length.of(setting.recipe, self.parameters, self.question.ranks)
+            if not steps:
+                return Result(0, math.nan, math.nan, 0, "the budget does not pay for one step")
+            return run(workload, setting.recipe, setting.lr, steps, self.question.ranks)
+        except GossamerError as error:
+            if first:
+                raise
+            return Result(0, math.nan, math.nan, 0, str(error))
 
     def _untrained(self, workload: Workload) -> float:
         """What an untrained model of this seed is worth: who ends no better has diverged."""
