@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.codecs.atoms import Basis, Shape
-from gossamer.codecs.dice import uniform
+from gossamer.codecs.noise import uniform
 from gossamer.codecs.waterfill import independent, probabilities, systematic
 from gossamer.core.block import Block, Layout, Segment, State
 from gossamer.core.contracts import Codec, Seat

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.codecs.atoms import Atoms, Basis, Shape
-from gossamer.codecs.dice import normal, signs
+from gossamer.codecs.noise import normal, signs
 from gossamer.core.draw import Draw, Key
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
