@@ -35,6 +35,7 @@ ACTIVATIONS = 2.0  # and what the judges' own model needs in its passes
 COPIES = 2
 TENSOR_BY_TENSOR = {
     "topk": 10,  # each tensor's largest
+    "atomo": 6,  # each matrix plus its atoms, for every rank
     "powersgd": 5,  # each matrix times its factors
     "accordion": 8,  # the same, and each gradient's sum and norm
     "accordion_qsgd": 4,
