@@ -39,6 +39,7 @@ COPIES = 2
 TENSOR_BY_TENSOR = {
     "topk": 10,  # each tensor's largest
     "local_gradients": 12,  # the same, and its model read and written
+    "atomo": 6,  # each matrix plus its atoms, for every rank
     "powersgd": 5,  # each matrix times its factors
     "accordion": 8,  # the same, and each gradient's sum and norm
     "accordion_qsgd": 4,

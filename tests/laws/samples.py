@@ -35,8 +35,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "accordion_batch": ("accordion_batch(4, 2, interval=1)",),
     "bernoulli": ("bernoulli(norm='l2', bucket=8)",),
     "atomo": (
-        "atomo(svd(), atoms=4)",
-        "atomo(svd(head=3), share=0.4, draws='independent')",
+        "atomo(svd(head=3), atoms=4)",
         "atomo(dct(length=8), share=0.3)",
         "atomo(entry(), share=0.3, draws='independent')",
     ),
