@@ -41,7 +41,7 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
     "count_sketch": (
         "count_sketch(ratio=0.1, candidates=2, rows=3)",
-        "count_sketch(ratio=0.05, candidates=1, columns=20, choice='heavymix')",
+        "count_sketch(ratio=0.05, candidates=1, columns=10, choice='heavymix')",
     ),
     "diana": ("diana(alpha=0.25)", "diana(momentum=0.5)"),
     "error_feedback": ("error_feedback(decay=0.9)", "error_feedback(units='update')"),

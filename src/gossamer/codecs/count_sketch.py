@@ -125,7 +125,8 @@ class CountSketch(LinearCodec):
     def _choose(self, table: Tensor, layout: Layout, key: Key) -> Tensor:
         """The places of the candidates, ascending."""
         count = self._asked(layout)
-        estimates = kernels.sketch_estimate(table, layout.numel, key)
+        room = layout.rooms.of(4 * layout.numel, table.device).view(torch.float32)
+        estimates = kernels.sketch_estimate(table, layout.numel, key, room)
         largest = kernels.topk(estimates, count).long()
         if self.choice == "largest":
             return largest

@@ -105,12 +105,12 @@ class FetchSGD(Exchange):
         mark = f"{crc32(repr(block.layout.segments).encode()):08x}:{block.name}"
         velocity = table + self.momentum * state.get(f"velocity{mark}", 0.0)
         owed = velocity + state.get(f"owed{mark}", 0.0)
-        estimates = kernels.sketch_estimate(owed, n, key)
+        room = block.layout.rooms.of(4 * n, table.device).view(torch.float32)
+        estimates = kernels.sketch_estimate(owed, n, key, room)
         chosen = kernels.topk(estimates, ceil(self.ratio * n * (1 - 1e-12))).long()
         values = estimates[chosen]
-        said = kernels.sketch_encode(
-            torch.zeros_like(estimates).index_add_(0, chosen, values), self.rows, table.shape[1], key
-        )
+        only = estimates.zero_().index_add_(0, chosen, values)
+        said = kernels.sketch_encode(only, self.rows, table.shape[1], key)
         touched = said != 0
         state[f"owed{mark}"] = owed.masked_fill(touched, 0.0) if self.error == "zero" else owed - said
         state[f"velocity{mark}"] = velocity.masked_fill(touched, 0.0)

@@ -65,7 +65,7 @@ def _calls(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     columns = max(min(131_072, n // 10), 1)
     table = kernels.sketch_encode(x, 5, columns, _KEY)
     yield "sketch.encode", lambda: kernels.sketch_encode(x, 5, columns, _KEY)
-    yield "sketch.estimate", lambda: kernels.sketch_estimate(table, n, _KEY)
+    yield "sketch.estimate", lambda: kernels.sketch_estimate(table, n, _KEY, out)
     yield from _selections(x)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gossamer.kernels.backends import twin
-from gossamer.kernels.errors import require_vector
+from gossamer.kernels.errors import require_count, require_vector
 from gossamer.kernels.hashing import Key
 from gossamer.kernels.layout import Turns
 
@@ -30,17 +30,21 @@ def sketch_encode(x: Tensor, rows: int, columns: int, key: Key) -> Tensor:
     return table
 
 
-def sketch_estimate(table: Tensor, n: int, key: Key) -> Tensor:
+def sketch_estimate(table: Tensor, n: int, key: Key, out: Tensor | None = None) -> Tensor:
     """The n elements that a table was made of, each the median of what the rows say; of finite tables only.
+
+    They are written to `out`, if that is given.
 
     Reads 4 bytes per element and row, and writes 4 per element.
     """
     rows, columns = _shape(n, *table.shape)
     require_vector("table", table.view(-1))
-    out = table.new_empty(n)
+    into = table.new_empty(n) if out is None else out
+    require_vector("out", into)
+    require_count("out", into, n)
     if n:
-        twin("sketch", "estimate", table.device)(table, Turns(n, rows, columns, key), out)
-    return out
+        twin("sketch", "estimate", table.device)(table, Turns(n, rows, columns, key), into)
+    return into
 
 
 def _shape(n: int, rows: int, columns: int) -> tuple[int, int]:

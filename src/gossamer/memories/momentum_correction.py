@@ -108,8 +108,9 @@ class MomentumCorrection(Memory):
             sent = block.new().zero_()
             echo.add_sent(sent, 1.0)
             pending.sub_(sent)
+            velocity.mul_(sent.eq_(0))
             # Of an element that is zero nothing can be seen to get through; nothing of it is left either.
-            velocity.masked_fill_((sent != 0) | (pending == 0), 0.0)
+            velocity.mul_(torch.ne(pending, 0, out=sent))
         else:
             echo.add_sent(pending, -1.0)
         state["residual"] = pending
