@@ -15,6 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 Key = TypeVar("Key")
 
 
+# Loaded once, and not by every rank: an optimizer's first step alone would take each of them two seconds.
+PRELOADED = ["pytest", "torch.distributed", "torch._dynamo", "gossamer.hosts.attach", "gossamer.recipes", "tests.gang"]
+
+
 class GangError(Exception):
     """A function raised on some rank, a rank died, or did not answer in time."""
 
@@ -63,7 +67,7 @@ class Gang:
         port = free_port()
         # Forked from a process that has loaded torch but started nothing: there far sooner than when spawned.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pytest", "torch.distributed", "tests.gang"])
+        context.set_forkserver_preload(PRELOADED)
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, self.size, port, theirs), daemon=True)

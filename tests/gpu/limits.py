@@ -14,6 +14,7 @@ KEPT = {
     "topk": 8,  # residual
     "local_gradients": 8,  # residual
     "powersgd": 8,  # residual
+    "atomo": 4,
     "diana": 12,  # own, common
     "dqgd": 12,  # the same, which stay as they are
     "local_sgd": 8,  # anchor

@@ -37,7 +37,6 @@ MORE: dict[str, tuple[str, ...]] = {
     "atomo": (
         "atomo(svd(), atoms=4)",
         "atomo(svd(head=3), share=0.4, draws='independent')",
-        "atomo(svd(head=0), atoms=4.5, draws='independent')",
         "atomo(dct(length=8), share=0.3)",
         "atomo(entry(), share=0.3, draws='independent')",
     ),

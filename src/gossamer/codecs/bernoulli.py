@@ -71,7 +71,7 @@ class Bernoulli(Codec):
         flat = block.flat.double()
         norms = self._norms(flat)
         shares = flat.abs() / _each(norms.double(), self.bucket, block.numel)
-        kept = _dice(seat, f"{block.name}/bernoulli", block.numel, flat.device) < shares  # 0 / 0 is below nothing
+        kept = seat.draw.uniform(f"{block.name}/bernoulli", block.numel).to(flat.device) < shares  # 0 / 0 is below nothing
         places = kept.nonzero().view(-1)
         signed = torch.where(flat[places] < 0, ~places, places)  # the sign of a place is its element's
         count = torch.tensor([len(places)], dtype=torch.int32, device=flat.device)
@@ -108,9 +108,3 @@ class Bernoulli(Codec):
 def _each(values: Tensor, bucket: int, numel: int) -> Tensor:
     """A bucket's value for each of its elements."""
     return values.repeat_interleave(bucket)[:numel]
-
-
-def _dice(seat: Seat, name: str, numel: int, device: torch.device) -> Tensor:
-    k0, k1 = seat.draw.key(name)
-    generator = torch.Generator().manual_seed(k0 << 31 ^ k1)
-    return torch.rand(numel, generator=generator, dtype=torch.float64).to(device)
