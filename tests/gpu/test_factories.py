@@ -36,7 +36,6 @@ EXCEPTIONS = {
     ("codecs/powersgd.py", "_places"): "host data, moved in the same line",
     ("schedules/slowmo.py", "slow_velocity"): NUMBER,
     ("core/rooms.py", "fresh"): "the host's memory, where the host's was asked for",
-    ("core/draw.py", "uniform"): "drawn on the host; who asks for it moves it",
     ("core/draw.py", "shared_normal"): "drawn on the host, so that all devices get the same; who asks for it moves it",
     ("fabrics", "tear"): "a wire of gloo",
     ("fabrics/gloo.py", "heap"): "wires of gloo",
