@@ -34,7 +34,6 @@ EXCEPTIONS = {
     ("memories/own_gradient.py", "around"): NUMBER,
     ("schedules/resync.py", "judged"): NUMBER,
     ("codecs/powersgd.py", "_places"): "host data, moved in the same line",
-    ("codecs/bernoulli.py", "_dice"): "drawn on the host, and moved in the same line",
     ("schedules/slowmo.py", "slow_velocity"): NUMBER,
     ("core/rooms.py", "fresh"): "the host's memory, where the host's was asked for",
     ("core/draw.py", "shared_normal"): "drawn on the host, so that all devices get the same; who asks for it moves it",

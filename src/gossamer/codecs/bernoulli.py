@@ -71,7 +71,9 @@ class Bernoulli(Codec):
         flat = block.flat.double()
         norms = self._norms(flat)
         shares = flat.abs() / _each(norms.double(), self.bucket, block.numel)
-        kept = seat.draw.uniform(f"{block.name}/bernoulli", block.numel).to(flat.device) < shares  # 0 / 0 is below nothing
+        kept = (
+            seat.draw.uniform(f"{block.name}/bernoulli", block.numel).to(flat.device) < shares
+        )  # 0 / 0 is below nothing
         places = kept.nonzero().view(-1)
         signed = torch.where(flat[places] < 0, ~places, places)  # the sign of a place is its element's
         count = torch.tensor([len(places)], dtype=torch.int32, device=flat.device)
