@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from gossamer import recipe
-from gossamer.codecs import BF16, FP16, FP32, QSGD, CountSketch, Dropping, PowerSGD, Ternary, TopK
+from gossamer.codecs import BF16, FP16, FP32, QSGD, SVD, Atomo, CountSketch, Dropping, PowerSGD, Ternary, TopK
 from gossamer.controllers import Accordion, AccordionBatch
 from gossamer.core.contracts import Topology
 from gossamer.exchanges import AllReduced, FetchSGD, Gather, Scatter
@@ -122,10 +122,21 @@ def local_gradients(
     ratio: float = 0.01,
     warmup: int = 0,
     mode: Literal["partial", "sum", "errors"] = "partial",
-    every: int = 500,
+    every: int = 50,
     sync: Literal["average", "flush"] = "average",
 ) -> Recipe:
     """The largest one percent of everybody's gradient, and all of a rank's own; models are averaged now and then.
+
+    Use: in place of `topk` where ranks' data are alike and few elements are sent: what is not sent is used at home.
+    With two elements in a thousand, four ranks reached .96 of accuracy on handwritten digits in 300 steps, top-k .86,
+    dense .95.
+
+    Not for: ranks whose data differ, on which it did no better than top-k, and worse when models were averaged every
+    500 steps only (.90 against .93, dense .97); nor "sum" and "errors" there. Nor many ranks, as `topk`; nor for what
+    wants one gradient on all ranks: controllers, sign updates, ZeRO. Models differ between averages: evaluate under
+    `comm.consensus()`.
+
+    `warmup` drops less at first, and is for CPUs. `sync="flush"` pays all debts exactly, and takes plain SGD.
 
     Paper: Aji, Heafield, Bogoychev, Combining Global Sparse Gradients with Local Gradients in Distributed Neural Network
     Training, EMNLP 2019; 99 percent dropped, a warm-up of 1000 steps, averages every 500.
@@ -137,7 +148,17 @@ def local_gradients(
 
 @preset
 def dgc(ratio: float = 0.001, momentum: float = 0.0) -> Recipe:
-    """USE
+    """The largest element in a thousand, with momentum kept where the gradient is; vectors travel whole.
+
+    Use: below about 1 Gbit/s between few ranks: the fewest bytes of all presets on up to 7. With `momentum=0.9` and an
+    optimizer that has none it is the paper's; without, the optimizer keeps its own, and this is error feedback.
+
+    Not for: many ranks: everybody reads everybody's message, so bytes grow with their number, and with a thousand they are
+    dense's. Nor short runs: an element waits for hundreds of steps. It keeps a residual as large as the model, and with momentum
+    another.
+
+    A small network on Fashion-MNIST (lr .02, 4 ranks, 240 steps, one seed) ended with a loss of .49 dense, .66 under `topk`, .79
+    under `dgc` with momentum in the optimizer and .66 with it here, in an eighth of `topk`'s bytes.
 
     Paper: Lin, Han, Mao, Wang, Dally, Deep Gradient Compression, ICLR 2018.
     """
@@ -146,7 +167,16 @@ def dgc(ratio: float = 0.001, momentum: float = 0.0) -> Recipe:
 
 @preset
 def sketched_sgd(ratio: float = 0.002, candidates: int = 8, momentum: float = 0.0) -> Recipe:
-    """USE
+    """The largest elements of the sum, found in a sketch of it and fetched exactly; vectors travel whole.
+
+    Use: below about 1 Gbit/s, where few elements of a gradient matter: 20 times fewer bytes whatever the number of ranks. With
+    `momentum=0.9` and an optimizer that has none it is the paper's.
+
+    Not for: few ranks, among which `topk` says more in fewer bytes, nor gradients without large elements, of which a
+    sketch finds noise. Its two messages go one after the other, and it keeps a residual as large as the model.
+
+    In the setting of `dgc`'s figures it ended with a loss of .86, and .90 with momentum here, where `topk` had .66 in four
+    fifths of its bytes among 4 ranks; among 16 `topk` sends three times as many.
 
     Paper: Ivkin et al., Communication-Efficient Distributed SGD with Sketching, NeurIPS 2019.
     """
@@ -161,7 +191,13 @@ def _vectors(momentum: float) -> tuple[Rule, ...]:
 
 @preset
 def fetchsgd(ratio: float = 0.002, momentum: float = 0.0) -> Recipe:
-    """USE
+    """Sketches of gradients, and nothing kept that is not the same on all ranks.
+
+    Use: where ranks can keep nothing of their own from one step to the next: 20 times fewer bytes whatever the number of ranks.
+
+    Not for: ranks that can keep a residual: `sketched_sgd` sends as many bytes and learns faster, since its values are exact.
+    Here they are estimates. In the setting of `dgc`'s figures it ended with a loss of 1.00, and with momentum of its own, .9,
+    with 1.99.
 
     Paper: Rothchild et al., FetchSGD: Communication-Efficient Federated Learning with Sketching, ICML 2020.
     """
@@ -172,8 +208,8 @@ def fetchsgd(ratio: float = 0.002, momentum: float = 0.0) -> Recipe:
 def powersgd(rank: int = 4) -> Recipe:
     """Low-rank gradients by warm-started power iteration, with error feedback.
 
-    Use: below about 1 Gbit/s, on models of large matrices: the fewest bytes of all presets, whatever the number of
-    ranks.
+    Use: below about 1 Gbit/s, on models of large matrices: bytes do not grow with the number of ranks, and from 8 on no
+    preset sends fewer.
 
     Not for: models of vectors and small matrices, which travel as they are, nor busy processors: it multiplies
     matrices at every step. It keeps a residual as large as the model. Ranks below 4 send less but learned so much
@@ -183,6 +219,26 @@ def powersgd(rank: int = 4) -> Recipe:
     Paper: Vogels, Karimireddy, Jaggi, PowerSGD, NeurIPS 2019.
     """
     return Recipe(AllReduced(PowerSGD(rank)), ErrorFeedback())
+
+
+@preset
+def atomo(share: float = 0.05, head: int = 64) -> Recipe:
+    """A few directions of each matrix, kept at random, and their mean in four bits.
+
+    Use: below about 1 Gbit/s, on models of matrices, where nothing may be biased nor kept: there is no residual, as
+    `powersgd` has one, and the bytes do not grow with the number of ranks.
+
+    Not for: models of vectors, which travel as they are, nor busy processors: it multiplies matrices at every step. Where a
+    residual is no trouble, `powersgd` sends less and learns as fast.
+
+    The second phase encodes the mean again, with `qsgd` of four bits, for its noise shrinks in no mean. `fashion` on four
+    simulated ranks, one seed, 120 steps: loss .65 with 100 kB a step from each rank, as `qsgd` had with 158 and dense .61
+    with 1,242; with directions in the answer as well, `scatter(atomo(svd(), share=0.05))`, 1.01 with 43. Among few ranks
+    `gather(atomo(svd(), atoms=3))` is shorter: .65 with 75; `powersgd`: .64 with 50.
+
+    Paper: Wang et al., ATOMO, NeurIPS 2018.
+    """
+    return Recipe(Scatter(Atomo(SVD(head), share=share), answer=QSGD()))
 
 
 @preset
@@ -208,8 +264,8 @@ def dqgd(bits: int = 2, bucket: int = 512, start: Literal["zero", "first"] = "ze
     Use: to see what `diana` gains, on convex problems with full gradients. `start="first"` sends differences to the
     first gradients, which travel in full, once.
 
-    Not for: results: it stalls where quantisation noise meets the step size. On ten unlike quadratics it ended 1e-1
-    from the optimum, where `diana` went on to 1e-28.
+    Not for: results: it stalls where quantisation noise meets the step size. On four unlike logistic problems it ended
+    at a squared distance of .09 from the optimum, with `start="first"` at .15; `diana` went on to 2e-30.
 
     Paper: Khirirat, Feyzmahdavian, Johansson, Distributed Learning with Compressed Gradients, 2018.
     """

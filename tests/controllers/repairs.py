@@ -26,6 +26,7 @@ class Curve(NamedTuple):
 
     distances: list[float]
     sent: list[int]
+    decided: list[str]  # what was put in force, as the ledger tells it
 
 
 def curve(recipe: str) -> Curve:
@@ -46,13 +47,14 @@ def curve(recipe: str) -> Curve:
         return float(loss.detach())
 
     ranks = replicas(recipe, student, lambda m: torch.optim.SGD(m.parameters(), lr=RATE), RANKS)
-    distances, sent = list[float](), list[int]()
+    distances, sent, decided = list[float](), list[int](), list[str]()
     for _ in range(EPOCHS):
         run = train(ranks, backward, EPOCH)
         weight = next(ranks[0].model.parameters()).detach()
         distances.append(float((weight - teacher).square().sum()))
         sent.append(run.ledger.sent // RANKS)
-    return Curve(distances, sent)
+        decided += [f"step {d.step}: {d.decision}" for d in run.ledger.decisions if d.rank == 0]
+    return Curve(distances, sent, decided)
 
 
 def show() -> None:
@@ -60,6 +62,7 @@ def show() -> None:
     print("epoch" + "".join(f"{name:>12}" for name in curves))
     for epoch in range(EPOCHS):
         print(f"{epoch:5}" + "".join(f"{c.distances[epoch]:12.4f}" for c in curves.values()))
+    print(*curves["accordion"].decided, sep="\n")
     print("bytes" + "".join(f"{sum(c.sent):12,}" for c in curves.values()))
 
 

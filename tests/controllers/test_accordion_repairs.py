@@ -1,11 +1,15 @@
 """Accordion repairs a setting in which PowerSGD of rank 1 visibly loses, and over other knobs it decides as well."""
 
+from pathlib import Path
+
 import pytest
+import torch
 from tests.controllers.repairs import RECIPES, curve
 
 from gossamer.core.block import Block
 from gossamer.core.contracts import Facts
 from gossamer.core.parts import Part
+from gossamer.fabrics.ledger import Decision, Ledger
 from gossamer.recipe import Recipe
 
 KNOBS = {
@@ -27,6 +31,19 @@ def test_it_repairs_what_rank_one_spoils_and_sends_less_than_rank_eight() -> Non
     assert sum(repaired.sent) < 0.75 * sum(mild.sent)
     assert min(repaired.sent) == min(lost.sent)
     assert max(repaired.sent) == max(mild.sent)
+    assert repaired.decided[0].endswith("allreduce(powersgd(rank=1, min_ratio=1.0)) for weight")
+    assert not mild.decided
+
+
+def test_a_ledger_keeps_decisions_in_its_file(tmp_path: Path) -> None:
+    ledger = Ledger()
+    ledger.decide(7, 0, "gather(topk()) for all 3 parameters")
+    ledger.write(tmp_path / "ledger")
+    assert (
+        Ledger.read(tmp_path / "ledger").decisions
+        == ledger.decisions
+        == [Decision(7, 0, "gather(topk()) for all 3 parameters")]
+    )
 
 
 @pytest.mark.parametrize("knob", KNOBS)
@@ -47,7 +64,5 @@ def test_any_knob_of_any_codec_may_be_turned(knob: str) -> None:
     assert Recipe.of(repr(recipe)) == recipe
 
 
-def _ones(size: float):
-    import torch
-
+def _ones(size: float) -> torch.Tensor:
     return torch.full((6, 5), size)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from gossamer.core.block import Block
 from gossamer.core.errors import AttachError, RecipeError
+from gossamer.hosts.ddp import check
 from gossamer.memories import OwnGradient
 from gossamer.recipe import Recipe
 from gossamer.simulate import Replica
@@ -246,6 +247,11 @@ def test_what_cannot_be_right_is_refused_with_the_reason_and_the_fix(text: str) 
     with pytest.raises(RecipeError) as error:
         Recipe.of(text)
     assert all(words in str(error.value) for words in REFUSED[text])
+
+
+def test_a_ddp_hook_cannot_bring_models_together() -> None:
+    with pytest.raises(AttachError, match=r"resync\(every=50\) acts on the optimizer.*use gossamer.attach"):
+        check(Recipe.of("local_gradients"))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from math import ceil
-from typing import Literal, NamedTuple, final
+from typing import Annotated, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from gossamer.core.block import Block, Layout, Segment, State
 from gossamer.core.contracts import Codec, Seat
 from gossamer.core.errors import AttachError, WireError
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import LogRange
 from gossamer.core.wire import expect, pack, take
 from gossamer.core.world import World
 
@@ -57,7 +58,7 @@ class Atomo(Codec):
 
     basis: Basis
     atoms: int | float | None = None
-    share: float | None = None
+    share: Annotated[float | None, LogRange(0.02, 0.3)] = None
     draws: Literal["systematic", "independent"] = "systematic"
 
     def __post_init__(self) -> None:
@@ -147,7 +148,10 @@ class Atomo(Codec):
     def _drawn(
         self, group: "_Group", flat: Tensor, scales: dict[str, Tensor], block: str, seat: Seat
     ) -> Iterator[Tensor]:
-        """The rows of each of these tensors. Of one that is not finite there is at least one row, and it is not finite."""
+        """The rows of these tensors, tensor by tensor where each has another number of them.
+
+        Of a tensor that is not finite there is at least one row, and it is not finite.
+        """
         name = f"{block}/{group.segments[0].name}/atomo"
         scale = torch.stack([scales[s.name] for s in group.segments])
         atoms = self.basis.apart(_sized(group, flat, scale), seat.draw, name)
@@ -155,13 +159,13 @@ class Atomo(Codec):
         weights = torch.cat([first[:, None], atoms.weights[:, 1:]], 1)
         p = probabilities(weights, group.budget)
         if self.draws == "systematic":
-            dice = uniform(p.shape[0], seat.draw.key(name), p.device)
-            places, counts = systematic(p, ceil(group.budget), dice)
-        else:
-            places, counts = independent(p, seat.draw.uniform(name, *p.shape).to(p.device)), None
-        for i, at in enumerate(places):
-            gains = (scale[i] / p[i][at]).float()
-            yield atoms.rows(i, at, gains if counts is None else torch.where(counts[i], gains, scale[i] * 0))
+            places, there = systematic(p, ceil(group.budget), uniform(p.shape[0], seat.draw.key(name), p.device))
+            gains = torch.where(there, scale[:, None] / p.gather(1, places), scale[:, None] * 0.0)
+            yield atoms.rows(slice(0, p.shape[0]), places, gains.float()).flatten(0, 1)
+            return
+        kept = independent(p, seat.draw.uniform(name, *p.shape).to(p.device))
+        for i, places in enumerate(kept):
+            yield atoms.rows(slice(i, i + 1), places[None], (scale[i] / p[i][places])[None].float())[0]
 
     def _open(
         self, wire: Tensor, layout: Layout, groups: "Sequence[_Group]", dense: int

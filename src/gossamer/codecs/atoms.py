@@ -27,8 +27,10 @@ class Atoms(Protocol):
         """Of every atom of every tensor, how much it would be missed: |coefficient| |atom|."""
         ...
 
-    def rows(self, which: int, places: Tensor, gains: Tensor) -> Tensor:
-        """What travels for these atoms of one tensor, each so many times itself: float32, one row an atom."""
+    def rows(self, which: slice, places: Tensor, gains: Tensor) -> Tensor:
+        """What travels for these atoms of some of the tensors, as many of each, each so many times itself: in float32,
+        tensor by tensor, one row an atom.
+        """
         ...
 
 
@@ -121,9 +123,9 @@ class _Coefficients:
         self.coefficients = coefficients
         self.weights = coefficients.abs() if norms is None else coefficients.abs() * norms.to(coefficients)
 
-    def rows(self, which: int, places: Tensor, gains: Tensor) -> Tensor:
-        values = self.coefficients[which][places] * gains
-        return torch.stack([places.int().view(torch.float32), values], 1)
+    def rows(self, which: slice, places: Tensor, gains: Tensor) -> Tensor:
+        values = self.coefficients[which].gather(1, places) * gains
+        return torch.stack([places.int().view(torch.float32), values], 2)
 
 
 def _read(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,7 +174,8 @@ class DCT(SharedBasis):
 
     Use: where neighbours are alike, as in the kernels of a convolution.
 
-    Not for: gradients whose order means nothing, such as a linear layer's: `entry` is as good there, and `svd` better.
+    Not for: gradients whose order means nothing, such as a linear layer's: `entry` had as little variance there, in every
+    layer of a small Transformer, and `svd` a quarter of it or less.
 
     Wire: 8 bytes an atom: a place and a coefficient.
 

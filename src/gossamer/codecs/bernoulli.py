@@ -10,11 +10,11 @@ from gossamer.core.contracts import Codec, Seat
 from gossamer.core.errors import WireError
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.wire import pack, take
+from gossamer.core.wire import expect, pack, take
 
 
 @final
-@part("bernoulli")
+@part("bernoulli", sample="bernoulli(bucket=4)")
 class Bernoulli(Codec):
     """Of every bucket, each element is kept with probability |x_k| / |x|_p, and then travels as sign(x_k) |x|_p.
 
@@ -28,15 +28,15 @@ class Bernoulli(Codec):
     Not for: training whose loss is counted in steps: its variance is that of one element for all. Nor GPUs: the host
     does not know the length of what they write.
 
-    Wire: 4 bytes of float32 norm a bucket, and 4 of place and sign for each element kept; lengths depend on the dice, and
-    cost one small gather more.
+    Wire: 4 bytes for how many are kept, 4 of float32 norm a bucket, and 4 of place and sign for each element kept; lengths
+    depend on the dice, and cost one small gather more.
 
     >>> from gossamer.core.draw import Draw
     >>> block = Block.of({"w": torch.tensor([0.0, -3.0, 0.0, 0.0])})
     >>> codec = Bernoulli(bucket=4)
     >>> wire = codec.encode(block, {}, Seat(0, 1, 0, Draw(0, 0, 0)))
     >>> wire.numel(), codec.decode(wire, block)
-    (8, tensor([ 0., -3.,  0.,  0.]))
+    (12, tensor([ 0., -3.,  0.,  0.]))
 
     Paper: Mishchenko, Gorbunov, Takac, Richtarik, Distributed Learning with Compressed Gradient Differences, 2019.
     """
@@ -65,7 +65,7 @@ class Bernoulli(Codec):
         return None
 
     def wire_limit(self, layout: Layout) -> int:
-        return 4 * (self._buckets(layout.numel) + layout.numel)
+        return 4 * (1 + self._buckets(layout.numel) + layout.numel)
 
     def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
         flat = block.flat.double()
@@ -74,13 +74,17 @@ class Bernoulli(Codec):
         kept = _dice(seat, f"{block.name}/bernoulli", block.numel, flat.device) < shares  # 0 / 0 is below nothing
         places = kept.nonzero().view(-1)
         signed = torch.where(flat[places] < 0, ~places, places)  # the sign of a place is its element's
-        return pack(norms, signed.int())
+        count = torch.tensor([len(places)], dtype=torch.int32, device=flat.device)
+        return pack(count, norms, signed.int())
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        norms, rest = take(wire, torch.float32, self._buckets(layout.numel))
-        if wire.dtype != torch.uint8 or rest.numel() % 4 or rest.numel() > 4 * layout.numel:
-            raise WireError(f"bernoulli: {rest.numel()} bytes are no list of places among {layout.numel}")
-        signed = take(rest, torch.int32, rest.numel() // 4)[0].long()
+        head, rest = take(wire, torch.int32, 1)
+        norms, rest = take(rest, torch.float32, self._buckets(layout.numel))
+        count = int(head)
+        if not 0 <= count <= layout.numel:
+            raise WireError(f"bernoulli: {count} of {layout.numel} elements cannot have been kept")
+        expect(rest, 4 * count, "bernoulli places")
+        signed = take(rest, torch.int32, count)[0].long()
         places = torch.where(signed < 0, ~signed, signed)
         if places.numel() and not bool(((places[1:] > places[:-1]).all()) & (places[-1] < layout.numel)):
             raise WireError(f"bernoulli: places must ascend, and lie below {layout.numel}")

@@ -148,8 +148,11 @@ class CountSketch(LinearCodec):
 def _as_it_is(block: Block, seat: Seat) -> Program[Echo]:
     own = block.flat.clone()
     total = yield from all_reduce(own.clone())
-    mean = torch.div(total, seat.size, out=block.for_mean())
-    return Echo(mean, lambda into, weight: into.add_(own, alpha=weight))
+
+    def add_sent(into: Tensor, weight: float) -> None:
+        into.add_(own, alpha=weight)
+
+    return Echo(torch.div(total, seat.size, out=block.for_mean()), add_sent)
 
 
 def _once(values: Tensor, places: Tensor) -> Tensor:

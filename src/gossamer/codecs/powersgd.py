@@ -148,6 +148,8 @@ class PowerSGD(LinearCodec):
             largest.append(2 * g.rank * _remember(g, q, old, state))  # no number in P exceeds one, but for rounding
 
         def add_sent(into: Tensor, weight: float) -> None:
+            for x in rest:
+                into.index_add_(0, places, x, alpha=weight)
             for g, p, q in zip(groups, bases, own, strict=True):
                 g.add(p, q, into, weight)
 
@@ -156,9 +158,10 @@ class PowerSGD(LinearCodec):
     def _in_full(self, groups: "list[_Group]", block: Block, state: State, seat: Seat) -> Program[Echo]:
         """The first block, whose mean says where to start."""
         echo = yield from FP32().average(block, state, seat)
+        numbers = torch.nan_to_num(echo.mean, 0.0, 0.0, 0.0)  # of a mean that is none, nothing will be kept
         for g in groups:
             starts = _warm_start(g, state, seat, block.flat)
-            _remember(g, g.leading(echo.mean, starts), starts, state)
+            _remember(g, g.leading(numbers, starts), starts, state)
         return echo
 
     def rank_of(self, n: int, m: int) -> int:

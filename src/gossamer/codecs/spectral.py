@@ -1,7 +1,7 @@
 """Spectral atoms: a matrix is a sum of products of two vectors, found without taking it apart to the end."""
 
 from math import prod
-from typing import final
+from typing import Annotated, final
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from gossamer.codecs.atoms import Atoms, Basis, Shape
 from gossamer.codecs.dice import normal, signs
 from gossamer.core.draw import Draw, Key
 from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice
 
 _TURNS = 3  # steps that bring the directions found into order
 _PROBES = 16  # vectors that tell how much lies outside of the head
@@ -25,10 +26,11 @@ class SVD(Basis):
     one that is kept is a direction drawn at random among all that are orthogonal to the head. Averaged over the dice that is
     what they sum to, so nothing is biased; the variance is that of equal weights. `head=0` finds all, exactly.
 
-    Use: for the matrices of a model, the more the larger they are. A larger `head` is less noisy, and takes longer.
+    Use: for the matrices of a model. Of a small Transformer's gradients after 12 steps, with three atoms a matrix, the
+    variance was .4 to 17 times the gradient's square in the layers, and 20 to 79 entry by entry at equal bytes.
 
-    Not for: vectors and small matrices, which travel as they are. `head=0` takes several times as long, and on a GPU the
-    host waits for it.
+    Not for: vectors and small matrices, which travel as they are, nor embeddings, which are short entry by entry: 13 times
+    there against 1.7. `head=0` has .75 to .94 of the variance, takes three times as long, and on a GPU the host waits for it.
 
     Wire: 4 (n + m) bytes an atom: its two vectors.
 
@@ -38,7 +40,7 @@ class SVD(Basis):
     Paper: Wang et al., ATOMO, NeurIPS 2018; Halko, Martinsson, Tropp, Finding Structure with Randomness, SIAM Review 2011.
     """
 
-    head: int = 64
+    head: Annotated[int, Choice(16, 32, 64, 128)] = 64
 
     def __post_init__(self) -> None:
         require(
@@ -89,24 +91,30 @@ class _Directions:
         seen = self.matrices @ probes - self.head.transpose(1, 2) @ (shares @ probes)
         return torch.linalg.vector_norm(seen, dim=(1, 2)) / _PROBES**0.5
 
-    def rows(self, which: int, places: Tensor, gains: Tensor) -> Tensor:
-        matrix, directions = self.matrices[which], self._directions(which, places)
-        shares = directions @ matrix * gains[:, None]
-        return torch.cat([shares, directions] if self.upright else [directions, shares], 1)
+    def rows(self, which: slice, places: Tensor, gains: Tensor) -> Tensor:
+        directions = self._directions(which, places)
+        shares = directions @ self.matrices[which] * gains[..., None]
+        return torch.cat([shares, directions] if self.upright else [directions, shares], 2)
 
-    def _directions(self, which: int, places: Tensor) -> Tensor:
+    def _directions(self, which: slice, places: Tensor) -> Tensor:
         head = self.head[which]
-        known = head[places.clamp(max=self.found - 1)]
-        fresh = min(places.numel(), self.unknown)
+        known = _picked(head, places.clamp(max=self.found - 1))
+        fresh = min(places.shape[1], self.unknown)
         if not fresh:
             return known
-        drawn = normal(fresh, head.shape[1], self.draw.key(f"{self.name}/{which}/others"), head.device)
+        rows, columns = head.shape[0] * fresh, head.shape[2]
+        key = self.draw.key(f"{self.name}/{which.start}/others")
+        drawn = normal(rows, columns, key, head.device).view(-1, fresh, columns)
         for _ in range(2):  # once leaves traces of the head
-            drawn = drawn - drawn @ head.t() @ head
-        others = _orthonormal(drawn)
+            drawn = drawn - drawn @ head.transpose(1, 2) @ head
         unknown = places >= self.found
-        turn = (unknown.cumsum(0) - 1).clamp(min=0, max=fresh - 1)  # each of them once
-        return torch.where(unknown[:, None], others[turn], known)
+        turn = (unknown.cumsum(1) - 1).clamp(min=0, max=fresh - 1)  # each of them once
+        return torch.where(unknown[..., None], _picked(_orthonormal(drawn), turn), known)
+
+
+def _picked(rows: Tensor, places: Tensor) -> Tensor:
+    """Of each matrix these rows."""
+    return rows.gather(1, places[..., None].expand(-1, -1, rows.shape[2]))
 
 
 def _strongest(matrices: Tensor, count: int, key: Key) -> tuple[Tensor, Tensor]:
@@ -126,7 +134,8 @@ def _all(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """All left singular vectors, as rows, and their products with each matrix."""
     try:
         found = torch.linalg.eigh(matrices @ matrices.transpose(1, 2))[1].flip(2).transpose(1, 2)
-    except torch.linalg.LinAlgError:  # any orthonormal directions will do: they are noisier, and no less right
+    except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage]
+        # any orthonormal directions will do: they are noisier, and no less right
         size = matrices.shape[1]
         found = torch.eye(size, dtype=matrices.dtype, device=matrices.device).expand(matrices.shape[0], size, size)
     return found, found @ matrices

@@ -30,7 +30,7 @@ def probabilities(weights: Tensor, budget: float) -> Tensor:
     left = budget - torch.arange(top.shape[-1], dtype=torch.float64, device=top.device)
     certain = (top * left > tails).cumprod(-1).sum(-1, keepdim=True)
     theta = left.expand_as(tails).gather(-1, certain) / tails.gather(-1, certain)
-    return weights.double().mul_(theta.clamp_(max=_CERTAIN)).clamp_(max=1.0)
+    return (weights.double() * theta.clamp_(max=_CERTAIN)).clamp_(max=1.0)
 
 
 def _largest(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:

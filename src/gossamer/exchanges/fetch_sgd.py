@@ -108,7 +108,9 @@ class FetchSGD(Exchange):
         estimates = kernels.sketch_estimate(owed, n, key)
         chosen = kernels.topk(estimates, ceil(self.ratio * n * (1 - 1e-12))).long()
         values = estimates[chosen]
-        said = kernels.sketch_encode(torch.zeros_like(estimates).index_add_(0, chosen, values), *table.shape, key)
+        said = kernels.sketch_encode(
+            torch.zeros_like(estimates).index_add_(0, chosen, values), self.rows, table.shape[1], key
+        )
         touched = said != 0
         state[f"owed{mark}"] = owed.masked_fill(touched, 0.0) if self.error == "zero" else owed - said
         state[f"velocity{mark}"] = velocity.masked_fill(touched, 0.0)
@@ -131,5 +133,8 @@ class FetchSGD(Exchange):
 
 def _echo(block: Block, places: Tensor, values: Tensor) -> Echo:
     """Nobody can tell whose share of a sum was extracted: everybody's alike."""
-    mean = block.for_mean().zero_().index_add_(0, places, values)
-    return Echo(mean, lambda into, weight: into.index_add_(0, places, values, alpha=weight), peak(values))
+
+    def add_sent(into: Tensor, weight: float) -> None:
+        into.index_add_(0, places, values, alpha=weight)
+
+    return Echo(block.for_mean().zero_().index_add_(0, places, values), add_sent, peak(values))

@@ -24,6 +24,20 @@ def refuse_searches(optimizers: Sequence[Optimizer]) -> None:
             )
 
 
+def refuse_closure(another_has_stepped: bool, scaler: Any) -> None:
+    """Closures whose gradients would come when it is too late to average them, or to look at them."""
+    if another_has_stepped:
+        raise AttachError(
+            "a closure for the second optimizer of a step: its backward() would begin the next step before this one is over; "
+            "give the closure to the first optimizer, and call the others' step() without one"
+        )
+    if scaler is not None and scaler.is_enabled():
+        raise AttachError(
+            "a closure with a GradScaler: the scaler looks at gradients that the closure is yet to compute; call backward() "
+            "yourself, then scaler.step(optimizer)"
+        )
+
+
 def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Closure | None:
     return args[1] if len(args) > 1 else kwargs.get("closure")
 

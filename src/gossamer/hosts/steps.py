@@ -13,7 +13,7 @@ from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Program
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts import consensus
-from gossamer.hosts.closures import Call, closure_of, served
+from gossamer.hosts.closures import Call, closure_of, refuse_closure, served
 from gossamer.hosts.doubts import Doubts
 from gossamer.hosts.handshake import compare
 from gossamer.hosts.metrics import Meter
@@ -191,16 +191,8 @@ class Steps:
         closure, alone = closure_of(args, kwargs), self.fabric.size == 1
         if closure is None:
             return None
-        if self._done and not alone:
-            raise AttachError(
-                "a closure for the second optimizer of a step: its backward() would begin the next step before this one is "
-                "over; give the closure to the first optimizer, and call the others' step() without one"
-            )
-        if self.scaler is not None and self.scaler.is_enabled():
-            raise AttachError(
-                "a closure with a GradScaler: the scaler looks at gradients that the closure is yet to compute; call "
-                "backward() yourself, then scaler.step(optimizer)"
-            )
+        if not alone:
+            refuse_closure(another_has_stepped=bool(self._done), scaler=self.scaler)
         return served(optimizer, closure, (args, kwargs), alone)
 
     def _check(self, optimizer: Optimizer) -> None:

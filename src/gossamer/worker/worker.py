@@ -70,6 +70,7 @@ class Worker:
         self.live = dict[str, Any]()  # what the schedule keeps beside the steps
         self.dropped = list[int]()  # steps for whose end this rank's gradient was not waited for
         self.on_late: Callable[[int], None] | None = None
+        self.on_decision: Callable[[int, int, str], None] | None = None  # told step, rank, and what holds from then on
         self.flights = Flights()
         self._gradients = Flight()  # this step's, on their way
         self._held = Held()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.kernels.cpu.compile import Floats, Ints, Longs, kernel
-from gossamer.kernels.cpu.hints import prefetch, wide
+from gossamer.kernels.cpu.hints import lowest_bit, prefetch, wide
 from gossamer.kernels.cpu.scales import divide_all, divisor, top_bits
 from gossamer.kernels.layout import edges
 
@@ -139,11 +139,13 @@ def _compact(x: Floats, bits: Ints, bar: np.int32, most: int, indices: Ints, val
             if words[w] != 0:
                 if count > most:
                     return count
-                for j in range(_WORD * w, _WORD * w + _WORD):
-                    if flags[j]:
-                        indices[count] = lo + j
-                        values[count] = x[lo + j]
-                        count += 1
+                word = words[w]
+                while word != np.uint64(0):  # a flag is one bit of its byte, and the first flag's byte the lowest
+                    j = lo + _WORD * w + np.int64(lowest_bit(word) >> np.uint64(3))
+                    indices[count] = j
+                    values[count] = x[j]
+                    count += 1
+                    word &= np.uint64(word - np.uint64(1))
     return count
 
 

@@ -82,11 +82,11 @@ def _first(first_word: int, row: int, columns: int, a: int, counter: np.uint32) 
 
 
 @kernel
-def _turned(a: int, row: int, columns: int, counter: np.uint32, k1: np.uint32) -> int:
+def _turned(a: int, row: int, columns: int, counter: np.uint32, k1: np.uint32) -> np.int64:
     """Where in its row a stretch begins."""
     shift = (np.int64(fraction(np.uint32(counter + np.uint32(row)), k1)) * np.int64(columns)) >> np.int64(23)
-    place = a + shift
-    return place - columns if place >= columns else place
+    place = np.int64(a) + shift
+    return place - np.int64(columns) if place >= columns else place
 
 
 @kernel
