@@ -48,6 +48,7 @@ class Search:
 
     def __init__(self, question: Question, command: str = "") -> None:
         self.question = question
+        self._workloads = dict[int, Workload]()
         self.workload = self._seeded(question.seed)
         self.parameters = parameters_of(self.workload.model())
         self.length = Length(question.steps, question.budget)
@@ -55,7 +56,10 @@ class Search:
         self.tuning = self._empty(command)
 
     def _seeded(self, seed: int) -> Workload:
-        return get(self.question.workload, seed=seed, shards=self.question.shards)
+        """The workload with this seed, whose data is loaded once."""
+        if seed not in self._workloads:
+            self._workloads[seed] = get(self.question.workload, seed=seed, shards=self.question.shards)
+        return self._workloads[seed]
 
     def _plan(self, recipes: Mapping[str, Recipe]) -> dict[str, tuple[Space, list[Setting]]]:
         q = self.question
