@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 APT := $(shell command -v apt-get 2>/dev/null)
 
-.PHONY: demo test test-all check docs bench clean
+.PHONY: demo test test-all check docs bench clean lane-processes lane-computes lane-crews lane-judges lane-types
 
 # The CPU build of torch is a fifth of the size of the default one; where pip has no such build of this version at hand,
 # PyTorch's own index of CPU builds can be given: make test PIP_EXTRA="--index-url URL-OF-THE-CPU-INDEX".
@@ -25,16 +25,24 @@ $(VENV)/.installed: pyproject.toml requirements-dev.txt
 demo: $(VENV)/.installed .network-tools
 	$(BIN)/gossamer compare ddp bf16 qsgd terngrad topk powersgd slowmo sgp --hosts 4 --rate 200mbit --steps 50 --out runs/demo
 
+# Kinds of tests (see tests/conftest.py), two at a time: who is through with one takes the next. The longest come first; what
+# the others say comes when they are through.
+LANES := processes computes crews judges types
+
 test: $(VENV)/.installed .network-tools
 	$(BIN)/ruff check -q src tests benchmarks campaigns
 	$(BIN)/ruff format -q --check src tests benchmarks campaigns
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/pyright
-	@# Two test processes: one starts commands and ranks and waits for them, the other computes; its output comes last.
-	@($(BIN)/python -m pytest -m "not processes and not crews and not slow"; laws=$$?; \
-	  $(BIN)/python -m pytest -m "crews and not slow"; test $$? = 0 -a $$laws = 0) >$(VENV)/laws.log 2>&1 & laws=$$!; \
-	$(BIN)/python -m pytest -m "processes and not slow"; processes=$$?; \
-	wait $$laws; laws=$$?; cat $(VENV)/laws.log; test $$processes = 0 -a $$laws = 0
+	@$(MAKE) --no-print-directory -k -j2 $(LANES:%=lane-%)
+
+lane-processes:
+	@$(BIN)/python -m pytest -m "processes and not slow"
+
+lane-computes lane-crews lane-judges: lane-%:
+	@$(BIN)/python -m pytest -m "$* and not slow" >$(VENV)/$*.log 2>&1; code=$$?; cat $(VENV)/$*.log; exit $$code
+
+lane-types:
+	@$(BIN)/pyright
 
 # What takes long: full products of parts, statistics; and all kinds of arguments for the programs for GPUs, with this
 # Triton and with that of torch 2.6.

@@ -24,29 +24,32 @@ settings.register_profile("gossamer", derandomize=True, deadline=None)
 settings.load_profile("gossamer")
 
 
-COMMANDS = {"cli", "lab", "trial", "others"}  # packages whose tests start whole commands, or measure a network
+CREWS, JUDGES = {"gang2", "gang4", "everywhere"}, {"world", "nursery"}
+COMMANDS = {"lab", "trial"}  # packages whose tests start whole commands, or measure a network, and do not always say so
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a lab where none can be made, and say why; mark what must not run side by side with its like."""
+    """Skip what needs a lab where none can be made, and say why; mark what a test needs besides its own process."""
     reason = available()
     for item in items:
         if reason is not None and item.get_closest_marker("lab"):
             item.add_marker(pytest.mark.skip(reason=reason))
-        if (kind := _kind(item)) is not None:
-            item.add_marker(kind)
+        item.add_marker(_kind(item))
 
 
-def _kind(item: pytest.Item) -> pytest.MarkDecorator | None:
-    """What a test needs besides its own process; `make test` runs tests of one kind one after the other.
+def _kind(item: pytest.Item) -> pytest.MarkDecorator:
+    """What `make test` runs one after the other, and side by side with other kinds.
 
     Labs would share the cores that they measure, and so would ranks that are killed and others that must notice in time.
     Those who send work to a gang that is there already wait for it, and for nothing else.
     """
-    commands = item.get_closest_marker("lab") or item.path.parent.name in COMMANDS
-    if not commands and {"gang2", "gang4", "world"} & set(getattr(item, "fixturenames", ())):
+    fixtures, is_lab = set(getattr(item, "fixturenames", ())), item.get_closest_marker("lab")
+    if not is_lab and fixtures & JUDGES:
+        return pytest.mark.judges
+    if not is_lab and fixtures & CREWS:
         return pytest.mark.crews
-    return pytest.mark.processes if commands or item.get_closest_marker("gang") else None
+    commands = is_lab or "shell" in fixtures or item.path.parent.name in COMMANDS
+    return pytest.mark.processes if commands or item.get_closest_marker("gang") else pytest.mark.computes
 
 
 def _gang(size: int) -> Iterator[Gang]:

@@ -5,10 +5,18 @@ import os
 import pickle
 import socket
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
+
+Key = TypeVar("Key")
+
+
+# Loaded once, and not by every rank: an optimizer's first step alone would take each of them two seconds.
+PRELOADED = ["pytest", "torch.distributed", "torch._dynamo", "gossamer.hosts.attach", "gossamer.recipes", "tests.gang"]
 
 
 class GangError(Exception):
@@ -59,7 +67,7 @@ class Gang:
         port = free_port()
         # Forked from a process that has loaded torch but started nothing: there far sooner than when spawned.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pytest", "torch.distributed", "tests.gang"])
+        context.set_forkserver_preload(PRELOADED)
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, self.size, port, theirs), daemon=True)
@@ -81,6 +89,34 @@ class Gang:
                 except (EOFError, OSError):
                     answers[pending[pipe]] = False, "the process died"
         return answers
+
+
+class Call(NamedTuple):
+    """What a gang of its own is to do, some of whose ranks will be lost."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    lost: tuple[int, ...] = ()
+
+
+@contextmanager
+def at_once(size: int, calls: Mapping[Key, Call], gangs: int = 3) -> Generator[Callable[[Key], list[Any]]]:
+    """Some gangs at a time: those whose ranks die or freeze wait for deadlines more than they compute.
+
+    Gives what tells the outcome of one of the calls, or raises what came of it.
+    """
+    _compile()
+
+    def do(call: Call) -> list[Any]:
+        gang = Gang(size)
+        try:
+            return gang.run(call.fn, *call.args, lost=call.lost)
+        finally:
+            gang.close()
+
+    with ThreadPoolExecutor(gangs) as pool:
+        outcomes = {key: pool.submit(do, call) for key, call in calls.items()}
+        yield lambda key: outcomes[key].result()
 
 
 @cache

@@ -31,11 +31,11 @@ class Marked:
                 continue  # it has just ended, or is another user's
         return found
 
-    def expect(self, count: int, within: float = 10.0) -> None:
+    def expect(self, count: int, within: float = 40.0) -> None:
         """Wait until there are so many; one that is just beginning shows no mark for a moment."""
         wait_for(lambda: len(self.processes()) >= count, within, lambda: str(self.processes()))
 
-    def expect_nothing(self, within: float = 15.0) -> None:
+    def expect_nothing(self, within: float = 40.0) -> None:
         """Wait until nothing is left; fail if something stays."""
         wait_for(lambda: not self.processes(), within, lambda: str(self.processes()))
 

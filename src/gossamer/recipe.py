@@ -129,6 +129,11 @@ class Recipe:
         """True if any part asks for the learning rate of a block."""
         return any(one.follows_rate for one in self.parts())
 
+    def equal(self, step: int) -> bool:
+        """True if all ranks hold equal models after this step."""
+        parted = any("parts models" in one.traits for one in self.parts())
+        return self.schedule.reunites(step) if parted else self.schedule.equal(step)
+
     def parts(self) -> list[Part]:
         """All parts, those of the rules included."""
         ruled = [one for rule in self.rules for one in (rule.exchange, rule.memory)]

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from typing import Literal
 
 from gossamer import recipe
-from gossamer.codecs import BF16, FP16, FP32, QSGD, PowerSGD, Ternary, TopK
+from gossamer.codecs import BF16, FP16, FP32, QSGD, SVD, Atomo, CountSketch, Dropping, PowerSGD, Ternary, TopK
 from gossamer.controllers import DQSGD, Accordion, AccordionBatch
 from gossamer.core.contracts import Topology
-from gossamer.exchanges import AllReduced, Gather, Scatter
-from gossamer.memories import DIANA, ErrorFeedback
+from gossamer.exchanges import AllReduced, FetchSGD, Gather, Scatter
+from gossamer.memories import DIANA, ErrorFeedback, MomentumCorrection, NoMemory, OwnGradient
 from gossamer.mixers import PushSum
 from gossamer.recipe import Recipe, preset
 from gossamer.rules import Rule
-from gossamer.schedules import EveryStep, First, Gossip, LocalSGD, OverlapLocalSGD, SlowMo
+from gossamer.schedules import EveryStep, First, Gossip, LocalSGD, OverlapLocalSGD, Resync, SlowMo
 from gossamer.topologies import Exponential
 
 _DENSE = AllReduced(FP32())
@@ -145,11 +145,98 @@ def topk(ratio: float = 0.01, scope: Literal["tensor", "global"] = "tensor") -> 
 
 
 @preset
+def local_gradients(
+    ratio: float = 0.01,
+    warmup: int = 0,
+    mode: Literal["partial", "sum", "errors"] = "partial",
+    every: int = 50,
+    sync: Literal["average", "flush"] = "average",
+) -> Recipe:
+    """The largest one percent of everybody's gradient, and all of a rank's own; models are averaged now and then.
+
+    Use: in place of `topk` where ranks' data are alike and few elements are sent: what is not sent is used at home.
+    With two elements in a thousand, four ranks reached .96 of accuracy on handwritten digits in 300 steps, top-k .86,
+    dense .95.
+
+    Not for: ranks whose data differ, on which it did no better than top-k, and worse when models were averaged every
+    500 steps only (.90 against .93, dense .97); nor "sum" and "errors" there. Nor many ranks, as `topk`; nor for what
+    wants one gradient on all ranks: controllers, sign updates, ZeRO. Models differ between averages: evaluate under
+    `comm.consensus()`.
+
+    `warmup` drops less at first, and is for CPUs. `sync="flush"` pays all debts exactly, and takes plain SGD.
+
+    Paper: Aji, Heafield, Bogoychev, Combining Global Sparse Gradients with Local Gradients in Distributed Neural Network
+    Training, EMNLP 2019; 99 percent dropped, a warm-up of 1000 steps, averages every 500.
+    """
+    codec = Dropping(ratio, warmup) if warmup else TopK(ratio)
+    memory = OwnGradient(mode, "gradient" if sync == "average" else "update")
+    return Recipe(Gather(codec), memory, Resync(every, sync))
+
+
+@preset
+def dgc(ratio: float = 0.001, momentum: float = 0.0) -> Recipe:
+    """The largest element in a thousand, with momentum kept where the gradient is; vectors travel whole.
+
+    Use: below about 1 Gbit/s between few ranks: the fewest bytes of all presets on up to 7. With `momentum=0.9` and an
+    optimizer that has none it is the paper's; without, the optimizer keeps its own, and this is error feedback.
+
+    Not for: many ranks: everybody reads everybody's message, so bytes grow with their number, and with a thousand they are
+    dense's. Nor short runs: an element waits for hundreds of steps. It keeps a residual as large as the model, and with momentum
+    another.
+
+    A small network on Fashion-MNIST (lr .02, 4 ranks, 240 steps, one seed) ended with a loss of .49 dense, .66 under `topk`, .79
+    under `dgc` with momentum in the optimizer and .66 with it here, in an eighth of `topk`'s bytes.
+
+    Paper: Lin, Han, Mao, Wang, Dally, Deep Gradient Compression, ICLR 2018.
+    """
+    return Recipe(Gather(TopK(ratio)), MomentumCorrection(momentum), rules=_vectors(momentum))
+
+
+@preset
+def sketched_sgd(ratio: float = 0.002, candidates: int = 8, momentum: float = 0.0) -> Recipe:
+    """The largest elements of the sum, found in a sketch of it and fetched exactly; vectors travel whole.
+
+    Use: below about 1 Gbit/s, where few elements of a gradient matter: 20 times fewer bytes whatever the number of ranks. With
+    `momentum=0.9` and an optimizer that has none it is the paper's.
+
+    Not for: few ranks, among which `topk` says more in fewer bytes, nor gradients without large elements, of which a
+    sketch finds noise. Its two messages go one after the other, and it keeps a residual as large as the model.
+
+    In the setting of `dgc`'s figures it ended with a loss of .86, and .90 with momentum here, where `topk` had .66 in four
+    fifths of its bytes among 4 ranks; among 16 `topk` sends three times as many.
+
+    Paper: Ivkin et al., Communication-Efficient Distributed SGD with Sketching, NeurIPS 2019.
+    """
+    exchange = AllReduced(CountSketch(ratio, candidates=candidates))
+    return Recipe(exchange, MomentumCorrection(momentum), rules=_vectors(momentum))
+
+
+def _vectors(momentum: float) -> tuple[Rule, ...]:
+    """Biases and norms, one in a hundred parameters or fewer, travel whole."""
+    return (Rule("ndim < 2", _DENSE, MomentumCorrection(momentum, masking=False) if momentum else NoMemory()),)
+
+
+@preset
+def fetchsgd(ratio: float = 0.002, momentum: float = 0.0) -> Recipe:
+    """Sketches of gradients, and nothing kept that is not the same on all ranks.
+
+    Use: where ranks can keep nothing of their own from one step to the next: 20 times fewer bytes whatever the number of ranks.
+
+    Not for: ranks that can keep a residual: `sketched_sgd` sends as many bytes and learns faster, since its values are exact.
+    Here they are estimates. In the setting of `dgc`'s figures it ended with a loss of 1.00, and with momentum of its own, .9,
+    with 1.99.
+
+    Paper: Rothchild et al., FetchSGD: Communication-Efficient Federated Learning with Sketching, ICML 2020.
+    """
+    return Recipe(FetchSGD(ratio, momentum=momentum))
+
+
+@preset
 def powersgd(rank: int = 4) -> Recipe:
     """Low-rank gradients by warm-started power iteration, with error feedback.
 
-    Use: below about 1 Gbit/s, on models of large matrices: the fewest bytes of all presets, whatever the number of
-    ranks.
+    Use: below about 1 Gbit/s, on models of large matrices: bytes do not grow with the number of ranks, and from 8 on no
+    preset sends fewer.
 
     Not for: models of vectors and small matrices, which travel as they are, nor busy processors: it multiplies
     matrices at every step. It keeps a residual as large as the model. Ranks below 4 send less but learned so much
@@ -159,6 +246,26 @@ def powersgd(rank: int = 4) -> Recipe:
     Paper: Vogels, Karimireddy, Jaggi, PowerSGD, NeurIPS 2019.
     """
     return Recipe(AllReduced(PowerSGD(rank)), ErrorFeedback())
+
+
+@preset
+def atomo(share: float = 0.05, head: int = 64) -> Recipe:
+    """A few directions of each matrix, kept at random, and their mean in four bits.
+
+    Use: below about 1 Gbit/s, on models of matrices, where nothing may be biased nor kept: there is no residual, as
+    `powersgd` has one, and the bytes do not grow with the number of ranks.
+
+    Not for: models of vectors, which travel as they are, nor busy processors: it multiplies matrices at every step. Where a
+    residual is no trouble, `powersgd` sends less and learns as fast.
+
+    The second phase encodes the mean again, with `qsgd` of four bits, for its noise shrinks in no mean. `fashion` on four
+    simulated ranks, one seed, 120 steps: loss .65 with 100 kB a step from each rank, as `qsgd` had with 158 and dense .61
+    with 1,242; with directions in the answer as well, `scatter(atomo(svd(), share=0.05))`, 1.01 with 43. Among few ranks
+    `gather(atomo(svd(), atoms=3))` is shorter: .65 with 75; `powersgd`: .64 with 50.
+
+    Paper: Wang et al., ATOMO, NeurIPS 2018.
+    """
+    return Recipe(Scatter(Atomo(SVD(head), share=share), answer=QSGD()))
 
 
 @preset
@@ -175,6 +282,21 @@ def diana(bits: int = 2, bucket: int = 512, momentum: float = 0.0, l1: float = 0
     Paper: Mishchenko, Gorbunov, Takac, Richtarik, Distributed Learning with Compressed Gradient Differences, 2019.
     """
     return Recipe(Gather(QSGD(bits, bucket)), DIANA(momentum=momentum), EveryStep(l1=l1))
+
+
+@preset
+def dqgd(bits: int = 2, bucket: int = 512, start: Literal["zero", "first"] = "zero") -> Recipe:
+    """Quantised full gradients without a memory that learns: the baseline that `diana` is measured against.
+
+    Use: to see what `diana` gains, on convex problems with full gradients. `start="first"` sends differences to the
+    first gradients, which travel in full, once.
+
+    Not for: results: it stalls where quantisation noise meets the step size. On four unlike logistic problems it ended
+    at a squared distance of .09 from the optimum, with `start="first"` at .15; `diana` went on to 2e-30.
+
+    Paper: Khirirat, Feyzmahdavian, Johansson, Distributed Learning with Compressed Gradients, 2018.
+    """
+    return Recipe(Gather(QSGD(bits, bucket)), DIANA(alpha=0.0, start=start))
 
 
 @preset
@@ -311,6 +433,24 @@ def accordion_qsgd(epoch: int, mild: int = 8, harsh: int = 4, interval: int = 10
     """
     low, high = Scatter(QSGD(mild)), Scatter(QSGD(harsh))
     return Recipe(low, controller=Accordion(low, high, epoch, interval, threshold))
+
+
+@preset
+def accordion_topk(
+    epoch: int, mild: float = 0.1, harsh: float = 0.01, interval: int = 10, threshold: float = 0.5
+) -> Recipe:
+    """Top-k that keeps more in critical regimes and less elsewhere.
+
+    Use: where one percent costs quality, or nobody knows how many are enough: `accordion` for gradients of few large
+    elements.
+
+    Not for: short runs: it decides first after `interval` + 1 epochs, and all is mild until then. The bytes counted
+    are those of the mild level. Nor many ranks, as `topk`.
+
+    Paper: Agarwal et al., Accordion, MLSys 2021; its levels are 99 percent and 10, or 2 for a language model.
+    """
+    low, high = Gather(TopK(mild)), Gather(TopK(harsh))
+    return Recipe(low, ErrorFeedback(), controller=Accordion(low, high, epoch, interval, threshold))
 
 
 @preset

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ RECORD = files.Kind(
 )  # the second until 0.1
 
 Status = Literal["ok", "failed", "interrupted"]
+T = TypeVar("T")
 
 
 @dataclass
@@ -143,18 +145,23 @@ class Record:
     @staticmethod
     def read(path: Path) -> "Record":
         """A ValueError says, in words about the file, why it holds no record."""
-        try:
-            text = files.read(path, LARGEST)
-            return _record(json.loads(text, parse_constant=_no_number, parse_int=_whole))
-        except json.JSONDecodeError as error:
-            why = f"it is not JSON, or was cut off at line {error.lineno}, column {error.colno}"
-            raise ValueError(why if error.doc else "it is empty") from None
-        except UnicodeDecodeError:
-            raise ValueError("it is not text") from None
-        except KeyError as error:
-            raise ValueError(f"it has no {error}") from None
-        except (TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"what is in it is not what a run writes ({cut(str(error))})") from None
+        return read(path, _record)
+
+
+def read(path: Path, make: Callable[[Any], T]) -> T:
+    """What `make` makes of a file of JSON. A ValueError says, in words about the file, why it cannot."""
+    try:
+        text = files.read(path, LARGEST)
+        return make(json.loads(text, parse_constant=_no_number, parse_int=_whole))
+    except json.JSONDecodeError as error:
+        why = f"it is not JSON, or was cut off at line {error.lineno}, column {error.colno}"
+        raise ValueError(why if error.doc else "it is empty") from None
+    except UnicodeDecodeError:
+        raise ValueError("it is not text") from None
+    except KeyError as error:
+        raise ValueError(f"it has no {error}") from None
+    except (TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"what is in it is not what a run writes ({cut(str(error))})") from None
 
 
 def finite(value: Any) -> Any:
@@ -178,12 +185,12 @@ def _whole(digits: str) -> int:
     return int(digits)
 
 
-def _number(value: float | None) -> float:
+def number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
 def _with_number(table: dict[str, Any], name: str) -> dict[str, Any]:
-    return {**table, name: _number(table[name])}
+    return {**table, name: number(table[name])}
 
 
 def _record(table: dict[str, Any]) -> Record:
@@ -195,32 +202,29 @@ def _record(table: dict[str, Any]) -> Record:
             "run its command again, or read it with the version that wrote it"
         )
     facts = {name: value for name, value in table.items() if name not in AUTHOR}
-    return _made(Record, {**facts, "runs": [_run(r) for r in table["runs"]]})
+    return made(Record, {**facts, "runs": [_run(r) for r in table["runs"]]})
 
 
 def _run(table: dict[str, Any]) -> Run:
     facts: dict[str, Any] = {
         **table,
-        "steps": [_made(Step, _with_number(s, "loss")) for s in table["steps"]],
-        "evaluations": [_made(Evaluation, _with_number(e, "quality")) for e in table["evaluations"]],
-        "residuals": [(s, _number(v)) for s, v in table["residuals"]],
-        "layer_errors": {k: _number(v) for k, v in table.get("layer_errors", {}).items()},
+        "steps": [made(Step, _with_number(s, "loss")) for s in table["steps"]],
+        "evaluations": [made(Evaluation, _with_number(e, "quality")) for e in table["evaluations"]],
+        "residuals": [(s, number(v)) for s, v in table["residuals"]],
+        "layer_errors": {k: number(v) for k, v in table.get("layer_errors", {}).items()},
         "decisions": [(s, v) for s, v in table["decisions"]],
     }
-    return _made(Run, facts)
+    return made(Run, facts)
 
 
-T = TypeVar("T")
-
-
-def _made(kind: type[T], facts: dict[str, Any]) -> T:
+def made(kind: type[T], facts: dict[str, Any]) -> T:
     """A dataclass from what a file says, if every value is of the field's type."""
-    made = kind(**facts)
+    built = kind(**facts)
     for name, hint in _hints(kind).items():
-        value = getattr(made, name)
+        value = getattr(built, name)
         if not _fits(value, hint):
             raise TypeError(f"{name} of a {kind.__name__.lower()} is {str(value)[:40]!r}")
-    return made
+    return built
 
 
 @cache

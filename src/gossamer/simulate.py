@@ -84,6 +84,8 @@ def train(
     0.5
     """
     ledger = Ledger(per_node=ranks[0].worker.origin.ranks_per_node)
+    for replica in ranks:
+        replica.worker.on_decision = ledger.decide
     outcome = simulate([_run(r, backward, steps, seconds) for r in ranks], network, ledger)
     for replica, clock in zip(ranks, outcome.clocks, strict=True):
         replica.clock = clock

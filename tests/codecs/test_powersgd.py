@@ -4,11 +4,14 @@ import pytest
 import torch
 from tests.laws.blocks import agree, seat, sent
 from tests.laws.crew import Crew, mean
+from tests.worker.gym import make
 from torch import Tensor
 
 from gossamer.codecs import PowerSGD
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import Memory, Seat, Send
+from gossamer.core.errors import AttachError, RecipeError
+from gossamer.core.parts import parse
 from gossamer.core.verbs import Program
 
 Shape = tuple[int, int]
@@ -246,3 +249,83 @@ def test_matrices_of_one_shape_go_together_and_do_not_mix() -> None:
     both = Block.of({"a": a, "x": torch.ones(5, dtype=torch.float64), "b": b})
     echoes = once(PowerSGD(2), [both, both])
     torch.testing.assert_close(echoes[0].mean, both.flat, rtol=1e-9, atol=1e-9)
+
+
+# -- ranks of their own, a start, half precision -------------------------------------------------------------------------
+
+
+def test_a_ratio_gives_every_matrix_the_largest_rank_with_which_it_shrinks_so_often() -> None:
+    block = Block.of({"w": normal(256, 256, seed=1), "long": normal(1024, 64, seed=2), "v": normal(32, 32, seed=3)})
+    states: list[State] = [{}]
+    once(PowerSGD(ratio=16.0), [block], states)
+    assert {name: q.shape[0] for name, q in states[0].items()} == {"q:w": 8, "q:long": 3, "q:v": 1}
+
+
+def test_an_svd_start_sends_the_first_block_in_full_and_is_at_the_best_approximation_at_once() -> None:
+    left, right = (torch.linalg.qr(normal(40, 30, seed=s))[0] for s in (5, 6))
+    m = left @ torch.diag(0.7 ** torch.arange(30.0, dtype=torch.float64)) @ right.T
+    blocks = [Block.of({"w": m + part}) for part in (matrix(40, 40, 2), -matrix(40, 40, 2))]
+    states: list[State] = [{}, {}]
+    first = once(PowerSGD(3, start="svd"), blocks, states)
+    torch.testing.assert_close(first[0].mean, m.reshape(-1), rtol=0, atol=1e-12)
+    assert torch.equal(sent(first[1], blocks[1]), blocks[1].flat)
+    second = once(PowerSGD(3, start="svd"), blocks, states, 2)
+    assert float((second[0].mean - m.reshape(-1)).norm()) / best(m, 3) == pytest.approx(1, abs=1e-5)
+    cold: list[State] = [{}, {}]
+    for step in (1, 2):
+        drawn = once(PowerSGD(3), blocks, cold, step)
+    assert float((drawn[0].mean - m.reshape(-1)).norm()) / best(m, 3) > 1.001
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_half_factors_are_half_as_long_and_nearly_as_good_however_large_gradients_are(scale: float) -> None:
+    narrow, wide = (Crew(f"allreduce(powersgd(rank=2{f})) + error_feedback()", 3) for f in (", factors='fp16'", ""))
+    for step in range(6):
+        blocks = [Block.of({"w": scale * decaying(r, step).flat[: 24 * 18].view(24, 18)}) for r in range(3)]
+        got, expected = narrow.step(blocks), wide.step(blocks)
+        assert float((got - expected).norm()) < 3e-3 * float(expected.norm())
+    handed = [[e.handed for e in crew.ledger if e.rank == 0] for crew in (narrow, wide)]
+    assert handed[0][:2] == handed[1][:2]  # the first factors, whose size nobody knows yet
+    assert [4 * h for h in handed[0][2:]] == handed[1][2:]  # 2 bytes for 8
+
+
+def test_a_gradient_that_outgrows_half_precision_is_sent_in_parts() -> None:
+    crew, given, got = Crew("allreduce(powersgd(rank=1, factors='fp16')) + error_feedback()", 2), 0.0, 0.0
+    for step in range(12):
+        scale = 1e-6 if step < 2 else 1e6
+        blocks = [b.like(b.flat * scale) for b in (Block.of({"w": normal(30, 20, seed=9 + r)}) for r in range(2))]
+        mean_now = crew.step(blocks)
+        assert mean_now.isfinite().all()
+        got, given = got + mean_now, given + mean(blocks)
+    torch.testing.assert_close(got + crew.mean_of("residual"), given, rtol=0, atol=1e-3 * float(given.norm()))
+
+
+def model(*shape: int):
+    return lambda: torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(shape))])
+
+
+@pytest.mark.parametrize(
+    ("codec", "shape", "words"),
+    [
+        ("powersgd(rank=64)", (20, 30), r"no matrix of the model has a rank above 20.*rank=10 or less"),
+        ("powersgd()", (50,), r"the model has no matrix.*allreduce\(fp32\(\)\)"),
+    ],
+)
+def test_what_would_all_travel_as_it_is_is_refused(codec: str, shape: tuple[int, ...], words: str) -> None:
+    with pytest.raises(AttachError, match=words):
+        make(f"allreduce({codec}) + error_feedback()", 2, model(*shape))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("powersgd(rank=0)", "at least 1"),
+        ("powersgd(ratio=1.5)", "ratio must be at least min_ratio"),
+        ("powersgd(rank=2, ratio=8.0)", "say either, not both"),
+        ("powersgd(start='pca')", "svd"),
+        ("powersgd(factors='fp8')", "fp16"),
+    ],
+)
+def test_values_without_sense_are_refused(text: str, words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        parse(text)

@@ -1,6 +1,7 @@
 """Dice follow from (seed, step, rank, name) alone; private ones differ everywhere, shared ones nowhere."""
 
 import inspect
+import re
 from itertools import product
 
 import pytest
@@ -72,4 +73,5 @@ def test_no_algorithm_names_a_global_generator(package: str) -> None:
     for file in folder.glob("*.py"):
         text = file.read_text()
         assert "manual_seed(" not in text.replace("Generator().manual_seed(", ""), file
-        assert not any(word in text for word in ("torch.rand(", "rand_like(", "randn_like(", "import random")), file
+        assert not any(word in text for word in ("rand_like(", "randn_like(", "import random")), file
+        assert all("generator=" in call for call in re.findall(r"torch\.rand\w*\([^\n]*", text)), file

@@ -2,11 +2,13 @@
 
 import os
 import signal
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from tests.fabrics.test_torch_failures import DEADLINE, failure
-from tests.gang import Gang
+from tests.gang import Call, Gang, at_once
 from tests.marked import SLACK
 
 from gossamer.core import verbs
@@ -40,15 +42,17 @@ def killed(rank: int, size: int, victim: int, kind: str) -> tuple[str, str, floa
     return failure(fabric, lambda: fabric.join(fabric.start(program, "embedding", step=5)))
 
 
+@pytest.fixture(scope="module")
+def survived() -> Iterator[Callable[[Any], list[Any]]]:
+    cases = [(victim, kind) for victim in (0, 2) for kind in ("collective", "quorum")]
+    with at_once(3, {case: Call(killed, case, lost=case[:1]) for case in cases}) as outcome_of:
+        yield outcome_of
+
+
 @pytest.mark.parametrize("kind", ["collective", "quorum"])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_rank_ends_every_other_in_time(kind: str, victim: int) -> None:
-    gang = Gang(3)
-    try:
-        outcomes = gang.run(killed, victim, kind, lost=[victim])
-    finally:
-        gang.close()
-    for rank, outcome in enumerate(outcomes):
+def test_a_killed_rank_ends_every_other_in_time(survived: Callable[[Any], list[Any]], kind: str, victim: int) -> None:
+    for rank, outcome in enumerate(survived((victim, kind))):
         if rank != victim:
             name, text, seconds = outcome
             assert name == "PeerError"

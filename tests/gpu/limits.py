@@ -13,8 +13,11 @@ KEPT = {
     "qsgd": 4,
     "dqsgd": 4,
     "topk": 8,  # residual
+    "local_gradients": 8,  # residual
     "powersgd": 8,  # residual
+    "atomo": 4,
     "diana": 12,  # own, common
+    "dqgd": 12,  # the same, which stay as they are
     "local_sgd": 8,  # anchor
     "slowmo": 12,  # anchor, velocity
     "slowmo_sgp": 20,  # x, z, anchor, velocity
@@ -24,6 +27,7 @@ KEPT = {
     "backup": 8,  # the settled mean
     "accordion": 12,  # residual, and sums in watched epochs
     "accordion_qsgd": 8,  # sums in watched epochs
+    "accordion_topk": 12,  # residual, and sums in watched epochs
     "accordion_batch": 8,  # sums in watched epochs
 }
 CRUMBS = 0.5  # bytes a parameter of scales, tables and numbers, in a model as small as the judges'
@@ -35,9 +39,11 @@ ACTIVATIONS = 2.0  # and what the judges' own model needs in its passes
 COPIES = 2
 TENSOR_BY_TENSOR = {
     "topk": 10,  # each tensor's largest
+    "local_gradients": 12,  # the same, and its model read and written
     "powersgd": 5,  # each matrix times its factors
     "accordion": 8,  # the same, and each gradient's sum and norm
     "accordion_qsgd": 4,
+    "accordion_topk": 14,
     "accordion_batch": 4,
 }
 
@@ -48,6 +54,8 @@ def syncs(recipe: Recipe) -> float:
         return 2  # once more before it claims its place: who is first is for the devices to say
     if not (recipe.schedule.averages_gradients or recipe.schedule.mixes or "push_sum" in repr(recipe)):
         return 1 / getattr(recipe.schedule, "every", 1)
+    if "reunites" in recipe.schedule.traits:
+        return 1 + 1 / recipe.schedule.period
     watches: Controller = recipe.controller
     return 1 if isinstance(watches, Fixed) else 1 + 1 / getattr(watches, "epoch", 1)
 

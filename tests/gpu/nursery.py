@@ -14,6 +14,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from tests.gang import PRELOADED
+
 LIMIT = 60.0  # seconds that a run may take
 
 
@@ -48,7 +50,7 @@ class Nursery:
 
     def _begin(self) -> Connection:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pytest", "torch.distributed", "tests.gang"])
+        context.set_forkserver_preload(PRELOADED)
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs,))
         self._process.start()

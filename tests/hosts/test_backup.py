@@ -34,7 +34,8 @@ class Milestones:
 
     def wait_for(self, step: int) -> None:
         """The exchanges up to this step are over then, on all ranks' lanes."""
-        self._store.wait([f"milestone/{step}"])
+        while not self._store.check([f"milestone/{step}"]):  # a wait in the store would keep the lanes from asking it
+            time.sleep(0.01)
 
     def forget(self) -> None:
         if self._rank == 0:

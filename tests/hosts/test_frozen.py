@@ -3,11 +3,13 @@
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from tests.gang import Gang
+from tests.gang import Call, at_once
 from tests.hosts.loops import SMALL, attached, small_step
 from tests.marked import SLACK
 
@@ -48,17 +50,21 @@ def freezing(rank: int, size: int, recipe: str, victim: int) -> tuple[str, float
         raise AssertionError("nobody noticed that a rank stands still")
 
 
-@pytest.mark.parametrize(
-    ("recipe", "victim"), [("allreduce" + SMALL, 1), ("terngrad" + SMALL, 0), ("local_sgd(2)", 1), ("sgp" + SMALL, 0)]
-)
-def test_the_other_rank_learns_in_time_who_is_frozen(recipe: str, victim: int) -> None:
-    gang = Gang(2)
-    try:
-        outcomes = gang.run(freezing, recipe, victim, lost=[victim])
-    finally:
-        gang.close()
+FROZEN = [("allreduce" + SMALL, 1), ("terngrad" + SMALL, 0), ("local_sgd(2)", 1), ("sgp" + SMALL, 0)]
+
+
+@pytest.fixture(scope="module")
+def noticed() -> Iterator[Callable[[Any], list[Any]]]:
+    with at_once(2, {case: Call(freezing, case, lost=case[1:]) for case in FROZEN}) as outcome_of:
+        yield outcome_of
+
+
+@pytest.mark.parametrize(("recipe", "victim"), FROZEN)
+def test_the_other_rank_learns_in_time_who_is_frozen(
+    noticed: Callable[[Any], list[Any]], recipe: str, victim: int
+) -> None:
     other = 1 - victim
-    text, waited = outcomes[other]
+    text, waited = noticed((recipe, victim))[other]
     assert f"rank {other} of 2: step" in text
     # Rank 0 hosts the store: when it stands still, nobody can ask where the others are.
     assert ("No word from rank 1:" if victim else "The store does not answer") in text

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.gang import Gang
 from tests.hosts.loops import Awkward, attached, flat, sgd, small_step
 from tests.marked import SLACK
@@ -149,14 +150,17 @@ def test_several_ranks_that_cannot_go_on_are_all_named_and_long_words_are_cut(ga
 
 
 def lonely(rank: int, size: int, absent: int) -> tuple[str, float] | None:
-    if rank == absent:
-        time.sleep(3.0)
-        return None
-    model = Awkward()
-    began = time.monotonic()
-    with pytest.raises(PeerError) as caught:
-        gossamer.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "qsgd", deadline=1.0)
-    return str(caught.value), time.monotonic() - began
+    model, outcome = Awkward(), None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach = gossamer.attach  # what takes seconds to load is loaded before anybody waits for a second only
+    dist.barrier()
+    if rank != absent:
+        began = time.monotonic()
+        with pytest.raises(PeerError) as caught:
+            attach(model, optimizer, "qsgd", deadline=1.0)
+        outcome = str(caught.value), time.monotonic() - began
+    dist.barrier()  # it stays away until all others have given up
+    return outcome
 
 
 def test_peers_that_never_come_are_named_in_time() -> None:
@@ -173,7 +177,6 @@ def test_peers_that_never_come_are_named_in_time() -> None:
 
 def in_part(rank: int, size: int, how: str) -> torch.Tensor | None:
     """Ranks 1 and 3 train by themselves; the others do not take part."""
-    import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
     if how == "mesh":

@@ -4,10 +4,12 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
-from tests.gang import Gang
+from tests.gang import Call, Gang, at_once
 from tests.hosts.loops import SMALL, attached, loss_of, small_step
 from tests.marked import SLACK
 
@@ -39,25 +41,28 @@ def dying(rank: int, size: int, recipe: str, victim: int) -> tuple[str, float, f
         raise AssertionError("nobody noticed that a rank is gone")
 
 
-@pytest.mark.parametrize(
-    ("recipe", "victim"),
-    [
-        *(("allreduce" + SMALL, victim) for victim in range(3)),
-        ("terngrad" + SMALL, 1),
-        ("local_sgd(2)" + SMALL, 2),
-        ("sgp" + SMALL, 0),
-        ("sgp" + SMALL, 1),
-        ("backup", 0),
-        ("backup", 2),
-    ],
-)
-def test_every_survivor_learns_of_a_death_in_time(recipe: str, victim: int) -> None:
-    gang = Gang(3)
-    try:
-        outcomes = gang.run(dying, recipe, victim, lost=[victim])
-    finally:
-        gang.close()
-    for rank, outcome in enumerate(outcomes):
+DEATHS = [
+    *(("allreduce" + SMALL, victim) for victim in range(3)),
+    ("terngrad" + SMALL, 1),
+    ("local_sgd(2)" + SMALL, 2),
+    ("sgp" + SMALL, 0),
+    ("sgp" + SMALL, 1),
+    ("backup", 0),
+    ("backup", 2),
+]
+
+
+@pytest.fixture(scope="module")
+def survived() -> Iterator[Callable[[Any], list[Any]]]:
+    with at_once(3, {death: Call(dying, death, lost=death[1:]) for death in DEATHS}) as outcome_of:
+        yield outcome_of
+
+
+@pytest.mark.parametrize(("recipe", "victim"), DEATHS)
+def test_every_survivor_learns_of_a_death_in_time(
+    survived: Callable[[Any], list[Any]], recipe: str, victim: int
+) -> None:
+    for rank, outcome in enumerate(survived((recipe, victim))):
         if rank != victim:
             text, waited, leaving = outcome
             assert f"rank {rank} of 3" in text

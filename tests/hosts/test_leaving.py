@@ -17,7 +17,7 @@ import multiprocessing, os, sys, time, warnings
 warnings.simplefilter("error")
 import torch, torch.distributed as dist
 import gossamer
-gossamer.attach, torch.optim.SGD([torch.zeros(1)])  # what takes seconds to load is loaded once, for all ranks
+gossamer.attach, torch.optim.SGD([torch.zeros(1)]).zero_grad()  # what takes seconds to load is loaded once, for all ranks
 
 folder, *plans = sys.argv[1:]
 torch.set_num_threads(1)

@@ -147,6 +147,7 @@ def by_segment(n: int, shift: int) -> None:
     kernels.ternary_levels(x, bounds, scales, KEY, 5)
     wire = vector(kernels.ternary_bytes(n), torch.uint8, shift)
     kernels.ternary_encode(x, bounds, scales, KEY, out=wire)
+    kernels.ternary(x, bounds, 2.5, KEY, scales, wire)
     kernels.ternary_accumulate(wire, bounds, scales, x)
     kernels.ternary_decode(wire, bounds, scales, x)
     kernels.sign_feedback(x, vector(n, shift=shift), scales, bounds)
@@ -162,9 +163,15 @@ def by_bucket(n: int, bits: int, bucket: int, shift: int = 0) -> None:
     kernels.quantise_decode(wire, bits, bucket, norms, x)
 
 
+def by_layer(n: int, rows: int, columns: int, shift: int = 0) -> None:
+    kernels.sketch_encode(vector(n, shift=shift), rows, columns, KEY)
+    kernels.sketch_estimate(vector(rows * columns, shift=shift).view(rows, columns), n, KEY)
+
+
 def quick(capability: int) -> None:
     """Every program, every width of a code; each kind of length and bucket for one of the two GPUs at least."""
     by_segment(ODD, 1)
+    by_layer(ODD, 5, 333)
     if capability == 80:
         for bits, bucket in ((3, 512), (8, 513)):
             by_bucket(HUGE, bits, bucket)
@@ -178,6 +185,9 @@ def wide(capability: int) -> None:
     sizes = [(n, shift) for n in (1, ODD, 1 << 20, HUGE, HUGE + 1) for shift in (0, 1)]
     for n, shift in sizes:
         by_segment(n, shift)
+        for rows, columns in ((1, 4096), (3, 1), (5, 10_000), (9, 1 << 20)):
+            if rows * n < 2**30 * columns:
+                by_layer(n, rows, columns, shift)
     for bits in range(1, 9):
         for n, shift in sizes:
             by_bucket(n, bits, 512, shift)

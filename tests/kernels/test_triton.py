@@ -49,6 +49,11 @@ for n in (0, 1, 4, 321, 512, 640, 2050, 5300):
         both(lambda: [kernels.ternary_encode(x, bounds, scales, KEY, n)])
         both(lambda: [kernels.ternary_levels(x, bounds, scales, KEY, 5, n)])
         wire = kernels.ternary_encode(x, bounds, scales, KEY)
+        def at_once():
+            found, out = torch.zeros_like(scales), torch.zeros_like(wire)
+            kernels.ternary(x, bounds, 0.0, KEY, found, out, n)
+            return [found, out]
+        both(at_once)
         def decode():
             out, over = x.clone(), x.clone()
             kernels.ternary_accumulate(wire, bounds, scales, out, 0.3)
@@ -64,6 +69,10 @@ for n in (0, 1, 4, 321, 512, 640, 2050, 5300):
                 seen += [wire, said, pending.clone(), out]
             return seen
         both(rounds)
+    for rows, columns in ((1, n + 9), (3, 701), (5, 2070)):
+        if n:
+            table = kernels.sketch_encode(x, rows, columns, KEY)
+            both(lambda: [kernels.sketch_encode(x, rows, columns, KEY), kernels.sketch_estimate(table, n, KEY)])
     for bits, bucket in ((1, 512), (2, 100), (3, 64), (4, 4600), (5, 2**17), (6, 7), (7, 513), (8, 2560)):
         both(lambda: [kernels.bucket_norms(x, bucket, "max")])
         norms = kernels.bucket_norms(x, bucket, "max")

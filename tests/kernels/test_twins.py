@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer import kernels
+from gossamer.kernels.scales import clipped_scales
 
 pytestmark = pytest.mark.skipif("numba" not in kernels.backends(), reason="numba is not installed")
 
@@ -107,6 +108,19 @@ def test_ternary(n, parts, seed):
 
     both(decode)
     both(lambda: [anew(lambda out: kernels.ternary_decode(wire, bounds, scales, out), n)])
+
+    def at_once():
+        found, out = torch.full_like(scales, 7.0), torch.full_like(wire, 7)
+        kernels.ternary(x, bounds, 0.0, KEY, found, out, offset)
+        assert torch.equal(found, kernels.absmax(x, bounds))
+        assert torch.equal(out, kernels.ternary_encode(x, bounds, found, KEY, offset))
+        kernels.ternary(x, bounds, 1.5, KEY, clipped := torch.full_like(scales, 7.0), out, offset)
+        assert torch.equal(clipped, clipped_scales(x, bounds, 1.5))  # of one backend: sums are its own
+        assert torch.equal(out, kernels.ternary_encode(x, bounds, clipped, KEY, offset))
+        kernels.ternary(x, bounds, 0.0, KEY, found, out, offset)
+        return [found, out]
+
+    both(at_once)
     (levels,) = both(lambda: [kernels.ternary_levels(x, bounds, scales, KEY, 1, offset)])
     out = torch.zeros(n)
     kernels.ternary_accumulate(wire, bounds, scales, out)

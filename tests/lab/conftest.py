@@ -43,7 +43,7 @@ class Traces(Marked):
         named = Path("/run/netns")
         return names | ({str(path) for path in named.iterdir()} if named.exists() else set())
 
-    def expect_nothing(self, within: float = 15.0) -> None:
+    def expect_nothing(self, within: float = 40.0) -> None:
         super().expect_nothing(within)
         assert self._devices() == self.devices
 

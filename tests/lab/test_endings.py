@@ -21,7 +21,7 @@ from gossamer.lab import LabResult, run_lab
 pytestmark = pytest.mark.lab
 Run = Callable[..., tuple[LabResult, list[list[str]]]]
 OWNER = [sys.executable, str(Path(__file__).parent / "programs" / "owner.py")]
-TEARDOWN = 10.0
+TEARDOWN = 40.0  # seconds; a lab takes one or two, and a machine may be busy
 
 
 def start(traces: Any) -> subprocess.Popen[str]:
@@ -114,9 +114,10 @@ def test_a_killed_keeper_is_an_error_and_leaves_nothing(traces: Any, part: str) 
     traces.expect_nothing()
 
 
-def test_twenty_random_kills_leave_nothing(traces: Any) -> None:
+@pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.slow)])
+def test_random_kills_leave_nothing(traces: Any, count: int) -> None:
     dice = random.Random(3)
-    for _ in range(20):
+    for _ in range(count):
         owner = subprocess.Popen(OWNER, env=traces.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(dice.uniform(0.03, 0.35))
         victim = dice.choice(sorted(traces.processes()) or [owner.pid])

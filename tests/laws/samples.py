@@ -4,7 +4,7 @@ A part says itself what is typical of it. For settings worth trying besides, suc
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from functools import partial
 from itertools import product
@@ -28,19 +28,32 @@ from gossamer.core.parts import Part, parse, registry
 from gossamer.core.schedule import Schedule
 from gossamer.memories import ErrorFeedback, NoMemory
 from gossamer.recipe import Recipe
-from gossamer.schedules import EveryStep
+from gossamer.schedules import EveryStep, Resync
 
 MORE: dict[str, tuple[str, ...]] = {
     "accordion": ("accordion(scatter(qsgd(bits=8)), scatter(qsgd(bits=4)), 2, interval=1)",),
     "accordion_batch": ("accordion_batch(4, 2, interval=1)",),
     "dqsgd": ("dqsgd(10, bits=3.5, per='layer', final=0.01)", "dqsgd(10, error=0.01)"),
+    "bernoulli": ("bernoulli(norm='l2', bucket=8)",),
+    "atomo": (
+        "atomo(svd(), atoms=4)",
+        "atomo(svd(head=3), share=0.4, draws='independent')",
+        "atomo(dct(length=8), share=0.3)",
+        "atomo(entry(), share=0.3, draws='independent')",
+    ),
+    "count_sketch": (
+        "count_sketch(ratio=0.1, candidates=2, rows=3)",
+        "count_sketch(ratio=0.05, candidates=1, columns=20, choice='heavymix')",
+    ),
     "diana": ("diana(alpha=0.25)", "diana(momentum=0.5)"),
     "error_feedback": ("error_feedback(decay=0.9)", "error_feedback(units='update')"),
     "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
+    "fetch_sgd": ("fetch_sgd(ratio=0.05, rows=3, momentum=0.0, error='subtract')",),
     "first": ("first(backups=0)",),
     "gossip": ("gossip(every=2)", "gossip(overlap=True)"),
     "local_sgd": ("local_sgd(2)", "local_sgd(2, warmup=2)"),
+    "momentum_correction": ("momentum_correction(momentum=0.0)", "momentum_correction(masking=False)"),
     "nodes": (
         "nodes(allreduce(fp32()), 2)",
         "nodes(scatter(qsgd(bits=4, bucket=16)), 2)",
@@ -50,7 +63,11 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
     "none": ("none(allow_biased=True)",),
     "overlap_local_sgd": ("overlap_local_sgd(2)", "overlap_local_sgd(2, beta=0.0)"),
-    "powersgd": ("powersgd(rank=1)", "powersgd(rank=64, min_ratio=1.0)"),
+    "powersgd": (
+        "powersgd(rank=1)",
+        "powersgd(rank=7, min_ratio=1.0)",
+        "powersgd(ratio=3.0, start='svd', factors='fp16')",
+    ),
     "push_sum": ("push_sum(topology=ring())", "push_sum(topology=complete())"),
     "qsgd": (
         "qsgd(bits=1, bucket=7)",
@@ -74,6 +91,13 @@ MORE: dict[str, tuple[str, ...]] = {
         "slowmo(2, buffers='reset')",
         "slowmo(2, inner=push_sum())",
     ),
+    "dropping": ("dropping(ratio=0.05, warmup=8)",),
+    "own_gradient": (
+        "own_gradient('sum')",
+        "own_gradient('errors')",
+        "own_gradient(units='update')",
+    ),
+    "resync": ("resync(3, buffers='average')",),
     "ternary": ("ternary(clip=0.0)", "ternary(levels=7)", "ternary(clip=0.0, levels=127)"),
     "topk": (
         "topk(ratio=0.3)",
@@ -119,23 +143,30 @@ def exchanges() -> list[Exchange]:
 
 
 def pairs() -> list[Recipe]:
-    """Every exchange with every memory that it bears."""
-    return [r for e, m in product(exchanges(), memories()) for r in legal(Recipe, e, m)]
+    """Every exchange with every memory that it bears; where models part, under a schedule that brings them together.
 
-
-def quick(all_pairs: list[Recipe]) -> list[Any]:
-    """The same as parameters of a test, where `make test` takes each memory around one exchange of each class, and each
-    exchange within one memory.
-
-    A memory sees of an exchange the Echo, which has laws of its own, and what the class says. All others are slow.
+    Of memories under which they do, the plainest meets them all, and what it adds to a mean is the same whatever they are.
     """
-    judged, out = set[Any](), list[Any]()
-    for pair in sorted(all_pairs, key=lambda r: r.memory != ErrorFeedback()):  # what keeps books comes first
-        kind = pair.exchange
-        meets = (type(kind), kind.traits, kind.any_size, kind.sum_rounding > 0), pair.memory
-        known = judged >= {meets, kind}
-        judged |= {meets, kind}
-        out.append(pytest.param(pair, id=repr(pair), marks=[pytest.mark.slow] if known else []))
+    plain = [r for e, m in product(exchanges(), memories()) for r in legal(Recipe, e, m)]
+    first, *others = [m for m in memories() if m.parts_models]
+    parting = [*product(exchanges(), [first]), *((parse("gather(topk(ratio=0.3))"), m) for m in others)]
+    return [*plain, *(r for e, m in parting for r in legal(Recipe, e, m, Resync(2)))]
+
+
+def quick(all_recipes: Iterable[Recipe]) -> list[Any]:
+    """The same as parameters of a test, of which `make test` takes those that show something new.
+
+    That is an exchange, or another part with an exchange of a class that it has not been seen with: what parts see of an
+    exchange is the Echo, which has laws of its own, and what the class says. All others are slow, and few of a product.
+    """
+    seen, out = set[Any](), list[Any]()
+    for r in sorted(all_recipes, key=lambda r: r.memory != ErrorFeedback()):  # what keeps books comes first
+        e = r.exchange
+        kind = type(e), e.traits, e.any_size, e.sum_rounding > 0
+        others = r.schedule, r.controller, r.update, r.rules
+        shown = {e, (kind, r.memory), (r.schedule, r.controller), *((type(e), other) for other in others)}
+        out.append(pytest.param(r, id=repr(r), marks=[pytest.mark.slow] if shown <= seen else []))
+        seen |= shown
     return out
 
 

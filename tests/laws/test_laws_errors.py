@@ -13,6 +13,7 @@ from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Echo, Exchange, Seat
 from gossamer.core.schedule import Loop, Schedule
 from gossamer.core.verbs import Compute, Descend, Program
+from gossamer.counting import bytes_per_step
 from gossamer.exchanges import AllReduced
 from gossamer.recipe import Recipe
 from gossamer.worker.halves import rest, until_descend
@@ -124,6 +125,12 @@ def test_in_the_simulator() -> None:
     train(ranks, pull, 2)
     assert set(caught) == EVERYWHERE
     assert bit_equal(parameters(ranks))
+
+
+def test_on_paper() -> None:
+    caught.clear()
+    assert bytes_per_step(RECIPE, {"w": (8,)}, 4) == bytes_per_step("allreduce", {"w": (8,)}, 4)
+    assert set(caught) == EVERYWHERE
 
 
 def careful(rank: int, size: int) -> set[str]:

@@ -30,6 +30,20 @@ def test_backup_workers_hold_equal_replicas_after_every_step(recipe: str, size: 
         assert bit_equal(parameters(ranks))
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("recipe", fleet.OWN)
+def test_replicas_that_step_with_their_own_gradient_are_equal_after_every_third_step(recipe: str, size: int) -> None:
+    ranks = make(recipe, size)
+    equal = list[bool]()
+    for step in range(1, STEPS + 1):
+        train(ranks, pull, steps=1)
+        equal.append(bit_equal(parameters(ranks)))
+        assert equal[-1] or not ranks[0].worker.recipe.equal(step)
+    assert equal[2]
+    assert equal[5]
+    assert size == 1 or not all(equal)
+
+
 @pytest.mark.parametrize("size", SIZES[1:])
 @pytest.mark.parametrize("recipe", fleet.LOCAL)
 def test_local_replicas_meet_at_every_round_and_anchors_never_part(recipe: str, size: int) -> None:

@@ -175,7 +175,7 @@ def test_a_new_world_keeps_the_learned_gradients_and_their_mean(recipe: str, old
     )
 
 
-@pytest.mark.parametrize("recipe", [*fleet.LOCAL, *fleet.OVERLAP, *fleet.GOSSIP, *fleet.SYNCHRONOUS])
+@pytest.mark.parametrize("recipe", [*fleet.LOCAL, *fleet.OVERLAP, *fleet.GOSSIP, *fleet.SYNCHRONOUS, *fleet.OWN])
 def test_every_recipe_trains_on_in_another_world(recipe: str) -> None:
     _, after = moved(recipe, 4, 3, steps=2 * ROUND)
     assert {r.worker.step for r in after} == {2 * ROUND + 1}

@@ -18,10 +18,11 @@ from gossamer.controllers import Fixed
 from gossamer.core.block import Block
 from gossamer.core.contracts import Controller, Echo, Exchange, Memory, Update
 from gossamer.core.errors import RecipeError
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Loop, Schedule
 from gossamer.core.terms import TRAITS, needs
 from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe
+from gossamer.simulate import Replica
 from gossamer.worker import Worker
 
 DRAWS = 300
@@ -89,6 +90,15 @@ def loses_nothing(exchange: Exchange) -> None:
         assert torch.equal(sent(echo, given), given.flat)
 
 
+@law("sparse")
+def sends_some_elements_as_they_are(exchange: Exchange) -> None:
+    blocks = [block("long", seed=r) for r in range(2)]
+    for echo, given in zip(once(exchange, blocks)[0], blocks, strict=True):
+        through = sent(echo, given)
+        assert bool(((through == 0) | (through == given.flat)).all())
+        assert 0 < int((through != 0).sum()) < given.numel
+
+
 @law("mixes")
 def pulls_together_and_keeps_the_sum(schedule: Schedule) -> None:
     def apart(model: torch.nn.Module, rank: int, step: int) -> float:
@@ -110,6 +120,17 @@ def pulls_together_and_keeps_the_sum(schedule: Schedule) -> None:
     assert float((models - models.mean(0)).abs().max()) < 0.1  # 0.15 as they were before the first round
 
 
+@law("reunites")
+def makes_models_equal_that_have_parted(schedule: Schedule) -> None:
+    ranks = make(f"gather(topk(ratio=0.1)) + own_gradient() + {schedule}", 3)
+    equal = list[bool]()
+    for step in range(1, 10):
+        train(ranks, pull, 1)
+        equal.append(bit_equal(parameters(ranks)))
+        assert equal[-1] == schedule.reunites(step) == ranks[0].worker.recipe.equal(step)
+    assert set(equal) == {True, False}
+
+
 @law("own feedback")
 def does_what_was_said_whatever_the_memory_says(exchange: Exchange) -> None:
     owed = []
@@ -129,6 +150,10 @@ def leaves_something_out_of_its_books(exchange: Exchange) -> None:
 
 
 # -- of what is kept ---------------------------------------------------------------------------------------------------
+
+
+def loops(ranks: list[Replica]) -> list[Loop]:
+    return [r.worker.loop for r in ranks]
 
 
 def around(memory: Memory) -> Crew:
@@ -167,6 +192,33 @@ def lets_bias_through(memory: Memory) -> None:
 @law("wants unbiased")
 def follows_what_is_right_on_average(memory: Memory) -> None:
     assert all(0 < memory.follow(omega) <= 1 for omega in (0.0, 1.0, 100.0))
+
+
+@law("parts models")
+def gives_each_rank_what_is_its_own(memory: Memory) -> None:
+    crew = around(memory)
+    for step in range(2):
+        crew.step([block("long", seed=10 * step + r) for r in range(2)])
+    assert not torch.equal(*crew.results)
+
+
+@law("owes steps")
+def what_it_owes_makes_models_equal(memory: Memory) -> None:
+    """Under plain SGD whose rate falls."""
+
+    def plain(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    ranks = make(f"gather(topk(ratio=0.1)) + {memory} + resync(1000){SMALL}", 3, optimizer=plain)
+    for step in range(6):
+        for r in ranks:
+            r.optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
+        train(ranks, pull, 1)
+        whole = [
+            torch.cat([x + o / 3 for x, o in zip(lp.parameters(), lp.debts(), strict=True)]) for lp in loops(ranks)
+        ]
+        apart = torch.stack([torch.cat(lp.parameters()) for lp in loops(ranks)])
+        assert float((torch.stack(whole) - whole[0]).abs().max()) < 2e-6 < float((apart - apart[0]).abs().max())
 
 
 # -- of when -----------------------------------------------------------------------------------------------------------
@@ -247,7 +299,8 @@ def has_blocks_of_one_rate(part: Any) -> None:
         return torch.optim.SGD(groups, lr=0.1)
 
     exchange = "gather(topk(ratio=0.5))" if part.kind == "memory" else "allreduce(fp32())"
-    worker = make(f"{exchange} + {part}", 2, optimizer=two_rates)[0].worker
+    together = " + resync(2)" if "parts models" in part.traits else ""
+    worker = make(f"{exchange} + {part}{together}", 2, optimizer=two_rates)[0].worker
     assert len(worker.channels) == len(list(Odd().parameters()))
 
 

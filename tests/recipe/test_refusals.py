@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "terngrad(clip=-1.0)": ("clip must be 0 (off) or more than 1", "2.5"),
     "terngrad(clip=0.5)": ("clip must be 0 (off) or more than 1", "all elements"),
     "terngrad(levels=128)": ("levels must be between 1 and 127", "got 128"),
-    "gather(qsgd()) + diana(alpha=1.5)": ("alpha must lie in (0, 1]", "leave it out"),
+    "gather(qsgd()) + diana(alpha=1.5)": ("alpha must lie in [0, 1]", "leave it out"),
     "diana(momentum=1.0)": ("momentum must lie in [0, 1)", "got 1.0"),
     "topk + error_feedback(decay=0.0)": ("decay must lie in (0, 1]", "1 loses nothing"),
     "accordion(epoch=0)": ("epoch must be at least 1 step", "got 0"),
@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     # where a preset and a part share a name, the one that was meant refuses
     "diana(bits=9)": ("qsgd: bits must be between 1 and 8", "bf16"),
     "diana(bits='x')": ("diana: bits must be a whole number", "got 'x'"),
-    "diana(alpha=1.5)": ("alpha must lie in (0, 1]", "leave it out"),
+    "diana(alpha=1.5)": ("alpha must lie in [0, 1]", "leave it out"),
     "accordion()": ("accordion needs epoch", "accordion(...)"),
     "slowmo(4) + accordion_batch(2, 3)": ("grows the batch", "use every_step()"),
     "overlap_local_sgd(4) + accordion_batch(2, 3)": ("grows the batch", "use every_step()"),

@@ -149,7 +149,7 @@ def one_fails_the_other_is_slow(rank: int, size: int) -> tuple[int | str, list[d
         return sound(self)
 
     contenders = {"bad": "local_sgd(1000)", "good": "bf16"}
-    facts = {"contenders": contenders, "workload": "ridge", "steps": 200, "chunk": 200, "deadline": 1.0}
+    facts = {"contenders": contenders, "workload": "ridge", "steps": 200, "chunk": 200, "deadline": 2.0}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Contender, "_batch", unsound)
         return trial(rank, size, facts, {})

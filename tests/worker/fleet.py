@@ -26,6 +26,12 @@ SYNCHRONOUS = [  # replicas are equal after every step
     "scatter(topk(ratio=0.2, index='rice')) + error_feedback()" + SMALL,
     "powersgd",
     "powersgd(rank=1)" + SMALL,
+    "gather(atomo(svd(head=2), atoms=1, draws='independent'))" + SMALL,
+    "scatter(atomo(entry(), share=0.25))",
+    "dgc(ratio=0.1, momentum=0.5)" + SMALL,
+    "sketched_sgd(ratio=0.02, candidates=2, momentum=0.5)",
+    "allreduce(count_sketch(ratio=0.05, candidates=2, columns=10)) + error_feedback()" + SMALL,
+    "fetchsgd(ratio=0.02, momentum=0.5)",
     "diana(bits=4, bucket=16)",
     "diana(momentum=0.5, l1=0.01)" + SMALL,
     "scatter(qsgd(bits=4, bucket=16)) + diana()" + SMALL,
@@ -47,6 +53,12 @@ SYNCHRONOUS = [  # replicas are equal after every step
 ]
 
 QUORUM = ["backup", "scatter(qsgd()) + first()", "scatter(ternary(), feedback=1.0) + first()"]
+
+OWN = [  # each rank steps with its own gradient besides; replicas are equal after every third step
+    "local_gradients(ratio=0.1, every=3)",
+    "gather(dropping(ratio=0.1, warmup=4)) + own_gradient('errors') + resync(3, buffers='average')" + SMALL,
+    "allreduce(powersgd(rank=1)) + own_gradient('sum', units='update') + resync(3)",
+]
 
 LOCAL = [  # replicas are equal after every third step; anchors always are
     "local_sgd(3)",
@@ -85,10 +97,14 @@ EVERY_CONTROLLER = [repr(recipe) for controller in controllers() for recipe in c
 EVERY_UPDATE = [repr(recipe) for update in updates() for recipe in updated(update)]
 
 ALL = list(
-    dict.fromkeys([*SYNCHRONOUS, *QUORUM, *LOCAL, *OVERLAP, *GOSSIP, *EVERY_SCHEDULE, *EVERY_CONTROLLER, *EVERY_UPDATE])
+    dict.fromkeys(
+        [*SYNCHRONOUS, *QUORUM, *OWN, *LOCAL, *OVERLAP, *GOSSIP, *EVERY_SCHEDULE, *EVERY_CONTROLLER, *EVERY_UPDATE]
+    )
 )
 SETTLING = [
-    r for r in ALL if "waits for few" not in (s := Recipe.of(r).schedule).traits and s.averages_gradients
+    r
+    for r in ALL
+    if r not in OWN and "waits for few" not in (s := Recipe.of(r).schedule).traits and s.averages_gradients
 ]  # equal after every step
 
 

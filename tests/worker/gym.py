@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from gossamer.catalogue.samples import parts_of
 from gossamer.core.block import Block
 from gossamer.core.verbs import Program
+from gossamer.exchanges import FetchSGD
 from gossamer.fabrics.sim import Network, simulate
+from gossamer.memories import MomentumCorrection
 from gossamer.recipe import Recipe
 from gossamer.schedules import mixing
 from gossamer.simulate import Replica, replicas, train
@@ -78,8 +81,14 @@ def sgd(lr: float = 0.05, momentum: float = 0.9) -> Optimizer:
     return lambda model: torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
 
 
+def usual(recipe: "str | Recipe") -> Optimizer:
+    """SGD with momentum; without, where the recipe brings its own."""
+    own = any(isinstance(p, FetchSGD | MomentumCorrection) and p.momentum for p in parts_of(Recipe.of(recipe)))
+    return sgd(momentum=0.0) if own else sgd()
+
+
 def make(recipe: "str | Recipe", size: int, model: Callable[[], nn.Module] = Odd, optimizer: Optimizer | None = None):
-    return replicas(recipe, model, optimizer or sgd(), size, seed=3)
+    return replicas(recipe, model, optimizer or usual(recipe), size, seed=3)
 
 
 def parameters(ranks: Sequence[Replica]) -> list[Tensor]:

@@ -20,8 +20,8 @@ def cut(recipe: str, model: nn.Module | None = None, groups: dict[str, int] | No
     channels = build(Recipe.of(recipe), leaves_of(named), groups or dict.fromkeys(named, 0), 1)
     assert sorted(s.name for c in channels for s in c.layout.segments) == sorted(named)
     for c in channels:
-        assert c.layout.numel == sum(p.numel() for p in c.parameters) == c.read().numel()
-        assert [named[s.name] is p for s, p in zip(c.layout.segments, c.parameters, strict=True)]
+        assert c.layout.numel == sum(leaf.values.numel() for leaf in c.leaves) == c.read().numel()
+        assert [named[s.name] is leaf.parameter for s, leaf in zip(c.layout.segments, c.leaves, strict=True)]
     return [[s.name for s in c.layout.segments] for c in channels]
 
 

@@ -15,8 +15,7 @@ from gossamer.controllers import regimes
 from gossamer.core.verbs import Program
 from gossamer.kernels import finite
 from gossamer.schedules import quorum
-from gossamer.worker import checkpoint
-from gossamer.worker import worker as workers
+from gossamer.worker import checkpoint, sending
 
 
 def far() -> torch.nn.Module:
@@ -54,7 +53,7 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         asked.append(1)
         return [0.0] * sum(t.numel() for t in tensors)
 
-    for module in finite, quorum, workers:
+    for module in finite, quorum, sending:
         monkeypatch.setattr(module, "ask", ask)
     return lambda: len(asked)
 
@@ -126,7 +125,7 @@ def test_what_a_lane_is_given_is_kept_until_its_program_is_joined() -> None:
     """A passage keeps what a program is started with: the caller of `launch` lets go of it at once."""
     worker = make("overlap_local_sgd(2)", 2)[0].worker
     message = torch.zeros(worker.channels[0].layout.numel)
-    started: Any = worker.program(0, message)[0]
+    started: Any = worker.sending.program(0, message)[0]
     assert any(kept is message for kept in inspect.getgeneratorlocals(started).values())
 
 

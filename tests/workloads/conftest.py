@@ -8,7 +8,7 @@ import pytest
 from gossamer import workloads
 from gossamer.workloads import DataError, Workload
 
-OFFLINE = ["lm", "lm-bytes", "logistic", "ridge"]
+OFFLINE = ["lm", "lm-bytes", "lm-lstm", "logistic", "ridge"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

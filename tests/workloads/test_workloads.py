@@ -20,6 +20,7 @@ LEARNS = {
     "fashion-resnet": (12, 0.15),
     "lm": (10, 6.8),
     "lm-bytes": (15, 3.4),
+    "lm-lstm": (15, 6.2),
     "logistic": (100, 0.02),
     "ridge": (100, 0.05),
     "translate": (25, 0.05),

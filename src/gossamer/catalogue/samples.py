@@ -20,6 +20,7 @@ from gossamer.schedules import EveryStep
 
 KINDS = {  # their plural, and what they decide
     "codec": ("codecs", "how a block of numbers is written as bytes"),
+    "basis": ("bases", "what a gradient is a sum of"),
     "exchange": ("exchanges", "who talks to whom"),
     "mixer": ("mixers", "how models are pulled together without agreeing"),
     "memory": ("memories", "what is kept back when a message does not say everything"),

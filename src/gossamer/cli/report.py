@@ -1,8 +1,9 @@
 """gossamer report: one page of a run's record."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import typer
 
@@ -11,6 +12,7 @@ from gossamer.cli.out import PAGE, RECORD, Force
 from gossamer.core import files
 from gossamer.core.errors import OutputError
 from gossamer.record import Record
+from gossamer.tuning import Tuning, is_tuning
 
 
 def report(
@@ -21,26 +23,82 @@ def report(
     force: Force = False,
 ) -> None:
     """Make the report of a run: one HTML file that works offline."""
-    from gossamer import report as pages
     from gossamer.report.markdown import AUTHOR, MARKDOWN
 
     source = record / RECORD if os.path.isdir(record) else record  # unlike is_dir(), it bears every name
-    made = read(source)
+    pages = _pages(source)
+    if figures is not None and isinstance(pages, Tuned):
+        raise InputError("a search has one figure, which is on its page: leave out --figures")
     name = "report.md" if markdown else PAGE
     page = out / name if out and os.path.isdir(out) else out or source.with_name(name)
     try:
         if not markdown:
-            pages.write_html(made, page, force)
+            pages.write_html(page, force)
         elif out:
-            files.write(page, AUTHOR + pages.write_markdown(made), MARKDOWN, force)
-        print(pages.write_markdown(made) if markdown and not out else page)
+            files.write(page, AUTHOR + pages.as_markdown(), MARKDOWN, force)
+        print(pages.as_markdown() if markdown and not out else page)
         if figures is not None:
-            pages.write_figures(made, figures, force=force)
+            pages.write_figures(figures, force)
             print(figures)
     except OutputError as error:
         raise InputError(f"{error}; give another place, or --force") from None
     except OSError as error:
         raise FailedError(f"{error.filename or page} could not be written: {error.strerror}") from None
+
+
+class Pages(Protocol):
+    """What can be made of a record, whichever command wrote it."""
+
+    def write_html(self, path: Path, force: bool) -> None: ...
+    def as_markdown(self) -> str: ...
+    def write_figures(self, folder: Path, force: bool) -> None: ...
+
+
+@dataclass
+class Compared:
+    record: Record
+
+    def write_html(self, path: Path, force: bool) -> None:
+        from gossamer import report
+
+        report.write_html(self.record, path, force)
+
+    def as_markdown(self) -> str:
+        from gossamer import report
+
+        return report.write_markdown(self.record)
+
+    def write_figures(self, folder: Path, force: bool) -> None:
+        from gossamer import report
+
+        report.write_figures(self.record, folder, force=force)
+
+
+@dataclass
+class Tuned:
+    tuning: Tuning
+
+    def write_html(self, path: Path, force: bool) -> None:
+        from gossamer.report import tuned
+
+        tuned.write_html(self.tuning, path, force)
+
+    def as_markdown(self) -> str:
+        from gossamer.report import tuned
+
+        return tuned.write_markdown(self.tuning)
+
+    def write_figures(self, folder: Path, force: bool) -> None:
+        raise NotImplementedError(f"{folder}: refused before anything is written")
+
+
+def _pages(source: Path) -> Pages:
+    if not is_tuning(source):
+        return Compared(read(source))
+    try:
+        return Tuned(Tuning.read(source))
+    except ValueError as error:
+        raise InputError(f"{source} is no record of a run: {error}") from None
 
 
 def read(source: Path) -> Record:

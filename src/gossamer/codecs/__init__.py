@@ -1,9 +1,32 @@
 """Floor 2: how a block is written. One codec per file, one import line here."""
 
+from gossamer.codecs.atomo import Atomo
+from gossamer.codecs.atoms import DCT, Basis, Entry, SharedBasis
+from gossamer.codecs.bernoulli import Bernoulli
 from gossamer.codecs.casts import BF16, FP16, FP32
+from gossamer.codecs.count_sketch import CountSketch
+from gossamer.codecs.dropping import Dropping
 from gossamer.codecs.powersgd import PowerSGD
 from gossamer.codecs.qsgd import QSGD
+from gossamer.codecs.spectral import SVD
 from gossamer.codecs.ternary import Ternary
 from gossamer.codecs.topk import TopK
 
-__all__ = ["BF16", "FP16", "FP32", "QSGD", "PowerSGD", "Ternary", "TopK"]
+__all__ = [
+    "BF16",
+    "DCT",
+    "FP16",
+    "FP32",
+    "QSGD",
+    "SVD",
+    "Atomo",
+    "Basis",
+    "Bernoulli",
+    "CountSketch",
+    "Dropping",
+    "Entry",
+    "PowerSGD",
+    "SharedBasis",
+    "Ternary",
+    "TopK",
+]

@@ -2,17 +2,23 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, final
+from functools import lru_cache
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
 
+from gossamer import kernels
+from gossamer.codecs.casts import FP32
 from gossamer.core.block import Block, Layout, Segment, State
 from gossamer.core.contracts import Echo, LinearCodec, Policy, Seat
+from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
-from gossamer.core.ranges import Choice
+from gossamer.core.ranges import Choice, LogRange
 from gossamer.core.verbs import Program, all_reduce
-from gossamer.kernels.finite import peak
+from gossamer.core.world import World
+
+SWEEPS = 10  # of the power iteration on a mean that is known, to start from its leading directions
 
 
 @final
@@ -24,12 +30,17 @@ class PowerSGD(LinearCodec):
     What got through of mine is P Q_i^T (not the mean: a residual against the mean grows without bound on unequal data).
     Tensors with fewer than two dimensions, and matrices that would not shrink `min_ratio` times, travel as they are.
 
+    `ratio` gives every matrix a rank of its own, the largest with which it shrinks `ratio` times: r = n m / (ratio (n + m)),
+    at least 1. `start="svd"`: the first block travels in full, and the iteration starts from the leading singular vectors
+    of its mean, where "random" takes some ten steps to find them. `factors="fp16"`: P and Q in half precision, scaled by
+    powers of two that follow from the last Q; the first ones travel in float32.
+
     Use: on large matrices, where a few directions hold most of the gradient; with `error_feedback()`.
 
     Not for: vectors and small matrices, which travel as they are, nor processors with no time for matrix products.
 
-    Wire: all-reduces of 4 r (n + m) bytes a matrix, in two messages for the whole block. P and Q are kept transposed, and
-    matrices of one shape go through one batched product.
+    Wire: all-reduces of 4 r (n + m) bytes a matrix, 2 r (n + m) with `factors="fp16"`, in two messages for the whole block;
+    in fp16, what travels as it is takes a third. P and Q are kept transposed.
 
     >>> from gossamer.core.draw import Draw
     >>> from gossamer.core.verbs import AllReduce
@@ -44,8 +55,17 @@ class PowerSGD(LinearCodec):
 
     rank: Annotated[int, Choice(1, 2, 4, 8, 16)] = 4
     min_ratio: float = 2.0
+    ratio: Annotated[float | None, LogRange(4.0, 64.0)] = None
+    start: Annotated[Literal["random", "svd"], Choice("random", "svd")] = "random"
+    factors: Literal["fp32", "fp16"] = "fp32"
 
     def __post_init__(self) -> None:
+        if self.ratio is not None:
+            require(self.rank == 4, f"powersgd: ratio={self.ratio} finds each matrix its rank; say either, not both")
+            require(
+                self.ratio >= self.min_ratio,
+                f"powersgd: ratio must be at least min_ratio, {self.min_ratio}, got {self.ratio}; less is not worth the work",
+            )
         require(self.rank >= 1, f"powersgd: rank must be at least 1, got {self.rank}; the paper uses 1 to 4")
         require(self.min_ratio >= 1, f"powersgd: min_ratio must be at least 1, got {self.min_ratio}; 2 is usual")
 
@@ -60,48 +80,121 @@ class PowerSGD(LinearCodec):
     def omega(self, layout: Layout) -> float:
         return float("inf")
 
+    @property
+    def any_size(self) -> bool:
+        return self.factors == "fp32"
+
+    @property
+    def sum_rounding(self) -> float:
+        return 0.0 if self.factors == "fp32" else torch.finfo(torch.float16).eps / 2
+
+    def fits(self, world: World) -> None:
+        """A rank that no matrix has, or no matrix at all, is a mistake: everything would travel as it is."""
+        shapes = [_matrix(s) for layout in world.layouts for s in layout.segments]
+        most = max((min(n, m) for n, m in shapes), default=0)
+        if not most and any(layout.numel for layout in world.layouts):
+            raise AttachError(
+                f"{self}: the model has no matrix, and vectors travel as they are; use allreduce(fp32()), or scatter(qsgd())"
+            )
+        if self.ratio is None and 0 < most < self.rank:
+            raise AttachError(
+                f"{self}: no matrix of the model has a rank above {most}, so that all would travel as they are; take "
+                f"rank={max(most // 2, 1)} or less, or ratio="
+            )
+
     def policy(self, key: str) -> Policy:
         return "equal" if key.startswith("q:") else "mean"
 
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
-        groups, plain = self._groups(block.layout)
-        starts = [_warm_start(g, state, seat, block.flat) for g in groups]
-        thin = [g.project(block.flat, q) for g, q in zip(groups, starts, strict=True)]
-        rest = [block.flat[s.offset : s.offset + s.numel] for s in plain]
-        summed = yield from _all_reduce_together([*thin, *rest])
-        bases = [_orthogonal(p) for p in summed[: len(thin)]]
-        own = [g.represent(block.flat, p) for g, p in zip(groups, bases, strict=True)]
-        means = yield from _all_reduce_together(own)
+    def sum_bytes(self, layout: Layout, size: int) -> list[int]:
+        """After the first step, which may travel in more."""
+        groups, plain = _groups(self, layout.segments)
+        factor = (
+            sum(g.rank * g.n * len(g.segments) for g in groups),
+            sum(g.rank * g.m * len(g.segments) for g in groups),
+        )
+        rest, wide = sum(end - begin for begin, end in plain) * layout.dtype.itemsize, layout.dtype.itemsize
+        if self.factors == "fp32":
+            lengths = [wide * factor[0] + rest, wide * factor[1]]
+        else:
+            lengths = [2 * factor[0], rest, 2 * factor[1]]
+        return [length for length in lengths if length]
 
-        mean, dense = block.for_mean(), summed[len(thin) :]
-        largest = [peak(torch.cat([t.view(-1) for t in dense])) / seat.size] if dense else []
-        for s, total in zip(plain, dense, strict=True):
-            mean[s.offset : s.offset + s.numel] = total / seat.size
+    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+        groups, plain = _groups(self, block.layout.segments)
+        known = all(f"q:{s.name}" in state for g in groups for s in g.segments)
+        if self.start == "svd" and not known:
+            return (yield from self._in_full(groups, block, state, seat))
+        narrow = self.factors == "fp16" and known
+        places = _places(plain, block.flat.device)  # of what travels as it is: many vectors, so one operation for all
+        starts = [_warm_start(g, state, seat, block.flat) for g in groups]
+        units = [_unit(q) if narrow else None for q in starts]
+        thin = [_narrowed(g.project(block.flat, q), u, 2, seat) for g, q, u in zip(groups, starts, units, strict=True)]
+        rest = [block.flat.index_select(0, places)] if plain else []
+        summed, dense = yield from _all_reduce_apart(thin, rest)
+        bases = [_orthogonal(p.to(block.flat.dtype)) for p in summed]
+        represented = zip(groups, bases, units, strict=True)
+        sent = [_narrowed(g.represent(block.flat, p), u, 1, seat) for g, p, u in represented]
+        own = [_widened(q, u, block.flat) for q, u in zip(sent, units, strict=True)]
+        means = yield from _all_reduce_together(sent)
+        means = [_widened(q, u, block.flat) for q, u in zip(means, units, strict=True)]
+
+        mean = block.for_mean()
+        largest = [kernels.divide(total, seat.size).max().double() for total in dense]
+        for total in dense:
+            mean.index_copy_(0, places, total)
         for g, p, q, old in zip(groups, bases, means, starts, strict=True):
             q /= seat.size
             g.write(p, q, mean)
             largest.append(2 * g.rank * _remember(g, q, old, state))  # no number in P exceeds one, but for rounding
 
         def add_sent(into: Tensor, weight: float) -> None:
-            for s, x in zip(plain, rest, strict=True):
-                into[s.offset : s.offset + s.numel].add_(x, alpha=weight)
+            for x in rest:
+                into.index_add_(0, places, x, alpha=weight)
             for g, p, q in zip(groups, bases, own, strict=True):
                 g.add(p, q, into, weight)
 
         return Echo(mean, add_sent, torch.stack(largest).max() if largest else None)
 
-    def _groups(self, layout: Layout) -> "tuple[list[_Group], list[Segment]]":
-        """Matrices worth compressing, those of one shape together; and the segments that travel as they are."""
-        by_shape = dict[tuple[int, int], list[Segment]]()
-        plain = list[Segment]()
-        for s in layout.segments:
-            n, m = (s.shape[0], s.numel // max(s.shape[0], 1)) if len(s.shape) > 1 else (0, 0)
-            rank = min(n, m, self.rank)
-            if n * m > 0 and n * m >= self.min_ratio * rank * (n + m):
-                by_shape.setdefault((n, m), []).append(s)
-            elif s.numel:
-                plain.append(s)
-        return [_Group(n, m, min(n, m, self.rank), tuple(ss)) for (n, m), ss in by_shape.items()], plain
+    def _in_full(self, groups: "list[_Group]", block: Block, state: State, seat: Seat) -> Program[Echo]:
+        """The first block, whose mean says where to start."""
+        echo = yield from FP32().average(block, state, seat)
+        numbers = torch.nan_to_num(echo.mean, 0.0, 0.0, 0.0)  # of a mean that is none, nothing will be kept
+        for g in groups:
+            starts = _warm_start(g, state, seat, block.flat)
+            _remember(g, g.leading(numbers, starts), starts, state)
+        return echo
+
+    def rank_of(self, n: int, m: int) -> int:
+        """What a matrix is squeezed to."""
+        if self.ratio is None:
+            return min(n, m, self.rank)
+        return max(int(n * m / (self.ratio * max(n + m, 1))), 1)
+
+
+def _matrix(s: Segment) -> tuple[int, int]:
+    """A tensor's first dimension, by the rest; of a vector, none."""
+    return (s.shape[0], s.numel // max(s.shape[0], 1)) if len(s.shape) > 1 else (0, 0)
+
+
+@lru_cache(maxsize=1024)
+def _groups(codec: PowerSGD, segments: tuple[Segment, ...]) -> "tuple[list[_Group], tuple[tuple[int, int], ...]]":
+    """Matrices worth compressing, those of one shape together; and where the segments begin and end that travel as they are."""
+    by_shape = dict[tuple[int, int], list[Segment]]()
+    plain = list[tuple[int, int]]()
+    for s in segments:
+        n, m = _matrix(s)
+        if n * m > 0 and n * m >= codec.min_ratio * codec.rank_of(n, m) * (n + m):
+            by_shape.setdefault((n, m), []).append(s)
+        elif s.numel:
+            plain.append((s.offset, s.offset + s.numel))
+    return [_Group(n, m, codec.rank_of(n, m), tuple(ss)) for (n, m), ss in by_shape.items()], tuple(plain)
+
+
+@lru_cache(maxsize=1024)
+def _places(runs: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+    """The elements of these runs; made once, on the host."""
+    elements = [torch.arange(a, b) for a, b in runs]
+    return torch.cat([torch.empty(0, dtype=torch.int64), *elements]).to(device)
 
 
 @dataclass(frozen=True)
@@ -131,6 +224,14 @@ class _Group:
         for matrix, basis, out in zip(self.views(flat), p, own, strict=True):
             torch.mm(basis, matrix, out=out)
         return own
+
+    def leading(self, flat: Tensor, start: Tensor) -> Tensor:
+        """Q^T = the leading right singular vectors times their singular values, by iterating on the matrices themselves."""
+        q = start
+        for _ in range(SWEEPS):
+            q = self.represent(flat, _orthogonal(self.project(flat, q)))
+        _, values, vectors = torch.linalg.svd(q, full_matrices=False)
+        return values.unsqueeze(-1) * vectors
 
     def write(self, p: Tensor, q: Tensor, flat: Tensor) -> None:
         for view, basis, factor in zip(self.views(flat), p, q, strict=True):
@@ -170,6 +271,34 @@ def _orthogonal(p: Tensor) -> Tensor:
     largest = p.abs().amax(dim=(1, 2), keepdim=True)
     safe = torch.where(largest > 0, largest, torch.ones_like(largest))
     return torch.linalg.qr((p / safe).transpose(1, 2))[0].transpose(1, 2).contiguous()
+
+
+def _unit(q: Tensor) -> Tensor:
+    """Of each matrix a power of two of the size of its last Q, which all ranks have: half precision is counted in it."""
+    exponent = torch.frexp(q.abs().amax(dim=(1, 2), keepdim=True).float()).exponent
+    return torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent)
+
+
+def _narrowed(factor: Tensor, unit: Tensor | None, power: int, seat: Seat) -> Tensor:
+    """In half precision; what is too large for it is cut off, so that no sum of all ranks overflows. NaN and inf stay."""
+    if unit is None:
+        return factor
+    most = torch.finfo(torch.float16).max / seat.size
+    scaled = factor / unit**power
+    return torch.where(scaled.isfinite(), scaled.clamp(-most, most), scaled).half()
+
+
+def _widened(factor: Tensor, unit: Tensor | None, like: Tensor) -> Tensor:
+    return factor if unit is None else factor.to(like.dtype) * unit.to(like.dtype)
+
+
+def _all_reduce_apart(thin: list[Tensor], rest: list[Tensor]) -> Program[tuple[list[Tensor], list[Tensor]]]:
+    """One message, or two where their numbers are of two kinds."""
+    if {t.dtype for t in thin} == {t.dtype for t in rest} or not thin or not rest:
+        summed = yield from _all_reduce_together([*thin, *rest])
+        return summed[: len(thin)], summed[len(thin) :]
+    first = yield from _all_reduce_together(thin)
+    return first, (yield from _all_reduce_together(rest))
 
 
 def _all_reduce_together(tensors: list[Tensor]) -> Program[list[Tensor]]:

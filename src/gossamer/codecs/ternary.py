@@ -13,6 +13,7 @@ from gossamer.core.ranges import Choice, Range
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.core.wire import expect, take
 from gossamer.kernels.layout import divisor, lengths_on
+from gossamer.kernels.scales import clipped, clipped_scales
 
 
 @final
@@ -88,10 +89,12 @@ class Ternary(Codec, LinearCodec):
 
     def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
         flat, layout, key = block.flat.float(), block.layout, seat.draw.key(f"{block.name}/ternary")
-        scales = self._scales(flat, layout)
         wire = layout.rooms.of(self.wire_bytes(layout), flat.device)
-        head, payload = take(wire, torch.float32, len(layout.segments))
-        head.copy_(scales)
+        scales, payload = take(wire, torch.float32, len(layout.segments))
+        if self.levels == 1 and self.deviation == "zero":
+            kernels.ternary(flat, layout.bounds, self.clip, key, scales, payload)
+            return wire
+        scales.copy_(self._scales(flat, layout))
         if self.levels == 1:
             kernels.ternary_encode(flat, layout.bounds, scales, key, out=payload)
         else:
@@ -147,12 +150,10 @@ class Ternary(Codec, LinearCodec):
         return Echo(mean, add_sent)
 
     def _scales(self, flat: Tensor, layout: Layout) -> Tensor:
-        if self.clip == 0:
-            return kernels.absmax(flat, layout.bounds)
-        measure = kernels.absmax_and_rms if self.deviation == "zero" else kernels.absmax_and_std
-        largest, sigma = measure(flat, layout.bounds)
+        if self.clip == 0 or self.deviation == "zero":
+            return clipped_scales(flat, layout.bounds, self.clip)
         # A constant tensor has no deviation about its mean; its largest element must not be clipped to nothing.
-        return torch.where(sigma > 0, torch.minimum(self.clip * sigma, largest), largest)
+        return clipped(*kernels.absmax_and_std(flat, layout.bounds), self.clip)
 
 
 def _scaled(levels: Tensor, scales: Tensor, layout: Layout, steps: int) -> Tensor:

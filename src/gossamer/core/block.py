@@ -232,5 +232,5 @@ class Draft(State):
             old = self._settled.get(key)
             if new.dim() and new is not old:
                 before = torch.zeros_like(new) if old is None or old.shape != new.shape else old
-                self[key] = torch.where(fine, new, before)
+                torch.where(fine, new, before, out=new)  # nobody has seen it yet
         self.commit()

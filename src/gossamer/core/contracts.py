@@ -50,7 +50,35 @@ class Echo:
     largest: Tensor | None = None
 
 
-class _Encoding(Part):
+class _Lossy(Part):
+    """What codecs and exchanges promise alike: how much gets through, and of what."""
+
+    @property
+    @abstractmethod
+    def unbiased(self) -> bool: ...
+
+    @property
+    def exact(self) -> bool:
+        """True if everything gets through."""
+        return False
+
+    @property
+    def any_size(self) -> bool:
+        """True if small and large gradients are written alike; else there are some too small, or too large, for it."""
+        return True
+
+    @property
+    def sparse(self) -> bool:
+        """True if some elements get through as they are, and nothing of the others."""
+        return False
+
+    @property
+    def whole(self) -> bool:
+        """True if it must see all parameters in one block (a global top-k)."""
+        return False
+
+
+class _Encoding(_Lossy):
     """What codecs promise, whether they write alone or together."""
 
     kind: ClassVar[str] = "codec"
@@ -58,10 +86,6 @@ class _Encoding(Part):
     @abstractmethod
     def omega(self, layout: Layout) -> float:
         """E|decode - x|^2 <= omega |x|^2 for an unbiased codec; inf for a biased one."""
-
-    @property
-    @abstractmethod
-    def unbiased(self) -> bool: ...
 
     @property
     def needs_feedback(self) -> bool:
@@ -72,21 +96,6 @@ class _Encoding(Part):
     def contracts(self) -> bool:
         """True if E|x - decode|^2 < |x|^2, so that error feedback around it is stable."""
         return True
-
-    @property
-    def exact(self) -> bool:
-        """True if nothing is lost of what is written."""
-        return False
-
-    @property
-    def any_size(self) -> bool:
-        """True if small and large gradients are written alike; else there are some too small, or too large, for it."""
-        return True
-
-    @property
-    def whole(self) -> bool:
-        """True if the codec must see all parameters in one block (a global top-k)."""
-        return False
 
     @property
     @abstractmethod
@@ -240,7 +249,7 @@ class AsItsCodec:
         return self.codec.bucket_mb
 
 
-class Exchange(Part):
+class Exchange(_Lossy):
     """Who talks to whom, to agree on an average.
 
     Law: all ranks get bit-equal means; the bytes in the ledger are the bytes handed to the backend.
@@ -250,7 +259,8 @@ class Exchange(Part):
 
     @property
     def traits(self) -> frozenset[str]:
-        return those(unbiased=self.unbiased, contracts=self.contracts, whole=self.whole, exact=self.exact)
+        said = {"unbiased": self.unbiased, "contracts": self.contracts, "sparse": self.sparse}
+        return those(whole=self.whole, exact=self.exact, **said)
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -270,10 +280,6 @@ class Exchange(Part):
 
     @property
     @abstractmethod
-    def unbiased(self) -> bool: ...
-
-    @property
-    @abstractmethod
     def needs_feedback(self) -> bool: ...
 
     @property
@@ -281,24 +287,9 @@ class Exchange(Part):
     def contracts(self) -> bool: ...
 
     @property
-    def exact(self) -> bool:
-        """True if everything gets through."""
-        return False
-
-    @property
-    def any_size(self) -> bool:
-        """True if small and large gradients are written alike; else there are some too small, or too large, for it."""
-        return True
-
-    @property
     def sum_rounding(self) -> float:
         """How much of a number each addition may round off on its way, for nobody to keep."""
         return 0.0
-
-    @property
-    def whole(self) -> bool:
-        """True if all parameters must lie in one block."""
-        return False
 
     @property
     def encodes_mean(self) -> bool:
@@ -357,11 +348,21 @@ class Memory(Part):
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(memory=True)
+        return super().traits | those(memory=True, parts_models=self.parts_models)
 
     @property
     def hands_on(self) -> bool:
         """True if `around` returns the mean as the exchange gave it."""
+        return False
+
+    @property
+    def begins(self) -> bool:
+        """True if what it sends first is of another kind than all that comes after."""
+        return False
+
+    @property
+    def parts_models(self) -> bool:
+        """True if `around` returns what only this rank steps with, so that models part."""
         return False
 
     @property

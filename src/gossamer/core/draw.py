@@ -40,6 +40,12 @@ class Draw:
         generator = torch.Generator().manual_seed(k0 << 31 ^ k1)
         return torch.randn(*shape, generator=generator)
 
+    def uniform(self, name: str, *shape: int) -> torch.Tensor:
+        """Numbers in [0, 1) (float64, CPU) that no other rank has."""
+        k0, k1 = self.key(name)
+        generator = torch.Generator().manual_seed(k0 << 31 ^ k1)
+        return torch.rand(*shape, generator=generator, dtype=torch.float64, device="cpu")
+
     def again(self) -> "Draw":
         """Other dice for a second encoding in the same step."""
         return Draw(self.seed ^ 0x5EC0, self.step, self.rank)

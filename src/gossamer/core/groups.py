@@ -1,9 +1,10 @@
 """Groups: a program among some ranks, and whose turn a request is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from gossamer.core.programs import through
 from gossamer.core.verbs import (
     AllGather,
     AllReduce,
@@ -39,25 +40,6 @@ def within(program: Program[T], ranks: Sequence[int]) -> Program[T]:
         return (yield among(verb, tuple(ranks)))
 
     return through(program, ask)
-
-
-def through(program: Program[T], ask: Callable[[Verb], Program[Any]]) -> Program[T]:
-    """The program, with its requests made by somebody else; what is thrown into that is thrown into the program."""
-    answer: Any = None
-    error: BaseException | None = None
-    while True:
-        try:
-            verb = program.send(answer) if error is None else program.throw(error)
-        except StopIteration as stop:
-            return stop.value
-        answer, error = None, None
-        try:
-            answer = yield from ask(verb)
-        except GeneratorExit:
-            program.close()
-            raise
-        except BaseException as thrown:
-            error = thrown
 
 
 def among(verb: Verb, ranks: tuple[int, ...]) -> Verb:

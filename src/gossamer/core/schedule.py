@@ -53,6 +53,8 @@ class Host(Protocol):
     def drop(self, step: int) -> None: ...
     def send(self, index: int, flat: Tensor) -> Program[None]: ...
     def average_gradients(self) -> Program[None]: ...
+    def debts(self, which: Sequence[int]) -> list[Tensor]: ...
+    def settle(self, which: Sequence[int]) -> None: ...
     def deliver(self, means: Sequence[Tensor], finite: bool, rates: Sequence[float]) -> None: ...
     def launch(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange | None) -> Program[None]: ...
     def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]: ...
@@ -179,6 +181,19 @@ class Loop:
     def in_flight(self) -> bool:
         """Whether an average has been launched and has not landed."""
         return self.host.in_flight(self.which)
+
+    # -- what did not get through ------------------------------------------------------------------------------------
+
+    def debts(self) -> list[Tensor]:
+        """What each block's memory owes, as the step that plain SGD would take with it; zero where nothing is kept.
+
+        Once the optimizer has descended, it is what is owed after this step.
+        """
+        return self.host.debts(self.which)
+
+    def settle(self) -> None:
+        """What was owed has been paid: memories start from zero."""
+        self.host.settle(self.which)
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
@@ -311,6 +326,10 @@ class Schedule(Part):
     def equal(self, step: int) -> bool:
         """True if all ranks hold equal models after this step."""
         return self.averages_gradients
+
+    def reunites(self, step: int) -> bool:
+        """True if models that a memory lets part are equal after this step all the same."""
+        return False
 
     def judged(self, loop: Loop) -> list[Share] | None:
         """The model that the theory is about, as this rank's share of it; None where it is what every rank holds."""

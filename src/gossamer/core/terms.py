@@ -16,6 +16,7 @@ TRAITS: dict[str, str] = {
     "contracts": "what does not get through is less than what was given",
     "whole": "all parameters must lie in one block",
     "exact": "everything gets through",
+    "sparse": "some elements get through as they are, and nothing of the others",
     "own feedback": "what is done with the second encoding's error was said, and does not follow from the memory",
     "part feedback": "not all of the second encoding's error is added to a later mean",
     # of what is kept
@@ -23,9 +24,12 @@ TRAITS: dict[str, str] = {
     "mends bias": "what did not get through is sent later",
     "bias allowed": "bias is let through, on request",
     "wants unbiased": "it is right only around what is right on average",
+    "parts models": "each rank steps with a gradient of its own, so that models part",
+    "owes steps": "under plain SGD, a rank's model and 1/N of what it owes add up to the same on all ranks",
     # of when
     "averages gradients": "gradients are averaged before each descent, at every step",
     "mixes": "models are pulled together, and never agree exactly",
+    "reunites": "models that have parted are made equal now and then",
     "waits for few": "the latest ranks are not waited for; they make up for what they missed",
     "batch": "it can grow the batch: `micro_batches` and `rate`",
     "accumulates": "several micro-batches make one step",

@@ -1,9 +1,10 @@
 """The world that a recipe is bound to."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gossamer.core.block import Layout
+from gossamer.core.errors import AttachError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -23,3 +24,18 @@ class World(NamedTuple):
     def trains_alone(self) -> bool:
         """One rank, which trains plainly: nothing is sent."""
         return self.size == 1 and bool(self.optimizers)
+
+    def bar_momentum(self, part: object, momentum: float) -> None:
+        """Refuse an optimizer with momentum where a part brings some: it would be added twice."""
+        for optimizer in self.optimizers if momentum else ():
+            if any(map(_has_momentum, optimizer.param_groups)):
+                raise AttachError(
+                    f"{part} with {type(optimizer).__name__}: both add momentum, so that steps would be many times as long as "
+                    "either makes them; use torch.optim.SGD with momentum=0, or leave it to the optimizer: momentum=0.0 in "
+                    "the recipe"
+                )
+
+
+def _has_momentum(group: Mapping[str, Any]) -> bool:
+    """Whether an optimizer's parameter group has momentum, that of Adam and its like included."""
+    return group.get("momentum", 0) != 0 or next(iter(group.get("betas", (0,)))) != 0

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Claim, Closed, Receive, Verb, kept
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Claim, Closed, Compute, Receive, Verb, kept
 
 
 def answer_of(verb: Verb, size: int) -> Any:
@@ -21,6 +21,8 @@ def answer_of(verb: Verb, size: int) -> Any:
             return (0, wire) if source is None else wire
         case Claim():
             return 1
+        case Compute(work):
+            return work()
         case Closed(_, count):
             return tuple(range(count))
         case _:

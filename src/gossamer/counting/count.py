@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -10,10 +9,11 @@ import torch
 from torch import Tensor
 
 from gossamer.codecs.warm import codecs_in
-from gossamer.core.block import Block, Layout
+from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Codec, Echo, Seat
 from gossamer.core.draw import Draw
 from gossamer.core.groups import place
+from gossamer.core.programs import drive
 from gossamer.core.schedule import Message
 from gossamer.core.verbs import Program, Verb
 from gossamer.core.world import World
@@ -27,6 +27,7 @@ from gossamer.worker.channels import Channel, build
 from gossamer.worker.leaves import leaves_of
 
 SMALL = Layout.of({"x": (1,)})
+LATER = 10**9  # the step whose messages are counted, after any codec's warm-up
 
 
 def bytes_per_step(recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int) -> float:
@@ -152,12 +153,13 @@ class _Counter:
 
     def _alone(self, program: Program[Any], seat: Seat) -> Count:
         """What a rank sends when every other rank answers as it would itself."""
-        done, answer = list[Count](), None
-        with suppress(StopIteration):
-            while True:
-                verb = program.send(answer)
-                done.append(self._moved(verb, seat.rank))
-                answer = answer_of(verb, place(verb, seat.rank, self._size)[1])
+        done = list[Count]()
+
+        def answer(verb: Verb) -> Any:
+            done.append(self._moved(verb, seat.rank))
+            return answer_of(verb, place(verb, seat.rank, self._size)[1])
+
+        drive(program, answer)
         return _sum(done)
 
     def _moved(self, verb: Verb, rank: int) -> Count:
@@ -172,13 +174,20 @@ def _hears_lengths(channel: Channel, size: int) -> bool:
 
 
 def _seat(rank: int, size: int, shift: float = 0.0) -> Seat:
-    return Seat(rank, size, 1, Draw(0, 1, rank), shift=shift)
+    return Seat(rank, size, LATER, Draw(0, 1, rank), shift=shift)
 
 
 def _averaging(channel: Channel, block: Block, seat: Seat) -> Program[Any]:
-    exchange = hollow(channel.exchange)
+    exchange, kept = hollow(channel.exchange), State()
 
     def send(block: Block, seat: Seat) -> Program[Echo]:
         return exchange.average(block, {}, seat)
 
-    return (yield from channel.memory.around(block, {}, send, seat))
+    if channel.memory.begins:
+        _done(channel.memory.around(block, kept, send, seat), seat.size)
+    return (yield from channel.memory.around(block, kept, send, seat))
+
+
+def _done(program: Program[Any], size: int) -> None:
+    """To its end, with nothing counted."""
+    drive(program, lambda verb: answer_of(verb, size))

@@ -1,7 +1,6 @@
 """A schedule without training: what it asks for, and when."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar, NamedTuple
@@ -14,8 +13,9 @@ from gossamer.core.contracts import Echo, Exchange, Seat
 from gossamer.core.draw import Draw
 from gossamer.core.errors import GossamerError
 from gossamer.core.parts import require
+from gossamer.core.programs import drive
 from gossamer.core.schedule import Loop, Message
-from gossamer.core.verbs import AllReduce, Claim, Descend, Join, Program, Start, Ticket, Verb
+from gossamer.core.verbs import AllReduce, Claim, Compute, Descend, Join, Program, Start, Ticket, Verb
 from gossamer.counting.answers import answer_of
 from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe
@@ -113,39 +113,38 @@ class Rehearsal:
         self.step += 1
 
     def _run(self, steps: Program[None]) -> None:
-        answer: Any = None
-        with suppress(StopIteration):
-            while True:
-                match steps.send(answer):
-                    case Descend():
-                        answer = True
-                    case Start(program):
-                        answer = Later(program)
-                    case Join(Later() as ticket):
-                        answer = self._alone(ticket.program, self.besides)
-                    case Claim() as verb:
-                        answer = answer_of(verb, self.size)
-                    case verb:
-                        raise GossamerError(
-                            f"{self.recipe.schedule} asks the network itself ({type(verb).__name__}); only what it asks of its "
-                            "loop can be counted: use loop.average, loop.launch or loop.post"
-                        )
+        def answer(verb: Verb) -> Any:
+            match verb:
+                case Descend():
+                    return True
+                case Start(program):
+                    return Later(program)
+                case Join(Later() as ticket):
+                    return self._alone(ticket.program, self.besides)
+                case Claim() | Compute():
+                    return answer_of(verb, self.size)
+                case _:
+                    raise GossamerError(
+                        f"{self.recipe.schedule} asks the network itself ({type(verb).__name__}); only what it asks of its "
+                        "loop can be counted: use loop.average, loop.launch or loop.post"
+                    )
+
+        drive(steps, answer)
 
     def _alone(self, program: Program[Any], sent: list[Verb]) -> Any:
         """Run what was started on a lane, and note what it sends: an exchange's messages apart, as much for any model."""
-        answer: Any = None
-        try:
-            while True:
-                match program.send(answer):
-                    case Start(started):
-                        answer = Later(started)
-                    case Join(Later() as ticket):
-                        answer = self._alone(ticket.program, sent)
-                    case verb:
-                        sent.append(verb)
-                        answer = answer_of(verb, self.size)
-        except StopIteration as stop:
-            return stop.value
+
+        def answer(verb: Verb) -> Any:
+            match verb:
+                case Start(started):
+                    return Later(started)
+                case Join(Later() as ticket):
+                    return self._alone(ticket.program, sent)
+                case _:
+                    sent.append(verb)
+                    return answer_of(verb, self.size)
+
+        return drive(program, answer)
 
     @property
     def _everything(self) -> tuple[int, ...]:
@@ -172,6 +171,12 @@ class Rehearsal:
             of = self._parameters if self.recipe.controller.counts_each else len(self.channels)
             self.besides.append(AllReduce(torch.zeros(of, counts, dtype=torch.float64)))
         yield from ()
+
+    def debts(self, which: Sequence[int]) -> list[Tensor]:
+        return [torch.zeros(1) for _ in which]
+
+    def settle(self, which: Sequence[int]) -> None:
+        pass
 
     def launch(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange | None) -> Program[None]:
         self.averages.append(Average(tuple(which), over))

@@ -1,8 +1,9 @@
 """Floor 3: who talks to whom. One exchange per file, one import line here."""
 
 from gossamer.exchanges.allreduce import AllReduced
+from gossamer.exchanges.fetch_sgd import FetchSGD
 from gossamer.exchanges.gather import Gather
 from gossamer.exchanges.nodes import Nodes
 from gossamer.exchanges.scatter import Scatter
 
-__all__ = ["AllReduced", "Gather", "Nodes", "Scatter"]
+__all__ = ["AllReduced", "FetchSGD", "Gather", "Nodes", "Scatter"]

@@ -48,5 +48,9 @@ class AllReduced(Carrier):
         end_to_end = Layout.of({s.name: (size, *s.shape) for s in layout.segments}, layout.dtype)
         return self.codec.omega(end_to_end)
 
+    @property
+    def sparse(self) -> bool:
+        return self.codec.sparse
+
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
         return (yield from self.codec.average(block, state, seat))

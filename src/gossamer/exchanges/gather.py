@@ -35,6 +35,10 @@ class Gather(Carrier):
             f"use allreduce({self.codec})",
         )
 
+    @property
+    def sparse(self) -> bool:
+        return self.codec.sparse
+
     def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
         codec, layout = self.codec, block.layout
         wire = codec.encode(block, state, seat)

@@ -144,7 +144,7 @@ class Nodes(Exchange):
         # Where the mean may be written over the block itself, nobody will ask what got through.
         room = asked if block.room is block.flat else None
         program = _paid(self.between, BETWEEN, Block(asked, block.layout, room), state, place)
-        far = yield from as_one(program, node, block.flat.device)
+        far = yield from as_one(program, node, block.flat.device, block.layout.rooms)
 
         def add_sent(into: Tensor, share: float) -> None:
             lost = block.new().copy_(asked)

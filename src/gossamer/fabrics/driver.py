@@ -139,6 +139,7 @@ class NetworkDriver:
             self._office.busy(time.thread_time() - began)
 
     def _drive(self, ticket: Running, halt: threading.Event) -> Any:
+        """As `core.programs.drive`, but that a program never hears of trouble, and stops where the lane does."""
         program, answer, error = ticket.program, None, None
         for group in self._groups.values():
             group.before = 0

@@ -133,7 +133,7 @@ class Gloo:
         ahead, behind = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         came = wire.contiguous()
         for i, source in enumerate(arrivals(self.rank, self.size), start=1):
-            coming = self._zeros(came.numel())
+            coming = self._room(came.numel())
             under_way = list[Any]()
             if i < self.size:
                 under_way.append(self._group.recv([coming], behind, _tag(_RING, coming.numel())))
@@ -168,7 +168,7 @@ class Gloo:
         rounds = list(zip(departures(self.rank, self.size), arrivals(self.rank, self.size)))
         leaving = made(wires[rounds[1][0]])
         for i, (to, source) in enumerate(rounds[1:], start=1):
-            coming = self._zeros(lengths[source])
+            coming = self._room(lengths[source])
             under_way, arriving = list[Any](), list[Any]()
             if leaving.numel() >= _LONG:
                 under_way.append(self._group.recv([heap(1)], to, _tag(_RECEIPT, 1)))
@@ -213,7 +213,7 @@ class Gloo:
         """Whoever's letter is there. What was awaited of somebody is that one's."""
         if self._own or self._group is None:
             return self.rank, self._receive(self.rank, length)
-        out = self._zeros(length)
+        out = self._room(length)
         work = self._group.recv_anysource([out], _tag(_LETTER, length))
         work.wait(FOR_EVER)
         return int(work._source_rank()), out
@@ -224,17 +224,13 @@ class Gloo:
         """
         if source == self.rank:
             return
-        out = self._zeros(length)
+        out = self._room(length)
         work = self._group.recv([out], source, _tag(_LETTER, length)) if length else None
         self._posted[source].append((work, out))
-
-    def _zeros(self, length: int) -> Tensor:
-        """Zeroed, because gloo takes a shorter message without a word and leaves the rest as it was."""
-        return self._room(length).zero_()
 
 
 def _tag(kind: int, length: int) -> int:
     """What a wire is called on the network. Of another length it has another name: gloo ends the process where a wire is
-    longer than what waits for it; so it waits, and is missed in the end.
+    longer than what waits for it, and takes a shorter one without a word; so it waits, and is missed in the end.
     """
     return (kind << 28) + length % 2**28

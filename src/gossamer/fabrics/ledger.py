@@ -29,6 +29,15 @@ class Entry:
     among: Among = None
 
 
+@dataclass(frozen=True)
+class Decision:
+    """What a controller put in force from this step on, in words."""
+
+    step: int
+    rank: int
+    decision: str
+
+
 class Ledger:
     """All entries of one rank, or of all ranks of a simulation; totals are kept even when entries are dropped.
 
@@ -38,6 +47,7 @@ class Ledger:
     def __init__(self, keep: int = 100_000, per_node: int = 1) -> None:
         self.keep, self.per_node = keep, per_node
         self.entries = list[Entry]()
+        self.decisions = list[Decision]()
         self.handed = self.sent = self.received = self.requests = 0
         self.inside = 0  # of what was sent
         self.seconds = 0.0
@@ -59,6 +69,11 @@ class Ledger:
             self.entries.append(entry)
         return self.requests - 1
 
+    def decide(self, step: int, rank: int, decision: str) -> None:
+        """From this step on requests are those of another recipe."""
+        if len(self.decisions) < self.keep:
+            self.decisions.append(Decision(step, rank, decision))
+
     def amend(self, place: int, seconds: float) -> None:
         """How long a request took that was noted before it was over."""
         self.seconds += seconds
@@ -74,14 +89,18 @@ class Ledger:
         return iter(self.entries)
 
     def write(self, path: Path) -> None:
-        """One JSON object per line."""
-        path.write_text("".join(json.dumps(asdict(e)) + "\n" for e in self.entries))
+        """One JSON object per line; decisions come last."""
+        lines = [json.dumps(asdict(line)) + "\n" for line in (*self.entries, *self.decisions)]
+        path.write_text("".join(lines))
 
     @staticmethod
     def read(path: Path) -> "Ledger":
         ledger = Ledger()
         for line in path.read_text().splitlines():
             said = json.loads(line)
+            if "decision" in said:
+                ledger.decide(**said)
+                continue
             among = said.pop("among", None)
             ledger.note(Entry(**said, among=None if among is None else tuple(among)))
         return ledger

@@ -4,7 +4,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, get_args
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from gossamer.core.errors import AttachError, PeerError
 from gossamer.core.groups import refuse_group
+from gossamer.core.programs import drive
 from gossamer.core.verbs import AllGather, Among, Compute, Descend, Join, Program, Start, Ticket, Verb
 from gossamer.fabrics import leaving, nccl
 from gossamer.fabrics.board import Board
@@ -61,32 +62,50 @@ class TorchFabric:
         check: int = 8,
         device: torch.device = CPU,
     ) -> None:
-        if group is None and dist.is_initialized():
-            group = dist.group.WORLD
-        self.rank = 0 if group is None else group.rank()
-        self.size = 1 if group is None else group.size()
         self.device = device
         self.ledger = Ledger() if ledger is None else ledger
         if patience not in get_args(Patience):
             raise ValueError(f"patience is 'alive' or 'work', not {patience!r}")
-        self._group, self._deadline, self._patience, self._check = group, deadline, patience, check
+        self._deadline, self._check = deadline, check
+        self._patience: Patience = patience
+        self._lock = threading.Lock()
+        self.standstill = standstill_of(device, self._expose)
+        self._meet(group, ["comm"])
+
+    def renew(self, group: dist.ProcessGroup | None = None) -> None:
+        """Go on with the ranks of another group, also after a failure; None is the default group.
+
+        What has not ended ends with an error, as when the fabric is closed. Then it is as one that is made anew, with the
+        lanes, the settings and the ledger that it had: whoever was not with us makes one, and opens as many lanes. Groups of
+        some ranks are to be formed again, since there are others now; ranks that do not come along close theirs.
+        """
+        lanes = [*self._lanes]
+        self.close()
+        self._meet(group, lanes)
+
+    def _meet(self, group: dist.ProcessGroup | None, lanes: Sequence[str]) -> None:
+        """Come together with the ranks of a group, and open these lanes. Nothing is left of an earlier group's."""
+        if group is None and dist.is_initialized():
+            group = dist.group.WORLD
+        self.rank = 0 if group is None else group.rank()
+        self.size = 1 if group is None else group.size()
+        self._group = group
         self._lanes = dict[str, Lane]()
         self._drivers = dict[str, NetworkDriver]()
         self._last = dict[str, weakref.ref[Running]]()  # what was started last on each lane
-        self._lock = threading.Lock()
-        self.standstill = standstill_of(device, self._expose)
-        self._path, self._refusal = _way(group, self.size, device)
+        self._path, self._refusal = _way(group, self.size, self.device)
         self._closed = False
         self._groups = list[tuple[int, ...]]()
         self._board = self._make_board()
         self._hosts = self.size > 1 and leaving.hosts_the_store()
         # Asked now, since the groups may be destroyed before this fabric is closed.
         self._keeps_store = group is not None and 0 in dist.get_process_group_ranks(group)
-        self._pulse = Pulse(self._board, deadline, patience, self._keeps_store)
+        self._pulse = Pulse(self._board, self._deadline, self._patience, self._keeps_store)
         # A thread that wakes while the interpreter is taken down aborts the process: end the lanes before.
         self._at_exit = leaving.at_exit(self.close)
         try:
-            self.open_lane("comm")
+            for lane in lanes:
+                self.open_lane(lane)
         except BaseException:
             self.close()
             raise
@@ -168,17 +187,7 @@ class TorchFabric:
 
     def run(self, program: Program[T]) -> T:
         """Drive a program on this thread; what it asks of the network is answered on lane "comm"."""
-        answer, error = None, None
-        while True:
-            try:
-                verb = program.send(answer) if error is None else program.throw(error)
-            except StopIteration as stop:
-                return stop.value
-            answer, error = None, None
-            try:
-                answer = self._answer(verb)
-            except Exception as failure:
-                error = failure
+        return drive(program, self._answer)
 
     def close(self) -> None:
         """End all lanes. Programs that have not ended do so with an error; a lane stuck in the backend is left.

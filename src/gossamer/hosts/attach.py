@@ -16,6 +16,7 @@ from gossamer.core.terms import Term
 from gossamer.fabrics.pulse import Patience
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts.backward import Backward
+from gossamer.hosts.closures import refuse_searches
 from gossamer.hosts.communicator import Communicator, attached
 from gossamer.hosts.devices import device_of, refuse_devices, refuse_lengths, shared_buffers
 from gossamer.hosts.handshake import agree, compare, fingerprint
@@ -90,6 +91,7 @@ def attach(
                 parsed = in_two_levels(parsed, ranks_per_node(nodes, hosts, fabric.size, group))
             given = _given(model, optimizer, parsed, buffers, scaler, find_unused_parameters)
             if fabric.size > 1:
+                refuse_searches(given[1])
                 refuse_devices(given[2], shared_buffers(model, given[3]))
                 refuse_lengths(given[0], fabric.device)
         except (GossamerError, TypeError) as error:

@@ -111,7 +111,7 @@ def _strays(values: list[int]) -> str:
 
 def _hashes(worker: Worker) -> dict[str, int]:
     """Of all that must be equal on all ranks after the last step."""
-    equal = worker.recipe.schedule.equal(worker.step - 1)
+    equal = worker.recipe.equal(worker.step - 1)
     out = {n: hash_of(leaf.values) for n, leaf in worker.leaves.items()} if equal else {}
     for channel in worker.channels:
         if "anchor" in channel.states["schedule"]:

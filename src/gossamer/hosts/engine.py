@@ -29,8 +29,10 @@ def at_end(callback: Callable[[], None]) -> None:
 def is_nested() -> bool:
     """Does this backward pass run inside the backward of a function, as reentrant checkpointing does?
 
-    Torch tells nobody: a pass inside of another one has a number of its own, and the outer one's is not to be had. So the
-    stack is looked at, at the first gradient of a pass.
+    Torch tells nobody (2.6 to 2.13). A pass inside of another one has a number of its own, in the callbacks at its end as well,
+    and the outer one's is not to be had; the node that runs is the inner pass's too; Python cannot ask the engine how deep it
+    is; and reentrant checkpointing calls `torch.autograd.backward` as anybody does. So the stack is looked at, at the first
+    gradient of a pass.
     """
     frame = sys._getframe(1)
     while frame is not None:

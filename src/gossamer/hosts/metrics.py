@@ -30,6 +30,7 @@ class Meter:
 
     def __init__(self, worker: Worker, ledger: Ledger, on_metrics: OnMetrics | None, every: int) -> None:
         self.worker, self.ledger, self.on_metrics, self.every = worker, ledger, on_metrics, every
+        worker.on_decision = ledger.decide
         self.restart()
 
     @property

@@ -102,7 +102,12 @@ def _skips_inside(optimizer: Optimizer) -> bool:
 
 
 def _is_called_by_scaler() -> bool:
-    """Is the step() of a scaler under way that is in use? Nothing but the stack tells: a scaler leaves no mark on what it calls."""
+    """Is the step() of a scaler under way that is in use? Nothing but the stack tells (torch 2.6 to 2.13).
+
+    A scaler calls `optimizer.step()` with no arguments of its own, so that the optimizer's hooks see none; it has no hooks
+    itself, and keeps what it found (`_found_inf_per_device`) where only who holds the scaler can ask. It writes `grad_scale`
+    and `found_inf` on fused optimizers alone.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _step_code:

@@ -13,6 +13,7 @@ from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Program
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts import consensus
+from gossamer.hosts.closures import Call, closure_of, refuse_closure, served
 from gossamer.hosts.doubts import Doubts
 from gossamer.hosts.handshake import compare
 from gossamer.hosts.metrics import Meter
@@ -94,7 +95,6 @@ class Steps:
             if self.averages_gradients:
                 return
             self.begin()
-        self.worker.discard()
         self._finish(descended=False)
 
     def settle_skipped(self, arriving: Tensor | None = None) -> None:
@@ -113,9 +113,7 @@ class Steps:
         thrown_away = self._gradients_are_gone(arriving)
         if inside and self.worker.finite:
             self.doubts.never_stepped(thrown_away)
-        if thrown_away:
-            self.worker.discard()
-        self._finish(descended=False, share=not inside)
+        self._finish(descended=False, share=not inside, kept=not thrown_away)
 
     def only_adds(self, arriving: Tensor) -> None:
         """A gradient arrives under `no_sync()`. What was averaged before it has been thrown away, or is averages no more."""
@@ -163,18 +161,21 @@ class Steps:
         """A training step begins: from now on the schedule's lane answers, however late the gradient is."""
         self.fabric.run(self.worker.begin())
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Call | None:
+        """What is returned is what the optimizer is called with instead."""
         if self._catching_up:
-            return
+            return None
         if optimizer in self._done:  # the others did not have their turn
             self.settle_skipped()
+        call = self._serve(optimizer, args, kwargs)
         if not self._done:
-            self._first_is_about_to_step(optimizer, args, kwargs)
+            self._first_is_about_to_step(optimizer)
         self.worker.descent.enter(optimizer)
+        return call
 
-    def _first_is_about_to_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _first_is_about_to_step(self, optimizer: Optimizer) -> None:
         if self.fabric.size > 1:
-            self._check(optimizer, args, kwargs)
+            self._check(optimizer)
             if self._under_way is None:
                 self.begin()
         elif self.averages_gradients:
@@ -185,13 +186,17 @@ class Steps:
         if self.averages_gradients:
             self.worker.redirect()
 
-    def _check(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _serve(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Call | None:
+        """Have a closure compute the gradients now."""
+        closure, alone = closure_of(args, kwargs), self.fabric.size == 1
+        if closure is None:
+            return None
+        if not alone:
+            refuse_closure(another_has_stepped=bool(self._done), scaler=self.scaler)
+        return served(optimizer, closure, (args, kwargs), alone)
+
+    def _check(self, optimizer: Optimizer) -> None:
         refuse_capture(self.worker.device)
-        if _has_closure(args, kwargs):
-            raise AttachError(
-                "optimizer.step(closure) computes gradients inside the step, after they should have been averaged; "
-                "call backward() yourself, then optimizer.step()"
-            )
         if self.averages_gradients and self._under_way is None and self.follow():
             self.average_late()  # all that trained before is frozen: no backward was seen
         if self.averages_gradients and self._under_way is None:
@@ -232,10 +237,7 @@ class Steps:
             self._done = {}
             self.worker.step += 1
         elif over:
-            descended = any(self._done.values())
-            if not descended:
-                self.worker.discard()
-            self._finish(descended)
+            self._finish(descended=any(self._done.values()))
         self.worker.descent.leave(optimizer)
         if over and stepped:
             self.meter.step_ended()
@@ -250,8 +252,12 @@ class Steps:
         (only,) = [leaf.gradient for leaf in leaves]  # a model of one parameter
         return only is None or only.untyped_storage().data_ptr() not in agreed
 
-    def _finish(self, descended: bool, share: bool = True) -> None:
-        """Run the schedule from the descent to its end."""
+    def _finish(self, descended: bool, share: bool = True, kept: bool = False) -> None:
+        """Run the schedule from the descent to its end. Here, and nowhere before, it is settled what becomes of a step:
+        memories and controllers move on if it descended, or if its gradients are `kept` for a later one.
+        """
+        if not (descended or kept):
+            self.worker.discard()
         steps, self._under_way, self._done, self._mixed = self._under_way, None, {}, False
         assert steps is not None
         channels = self.worker.channels
@@ -280,10 +286,6 @@ class Steps:
                 optimizer.step()
         finally:
             self._catching_up = False
-
-
-def _has_closure(args: Any, kwargs: Any) -> bool:
-    return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
 
 
 def _nobody_cares() -> None:

@@ -59,12 +59,14 @@ def refuse_capture(device: torch.device) -> None:
 def refuse_optimizers(optimizers: Sequence[Optimizer], recipe: Recipe) -> None:
     """Optimizers with which a recipe would do nothing, or something else than it says."""
     local = not recipe.schedule.averages_gradients
+    parted = any("parts models" in one.traits for one in recipe.parts())
     for optimizer in optimizers:
         kinds = _kinds(type(optimizer))
-        if local and "ZeroRedundancyOptimizer" in kinds:
+        if (local or parted) and "ZeroRedundancyOptimizer" in kinds:
             raise AttachError(
                 f"ZeroRedundancyOptimizer steps a part of the parameters on each rank and sends them to the others, so under "
-                f"{recipe.schedule} models would never be averaged: use the plain optimizer, or a recipe that averages gradients"
+                f"{recipe.memory if parted else recipe.schedule} models would never be averaged: use the plain optimizer, or a recipe "
+                "that averages gradients"
             )
         if not local and "SparseAdam" in kinds:
             raise AttachError(

@@ -43,7 +43,7 @@ HOOK = (
     bars("waits for few", because=MORE),
     needs("averages gradients", because=MORE),
     bars("moves schedule", because="{controller} " + UNSEEN),
-    bars("accumulates", "own step", because="{schedule} " + UNSEEN),
+    bars("accumulates", "own step", "reunites", because="{schedule} " + UNSEEN),
     bars("directs", because="{update} " + UNSEEN),
     bars(
         "follows rate", because="{recipe} follows the learning rate, which a DDP hook does not see; use gossamer.attach"

@@ -21,7 +21,9 @@ from gossamer.kernels.quantise import (
 from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divide
 from gossamer.kernels.select import compact, scatter_add, sparse_mean, topk, topk_each, within
 from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_feedback
+from gossamer.kernels.sketch import sketch_encode, sketch_estimate
 from gossamer.kernels.ternary import (
+    ternary,
     ternary_accumulate,
     ternary_bytes,
     ternary_decode,
@@ -57,7 +59,10 @@ __all__ = [
     "sign_accumulate",
     "sign_bytes",
     "sign_feedback",
+    "sketch_encode",
+    "sketch_estimate",
     "sparse_mean",
+    "ternary",
     "ternary_accumulate",
     "ternary_bytes",
     "ternary_decode",

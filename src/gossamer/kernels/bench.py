@@ -62,6 +62,10 @@ def _calls(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "quantise4.decode", lambda: kernels.quantise_accumulate(codes, 4, 512, norms, out)
     pending = torch.zeros(n)
     yield "sign_feedback", lambda: kernels.sign_feedback(x, pending, scales, bounds)
+    columns = max(min(131_072, n // 10), 1)
+    table = kernels.sketch_encode(x, 5, columns, _KEY)
+    yield "sketch.encode", lambda: kernels.sketch_encode(x, 5, columns, _KEY)
+    yield "sketch.estimate", lambda: kernels.sketch_estimate(table, n, _KEY)
     yield from _selections(x)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ TERNARY_BLOCK = 64 * TRITS
 PLANE_BLOCK = 64 * 8  # in a full block a plane of width w takes 64 * w bytes
 SUM_GROUP = 64 * 64  # elements whose magnitudes are added row after row of 64
 INDEX_BLOCK = 128  # gaps that share one Rice parameter
+SIGN_WORDS = 64  # words of 32 random signs; element j of a stretch has bit 31 - j // 64 of word j % 64
+SIGNS = 32 * SIGN_WORDS
 
 ONE = 1 << 23  # fixed-point one of the stochastic rounding: 23 fraction bits, as many as float32 has
 GUARD = ONE + 4  # the gain is a touch larger, so that |x| == scale never rounds below its level
@@ -100,3 +103,32 @@ def require_bounds(bounds: tuple[int, ...], n: int) -> int:
     if int(edges(bounds)[-1]) != n:
         raise ValueError(f"bounds end at {bounds[-1]} but there are {n} elements")
     return len(bounds) - 1
+
+
+class Turns(NamedTuple):
+    """How the rows of a count sketch turn the layers of a vector, and where their dice lie.
+
+    Hash number row * layers + layer says by how much a row turns a layer: its 23 top bits, as a fraction of the columns.
+    The numbers after those are words of signs, `words` of them for each layer of each row.
+    """
+
+    n: int
+    rows: int
+    columns: int
+    key: tuple[int, int]
+
+    @property
+    def layers(self) -> int:
+        return -(-self.n // self.columns)
+
+    @property
+    def words(self) -> int:
+        return -(-self.columns // SIGNS) * SIGN_WORDS
+
+    @property
+    def first_word(self) -> int:
+        return self.rows * self.layers
+
+    @property
+    def hashes(self) -> int:
+        return self.first_word * (1 + self.words)

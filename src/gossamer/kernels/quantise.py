@@ -79,8 +79,7 @@ def _read(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weig
     require_vector("out", out)
     require_count("norms", norms, _buckets(out.numel(), bucket))
     require_length(f"quantise {bits} bits", wire, quantise_bytes(out.numel(), bits))
-    units = layout.units(norms, weight, layout.levels_of(bits))
-    twin("quantise", "read", out.device)(wire, bits, bucket, units, out, anew)
+    twin("quantise", "read", out.device)(wire, bits, bucket, norms, weight, out, anew)
 
 
 def _buckets(n: int, bucket: int) -> int:

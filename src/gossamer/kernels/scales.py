@@ -44,6 +44,18 @@ def absmax_and_rms(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
     return twin("scales", "absmax_and_rms", x.device)(x, bounds)
 
 
+def clipped_scales(x: Tensor, bounds: Bounds, clip: float) -> Tensor:
+    """min(clip * rms, max |x|) per segment; with a clip of 0 max |x|."""
+    if clip == 0:
+        return absmax(x, bounds)
+    return clipped(*absmax_and_rms(x, bounds), clip)
+
+
+def clipped(largest: Tensor, deviation: Tensor, clip: float) -> Tensor:
+    """The largest magnitude, or fewer deviations; where there is no deviation nothing is clipped."""
+    return torch.where(deviation > 0, torch.minimum(clip * deviation, largest), largest)
+
+
 def absmax_and_std(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
     """max |x| and sqrt(mean((x - mean) ** 2)) per segment, in one pass of 4 bytes per element.
 

@@ -36,15 +36,23 @@ def topk(x: Tensor, k: int) -> Tensor:
     return twin("select", "topk", x.device)(x, k)
 
 
-def topk_each(x: Tensor, bounds: Bounds, counts: tuple[int, ...]) -> Tensor:
-    """`topk` in every segment, all in one call: the indices in x (int32, ascending) of each segment's largest."""
+def topk_each(x: Tensor, bounds: Bounds, counts: tuple[int, ...], out: Tensor | None = None) -> Tensor:
+    """`topk` in every segment, all in one call: the indices in x (int32, ascending) of each segment's largest.
+
+    They are written to `out`, if there is one.
+    """
     require_vector("x", x)
     if len(counts) != require_bounds(bounds, x.numel()):
         raise ValueError(f"{len(counts)} counts given for {len(bounds) - 1} segments")
     for k, (a, b) in zip(counts, pairwise(bounds), strict=True):
         if not 0 <= k <= b - a:
             raise ValueError(f"k must be between 0 and {b - a}, got {k}")
-    return twin("select", "topk_each", x.device)(x, bounds, counts)
+    if out is None:
+        out = torch.empty(sum(counts), dtype=torch.int32, device=x.device)
+    require_vector("out", out, torch.int32)
+    require_count("out", out, sum(counts))
+    twin("select", "topk_each", x.device)(x, bounds, counts, out)
+    return out
 
 
 def sparse_mean(indices: Sequence[Tensor], values: Sequence[Tensor], out: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from gossamer.kernels.hashing import Key
 from gossamer.kernels.layout import ternary_bytes
 from gossamer.kernels.scales import Bounds
 
-__all__ = ["ternary_accumulate", "ternary_bytes", "ternary_decode", "ternary_encode", "ternary_levels"]
+__all__ = ["ternary", "ternary_accumulate", "ternary_bytes", "ternary_decode", "ternary_encode", "ternary_levels"]
 
 
 def ternary_encode(
@@ -29,6 +29,18 @@ def ternary_encode(
     require_length("ternary", wire, ternary_bytes(x.numel()))
     twin("ternary", "encode", x.device)(x, bounds, gains, key, offset, wire)
     return wire
+
+
+def ternary(x: Tensor, bounds: Bounds, clip: float, key: Key, scales: Tensor, out: Tensor, offset: int = 0) -> None:
+    """`clipped_scales` of each segment, written to `scales`, and `ternary_encode` with them, written to `out`.
+
+    On a CPU what fits into its caches is read once from memory. Reads 4 and writes 1/5 bytes per element.
+    """
+    require_vector("x", x)
+    require_vector("scales", scales)
+    require_count("scales", scales, layout.require_bounds(bounds, x.numel()))
+    require_length("ternary", out, ternary_bytes(x.numel()))
+    twin("ternary", "measure_and_encode", x.device)(x, bounds, clip, key, offset, scales, out)
 
 
 def ternary_levels(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, top: int = 1, offset: int = 0) -> Tensor:
@@ -59,7 +71,7 @@ def _read(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: flo
     require_vector("out", out)
     require_count("scales", scales, layout.require_bounds(bounds, out.numel()))
     require_length("ternary", wire, ternary_bytes(out.numel()))
-    twin("ternary", "read", out.device)(wire, bounds, layout.units(scales, weight, 1), out, anew)
+    twin("ternary", "read", out.device)(wire, bounds, scales, weight, out, anew)
 
 
 def _gains(x: Tensor, bounds: Bounds, scales: Tensor, top: int) -> Tensor:

@@ -19,7 +19,8 @@ from gossamer.kernels.quantise import (
 from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divide
 from gossamer.kernels.select import compact, scatter_add, sparse_mean, topk, topk_each
 from gossamer.kernels.sign import sign_accumulate, sign_feedback
-from gossamer.kernels.ternary import ternary_accumulate, ternary_decode, ternary_encode, ternary_levels
+from gossamer.kernels.sketch import sketch_encode, sketch_estimate
+from gossamer.kernels.ternary import ternary, ternary_accumulate, ternary_decode, ternary_encode, ternary_levels
 
 _KEY = (1, 2)
 # Triton compiles anew for lengths and addresses that are multiples of 16, so there are vectors of both kinds.
@@ -30,7 +31,7 @@ def warmup(*families: str, device: torch.device | str = "cpu") -> None:
     """Compiles kernels (or loads them from the cache), so that the first training step does not wait.
 
     All of them, or those of some families: "scales", "ternary", "quantise" (4 bits in buckets of 512), "sign",
-    "select", "indices", "lanes". On a GPU a few variants are left to the first step, as others of bits and buckets.
+    "select", "indices", "lanes", "sketch". On a GPU a few variants are left to the first step, as others of bits and buckets.
     """
     unknown = sorted(set(families) - set(_FAMILIES))
     if unknown:
@@ -52,6 +53,7 @@ def _ternary(x: Tensor) -> None:
     bounds, scales = (0, x.numel()), x[:1].clone()
     ternary_levels(x, bounds, scales, _KEY)
     wire, out = ternary_encode(x, bounds, scales, _KEY), x.clone()
+    ternary(x, bounds, 2.5, _KEY, scales, wire)
     ternary_accumulate(wire, bounds, scales, out)
     ternary_decode(wire, bounds, scales, out)
 
@@ -86,6 +88,10 @@ def _lanes(x: Tensor) -> None:
     lanes_unpack(lanes_pack(x.to(torch.int8), 1, 5), x.numel(), 1, 5)
 
 
+def _sketch(x: Tensor) -> None:
+    sketch_estimate(sketch_encode(x, 5, 16, _KEY), x.numel(), _KEY)
+
+
 _FAMILIES: dict[str, Callable[[Tensor], None]] = {
     "scales": _scales,
     "ternary": _ternary,
@@ -94,4 +100,5 @@ _FAMILIES: dict[str, Callable[[Tensor], None]] = {
     "select": _select,
     "indices": _indices,
     "lanes": _lanes,
+    "sketch": _sketch,
 }

@@ -2,6 +2,8 @@
 
 from gossamer.memories.diana import DIANA
 from gossamer.memories.error_feedback import ErrorFeedback
+from gossamer.memories.momentum_correction import MomentumCorrection
 from gossamer.memories.none import NoMemory
+from gossamer.memories.own_gradient import OwnGradient
 
-__all__ = ["DIANA", "ErrorFeedback", "NoMemory"]
+__all__ = ["DIANA", "ErrorFeedback", "MomentumCorrection", "NoMemory", "OwnGradient"]

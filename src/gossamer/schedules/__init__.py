@@ -4,6 +4,7 @@ from gossamer.schedules.every_step import EveryStep
 from gossamer.schedules.first import First
 from gossamer.schedules.gossip import Gossip
 from gossamer.schedules.overlap_local_sgd import OverlapLocalSGD
+from gossamer.schedules.resync import Resync
 from gossamer.schedules.slowmo import LocalSGD, SlowMo
 
-__all__ = ["EveryStep", "First", "Gossip", "LocalSGD", "OverlapLocalSGD", "SlowMo"]
+__all__ = ["EveryStep", "First", "Gossip", "LocalSGD", "OverlapLocalSGD", "Resync", "SlowMo"]

@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, final
 
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.schedule import Loop, Schedule
@@ -72,8 +76,7 @@ class EveryStep(Schedule):
         descended = yield Descend()
         if self.l1 and descended:
             thresholds = [gain * lr * self.l1 for gain, lr in zip(loop.gains, loop.lrs, strict=True)]
-            # Not torch's softshrink, whose zeros have a sign that depends on how many elements there are.
-            loop.assign([x - x.clamp(-t, t) for x, t in zip(loop.parameters(), thresholds, strict=True)])
+            loop.assign([_shrunk(*given) for given in zip(loop.blocks(), thresholds, strict=True)])
 
     def fits(self, world: World) -> None:
         others = [o for o in world.optimizers if not all(_is_sgd(group) for group in o.param_groups)]
@@ -84,6 +87,12 @@ class EveryStep(Schedule):
             "1 or without. Another optimizer scales every element's step by itself, and would end in the solution of another "
             "problem: use torch.optim.SGD, or leave l1 out"
         )
+
+
+def _shrunk(block: Block, threshold: float) -> Tensor:
+    """Not torch's softshrink, whose zeros have a sign that depends on how many elements there are."""
+    near = torch.clamp(block.flat, -threshold, threshold, out=block.new())
+    return torch.sub(block.flat, near, out=near)
 
 
 def _is_sgd(group: Mapping[str, Any]) -> bool:

@@ -72,13 +72,16 @@ class OverlapLocalSGD(Schedule):
             return
         lost = loop.in_flight() and not (yield from self._land(loop))
         anchors = [s["anchor"] for s in loop.states]
-        pulled = anchors if lost else [torch.lerp(x, a, self.alpha) for x, a in zip(loop.parameters(), anchors)]
+        held = loop.parameters()
+        pulled = anchors if lost else [torch.lerp(x, a, self.alpha, out=x) for x, a in zip(held, anchors)]
         loop.assign(pulled)
-        yield from loop.launch([a - x for x, a in zip(pulled, anchors)])
+        yield from loop.launch([torch.sub(a, x, out=room) for x, a, room in zip(pulled, anchors, held)])
 
     def _land(self, loop: Loop) -> Program[bool]:
         """Move the anchor; False if the average was not finite, and the anchor stays."""
         means = yield from loop.land()
-        for state, mean, lr in zip(loop.states, means or [], loop.lrs):
-            state["anchor"] = state["anchor"] + slow_velocity(state, -mean, lr, self.beta, self.by_lr)
+        for place, mean, lr in zip(loop.places, means or [], loop.lrs):
+            state = place.states["schedule"]
+            velocity = slow_velocity(state, mean.neg_(), lr, self.beta, self.by_lr)
+            state["anchor"] = torch.add(state["anchor"], velocity, out=place.layout.rooms.like(velocity))
         return means is not None

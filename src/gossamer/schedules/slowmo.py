@@ -83,8 +83,10 @@ class SlowMo(Schedule):
         if loop.step % self.every:
             return
         means = yield from loop.average(differences(loop, self._held(loop)))
-        for state, mean, lr in zip(loop.states, means or [], loop.lrs):
-            step = self.alpha * slow_velocity(state, mean, lr, self.beta, self.by_lr)
+        for place, mean, lr in zip(loop.places, means or [], loop.lrs):
+            state = place.states["schedule"]
+            velocity = slow_velocity(state, mean, lr, self.beta, self.by_lr)
+            step = torch.mul(velocity, self.alpha, out=place.layout.rooms.like(velocity))
             state["anchor"] = torch.sub(state["anchor"], step, out=step)
         return_to_anchor(loop)
         if means is None:
@@ -145,14 +147,15 @@ class LocalSGD(Schedule):
 
 
 def slow_velocity(state: State, moved: Tensor, lr: float, beta: float, by_lr: bool) -> Tensor:
-    """v = beta (lr_t / lr_(t-1)) v + moved, kept in `state`; without `by_lr` the ratio is left out."""
+    """v = beta (lr_t / lr_(t-1)) v + moved, kept in `state` where `moved` was; without `by_lr` the ratio is left out."""
     if beta == 0:
         return moved
     velocity, last = state.get("velocity"), float(state.get("lr", torch.zeros(())))
     ratio = lr / last if by_lr and last else float(not by_lr)
-    new = moved if velocity is None else torch.add(moved, velocity, alpha=beta * ratio)
-    state["velocity"], state["lr"] = new, torch.tensor(lr, dtype=torch.float64)
-    return new
+    if velocity is not None:
+        moved.add_(velocity, alpha=beta * ratio)
+    state["velocity"], state["lr"] = moved, torch.tensor(lr, dtype=torch.float64)
+    return moved
 
 
 def remember_anchor(loop: Loop, held: Callable[[], Sequence[Tensor]]) -> None:
@@ -163,8 +166,8 @@ def remember_anchor(loop: Loop, held: Callable[[], Sequence[Tensor]]) -> None:
 
 
 def differences(loop: Loop, held: Sequence[Tensor]) -> list[Tensor]:
-    """Anchor minus what a rank holds: it points like a gradient."""
-    return [s["anchor"] - x for s, x in zip(loop.states, held)]
+    """Anchor minus what a rank holds, written over that: it points like a gradient."""
+    return [torch.sub(s["anchor"], x, out=x) for s, x in zip(loop.states, held)]
 
 
 def return_to_anchor(loop: Loop) -> None:

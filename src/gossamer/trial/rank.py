@@ -20,8 +20,8 @@ from gossamer.record import Step
 from gossamer.trial import saving
 from gossamer.trial.agree import Circle, attempt, new_group
 from gossamer.trial.contender import Contender
-from gossamer.trial.decisions import describe
 from gossamer.trial.plan import MARK, Plan
+from gossamer.worker.decisions import describe
 
 HISTORY = ("step", "evaluation", "residual", "decision", "spoilt")  # events that a run which goes on must not lose
 Hear = Callable[[dict[str, Any]], None]

@@ -2,6 +2,7 @@
 
 from typing import final
 
+import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
@@ -36,4 +37,4 @@ class Signs(Update):
     """
 
     def direction(self, mean: Block, model: Block, state: State, seat: Seat) -> Tensor:
-        return mean.flat.sign()
+        return torch.sign(mean.flat, out=mean.new())

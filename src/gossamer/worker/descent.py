@@ -58,6 +58,7 @@ class Descent:
         self._worker.channels[0].put_gradient(missed.gradient)
         if before is not None:
             before()
-        for draft in self.redirect():
-            draft.commit()
+        drafts = self.redirect()
         step()
+        for draft in drafts:
+            draft.commit()

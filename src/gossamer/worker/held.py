@@ -16,3 +16,8 @@ class Held:
     def commit(self) -> None:
         for draft in self.drafts:
             draft.commit()
+
+    def settle(self) -> None:
+        """The optimizer has descended, so what was drafted holds; what was decided waits for the end of the step."""
+        self.commit()
+        self.drafts = []

@@ -11,6 +11,7 @@ from gossamer.core.verbs import Program, Ticket, join
 from gossamer.recipe import Recipe
 from gossamer.worker.channels import Channel, are_cut_alike, build, retell
 from gossamer.worker.checkpoint import carry_over, turn
+from gossamer.worker.decisions import describe
 from gossamer.worker.sums import numbers, summed
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class Steering:
         """Put another recipe in force; returns the channels there were."""
         worker = self._worker
         old, before, self.next, worker.recipe = worker.channels, worker.recipe, None, recipe
+        if worker.on_decision is not None:
+            worker.on_decision(worker.step, worker.rank, describe(before, recipe, len(worker.leaves)))
         if not recipe.controller.cuts:
             retell(recipe, worker.channels, worker.size)
         elif (recipe.exchange, recipe.routes) != (before.exchange, before.routes):  # else all go on as they went

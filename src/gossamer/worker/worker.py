@@ -2,30 +2,30 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, Draft
-from gossamer.core.contracts import Echo, Exchange, Seat
+from gossamer.core.block import Block
+from gossamer.core.contracts import Exchange, Seat
 from gossamer.core.draw import Draw
-from gossamer.core.moments import ask
+from gossamer.core.moments import ask, used_here
 from gossamer.core.schedule import Loop, Message
-from gossamer.core.verbs import Program, all_gather, join, start
+from gossamer.core.verbs import Program, all_gather, start
 from gossamer.core.world import World
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.recipe import Recipe
-from gossamer.worker import optimizers, units
+from gossamer.worker import optimizers
 from gossamer.worker.channels import build
 from gossamer.worker.descent import Descent
-from gossamer.worker.flights import Carried, Flight, Flights
+from gossamer.worker.flights import Flight, Flights
 from gossamer.worker.halves import rest, until_descend
 from gossamer.worker.held import Held
 from gossamer.worker.leaves import Leaf
 from gossamer.worker.measuring import relative_errors
 from gossamer.worker.momenta import Momenta, gain
+from gossamer.worker.sending import Sending
 from gossamer.worker.steering import Steering
 
 
@@ -67,10 +67,11 @@ class Worker:
         self.channels = build(recipe, self.leaves, self.rate_groups(), self.size)
         recipe.fits(World(size, [c.layout for c in self.channels], [*optimizers.members(optimizer)]))
         self.loop = Loop(self)
-        self.descent, self.steering = Descent(self), Steering(self)
+        self.descent, self.steering, self.sending = Descent(self), Steering(self), Sending(self)
         self.live = dict[str, Any]()  # what the schedule keeps beside the steps
         self.dropped = list[int]()  # steps for whose end this rank's gradient was not waited for
         self.on_late: Callable[[int], None] | None = None
+        self.on_decision: Callable[[int, int, str], None] | None = None  # told step, rank, and what holds from then on
         self.flights = Flights()
         self._gradients = Flight()  # this step's, on their way
         self._held = Held()
@@ -100,13 +101,13 @@ class Worker:
     def send(self, index: int, flat: Tensor) -> Program[None]:
         """Put one channel's gradient on its way; the mean may be written over it."""
         self.steering.note(index, flat)
-        yield from self._take_off(self._gradients, index, flat)
+        yield from self.sending.take_off(self._gradients, index, flat)
 
     def average_gradients(self) -> Program[None]:
         sums: Sequence[Tensor] = ()
         if self.size > 1 or self._gradients.tickets:
             summing = yield from self.steering.ask()
-            yield from self._arrive(self._gradients, hold=True)
+            self._held = yield from self.sending.arrive(self._gradients)
             self.means, self._gradients = [*self._gradients.means.values()], Flight()
             sums = yield from self.steering.told(summing)
         else:
@@ -131,13 +132,13 @@ class Worker:
     def launch(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange | None = None) -> Program[None]:
         flight = Flight(given=[peak(value) for value in values])
         for index, value in zip(which, values, strict=True):
-            yield from self._take_off(flight, index, value, over)
+            yield from self.sending.take_off(flight, index, value, over)
         self.flights.add(which, flight)
 
     def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]:
         flights = self.flights.of(which)
         for flight in flights:
-            yield from self._wait_for(flight)
+            yield from self.sending.settle(flight)
         self.flights.pop(which)
         lost = any(flight.lost for flight in flights)
         if lost:
@@ -150,6 +151,21 @@ class Worker:
         if means is not None:
             self.steering.next = self.steering.decide(means)
         return means
+
+    def debts(self, which: Sequence[int]) -> list[Tensor]:
+        self._held.settle()
+        out = list[Tensor]()
+        for channel in (self.channels[i] for i in which):
+            debt = channel.memory.debt(channel.states["memory"])
+            out.append(channel.empty() if debt is None else debt[0] / (self.unit * debt[1]))
+        return out
+
+    def settle(self, which: Sequence[int]) -> None:
+        for channel in (self.channels[i] for i in which):
+            state = channel.states["memory"]
+            if (debt := channel.memory.debt(state)) is not None:
+                channel.memory.inherit(state, debt[0], -1.0)
+                used_here([debt[0]])  # a lane made it, and it is let go of here
 
     def in_flight(self, which: Sequence[int]) -> bool:
         return bool(self.flights.of(which))
@@ -170,7 +186,7 @@ class Worker:
     def quiesce(self) -> Program[None]:
         """Wait for what is in flight, without letting it land: afterwards the state is all there is."""
         for flight in self.flights.averages:
-            yield from self._wait_for(flight)
+            yield from self.sending.settle(flight)
         yield from self.flights.join_messages(range(len(self.channels)))
 
     def reset_optimizer(self) -> None:
@@ -192,27 +208,6 @@ class Worker:
     def set_rates(self, rates: Sequence[float]) -> None:
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-
-    def program(self, index: int, flat: Tensor) -> tuple[Program[Carried], list[Draft]]:
-        """What sends one channel's values on their way, and the state that waits for all of them to arrive.
-
-        The mean may be written over the values.
-        """
-        channel, measures = self.channels[index], self.measures(self.step)
-        block = Block(flat, channel.layout, None if measures else flat)
-        self.unit = units.follow(self.channels, self.unit, self.scale)  # nothing of an earlier step is on its way
-        kept, carried, found = Draft(channel.states["memory"]), Draft(channel.states["exchange"]), list[Tensor]()
-
-        def send(block: Block, seat: Seat) -> Program[Echo]:
-            echo = yield from channel.exchange.average(block, carried, seat)
-            if channel.memory.hands_on and echo.largest is not None:
-                found.append(echo.largest)
-            if measures:
-                self.measure(block, echo.add_sent)
-            return echo
-
-        average = channel.memory.around(block, kept, send, self.seat(index))
-        return _carry(average, flat, found), [kept, carried]
 
     def measures(self, step: int) -> bool:
         """Is the error measured of what starts at this step? Asked at the start, for it may run when others have begun.
@@ -310,45 +305,6 @@ class Worker:
         norms = ask(*(debt.double().norm() for debt, _ in debts))
         return sum((norm / (self.unit * unit)) ** 2 for norm, (_, unit) in zip(norms, debts, strict=True)) ** 0.5
 
-    # -- the inside ------------------------------------------------------------------------------------------------
-
-    def _take_off(self, flight: Flight, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
-        channel = self.channels[index]
-        if over is None:
-            program, drafts = self.program(index, flat)
-        else:
-            echo = over.average(Block(flat, channel.layout, flat), {}, self.seat(index))
-            program, drafts = _carry(_mean_of(echo), flat, []), list[Draft]()
-        ticket = yield from start(program, channel.name, self.step)
-        flight.add(index, ticket, drafts)
-
-    def _wait_for(self, flight: Flight) -> Program[None]:
-        if flight.tickets:
-            yield from self._arrive(flight)
-            if flight.lost:
-                self.momenta.heal()
-
-    def _arrive(self, flight: Flight, hold: bool = False) -> Program[None]:
-        """All or nothing: memories move on only if every channel's agreed mean is finite, which all ranks see alike.
-
-        With `hold` they wait for the end of the step: what was averaged may be thrown away.
-        """
-        peaks, tickets, flight.tickets = list[Tensor](), flight.tickets, {}
-        for index, ticket in tickets.items():
-            flight.means[index], largest = yield from join(ticket)
-            peaks.append(largest)
-        also = [] if self.besides is None else (yield from self.besides([*flight.means.values()]))
-        answers, self.besides = ask(*peaks, *also), None
-        self.finite, self.told = all(map(isfinite, answers[: len(peaks)])), answers[len(peaks) :]
-        if self.finite:
-            self.row.clear()
-        flight.lost = not self.finite
-        held, flight.drafts = Held(flight.drafts if self.finite else []), []
-        if hold:
-            self._held = held
-        else:
-            held.commit()
-
     def rate_groups(self) -> dict[str, int]:
         """The optimizer's group of each parameter, where a part of the recipe follows its rate; else they need not be told apart.
 
@@ -358,16 +314,3 @@ class Worker:
             return dict.fromkeys(self.leaves, 0)
         groups = {id(p): i for i, g in enumerate(self.optimizer.param_groups) for p in g["params"]}
         return {n: groups.get(id(leaf.parameter), 0) for n, leaf in self.leaves.items()}
-
-
-def _carry(average: Program[Tensor], given: Tensor, found: Sequence[Tensor]) -> Program[Carried]:
-    """`given` is kept here until the program is joined: a lane may be done with it before its device is.
-
-    `found` is the mean's largest magnitude, if the exchange came across it.
-    """
-    mean = yield from average
-    return mean, found[0].view(()).double() if found else peak(mean)
-
-
-def _mean_of(average: Program[Echo]) -> Program[Tensor]:
-    return (yield from average).mean

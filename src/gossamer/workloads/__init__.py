@@ -10,7 +10,7 @@ from gossamer.workloads.contract import Workload, find, get, names, workload
 from gossamer.workloads.convex import Logistic, Ridge
 from gossamer.workloads.errors import DataError, WorkloadError
 from gossamer.workloads.images import Digits, Fashion, FashionResNet
-from gossamer.workloads.python_source import PythonBytes, PythonWords
+from gossamer.workloads.python_source import PythonBytes, PythonLstm, PythonWords
 from gossamer.workloads.shards import Batch, Data
 from gossamer.workloads.translation import Translate, TranslateRnn
 from gossamer.workloads.wiki import WikiLm, WikiTopics
@@ -24,6 +24,7 @@ __all__ = [
     "FashionResNet",
     "Logistic",
     "PythonBytes",
+    "PythonLstm",
     "PythonWords",
     "Ridge",
     "Translate",

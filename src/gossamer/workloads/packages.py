@@ -128,7 +128,7 @@ def _advice(command: list[str], error: Exception) -> str:
     update = " after `apt-get update`," if command[0] == "apt-get" else ""
     return (
         f"the package {command[-1]} could not be fetched: {_reason(error)}. Try{update} `{' '.join(command)}` yourself, "
-        f"here or on another machine, and put the file into {cache.folder()}. The workloads lm, lm-bytes, ridge and "
+        f"here or on another machine, and put the file into {cache.folder()}. The workloads lm, lm-lstm, lm-bytes, ridge and "
         "logistic need no download."
     )
 

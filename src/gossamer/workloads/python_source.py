@@ -17,6 +17,7 @@ from gossamer.workloads import cache, quality
 from gossamer.workloads.contract import Workload, workload
 from gossamer.workloads.errors import DataError
 from gossamer.workloads.pieces import BYTES, learn
+from gossamer.workloads.recurrent import Recurrent
 from gossamer.workloads.shards import Batch, Data
 from gossamer.workloads.transformer import Transformer
 from gossamer.workloads.windows import as_data, cut, is_held
@@ -45,7 +46,7 @@ class PythonWords(Workload):
     length: int = 32
 
     def load(self) -> Data:
-        return as_data(cache.arrays(f"lm-{VOCABULARY}-{self.length}-{_version()}", partial(_words, self.length)))
+        return _word_rows(self.length)
 
     def network(self) -> nn.Module:
         return Transformer(VOCABULARY, length=self.length)
@@ -53,6 +54,36 @@ class PythonWords(Workload):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         # Adam at 1e-3 ends a little lower (4.69 against 4.77 after 100 steps), but magnifies what compression loses.
         return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return model(*batch)
+
+    def evaluate(self, model: nn.Module) -> float:
+        return quality.mean(model, self.data.held, partial(self.loss, model))
+
+
+@final
+@workload("lm-lstm")
+class PythonLstm(Workload):
+    """The yardstick's text through an LSTM: a quarter of its parameters, two thirds of them in tables of words."""
+
+    summary: ClassVar[str] = "LSTM language model of Python's own source code, 1.6 M parameters, no download"
+    metric: ClassVar[str] = "held-out loss (nats/token)"
+    lower_is_better: ClassVar[bool] = True
+    group: ClassVar[str] = "file"
+
+    batch_size: int = 4
+    length: int = 32
+
+    def load(self) -> Data:
+        return _word_rows(self.length)
+
+    def network(self) -> nn.Module:
+        return Recurrent(VOCABULARY)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        # Half of it ends 0.16 nats higher after 100 steps, twice as much at the same, four times 0.17 higher.
+        return torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         return model(*batch)
@@ -110,6 +141,10 @@ def _version() -> str:
     for name, path in sources():
         digest.update(f"{name} {path.stat().st_size}\n".encode())
     return f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}-{digest.hexdigest()}"
+
+
+def _word_rows(length: int) -> Data:
+    return as_data(cache.arrays(f"lm-{VOCABULARY}-{length}-{_version()}", partial(_words, length)))
 
 
 def _words(length: int) -> cache.Arrays:

@@ -9,7 +9,13 @@ from gossamer.kernels.cpu.compile import kernel
 
 @kernel
 def fraction(counter: np.uint32, k1: np.uint32) -> np.int32:
-    """The 23 top bits of mix3; `counter` has the first key word already added."""
+    """The 23 top bits of a word."""
+    return np.int32(np.uint32(word(counter, k1) >> np.uint32(9)))
+
+
+@kernel
+def word(counter: np.uint32, k1: np.uint32) -> np.uint32:
+    """mix3; `counter` has the first key word already added."""
     x = np.uint32(counter ^ np.uint32(counter >> np.uint32(17)))
     x = np.uint32(x * np.uint32(0xED5AD4BB))
     x = np.uint32(x ^ np.uint32(x >> np.uint32(11)))
@@ -17,8 +23,7 @@ def fraction(counter: np.uint32, k1: np.uint32) -> np.int32:
     x = np.uint32(x * np.uint32(0xAC4C1B51))
     x = np.uint32(x ^ np.uint32(x >> np.uint32(15)))
     x = np.uint32(x * np.uint32(0x31848BAB))
-    x = np.uint32(x ^ np.uint32(x >> np.uint32(14)))
-    return np.int32(x >> np.uint32(9))
+    return np.uint32(x ^ np.uint32(x >> np.uint32(14)))
 
 
 def start(key: tuple[int, int], offset: int) -> tuple[np.uint32, np.uint32]:

@@ -1,10 +1,11 @@
-"""Two hints to the machine. They change speed and never a result."""
+"""What Numba has no word for: two hints to the machine, which change speed and never a result, and one instruction."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -57,3 +58,13 @@ def _touch(context: Any, x: Any, index: Any) -> Any:
 
 
 _prefetch = cast(Callable[[Any, int], None], intrinsic(_touch))
+
+
+def _lowest(context: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), generate
+
+
+lowest_bit = cast(Callable[[np.uint64], np.uint64], intrinsic(_lowest))  # the place of a word's lowest bit; it has one

@@ -12,7 +12,6 @@ from gossamer.kernels.layout import PLANE_BLOCK
 
 Move = Callable[[Rows, int, Rows, int, int, int], None]
 Read = Callable[[Rows, int, Rows, int, int, int, np.uint8], None]
-ReadAll = Callable[[Rows, int, Rows, int, int, np.uint8], None]
 BLOCKS = 8
 CHUNK = BLOCKS * PLANE_BLOCK
 
@@ -41,33 +40,18 @@ def _packer(width: int) -> Move:
     return move
 
 
-def _unpacker(width: int) -> Read:
+def _unpacker(width: int, known: int = 0) -> Read:
     """Plane reader of one width: shifts each code up and puts the plane's bits below.
 
-    `keep` is 0 for the first plane of a block, which forgets the block before it, and 255 for the others.
+    `keep` is 0 for the first plane of a block, which forgets the block before it, and 255 for the others. Of full blocks
+    the length is known: loops of a length that the compiler knows take half the time.
     """
     rows, mask = 8 // width, (1 << width) - 1
 
     @kernel
-    def move(codes: Rows, b: int, wire: Rows, row: int, at: int, length: int, keep: np.uint8) -> None:
+    def move(codes: Rows, b: int, wire: Rows, row: int, at: int, size: int, keep: np.uint8) -> None:
         wide()
-        for i in range(rows):
-            for j in range(length):
-                byte = wire[row, np.uint64(at + j)]
-                part = np.uint8(np.uint8(byte >> np.uint8(i * width)) & np.uint8(mask))
-                old = np.uint8(codes[b, np.uint64(j + i * length)] & keep)
-                codes[b, np.uint64(j + i * length)] = np.uint8(np.uint8(old << np.uint8(width)) | part)
-
-    return move
-
-
-def _block_unpacker(width: int) -> ReadAll:
-    """The same for a block that is full: loops of a length that the compiler knows take half the time."""
-    rows, mask, length = 8 // width, (1 << width) - 1, 64 * width
-
-    @kernel
-    def move(codes: Rows, b: int, wire: Rows, row: int, at: int, keep: np.uint8) -> None:
-        wide()
+        length = known if known else size
         for i in range(rows):
             for j in range(length):
                 byte = wire[row, np.uint64(at + j)]
@@ -80,7 +64,7 @@ def _block_unpacker(width: int) -> ReadAll:
 
 _pack8, _pack4, _pack2, _pack1 = (_packer(width) for width in (8, 4, 2, 1))
 _unpack8, _unpack4, _unpack2, _unpack1 = (_unpacker(width) for width in (8, 4, 2, 1))
-_block8, _block4, _block2, _block1 = (_block_unpacker(width) for width in (8, 4, 2, 1))
+_block8, _block4, _block2, _block1 = (_unpacker(width, 64 * width) for width in (8, 4, 2, 1))
 
 
 @kernel
@@ -135,14 +119,14 @@ def unpack_blocks(wire: Rows, first: int, bits: int, codes: Rows, count: int) ->
     for b in range(count):
         at = (256 if bits & 4 else 0) + (128 if bits & 2 else 0)
         if bits & 1:
-            _block1(codes, b, wire, first + b, at, none)
+            _block1(codes, b, wire, first + b, at, 64, none)
         if bits & 2:
             at -= 128
-            _block2(codes, b, wire, first + b, at, all_bits if bits & 1 else none)
+            _block2(codes, b, wire, first + b, at, 128, all_bits if bits & 1 else none)
         if bits & 4:
-            _block4(codes, b, wire, first + b, 0, all_bits if bits & 3 else none)
+            _block4(codes, b, wire, first + b, 0, 256, all_bits if bits & 3 else none)
         if bits & 8:
-            _block8(codes, b, wire, first + b, 0, none)
+            _block8(codes, b, wire, first + b, 0, 512, none)
 
 
 @kernel

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,9 +12,11 @@ from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, kernel
 from gossamer.kernels.cpu.hashing import start
 from gossamer.kernels.cpu.hints import prefetch, wide
 from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, pack, pack_tail, unpack_blocks, unpack_tail
-from gossamer.kernels.cpu.rounding import round_codes
+from gossamer.kernels.cpu.rounding import gain_of, round_codes, unit_of
 from gossamer.kernels.cpu.scales import top_bits
-from gossamer.kernels.layout import GUARD, ONE, PLANE_BLOCK, TINY, levels_of
+from gossamer.kernels.layout import GUARD, ONE, PLANE_BLOCK, levels_of
+
+Say = Callable[[Floats, int, int, Bytes, int, np.float32, np.int32, np.int32], None]
 
 
 def max_norms(x: Tensor, bucket: int) -> Tensor:
@@ -38,9 +42,10 @@ def measure_and_encode(
     )
 
 
-def read(wire: Tensor, bits: int, bucket: int, units: Tensor, out: Tensor, anew: bool) -> None:
+def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out: Tensor, anew: bool) -> None:
     scale, shift = (2, 1) if bits == 1 else (1, levels_of(bits))
-    _read(wire.numpy(), bits, bucket, units.numpy(), np.int32(scale), np.int32(shift), out.detach().numpy(), anew)
+    said, factor, top = norms.numpy(), np.float32(weight), np.float32(levels_of(bits))
+    _read(wire.numpy(), bits, bucket, said, factor, top, np.int32(scale), np.int32(shift), out.detach().numpy(), anew)
 
 
 @kernel
@@ -97,8 +102,7 @@ def _measure_and_encode(
             i = a // bucket
             if a == i * bucket:
                 tops[i] = top_bits(magnitudes[a : a + bucket])
-                # as torch divides a number by a tensor, which `layout.gains` does
-                factor = np.float32(0) if norms[i] < np.float32(TINY) else np.float32(np.float32(1) / norms[i]) * gain
+                factor = gain_of(norms[i], gain)
             b = min(hi, (i + 1) * bucket)
             round_codes(x, a, b, factor, top, top, counter, k1, codes, a - lo)
             a = b
@@ -108,7 +112,16 @@ def _measure_and_encode(
 
 @kernel
 def _read(
-    wire: Bytes, bits: int, bucket: int, units: Floats, scale: np.int32, shift: np.int32, out: Floats, anew: bool
+    wire: Bytes,
+    bits: int,
+    bucket: int,
+    norms: Floats,
+    weight: np.float32,
+    top: np.float32,
+    scale: np.int32,
+    shift: np.int32,
+    out: Floats,
+    anew: bool,
 ) -> None:
     wide()
     rows = full_rows(wire, bits, out.size)
@@ -124,28 +137,28 @@ def _read(
         while a < hi:
             i = a // bucket
             b = min(hi, (i + 1) * bucket)
+            unit = unit_of(norms[i], weight, top)
             if anew:
-                _put(out, a, b, codes, a - lo, units[i], scale, shift)
+                _put(out, a, b, codes, a - lo, unit, scale, shift)
             else:
-                _add(out, a, b, codes, a - lo, units[i], scale, shift)
+                _add(out, a, b, codes, a - lo, unit, scale, shift)
             a = b
 
 
-@kernel
-def _add(
-    out: Floats, a: int, b: int, codes: Bytes, begin: int, unit: np.float32, scale: np.int32, shift: np.int32
-) -> None:
-    wide()
-    for j in range(b - a):
-        level = np.int32(np.int32(np.int32(codes[np.uint64(begin + j)]) * scale) - shift)
-        out[np.uint64(a + j)] += unit * np.float32(level)
+def _reader(anew: bool) -> Say:
+    """Writes what codes say over the elements, or adds it to them. To 0.0 it is added as well, so that there is no -0.0."""
+
+    @kernel
+    def say(
+        out: Floats, a: int, b: int, codes: Bytes, begin: int, unit: np.float32, scale: np.int32, shift: np.int32
+    ) -> None:
+        wide()
+        for j in range(b - a):
+            level = np.int32(np.int32(np.int32(codes[np.uint64(begin + j)]) * scale) - shift)
+            old = np.float32(0) if anew else out[np.uint64(a + j)]
+            out[np.uint64(a + j)] = old + unit * np.float32(level)
+
+    return say
 
 
-@kernel
-def _put(
-    out: Floats, a: int, b: int, codes: Bytes, begin: int, unit: np.float32, scale: np.int32, shift: np.int32
-) -> None:
-    wide()
-    for j in range(b - a):
-        level = np.int32(np.int32(np.int32(codes[np.uint64(begin + j)]) * scale) - shift)
-        out[np.uint64(a + j)] = np.float32(0) + unit * np.float32(level)  # so that there is no -0.0
+_put, _add = _reader(True), _reader(False)

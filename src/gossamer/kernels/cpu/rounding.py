@@ -7,6 +7,20 @@ import numpy as np
 from gossamer.kernels.cpu.compile import Bytes, Floats, kernel
 from gossamer.kernels.cpu.hashing import fraction
 from gossamer.kernels.cpu.hints import wide
+from gossamer.kernels.layout import TINY
+
+
+@kernel
+def gain_of(scale: np.float32, top: np.float32) -> np.float32:
+    """As `layout.gains`; torch divides a number by a tensor so."""
+    return np.float32(0) if scale < np.float32(TINY) else np.float32(np.float32(1) / scale) * top
+
+
+@kernel
+def unit_of(scale: np.float32, weight: np.float32, top: np.float32) -> np.float32:
+    """As `layout.units`."""
+    unit = np.float32(np.float32(scale * weight) / top)
+    return np.float32(unit + np.float32(unit - unit))
 
 
 @kernel

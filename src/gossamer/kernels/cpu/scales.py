@@ -86,17 +86,21 @@ def divide_all(x: Floats, number: np.float32, exact: bool) -> None:
 
 @kernel
 def _absmax_and_rms(x: Floats, bits: Ints, edges: Longs, top: Ints, rms: Floats) -> None:
-    total = np.empty(1, np.float64)
     for i in range(top.size):
         a, b = edges[i], edges[i + 1]
-        total[0] = 0.0
-        best = np.int32(0)
-        for lo in range(a, b, _CHUNK):
-            hi = min(lo + _CHUNK, b)
-            best = max(best, top_bits(bits[lo:hi]))
-            _squares(x[lo:hi], total)
-        top[i] = best
-        rms[i] = np.float32(np.sqrt(total[0] / max(b - a, 1)))
+        top[i], rms[i] = top_and_rms(x[a:b], bits[a:b])
+
+
+@kernel
+def top_and_rms(x: Floats, bits: Ints) -> tuple[np.int32, np.float32]:
+    """Of one segment, a stretch that stays in L1 at a time."""
+    total = np.zeros(1, np.float64)
+    best = np.int32(0)
+    for lo in range(0, x.size, _CHUNK):
+        hi = min(lo + _CHUNK, x.size)
+        best = max(best, top_bits(bits[lo:hi]))
+        _squares(x[lo:hi], total)
+    return best, np.float32(np.sqrt(total[0] / max(x.size, 1)))
 
 
 @reduction

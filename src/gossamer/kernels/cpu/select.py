@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.kernels.cpu.compile import Floats, Ints, Longs, kernel
-from gossamer.kernels.cpu.hints import prefetch, wide
+from gossamer.kernels.cpu.hints import lowest_bit, prefetch, wide
 from gossamer.kernels.cpu.scales import divide_all, divisor, top_bits
 from gossamer.kernels.layout import edges
 
@@ -20,6 +20,7 @@ _WORD = 8  # flags that are looked at together
 _NAN = 0x7F800001  # one key for every NaN, above infinity
 _STRETCH = 4096  # elements that stay near while all that is said of them is added up
 _SHORT = 1 << 13  # below this, selecting among all is faster than sampling
+_DENSE = 16  # of so many elements at most one may be chosen, if a sample shall pay
 _SMALL = 1 << 16  # the same for `topk`, which asks NumPy for more
 
 
@@ -35,7 +36,7 @@ def topk(x: Tensor, k: int) -> Tensor:
     values = x.detach().numpy()
     if k == 0:
         return torch.empty(0, dtype=torch.int32)
-    if values.size > _SMALL and k <= values.size // 16:
+    if values.size > _SMALL and k * _DENSE <= values.size:
         most = 4 * k + 1024
         indices, survivors = _survivors(values, _lower_bound(values, k), most)
         if k <= indices.size <= most:  # else the sample was no guide: there are many ties, as zeros
@@ -43,13 +44,12 @@ def topk(x: Tensor, k: int) -> Tensor:
     return torch.from_numpy(_best(values, k))
 
 
-def topk_each(x: Tensor, bounds: tuple[int, ...], counts: tuple[int, ...]) -> Tensor:
-    values, table = x.detach().numpy(), np.array(counts, np.int64)
-    out = torch.empty(int(table.sum()), dtype=torch.int32)
-    most = 4 * max(counts, default=0) + 1024
+def topk_each(x: Tensor, bounds: tuple[int, ...], counts: tuple[int, ...], out: Tensor) -> None:
+    values, table, ends = x.detach().numpy(), np.array(counts, np.int64), edges(bounds)
+    sampled = table[table * _DENSE <= np.diff(ends)]  # of the others all are looked at
+    most = 4 * int(sampled.max(initial=0)) + 1024
     indices, survivors = np.empty(most + _WORD, np.int32), np.empty(most + _WORD, np.float32)
-    _topk_each(values, values.view(np.int32), edges(bounds), table, indices, survivors, out.numpy())
-    return out
+    _topk_each(values, values.view(np.int32), ends, table, indices, survivors, out.numpy())
 
 
 def sparse_mean(out: Tensor, indices: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor | None:
@@ -139,11 +139,13 @@ def _compact(x: Floats, bits: Ints, bar: np.int32, most: int, indices: Ints, val
             if words[w] != 0:
                 if count > most:
                     return count
-                for j in range(_WORD * w, _WORD * w + _WORD):
-                    if flags[j]:
-                        indices[count] = lo + j
-                        values[count] = x[lo + j]
-                        count += 1
+                word = words[w]
+                while word != np.uint64(0):  # a flag is one bit of its byte, and the first flag's byte the lowest
+                    j = lo + _WORD * w + np.int64(lowest_bit(word) >> np.uint64(3))
+                    indices[count] = j
+                    values[count] = x[j]
+                    count += 1
+                    word &= np.uint64(word - np.uint64(1))
     return count
 
 
@@ -168,7 +170,7 @@ def _topk_each(x: Floats, bits: Ints, edges: Longs, counts: Longs, indices: Ints
             continue
         count = 0
         most = 4 * k + 1024
-        if b - a > _SHORT and k <= (b - a) // 16:
+        if b - a > _SHORT and k * _DENSE <= b - a:
             count = _compact(x[a:b], bits[a:b], _bar(bits[a:b], k), most, indices, survivors)
         if k <= count <= most:
             keys = _keys(survivors[:count].view(np.int32))

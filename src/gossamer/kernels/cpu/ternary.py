@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from gossamer.core.rooms import fresh
-from gossamer.kernels.cpu.compile import Blocks, Bytes, Floats, Longs, Rows, kernel
+from gossamer.kernels.cpu.compile import Blocks, Bytes, Floats, Ints, Longs, Rows, kernel
 from gossamer.kernels.cpu.hashing import start
 from gossamer.kernels.cpu.hints import prefetch, wide
-from gossamer.kernels.cpu.rounding import round_codes
-from gossamer.kernels.layout import ONE, TERNARY_BLOCK, TRITS, edges
+from gossamer.kernels.cpu.rounding import gain_of, round_codes, unit_of
+from gossamer.kernels.cpu.scales import top_and_rms, top_bits
+from gossamer.kernels.layout import GUARD, ONE, TERNARY_BLOCK, TRITS, edges
+
+Say = Callable[[Floats, int, int, Bytes, int, np.float32], None]
 
 _WIDTH = TERNARY_BLOCK // TRITS
 _BLOCKS = 8
@@ -23,6 +28,14 @@ def encode(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, in
     _encode(x.detach().numpy(), edges(bounds), gains.numpy(), counter, k1, wire.numpy())
 
 
+def measure_and_encode(
+    x: Tensor, bounds: tuple[int, ...], clip: float, key: tuple[int, int], offset: int, scales: Tensor, wire: Tensor
+) -> None:
+    values, said, (counter, k1) = x.detach().numpy(), scales.numpy(), start(key, offset)
+    bits, magnitudes = values.view(np.int32), said.view(np.int32)
+    _measure_and_encode(values, bits, edges(bounds), np.float32(clip), counter, k1, said, magnitudes, wire.numpy())
+
+
 def levels(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], top: int, offset: int) -> Tensor:
     out = fresh(x.numel(), x.device)
     counter, k1 = start(key, offset)
@@ -30,8 +43,8 @@ def levels(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, in
     return out.view(torch.int8)
 
 
-def read(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor, anew: bool) -> None:
-    _read(wire.numpy(), edges(bounds), units.numpy(), out.detach().numpy(), anew)
+def read(wire: Tensor, bounds: tuple[int, ...], scales: Tensor, weight: float, out: Tensor, anew: bool) -> None:
+    _read(wire.numpy(), edges(bounds), scales.numpy(), np.float32(weight), out.detach().numpy(), anew)
 
 
 @kernel
@@ -66,12 +79,69 @@ def _encode(x: Floats, edges: Longs, gains: Floats, counter: np.uint32, k1: np.u
             round_codes(x, a, b, gains[segment], one, one, counter, k1, trits, a - lo)
             a = b
         _fold(blocks, (hi - lo) // TERNARY_BLOCK, rows, lo // TERNARY_BLOCK)
-    rest = x.size - full * TERNARY_BLOCK
+    _fold_rest(trits, x.size, wire)
+
+
+@kernel
+def _measure_and_encode(
+    x: Floats,
+    bits: Ints,
+    edges: Longs,
+    clip: np.float32,
+    counter: np.uint32,
+    k1: np.uint32,
+    scales: Floats,
+    magnitudes: Ints,
+    wire: Bytes,
+) -> None:
+    """Each segment is measured when its turn comes: what is short enough is in cache when it is encoded."""
+    wide()
+    one, guard, gain = np.int32(ONE), np.float32(GUARD), np.float32(0)
+    full = x.size // TERNARY_BLOCK
+    rows = wire[: full * _WIDTH].reshape(full, _WIDTH)
+    trits = np.zeros(_CHUNK, np.uint8)
+    blocks = trits.reshape(_BLOCKS, TRITS, _WIDTH)
+    scales[:] = np.float32(0)
+    segment = 0
+    for lo in range(0, x.size, _CHUNK):
+        hi = min(lo + _CHUNK, x.size)
+        prefetch(x, hi, hi + _CHUNK)
+        a = lo
+        while a < hi:
+            while edges[segment + 1] <= a:
+                segment += 1
+            if a == edges[segment]:
+                _measure(x[a : edges[segment + 1]], bits[a : edges[segment + 1]], clip, scales, magnitudes, segment)
+                gain = gain_of(scales[segment], guard)
+            b = min(hi, edges[segment + 1])
+            round_codes(x, a, b, gain, one, one, counter, k1, trits, a - lo)
+            a = b
+        _fold(blocks, (hi - lo) // TERNARY_BLOCK, rows, lo // TERNARY_BLOCK)
+    _fold_rest(trits, x.size, wire)
+
+
+@kernel
+def _measure(x: Floats, bits: Ints, clip: np.float32, scales: Floats, magnitudes: Ints, segment: int) -> None:
+    """As `scales.clipped_scales`."""
+    if clip == np.float32(0):
+        magnitudes[segment] = top_bits(bits)
+        return
+    magnitudes[segment], rms = top_and_rms(x, bits)
+    limit = np.float32(clip * rms)
+    if rms > np.float32(0) and limit < scales[segment]:
+        scales[segment] = limit
+
+
+@kernel
+def _fold_rest(trits: Bytes, n: int, wire: Bytes) -> None:
+    """The last block, which is not full; its trits lie where their chunk has them."""
+    full = n // TERNARY_BLOCK
+    rest, done = n - full * TERNARY_BLOCK, full * _WIDTH
     if rest:
-        begin, width = full % _BLOCKS * TERNARY_BLOCK, wire.size - rows.size
+        begin, width = full % _BLOCKS * TERNARY_BLOCK, wire.size - done
         trits[begin + rest :] = 0
         tail = trits[begin : begin + TRITS * width].reshape(1, TRITS, width)
-        _fold(tail, 1, wire[rows.size :].reshape(1, width), 0)
+        _fold(tail, 1, wire[done:].reshape(1, width), 0)
 
 
 @kernel
@@ -99,7 +169,7 @@ def _unfold(wire: Rows, first: int, trits: Blocks, count: int) -> None:
 
 
 @kernel
-def _read(wire: Bytes, edges: Longs, units: Floats, out: Floats, anew: bool) -> None:
+def _read(wire: Bytes, edges: Longs, scales: Floats, weight: np.float32, out: Floats, anew: bool) -> None:
     wide()
     full = out.size // TERNARY_BLOCK
     rows = wire[: full * _WIDTH].reshape(full, _WIDTH)
@@ -119,24 +189,26 @@ def _read(wire: Bytes, edges: Longs, units: Floats, out: Floats, anew: bool) -> 
             while edges[segment + 1] <= a:
                 segment += 1
             b = min(hi, edges[segment + 1])
+            unit = unit_of(scales[segment], weight, np.float32(1))
             if anew:
-                _put(out, a, b, trits, a - lo, units[segment])
+                _put(out, a, b, trits, a - lo, unit)
             else:
-                _add(out, a, b, trits, a - lo, units[segment])
+                _add(out, a, b, trits, a - lo, unit)
             a = b
 
 
-@kernel
-def _add(out: Floats, a: int, b: int, trits: Bytes, begin: int, unit: np.float32) -> None:
-    wide()
-    for j in range(b - a):
-        trit = np.int32(np.int32(trits[np.uint64(begin + j)]) - np.int32(1))
-        out[np.uint64(a + j)] += unit * np.float32(trit)
+def _reader(anew: bool) -> Say:
+    """Writes what trits say over the elements, or adds it to them. To 0.0 it is added as well, so that there is no -0.0."""
+
+    @kernel
+    def say(out: Floats, a: int, b: int, trits: Bytes, begin: int, unit: np.float32) -> None:
+        wide()
+        for j in range(b - a):
+            trit = np.int32(np.int32(trits[np.uint64(begin + j)]) - np.int32(1))
+            old = np.float32(0) if anew else out[np.uint64(a + j)]
+            out[np.uint64(a + j)] = old + unit * np.float32(trit)
+
+    return say
 
 
-@kernel
-def _put(out: Floats, a: int, b: int, trits: Bytes, begin: int, unit: np.float32) -> None:
-    wide()
-    for j in range(b - a):
-        trit = np.int32(np.int32(trits[np.uint64(begin + j)]) - np.int32(1))
-        out[np.uint64(a + j)] = np.float32(0) + unit * np.float32(trit)  # so that there is no -0.0
+_put, _add = _reader(True), _reader(False)

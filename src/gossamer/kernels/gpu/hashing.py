@@ -19,7 +19,13 @@ def codes(x, gain, top, base, counter, k1):
 
 @triton.jit
 def fraction(x, k1):
-    """The 23 top bits of mix3; the first key word has already been added to the counter x (uint32)."""
+    """The 23 top bits of a word."""
+    return (word(x, k1) >> 9).to(tl.int32)
+
+
+@triton.jit
+def word(x, k1):
+    """mix3; the first key word has already been added to the counter x (uint32)."""
     x = x ^ (x >> 17)
     x = x * 0xED5AD4BB
     x = x ^ (x >> 11)
@@ -27,8 +33,7 @@ def fraction(x, k1):
     x = x * 0xAC4C1B51
     x = x ^ (x >> 15)
     x = x * 0x31848BAB
-    x = x ^ (x >> 14)
-    return (x >> 9).to(tl.int32)
+    return x ^ (x >> 14)
 
 
 def words(key: tuple[int, int], offset: int) -> tuple[int, int]:

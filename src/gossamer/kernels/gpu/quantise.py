@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gossamer.kernels.gpu.hashing import codes, words
 from gossamer.kernels.gpu.options import OPTIONS
-from gossamer.kernels.layout import ONE, PLANE_BLOCK, gains, levels_of
+from gossamer.kernels.layout import ONE, PLANE_BLOCK, gains, levels_of, units
 from gossamer.kernels.reference import quantise as reference
 
 _BLOCKS = 4  # blocks of one encoding program
@@ -47,12 +47,13 @@ def measure_and_encode(
     encode(x, bits, bucket, gains(norms, top), key, offset, wire)
 
 
-def read(wire: Tensor, bits: int, bucket: int, units: Tensor, out: Tensor, anew: bool) -> None:
+def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out: Tensor, anew: bool) -> None:
     n = out.numel()
     if n:
+        unit = units(norms, weight, levels_of(bits))
         scale, shift = (2, 1) if bits == 1 else (1, levels_of(bits))
         grid = (triton.cdiv(n, _READ * PLANE_BLOCK),)
-        _read[grid](wire, units, out, n, scale, shift, anew, bits, _span(bucket, n), _READ, **OPTIONS)
+        _read[grid](wire, unit, out, n, scale, shift, anew, bits, _span(bucket, n), _READ, **OPTIONS)
 
 
 def _span(bucket: int, n: int) -> int:

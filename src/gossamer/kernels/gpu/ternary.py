@@ -11,7 +11,9 @@ from torch import Tensor
 from gossamer.kernels.gpu.hashing import codes, words
 from gossamer.kernels.gpu.options import OPTIONS
 from gossamer.kernels.gpu.segments import entry_of, touched
-from gossamer.kernels.layout import ONE, TERNARY_BLOCK, edges_on
+from gossamer.kernels.layout import ONE, TERNARY_BLOCK, edges_on, units
+from gossamer.kernels.layout import gains as gains_of
+from gossamer.kernels.scales import clipped_scales
 
 _BLOCKS = 4  # blocks of one encoding program
 _STRETCH = 1024  # elements of one element-wise program
@@ -35,12 +37,20 @@ def levels(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, in
     return out
 
 
-def read(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor, anew: bool) -> None:
+def measure_and_encode(
+    x: Tensor, bounds: tuple[int, ...], clip: float, key: tuple[int, int], offset: int, scales: Tensor, wire: Tensor
+) -> None:
+    scales.copy_(clipped_scales(x, bounds, clip))
+    encode(x, bounds, gains_of(scales, 1), key, offset, wire)
+
+
+def read(wire: Tensor, bounds: tuple[int, ...], scales: Tensor, weight: float, out: Tensor, anew: bool) -> None:
     n, count = out.numel(), len(bounds) - 1
     if n:
+        unit = units(scales, weight, 1)
         grid = (triton.cdiv(n, _STRETCH),)
         table, steps = edges_on(bounds, out.device), count.bit_length()
-        _read[grid](wire, table, units, out, n, count, steps, anew, _STRETCH, **OPTIONS)
+        _read[grid](wire, table, unit, out, n, count, steps, anew, _STRETCH, **OPTIONS)
 
 
 @triton.jit(do_not_specialize=["count", "steps", "one", "counter", "k1"])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.kernels.layout import ONE, gains, levels_of
+from gossamer.kernels.layout import ONE, gains, levels_of, units
 from gossamer.kernels.reference.hashing import fractions
 from gossamer.kernels.reference.planes import pack, unpack
 from gossamer.kernels.reference.rounding import fixed_point
@@ -36,11 +36,11 @@ def measure_and_encode(
     encode(x, bits, bucket, gains(norms, top), key, offset, wire)
 
 
-def read(wire: Tensor, bits: int, bucket: int, units: Tensor, out: Tensor, anew: bool) -> None:
+def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out: Tensor, anew: bool) -> None:
     n = out.numel()
     codes = unpack(wire, bits, n).int()
     levels = 2 * codes - 1 if bits == 1 else codes - levels_of(bits)
-    said = levels * units.repeat_interleave(bucket)[:n]
+    said = levels * units(norms, weight, levels_of(bits)).repeat_interleave(bucket)[:n]
     torch.add(torch.zeros((), device=out.device) if anew else out, said, out=out)  # -0.0 becomes 0.0
 
 

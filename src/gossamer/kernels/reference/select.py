@@ -30,9 +30,10 @@ def topk(x: Tensor, k: int) -> Tensor:
     return keys.topk(k, sorted=False).indices.sort().values.int()
 
 
-def topk_each(x: Tensor, bounds: tuple[int, ...], counts: tuple[int, ...]) -> Tensor:
+def topk_each(x: Tensor, bounds: tuple[int, ...], counts: tuple[int, ...], out: Tensor) -> None:
     picks = [topk(x[a:b], k) + a for k, (a, b) in zip(counts, pairwise(bounds), strict=True)]
-    return torch.cat(picks) if picks else torch.empty(0, dtype=torch.int32, device=x.device)
+    if picks:
+        out.copy_(torch.cat(picks))
 
 
 def sparse_mean(out: Tensor, indices: Sequence[Tensor], values: Sequence[Tensor]) -> None:

@@ -12,10 +12,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gossamer.kernels.layout import ONE, TERNARY_BLOCK, TRITS
+from gossamer.kernels.layout import ONE, TERNARY_BLOCK, TRITS, units
+from gossamer.kernels.layout import gains as gains_of
 from gossamer.kernels.reference import hashing
 from gossamer.kernels.reference.planes import fold, spread, unfold
 from gossamer.kernels.reference.rounding import fixed_point
+from gossamer.kernels.scales import clipped_scales
 
 
 def levels(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], top: int, offset: int) -> Tensor:
@@ -28,12 +30,19 @@ def encode(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, in
     torch.cat([_bytes(part).view(-1) for part in fold(trits, TRITS, TERNARY_BLOCK)], out=wire)
 
 
-def read(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor, anew: bool) -> None:
+def measure_and_encode(
+    x: Tensor, bounds: tuple[int, ...], clip: float, key: tuple[int, int], offset: int, scales: Tensor, wire: Tensor
+) -> None:
+    scales.copy_(clipped_scales(x, bounds, clip))
+    encode(x, bounds, gains_of(scales, 1), key, offset, wire)
+
+
+def read(wire: Tensor, bounds: tuple[int, ...], scales: Tensor, weight: float, out: Tensor, anew: bool) -> None:
     n = out.numel()
     cut = n // TERNARY_BLOCK * (TERNARY_BLOCK // TRITS)
     full, tail = wire[:cut].view(-1, 1, TERNARY_BLOCK // TRITS), wire[cut:].view(1, 1, -1)
     trits = unfold(_trits(full), _trits(tail), n) - 1
-    said = trits * spread(units, bounds)
+    said = trits * spread(units(scales, weight, 1), bounds)
     torch.add(torch.zeros((), device=out.device) if anew else out, said, out=out)  # -0.0 becomes 0.0
 
 

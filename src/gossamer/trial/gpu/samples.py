@@ -59,6 +59,11 @@ def _to_trits(n: int) -> Iterator[tuple[Any, ...]]:
         yield x, bounds, kernels.absmax(x, bounds), KEY
 
 
+def _clipped_trits(n: int) -> Iterator[tuple[Any, ...]]:
+    for x, bounds, scales, key in _to_trits(n):  # unclipped: a deviation agrees to its rounding only
+        yield x, bounds, 0.0, key, torch.zeros_like(scales), torch.zeros(kernels.ternary_bytes(n), dtype=torch.uint8), n
+
+
 def _to_levels(n: int) -> Iterator[tuple[Any, ...]]:
     for x, bounds, scales, key in _to_trits(n):
         yield x, bounds, scales, key, 5, n
@@ -175,6 +180,16 @@ def _from_lanes(n: int) -> Iterator[tuple[Any, ...]]:
         yield kernels.lanes_pack(levels, top, size) * size, n, top, size
 
 
+def _to_sketch(n: int) -> Iterator[tuple[Any, ...]]:
+    for rows, columns in ((5, n // 7 + 1), (3, n + 100)):
+        yield values(n), rows, columns, KEY
+
+
+def _from_sketch(n: int) -> Iterator[tuple[Any, ...]]:
+    for x, rows, columns, key in _to_sketch(n):
+        yield kernels.sketch_encode(x, rows, columns, key), n, key
+
+
 def _dice(n: int) -> Iterator[tuple[Any, ...]]:
     yield torch.arange(n, dtype=torch.int64), KEY
 
@@ -199,6 +214,9 @@ CALLS: dict[str, Calls] = {
     "sparse_mean": _sparse_mean,
     "sign_accumulate": _from_signs,
     "sign_feedback": _to_signs,
+    "sketch_encode": _to_sketch,
+    "sketch_estimate": _from_sketch,
+    "ternary": _clipped_trits,
     "ternary_accumulate": _from_trits,
     "ternary_decode": _decoded_trits,
     "ternary_encode": _to_trits,

@@ -1,0 +1,252 @@
+"""ATOMO: a gradient as a sum of atoms, of which a few are kept at random."""
+
+from collections.abc import Iterator, Sequence
+from math import ceil
+from typing import Annotated, Literal, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from gossamer import kernels
+from gossamer.codecs.atoms import Basis, Shape
+from gossamer.codecs.noise import uniform
+from gossamer.codecs.waterfill import independent, probabilities, systematic
+from gossamer.core.block import Block, Layout, Segment, State
+from gossamer.core.contracts import Codec, Seat
+from gossamer.core.errors import AttachError, WireError
+from gossamer.core.parts import part, require
+from gossamer.core.ranges import LogRange
+from gossamer.core.wire import expect, pack, take
+from gossamer.core.world import World
+
+
+@final
+@part("atomo", sample="atomo(entry(), share=0.25)")
+class Atomo(Codec):
+    """ATOMO: keep few of the atoms that a tensor is a sum of, at random, and those that weigh more more often.
+
+    g = sum_k c_k a_k;  decoded sum over the kept of c_k / p_k a_k, atom k being kept with probability p_k. Unbiased whatever p
+    is, with variance sum w_k^2 (1 / p_k - 1), w_k = |c_k| |a_k|. The p_k = min(1, theta w_k) make it least for a budget sum p_k,
+    which is said in `atoms` for every tensor, or as a `share` of the bytes that the tensor has (at least one atom).
+
+    How atoms are drawn does not change the p_k, nor the variance where atoms are orthogonal. `draws="systematic"`: always so
+    many, whole ones, so that the length of a message is known. `draws="independent"`: each by dice of its own, as in the
+    paper: so many on average; it may be none. The length then costs one small message more, and on a GPU a wait.
+
+    Entry by entry, a budget of |g|_1 / |g|_inf is TernGrad, and one of |g|_1 / |g|_2 is QSGD of one level.
+    Tensors for which so many atoms are no shorter than they themselves travel as they are, and so do those that the basis
+    does not take, such as vectors for `svd()`.
+
+    Use: for very few bytes without a memory, in the basis in which a gradient is short: `svd()` for matrices. Take `share`
+    under `scatter`, so that bytes do not grow with the number of ranks: a chunk of a matrix is a smaller matrix.
+
+    Not for: training that counts its steps: all that is left out comes back as noise, some times the gradient itself.
+
+    Wire: 4 bytes for each element that travels as it is; then the atoms: `svd()` 4 (n + m) bytes each, `entry()` and
+    `dct()` 8. Independent draws begin with 4 bytes a tensor: how many there are.
+
+    >>> from gossamer.codecs import SVD
+    >>> from gossamer.core.draw import Draw
+    >>> block = Block.of({"w": torch.outer(torch.arange(8.0), torch.ones(8))})
+    >>> codec = Atomo(SVD(), atoms=1)
+    >>> wire = codec.encode(block, {}, Seat(0, 1, 0, Draw(0, 0, 0)))
+    >>> wire.numel(), torch.allclose(codec.decode(wire, block), block.flat, atol=1e-5)
+    (64, True)
+
+    Paper: Wang et al., ATOMO: Communication-efficient Learning via Atomic Sparsification, NeurIPS 2018.
+    """
+
+    basis: Basis
+    atoms: int | float | None = None
+    share: Annotated[float | None, LogRange(0.02, 0.3)] = None
+    draws: Literal["systematic", "independent"] = "systematic"
+
+    def __post_init__(self) -> None:
+        require(
+            (self.atoms is None) != (self.share is None),
+            "atomo: say the budget, either as atoms (of every tensor; the paper uses 1 to 4 of svd()) or as share (of its bytes)",
+        )
+        require(
+            self.atoms is None or 0 < self.atoms < float("inf"),
+            f"atomo: atoms must be more than 0, got {self.atoms}: with none nothing would be learned; the paper uses 1 to 4 of svd()",
+        )
+        require(
+            self.share is None or 0 < self.share < 1,
+            f"atomo: share must lie between 0 and 1, got {self.share}; 0.05 sends a twentieth of the bytes, and fp32() all",
+        )
+        require(
+            self.draws == "independent" or self.atoms is None or self.atoms == int(self.atoms),
+            f"atomo: systematic draws keep whole atoms, and {self.atoms} is no whole number; round it, or use draws='independent'",
+        )
+
+    @property
+    def unbiased(self) -> bool:
+        return True
+
+    @property
+    def contracts(self) -> bool:
+        return False  # its variance exceeds the gradient itself
+
+    @property
+    def bucket_mb(self) -> float:
+        return 25.0
+
+    def omega(self, layout: Layout) -> float:
+        """No more than if all atoms were as likely: count / budget - 1."""
+        groups, _ = self._ways(layout)
+        times = self.basis.stretch
+        return max((times * self.basis.count(g.shape) / g.budget - 1 for g in groups), default=0.0)
+
+    def fits(self, world: World) -> None:
+        super().fits(world)
+        filled = [s for layout in world.layouts for s in layout.segments if s.numel]
+        if world.trains_alone or not filled or any(self._budget(s.shape) for s in filled):
+            return
+        largest = max(filled, key=lambda s: s.numel)
+        raise AttachError(
+            f"{self} would send every tensor of this model as it is, and save nothing: {self._why(largest)}. "
+            f"Use fewer atoms, another basis, such as entry(), or another codec, such as fp32()."
+        )
+
+    def _why(self, s: Segment) -> str:
+        if not self.basis.takes(s.shape):
+            return f"the largest, {s.name}, has the shape {s.shape}, which {self.basis} does not take"
+        return (
+            f"of the largest, {s.name} {s.shape}, each of {self.basis.count(s.shape)} atoms is {4 * self.basis.width(s.shape)} "
+            f"bytes long, and all of it {4 * s.numel}"
+        )
+
+    def wire_bytes(self, layout: Layout) -> int | None:
+        groups, plain = self._ways(layout)
+        if self.draws == "independent" and groups:
+            return None
+        return 4 * sum(s.numel for s in plain) + sum(4 * g.width * ceil(g.budget) * len(g.segments) for g in groups)
+
+    def wire_limit(self, layout: Layout) -> int:
+        fixed = self.wire_bytes(layout)
+        if fixed is not None:
+            return fixed
+        groups, plain = self._ways(layout)
+        most = sum((g.width * self.basis.count(g.shape) + 1) * len(g.segments) for g in groups)
+        return 4 * (sum(s.numel for s in plain) + most)
+
+    def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
+        flat, (groups, plain) = block.flat.float(), self._ways(block.layout)
+        scales = _scales(flat, block.layout)
+        rows = [r for g in groups for r in self._drawn(g, flat, scales, block.name, seat)]
+        said = [] if self.draws == "systematic" else [_numbers([r.shape[0] for r in rows], flat.device)]
+        return pack(*said, *(flat[s.offset : s.offset + s.numel] for s in plain), *rows, flat[:0])
+
+    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
+        groups, plain = self._ways(layout)
+        dense, rows = self._open(wire, layout, groups, sum(s.numel for s in plain))
+        for s, values in zip(plain, dense.split([s.numel for s in plain]), strict=True):
+            into[s.offset : s.offset + s.numel].add_(values, alpha=weight)
+        for (s, shape), atoms in zip(_members(groups), rows, strict=True):
+            self.basis.add(atoms, shape, into[s.offset : s.offset + s.numel], weight)
+
+    def _drawn(
+        self, group: "_Group", flat: Tensor, scales: dict[str, Tensor], block: str, seat: Seat
+    ) -> Iterator[Tensor]:
+        """The rows of these tensors, tensor by tensor where each has another number of them.
+
+        Of a tensor that is not finite there is at least one row, and it is not finite.
+        """
+        name = f"{block}/{group.segments[0].name}/atomo"
+        scale = torch.stack([scales[s.name] for s in group.segments])
+        atoms = self.basis.apart(_sized(group, flat, scale), seat.draw, name)
+        first = torch.where(scale.isfinite(), atoms.weights[:, 0], 1.0)
+        weights = torch.cat([first[:, None], atoms.weights[:, 1:]], 1)
+        p = probabilities(weights, group.budget)
+        if self.draws == "systematic":
+            places, there = systematic(p, ceil(group.budget), uniform(p.shape[0], seat.draw.key(name), p.device))
+            gains = torch.where(there, scale[:, None] / p.gather(1, places), scale[:, None] * 0.0)
+            yield atoms.rows(slice(0, p.shape[0]), places, gains.float()).flatten(0, 1)
+            return
+        kept = independent(p, seat.draw.uniform(name, *p.shape).to(p.device))
+        for i, places in enumerate(kept):
+            yield atoms.rows(slice(i, i + 1), places[None], (scale[i] / p[i][places])[None].float())[0]
+
+    def _open(
+        self, wire: Tensor, layout: Layout, groups: "Sequence[_Group]", dense: int
+    ) -> tuple[Tensor, list[Tensor]]:
+        """What travels as it is, and each other tensor's rows."""
+        members = [g for g in groups for _ in g.segments]
+        if self.draws == "systematic" or not groups:
+            expect(wire, self.wire_bytes(layout) or 0, "atomo")
+            counts = [ceil(g.budget) for g in members]
+            head, rest = take(wire, torch.float32, dense)
+        else:
+            said, rest = take(wire, torch.int32, len(members))
+            head, rest = take(rest, torch.float32, dense)
+            counts: list[int] = said.tolist()
+            if any(not 0 <= n <= self.basis.count(g.shape) for n, g in zip(counts, members, strict=True)):
+                raise WireError(
+                    f"atomo: {max(counts)} atoms are announced, or fewer than none, of tensors that have fewer"
+                )
+            expect(rest, sum(4 * n * g.width for n, g in zip(counts, members, strict=True)), "atomo")
+        rows = list[Tensor]()
+        for n, g in zip(counts, members, strict=True):
+            one, rest = take(rest, torch.float32, n, g.width)
+            rows.append(one)
+        return head, rows
+
+    def _budget(self, shape: Shape) -> float:
+        """How many atoms of such a tensor are kept; 0 if it travels as it is."""
+        if not self.basis.takes(shape):
+            return 0.0
+        numel, width = torch.Size(shape).numel(), self.basis.width(shape)
+        budget = self.atoms if self.share is None else max(1.0, self.share * numel // width)
+        return budget if budget is not None and ceil(budget) * width < numel else 0.0
+
+    def _ways(self, layout: Layout) -> "tuple[list[_Group], list[Segment]]":
+        """Tensors of one shape together; and those that travel as they are."""
+        by_shape, plain = dict[Shape, list[Segment]](), list[Segment]()
+        for s in layout.segments:
+            if s.numel and self._budget(s.shape):
+                by_shape.setdefault(s.shape, []).append(s)
+            elif s.numel:
+                plain.append(s)
+        groups = [
+            _Group(shape, self._budget(shape), self.basis.width(shape), tuple(ss)) for shape, ss in by_shape.items()
+        ]
+        return groups, plain
+
+
+class _Group(NamedTuple):
+    """Tensors of one shape, how many atoms of each are kept, and how many numbers an atom is."""
+
+    shape: Shape
+    budget: float
+    width: int
+    segments: tuple[Segment, ...]
+
+
+def _members(groups: Sequence[_Group]) -> list[tuple[Segment, Shape]]:
+    return [(s, g.shape) for g in groups for s in g.segments]
+
+
+def _numbers(counts: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(counts, dtype=torch.int32, device=device)
+
+
+def _scales(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """For every tensor the power of two that its largest element exceeds, and not by twice; NaN if any is not finite.
+
+    A power of two takes no digit away: an atom that is certain arrives as it was.
+    """
+    largest = kernels.absmax(flat, layout.bounds)
+    powers = torch.ldexp(torch.ones_like(largest), torch.frexp(largest)[1] - 1)
+    scales = torch.where(largest.isfinite(), torch.where(largest > 0, powers, 1.0), torch.nan)
+    return {s.name: scale for s, scale in zip(layout.segments, scales, strict=True)}
+
+
+def _sized(group: _Group, flat: Tensor, scale: Tensor) -> Tensor:
+    """The tensors divided by their scales, one behind the other; zeros where any element is not finite."""
+    views = [flat[s.offset : s.offset + s.numel].view(1, *group.shape) for s in group.segments]
+    tensors = views[0] if len(views) == 1 else torch.cat(views)
+    sized = tensors / scale.view(-1, *[1] * len(group.shape))
+    return sized.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+__all__ = ["Atomo"]

@@ -1,0 +1,222 @@
+"""Atoms: what a gradient is a sum of. Bases that all ranks know, of which places and coefficients travel."""
+
+from abc import abstractmethod
+from functools import lru_cache
+from math import pi, prod
+from typing import ClassVar, Protocol, final
+
+import torch
+from torch import Tensor
+
+from gossamer import kernels
+from gossamer.core.draw import Draw
+from gossamer.core.errors import AttachError
+from gossamer.core.parts import Part, part, require
+from gossamer.core.world import World
+
+Shape = tuple[int, ...]
+_NEAR = 1e-5  # what a basis may lose on the way there and back, relative to what it was given
+_TRIED = 3  # shapes, and blocks of each
+
+
+class Atoms(Protocol):
+    """Tensors of one shape, taken apart."""
+
+    @property
+    def weights(self) -> Tensor:
+        """Of every atom of every tensor, how much it would be missed: |coefficient| |atom|."""
+        ...
+
+    def rows(self, which: slice, places: Tensor, gains: Tensor) -> Tensor:
+        """What travels for these atoms of some of the tensors, as many of each, each so many times itself: in float32,
+        tensor by tensor, one row an atom.
+        """
+        ...
+
+
+class Basis(Part):
+    """What a tensor is a sum of.
+
+    Law: the sum of all atoms is the tensor. The sum of their squared weights is at most `stretch` times the tensor's square.
+    """
+
+    kind: ClassVar[str] = "basis"
+
+    @property
+    def stretch(self) -> float:
+        """The most by which the atoms' squares exceed the tensor's; 1 for orthonormal atoms."""
+        return 1.0
+
+    def takes(self, shape: Shape) -> bool:
+        """True if tensors of this shape can be taken apart."""
+        return True
+
+    @abstractmethod
+    def count(self, shape: Shape) -> int:
+        """How many atoms such a tensor has."""
+
+    @abstractmethod
+    def width(self, shape: Shape) -> int:
+        """How many numbers of four bytes travel for an atom."""
+
+    @abstractmethod
+    def apart(self, tensors: Tensor, draw: Draw, name: str) -> Atoms:
+        """Take tensors of one shape apart; the first dimension says which. All are finite, and none exceeds one by much."""
+
+    @abstractmethod
+    def add(self, rows: Tensor, shape: Shape, into: Tensor, weight: float) -> None:
+        """Add so many times what some rows say to a flat tensor."""
+
+
+class SharedBasis(Basis):
+    """A basis that all ranks know: inherit, and say how a tensor becomes coefficients, and coefficients a tensor.
+
+    It may be any, also one of more atoms than the tensor has elements; it is tried when a recipe meets a model. Law:
+    `synthesis(analysis(x))` is x to 1e-5; synthesis is linear, and the same on all ranks.
+    """
+
+    @abstractmethod
+    def analysis(self, tensors: Tensor) -> Tensor:
+        """The coefficients of some tensors of one shape, one row each; the first dimension says which tensor."""
+
+    @abstractmethod
+    def synthesis(self, coefficients: Tensor, shape: Shape) -> Tensor:
+        """The tensor of this shape with these coefficients, in their precision."""
+
+    def norms(self, shape: Shape) -> Tensor | None:
+        """The length of each atom, or none where all are one."""
+        return None
+
+    def count(self, shape: Shape) -> int:
+        return prod(shape)
+
+    def width(self, shape: Shape) -> int:
+        return 2
+
+    def apart(self, tensors: Tensor, draw: Draw, name: str) -> Atoms:
+        return _Coefficients(self.analysis(tensors), self.norms(tuple(tensors.shape[1:])))
+
+    def add(self, rows: Tensor, shape: Shape, into: Tensor, weight: float) -> None:
+        places, values = _read(rows)
+        places, values = kernels.within(places, values, self.count(shape))
+        coefficients = into.new_zeros(self.count(shape)).index_add_(0, places.long(), values.to(into.dtype))
+        into.add_(self.synthesis(coefficients, shape).reshape(-1), alpha=weight)
+
+    def fits(self, world: World) -> None:
+        shapes = {s.shape for layout in world.layouts for s in layout.segments if s.numel and self.takes(s.shape)}
+        dice = torch.Generator().manual_seed(0)
+        for shape in sorted(shapes, key=prod)[:_TRIED]:
+            given = torch.randn(_TRIED, *shape, generator=dice, device="cpu")
+            back = torch.stack([self.synthesis(c, shape).reshape(shape) for c in self.analysis(given)])
+            lost = float((back - given).norm() / given.norm())
+            if not lost <= _NEAR:
+                raise AttachError(
+                    f"{self}: synthesis(analysis(x)) is not x for tensors of {shape}: {lost:.1e} of it is lost, and {_NEAR:.0e} "
+                    "is the most. A gradient would be learned wrong; mend the basis, or let `takes` decline such shapes."
+                )
+
+
+class _Coefficients:
+    """Atoms of a shared basis: a place and a coefficient each."""
+
+    def __init__(self, coefficients: Tensor, norms: Tensor | None) -> None:
+        self.coefficients = coefficients
+        self.weights = coefficients.abs() if norms is None else coefficients.abs() * norms.to(coefficients)
+
+    def rows(self, which: slice, places: Tensor, gains: Tensor) -> Tensor:
+        values = self.coefficients[which].gather(1, places) * gains
+        return torch.stack([places.int().view(torch.float32), values], 2)
+
+
+def _read(rows: Tensor) -> tuple[Tensor, Tensor]:
+    return rows[:, 0].contiguous().view(torch.int32), rows[:, 1].contiguous()
+
+
+@final
+@part("entry")
+class Entry(Basis):
+    """Every element is an atom.
+
+    Use: where few elements hold most of a gradient, as in embeddings, and for vectors.
+
+    Not for: gradients of full matrices, of which a few directions hold more: see `svd`.
+
+    Wire: 8 bytes an atom: a place and a value.
+
+    >>> Entry().count((3, 4)), Entry().width((3, 4))
+    (12, 2)
+
+    Paper: Wang et al., ATOMO, NeurIPS 2018.
+    """
+
+    def count(self, shape: Shape) -> int:
+        return prod(shape)
+
+    def width(self, shape: Shape) -> int:
+        return 2
+
+    def apart(self, tensors: Tensor, draw: Draw, name: str) -> Atoms:
+        return _Coefficients(tensors.reshape(tensors.shape[0], -1), None)
+
+    def add(self, rows: Tensor, shape: Shape, into: Tensor, weight: float) -> None:
+        places, values = _read(rows)
+        if into.dtype == torch.float32:
+            kernels.scatter_add(into, places, values, weight)
+            return
+        places, values = kernels.within(places, values, into.numel())
+        into.index_add_(0, places.long(), values.to(into.dtype), alpha=weight)
+
+
+@final
+@part("dct")
+class DCT(SharedBasis):
+    """Waves: the real discrete cosine transform (DCT-II, orthonormal) of every `length` consecutive elements.
+
+    Use: where neighbours are alike, as in the kernels of a convolution.
+
+    Not for: gradients whose order means nothing, such as a linear layer's: `entry` had as little variance there, in every
+    layer of a small Transformer, and `svd` a quarter of it or less.
+
+    Wire: 8 bytes an atom: a place and a coefficient.
+
+    >>> flat = DCT(length=4).analysis(torch.ones(1, 8))
+    >>> [round(c, 3) for c in flat[0].tolist()]
+    [2.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0]
+
+    Paper: Wang et al., ATOMO, NeurIPS 2018.
+    """
+
+    length: int = 64
+
+    def __post_init__(self) -> None:
+        require(2 <= self.length <= 4096, f"dct: length must be between 2 and 4096, got {self.length}; 64 is usual")
+
+    def analysis(self, tensors: Tensor) -> Tensor:
+        flat = tensors.reshape(tensors.shape[0], -1)
+        return self._turned(flat, turned_back=False)
+
+    def synthesis(self, coefficients: Tensor, shape: Shape) -> Tensor:
+        return self._turned(coefficients[None], turned_back=True).view(shape)
+
+    def _turned(self, flat: Tensor, turned_back: bool) -> Tensor:
+        """Runs of `length`, and what is left as a shorter one."""
+        full = flat.shape[1] // self.length * self.length
+        pieces = list[Tensor]()
+        for piece, length in ((flat[:, :full], self.length), (flat[:, full:], flat.shape[1] - full)):
+            if piece.shape[1]:
+                waves = _waves(length, flat.dtype, flat.device)
+                turned = piece.reshape(-1, length) @ (waves if turned_back else waves.t())
+                pieces.append(turned.view(flat.shape[0], -1))
+        return torch.cat(pieces, 1) if pieces else flat
+
+
+@lru_cache(maxsize=64)
+def _waves(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One wave a row. Made on the host and copied, which waits: so any stream may read it."""
+    k = torch.arange(length, dtype=torch.float64, device="cpu")
+    waves = torch.cos(pi / length * torch.outer(k, k + 0.5)) * (2 / length) ** 0.5
+    waves[0] /= 2**0.5
+    return waves.to(device, dtype)
+
+
+__all__ = ["DCT", "Atoms", "Basis", "Entry", "Shape", "SharedBasis"]

@@ -1,0 +1,112 @@
+"""DIANA's own quantiser: an element is kept with its share of its bucket's norm, and then is as large as that norm."""
+
+from typing import Annotated, Literal, final
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.contracts import Codec, Seat
+from gossamer.core.errors import WireError
+from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice
+from gossamer.core.wire import expect, pack, take
+
+
+@final
+@part("bernoulli", sample="bernoulli(bucket=4)")
+class Bernoulli(Codec):
+    """Of every bucket, each element is kept with probability |x_k| / |x|_p, and then travels as sign(x_k) |x|_p.
+
+    Unbiased; E|Q(x) - x|^2 = |x|_1 |x|_p - |x|^2 per bucket of d elements, at most d - 1 times |x|^2 for the sum norm (p = 1)
+    and sqrt(d) - 1 times for the Euclidean one (p = 2). It keeps |x|_1 / |x|_p elements on average: one for p = 1, at most
+    sqrt(d) for p = 2. For p = infinity, which keeps more, and for two bits an element whatever p, there is
+    `qsgd(bits=2, norm='max')`.
+
+    Use: with `diana()` on convex problems where bytes count and steps do not: two numbers for a bucket.
+
+    Not for: training whose loss is counted in steps: its variance is that of one element for all. Nor GPUs: the host
+    does not know the length of what they write.
+
+    Wire: 4 bytes for how many are kept, 4 of float32 norm a bucket, and 4 of place and sign for each element kept; lengths
+    depend on the dice, and cost one small gather more.
+
+    >>> from gossamer.core.draw import Draw
+    >>> block = Block.of({"w": torch.tensor([0.0, -3.0, 0.0, 0.0])})
+    >>> codec = Bernoulli(bucket=4)
+    >>> wire = codec.encode(block, {}, Seat(0, 1, 0, Draw(0, 0, 0)))
+    >>> wire.numel(), codec.decode(wire, block)
+    (12, tensor([ 0., -3.,  0.,  0.]))
+
+    Paper: Mishchenko, Gorbunov, Takac, Richtarik, Distributed Learning with Compressed Gradient Differences, 2019.
+    """
+
+    norm: Annotated[Literal["l1", "l2"], Choice("l1", "l2")] = "l1"
+    bucket: Annotated[int, Choice(4, 8, 16, 32, 64)] = 64
+
+    def __post_init__(self) -> None:
+        require(self.bucket >= 1, f"bernoulli: bucket must be at least 1, got {self.bucket}")
+
+    @property
+    def unbiased(self) -> bool:
+        return True
+
+    @property
+    def contracts(self) -> bool:
+        return self._omega(self.bucket) < 1
+
+    def omega(self, layout: Layout) -> float:
+        return self._omega(min(self.bucket, max(layout.numel, 1)))
+
+    def _omega(self, n: int) -> float:
+        return (n if self.norm == "l1" else n**0.5) - 1.0
+
+    def wire_bytes(self, layout: Layout) -> int | None:
+        return None
+
+    def wire_limit(self, layout: Layout) -> int:
+        return 4 * (1 + self._buckets(layout.numel) + layout.numel)
+
+    def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
+        flat = block.flat.double()
+        norms = self._norms(flat)
+        shares = flat.abs() / _each(norms.double(), self.bucket, block.numel)
+        kept = (
+            seat.draw.uniform(f"{block.name}/bernoulli", block.numel).to(flat.device) < shares
+        )  # 0 / 0 is below nothing
+        places = kept.nonzero().view(-1)
+        signed = torch.where(flat[places] < 0, ~places, places)  # the sign of a place is its element's
+        count = torch.tensor([len(places)], dtype=torch.int32, device=flat.device)
+        return pack(count, norms, signed.int())
+
+    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
+        head, rest = take(wire, torch.int32, 1)
+        norms, rest = take(rest, torch.float32, self._buckets(layout.numel))
+        count = int(head)
+        if not 0 <= count <= layout.numel:
+            raise WireError(f"bernoulli: {count} of {layout.numel} elements cannot have been kept")
+        expect(rest, 4 * count, "bernoulli places")
+        signed = take(rest, torch.int32, count)[0].long()
+        places = torch.where(signed < 0, ~signed, signed)
+        if places.numel() and not bool(((places[1:] > places[:-1]).all()) & (places[-1] < layout.numel)):
+            raise WireError(f"bernoulli: places must ascend, and lie below {layout.numel}")
+        norms = norms.to(into.dtype)
+        values = norms[places // self.bucket]
+        into.index_add_(0, places, torch.where(signed < 0, -values, values), alpha=weight)
+        spoilt = ~norms.isfinite()  # of such a bucket nothing may have been kept
+        into[: layout.numel][_each(spoilt, self.bucket, layout.numel)] = torch.nan
+
+    def _norms(self, flat: Tensor) -> Tensor:
+        """Of each bucket, in the precision that it travels in: an element is kept with its share of that."""
+        count = self._buckets(flat.numel())
+        padded = torch.zeros(count * self.bucket, dtype=flat.dtype, device=flat.device)
+        padded[: flat.numel()] = flat
+        return padded.view(count, self.bucket).norm(1 if self.norm == "l1" else 2, dim=1).float()
+
+    def _buckets(self, numel: int) -> int:
+        return -(-numel // self.bucket)
+
+
+def _each(values: Tensor, bucket: int, numel: int) -> Tensor:
+    """A bucket's value for each of its elements."""
+    return values.repeat_interleave(bucket)[:numel]

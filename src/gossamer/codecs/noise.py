@@ -1,0 +1,30 @@
+"""Dice that are cast where they are needed: on a GPU no number has to come from the host."""
+
+from math import pi
+
+import torch
+from torch import Tensor
+
+from gossamer import kernels
+from gossamer.core.draw import Key
+
+_WORD = 2.0**-32
+
+
+def uniform(n: int, key: Key, device: torch.device) -> Tensor:
+    """U[0, 1) in double precision, of two words each."""
+    high, low = kernels.mix3(torch.arange(2 * n, device=device), key).view(2, n)
+    return ((high + low * _WORD) * _WORD).clamp_(max=1 - 2.0**-53)
+
+
+def normal(rows: int, columns: int, key: Key, device: torch.device) -> Tensor:
+    """Standard normal numbers in single precision (Box and Muller)."""
+    size, angle = uniform(2 * rows * columns, key, device).view(2, rows, columns)
+    return ((-2 * torch.log1p(-size)).sqrt() * torch.cos(2 * pi * angle)).float()
+
+
+def signs(rows: int, columns: int, key: Key, device: torch.device) -> Tensor:
+    """-1 or 1 in single precision: one bit each."""
+    words = kernels.mix3(torch.arange(-(-rows * columns // 32), device=device), key)
+    bits = words[:, None] >> torch.arange(32, device=device) & 1
+    return bits.view(-1)[: rows * columns].view(rows, columns).float().mul_(2).sub_(1)

@@ -1,0 +1,140 @@
+"""FetchSGD: momentum and error feedback of sketches, which all ranks share, so that none keeps anything of its own."""
+
+from math import ceil
+from typing import Literal, final
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from gossamer import kernels
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.contracts import Echo, Exchange, Policy, Seat, Unit
+from gossamer.core.draw import Draw, Key
+from gossamer.core.errors import AttachError
+from gossamer.core.parts import part, require
+from gossamer.core.verbs import Program, all_reduce
+from gossamer.core.world import World
+from gossamer.kernels.finite import peak
+
+
+@final
+@part("fetch_sgd")
+class FetchSGD(Exchange):
+    """Only sketches travel; their momentum and what has not been extracted yet are sketches too, the same on all ranks.
+
+    S = mean_i sketch(g_i);  U = m U + S;  E = E + U;  the mean is D, the k largest estimates in E, k = ceil(ratio n);
+    the cells of E and U that sketch(D) touches become zero.  `error="subtract"` subtracts sketch(D) from E instead, as the
+    paper writes; what was extracted as noise then comes back with the other sign, and training diverges sooner.
+    Values are estimates, never exact: with k too large for the table it extracts noise. Hashes stay the same for a whole run,
+    and tables are of one cut of the model: a checkpoint that is loaded with other buckets begins with empty ones.
+
+    Use: where ranks can keep nothing from one step to the next, and few elements hold most of the gradient.
+
+    Not for: ranks that can: allreduce(count_sketch()) fetches exact values for a fraction more bytes, and trains better.
+    Nor optimizers with momentum, of which it has its own: attach refuses those.
+
+    Wire: one all-reduce of 4 rows columns bytes. Memory: two tables.
+
+    >>> FetchSGD(columns=10_000)
+    fetch_sgd(columns=10000)
+
+    Paper: Rothchild et al., FetchSGD: Communication-Efficient Federated Learning with Sketching, ICML 2020.
+    """
+
+    ratio: float = 0.002
+    rows: int = 5
+    columns: int | None = None
+    momentum: float = 0.9
+    error: Literal["zero", "subtract"] = "zero"
+
+    def __post_init__(self) -> None:
+        require(0 < self.ratio <= 1, f"fetch_sgd: ratio must lie in (0, 1], got {self.ratio}; 0.002 takes one in 500")
+        odd = 1 <= self.rows < 100 and self.rows % 2 == 1
+        require(
+            odd, f"fetch_sgd: rows must be odd, or there is no middle one, and below 100, got {self.rows}; 5 is usual"
+        )
+        require(
+            self.columns is None or self.columns >= 1,
+            f"fetch_sgd: columns must be at least 1, got {self.columns}; leave it out for five cells of each row an element",
+        )
+        require(0 <= self.momentum < 1, f"fetch_sgd: momentum must lie in [0, 1), got {self.momentum}; 0.9 is usual")
+
+    @property
+    def unbiased(self) -> bool:
+        return False
+
+    @property
+    def needs_feedback(self) -> bool:
+        return False  # it has its own
+
+    @property
+    def contracts(self) -> bool:
+        return False
+
+    @property
+    def bucket_mb(self) -> float:
+        return 100.0
+
+    def omega(self, layout: Layout, size: int) -> float:
+        return float("inf")
+
+    def policy(self, key: str) -> Policy:
+        return "equal"
+
+    def unit(self, key: str) -> Unit:
+        return "gradient"
+
+    def fits(self, world: World) -> None:
+        world.bar_momentum(self, self.momentum)
+        longest = max((layout.numel for layout in world.layouts), default=0)
+        if self.columns is not None and longest and self.rows * self.columns >= longest:
+            raise AttachError(
+                f"{self}: a sketch of {self.rows * self.columns:,} cells is no shorter than the longest block of this model, which "
+                f"has {longest:,} elements; use fewer columns, or leave them out to follow the block"
+            )
+
+    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+        n, key = block.numel, self._key(block, seat)
+        if self.rows * self._columns(block.layout) >= n:
+            return (yield from self._whole(block, state, seat))
+        mine = kernels.sketch_encode(block.flat.float(), self.rows, self._columns(block.layout), key)
+        table = (yield from all_reduce(mine)) / seat.size
+        spoilt = peak(table).to(block.flat.dtype) * 0  # an estimate may be finite where one of its cells is not
+
+        mark = f"{crc32(repr(block.layout.segments).encode()):08x}:{block.name}"
+        velocity = table + self.momentum * state.get(f"velocity{mark}", 0.0)
+        owed = velocity + state.get(f"owed{mark}", 0.0)
+        estimates = kernels.sketch_estimate(owed, n, key)
+        chosen = kernels.topk(estimates, ceil(self.ratio * n * (1 - 1e-12))).long()
+        values = estimates[chosen]
+        said = kernels.sketch_encode(
+            torch.zeros_like(estimates).index_add_(0, chosen, values), self.rows, table.shape[1], key
+        )
+        touched = said != 0
+        state[f"owed{mark}"] = owed.masked_fill(touched, 0.0) if self.error == "zero" else owed - said
+        state[f"velocity{mark}"] = velocity.masked_fill(touched, 0.0)
+        return _echo(block, chosen, values.to(block.flat.dtype) + spoilt)
+
+    def _whole(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+        """A block that is no longer than a sketch of it travels as it is, and is never owed."""
+        total = yield from all_reduce(block.flat.clone())
+        velocity = total / seat.size + self.momentum * state.get("velocity", 0.0)
+        state["velocity"] = velocity
+        return _echo(block, torch.arange(block.numel, device=velocity.device), velocity)
+
+    def _columns(self, layout: Layout) -> int:
+        return 5 * ceil(self.ratio * layout.numel) if self.columns is None else self.columns
+
+    def _key(self, block: Block, seat: Seat) -> Key:
+        """The same at every step."""
+        return Draw(seat.draw.seed, 0, 0).shared_key(f"{block.name}/fetch_sgd")
+
+
+def _echo(block: Block, places: Tensor, values: Tensor) -> Echo:
+    """Nobody can tell whose share of a sum was extracted: everybody's alike."""
+
+    def add_sent(into: Tensor, weight: float) -> None:
+        into.index_add_(0, places, values, alpha=weight)
+
+    return Echo(block.for_mean().zero_().index_add_(0, places, values), add_sent, peak(values))

@@ -1,0 +1,157 @@
+"""Count sketches: a stretch of a layer is signed into a buffer that stays in L1, and added where its row turns it to."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from gossamer.kernels.cpu.compile import Floats, kernel
+from gossamer.kernels.cpu.hashing import fraction, start, word
+from gossamer.kernels.cpu.hints import prefetch, wide
+from gossamer.kernels.layout import SIGN_WORDS, SIGNS, Turns
+
+Words = npt.NDArray[np.uint32]
+Table = Floats  # two dimensions: (rows, columns)
+
+
+def add(x: Tensor, turns: Turns, table: Tensor) -> None:
+    counter, k1 = start(turns.key, 0)
+    _add(x.detach().numpy(), turns.layers, turns.first_word, counter, k1, table.numpy())
+
+
+def estimate(table: Tensor, turns: Turns, out: Tensor) -> None:
+    counter, k1 = start(turns.key, 0)
+    _estimate(table.numpy(), turns.layers, turns.first_word, counter, k1, out.numpy())
+
+
+@kernel
+def _add(x: Floats, layers: int, first_word: int, counter: np.uint32, k1: np.uint32, table: Table) -> None:
+    wide()
+    rows, columns = table.shape
+    words, signed = np.empty(SIGN_WORDS, np.uint32), np.empty(SIGNS, np.float32)
+    for layer in range(layers):
+        lo = layer * columns
+        size = min(columns, x.size - lo)
+        for a in range(0, size, SIGNS):
+            n = min(SIGNS, size - a)
+            prefetch(x, lo + a + n, lo + a + n + SIGNS)
+            near = x[lo + a : lo + a + n]
+            for j in range(rows):
+                row = j * layers + layer
+                _hash(words[:n], _first(first_word, row, columns, a, counter), k1)
+                place = _turned(a, row, columns, counter, k1)
+                if place + n <= columns:
+                    _add_signed(near, words, table[j, place : place + n])
+                else:
+                    _sign(near, words, signed)
+                    _plus(signed[: columns - place], table[j, place:])
+                    _plus(signed[columns - place : n], table[j, : place + n - columns])
+
+
+@kernel
+def _estimate(table: Table, layers: int, first_word: int, counter: np.uint32, k1: np.uint32, out: Floats) -> None:
+    wide()
+    rows, columns = table.shape
+    words, near = np.empty(SIGN_WORDS, np.uint32), np.empty(SIGNS, np.float32)
+    said = np.zeros((rows, min(SIGNS, columns)), np.float32)
+    for layer in range(layers):
+        lo = layer * columns
+        size = min(columns, out.size - lo)
+        for a in range(0, size, SIGNS):
+            n = min(SIGNS, size - a)
+            for j in range(rows):
+                row = j * layers + layer
+                _hash(words[:n], _first(first_word, row, columns, a, counter), k1)
+                place = _turned(a, row, columns, counter, k1)
+                if place + n <= columns:
+                    _sign(table[j, place : place + n], words, said[j])
+                else:
+                    near[: columns - place] = table[j, place:]
+                    near[columns - place : n] = table[j, : place + n - columns]
+                    _sign(near[:n], words, said[j])
+            _middle(said, out[lo + a : lo + a + n])
+
+
+@kernel
+def _first(first_word: int, row: int, columns: int, a: int, counter: np.uint32) -> np.uint32:
+    """The counter of the first word of signs of a stretch."""
+    return np.uint32(
+        counter + np.uint32(first_word + (row * ((columns + SIGNS - 1) // SIGNS) + a // SIGNS) * SIGN_WORDS)
+    )
+
+
+@kernel
+def _turned(a: int, row: int, columns: int, counter: np.uint32, k1: np.uint32) -> np.int64:
+    """Where in its row a stretch begins."""
+    shift = (np.int64(fraction(np.uint32(counter + np.uint32(row)), k1)) * np.int64(columns)) >> np.int64(23)
+    place = np.int64(a) + shift
+    return place - np.int64(columns) if place >= columns else place
+
+
+@kernel
+def _hash(words: Words, counter: np.uint32, k1: np.uint32) -> None:
+    wide()
+    for g in range(words.size):
+        words[g] = word(np.uint32(counter + np.uint32(g)), k1)
+
+
+@kernel
+def _sign(values: Floats, words: Words, out: Floats) -> None:
+    wide()
+    width = words.size
+    for i in range((values.size + width - 1) // width):
+        given, made = values[i * width : (i + 1) * width], out[i * width : (i + 1) * width]
+        shift = np.uint32(31 - i)
+        for g in range(given.size):
+            made[g] = -given[g] if np.uint32(np.uint32(words[g] >> shift) & np.uint32(1)) else given[g]
+
+
+@kernel
+def _add_signed(values: Floats, words: Words, into: Floats) -> None:
+    """Both at once, where a stretch is not cut in two."""
+    wide()
+    width = words.size
+    for i in range((values.size + width - 1) // width):
+        given, made = values[i * width : (i + 1) * width], into[i * width : (i + 1) * width]
+        shift = np.uint32(31 - i)
+        for g in range(given.size):
+            made[g] += -given[g] if np.uint32(np.uint32(words[g] >> shift) & np.uint32(1)) else given[g]
+
+
+@kernel
+def _plus(values: Floats, into: Floats) -> None:
+    wide()
+    for i in range(values.size):
+        into[i] += values[i]
+
+
+@kernel
+def _middle(said: Table, out: Floats) -> None:
+    """The median of what the rows say, each row being sorted as far as it takes."""
+    rows = said.shape[0]
+    if rows == 5:
+        _middle_of_five(said[0], said[1], said[2], said[3], said[4], out)
+        return
+    for done in range(rows // 2 + 1):
+        for j in range(rows - 1, done, -1):
+            _exchange(said[j - 1], said[j])
+    for i in range(out.size):
+        out[i] = said[rows // 2, i] + np.float32(0)
+
+
+@kernel
+def _middle_of_five(a: Floats, b: Floats, c: Floats, d: Floats, e: Floats, out: Floats) -> None:
+    """Of two pairs neither the least nor the largest is the middle; what that is of the other three, it is of all."""
+    wide()
+    for i in range(out.size):
+        low, high = max(min(a[i], b[i]), min(d[i], e[i])), min(max(a[i], b[i]), max(d[i], e[i]))
+        out[i] = max(min(low, high), min(max(low, high), c[i])) + np.float32(0)
+
+
+@kernel
+def _exchange(low: Floats, high: Floats) -> None:
+    wide()
+    for i in range(low.size):
+        a, b = low[i], high[i]
+        low[i], high[i] = min(a, b), max(a, b)

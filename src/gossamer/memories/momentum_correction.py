@@ -1,0 +1,118 @@
+"""Momentum correction: momentum is kept where the gradient is, and what is held back holds its momentum back."""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import UNBALANCED, Memory, Seat, Send
+from gossamer.core.parts import part, require
+from gossamer.core.terms import Term, bars, needs, those
+from gossamer.core.verbs import Program
+from gossamer.core.world import World
+
+
+@final
+@part("momentum_correction")
+class MomentumCorrection(Memory):
+    """Each rank adds momentum to its own gradient, and sends of the sum what got through; what did stops there.
+
+    u = m u + g;  v = v + u;  send v;  v -= (what got through of mine);  u = 0 where it did (`masking`).
+    An element that is sent every hundred steps then moves the model as far as momentum would have in a hundred, where
+    momentum behind the exchange would begin anew each time. Masking keeps what is old from moving it on. With momentum 0 it
+    is error feedback. Around `topk` it is Deep Gradient Compression, around `count_sketch` Sketched-SGD.
+
+    The optimizer must have no momentum of its own, or it would be added twice: attach refuses one that has (a DDP hook
+    cannot see it). For parameters that travel whole, as biases do, masking would leave no momentum at all: send them by
+    rule('ndim < 2', allreduce(fp32()), momentum_correction(masking=False)).
+
+    Use: where one element in a hundred or fewer gets through, with plain SGD.
+
+    Not for: Adam and its like, nor exchanges that say a little of everything, whose masks would be full: for those leave
+    masking out, or use error_feedback().
+
+    Wire: that of the exchange inside. Memory: two copies of the gradient.
+
+    >>> MomentumCorrection(momentum=0.5)
+    momentum_correction(momentum=0.5)
+
+    Paper: Lin, Han, Mao, Wang, Dally, Deep Gradient Compression, ICLR 2018; Ivkin et al., Communication-Efficient Distributed
+    SGD with Sketching, NeurIPS 2019.
+    """
+
+    momentum: float = 0.9
+    masking: bool = True
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.momentum < 1,
+            f"momentum_correction: momentum must lie in [0, 1), got {self.momentum}; 0.9 is usual",
+        )
+
+    @property
+    def hands_on(self) -> bool:
+        return True
+
+    @property
+    def gain(self) -> float:
+        return 1 / (1 - self.momentum)
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(mends_bias=True)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        contracts = needs(
+            "contracts",
+            because="{memory} around {exchange} can diverge: the codec adds more than it leaves out; it needs no memory, so "
+            "drop it and give the optimizer its momentum",
+        )
+        found = [contracts, bars("part feedback", because=UNBALANCED)]
+        if self.momentum:
+            because = (
+                "{memory} under {schedule}: differences of models hold the optimizer's momentum already; use error_feedback(), "
+                "and slowmo() for momentum over rounds"
+            )
+            found.append(needs("averages gradients", because=because))
+        if self.masking and self.momentum:
+            because = (
+                "{memory} around {exchange}: of every element something gets through, so that masking would stop all momentum at "
+                "every step; use {memory.name}(masking=False), or an exchange that sends few elements, such as gather(topk()) or "
+                "allreduce(count_sketch())"
+            )
+            found.append(needs("sparse", because=because))
+        return tuple(found)
+
+    def fits(self, world: World) -> None:
+        world.bar_momentum(self, self.momentum)
+
+    def debt(self, state: State) -> tuple[Tensor, float] | None:
+        return (state["residual"], 1.0) if "residual" in state else None
+
+    def inherit(self, state: State, owed: Tensor, times: float) -> bool:
+        if "residual" in state:
+            state["residual"] = torch.add(state["residual"], owed, alpha=times)
+        return "residual" in state
+
+    def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
+        velocity = block.new().copy_(block.flat)
+        if "velocity" in state:
+            velocity.add_(state["velocity"], alpha=self.momentum)
+        pending = block.new().copy_(velocity)
+        if "residual" in state:
+            pending.add_(state["residual"])
+        echo = yield from send(block.like(pending), seat._replace(feedback=1.0))
+        if self.masking:
+            sent = block.new().zero_()
+            echo.add_sent(sent, 1.0)
+            pending.sub_(sent)
+            # Of an element that is zero nothing can be seen to get through; nothing of it is left either.
+            velocity.masked_fill_((sent != 0) | (pending == 0), 0.0)
+        else:
+            echo.add_sent(pending, -1.0)
+        state["residual"] = pending
+        if self.momentum:
+            state["velocity"] = velocity
+        return echo.mean

@@ -1,0 +1,114 @@
+"""Average gradients at every step, and now and then the models, which a memory lets part."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, final
+
+import torch
+
+from gossamer.codecs import FP32
+from gossamer.core.errors import AttachError
+from gossamer.core.parts import part, require
+from gossamer.core.ranges import LogRange
+from gossamer.core.schedule import Loop, Schedule, Share
+from gossamer.core.terms import Term, needs, those
+from gossamer.core.verbs import Descend, Program
+from gossamer.core.world import World
+from gossamer.exchanges import AllReduced
+
+_DENSE = AllReduced(FP32())
+
+
+@final
+@part("resync", sample="resync(3)")
+class Resync(Schedule):
+    """Gradients are averaged at every step; every `every` steps the models are, densely, past codec and memory.
+
+    sync="average"  x_i = mean x_j. What a memory still owes is in the mean already, 1/N of it, and is sent all the same.
+    sync="flush"    x_i = x_i - (F - E_i) / N,  F = sum of all E_j, in steps;  E_i = 0. Exact: nothing is lost, and nothing
+                    counts twice. It is one average as well, of x_i - (1 - 1/N) E_i, so that all ranks end on equal bits.
+
+    `buffers` says what becomes of the optimizer's state, which parts as models do: "maintain" leaves each rank its own,
+    "average" averages it densely too. An average that is not finite is dropped: models and debts stay as they are.
+
+    Use: with `own_gradient()`, under which models part.
+
+    Not for: other memories, under which models are equal anyway. "flush" takes torch's SGD without momentum or weight
+    decay, and a memory that says what it owes in steps.
+
+    Wire: the exchange's bytes at every step, and 4 d bytes in an all-reduce every `every`.
+
+    >>> Resync(500, sync="flush")
+    resync(sync='flush')
+
+    Paper: Aji, Heafield, Bogoychev, Combining Global Sparse Gradients with Local Gradients in Distributed Neural Network
+    Training, EMNLP 2019; the exact flush is ours.
+    """
+
+    every: Annotated[int, LogRange(10, 1000)] = 500
+    sync: Literal["average", "flush"] = "average"
+    buffers: Literal["maintain", "average"] = "maintain"
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"resync: every must be at least 1 step, got {self.every}; the authors take 500")
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(reunites=True)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        if self.sync == "average":
+            return ()
+        because = (
+            "{schedule} pays what a memory owes as a step of plain SGD, and {memory} does not say it in such steps; use "
+            "own_gradient(units='update'), or sync='average'"
+        )
+        return (needs("owes steps", because=because),)
+
+    @property
+    def averages_gradients(self) -> bool:
+        return True
+
+    @property
+    def period(self) -> int:
+        return self.every
+
+    def reunites(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def judged(self, loop: Loop) -> list[Share] | None:
+        return [Share(x, torch.ones(())) for x in loop.parameters()]
+
+    def step(self, loop: Loop) -> Program[None]:
+        yield from loop.average_gradients()
+        yield Descend()
+        if loop.step % self.every or loop.size == 1:
+            return
+        values = loop.parameters()
+        if self.sync == "flush":
+            for x, owed in zip(values, loop.debts(), strict=True):
+                x.sub_(owed, alpha=1 - 1 / loop.size)
+        means = yield from loop.average(values, over=_DENSE)
+        if means is None:
+            return
+        loop.assign(means)
+        if self.sync == "flush":
+            loop.settle()
+        if self.buffers == "average":
+            yield from loop.average_optimizer()
+
+    def fits(self, world: World) -> None:
+        if self.sync == "average":
+            return
+        for optimizer in world.optimizers:
+            if not all(_is_plain_sgd(group) for group in optimizer.param_groups):
+                raise AttachError(
+                    f"{self} with {type(optimizer).__name__}: a flush is exact only for x - lr g, which is torch.optim.SGD "
+                    "without momentum and weight decay; use that, or sync='average'"
+                )
+
+
+def _is_plain_sgd(group: Mapping[str, Any]) -> bool:
+    """Whether a parameter group steps along its gradient, and in no other way: SGD's, without what moves besides."""
+    sgd = {"momentum", "dampening", "nesterov"} <= group.keys() and "eps" not in group
+    return sgd and not group["momentum"] and not group.get("weight_decay") and not group.get("maximize")

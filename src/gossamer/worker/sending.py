@@ -1,0 +1,101 @@
+"""Sending: how a channel's values leave through its memory and its exchange, and what becomes of their mean when it is there."""
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from gossamer.core.block import Block, Draft
+from gossamer.core.contracts import Echo, Exchange, Seat
+from gossamer.core.moments import ask
+from gossamer.core.verbs import Program, join, start
+from gossamer.kernels.finite import peak
+from gossamer.worker import units
+from gossamer.worker.flights import Carried, Flight
+from gossamer.worker.held import Held
+
+if TYPE_CHECKING:
+    from gossamer.worker.worker import Worker
+
+
+class Sending:
+    """Starts programs on the lane, and joins them; what they will change waits in drafts."""
+
+    def __init__(self, worker: "Worker") -> None:
+        self._worker = worker
+
+    def program(self, index: int, flat: Tensor) -> tuple[Program[Carried], list[Draft]]:
+        """What sends one channel's values on their way, and the state that waits for all of them to arrive.
+
+        The mean may be written over the values.
+        """
+        worker, channel = self._worker, self._worker.channels[index]
+        measures = worker.measures(worker.step)
+        block = Block(flat, channel.layout, None if measures else flat)
+        # Nothing of an earlier step is on its way.
+        worker.unit = units.follow(worker.channels, worker.unit, worker.scale)
+        kept, carried, found = Draft(channel.states["memory"]), Draft(channel.states["exchange"]), list[Tensor]()
+
+        def send(block: Block, seat: Seat) -> Program[Echo]:
+            echo = yield from channel.exchange.average(block, carried, seat)
+            if channel.memory.parts_models:  # what is judged must be what all ranks have
+                found.append(peak(echo.mean) if echo.largest is None else echo.largest)
+            elif channel.memory.hands_on and echo.largest is not None:
+                found.append(echo.largest)
+            if measures:
+                worker.measure(block, echo.add_sent)
+            return echo
+
+        average = channel.memory.around(block, kept, send, worker.seat(index))
+        return _carry(average, flat, found), [kept, carried]
+
+    def take_off(self, flight: Flight, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
+        """Start what sends these values; past the recipe, through `over`, if that is given."""
+        worker, channel = self._worker, self._worker.channels[index]
+        if over is None:
+            program, drafts = self.program(index, flat)
+        else:
+            echo = over.average(Block(flat, channel.layout, flat), {}, worker.seat(index))
+            program, drafts = _carry(_mean_of(echo), flat, []), list[Draft]()
+        ticket = yield from start(program, channel.name, worker.step)
+        flight.add(index, ticket, drafts)
+
+    def settle(self, flight: Flight) -> Program[None]:
+        """Wait for a flight, if it is still on its way; memories move on with it."""
+        if flight.tickets:
+            (yield from self.arrive(flight)).commit()
+            if flight.lost:
+                self._worker.momenta.heal()
+
+    def arrive(self, flight: Flight) -> Program[Held]:
+        """All or nothing: memories may move on only if every channel's agreed mean is finite, which all ranks see alike.
+
+        They have not yet: what was averaged may be thrown away.
+        """
+        worker, peaks = self._worker, list[Tensor]()
+        tickets, flight.tickets = flight.tickets, {}
+        for index, ticket in tickets.items():
+            flight.means[index], largest = yield from join(ticket)
+            peaks.append(largest)
+        also = [] if worker.besides is None else (yield from worker.besides([*flight.means.values()]))
+        answers, worker.besides = ask(*peaks, *also), None
+        worker.finite, worker.told = all(map(isfinite, answers[: len(peaks)])), answers[len(peaks) :]
+        if worker.finite:
+            worker.row.clear()
+        flight.lost = not worker.finite
+        held, flight.drafts = Held(flight.drafts if worker.finite else []), []
+        return held
+
+
+def _carry(average: Program[Tensor], given: Tensor, found: Sequence[Tensor]) -> Program[Carried]:
+    """`given` is kept here until the program is joined: a lane may be done with it before its device is.
+
+    `found` is the mean's largest magnitude, if the exchange came across it.
+    """
+    mean = yield from average
+    return mean, found[0].view(()).double() if found else peak(mean)
+
+
+def _mean_of(average: Program[Echo]) -> Program[Tensor]:
+    return (yield from average).mean
