@@ -65,7 +65,7 @@ def ways(recipe: Any) -> Iterator[Way]:
     yield after | usual | ({"rules": Singled(singled)} if singled else {})
     for rule in recipe.rules:
         yield after | rule.parties
-    for exchange in recipe.routes.values():
+    for exchange in dict.fromkeys(recipe.routes.values()):
         yield after | usual | {"exchange": exchange}
 
 

@@ -110,6 +110,15 @@ class Recipe:
                 return rule.exchange, rule.memory
         return self.routes.get(name, self.exchange), self.memory
 
+    def bound(self, shapes: Mapping[str, tuple[int, ...]]) -> "Recipe":
+        """The same recipe for a model of these parameters: rules that speak of its last layer say which that is."""
+        rules = tuple(rule.bound(shapes) for rule in self.rules) if shapes else self.rules
+        return self if rules == self.rules else replace(self, rules=rules)
+
+    def is_routed(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Did a controller choose another way for this parameter? Rules go before."""
+        return name in self.routes and not any(rule.holds_for(name, shape) for rule in self.rules)
+
     def fits(self, world: World) -> None:
         """Raise AttachError for a world in which a part would not do what it says."""
         for one in self.parts():

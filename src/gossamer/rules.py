@@ -3,6 +3,8 @@
 import ast
 import fnmatch
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from glob import escape
 from typing import Any, ClassVar, final
 
 from gossamer.core.contracts import Exchange, Memory
@@ -18,9 +20,12 @@ from gossamer.memories import NoMemory
 class Rule(Part):
     """Parameters for which `when` holds go through another exchange and memory; the first rule that fits wins.
 
-    `when` speaks of `ndim`, `numel` and `name` (a glob): "ndim < 2 or numel < 1000", "name == 'embed*'".
+    `when` speaks of `ndim`, `numel` and `name` (a glob): "ndim < 2 or numel < 1000", "name == 'embed*'". `last` is true of the
+    last layer, which is the module that holds the last matrix of the model; where training begins its names take the place of
+    the word. Where the last matrix is tied to another, or not the one that predicts, name it.
 
-    Use: to keep small and sensitive parameters dense, or to treat embeddings apart.
+    Use: to keep small and sensitive parameters dense, or to treat embeddings apart; `rule("last", ...)` for the layer that
+    predicts, whose gradients lie in few rows.
 
     >>> from gossamer.codecs import FP32
     >>> from gossamer.exchanges import AllReduced
@@ -47,7 +52,37 @@ class Rule(Part):
         numel = 1
         for n in shape:
             numel *= n
-        return _predicate(self.when)({"name": name, "ndim": len(shape), "numel": numel})
+        return _predicate(self.when)({"name": name, "ndim": len(shape), "numel": numel, "last": False})
+
+    def bound(self, shapes: Mapping[str, tuple[int, ...]]) -> "Rule":
+        """The same rule for a model of these parameters, which says the last layer by name."""
+        tree = term(self.when)
+        if not any(isinstance(node, ast.Name) and node.id == "last" for node in ast.walk(tree)):
+            return self
+        named = ast.parse(" or ".join(f"name == {escape(n)!r}" for n in last_layer(shapes)), mode="eval").body
+        return replace(self, when=ast.unparse(_Spelt(named).visit(tree)))
+
+
+class _Spelt(ast.NodeTransformer):
+    """Puts names in the place of the word `last`."""
+
+    def __init__(self, named: ast.expr) -> None:
+        self._named = named
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._named if node.id == "last" else node
+
+
+def last_layer(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The parameters of the module that holds the last matrix; of the last module, if there is no matrix.
+
+    >>> last_layer({"body.weight": (2, 2), "norm.weight": (2,), "head.weight": (3, 2), "head.bias": (3,), "scale": ()})
+    ['head.weight', 'head.bias']
+    """
+    names = [*shapes]
+    last = next((n for n in reversed(names) if len(shapes[n]) > 1 and 0 not in shapes[n]), names[-1])
+    module = last.rpartition(".")[0]
+    return [n for n in names if n.rpartition(".")[0] == module] if module else [last]
 
 
 @final
@@ -104,6 +139,8 @@ def _condition(node: ast.expr, text: str) -> Callable[[Mapping[str, Any]], bool]
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             test = _condition(operand, text)
             return lambda facts: not test(facts)
+        case ast.Name(id="last"):
+            return lambda facts: facts["last"]
         case ast.Compare(
             left=ast.Name(id="ndim" | "numel" as word), ops=[op], comparators=[ast.Constant(value=int() as n)]
         ) if not isinstance(n, bool):
@@ -119,6 +156,6 @@ def _condition(node: ast.expr, text: str) -> Callable[[Mapping[str, Any]], bool]
     if compare is None:
         raise RecipeError(
             f"rule: {shown(ast.unparse(node))} in {shown(text)} is no condition; compare ndim or numel with a number, "
-            "or name with a glob: 'ndim < 2', \"name == 'embed*'\""
+            "or name with a glob: 'ndim < 2', \"name == 'embed*'\"; or say 'last', for the last layer"
         )
     return lambda facts: compare(facts[word], n)

@@ -33,7 +33,7 @@ class ByNoise(Controller):
     def counts(self) -> int:
         return self.said
 
-    def local(self, block: Block) -> Tensor:
+    def local(self, block: Block, exchange: Any) -> Tensor:
         return torch.stack([block.flat.double().square().sum(), block.flat.new_ones((), dtype=torch.float64)])
 
     def reach(self, recipe: Any) -> Iterable[Any]:
@@ -129,7 +129,7 @@ class Constant(Controller):
     def counts(self) -> int:
         return 2
 
-    def local(self, block: Block) -> Tensor:
+    def local(self, block: Block, exchange: Any) -> Tensor:
         return torch.ones(2)
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:

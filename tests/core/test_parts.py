@@ -185,9 +185,9 @@ def test_monsters_are_refused_like_any_other_mistake(text: str) -> None:
     [
         ("qsdg(bits=4)", ["no part called 'qsdg'", "Did you mean 'qsgd'?", "Known:", "ternary"]),
         ("qsgd(bit=4)", ["qsgd has no argument 'bit'", "Did you mean 'bits'?", "bucket", "norm"]),
-        ("qsgd(zzz=4)", ["no argument 'zzz'", "Known: bits, bucket, norm"]),
+        ("qsgd(zzz=4)", ["no argument 'zzz'", "Known: bits, bucket, code, levels, norm"]),
         ("qsgd(4, bits=4)", ["'bits' is given twice"]),
-        ("qsgd(4, 512, 'max', 1)", ["at most 3 arguments", "bits, bucket, norm", "got 4"]),
+        ("qsgd(4, 512, 'max', 'fixed', 5, 1)", ["at most 5 arguments", "bits, bucket, norm, code, levels", "got 6"]),
         ("qsgd(bits='4')", ["bits must be a whole number", "got '4'"]),
         ("qsgd(bits=4.0)", ["bits must be a whole number", "got 4.0"]),
         ("qsgd(bits=True)", ["bits must be a whole number", "got True"]),

@@ -11,6 +11,7 @@ KEPT = {
     "fp16": 4,
     "terngrad": 4,
     "qsgd": 4,
+    "dqsgd": 4,
     "topk": 8,  # residual
     "local_gradients": 8,  # residual
     "powersgd": 8,  # residual

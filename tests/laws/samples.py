@@ -33,6 +33,7 @@ from gossamer.schedules import EveryStep, Resync
 MORE: dict[str, tuple[str, ...]] = {
     "accordion": ("accordion(scatter(qsgd(bits=8)), scatter(qsgd(bits=4)), 2, interval=1)",),
     "accordion_batch": ("accordion_batch(4, 2, interval=1)",),
+    "dqsgd": ("dqsgd(10, bits=3.5, per='layer', final=0.01)", "dqsgd(10, error=0.01)"),
     "bernoulli": ("bernoulli(norm='l2', bucket=8)",),
     "atomo": (
         "atomo(svd(head=3), atoms=4)",
@@ -72,6 +73,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "qsgd(bits=2)",
         "qsgd(bits=3, bucket=64, norm='l2')",
         "qsgd(bits=8, bucket=1)",
+        "qsgd(code='rice', levels=5, norm='l2', bucket=64)",
     ),
     "rule": ("rule(\"name == 'a*'\", gather(topk()), error_feedback())",),
     "scatter": (

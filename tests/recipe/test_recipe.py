@@ -19,6 +19,7 @@ from gossamer.exchanges import AllReduced, Gather, Scatter
 from gossamer.memories import DIANA, ErrorFeedback, NoMemory
 from gossamer.recipe import Bucket, Recipe, Rule, from_toml, read_toml
 from gossamer.schedules import EveryStep, SlowMo
+from gossamer.worker.sums import numbers
 
 RULES = (
     Rule("ndim < 2", AllReduced(FP32())),
@@ -34,7 +35,9 @@ def decided(recipe: Recipe) -> list[Recipe]:
     for step in range(1, 61):
         sizes = [(10.0 if (step // 10 + i) % 3 else 1.0) for i in range(len(NAMES))]
         blocks = [Block.of({name: torch.full((2,), size)}) for name, size in zip(NAMES, sizes, strict=True)]
-        recipe = recipe.controller.decide(Facts(step, 0.01 if step > 55 else 0.1, blocks), recipe, state)
+        control = recipe.controller
+        sums = [numbers(control, b, recipe.exchange) for b in blocks] if control.counts else []
+        recipe = control.decide(Facts(step, 0.01 if step > 55 else 0.1, blocks, sums), recipe, state)
         found[repr(recipe)] = recipe
     return list(found.values())
 
@@ -152,7 +155,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", samples.preset_recipes())
 def test_a_preset_is_read_by_name_and_by_call(name: str) -> None:
     expected = samples.preset_recipes()[name]
-    arguments = "" if name not in ("accordion", "accordion_qsgd", "accordion_batch") else "epoch=2"
+    arguments = {"dqsgd": "steps=2"}.get(name, "epoch=2" if name.startswith("accordion") else "")
     assert Recipe.of(f"{name}({arguments})") == expected
     if not arguments:
         assert Recipe.of(name) == Recipe.of(f" {name} ") == expected

@@ -2,6 +2,7 @@
 
 from gossamer.controllers.accordion import Accordion
 from gossamer.controllers.accordion_batch import AccordionBatch
+from gossamer.controllers.dqsgd import DQSGD
 from gossamer.controllers.fixed import Fixed
 
-__all__ = ["Accordion", "AccordionBatch", "Fixed"]
+__all__ = ["DQSGD", "Accordion", "AccordionBatch", "Fixed"]

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,14 +33,53 @@ class Segment(NamedTuple):
         return prod(self.shape[1:])
 
 
-class Layout:
-    """The table of a block: which parameter lies where. Made once, used at every step, and so is the memory in its rooms."""
+class Run(NamedTuple):
+    """Segments side by side of which the same is said, and where they begin."""
 
-    def __init__(self, segments: tuple[Segment, ...], dtype: torch.dtype = torch.float32) -> None:
+    knob: Any
+    layout: "Layout"
+    offset: int
+
+
+class Layout:
+    """The table of a block: which parameter lies where. Made once, used at every step, and so is the memory in its rooms.
+
+    `knobs` is what is said of each segment to a codec that minds (`codecs/mixed.py`), or nothing; `weights` how long an
+    element is written then. Other knobs are another table of the same block: no name and no memory changes with them.
+    """
+
+    def __init__(
+        self,
+        segments: tuple[Segment, ...],
+        dtype: torch.dtype = torch.float32,
+        knobs: tuple[Any, ...] = (),
+        weights: tuple[int, ...] = (),
+    ) -> None:
         self.segments = segments
         self.dtype = dtype
+        self.knobs, self.weights = knobs, weights
         self.rooms = Rooms()
         self._chunks: dict[int, tuple[Layout, ...]] = {}
+
+    def turned(self, knobs: tuple[Any, ...], weights: tuple[int, ...] = ()) -> "Layout":
+        """The same block, of whose segments something else is said."""
+        if knobs == self.knobs:
+            return self
+        other = Layout(self.segments, self.dtype, knobs, weights)
+        other.rooms = self.rooms
+        return other
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """The block in as few pieces as have one knob each."""
+        indices = groupby(range(len(self.segments)), key=lambda i: self.knobs[i])
+        return tuple(self._piece(knob, [*which]) for knob, which in indices)
+
+    def _piece(self, knob: Any, which: list[int]) -> Run:
+        inside, begin = [self.segments[i] for i in which], self.segments[which[0]].offset
+        piece = Layout(tuple(s._replace(offset=s.offset - begin) for s in inside), self.dtype)
+        piece.rooms = self.rooms
+        return Run(knob, piece, begin)
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype = torch.float32) -> "Layout":
@@ -65,15 +104,27 @@ class Layout:
         return self.segments[0].name if self.segments else "empty"
 
     def chunks(self, count: int) -> "tuple[Layout, ...]":
-        """Cut into `count` runs of nearly equal length.
+        """Cut into `count` runs of nearly equal length, or weight.
 
         A parameter may be cut anywhere, but where its rows are short between two rows, so that what is left of a matrix
         is one: an edge moves by half a row at most.
         """
         if count not in self._chunks:
-            edges = [self._edge(self.numel * i // count, self.numel // count // SHORT) for i in range(count + 1)]
+            edges = [self._edge(self._place(i, count), self.numel // count // SHORT) for i in range(count + 1)]
             self._chunks[count] = tuple(self._run(lo, hi) for lo, hi in pairwise(edges))
         return self._chunks[count]
+
+    def _place(self, i: int, count: int) -> int:
+        """Where i of `count` parts end."""
+        if not self.weights:
+            return self.numel * i // count
+        heavy = [w * s.numel for w, s in zip(self.weights, self.segments, strict=True)]
+        rest = sum(heavy) * i // count
+        for s, w, mass in zip(self.segments, self.weights, heavy, strict=True):
+            if rest < mass:
+                return s.offset + rest // w
+            rest -= mass
+        return self.numel
 
     def _edge(self, place: int, longest: int) -> int:
         """Where the row begins that is nearest to a place, unless rows are longer than that."""
@@ -83,13 +134,14 @@ class Layout:
         return place
 
     def _run(self, lo: int, hi: int) -> "Layout":
-        inside = list[Segment]()
-        for s in self.segments:
+        inside, knobs = list[Segment](), list[Any]()
+        for i, s in enumerate(self.segments):
             begin, end = max(lo, s.offset), min(hi, s.offset + s.numel)
             if begin < end:
                 shape = _rows(s, begin - s.offset, end - s.offset)
                 inside.append(Segment(f"{s.name}@{begin - s.offset}", shape, begin - lo))
-        return Layout(tuple(inside), self.dtype)
+                knobs += self.knobs[i : i + 1]
+        return Layout(tuple(inside), self.dtype, tuple(knobs))
 
 
 def _rows(s: Segment, begin: int, end: int) -> tuple[int, ...]:

@@ -160,6 +160,34 @@ class Codec(_Encoding):
         return out
 
 
+class Levelled(Codec):
+    """Rounds each element at random to one of evenly spaced levels of a norm; of how many may change from step to step.
+
+    Law: unbiased, and E|decode - x|^2 <= sum(spread(x)) / (4 s^2) at s levels on each side of zero; in one norm more levels
+    cost more bytes.
+    """
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Levels on each side of zero."""
+
+    @property
+    @abstractmethod
+    def widths(self) -> tuple[float, ...]:
+        """All the bits an element may take on the wire, its sign included, ascending; norms are counted apart."""
+
+    @abstractmethod
+    def of_width(self, bits: float) -> "Levelled":
+        """The same codec at one of its `widths`."""
+
+    @abstractmethod
+    def spread(self, block: Block) -> Tensor:
+        """For each parameter of a block the sum over its elements of the squared norm that they are rounded against, in
+        double precision; not finite where the block is not.
+        """
+
+
 class LinearCodec(_Encoding):
     """What we write adds up: the exchange is a sum of messages, perhaps in several rounds.
 
@@ -262,6 +290,11 @@ class Exchange(_Lossy):
     def sum_rounding(self) -> float:
         """How much of a number each addition may round off on its way, for nobody to keep."""
         return 0.0
+
+    @property
+    def encodes_mean(self) -> bool:
+        """True if the mean is written by the codec too, on its way to everybody."""
+        return False
 
     @property
     def bucket_mb(self) -> float:
@@ -480,13 +513,25 @@ class Controller(Part):
         return False
 
     @property
+    def cuts(self) -> bool:
+        """True if parameters that it sends another way travel apart from the rest. Else they stay in their block, whose codec
+        is told which of its parameters are written otherwise (`Layout.knobs`): other choices then cost nothing.
+        """
+        return True
+
+    @property
     def counts(self) -> int:
         """How many numbers `local` tells of a block; with 0 nothing is computed, and nothing sent."""
         return 0
 
-    def local(self, block: Block) -> Tensor:
-        """What this rank tells of its own gradient, free of the loss scale, as it leaves: so many numbers. All ranks' are
-        summed, in one small all-reduce a step, and come as `Facts.sums`.
+    @property
+    def counts_each(self) -> bool:
+        """True if so many numbers are told of each parameter of a block."""
+        return False
+
+    def local(self, block: Block, exchange: Exchange) -> Tensor:
+        """What this rank tells of its own gradient, free of the loss scale, as it leaves over this exchange: so many numbers
+        (for each parameter, in their order). All ranks' are summed, in one small all-reduce a step, and come as `Facts.sums`.
         """
         raise NotImplementedError(f"{self} counts {self.counts} number(s) of a block, and does not say which")
 

@@ -82,10 +82,11 @@ def _counted(
     """What whole rounds of the schedule send, and how many steps they are."""
     parsed = Recipe.of(recipe)
     parameters = {n: torch.empty(s, device="meta") if isinstance(s, tuple) else s for n, s in shapes.items()}
+    parsed = parsed.bound({n: tuple(p.shape) for n, p in parameters.items()})
     channels = build(parsed, leaves_of(parameters), dict.fromkeys(parameters, 0), size)
     parsed.fits(World(size, [c.layout for c in channels]))
     first, last = span(parsed)
-    run = Rehearsal(parsed, len(channels), size, first)
+    run = Rehearsal(parsed, len(channels), size, first, parameters=sum(len(c.names) for c in channels))
     while run.step <= last:
         run.take_step()
     counter = _Counter(channels, size, per_node)
@@ -136,7 +137,7 @@ class _Counter:
         done, like = list[Count](), dict[Any, list[Channel]]()
         for c in (self._channels[i] for i in which):
             shapes = tuple(s.shape for s in c.layout.segments)
-            like.setdefault((shapes, c.layout.dtype, c.exchange, c.memory), []).append(c)
+            like.setdefault((shapes, c.layout.dtype, c.layout.knobs, c.exchange, c.memory), []).append(c)
         for channel, *others in like.values():
             noise = torch.Generator().manual_seed(0)
             flat = torch.empty(channel.layout.numel, dtype=channel.layout.dtype).uniform_(-1, 1, generator=noise)

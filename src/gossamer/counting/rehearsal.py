@@ -89,7 +89,8 @@ class Later(Ticket[Any]):
 class Rehearsal:
     """A run of a model of so many numbers, a block each: it notes what a schedule asks for, and asks nobody."""
 
-    def __init__(self, recipe: Recipe, blocks: int = 1, size: int = 2, step: int = 1) -> None:
+    def __init__(self, recipe: Recipe, blocks: int = 1, size: int = 2, step: int = 1, parameters: int = 1) -> None:
+        self._parameters = parameters
         self.recipe, self.rank, self.size, self.step = recipe, 0, size, step
         self.averages, self.mail, self.besides = list[Average](), list[Mail](), list[Verb]()
         self.channels = [self._channel(i) for i in range(blocks)]
@@ -167,7 +168,8 @@ class Rehearsal:
     def average_gradients(self) -> Program[None]:
         self.averages.append(Average(self._everything))
         if counts := self.recipe.controller.counts:
-            self.besides.append(AllReduce(torch.zeros(len(self.channels), counts, dtype=torch.float64)))
+            of = self._parameters if self.recipe.controller.counts_each else len(self.channels)
+            self.besides.append(AllReduce(torch.zeros(of, counts, dtype=torch.float64)))
         yield from ()
 
     def debts(self, which: Sequence[int]) -> list[Tensor]:

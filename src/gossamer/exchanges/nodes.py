@@ -88,6 +88,10 @@ class Nodes(Exchange):
         return self.between.whole or self.inside.whole
 
     @property
+    def encodes_mean(self) -> bool:
+        return self.between.encodes_mean
+
+    @property
     def bucket_mb(self) -> float:
         return self.between.bucket_mb
 

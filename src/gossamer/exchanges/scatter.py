@@ -99,6 +99,10 @@ class Scatter(Carrier):
     def any_size(self) -> bool:
         return self.codec.any_size and self.answers.any_size
 
+    @property
+    def encodes_mean(self) -> bool:
+        return True
+
     def omega(self, layout: Layout, size: int) -> float:
         return max(self.codec.omega(layout), self.answers.omega(layout))
 

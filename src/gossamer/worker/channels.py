@@ -7,6 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from gossamer.codecs.mixed import levelled, mixed
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Exchange, Memory
 from gossamer.core.errors import AttachError
@@ -99,6 +100,8 @@ def build(recipe: Recipe, leaves: Mapping[str, Leaf], groups: Mapping[str, int],
     for name in reversed(list(leaves)):
         leaf = leaves[name]
         exchange, memory = recipe.way(name, leaf.shape)
+        if not recipe.controller.cuts and recipe.is_routed(name, leaf.shape):
+            exchange = recipe.exchange
         dtype = torch.float64 if leaf.dtype == torch.float64 else torch.float32
         group = 0 if together else groups[name]
         key = exchange, memory, dtype, group, leaf.device
@@ -119,11 +122,53 @@ def are_cut_alike(some: Sequence[Channel], others: Sequence[Channel]) -> bool:
     return [c.names for c in some] == [c.names for c in others]
 
 
+def retell(recipe: Recipe, channels: Sequence[Channel], size: int) -> None:
+    """The same channels, when a controller that does not cut the model has chosen other codecs for some of it."""
+    for c in channels:
+        shapes = {s.name: s.shape for s in c.layout.segments}
+        exchange, layout = _told(recipe, shapes, c.layout)
+        if layout is not c.layout:
+            settle(c, size)
+        c.exchange, c.layout = exchange, layout
+        c.shift = c.memory.follow(c.exchange.omega(c.layout, size))
+
+
+def settle(channel: Channel, size: int) -> None:
+    """Chunks get other owners: what an owner owes to the mean moves into its memory, where it counts 1/size."""
+    for key in owners(channel, channel.states["exchange"]):
+        channel.memory.inherit(channel.states["memory"], channel.states["exchange"].pop(key), size)
+
+
+def owners(channel: Channel, exchange: State) -> list[str]:
+    """The entries that live with the owners of chunks."""
+    return [key for key in exchange if channel.exchange.policy(word(key)) == "owner"]
+
+
+def word(key: str) -> str:
+    """What an entry is called, without its parameter; with it where the state names it itself, after a colon."""
+    return key.split("/", maxsplit=1)[0]
+
+
+def _told(recipe: Recipe, shapes: Mapping[str, tuple[int, ...]], layout: Layout) -> tuple[Exchange, Layout]:
+    """The exchange of parameters that travel together, and who writes each of them, if their controller chose for some."""
+    first = next(iter(shapes))
+    ruled = any(rule.holds_for(first, shapes[first]) for rule in recipe.rules)
+    if recipe.controller.cuts or ruled or recipe.routes.keys().isdisjoint(shapes):
+        return recipe.way(first, shapes[first])[0], layout.turned(())
+    exchanges = [recipe.routes.get(name, recipe.exchange) for name in shapes]
+    codecs = {id(exchange): levelled(exchange) for exchange in {id(e): e for e in exchanges}.values()}
+    knobs = tuple(codecs[id(exchange)] for exchange in exchanges)
+    return mixed(recipe.exchange), layout.turned(
+        knobs, tuple(1 if codec is None else 1 + codec.steps.bit_length() for codec in knobs)
+    )
+
+
 def _channel(recipe: Recipe, members: Mapping[str, Leaf], group: int, size: int) -> Channel:
     first = next(iter(members))
     dtype = torch.float64 if members[first].dtype == torch.float64 else torch.float32
-    layout = Layout.of({n: leaf.shape for n, leaf in members.items()}, dtype)
-    exchange, memory = recipe.way(first, members[first].shape)
+    shapes = {n: leaf.shape for n, leaf in members.items()}
+    exchange, layout = _told(recipe, shapes, Layout.of(shapes, dtype))
+    memory = recipe.way(first, shapes[first])[1]
     whole = exchange.whole or "whole" in recipe.schedule.traits
     if whole and layout.numel > LONGEST:
         raise AttachError(

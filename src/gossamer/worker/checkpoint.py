@@ -13,7 +13,7 @@ from gossamer.core.contracts import Policy
 from gossamer.core.errors import CheckpointError
 from gossamer.core.moments import used_here
 from gossamer.core.version import __version__
-from gossamer.worker.channels import ROLES, Channel, build
+from gossamer.worker.channels import ROLES, Channel, build, owners, settle, word
 from gossamer.worker.contents import FORMAT, Contents, seal, unseal
 from gossamer.worker.fits import check_model, check_recipe, check_whole, cut, parameters, read_recipe
 from gossamer.worker.units import adopt_format2
@@ -98,7 +98,7 @@ def carry_over(old: Sequence[Channel], new: Sequence[Channel], size: int) -> Non
     """After a controller's change: every parameter keeps its memory, whatever channel it now lies in."""
     everything = dict[str, Tensor]()
     for channel in old:
-        _fold_owed(channel, size)
+        settle(channel, size)
         for role in ROLES:
             for key, tensor in _split(channel.states[role], channel).items():
                 everything[f"{role}/{key}"] = tensor
@@ -118,20 +118,14 @@ def turn(channels: Sequence[Channel], others: Sequence[Channel], size: int) -> N
     """
     for channel, other in zip(channels, others, strict=True):
         if type(channel.exchange) is not type(other.exchange):
-            _fold_owed(channel, size)
+            settle(channel, size)
         channel.exchange, channel.memory, channel.shift = other.exchange, other.memory, other.shift
         channel.group = other.group
 
 
-def _fold_owed(channel: Channel, size: int) -> None:
-    """Chunks get other owners: what an owner owes to the mean moves into its memory, where it counts 1/size."""
-    for key in _owners(channel, channel.states["exchange"]):
-        channel.memory.inherit(channel.states["memory"], channel.states["exchange"].pop(key), size)
-
-
 def _move_edges(channel: Channel, states: Mapping[str, State], worker: "Worker") -> None:
     """Chunks may have had other edges: what this rank owes of elements that are another's now moves into its memory."""
-    for key in _owners(channel, states["exchange"]):
+    for key in owners(channel, states["exchange"]):
         owed = states["exchange"][key]
         mine = _my_chunk(owed, channel, worker)
         others, states["exchange"][key] = owed - mine, mine
@@ -141,11 +135,6 @@ def _move_edges(channel: Channel, states: Mapping[str, State], worker: "Worker")
                 f"older gossamer, and {channel.memory} cannot take it over; give the dictionaries of all ranks: "
                 "load_state_dict([d0, d1, ...])"
             )
-
-
-def _owners(channel: Channel, exchange: State) -> list[str]:
-    """The entries that live with the owners of chunks."""
-    return [key for key in exchange if channel.exchange.policy(_word(key)) == "owner"]
 
 
 def _split(state: State, channel: Channel) -> dict[str, Tensor]:
@@ -172,7 +161,7 @@ def _split(state: State, channel: Channel) -> dict[str, Tensor]:
 def _join(channel: Channel, entries: Mapping[str, Tensor]) -> State:
     """The inverse of `_split`; what a parameter lacks is zero."""
     state: State = {}
-    for key in dict.fromkeys(_word(k) for k in entries):
+    for key in dict.fromkeys(word(k) for k in entries):
         if ":" in key:
             continue
         found = {s.name: entries[f"{key}/{s.name}"] for s in channel.layout.segments if f"{key}/{s.name}" in entries}
@@ -192,13 +181,8 @@ def _join(channel: Channel, entries: Mapping[str, Tensor]) -> State:
                     view.copy_(found[name].view(view.shape))
             state[key] = flat
     names = {s.name for s in channel.layout.segments}
-    named = {k: v for k, v in entries.items() if ":" in _word(k) and k.partition(":")[2] in names}
+    named = {k: v for k, v in entries.items() if ":" in word(k) and k.partition(":")[2] in names}
     return state | {k: _home(v, channel) for k, v in named.items()}
-
-
-def _word(key: str) -> str:
-    """What an entry is called, without its parameter; with it where the state names it itself, after a colon."""
-    return key.split("/", maxsplit=1)[0]
 
 
 def _home(tensor: Tensor, channel: Channel) -> Tensor:
@@ -217,7 +201,7 @@ def _policy(channel: Channel, role: str, key: str, worker: "Worker") -> Policy:
         "update": worker.recipe.update,
     }
     keeper = keepers[role]
-    return "drop" if keeper is None else keeper.policy(_word(key))
+    return "drop" if keeper is None else keeper.policy(word(key))
 
 
 def _restore(channel: Channel, role: str, found: Contents, worker: "Worker") -> State:

@@ -9,7 +9,7 @@ from gossamer.core.block import Block, Draft, State
 from gossamer.core.contracts import Facts
 from gossamer.core.verbs import Program, Ticket, join
 from gossamer.recipe import Recipe
-from gossamer.worker.channels import Channel, are_cut_alike, build
+from gossamer.worker.channels import Channel, are_cut_alike, build, retell
 from gossamer.worker.checkpoint import carry_over, turn
 from gossamer.worker.decisions import describe
 from gossamer.worker.sums import numbers, summed
@@ -36,7 +36,8 @@ class Steering:
         """A channel's gradient is about to leave."""
         controller = self._worker.recipe.controller
         if controller.counts:
-            self._own[index] = numbers(controller, self._unscaled(flat, self._worker.channels[index]))
+            channel = self._worker.channels[index]
+            self._own[index] = numbers(controller, self._unscaled(flat, channel), channel.exchange)
 
     def ask(self) -> Program[Ticket[Any] | None]:
         """Start summing what was noted, over all ranks."""
@@ -63,7 +64,7 @@ class Steering:
             return None  # before all means are copied, free of the loss scale, for nobody
         blocks = [self._unscaled(mean, c) for mean, c in zip(means, worker.channels)]
         if controller.counts and not sums:  # a rank alone: its own gradients are the means
-            sums = [numbers(controller, block) for block in blocks]
+            sums = [numbers(controller, b, c.exchange) for b, c in zip(blocks, worker.channels, strict=True)]
         facts = Facts(worker.step, max(worker.rates), blocks, sums)
         decided = controller.decide(facts, worker.recipe, self.state if state is None else state)
         return decided if decided != worker.recipe else None
@@ -77,7 +78,9 @@ class Steering:
         old, before, self.next, worker.recipe = worker.channels, worker.recipe, None, recipe
         if worker.on_decision is not None:
             worker.on_decision(worker.step, worker.rank, describe(before, recipe, len(worker.leaves)))
-        if (recipe.exchange, recipe.routes) != (before.exchange, before.routes):  # else all go on as they went
+        if not recipe.controller.cuts:
+            retell(recipe, worker.channels, worker.size)
+        elif (recipe.exchange, recipe.routes) != (before.exchange, before.routes):  # else all go on as they went
             cut = build(recipe, worker.leaves, worker.rate_groups(), worker.size)
             if are_cut_alike(old, cut):
                 turn(old, cut, worker.size)

@@ -41,8 +41,9 @@ class Worker:
         size: int,
         seed: int = 0,
     ) -> None:
-        self.recipe, self.rank, self.size, self.seed = recipe, rank, size, seed
         self.origin = recipe  # as it was given; a controller may put another in force
+        self.recipe = recipe = recipe.bound({name: leaf.shape for name, leaf in leaves.items()})
+        self.rank, self.size, self.seed = rank, size, seed
         self.leaves, self.optimizer = dict(leaves), optimizer
         self.momenta = Momenta(self.leaves, optimizer)
         self.step = 1  # the step that is being computed

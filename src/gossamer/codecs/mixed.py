@@ -1,0 +1,122 @@
+"""One block, several codecs of a sort: each parameter is written by the one that a controller chose for it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar, cast, final
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.contracts import AsItsCodec, Carrier, Codec, Exchange, Levelled, Seat
+from gossamer.core.errors import WireError
+from gossamer.core.parts import Part
+from gossamer.core.wire import expect, take
+
+E = TypeVar("E", bound=Exchange)
+_LENGTH = 8  # bytes that say how long a wire is, where that depends on the data
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class Mixed(AsItsCodec, Codec):
+    """Stands in for a codec in a block whose layout says, segment by segment, who writes it (`Layout.knobs`).
+
+    Segments side by side with one codec are written as one block. So where all have the same, it is that codec, bit for bit.
+    Not registered, since no recipe names it: recipes have routes, and `worker/channels.py` makes this of them.
+
+    Wire: those of the runs end to end; before them, if any depends on the data, 8 bytes a run that say their lengths.
+    """
+
+    name: ClassVar[str] = "mixed"
+
+    codec: Codec
+
+    def omega(self, layout: Layout) -> float:
+        return max((codec.omega(run) for codec, run, _ in layout.runs), default=0.0)
+
+    def wire_bytes(self, layout: Layout) -> int | None:
+        lengths = [codec.wire_bytes(run) for codec, run, _ in layout.runs]
+        return None if None in lengths else sum(n or 0 for n in lengths)
+
+    def wire_limit(self, layout: Layout) -> int:
+        fixed = self.wire_bytes(layout)
+        return sum(_LENGTH + codec.wire_limit(run) for codec, run, _ in layout.runs) if fixed is None else fixed
+
+    def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
+        wires = [codec.encode(_of(block.flat, run, at), state, seat) for codec, run, at in block.layout.runs]
+        if self.wire_bytes(block.layout) is None:
+            lengths = torch.tensor([w.numel() for w in wires], dtype=torch.int64)
+            wires.insert(0, lengths.view(torch.uint8).to(block.flat.device))
+        return wires[0] if len(wires) == 1 else torch.cat(wires)
+
+    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
+        for (codec, run, at), piece in self._open(wire, layout):
+            codec.overwrite(piece, run, out[at : at + run.numel])
+
+    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
+        for (codec, run, at), piece in self._open(wire, layout):
+            codec.accumulate(piece, run, into[at : at + run.numel], weight)
+
+    def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
+        found = [codec.scales(piece, run) for (codec, run, _), piece in self._open(wire, layout)]
+        said = [s for s in found if s is not None]
+        return torch.cat(said) if said and len(said) == len(found) else None
+
+    def _open(self, wire: Tensor, layout: Layout) -> Iterator[tuple[Any, Tensor]]:
+        runs, fixed = layout.runs, self.wire_bytes(layout)
+        if fixed is None:
+            said, wire = take(wire, torch.int64, len(runs))
+            lengths: Sequence[int] = said.tolist()
+            limits = [codec.wire_limit(run) for codec, run, _ in runs]
+            if not all(0 <= n <= most for n, most in zip(lengths, limits)):
+                raise WireError(f"mixed: the wire says that its pieces are {lengths[:8]} bytes long; it was damaged")
+        else:
+            lengths = [codec.wire_bytes(run) for codec, run, _ in runs]
+        expect(wire, sum(lengths), "mixed")
+        yield from zip(runs, wire.split(list(lengths)))
+
+
+def _of(flat: Tensor, run: Layout, at: int) -> Block:
+    return Block(flat[at : at + run.numel], run)
+
+
+def levelled(exchange: Exchange) -> Levelled | None:
+    """The codec with evenly spaced levels that messages are written with, if there is one and no other."""
+    found = list(_levelled(exchange))
+    return found[0] if len(found) == 1 else None
+
+
+def _levelled(part: object) -> Iterator[Levelled | None]:
+    """Of each exchange inside that sends what codecs write: theirs with levels, after None if messages are written otherwise."""
+    if isinstance(part, Carrier):
+        codecs = [c.codec if isinstance(c, Mixed) else c for c in vars(part).values() if isinstance(c, Codec)]
+        found = [c for c in codecs if isinstance(c, Levelled)]
+        yield from [None, *found] if found and found[0] is not codecs[0] else found
+    elif isinstance(part, Part):
+        for value in vars(part).values():
+            yield from _levelled(value)
+
+
+def written_by(exchange: E, codec: Codec) -> E:
+    """The same exchange with this codec in place of the one with levels."""
+    return _replaced(exchange, lambda part: codec if isinstance(part, Levelled) else None)
+
+
+def mixed(exchange: E) -> E:
+    """The same exchange, in which every parameter's codec is the one that its layout names."""
+    return _replaced(exchange, lambda part: Mixed(part) if isinstance(part, Levelled) else None)
+
+
+P = TypeVar("P", bound=Part)
+
+
+def _replaced(part: P, by: Callable[[Part], Part | None]) -> P:
+    """The same part, with others in the place of those inside that `by` has an answer to."""
+    changed = dict[str, Any]()
+    for name, value in vars(part).items():
+        if isinstance(value, Part):
+            new = by(value) or _replaced(value, by)
+            if new is not value:
+                changed[name] = new
+    return replace(cast("Any", part), **changed) if changed else part

@@ -1,0 +1,155 @@
+"""QSGD in its variable-length code, and with any number of levels."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.laws.blocks import roundtrip, seat, vector
+from torch import Tensor
+
+from gossamer import kernels
+from gossamer.codecs import QSGD
+from gossamer.core.block import Layout
+from gossamer.core.errors import AttachError, RecipeError, WireError
+from gossamer.core.parts import parse
+from gossamer.core.world import World
+from gossamer.kernels.errors import CorruptWire
+
+NORMAL = torch.randn(512 * 64, generator=torch.Generator().manual_seed(9))
+EVERY = pytest.mark.parametrize("levels", [1, 2, 3, 5, 7, 22, 127])
+KEY = 12, 34
+
+
+def length(codec: QSGD, x: Tensor) -> float:
+    """Bits an element, without the norms."""
+    return 8 * (codec.encode(vector(x), {}, seat()).numel() - 4 * -(-x.numel() // codec.bucket)) / x.numel()
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("norm", ["max", "l2"])
+def test_it_says_to_the_bit_what_the_fixed_width_says(bits: int, norm: Any) -> None:
+    for x in (NORMAL, NORMAL[:1], NORMAL[:777], torch.zeros(5)):
+        fixed, coded = QSGD(bits, norm=norm), QSGD(bits, norm=norm, code="rice")
+        assert torch.equal(roundtrip(fixed, vector(x)), roundtrip(coded, vector(x)))
+
+
+@EVERY
+@pytest.mark.parametrize("norm", ["max", "l2"])
+def test_any_number_of_levels_has_the_variance_of_the_formula(levels: int, norm: Any) -> None:
+    codec, x = QSGD(bucket=64, norm=norm, code="rice", levels=levels), NORMAL[:1024]
+    parts = x.double().view(-1, 64)
+    top = parts.abs().amax(1, keepdim=True) if norm == "max" else parts.norm(dim=1, keepdim=True)
+    f = (levels * parts.abs() / top).frac()
+    wanted = float(((top / levels).square() * f * (1 - f)).sum())
+    errors = [roundtrip(codec, vector(x), seat(step=k)).double() - x.double() for k in range(300)]
+    assert float(torch.stack(errors).square().sum(1).mean()) == pytest.approx(wanted, rel=0.03)
+    # the mean of 300: no element is further off than 6 of its own deviations
+    spread = (top / levels).square() * f * (1 - f) / 300
+    assert bool((torch.stack(errors).mean(0).view(-1, 64).abs() <= 6 * spread.sqrt() + 1e-6 * top).all())
+
+
+@EVERY
+def test_the_code_is_shorter_than_the_paper_s_and_nearly_the_entropy(levels: int) -> None:
+    codes = kernels.level_codes(NORMAL, levels, 512, kernels.bucket_norms(NORMAL, 512, "max"), KEY)
+    counts = torch.bincount(codes.long()).double()
+    p = counts[counts > 0] / counts.sum()
+    entropy = float(-(p * p.log2()).sum())
+    coded = 8 * kernels.levels_encode(codes, levels).numel() / codes.numel()
+    magnitude = (codes.int() - levels).abs()
+    elias = float((omega(2 * levels)[magnitude + 1] + (magnitude > 0)).double().mean())
+    assert entropy <= coded <= entropy + 0.4
+    assert coded < elias
+    if levels in (3, 7, 127):
+        assert coded < (2 * levels).bit_length()
+
+
+def omega(most: int) -> Tensor:
+    """Bits of the recursive Elias code: 1, 3, 3, 6, 6, 6, 6, 7, ..."""
+    out = [0]
+    for n in range(1, most + 2):
+        bits = 1
+        while n > 1:
+            bits += n.bit_length()
+            n = n.bit_length() - 1
+        out.append(bits)
+    return torch.tensor(out)
+
+
+def test_omega_is_the_paper_s() -> None:
+    assert omega(4).tolist()[1:] == [1, 3, 3, 6, 6]  # 0, 100, 110, 101000, 101010
+
+
+def test_zeros_take_little_more_than_a_bit() -> None:
+    assert length(QSGD(code="rice"), torch.zeros(5120)) < 1.1
+
+
+@EVERY
+@pytest.mark.parametrize("numel", [0, 1, 127, 128, 129, 5000])
+def test_backends_agree_in_every_bit(levels: int, numel: int) -> None:
+    x = torch.cat([NORMAL[: max(numel - 2, 0)], torch.tensor([float("nan"), float("inf")])])[:numel]
+    norms, wires = kernels.bucket_norms(x, 100, "max"), list[Tensor]()
+    for backend in kernels.backends():
+        if backend != "triton":
+            with kernels.using(backend):
+                wires.append(kernels.levels_encode(kernels.level_codes(x, levels, 100, norms, KEY), levels))
+    assert all(torch.equal(wires[0], wire) for wire in wires)
+
+
+@EVERY
+def test_levels_come_back_as_they_were(levels: int) -> None:
+    every = torch.arange(2 * levels + 1, dtype=torch.uint8).repeat(9)
+    assert torch.equal(
+        kernels.levels_decode(kernels.levels_encode(every, levels), len(every), levels), every.int() - levels
+    )
+
+
+def test_damaged_wires_are_told_or_read_as_levels() -> None:
+    codec, given = QSGD(code="rice", levels=5), vector(NORMAL[:600])
+    wire = codec.encode(given, {}, seat())
+    top = float(NORMAL[:600].abs().max())
+    for cut in (wire[:-1], wire[:4], wire[:0], torch.cat([wire, wire[:9]])):
+        with pytest.raises(WireError):
+            codec.decode(cut, given)
+    for i in range(8, wire.numel()):  # behind the norms
+        damaged = wire.clone()
+        damaged[i] ^= 0x55
+        try:
+            assert float(codec.decode(damaged, given).abs().max()) <= top * 1.0001
+        except WireError:
+            continue
+
+
+def test_a_level_beyond_the_last_is_refused() -> None:
+    wire = kernels.levels_encode(torch.tensor([14], dtype=torch.uint8), 7)
+    with pytest.raises(CorruptWire):
+        kernels.levels_decode(wire, 1, 3)
+
+
+def test_bits_are_those_on_the_wire_the_sign_included() -> None:
+    layout = Layout.of({"w": (1024, 1024)})
+    for bits in range(1, 9):
+        assert QSGD(bits).wire_bytes(layout) == bits * 2**20 // 8 + 4 * 2**11
+        assert bits == 1 or QSGD(bits).steps == 2 ** (bits - 1) - 1
+
+
+REFUSED = {
+    "qsgd(levels=5)": "want code='rice', got 5 in code='fixed'",
+    "qsgd(code='rice', levels=0)": "levels must be between 1 and 127",
+    "qsgd(code='rice', levels=128)": "levels must be between 1 and 127",
+    "qsgd(bits=3, code='rice', levels=5)": "say bits or levels",
+    "qsgd(bits=1, code='rice')": "one bit has no level at zero",
+    "qsgd(bits=9)": "bits must be between 1 and 8",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_cannot_be_written_is_refused(text: str) -> None:
+    with pytest.raises(RecipeError, match=REFUSED[text]):
+        parse(text)
+
+
+def test_a_block_that_is_too_long_to_count_is_refused_where_training_begins() -> None:
+    world = World(4, [Layout.of({"w": (2**28,)})])
+    with pytest.raises(AttachError, match=r"'w' has 268,435,456 elements.*use code='fixed', or fewer levels"):
+        QSGD(code="rice").fits(world)
+    QSGD().fits(world)

@@ -1,0 +1,325 @@
+"""DQ-SGD: bits follow the gradients, the budget is kept, and nothing is made anew for a change of them."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from tests.gang import Gang
+from tests.hosts.loops import attached, small_step
+from tests.laws.blocks import seat
+from tests.worker.gym import bit_equal, make, noise, parameters, resumed, saved, sgd, train
+from torch import Tensor, nn
+
+from gossamer.codecs import QSGD
+from gossamer.codecs.mixed import Mixed, levelled
+from gossamer.core.block import Block, Layout
+from gossamer.core.errors import RecipeError, WireError
+from gossamer.counting import bytes_per_step
+from gossamer.recipe import Recipe
+from gossamer.simulate import Replica
+
+STEPS, SIZE = 40, 3
+
+
+class Layers(nn.Module):
+    """Three matrices, whose gradients are unlike by a factor of 100, and a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.Parameter(torch.zeros(50, 60))
+        self.large = nn.Parameter(torch.zeros(60, 50))
+        self.middle = nn.Parameter(torch.zeros(61, 50))
+        self.bias = nn.Parameter(torch.zeros(50))
+
+
+HEIGHT = {"small": 0.1, "large": 10.0, "middle": 1.0, "bias": 1.0}
+
+
+def falling(model: nn.Module, rank: int, step: int, wear: float = 0.9) -> float:
+    """Gradients whose norm falls by a tenth a step."""
+    for i, (name, p) in enumerate(model.named_parameters()):
+        p.grad = HEIGHT[name] * wear**step * noise(i, rank, step, numel=p.numel()).view(p.shape)
+    return 0.0
+
+
+def steady(model: nn.Module, rank: int, step: int) -> float:
+    return falling(model, rank, step, wear=1.0)
+
+
+def bits(rank: Replica) -> dict[str, float]:
+    """On the wire, of each parameter."""
+    recipe = rank.worker.recipe
+    out = dict[str, float]()
+    for name, p in rank.model.named_parameters():
+        codec = levelled(recipe.way(name, tuple(p.shape))[0])
+        assert isinstance(codec, QSGD)
+        out[name] = codec.bits
+    return out
+
+
+def history(
+    recipe: str, backward: Any = falling, steps: int = STEPS
+) -> tuple[list[dict[str, float]], int, list[Replica]]:
+    ranks, seen, sent = make(recipe, SIZE, Layers), list[dict[str, float]](), 0
+    for _ in range(steps):
+        seen.append(bits(ranks[0]))
+        sent += train(ranks, backward, 1).ledger.sent
+    return seen, sent, ranks
+
+
+def test_bits_fall_with_the_norm_and_grow_while_it_stays() -> None:
+    def shrinking(model: nn.Module, rank: int, step: int) -> float:
+        return falling(model, rank, step, wear=step ** (-2 / step))  # as 1 / step^2
+
+    falls = [b["large"] for b in history("scatter(qsgd(bits=5)) + dqsgd(80, bits=5.0, final=1.0)", shrinking, 80)[0]]
+    grows = [b["large"] for b in history(f"scatter(qsgd(bits=4)) + dqsgd({STEPS}, bits=4.0, final=0.001)", steady)[0]]
+    assert sum(falls[5:40]) > sum(falls[40:75])
+    assert sum(grows[:20]) < sum(grows[20:])
+
+
+@pytest.mark.parametrize("per", ["model", "layer"])
+@pytest.mark.parametrize("budget", [2.5, 4.0, 5.5])
+@pytest.mark.parametrize("backward", [falling, steady])
+def test_a_budget_is_kept_within_two_percent(per: str, budget: float, backward: Any) -> None:
+    seen, _, ranks = history(f"scatter(qsgd(bits=3)) + dqsgd(100, bits={budget}, per='{per}')", backward, 100)
+    sizes = {n: p.numel() for n, p in ranks[0].model.named_parameters()}
+    spent = sum(b[n] * sizes[n] for b in seen for n in sizes)
+    assert spent == pytest.approx(budget * 100 * sum(sizes.values()), rel=0.02)
+
+
+def test_the_ledger_has_the_bytes_of_what_was_chosen() -> None:
+    recipe = f"gather(qsgd(bits=4, bucket=50)) + dqsgd({STEPS}, bits=3.3, per='layer')"
+    seen, sent, ranks = history(recipe)
+    buckets = sum(-(-p.numel() // 50) for p in ranks[0].model.parameters())  # here they end with the parameters
+    chosen = sum(b[n] * p.numel() / 8 for b in seen for n, p in ranks[0].model.named_parameters())
+    told = STEPS * 2 * (SIZE - 1) * 4 * 16  # sums: an all-reduce of 16 bytes for each of 4 parameters
+    planes = STEPS * 8 * 4 * SIZE * (SIZE - 1)  # at most, of the last planes of each run
+    norms = STEPS * 4 * buckets
+    least = SIZE * (SIZE - 1) * (chosen + norms) + told
+    assert least <= sent <= least + planes
+
+
+def test_on_paper_it_is_what_training_sends() -> None:
+    ranks = make(f"scatter(qsgd(bits=4)) + dqsgd({STEPS}, bits=3.3, per='layer')", SIZE, Layers)
+    train(ranks, falling, 10)
+    now = ranks[0].worker.recipe
+    assert now.routes
+    shapes = {n: tuple(p.shape) for n, p in ranks[0].model.named_parameters()}
+    assert bytes_per_step(now, shapes, SIZE) * SIZE == train(ranks, falling, 1).ledger.sent
+
+
+def test_of_each_layer_large_gradients_get_more_bits_and_vectors_go_with_their_matrix() -> None:
+    seen, _, _ = history(f"scatter(qsgd(bits=5)) + dqsgd({STEPS}, bits=5.0, per='layer')", steady)
+    for now in seen[5:]:
+        assert now["large"] > now["middle"] > now["small"]
+        assert now["bias"] == now["middle"]  # they travel from the last to the first
+
+
+def test_an_error_that_may_be_made_is_kept_to_and_a_smaller_one_takes_more_bits() -> None:
+    used = list[float]()
+    for error in (200.0, 40.0):
+        seen, _, ranks = history(f"gather(qsgd(bits=4)) + dqsgd({STEPS}, error={error})", steady)
+        used.append(sum(b["large"] for b in seen))
+        assert float(ranks[0].worker.steering.state["made"]) <= error
+    assert used[0] + STEPS / 2 < used[1]
+
+
+def test_a_width_is_not_left_for_one_that_is_hardly_nearer() -> None:
+    turns = list[int]()
+    for slack in (0.0, 0.9):
+        chosen = [
+            b["large"] for b in history(f"scatter(qsgd(bits=4)) + dqsgd(100, bits=4.4, slack={slack})", steady, 100)[0]
+        ]
+        turns.append(sum(a != b for a, b in pairwise(chosen)))
+    assert turns[0] > 2 * turns[1]
+
+
+@pytest.mark.parametrize("per", ["model", "layer"])
+@pytest.mark.parametrize("memory", ["none()", "diana()"])
+def test_no_channel_no_layout_s_room_and_no_memory_is_made_anew(per: str, memory: str) -> None:
+    ranks = make(f"scatter(qsgd(bits=4)) + {memory} + dqsgd({STEPS}, bits=3.5, per='{per}')", SIZE, Layers)
+    train(ranks, falling, 1)
+    worker = ranks[0].worker
+    channels, recipes = [*worker.channels], {repr(worker.recipe)}
+    rooms = [c.layout.rooms for c in channels]
+    for _ in range(STEPS - 1):
+        before = worker.channels[0].states["memory"]
+        train(ranks, falling, 1)
+        recipes.add(repr(worker.recipe))
+        assert worker.channels[0].states["memory"] is before
+    assert len(recipes) > 1
+    assert [id(c) for c in worker.channels] == [id(c) for c in channels]
+    assert [id(c.layout.rooms) for c in worker.channels] == [id(room) for room in rooms]
+
+
+@pytest.mark.parametrize("per", ["model", "layer"])
+def test_a_run_that_is_resumed_goes_on_bit_for_bit(per: str) -> None:
+    recipe = f"scatter(qsgd(bits=4)) + diana() + dqsgd({STEPS}, bits=3.5, per='{per}')"
+    ranks = make(recipe, SIZE, Layers)
+    train(ranks, falling, 9)
+    again = resumed(recipe, saved(ranks), model=Layers)
+    for run in (ranks, again):
+        train(run, falling, 9)
+    assert repr(ranks[0].worker.recipe) == repr(again[0].worker.recipe)
+    assert bit_equal([*parameters(ranks), *parameters(again)])
+
+
+def test_parameters_under_a_rule_are_left_alone() -> None:
+    rule = "rule('ndim < 2', scatter(qsgd(bits=8)))"
+    seen, _, ranks = history(f"scatter(qsgd(bits=4)) + dqsgd({STEPS}, bits=3.5, per='layer') + {rule}")
+    assert {b["bias"] for b in seen} == {8}
+    assert "bias" not in ranks[0].worker.recipe.routes
+    assert len({b["large"] for b in seen}) > 1
+
+
+# -- several codecs in one block ---------------------------------------------------------------------------------------
+
+
+def given(knobs: tuple[Any, ...]) -> Block:
+    layout = Layout.of({"a": (30, 40), "b": (7,), "c": (600,)}).turned(knobs)
+    return Block(torch.randn(layout.numel, generator=torch.Generator().manual_seed(1)), layout)
+
+
+def test_one_codec_for_all_is_that_codec_bit_for_bit() -> None:
+    codec = QSGD(bits=3)
+    block = given((codec,) * 3)
+    assert torch.equal(Mixed(QSGD()).encode(block, {}, seat()), codec.encode(block, {}, seat()))
+
+
+def test_each_run_is_read_by_whoever_wrote_it() -> None:
+    codecs = (QSGD(bits=3), QSGD(bits=3), QSGD(bits=8, bucket=50))
+    block, codec = given(codecs), Mixed(QSGD())
+    wire = codec.encode(block, {}, seat())
+    assert wire.numel() == codec.wire_bytes(block.layout) == 453 + 12 + 600 + 48
+    out = codec.decode(wire, block)
+    for (own, run, at), error in zip(block.layout.runs, (1 / 3, 1 / 127), strict=True):
+        piece = block.flat[at : at + run.numel]
+        assert float((out[at : at + run.numel] - piece).abs().max()) <= float(piece.abs().max()) * error * 1.0001
+        assert own in codecs
+    added = torch.zeros_like(block.flat)
+    codec.accumulate(wire, block.layout, added, 1.0)
+    assert torch.equal(added, out)
+    scales = codec.scales(wire, block.layout)
+    assert scales is not None
+    assert float(scales.max()) >= float(out.abs().max())
+    for damaged in (wire[:-1], torch.cat([wire, wire[:1]])):
+        with pytest.raises(WireError, match="mixed: expected"):
+            codec.decode(damaged, block)
+
+
+def test_chunks_keep_what_is_said_of_their_parameters() -> None:
+    block = given((3, 4, 5))
+    chunks = block.layout.chunks(4)
+    assert [[(s.name.partition("@")[0], k) for s, k in zip(c.segments, c.knobs, strict=True)] for c in chunks] == [
+        [("a", 3)],
+        [("a", 3)],
+        [("a", 3), ("b", 4), ("c", 5)],
+        [("c", 5)],
+    ]
+
+
+@pytest.mark.parametrize("norm", ["max", "l2"])
+def test_what_elements_are_rounded_against_adds_up_by_parameter(norm: Any) -> None:
+    codec, block = QSGD(bucket=100, norm=norm), given(())
+    each = torch.cat(
+        [p.abs().max().expand(len(p)) if norm == "max" else p.norm().expand(len(p)) for p in block.flat.split(100)]
+    )
+    wanted = [float(part.double().square().sum()) for part in each.split([1200, 7, 600])]
+    assert codec.spread(block).tolist() == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("width", QSGD().widths)
+def test_the_law_of_levels(width: float) -> None:
+    codec, block = QSGD(bucket=64).of_width(width), given(())
+    errors = [
+        float((codec.decode(codec.encode(block, {}, seat(step=k)), block) - block.flat).square().sum())
+        for k in range(60)
+    ]
+    bound = float(codec.spread(block).sum()) / (4 * codec.steps**2)
+    assert sum(errors) / 60 <= bound
+    assert 1 + float(torch.tensor(1.0 + codec.steps).log2()) == width
+    assert codec.wire_bytes(block.layout) == pytest.approx(block.numel * width / 8 + 4 * -(-block.numel // 64), abs=4)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "allreduce(fp32()) + dqsgd(10)": r"evenly spaced levels, such as qsgd\(\), and allreduce\(fp32\(\)\) has none",
+    "scatter(qsgd(), answer=qsgd(bits=6)) + dqsgd(10)": "none, or two",
+    "scatter(qsgd()) + dqsgd(0)": "steps must be at least 1",
+    "scatter(qsgd()) + dqsgd(10, bits=9.0)": "bits must lie between 2.0 and 8.0, got 9.0: the sign counts",
+    "scatter(qsgd()) + dqsgd(10, least=1.0)": "2 <= least <= most <= 8",
+    "scatter(qsgd()) + dqsgd(10, most=9.0)": "2 <= least <= most <= 8",
+    "scatter(qsgd()) + dqsgd(10, error=0.0)": "error must be positive",
+    "scatter(qsgd()) + dqsgd(10, final=0.0)": r"final must lie in \(0, 1\]",
+    "scatter(qsgd()) + dqsgd(10, slack=-1.0)": "slack must not be negative",
+    "scatter(qsgd(bits=8)) + error_feedback() + dqsgd(10)": r"qsgd\(bits=\d\).* can diverge",
+    "scatter(qsgd()) + local_sgd(4) + dqsgd(10)": "use every_step",
+}
+
+
+@pytest.mark.parametrize("recipe", REFUSED)
+def test_what_cannot_be_right_is_refused_when_the_recipe_is_made(recipe: str) -> None:
+    with pytest.raises(RecipeError, match=REFUSED[recipe]):
+        Recipe.of(recipe)
+
+
+def test_error_feedback_may_be_had_where_no_width_can_diverge() -> None:
+    Recipe.of("scatter(qsgd(bits=8, bucket=16)) + error_feedback() + dqsgd(10, bits=6.0, least=4.0)")
+
+
+# -- on real processes -------------------------------------------------------------------------------------------------
+
+
+def hooked(rank: int, size: int) -> tuple[list[str], list[Tensor]]:
+    texts = list[str]()
+    with attached(
+        "scatter(qsgd(bits=4, bucket=16)) + dqsgd(12, bits=3.5, per='layer', final=0.01) + bucket(0.0004)"
+    ) as (
+        model,
+        optimizer,
+        comm,
+    ):
+        for _ in range(12):
+            small_step(model, optimizer, comm, rank)
+            texts.append(repr(comm.recipe))
+        comm.check_sync()
+        return texts, [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.gang
+def test_on_gloo(gang2: Gang) -> None:
+    one, other = gang2.run(hooked)
+    assert one[0] == other[0]
+    assert len(set(one[0])) > 1
+    assert all(torch.equal(a, b) for a, b in zip(one[1], other[1], strict=True))
+
+
+# -- what it is for ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_at_equal_bits_it_ends_nearer_to_the_optimum_than_fixed_ones() -> None:
+    """A noisy quadratic of unlike curvatures: claims.md 4a."""
+
+    class Bowl(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.x = nn.Parameter(torch.ones(4096))
+
+    curvature = torch.linspace(1.0, 2.0, 4096)
+
+    def backward(model: nn.Module, rank: int, step: int) -> float:
+        x = model.get_parameter("x")
+        x.grad = curvature * x.detach() + 0.001 * noise(rank, step, numel=4096)
+        return 0.0
+
+    def left(recipe: str) -> float:
+        ranks = make(recipe, 2, Bowl, sgd(lr=0.1, momentum=0.0))
+        train(ranks, backward, 150)
+        x = ranks[0].model.get_parameter("x").detach()
+        return float((curvature * x.square()).sum()) / 2
+
+    fixed, chosen = left("scatter(qsgd(bits=3))"), left("scatter(qsgd(bits=3)) + dqsgd(150, bits=3.0, final=0.0001)")
+    assert chosen < 0.95 * fixed
