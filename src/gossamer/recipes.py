@@ -190,9 +190,10 @@ def atomo(share: float = 0.05, head: int = 64) -> Recipe:
     """A few directions of each matrix, kept at random, and their mean in four bits.
 
     Use: below about 1 Gbit/s, on models of matrices, where nothing may be biased nor kept: there is no residual, as
-    `powersgd` has one, and the bytes do not grow with the number of ranks.
+    `powersgd` has one. Bytes stay what they are while a rank's chunk holds some rows of a matrix.
 
-    Not for: models of vectors, which travel as they are, nor busy processors: it multiplies matrices at every step. Where a
+    Not for: models of vectors, which travel as they are, nor busy processors: it multiplies matrices at every step; nor
+    many ranks for a small model: a chunk of less than eight rows is no matrix, and bytes grow with their number. Where a
     residual is no trouble, `powersgd` sends less and learns as fast.
 
     The second phase encodes the mean again, with `qsgd` of four bits, for its noise shrinks in no mean. `fashion` on four
