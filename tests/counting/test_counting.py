@@ -32,7 +32,14 @@ MORE = [
     Recipe(AllReduced(FP32()), schedule=SlowMo(4, inner=PushSum(Exponential(2)))),
 ]
 EVERY = [*samples.recipes(), *MORE]
-OTHERWISE = ("rice", "bernoulli", "warmup=8", "svd", "factors")  # as long as data or dice say, or longer at first
+OTHERWISE = (
+    "rice",
+    "bernoulli",
+    "independent",
+    "warmup=8",
+    "svd",
+    "factors",
+)  # as long as data or dice say, or longer at first
 
 
 class Bare(nn.Module):

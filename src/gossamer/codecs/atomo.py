@@ -94,7 +94,7 @@ class Atomo(Codec):
     def omega(self, layout: Layout) -> float:
         """No more than if all atoms were as likely: count / budget - 1."""
         groups, _ = self._ways(layout)
-        return max((g.basis.stretch * g.count / g.budget - 1 for g in groups), default=0.0)
+        return max((g.basis.stretch * g.there / g.budget - 1 for g in groups), default=0.0)
 
     def fits(self, world: World) -> None:
         super().fits(world)
@@ -126,7 +126,7 @@ class Atomo(Codec):
         if fixed is not None:
             return fixed
         groups, plain = self._ways(layout)
-        most = sum((g.width * g.count + 1) * len(g.segments) for g in groups)
+        most = sum((g.width * g.there + 1) * len(g.segments) for g in groups)
         return 4 * (sum(s.numel for s in plain) + most)
 
     def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
@@ -180,7 +180,7 @@ class Atomo(Codec):
             said, rest = take(wire, torch.int32, len(members))
             head, rest = take(rest, torch.float32, dense)
             counts: list[int] = said.tolist()
-            if any(not 0 <= n <= g.count for n, g in zip(counts, members, strict=True)):
+            if any(not 0 <= n <= g.there for n, g in zip(counts, members, strict=True)):
                 raise WireError(
                     f"atomo: {max(counts)} atoms are announced, or fewer than none, of tensors that have fewer"
                 )
@@ -228,7 +228,7 @@ class _Group(NamedTuple):
         return self.basis.width(self.shape)
 
     @property
-    def count(self) -> int:
+    def there(self) -> int:
         """How many atoms each tensor has."""
         return self.basis.count(self.shape)
 
