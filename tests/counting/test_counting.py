@@ -35,8 +35,9 @@ EVERY = [*samples.recipes(), *MORE]
 OTHERWISE = (
     "rice",
     "bernoulli",
+    "independent",
     "warmup=8",
-    "svd",
+    "start='svd'",
     "factors",
     "columns=20",
 )  # as long as data or dice say, longer at first, or longer than these few parameters

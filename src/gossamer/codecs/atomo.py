@@ -1,14 +1,14 @@
 """ATOMO: a gradient as a sum of atoms, of which a few are kept at random."""
 
 from collections.abc import Iterator, Sequence
-from math import ceil
+from math import ceil, prod
 from typing import Annotated, Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.codecs.atoms import Basis, Shape
+from gossamer.codecs.atoms import Basis, Entry, Shape
 from gossamer.codecs.noise import uniform
 from gossamer.codecs.waterfill import independent, probabilities, systematic
 from gossamer.core.block import Block, Layout, Segment, State
@@ -27,7 +27,7 @@ class Atomo(Codec):
 
     g = sum_k c_k a_k;  decoded sum over the kept of c_k / p_k a_k, atom k being kept with probability p_k. Unbiased whatever p
     is, with variance sum w_k^2 (1 / p_k - 1), w_k = |c_k| |a_k|. The p_k = min(1, theta w_k) make it least for a budget sum p_k,
-    which is said in `atoms` for every tensor, or as a `share` of the bytes that the tensor has (at least one atom).
+    which is said in `atoms` for every tensor, or as a `share` of the bytes that the tensor has.
 
     How atoms are drawn does not change the p_k, nor the variance where atoms are orthogonal. `draws="systematic"`: always so
     many, whole ones, so that the length of a message is known. `draws="independent"`: each by dice of its own, as in the
@@ -35,7 +35,7 @@ class Atomo(Codec):
 
     Entry by entry, a budget of |g|_1 / |g|_inf is TernGrad, and one of |g|_1 / |g|_2 is QSGD of one level.
     Tensors for which so many atoms are no shorter than they themselves travel as they are, and so do those that the basis
-    does not take, such as vectors for `svd()`.
+    does not take, such as vectors for `svd()`. One whose share has no room for an atom is taken apart into entries.
 
     Use: for very few bytes without a memory, in the basis in which a gradient is short: `svd()` for matrices. Take `share`
     under `scatter`, so that bytes do not grow with the number of ranks: a chunk of a matrix is a smaller matrix.
@@ -94,13 +94,12 @@ class Atomo(Codec):
     def omega(self, layout: Layout) -> float:
         """No more than if all atoms were as likely: count / budget - 1."""
         groups, _ = self._ways(layout)
-        times = self.basis.stretch
-        return max((times * self.basis.count(g.shape) / g.budget - 1 for g in groups), default=0.0)
+        return max((g.basis.stretch * g.there / g.budget - 1 for g in groups), default=0.0)
 
     def fits(self, world: World) -> None:
         super().fits(world)
-        filled = [s for layout in world.layouts for s in layout.segments if s.numel]
-        if world.trains_alone or not filled or any(self._budget(s.shape) for s in filled):
+        filled = [s for layout in world.layouts for s in layout.segments if s.numel > 1]
+        if world.trains_alone or not filled or any(self._kept(s.shape)[1] for s in filled):
             return
         largest = max(filled, key=lambda s: s.numel)
         raise AttachError(
@@ -127,7 +126,7 @@ class Atomo(Codec):
         if fixed is not None:
             return fixed
         groups, plain = self._ways(layout)
-        most = sum((g.width * self.basis.count(g.shape) + 1) * len(g.segments) for g in groups)
+        most = sum((g.width * g.there + 1) * len(g.segments) for g in groups)
         return 4 * (sum(s.numel for s in plain) + most)
 
     def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
@@ -142,8 +141,9 @@ class Atomo(Codec):
         dense, rows = self._open(wire, layout, groups, sum(s.numel for s in plain))
         for s, values in zip(plain, dense.split([s.numel for s in plain]), strict=True):
             into[s.offset : s.offset + s.numel].add_(values, alpha=weight)
-        for (s, shape), atoms in zip(_members(groups), rows, strict=True):
-            self.basis.add(atoms, shape, into[s.offset : s.offset + s.numel], weight)
+        members = [(g, s) for g in groups for s in g.segments]
+        for (g, s), atoms in zip(members, rows, strict=True):
+            g.basis.add(atoms, g.shape, into[s.offset : s.offset + s.numel], weight)
 
     def _drawn(
         self, group: "_Group", flat: Tensor, scales: dict[str, Tensor], block: str, seat: Seat
@@ -154,7 +154,7 @@ class Atomo(Codec):
         """
         name = f"{block}/{group.segments[0].name}/atomo"
         scale = torch.stack([scales[s.name] for s in group.segments])
-        atoms = self.basis.apart(_sized(group, flat, scale), seat.draw, name)
+        atoms = group.basis.apart(_sized(group, flat, scale), seat.draw, name)
         first = torch.where(scale.isfinite(), atoms.weights[:, 0], 1.0)
         weights = torch.cat([first[:, None], atoms.weights[:, 1:]], 1)
         p = probabilities(weights, group.budget)
@@ -180,7 +180,7 @@ class Atomo(Codec):
             said, rest = take(wire, torch.int32, len(members))
             head, rest = take(rest, torch.float32, dense)
             counts: list[int] = said.tolist()
-            if any(not 0 <= n <= self.basis.count(g.shape) for n, g in zip(counts, members, strict=True)):
+            if any(not 0 <= n <= g.there for n, g in zip(counts, members, strict=True)):
                 raise WireError(
                     f"atomo: {max(counts)} atoms are announced, or fewer than none, of tensors that have fewer"
                 )
@@ -191,39 +191,46 @@ class Atomo(Codec):
             rows.append(one)
         return head, rows
 
-    def _budget(self, shape: Shape) -> float:
-        """How many atoms of such a tensor are kept; 0 if it travels as it is."""
+    def _kept(self, shape: Shape) -> tuple[Basis, float]:
+        """In which basis such a tensor is taken apart, and how many atoms are kept: none if it travels as it is."""
         if not self.basis.takes(shape):
-            return 0.0
-        numel, width = torch.Size(shape).numel(), self.basis.width(shape)
-        budget = self.atoms if self.share is None else max(1.0, self.share * numel // width)
-        return budget if budget is not None and ceil(budget) * width < numel else 0.0
+            return self.basis, 0.0
+        numel, basis, budget = prod(shape), self.basis, self.atoms
+        if self.share is not None:
+            if basis.width(shape) > self.share * numel:
+                basis = Entry()
+            budget = max(1.0, self.share * numel // basis.width(shape))
+        return basis, budget if budget is not None and ceil(budget) * basis.width(shape) < numel else 0.0
 
     def _ways(self, layout: Layout) -> "tuple[list[_Group], list[Segment]]":
         """Tensors of one shape together; and those that travel as they are."""
         by_shape, plain = dict[Shape, list[Segment]](), list[Segment]()
         for s in layout.segments:
-            if s.numel and self._budget(s.shape):
+            if s.numel and self._kept(s.shape)[1]:
                 by_shape.setdefault(s.shape, []).append(s)
             elif s.numel:
                 plain.append(s)
-        groups = [
-            _Group(shape, self._budget(shape), self.basis.width(shape), tuple(ss)) for shape, ss in by_shape.items()
-        ]
+        groups = [_Group(shape, *self._kept(shape), tuple(ss)) for shape, ss in by_shape.items()]
         return groups, plain
 
 
 class _Group(NamedTuple):
-    """Tensors of one shape, how many atoms of each are kept, and how many numbers an atom is."""
+    """Tensors of one shape, what they are taken apart into, and how many atoms of each are kept."""
 
     shape: Shape
+    basis: Basis
     budget: float
-    width: int
     segments: tuple[Segment, ...]
 
+    @property
+    def width(self) -> int:
+        """How many numbers of four bytes travel for an atom."""
+        return self.basis.width(self.shape)
 
-def _members(groups: Sequence[_Group]) -> list[tuple[Segment, Shape]]:
-    return [(s, g.shape) for g in groups for s in g.segments]
+    @property
+    def there(self) -> int:
+        """How many atoms each tensor has."""
+        return self.basis.count(self.shape)
 
 
 def _numbers(counts: list[int], device: torch.device) -> Tensor:
