@@ -12,6 +12,9 @@ KEPT = {
     "terngrad": 4,
     "qsgd": 4,
     "topk": 8,  # residual
+    "dgc": 8,  # residual
+    "sketched_sgd": 8,  # residual
+    "fetchsgd": 4,  # and two tables
     "powersgd": 8,  # residual
     "diana": 12,  # own, common
     "local_sgd": 8,  # anchor
@@ -34,6 +37,7 @@ ACTIVATIONS = 2.0  # and what the judges' own model needs in its passes
 COPIES = 2
 TENSOR_BY_TENSOR = {
     "topk": 10,  # each tensor's largest
+    "dgc": 10,
     "powersgd": 5,  # each matrix times its factors
     "accordion": 8,  # the same, and each gradient's sum and norm
     "accordion_qsgd": 4,
