@@ -37,7 +37,7 @@ OTHERWISE = (
     "bernoulli",
     "independent",
     "warmup=8",
-    "start='svd'",
+    "svd",
     "factors",
     "columns=20",
 )  # as long as data or dice say, longer at first, or longer than these few parameters

@@ -14,6 +14,9 @@ KEPT = {
     "dqsgd": 4,
     "topk": 8,  # residual
     "local_gradients": 8,  # residual
+    "dgc": 8,  # residual
+    "sketched_sgd": 8,  # residual
+    "fetchsgd": 4,  # and two tables
     "powersgd": 8,  # residual
     "atomo": 4,
     "diana": 12,  # own, common
@@ -41,6 +44,7 @@ TENSOR_BY_TENSOR = {
     "topk": 10,  # each tensor's largest
     "local_gradients": 12,  # the same, and its model read and written
     "atomo": 6,  # each matrix plus its atoms, for every rank
+    "dgc": 10,
     "powersgd": 5,  # each matrix times its factors
     "accordion": 8,  # the same, and each gradient's sum and norm
     "accordion_qsgd": 4,

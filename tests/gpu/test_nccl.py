@@ -17,6 +17,8 @@ from tests.gpu.subjects import (
 )
 from tests.gpu.test_recipes import seen_of
 
+from gossamer.recipe import Recipe
+
 pytestmark = pytest.mark.gang
 
 NODES = "nodes(scatter(qsgd()), 2)"  # whose ranks talk in groups
@@ -50,7 +52,7 @@ def test_launches_do_not_grow(world: World, name: str) -> None:
     few, many = plans_under_nccl(named()[name])[:2]
     more = limits.launches(name) * 2 * (many.depth - few.depth)
     for a, b in zip(seen_of(world, few), seen_of(world, many), strict=True):
-        assert a.channels == b.channels == 1
+        assert a.channels == b.channels == 1 + bool(Recipe.of(named()[name]).rules)  # vectors may travel apart
         assert b.launches_a_step() - a.launches_a_step() <= more, b.launches - a.launches
 
 

@@ -107,7 +107,7 @@ class CountSketch(LinearCodec):
         key = seat.draw.shared_key(f"{block.name}/count_sketch")
         mine = kernels.sketch_encode(block.flat.float(), self.rows, self._columns(block.layout), key)
         table = yield from all_reduce(mine)
-        asked = self._choose(table, block.layout, key)
+        asked = self._choose(table, block, key)
         own = _once(block.flat[asked], asked)
         total = yield from all_reduce(own.clone())
 
@@ -122,16 +122,17 @@ class CountSketch(LinearCodec):
 
         return Echo(mean, add_sent, peak(values))
 
-    def _choose(self, table: Tensor, layout: Layout, key: Key) -> Tensor:
+    def _choose(self, table: Tensor, block: Block, key: Key) -> Tensor:
         """The places of the candidates, ascending."""
-        count = self._asked(layout)
-        room = layout.rooms.of(4 * layout.numel, table.device).view(torch.float32)
-        estimates = kernels.sketch_estimate(table, layout.numel, key, room)
+        count = self._asked(block.layout)
+        apart = block.room is not block.flat and block.flat.dtype == torch.float32  # where the mean will be
+        room = block.for_mean() if apart else block.layout.rooms.of(4 * block.numel, table.device).view(torch.float32)
+        estimates = kernels.sketch_estimate(table, block.numel, key, room)
         largest = kernels.topk(estimates, count).long()
         if self.choice == "largest":
             return largest
         heavy = estimates[largest].double().square() * count >= _energy(table)
-        return torch.where(heavy, largest, _one_of_each_run(count, layout.numel, key, table.device)).sort().values
+        return torch.where(heavy, largest, _one_of_each_run(count, block.numel, key, table.device)).sort().values
 
     def _count(self, layout: Layout) -> int:
         return ceil(self.ratio * layout.numel * (1 - 1e-12))

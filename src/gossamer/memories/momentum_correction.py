@@ -97,14 +97,12 @@ class MomentumCorrection(Memory):
         return "residual" in state
 
     def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
-        velocity = block.new().copy_(block.flat)
-        if "velocity" in state:
-            velocity.add_(state["velocity"], alpha=self.momentum)
-        pending = block.new().copy_(velocity)
+        velocity = self._velocity(block, state) if self.momentum else None
+        pending = block.new().copy_(block.flat if velocity is None else velocity)
         if "residual" in state:
             pending.add_(state["residual"])
         echo = yield from send(block.like(pending), seat._replace(feedback=1.0))
-        if self.masking:
+        if velocity is not None and self.masking:
             sent = block.new().zero_()
             echo.add_sent(sent, 1.0)
             pending.sub_(sent)
@@ -114,6 +112,10 @@ class MomentumCorrection(Memory):
         else:
             echo.add_sent(pending, -1.0)
         state["residual"] = pending
-        if self.momentum:
+        if velocity is not None:
             state["velocity"] = velocity
         return echo.mean
+
+    def _velocity(self, block: Block, state: State) -> Tensor:
+        velocity = block.new().copy_(block.flat)
+        return velocity.add_(state["velocity"], alpha=self.momentum) if "velocity" in state else velocity

@@ -26,7 +26,7 @@ def topk(x: Tensor, k: int) -> Tensor:
         return torch.empty(0, dtype=torch.int32, device=x.device)
     # No two keys are equal: behind the magnitude stands the place, counted from the end. So nobody must ask how many tie.
     keys = magnitudes(x).long().mul_(1 << 31)
-    keys.add_(torch.arange(x.numel() - 1, -1, -1, device=x.device))
+    keys.add_(torch.arange(x.numel() - 1, -1, -1, dtype=torch.int32, device=x.device))
     return keys.topk(k, sorted=False).indices.sort().values.int()
 
 
