@@ -72,7 +72,10 @@ def test_bits_fall_with_the_norm_and_grow_while_it_stays() -> None:
     def shrinking(model: nn.Module, rank: int, step: int) -> float:
         return falling(model, rank, step, wear=step ** (-2 / step))  # as 1 / step^2
 
-    falls = [b["large"] for b in history("scatter(qsgd(bits=5)) + dqsgd(80, bits=5.0, final=1.0)", shrinking, 80)[0]]
+    falls = [
+        b["large"]
+        for b in history("scatter(qsgd(bits=5)) + dqsgd(80, bits=4.5, final=1.0, slack=0.0)", shrinking, 80)[0]
+    ]
     grows = [b["large"] for b in history(f"scatter(qsgd(bits=4)) + dqsgd({STEPS}, bits=4.0, final=0.001)", steady)[0]]
     assert sum(falls[5:40]) > sum(falls[40:75])
     assert sum(grows[:20]) < sum(grows[20:])

@@ -43,7 +43,8 @@ class QSGD(Levelled):
     `code="rice"` writes levels near zero in fewer bits, and takes any number of `levels` on each side of zero up to 127; lengths
     then depend on the data, and cost one small gather more. Bits an element, of 4 in fixed width (7 levels, buckets of 512):
     Gaussian gradients 3.38, Laplace 2.75, Student's t 2.13, each within .2 of their entropy; in the paper's Elias code 4.22, 3.23
-    and 2.58. With `norm="l2"`, where most levels are zero, 1.4 (Elias 1.6 to 1.7). It costs processor time: see `Not for`.
+    and 2.58. With `norm="l2"`, where most levels are zero, 1.4 (Elias 1.6 to 1.7). It takes some
+    60 ns an element to write and read, fixed width 1.4: so it pays below 10 Mbit/s or so.
 
     >>> from gossamer.core.draw import Draw
     >>> block = Block.of({"w": torch.tensor([7.0, -3.0, 0.0, 1.0])})
