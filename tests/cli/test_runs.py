@@ -24,7 +24,8 @@ from gossamer.trial.launch import UNFINISHED
 
 RIDGE = ("--workload", "ridge", "--hosts", "2")
 FOREVER = (*RIDGE, "--steps", "1000000")
-IN_LAB = pytest.param(("--rate", "100mbit"), marks=pytest.mark.lab, id="lab")
+# Quick tests of a lab's end are those of tests/lab, and of ranks in it that are killed or frozen.
+IN_LAB = pytest.param(("--rate", "100mbit"), marks=[pytest.mark.lab, pytest.mark.slow], id="lab")
 
 VICTIM_IN_LAB = pytest.param(("--rate", "100mbit"), 1, marks=pytest.mark.lab, id="lab")
 
