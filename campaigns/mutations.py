@@ -31,14 +31,14 @@ MUTATIONS = (
     Mutation("engine: rates stay multiplied", "worker/descent.py", "for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):\n            group", "for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):\n            dict(group)", f"{ACCORDION}::test_the_rate_grows_at_the_same_step_as_the_batch"),
     Mutation("engine: momenta of strangers are averaged", "worker/momenta.py", "return largest == -smallest", "return True", f"{SLOWMO}::test_a_rank_without_buffers_yet_does_not_stop_the_others"),
     # how a block is written
-    Mutation("codec: a sum for a mean", "codecs/ternary.py", "self.levels * seat.size)", "self.levels)", "tests/codecs/test_ternary.py::test_t3_integers_in_lanes_are_the_float_computation_bit_for_bit"),
+    Mutation("codec: a sum for a mean", "codecs/ternary.py", "self.levels * context.size)", "self.levels)", "tests/codecs/test_ternary.py::test_t3_integers_in_lanes_are_the_float_computation_bit_for_bit"),
     Mutation("codec: a maximum swallows NaN", "codecs/ternary.py", "own = torch.where(own.isfinite(), own, torch.inf)", "own = own.nan_to_num(0.0)", f"{CODECS}::test_one_rank_s_number_that_is_not_finite_is_seen_by_all"),
     Mutation("codec: too small a variance is stated", "codecs/qsgd.py", "return ((1 + (n - 1) / s**2) ** 0.5 - 1) / 2", "return ((1 + (n - 1) / s**2) ** 0.5 - 1) / 4", "tests/codecs/test_qsgd.py::test_omega_is_the_least_upper_bound"),
     Mutation("codec: an element too many", "codecs/topk.py", "(b - a) * (1 - 1e-12))", "(b - a))", "tests/codecs/test_topk.py::test_a_share_that_is_a_whole_number_of_elements_is_that_number"),
     Mutation("codec: no warm start", "codecs/powersgd.py", "torch.where(tops != 0, q, old)", "old", "tests/codecs/test_powersgd.py::test_a_warm_start_on_a_fixed_matrix_converges_to_the_best_approximation"),
-    Mutation("codec: all ranks have one rank's dice", "core/draw.py", "return self._key(name, self.rank)", "return self._key(name, 0)", f"{CODECS}::test_every_rank_step_and_seed_has_its_own_dice_or_there_are_none"),
+    Mutation("codec: all ranks have one rank's dice", "core/dice.py", "return self._key(name, self.rank)", "return self._key(name, 0)", f"{CODECS}::test_every_rank_step_and_seed_has_its_own_dice_or_there_are_none"),
     # who agrees with whom
-    Mutation("exchange: a memory is not heard", "exchanges/scatter.py", "return float(self.answers.needs_feedback) if seat.feedback is None else seat.feedback", "return float(self.answers.needs_feedback)", "tests/exchanges/test_averages.py::test_a_memory_says_how_much_of_the_second_encoding_is_owed"),
+    Mutation("exchange: a memory is not heard", "exchanges/scatter.py", "return float(self.answers.needs_feedback) if context.feedback is None else context.feedback", "return float(self.answers.needs_feedback)", "tests/exchanges/test_averages.py::test_a_memory_says_how_much_of_the_second_encoding_is_owed"),
     Mutation("exchange: what the answer loses is owed twice", "exchanges/scatter.py", "mean.layout, error, -rate)", "mean.layout, error, -2 * rate)", f"{MEMORIES}::{BOOKS}[3-scatter(topk()) + error_feedback()]"),
     Mutation("exchange: nothing is told of one's own message", "exchanges/gather.py", "codec.accumulate(wire, layout, into, weight)", "codec.accumulate(wire, layout, into, 0 * weight)", f"{MEMORIES}::{BOOKS}[3-gather(topk()) + error_feedback()]"),
     # what is kept
@@ -54,7 +54,7 @@ MUTATIONS = (
     # what it costs, says and shows
     Mutation("counting: a warm-up counts", "counting/rehearsal.py", "return warmup + 1, warmup + every", "return 1, every", f"{COUNTING}::test_only_whole_rounds_after_the_warm_up_count"),
     Mutation("recipe: a preset's rules come first", "recipe.py", "rules=(*rules, *base.rules)", "rules=(*base.rules, *rules)", f"{RECIPE}::test_rules_given_come_before_a_preset_s_own"),
-    Mutation("report: the first step counts", "report/facts.py", "return (last.seconds - first.seconds) / max(last.step - first.step, 1)", "return last.seconds / last.step", f"{REPORT}::test_rows_are_means_and_ratios"),
+    Mutation("report: the first step counts", "report/study.py", "return (last.seconds - first.seconds) / max(last.step - first.step, 1)", "return last.seconds / last.step", f"{REPORT}::test_rows_are_means_and_ratios"),
     # schedules
     Mutation("schedule: slow momentum at the old rate", "schedules/slowmo.py", "alpha=beta * ratio)", "alpha=beta)", f"{SLOWMO}::test_slowmo_is_its_formula_in_both_forms"),
     Mutation("schedule: a warm-up ends a step early", "schedules/slowmo.py", "1 if loop.step <= self.warmup else", "1 if loop.step < self.warmup else", f"{SLOWMO}::test_warm_up_averages_at_every_step"),
@@ -72,8 +72,8 @@ MUTATIONS = (
     # groups and nodes
     Mutation("groups: the inner one counts as all do", "core/groups.py", "tuple(ranks[i] for i in verb.among)", "verb.among", f"{GROUPS}::test_a_request_of_nobody_in_particular_is_asked_of_the_group_and_groups_nest"),
     Mutation("groups: what they start they ask everybody", "core/groups.py", "return replace(verb, program=within(program, ranks))", "return verb", f"{GROUPS}::test_what_is_started_runs_among_them_too_also_when_it_starts_something"),
-    Mutation("nodes: a small one weighs as much", "exchanges/nodes.py", "weight = len(node.ranks) * len(node.leaders) / seat.size", "weight = 1.0", f"{NODES}::{MEAN_OF_ALL}"),
-    Mutation("nodes: a rank's debt counts once", "exchanges/nodes.py", "alpha=share * seat.size)", "alpha=share)", f"{MEMORIES}::{BOOKS}[8-nodes(nodes(scatter(topk(ratio=0.3)), 2), 2, inside=scatter(bf16())) + error_feedback()]"),
+    Mutation("nodes: a small one weighs as much", "exchanges/nodes.py", "weight = len(node.ranks) * len(node.leaders) / context.size", "weight = 1.0", f"{NODES}::{MEAN_OF_ALL}"),
+    Mutation("nodes: a rank's debt counts once", "exchanges/nodes.py", "alpha=share * context.size)", "alpha=share)", f"{MEMORIES}::{BOOKS}[8-nodes(nodes(scatter(topk(ratio=0.3)), 2), 2, inside=scatter(bf16())) + error_feedback()]"),
     # terms and units
     Mutation("terms: what is needed is not asked for", "core/terms.py", "bool(term.traits & have) != term.wanted", "bool(term.traits & have) > term.wanted", "tests/recipe/test_refusals.py::test_it_is_refused_with_the_reason_and_the_fix"),
     Mutation("units: memories keep the old loss scale", "worker/units.py", "{key: tensor * factor for key, tensor in old.items()}", "old", "tests/worker/test_units.py::test_training_is_the_same_under_any_scale"),

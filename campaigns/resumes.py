@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.cli.conftest import Shell
 
 from gossamer.record import Record, Run
-from gossamer.report.facts import study
+from gossamer.report.study import study_of
 
 STEPS = 300
 COMMON = ("--workload", "ridge", "--hosts", "2")
@@ -159,7 +159,7 @@ def differences(found: Record | None, whole: Record) -> list[str]:
 
 def table(found: Record, whole: Record) -> tuple[object, object]:
     """The table's numbers that are no times."""
-    rows = study(found).rows[0], study(whole).rows[0]
+    rows = study_of(found).rows[0], study_of(whole).rows[0]
     ours, theirs = ((row.run.done, row.final, row.wire_step) for row in rows)
     return ours, theirs
 

@@ -38,7 +38,7 @@ class Replica:
 
 
 @dataclass
-class Run:
+class Trained:
     replicas: list[Replica]
     ledger: Ledger
 
@@ -72,7 +72,7 @@ def train(
     steps: int,
     network: Network | None = None,
     seconds: Seconds = lambda rank, step: 0.0,
-) -> Run:
+) -> Trained:
     """Train all ranks for `steps` optimizer steps each, side by side; one alone trains plainly, as it does under `attach`.
 
     >>> def linear(): return nn.Linear(2, 1, bias=False)
@@ -89,7 +89,7 @@ def train(
     outcome = simulate([_run(r, backward, steps, seconds) for r in ranks], network, ledger)
     for replica, clock in zip(ranks, outcome.clocks, strict=True):
         replica.clock = clock
-    return Run(list(ranks), ledger)
+    return Trained(list(ranks), ledger)
 
 
 def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> Program[None]:
@@ -144,4 +144,4 @@ def _descend(replica: Replica) -> bool:
     return finite
 
 
-__all__ = ["Backward", "Replica", "Run", "Seconds", "bytes_per_step", "replicas", "train"]
+__all__ = ["Backward", "Replica", "Seconds", "Trained", "bytes_per_step", "replicas", "train"]

@@ -126,14 +126,14 @@ def test_quick_leaves_out_what_it_is_for(with_gpus: Say) -> None:
 
 AMONG = """
 import json, os, torch.distributed as dist
-from gossamer.trial.agree import Circle
+from gossamer.trial.agree import ControlGroup
 from gossamer.trial.gpu.hearing import hear
 from gossamer.trial.gpu.launch import Among
 from gossamer.trial.gpu.order import Order, Sizes
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 order = Order("recipes", ("allreduce",), (0, 1), "cpu", 1, Sizes(steps=3, width=8, limit=60.0))
-heard = hear(order, Among(Circle(100.0), rank, size).run(order))
+heard = hear(order, Among(ControlGroup(100.0), rank, size).run(order))
 for rank, finding in heard.findings["allreduce"].items():
     print(rank, finding.outcome, finding.says, len(finding.numbers["losses"]))
 dist.barrier()

@@ -11,7 +11,7 @@ from math import prod
 
 import pytest
 import torch
-from tests.laws.blocks import agree, bits, roundtrip, seat
+from tests.laws.blocks import agree, bits, context, roundtrip
 from tests.laws.crew import Crew
 from torch import Tensor, nn
 
@@ -169,7 +169,7 @@ COPIES = 250
 def errors(codec: Codec, given: Tensor, draws: int) -> Tensor:
     """What is lost of a tensor, draw after draw: many copies of it stand in one block, each with its own dice."""
     block = Block.of({f"w{i}": given for i in range(COPIES)})
-    steps = [roundtrip(codec, block, seat(step=k)).view(COPIES, -1) for k in range(draws // COPIES)]
+    steps = [roundtrip(codec, block, context(step=k)).view(COPIES, -1) for k in range(draws // COPIES)]
     return torch.cat(steps).double() - given.view(-1)
 
 
@@ -195,7 +195,7 @@ def test_it_is_right_on_average_of_many(codec: Codec) -> None:
 def weights_of(codec: Atomo, g: Tensor) -> Tensor:
     if isinstance(codec.basis, SVD):
         return torch.linalg.svdvals(g)[None]
-    return codec.basis.apart(g[None], seat().draw, "w").weights
+    return codec.basis.apart(g[None], context().dice, "w").weights
 
 
 @pytest.mark.parametrize("codec", [c for c in WAYS if "head=2" not in repr(c)], ids=repr)
@@ -221,7 +221,7 @@ def test_a_short_head_costs_some_variance_and_no_more_than_equal_weights_would()
 def test_as_many_atoms_as_the_rank_are_exact(shape: Shape, head: int) -> None:
     g = of_rank(3, shape[0], prod(shape[1:])).view(shape)
     for k in range(5):
-        out = roundtrip(Atomo(SVD(head), atoms=3), matrix(g), seat(step=k))
+        out = roundtrip(Atomo(SVD(head), atoms=3), matrix(g), context(step=k))
         torch.testing.assert_close(out, g.view(-1), rtol=1e-3, atol=1e-3)
 
 
@@ -236,7 +236,7 @@ def test_few_elements_arrive_as_they_were() -> None:
 def test_equal_singular_values_zeros_and_matrices_of_one_row(basis: Basis) -> None:
     for g in (torch.eye(16), torch.zeros(16, 16), torch.ones(16, 16), torch.ones(1, 64), -torch.ones(64, 1)):
         for k in range(5):
-            out = roundtrip(Atomo(basis, atoms=2), matrix(g), seat(step=k))
+            out = roundtrip(Atomo(basis, atoms=2), matrix(g), context(step=k))
             assert out.isfinite().all()
             assert g.any() or not out.any()
 
@@ -246,7 +246,7 @@ def test_there_may_be_no_atom_and_it_is_not_drawn_again() -> None:
     g, draws = torch.zeros(8, 8), 2000
     g[0, :3] = torch.tensor([3.0, 2.0, 1.0])
     codec = Atomo(Entry(), atoms=0.3, draws="independent")
-    wires = [codec.encode(matrix(g), {}, seat(step=k)) for k in range(draws)]
+    wires = [codec.encode(matrix(g), {}, context(step=k)) for k in range(draws)]
     empty = [w for w in wires if w.numel() == 4]
     expected = 0.85 * 0.9 * 0.95
     assert abs(len(empty) / draws - expected) < 5 * (expected * (1 - expected) / draws) ** 0.5
@@ -267,9 +267,9 @@ def test_any_directions_do_where_lapack_gives_up(monkeypatch: pytest.MonkeyPatch
 def test_independent_draws_send_the_bytes_of_the_table_on_average() -> None:
     """24,576 bytes for 1024 x 1024, and 4 that say how many atoms there are. 300 draws; z < 5."""
     codec, size = Atomo(SVD(head=16), atoms=3, draws="independent"), 1024
-    assert codec.encode(matrix(of_rank(3, size, size)), {}, seat()).numel() == 24_576 + 4
+    assert codec.encode(matrix(of_rank(3, size, size)), {}, context()).numel() == 24_576 + 4
     small, draws = matrix(normal(40, 60)), 300
-    lengths = [codec.encode(small, {}, seat(step=k)).numel() // (4 * 100) for k in range(draws)]
+    lengths = [codec.encode(small, {}, context(step=k)).numel() // (4 * 100) for k in range(draws)]
     assert len(set(lengths)) > 3
     assert abs(sum(lengths) / draws - 3) < 5 * (3 / draws) ** 0.5
 
@@ -305,7 +305,7 @@ def test_matrices_reach_the_codec_as_matrices(exchange: str, size: int) -> None:
 def test_all_ranks_read_the_same(exchange: str, codec: str) -> None:
     blocks = [Block.of({"w": normal(30, 40, seed=r), "b": normal(40, seed=9 + r)}) for r in range(3)]
     parsed = Recipe.of(f"{exchange}({codec})").exchange
-    echoes, _ = agree([parsed.average(b, {}, seat(rank=r, size=3)) for r, b in enumerate(blocks)])
+    echoes, _ = agree([parsed.average(b, {}, context(rank=r, size=3)) for r, b in enumerate(blocks)])
     assert len({bits(e.mean) for e in echoes}) == 1
 
 

@@ -5,14 +5,14 @@ from typing import ClassVar
 
 import pytest
 import torch
-from tests.laws.blocks import agree, bits, seat, sent, vector
+from tests.laws.blocks import agree, bits, context, sent, vector
 from tests.laws.crew import Crew, mean
 from tests.worker.gym import Flat, make, sgd
 from torch import Tensor
 
 from gossamer.codecs import CountSketch
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Echo, Exchange, LinearCodec, Seat
+from gossamer.core.contracts import Context, Echo, Exchange, LinearCodec
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.verbs import AllReduce, Program, all_reduce
 from gossamer.counting import bytes_per_step
@@ -34,8 +34,8 @@ def gradients(numel: int = NUMEL, size: int = SIZE, dtype: torch.dtype = torch.f
 
 
 def once(codec: LinearCodec, blocks: list[Block], step: int = 1) -> list[Echo]:
-    seats = [seat(r, len(blocks), step) for r in range(len(blocks))]
-    return agree([codec.average(b, {}, s) for b, s in zip(blocks, seats, strict=True)])[0]
+    contexts = [context(r, len(blocks), step) for r in range(len(blocks))]
+    return agree([codec.average(b, {}, s) for b, s in zip(blocks, contexts, strict=True)])[0]
 
 
 def largest(x: Tensor, k: int) -> Tensor:
@@ -91,7 +91,7 @@ def test_a_block_that_a_sketch_would_not_shorten_travels_as_it_is() -> None:
 @pytest.mark.parametrize("choice", ["largest", "heavymix"])
 def test_the_messages_are_as_long_as_was_foretold(choice: str) -> None:
     codec = CountSketch(ratio=0.01, columns=30, candidates=3, choice=choice)  # pyright: ignore
-    program, answer, lengths = codec.average(gradients()[0], {}, seat(0, 1)), None, list[int]()
+    program, answer, lengths = codec.average(gradients()[0], {}, context(0, 1)), None, list[int]()
     try:
         while True:
             verb = program.send(answer)
@@ -164,13 +164,13 @@ class Chosen(LinearCodec):
     def omega(self, layout: Layout) -> float:
         return float("inf")
 
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
         if self.estimated:
-            key = seat.draw.shared_key("x")
+            key = context.dice.shared_key("x")
             table = yield from all_reduce(sketch_encode(block.flat, 5, 120, key))
-            mean = sketch_estimate(table, block.numel, key) / seat.size
+            mean = sketch_estimate(table, block.numel, key) / context.size
         else:
-            mean = (yield from all_reduce(block.flat.clone())) / seat.size
+            mean = (yield from all_reduce(block.flat.clone())) / context.size
         places = mean.abs().topk(30).indices
         own = block.flat[places]
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.laws.blocks import roundtrip, seat, vector
+from tests.laws.blocks import context, roundtrip, vector
 
 from gossamer.codecs import Dropping, TopK
 
@@ -18,7 +18,7 @@ def test_the_drop_rate_is_that_of_the_authors_code() -> None:
 
 def test_the_first_115_steps_travel_dense_and_exactly_k_after() -> None:
     codec, given = Dropping(0.01, 1000), vector(VALUES)
-    lengths = {t: codec.encode(given, {}, seat(step=t + 1)).numel() for t in (0, 114, 115, 400, 999, 5000)}
+    lengths = {t: codec.encode(given, {}, context(step=t + 1)).numel() for t in (0, 114, 115, 400, 999, 5000)}
     assert lengths[0] == lengths[114] == 4 * 5000
     assert lengths[115] == 8 * 415  # 1 - .99^(1000 / 116) of 5000
     assert lengths[115] > lengths[400] > lengths[999] == lengths[5000] == 8 * 50
@@ -26,10 +26,10 @@ def test_the_first_115_steps_travel_dense_and_exactly_k_after() -> None:
 
 def test_what_travels_dense_travels_whole() -> None:
     given = vector(VALUES)
-    assert torch.equal(roundtrip(Dropping(0.01, 1000), given, seat(step=50)), VALUES)
+    assert torch.equal(roundtrip(Dropping(0.01, 1000), given, context(step=50)), VALUES)
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.3])
 def test_without_a_warm_up_it_is_top_k(ratio: float) -> None:
     given = vector(VALUES)
-    assert torch.equal(Dropping(ratio, 0).encode(given, {}, seat()), TopK(ratio).encode(given, {}, seat()))
+    assert torch.equal(Dropping(ratio, 0).encode(given, {}, context()), TopK(ratio).encode(given, {}, context()))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.laws.blocks import seat
+from tests.laws.blocks import context
 from tests.laws.crew import Crew
 
 from gossamer.core.block import Block
@@ -52,7 +52,7 @@ def test_the_codec_foretells_its_bytes(recipe: str) -> None:
     codec = Recipe.of(recipe).exchange.codec  # pyright: ignore
     assert isinstance(codec, Codec)
     given = gradients()[0]
-    assert codec.wire_bytes(given.layout) == codec.encode(given, {}, seat()).numel() == TABLE[recipe]
+    assert codec.wire_bytes(given.layout) == codec.encode(given, {}, context()).numel() == TABLE[recipe]
 
 
 @pytest.mark.parametrize("codec", ["ternary()", "qsgd()", "qsgd(bits=8)", "bf16()", "topk()"])

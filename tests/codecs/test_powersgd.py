@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from tests.laws.blocks import agree, seat, sent
+from tests.laws.blocks import agree, context, sent
 from tests.laws.crew import Crew, mean
 from tests.worker.gym import make
 from torch import Tensor
 
 from gossamer.codecs import PowerSGD
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import Memory, Seat, Send
+from gossamer.core.contracts import Context, Memory, Sender
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.parts import parse
 from gossamer.core.verbs import Program
@@ -29,7 +29,7 @@ def once(codec: PowerSGD, blocks: list[Block], states: list[State] | None = None
     size = len(blocks)
     states = states or [{} for _ in blocks]
     return agree(
-        [codec.average(b, s, seat(rank=r, size=size, step=step)) for r, (b, s) in enumerate(zip(blocks, states))]
+        [codec.average(b, s, context(rank=r, size=size, step=step)) for r, (b, s) in enumerate(zip(blocks, states))]
     )[0]
 
 
@@ -115,9 +115,9 @@ def test_nothing_is_lost_with_feedback(size: int) -> None:
 class AgainstTheMean(Memory):
     """The residual of PyTorch's hook: what the mean does not hold. It conserves too, but it grows."""
 
-    def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
+    def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
         pending = block.flat + state.get("residual", torch.zeros_like(block.flat))
-        echo = yield from send(block.like(pending), seat)
+        echo = yield from send(block.like(pending), context)
         state["residual"] = pending - echo.mean
         return echo.mean
 

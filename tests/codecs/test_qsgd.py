@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.laws.blocks import bits, block, roundtrip, seat, vector
+from tests.laws.blocks import bits, block, context, roundtrip, vector
 from torch import Tensor
 
 from gossamer.codecs import QSGD, Ternary
@@ -26,7 +26,7 @@ def variance(x: Tensor, bits: int, bucket: int, kind: str) -> float:
 
 
 def measured(codec: QSGD, x: Tensor, draws: int) -> float:
-    errors = [roundtrip(codec, vector(x), seat(step=k)).double() - x.double() for k in range(draws)]
+    errors = [roundtrip(codec, vector(x), context(step=k)).double() - x.double() for k in range(draws)]
     return float(torch.stack(errors).square().sum(1).mean())
 
 
@@ -86,7 +86,7 @@ def test_a_bucket_of_one_element_is_exact(bits: int, norm) -> None:
 def test_the_largest_element_never_leaves_its_level(bits: int) -> None:
     for k in range(200):
         x = torch.tensor([1.0, -1.0, 0.9999999, 0.3]) * (1 + k / 7)
-        out = roundtrip(QSGD(bits, 4), vector(x), seat(step=k))
+        out = roundtrip(QSGD(bits, 4), vector(x), context(step=k))
         torch.testing.assert_close(out[:2], x[:2], rtol=1e-6, atol=0)
         assert float(out.abs().max()) <= float(x.abs().max()) * (1 + 1e-6)
 
@@ -118,4 +118,4 @@ def test_a_double_precision_gradient_is_quantised_as_its_single_precision_twin()
     double = block("several", torch.float64)
     single = block("several").like(double.flat.float())
     codec = QSGD(4, 16)
-    assert bits(codec.encode(double, {}, seat())) == bits(codec.encode(single, {}, seat()))
+    assert bits(codec.encode(double, {}, context())) == bits(codec.encode(single, {}, context()))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.laws.blocks import roundtrip, seat, vector
+from tests.laws.blocks import context, roundtrip, vector
 from torch import Tensor
 
 from gossamer import kernels
@@ -22,7 +22,7 @@ KEY = 12, 34
 
 def length(codec: QSGD, x: Tensor) -> float:
     """Bits an element, without the norms."""
-    return 8 * (codec.encode(vector(x), {}, seat()).numel() - 4 * -(-x.numel() // codec.bucket)) / x.numel()
+    return 8 * (codec.encode(vector(x), {}, context()).numel() - 4 * -(-x.numel() // codec.bucket)) / x.numel()
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -41,7 +41,7 @@ def test_any_number_of_levels_has_the_variance_of_the_formula(levels: int, norm:
     top = parts.abs().amax(1, keepdim=True) if norm == "max" else parts.norm(dim=1, keepdim=True)
     f = (levels * parts.abs() / top).frac()
     wanted = float(((top / levels).square() * f * (1 - f)).sum())
-    errors = [roundtrip(codec, vector(x), seat(step=k)).double() - x.double() for k in range(300)]
+    errors = [roundtrip(codec, vector(x), context(step=k)).double() - x.double() for k in range(300)]
     assert float(torch.stack(errors).square().sum(1).mean()) == pytest.approx(wanted, rel=0.03)
     # the mean of 300: no element is further off than 6 of its own deviations
     spread = (top / levels).square() * f * (1 - f) / 300
@@ -105,7 +105,7 @@ def test_levels_come_back_as_they_were(levels: int) -> None:
 
 def test_damaged_wires_are_told_or_read_as_levels() -> None:
     codec, given = QSGD(code="rice", levels=5), vector(NORMAL[:600])
-    wire = codec.encode(given, {}, seat())
+    wire = codec.encode(given, {}, context())
     top = float(NORMAL[:600].abs().max())
     for cut in (wire[:-1], wire[:4], wire[:0], torch.cat([wire, wire[:9]])):
         with pytest.raises(WireError):

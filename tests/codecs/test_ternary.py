@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.laws.blocks import agree, bits, block, roundtrip, seat, sent, vector
+from tests.laws.blocks import agree, bits, block, context, roundtrip, sent, vector
 from torch import Tensor
 
 from gossamer import kernels
@@ -14,7 +14,7 @@ EXACT = Ternary(clip=0.0)
 
 
 def draws(codec: Ternary, given: Block, count: int) -> Tensor:
-    return torch.stack([roundtrip(codec, given, seat(step=k)).double() for k in range(count)])
+    return torch.stack([roundtrip(codec, given, context(step=k)).double() for k in range(count)])
 
 
 def clipped(x: Tensor, clip: float) -> Tensor:
@@ -95,13 +95,13 @@ def test_t2_the_variance_is_that_of_the_formula(levels: int) -> None:
 def test_t3_integers_in_lanes_are_the_float_computation_bit_for_bit(size: int, levels: int, clip: float) -> None:
     codec = Ternary(clip, levels)
     blocks = [block("several", seed=r) for r in range(size)]
-    echoes, _ = agree([codec.average(b, {}, seat(rank=r, size=size)) for r, b in enumerate(blocks)])
+    echoes, _ = agree([codec.average(b, {}, context(rank=r, size=size)) for r, b in enumerate(blocks)])
     layout = blocks[0].layout
     own = [scales_of(b, clip) for b in blocks]
     shared = torch.stack(own).amax(0)
     total = torch.zeros(layout.numel, dtype=torch.int32)
     for r, b in enumerate(blocks):
-        key = seat(rank=r, size=size).draw.key(f"{b.name}/ternary")
+        key = context(rank=r, size=size).dice.key(f"{b.name}/ternary")
         total += kernels.ternary_levels(b.flat, layout.bounds, shared, key, levels)
     for (name, got), s in zip(blocks[0].like(echoes[0].mean).tensors(), layout.segments, strict=True):
         unit = shared[layout.segments.index(s)] / (levels * size)
@@ -118,7 +118,7 @@ def scales_of(given: Block, clip: float) -> Tensor:
 
 def test_t3_the_scale_is_shared_so_a_small_rank_rounds_to_the_large_rank_s_levels() -> None:
     small, large = vector(torch.full((500,), 0.1)), vector(torch.ones(500))
-    echoes, _ = agree([EXACT.average(b, {}, seat(rank=r, size=2)) for r, b in enumerate((small, large))])
+    echoes, _ = agree([EXACT.average(b, {}, context(rank=r, size=2)) for r, b in enumerate((small, large))])
     through = sent(echoes[0], small)
     assert set(through.unique().tolist()) == {0.0, 1.0}
     assert torch.equal(sent(echoes[1], large), large.flat)
@@ -133,7 +133,7 @@ def test_t4_the_variance_of_a_mean_over_ranks_is_the_sum_of_variances_over_n_squ
     target = sum(b.flat.double() for b in blocks) / size
     total = 0.0
     for k in range(steps):
-        echoes, _ = agree([EXACT.average(b, {}, seat(rank=r, size=size, step=k)) for r, b in enumerate(blocks)])
+        echoes, _ = agree([EXACT.average(b, {}, context(rank=r, size=size, step=k)) for r, b in enumerate(blocks)])
         total += float((echoes[0].mean.double() - target).square().sum())
     assert total / steps == pytest.approx(expected, rel=0.03)
 
@@ -144,7 +144,7 @@ def test_t5_what_has_one_magnitude_comes_back_exactly(clip: float, numel: int) -
     for value in (0.0, 0.7, -3.0, 1e-20):
         given = vector(torch.full((numel,), value))
         assert torch.equal(roundtrip(Ternary(clip), given), given.flat)
-        echoes, _ = agree([Ternary(clip).average(given, {}, seat(rank=r, size=3)) for r in range(3)])
+        echoes, _ = agree([Ternary(clip).average(given, {}, context(rank=r, size=3)) for r in range(3)])
         torch.testing.assert_close(echoes[0].mean, given.flat, rtol=1e-6, atol=0)
 
 
@@ -152,7 +152,7 @@ def test_t5_what_has_one_magnitude_comes_back_exactly(clip: float, numel: int) -
 @pytest.mark.parametrize("shape", ["several", "matrices", "long"])
 def test_t6_with_one_rank_the_wire_and_the_lanes_say_the_same(levels: int, shape: str) -> None:
     given, codec = block(shape), Ternary(2.5, levels)
-    echoes, _ = agree([codec.average(given, {}, seat())])
+    echoes, _ = agree([codec.average(given, {}, context())])
     assert torch.equal(echoes[0].mean, roundtrip(codec, given))
     assert torch.equal(sent(echoes[0], given), echoes[0].mean)
 
@@ -161,7 +161,7 @@ def test_t6_with_one_rank_the_wire_and_the_lanes_say_the_same(levels: int, shape
 @pytest.mark.parametrize("levels", [1, 3])
 def test_t7_every_residue_is_packed_and_unpacked_whole(numel: int, levels: int) -> None:
     given = vector(torch.randn(numel, generator=torch.Generator().manual_seed(numel)))
-    key = seat().draw.key("x/ternary")
+    key = context().dice.key("x/ternary")
     scales = kernels.absmax(given.flat, (0, numel))
     expected = kernels.ternary_levels(given.flat, (0, numel), scales, key, levels).float() * (scales / levels)
     assert torch.equal(roundtrip(Ternary(0.0, levels), given), expected)

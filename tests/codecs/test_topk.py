@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.laws.blocks import SHAPES, block, roundtrip, seat, vector
+from tests.laws.blocks import SHAPES, block, context, roundtrip, vector
 
 from gossamer.codecs import TopK
 from gossamer.core.block import Block, Layout
@@ -52,12 +52,12 @@ def test_both_index_codes_mean_the_same(shape: str, scope, ratio: float) -> None
     x = block(shape)
     plain, rice = TopK(ratio, scope), TopK(ratio, scope, "rice")
     assert torch.equal(roundtrip(plain, x), roundtrip(rice, x))
-    assert len(rice.encode(x, {}, seat())) <= plain.wire_limit(x.layout)
+    assert len(rice.encode(x, {}, context())) <= plain.wire_limit(x.layout)
 
 
 def test_the_index_code_is_shorter_on_a_real_size() -> None:
     x = vector(torch.randn(100_000, generator=torch.Generator().manual_seed(1)))
-    plain, rice = (TopK(0.01, index=i).encode(x, {}, seat()).numel() for i in ("int32", "rice"))
+    plain, rice = (TopK(0.01, index=i).encode(x, {}, context()).numel() for i in ("int32", "rice"))
     assert plain == 8000
     assert (rice - 4000) * 8 / 1000 < 9  # bits an index
 

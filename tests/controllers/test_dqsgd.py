@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.gang import Gang
 from tests.hosts.loops import attached, small_step
-from tests.laws.blocks import seat
+from tests.laws.blocks import context
 from tests.worker.gym import bit_equal, make, noise, parameters, resumed, saved, sgd, train
 from torch import Tensor, nn
 
@@ -145,7 +145,7 @@ def test_no_channel_no_layout_s_room_and_no_memory_is_made_anew(per: str, memory
     train(ranks, falling, 1)
     worker = ranks[0].worker
     channels, recipes = [*worker.channels], {repr(worker.recipe)}
-    rooms = [c.layout.rooms for c in channels]
+    buffers = [c.layout.buffers for c in channels]
     for _ in range(STEPS - 1):
         before = worker.channels[0].states["memory"]
         train(ranks, falling, 1)
@@ -153,7 +153,7 @@ def test_no_channel_no_layout_s_room_and_no_memory_is_made_anew(per: str, memory
         assert worker.channels[0].states["memory"] is before
     assert len(recipes) > 1
     assert [id(c) for c in worker.channels] == [id(c) for c in channels]
-    assert [id(c.layout.rooms) for c in worker.channels] == [id(room) for room in rooms]
+    assert [id(c.layout.buffers) for c in worker.channels] == [id(memory) for memory in buffers]
 
 
 @pytest.mark.parametrize("per", ["model", "layer"])
@@ -187,13 +187,13 @@ def given(knobs: tuple[Any, ...]) -> Block:
 def test_one_codec_for_all_is_that_codec_bit_for_bit() -> None:
     codec = QSGD(bits=3)
     block = given((codec,) * 3)
-    assert torch.equal(Mixed(QSGD()).encode(block, {}, seat()), codec.encode(block, {}, seat()))
+    assert torch.equal(Mixed(QSGD()).encode(block, {}, context()), codec.encode(block, {}, context()))
 
 
 def test_each_run_is_read_by_whoever_wrote_it() -> None:
     codecs = (QSGD(bits=3), QSGD(bits=3), QSGD(bits=8, bucket=50))
     block, codec = given(codecs), Mixed(QSGD())
-    wire = codec.encode(block, {}, seat())
+    wire = codec.encode(block, {}, context())
     assert wire.numel() == codec.wire_bytes(block.layout) == 453 + 12 + 600 + 48
     out = codec.decode(wire, block)
     for (own, run, at), error in zip(block.layout.runs, (1 / 3, 1 / 127), strict=True):
@@ -236,7 +236,7 @@ def test_what_elements_are_rounded_against_adds_up_by_parameter(norm: Any) -> No
 def test_the_law_of_levels(width: float) -> None:
     codec, block = QSGD(bucket=64).of_width(width), given(())
     errors = [
-        float((codec.decode(codec.encode(block, {}, seat(step=k)), block) - block.flat).square().sum())
+        float((codec.decode(codec.encode(block, {}, context(step=k)), block) - block.flat).square().sum())
         for k in range(60)
     ]
     bound = float(codec.spread(block).sum()) / (4 * codec.steps**2)

@@ -114,12 +114,12 @@ def test_a_scalar_is_one_element() -> None:
 
 
 def test_like_keeps_the_layout_and_the_room() -> None:
-    room = torch.zeros(6)
-    block = Block(torch.ones(6), layout_of([(6,)]), room)
+    into = torch.zeros(6)
+    block = Block(torch.ones(6), layout_of([(6,)]), into)
     other = block.like(torch.full((6,), 2.0))
     assert other.layout is block.layout
-    assert other.for_mean() is room
-    assert Block(torch.ones(6), block.layout).for_mean() is not room
+    assert other.for_mean() is into
+    assert Block(torch.ones(6), block.layout).for_mean() is not into
 
 
 # -- drafts ------------------------------------------------------------------------------------------------------------

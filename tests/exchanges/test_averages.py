@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gossamer.codecs import BF16, FP16, FP32, QSGD, PowerSGD, Ternary, TopK
 from gossamer.core.block import Block, Draft, Layout, State
-from gossamer.core.contracts import Codec, Exchange, Seat
-from gossamer.core.draw import Draw
+from gossamer.core.contracts import Codec, Context, Exchange
+from gossamer.core.dice import Dice
 from gossamer.core.verbs import Program
 from gossamer.exchanges import AllReduced, Gather, Scatter
 from gossamer.fabrics.ledger import Ledger
@@ -57,12 +57,12 @@ def flats(size: int, of: Layout, step: int = 1) -> list[Tensor]:
 
 
 def agree(
-    exchange: Exchange, given: list[Tensor], of: Layout, states: list[State] | None = None, step: int = 1, **seat
+    exchange: Exchange, given: list[Tensor], of: Layout, states: list[State] | None = None, step: int = 1, **context
 ) -> Agreed:
     size = len(given)
 
     def program(rank: int) -> Program[tuple[Tensor, Tensor]]:
-        place = Seat(rank, size, step, Draw(11, step, rank), **seat)
+        place = Context(rank, size, step, Dice(11, step, rank), **context)
         echo = yield from exchange.average(Block(given[rank].clone(), of), states[rank] if states else {}, place)
         sent = torch.zeros(of.numel, dtype=of.dtype)
         echo.add_sent(sent, 1.0)
@@ -170,7 +170,7 @@ def test_what_is_given_is_not_written_to(exchange: Exchange) -> None:
     before = [g.clone() for g in given]
 
     def program(rank: int) -> Program[None]:
-        place = Seat(rank, 2, 1, Draw(0, 1, rank))
+        place = Context(rank, 2, 1, Dice(0, 1, rank))
         yield from exchange.average(Block(given[rank], of), {}, place)
 
     simulate([program(r) for r in range(2)])
@@ -215,7 +215,7 @@ def test_scattered_bytes_do_not_depend_on_the_size_of_the_world() -> None:
 def test_ragged_wires_cost_their_lengths_and_the_longest() -> None:
     of, codec, size = layout(), TopK(0.3, index="rice"), 3
     given = flats(size, of)
-    lengths = [codec.encode(Block(g, of), {}, Seat(0, 1, 1, Draw(0, 1, 0))).numel() for g in given]
+    lengths = [codec.encode(Block(g, of), {}, Context(0, 1, 1, Dice(0, 1, 0))).numel() for g in given]
     sent = sent_by_rank(agree(Gather(codec), given, of).ledger, size)
     assert sent == [(size - 1) * (8 + max(lengths))] * size
 

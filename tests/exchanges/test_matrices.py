@@ -8,7 +8,7 @@ from tests.worker.gym import make, parameters, train
 from torch import Tensor, nn
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Codec, Seat
+from gossamer.core.contracts import Codec, Context
 from gossamer.core.wire import expect
 from gossamer.exchanges import Scatter
 from gossamer.memories import ErrorFeedback
@@ -34,7 +34,7 @@ class Directions(Codec):
     def wire_bytes(self, layout: Layout) -> int:
         return 4 * sum(_length(s.shape, self.rank) for s in layout.segments)
 
-    def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
+    def encode(self, block: Block, state: State, context: Context) -> Tensor:
         said = [t.reshape(-1) for _, view in block.tensors() for t in _parts(view, self.rank)]
         return torch.cat(said).contiguous().view(torch.uint8)
 

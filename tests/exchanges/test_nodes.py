@@ -6,14 +6,14 @@ from tests.laws.blocks import bits, block
 from tests.laws.crew import Crew, mean
 
 from gossamer.core.block import Block
+from gossamer.core.buffers import Buffers
 from gossamer.core.errors import GossamerError, RecipeError
-from gossamer.core.rooms import Rooms
 from gossamer.core.verbs import Program, claim, join, receive, receive_first, send, start
 from gossamer.counting import bytes_between, bytes_per_step
 from gossamer.exchanges.as_one import Node, as_one
 from gossamer.fabrics.sim import Network, simulate
 from gossamer.recipe import Recipe
-from gossamer.simulate import Run, replicas, train
+from gossamer.simulate import Trained, replicas, train
 
 SHAPES = {"w": (96, 64), "v": (1000,)}
 D = 96 * 64 + 1000
@@ -69,7 +69,7 @@ def test_a_card_carries_one_message_where_a_flat_scatter_sends_one_for_every_ran
     assert flat == pytest.approx((4 * 4 / 8 + 7 / 8) * message, rel=0.1)  # g (N - g) / N, and a ring of answers
 
 
-def trained(recipe: str, size: int, network: Network) -> Run:
+def trained(recipe: str, size: int, network: Network) -> Trained:
     """Three steps."""
 
     def model() -> torch.nn.Module:
@@ -122,7 +122,7 @@ def test_letters_between_nodes_reach_all_ranks_of_a_node() -> None:
         return (yield from join((yield from start(swap(node)))))
 
     nodes = [Node.of(r, 4, 2) for r in range(4)]
-    got = simulate([as_one(program(n), n, torch.device("cpu"), Rooms()) for n in nodes]).results
+    got = simulate([as_one(program(n), n, torch.device("cpu"), Buffers()) for n in nodes]).results
     assert got == [[1] * 3, [1] * 3, [0] * 3, [0] * 3]
 
 
@@ -130,7 +130,7 @@ def test_letters_between_nodes_reach_all_ranks_of_a_node() -> None:
 def test_a_node_is_never_first(ask) -> None:
     nodes = [Node.of(r, 4, 2) for r in range(4)]
     with pytest.raises(GossamerError, match="who is first is none of them"):
-        simulate([as_one(ask(), n, torch.device("cpu"), Rooms()) for n in nodes])
+        simulate([as_one(ask(), n, torch.device("cpu"), Buffers()) for n in nodes])
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

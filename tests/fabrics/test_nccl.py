@@ -55,7 +55,7 @@ class Group:
             time.sleep(2.0)
 
 
-def channel(stuck: bool = False) -> tuple[Nccl, Group]:
+def connection(stuck: bool = False) -> tuple[Nccl, Group]:
     group = Group(stuck)
     return Nccl(group, 0, 3, torch.device("cpu")), group
 
@@ -66,7 +66,7 @@ def wire(length: int) -> Tensor:
 
 def test_a_round_of_gossip_is_one_exchange() -> None:
     """A send by itself is a kernel that spins until its receiver comes, who may be spinning in a send of its own."""
-    nccl, group = channel()
+    nccl, group = connection()
     nccl.answer(Send(1, wire(5), [(1, 7), (2, 5)]))
     nccl.answer(Send(2, wire(10)[::2]))
     assert group.said == []
@@ -76,7 +76,7 @@ def test_a_round_of_gossip_is_one_exchange() -> None:
 
 
 def test_what_was_sent_goes_before_what_is_asked_next() -> None:
-    nccl, group = channel()
+    nccl, group = connection()
     nccl.answer(Send(1, wire(5), [(2, 5)]))
     nccl.answer(AllReduce(torch.ones(4)))
     assert nccl.answer(Receive(2, 5)).tolist() == [2] * 5
@@ -84,14 +84,14 @@ def test_what_was_sent_goes_before_what_is_asked_next() -> None:
 
 
 def test_a_rank_may_only_send_or_only_receive() -> None:
-    nccl, group = channel()
+    nccl, group = connection()
     nccl.answer(Send(1, wire(5)))
     assert nccl.answer(Receive(2, 3)).tolist() == [2] * 3
     assert group.said == ["[", "send 5 to 1", "]", "[", "recv 3 from 2", "]"]
 
 
 def test_nothing_and_oneself_cross_no_network() -> None:
-    nccl, group = channel()
+    nccl, group = connection()
     nccl.answer(Send(0, wire(5), [(0, 5), (1, 0)]))
     nccl.answer(Send(2, wire(0)))
     assert nccl.answer(Receive(0, 5)).numel() == 5
@@ -100,21 +100,21 @@ def test_nothing_and_oneself_cross_no_network() -> None:
 
 
 def test_another_length_than_was_awaited_is_an_error() -> None:
-    nccl, _ = channel()
+    nccl, _ = connection()
     nccl.answer(Send(1, wire(5), [(2, 5)]))
     with pytest.raises(ValueError, match="6 bytes asked of rank 2"):
         nccl.answer(Receive(2, 6))
 
 
 def test_a_rank_with_nothing_to_say_takes_part_in_an_all_to_all() -> None:
-    nccl, group = channel()
+    nccl, group = connection()
     nccl.answer(AllToAll([wire(2), wire(0), wire(0)], [2, 0, 0]))
     assert group.said == ["alltoall [0, 0, 0] [0, 0, 0]"]
 
 
 def test_a_communicator_is_destroyed_in_peace_and_aborted_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl, "_FAREWELL", 0.1)
-    peaceful, failed, torn, waiting = channel(), channel(), channel(), channel(stuck=True)
+    peaceful, failed, torn, waiting = connection(), connection(), connection(), connection(stuck=True)
     peaceful[0].hang_up(1.0)
     failed[0].hang_up(0.0)
     torn[0].tear()

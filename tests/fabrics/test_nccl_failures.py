@@ -48,7 +48,7 @@ def gpus() -> Iterator[None]:
         streams.install(patch)
         patch.setattr(dist, "get_backend_config", lambda group: "cpu:gloo,cuda:nccl")
         patch.setattr(nccl, "new_group", Group)
-        patch.setattr(nccl, "seat", lambda device: "")
+        patch.setattr(nccl, "card_of", lambda device: "")
         made.clear()
         yield
 

@@ -67,9 +67,9 @@ def _nccl(rank: int) -> str:
     return "cuda:nccl"
 
 
-def opens(rank: int, size: int, has: Callable[[int], str], seats: list[str]) -> tuple[str, str]:
+def opens(rank: int, size: int, has: Callable[[int], str], cards: list[str]) -> tuple[str, str]:
     with having(has, rank), pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(nccl, "seat", lambda device: seats[rank])
+        monkeypatch.setattr(nccl, "card_of", lambda device: cards[rank])
         monkeypatch.setattr(nccl, "new_group", lambda *_: pytest.fail("there was to be none"))
         try:
             TorchFabric(deadline=20, device=CUDA)

@@ -17,9 +17,9 @@ from torch.distributed import HashStore
 
 from gossamer.core import verbs
 from gossamer.core.errors import PeerError
-from gossamer.fabrics.board import LONGEST, Board
 from gossamer.fabrics.positions import Position
 from gossamer.fabrics.pulse import Word, words
+from gossamer.fabrics.shared_store import LONGEST, SharedStore
 from gossamer.fabrics.tickets import Tickets
 from gossamer.fabrics.torch import TorchFabric
 
@@ -167,15 +167,17 @@ BAD = ("", "{", "[1]", "null", '[1, "sleeps", {}, 0]', '[1, "left", {"comm": "x"
     ("key", "read"),
     [
         ("fabric/pulse/1", words),
-        ("fabric/check/3/1", lambda board: Position.read(board, "check/3/1", board.read(["check/3/1"])[0])),
-        ("fabric/round/1", lambda board: Tickets(board).holders("round", 1)),
+        ("fabric/check/3/1", lambda store: Position.read(store, "check/3/1", store.read(["check/3/1"])[0])),
+        ("fabric/round/1", lambda store: Tickets(store).holders("round", 1)),
     ],
 )
-def test_what_no_rank_writes_is_an_error_that_names_the_key(key: str, read: Callable[[Board], Any], text: str) -> None:
+def test_what_no_rank_writes_is_an_error_that_names_the_key(
+    key: str, read: Callable[[SharedStore], Any], text: str
+) -> None:
     store = HashStore()
     store.set(key, text)
     with pytest.raises(PeerError, match=key):
-        read(Board(store, 0, 2).under("fabric"))
+        read(SharedStore(store, 0, 2).under("fabric"))
 
 
 @pytest.mark.parametrize("value", [b"\xff\xfe", b"x" * (LONGEST + 1)])
@@ -183,14 +185,14 @@ def test_what_is_no_text_or_too_long_is_an_error_that_names_the_key(value: bytes
     store = HashStore()
     store.set("fabric/word", value)
     with pytest.raises(PeerError, match="fabric/word") as caught:
-        Board(store, 0, 2).under("fabric").read(["word"])
+        SharedStore(store, 0, 2).under("fabric").read(["word"])
     assert len(str(caught.value)) < 500
 
 
 def test_what_ranks_do_write_is_read() -> None:
-    board = Board(HashStore(), 0, 3).under("fabric")
+    store = SharedStore(HashStore(), 0, 3).under("fabric")
     said = Word(3, "left", {"comm": 12})
-    board.raise_flag("pulse/2", said.write())
-    assert words(board) == {2: said}
+    store.raise_flag("pulse/2", said.write())
+    assert words(store) == {2: said}
     place = Position(1, "head", 2, "AllToAll", [1, 2, 3], [4, 5, 6], "late")
-    assert Position.read(board, "check/1/1", json.dumps(place)) == place
+    assert Position.read(store, "check/1/1", json.dumps(place)) == place

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Promise, Receive, Send
 from gossamer.fabrics import staged
-from gossamer.fabrics.board import Board, poll
 from gossamer.fabrics.book import gloo
-from gossamer.fabrics.channel import Channel
+from gossamer.fabrics.connection import Connection
 from gossamer.fabrics.gloo import Gloo
+from gossamer.fabrics.shared_store import SharedStore, poll
 from gossamer.fabrics.staged import Staged
 
 pytestmark = pytest.mark.gang
@@ -24,17 +24,17 @@ CPU = torch.device("cpu")  # the pretended device of tests/gpu knows what lies w
 def connected(rank: int, size: int, name: str) -> Any:
     import threading
 
-    board = Board(dist.distributed_c10d._get_default_store(), rank, size).under(f"test-staged/{name}")
+    store = SharedStore(dist.distributed_c10d._get_default_store(), rank, size).under(f"test-staged/{name}")
 
     def meet(text: str) -> dict[int, str]:
-        return board.meet("book", text, lambda ready: poll(ready, 20.0, threading.Event()))
+        return store.meet("book", text, lambda ready: poll(ready, 20.0, threading.Event()))
 
     return gloo(meet, rank, size, 20.0)
 
 
-def answers(channel: Channel) -> list[Any]:
-    """Everything that a channel can be asked, with lengths that differ from rank to rank."""
-    rank, size = channel.rank, channel.size
+def answers(connection: Connection) -> list[Any]:
+    """Everything that a connection can be asked, with lengths that differ from rank to rank."""
+    rank, size = connection.rank, connection.size
     heard = list[tuple[str, int, list[int]]]()
     made = list[int]()
 
@@ -52,19 +52,19 @@ def answers(channel: Channel) -> list[Any]:
         heard.append(("read", source, came.tolist()))
 
     strided = torch.arange(6.0).view(2, 3).t() + rank
-    total = channel.answer(AllReduce(strided))
+    total = connection.answer(AllReduce(strided))
     assert total is strided
     nothing = torch.empty(0)
-    assert channel.answer(AllReduce(nothing)) is nothing
-    gathered = channel.answer(AllGather(wire(4, rank)))
+    assert connection.answer(AllReduce(nothing)) is nothing
+    gathered = connection.answer(AllGather(wire(4, rank)))
     lengths = [1 + j + rank for j in range(size)]
-    exchanged = channel.answer(AllToAll([promised(j) for j in range(size)], lengths))
-    assert channel.answer(AllGather(wire(40_000, rank), read)) == []
-    assert channel.answer(AllToAll([wire(n, rank) for n in lengths], lengths, read)) == []
+    exchanged = connection.answer(AllToAll([promised(j) for j in range(size)], lengths))
+    assert connection.answer(AllGather(wire(40_000, rank), read)) == []
+    assert connection.answer(AllToAll([wire(n, rank) for n in lengths], lengths, read)) == []
     to, source = (rank + 1) % size, (rank - 1) % size
     for i in range(2):
-        channel.answer(Send(to, wire(50_000, rank + i), [(source, 50_000)]))
-    letters = [channel.answer(Receive(source, 50_000)) for _ in range(2)]
+        connection.answer(Send(to, wire(50_000, rank + i), [(source, 50_000)]))
+    letters = [connection.answer(Receive(source, 50_000)) for _ in range(2)]
     plain = [t.tolist() for t in [total, *gathered, *exchanged, *letters]]
     return [plain, heard, made]
 

@@ -2,13 +2,13 @@
 
 from torch.distributed import HashStore
 
-from gossamer.fabrics.board import Board
+from gossamer.fabrics.shared_store import SharedStore
 from gossamer.fabrics.tickets import KEPT, Tickets
 
 
 def crew(size: int) -> tuple[HashStore, list[Tickets]]:
     store = HashStore()
-    return store, [Tickets(Board(store, rank, size)) for rank in range(size)]
+    return store, [Tickets(SharedStore(store, rank, size)) for rank in range(size)]
 
 
 def step(ranks: list[Tickets], name: str, late: int | None = None) -> None:

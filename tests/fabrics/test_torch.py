@@ -126,8 +126,8 @@ def letters_ahead(rank: int, size: int) -> list[int]:
     fabric = TorchFabric(deadline=20)
     to, source = (rank + 1) % size, (rank - 1) % size
     sent = [fabric.start(verbs.send(to, torch.full((200_000,), i, dtype=torch.uint8))) for i in range(3)]
-    for ticket in sent:
-        fabric.join(ticket)
+    for handle in sent:
+        fabric.join(handle)
     total = float(fabric.run(verbs.all_reduce(torch.ones(1))))
     arrived = [fabric.run(verbs.receive(source, 200_000)) for _ in range(3)]
     fabric.close()
@@ -143,8 +143,8 @@ def test_letters_may_be_read_in_a_later_program(everywhere: Everywhere) -> None:
 def totals(rank: int, size: int) -> tuple[dict[str, tuple[int, int]], int, int, list[tuple[int, str]]]:
     def program(rank: int, size: int) -> Program[None]:
         for step in (1, 2):
-            ticket = yield Start(work(rank, size), f"bucket {step}", step)
-            yield Join(ticket)
+            handle = yield Start(work(rank, size), f"bucket {step}", step)
+            yield Join(handle)
 
     def work(rank: int, size: int) -> Program[None]:
         yield from verbs.all_reduce(torch.ones(100))

@@ -29,7 +29,7 @@ def uneven_starts(rank: int, size: int) -> list[float]:
         order.append(i)
         return float((yield from verbs.all_reduce(torch.tensor([float(i * (rank + 1))]))))
 
-    tickets = list[verbs.Ticket[float]]()
+    tickets = list[verbs.Handle[float]]()
     for i in range(8):
         time.sleep(0.01 * ((i + rank) % 2))
         tickets.append(fabric.start(bucket(i), f"bucket {i}", step=1))

@@ -12,7 +12,7 @@ from tests.gpu.loops import Plan
 from tests.gpu.nursery import Nursery, RankError
 
 from gossamer.trial.gpu.launch import Told
-from gossamer.trial.gpu.order import Order, Seat, Sizes
+from gossamer.trial.gpu.order import Order, Placement, Sizes
 from gossamer.trial.plan import MARK
 
 Harm = Callable[[int, Order], None]  # done to a rank before it takes part
@@ -59,4 +59,4 @@ def take_part(rank: int, size: int, first: int, order: Order, folder: str, harm:
             file.write(MARK + json.dumps(event) + "\n")
             file.flush()
 
-        ranks.take_part(order, Seat(rank, size, device), hear)
+        ranks.take_part(order, Placement(rank, size, device), hear)

@@ -59,12 +59,12 @@ def everything_wrong(rank: int, order: Order) -> None:
         wrong = (backend, family, function) == ("triton", "quantise", "measure_and_encode")
         return (lambda *given: (right(*given), given[-1].bitwise_xor_(4))) if wrong else right
 
-    def checks(order: Order, seat: Any, subject: str) -> Finding:
+    def checks(order: Order, placement: Any, subject: str) -> Finding:
         nonlocal trying
         trying = subject
         if (order.path, subject, rank) == ("nccl", "topk", 1):
             os._exit(9)
-        return check(order, seat, subject)
+        return check(order, placement, subject)
 
     def steps(model: Any, optimizer: Any, comm: Any, batches: Any) -> Any:
         if (order.path, trying, rank, comm.step) == ("staged", "allreduce", 1, 3):

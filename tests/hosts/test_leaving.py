@@ -69,7 +69,7 @@ train()
 """
 
 PLANS = [
-    ("backup", 20, ""),  # the others are through before the last rank has drawn its first ticket
+    ("backup", 20, ""),  # the others are through before the last rank has drawn its first handle
     ("backup", 20, "detach destroy"),
     ("backup", 20, "child"),  # such a process ends without what is registered with atexit
     ("osgp", 5, ""),  # letters that the last rank has not read yet

@@ -63,8 +63,8 @@ import sys, torch
 from gossamer import kernels
 from gossamer.codecs.warm import warm
 from gossamer.core.block import Block
-from gossamer.core.contracts import Seat
-from gossamer.core.draw import Draw
+from gossamer.core.contracts import Context
+from gossamer.core.dice import Dice
 from gossamer.recipe import Recipe
 
 def loaded():
@@ -80,7 +80,7 @@ known = loaded()
 assert "_absmax_and_rms" in known and "_compact" not in known, known
 block = Block.of({"a": torch.randn(1000), "b": torch.randn(3, 4)})
 for codec in (recipe.exchange.codec, recipe.exchange.answer):
-    codec.decode(codec.encode(block, {}, Seat(0, 1, 0, Draw(0, 0, 0))), block)
+    codec.decode(codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0))), block)
 assert loaded() == known
 try:
     kernels.warmup("lanes", "ternery")

@@ -10,13 +10,13 @@ from gossamer.lab import (
     LabError,
     LabInputError,
     Link,
+    access,
     available,
     in_lab,
     own_counters,
     privilege,
     read_counters,
     run_lab,
-    ways,
 )
 from gossamer.lab.counters import parse_devices
 from gossamer.lab.network import buckets, segment, shape
@@ -64,7 +64,7 @@ def test_outside_a_lab_own_counters_say_so(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.fixture
 def afresh() -> Iterator[None]:
     """Forget which tools and ways were found, before and after."""
-    caches = (ways.find_tool, ways.find_way)
+    caches = (access.find_tool, access.find_way)
     for cache in caches:
         cache.cache_clear()
     yield
@@ -75,7 +75,7 @@ def afresh() -> Iterator[None]:
 @pytest.mark.usefixtures("afresh")
 def test_without_tools_the_reason_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    monkeypatch.setattr(ways, "_ADMIN_PATH", "/nowhere")
+    monkeypatch.setattr(access, "_ADMIN_PATH", "/nowhere")
     assert "sudo apt install iproute2" in (available() or "")
     with pytest.raises(LabError, match="'ip'"):
         run_lab(2, "200mbit", ["true"])
@@ -86,17 +86,17 @@ def test_without_tools_the_reason_names_the_package(monkeypatch: pytest.MonkeyPa
     ("user", "way", "how"), [(0, "unshare --net", "as root"), (1000, "unshare --user --map-root-user", "in a user")]
 )
 def test_it_is_known_how_a_lab_is_made(monkeypatch: pytest.MonkeyPatch, user: int, way: str, how: str) -> None:
-    monkeypatch.setattr(ways, "find_tool", lambda name: name)
-    monkeypatch.setattr(ways, "_try", lambda way, trial: "")
+    monkeypatch.setattr(access, "find_tool", lambda name: name)
+    monkeypatch.setattr(access, "_try", lambda way, trial: "")
     monkeypatch.setattr("os.geteuid", lambda: user)
-    assert " ".join(ways.find_way()).startswith(way)
+    assert " ".join(access.find_way()).startswith(way)
     assert privilege().startswith(how)
 
 
 @pytest.mark.usefixtures("afresh")
 def test_without_privilege_the_reason_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "find_tool", lambda name: name)
-    monkeypatch.setattr(ways, "_try", lambda way, trial: "unshare failed: Operation not permitted")
+    monkeypatch.setattr(access, "find_tool", lambda name: name)
+    monkeypatch.setattr(access, "_try", lambda way, trial: "unshare failed: Operation not permitted")
     reason = available() or ""
     assert "Operation not permitted" in reason
     assert any(cure in reason for cure in ("root", "sysctl", "--privileged"))

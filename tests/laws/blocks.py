@@ -1,4 +1,4 @@
-"""Awkward blocks, and seats to encode them from."""
+"""Awkward blocks, and contexts to encode them from."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout
-from gossamer.core.contracts import Codec, Echo, Seat
-from gossamer.core.draw import Draw
+from gossamer.core.contracts import Codec, Context, Echo
+from gossamer.core.dice import Dice
 from gossamer.core.verbs import Program
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import simulate
@@ -39,12 +39,12 @@ def vector(values: Tensor) -> Block:
     return Block(values, Layout.of({"x": tuple(values.shape)}, values.dtype))
 
 
-def seat(rank: int = 0, size: int = 1, step: int = 1, seed: int = 7) -> Seat:
-    return Seat(rank, size, step, Draw(seed, step, rank))
+def context(rank: int = 0, size: int = 1, step: int = 1, seed: int = 7) -> Context:
+    return Context(rank, size, step, Dice(seed, step, rank))
 
 
-def roundtrip(codec: Codec, given: Block, at: Seat | None = None) -> Tensor:
-    return codec.decode(codec.encode(given, {}, at or seat()), given)
+def roundtrip(codec: Codec, given: Block, at: Context | None = None) -> Tensor:
+    return codec.decode(codec.encode(given, {}, at or context()), given)
 
 
 def sent(echo: Echo, like: Block) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import Echo, Exchange, Memory, Seat
-from gossamer.core.draw import Draw
+from gossamer.core.contracts import Context, Echo, Exchange, Memory
+from gossamer.core.dice import Dice
 from gossamer.core.verbs import Program
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import simulate
@@ -51,14 +51,14 @@ class Crew:
 
     def _program(self, rank: int, block: Block, lr: float) -> Program[Tensor]:
         shift = self.memory.follow(self.exchange.omega(block.layout, self.size))
-        seat = Seat(rank, self.size, self.done, Draw(self.seed, self.done, rank), lr=lr, shift=shift)
+        context = Context(rank, self.size, self.done, Dice(self.seed, self.done, rank), lr=lr, shift=shift)
 
-        def send(block: Block, seat: Seat) -> Program[Echo]:
-            echo = yield from self.exchange.average(block, self.carried[rank], seat)
+        def send(block: Block, context: Context) -> Program[Echo]:
+            echo = yield from self.exchange.average(block, self.carried[rank], context)
             self.echoes.append(replace(echo, mean=echo.mean.clone()))  # the mean is the memory's to write to
             return echo
 
-        return self.memory.around(block, self.kept[rank], send, seat)
+        return self.memory.around(block, self.kept[rank], send, context)
 
     def mean_of(self, key: str) -> Tensor:
         """The mean over ranks of one entry of the memories."""

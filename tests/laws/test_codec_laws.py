@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.laws.blocks import FILLED, SHAPES, agree, bits, block, roundtrip, seat, sent, vector
+from tests.laws.blocks import FILLED, SHAPES, agree, bits, block, context, roundtrip, sent, vector
 from tests.laws.samples import codecs, linear_codecs
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout
-from gossamer.core.contracts import Codec, LinearCodec, Seat
+from gossamer.core.contracts import Codec, Context, LinearCodec
 from gossamer.core.errors import WireError
 
 every_codec = pytest.mark.parametrize("codec", codecs(), ids=repr)
@@ -43,7 +43,7 @@ def fine(dtype: torch.dtype) -> float:
 @every_dtype
 def test_a_wire_has_the_length_that_was_promised(codec: Codec, shape: str, dtype: torch.dtype) -> None:
     given = block(shape, dtype)
-    wire = codec.encode(given, {}, seat())
+    wire = codec.encode(given, {}, context())
     assert (wire.dtype, wire.dim()) == (torch.uint8, 1)
     assert wire.is_contiguous()
     promised = codec.wire_bytes(given.layout)
@@ -80,7 +80,7 @@ def test_chunks_are_written_and_read_like_blocks(codec: Codec, shape: str) -> No
 def test_encoding_leaves_block_state_and_global_dice_alone(codec: Codec, dtype: torch.dtype) -> None:
     given, state = block("several", dtype), {}
     before, dice = given.flat.clone(), torch.get_rng_state()
-    codec.encode(given, state, seat())
+    codec.encode(given, state, context())
     assert torch.equal(given.flat, before)
     assert torch.equal(torch.get_rng_state(), dice)
     assert state == {}
@@ -91,7 +91,7 @@ def test_encoding_leaves_block_state_and_global_dice_alone(codec: Codec, dtype: 
 @pytest.mark.parametrize("offset", [1, 2, 3, 5, 7, 8])
 def test_a_wire_may_start_at_any_byte(codec: Codec, dtype: torch.dtype, offset: int) -> None:
     given = block("several", dtype)
-    wire = codec.encode(given, {}, seat())
+    wire = codec.encode(given, {}, context())
     moved = torch.cat([torch.full((offset,), 255, dtype=torch.uint8), wire, torch.ones(3, dtype=torch.uint8)])
     moved = moved[offset : offset + wire.numel()]
     assert bits(codec.decode(moved, given)) == bits(codec.decode(wire, given))
@@ -101,7 +101,7 @@ def test_a_wire_may_start_at_any_byte(codec: Codec, dtype: torch.dtype, offset: 
 @every_shape
 def test_a_wire_of_another_length_is_refused(codec: Codec, shape: str) -> None:
     given = block(shape)
-    wire = codec.encode(given, {}, seat())
+    wire = codec.encode(given, {}, context())
     wrong = [wire[:n] for n in {0, 1, wire.numel() // 2, wire.numel() - 1} if 0 <= n < wire.numel()]
     wrong += [torch.cat([wire, torch.zeros(n, dtype=torch.uint8)]) for n in (1, 4, 5, 8, 64)]
     for bad in wrong:
@@ -117,7 +117,7 @@ def test_damaged_bytes_are_refused_or_read_as_numbers_and_nothing_else(
     codec: Codec, dtype: torch.dtype, data: st.DataObject
 ) -> None:
     given = block(data.draw(st.sampled_from(FILLED)), dtype)
-    wire = codec.encode(given, {}, seat()).clone()
+    wire = codec.encode(given, {}, context()).clone()
     if data.draw(st.booleans()):
         wire = torch.tensor(list(data.draw(st.binary(min_size=wire.numel(), max_size=wire.numel()))), dtype=torch.uint8)
     else:
@@ -135,7 +135,7 @@ def test_damaged_bytes_are_refused_or_read_as_numbers_and_nothing_else(
 @every_dtype
 def test_a_refused_wire_changes_nothing(codec: Codec, dtype: torch.dtype) -> None:
     given = block("several", dtype)
-    wire = codec.encode(given, {}, seat())
+    wire = codec.encode(given, {}, context())
     into = torch.full_like(given.flat, 3.0)
     with pytest.raises(WireError):
         codec.accumulate(wire[:-1], given.layout, into, 1.0)
@@ -187,7 +187,7 @@ def test_the_size_of_a_gradient_does_not_matter(codec: Codec, size: float) -> No
 @pytest.mark.parametrize("weight", [1.0, -1.0, 0.5, 0.37, 8.0])
 def test_accumulating_adds_the_weighted_decoding(codec: Codec, dtype: torch.dtype, weight: float) -> None:
     given = block("several", dtype)
-    wire = codec.encode(given, {}, seat())
+    wire = codec.encode(given, {}, context())
     start = torch.linspace(-2, 2, given.numel, dtype=dtype)
     into = start.clone()
     codec.accumulate(wire, given.layout, into, weight)
@@ -197,43 +197,43 @@ def test_accumulating_adds_the_weighted_decoding(codec: Codec, dtype: torch.dtyp
 # -- dice --------------------------------------------------------------------------------------------------------------
 
 
-def wires_of(codec: Codec, seats: list[Seat], given: Block | None = None) -> list[bytes]:
+def wires_of(codec: Codec, contexts: list[Context], given: Block | None = None) -> list[bytes]:
     given = given or block("long")
-    return [bits(codec.encode(given, {}, s)) for s in seats]
+    return [bits(codec.encode(given, {}, s)) for s in contexts]
 
 
 @every_codec
 def test_equal_seats_write_equal_wires(codec: Codec) -> None:
-    assert len(set(wires_of(codec, [seat(rank=3, step=5)] * 3))) == 1
+    assert len(set(wires_of(codec, [context(rank=3, step=5)] * 3))) == 1
 
 
 @every_codec
 @pytest.mark.parametrize(
-    "seats",
+    "contexts",
     [
-        [seat(rank=r, size=5) for r in range(5)],
-        [seat(step=s) for s in range(5)],
-        [seat(seed=s) for s in range(5)],
-        [seat(), seat()._replace(draw=seat().draw.again())],
+        [context(rank=r, size=5) for r in range(5)],
+        [context(step=s) for s in range(5)],
+        [context(seed=s) for s in range(5)],
+        [context(), context()._replace(dice=context().dice.again())],
     ],
     ids=["rank", "step", "seed", "again"],
 )
-def test_every_rank_step_and_seed_has_its_own_dice_or_there_are_none(codec: Codec, seats: list[Seat]) -> None:
-    different = len(set(wires_of(codec, seats)))
+def test_every_rank_step_and_seed_has_its_own_dice_or_there_are_none(codec: Codec, contexts: list[Context]) -> None:
+    different = len(set(wires_of(codec, contexts)))
     rounds = codec.unbiased and codec.omega(block("long").layout) > 0
-    assert different == len(seats) if rounds else different in (1, len(seats))
+    assert different == len(contexts) if rounds else different in (1, len(contexts))
 
 
 @every_unbiased_codec
 def test_parameters_of_other_names_have_other_dice(codec: Codec) -> None:
     values = torch.randn(400, generator=torch.Generator().manual_seed(4))
-    wires = {bits(codec.encode(Block(values, Layout.of({n: (400,)})), {}, seat())) for n in "abcd"}
+    wires = {bits(codec.encode(Block(values, Layout.of({n: (400,)})), {}, context())) for n in "abcd"}
     assert len(wires) == (4 if codec.omega(vector(values).layout) > 0 else 1)
 
 
 def draws(codec: Codec, given: Block, count: int, rank: int = 0) -> Tensor:
     """Independent decodings, one a row, in double precision."""
-    return torch.stack([roundtrip(codec, given, seat(rank=rank, step=k)).double() for k in range(count)])
+    return torch.stack([roundtrip(codec, given, context(rank=rank, step=k)).double() for k in range(count)])
 
 
 @every_unbiased_codec
@@ -285,7 +285,7 @@ def test_a_codec_that_contracts_loses_less_than_there_is(codec: Codec) -> None:
 
 @every_codec
 def test_the_error_of_a_mean_over_ranks_falls_with_their_number(codec: Codec) -> None:
-    if len(set(wires_of(codec, [seat(rank=0), seat(rank=1)]))) == 1:
+    if len(set(wires_of(codec, [context(rank=0), context(rank=1)]))) == 1:
         return  # no dice
     given, ranks, steps = block("long"), 8, 60
     decoded = torch.stack([draws(codec, given, steps, rank=r) for r in range(ranks)])
@@ -300,10 +300,10 @@ def test_the_error_of_a_mean_over_ranks_falls_with_their_number(codec: Codec) ->
 
 
 def averaged(codec: LinearCodec, blocks: list[Block], order: list[int] | None = None):
-    """Everybody's echo; `order` seats the ranks differently, each keeping its data and dice."""
+    """Everybody's echo; `order` contexts the ranks differently, each keeping its data and dice."""
     size, order = len(blocks), order or list(range(len(blocks)))
-    seats = [seat(rank=r, size=size)._replace(rank=place) for place, r in enumerate(order)]
-    echoes, ledger = agree([codec.average(blocks[r], {}, s) for r, s in zip(order, seats, strict=True)])
+    contexts = [context(rank=r, size=size)._replace(rank=place) for place, r in enumerate(order)]
+    echoes, ledger = agree([codec.average(blocks[r], {}, s) for r, s in zip(order, contexts, strict=True)])
     return echoes, ledger
 
 

@@ -10,7 +10,7 @@ from tests.worker.gym import bit_equal, make, parameters, pull, train
 
 from gossamer.codecs import FP32
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Echo, Exchange, Seat
+from gossamer.core.contracts import Context, Echo, Exchange
 from gossamer.core.schedule import Loop, Schedule
 from gossamer.core.verbs import Compute, Descend, Program
 from gossamer.counting import bytes_per_step
@@ -63,9 +63,9 @@ class CarefulExchange(Exchange):
     def omega(self, layout: Layout, size: int) -> float:
         return 0.0
 
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
         yield from attempt("in the exchange")
-        return (yield from AllReduced(FP32()).average(block, state, seat))
+        return (yield from AllReduced(FP32()).average(block, state, context))
 
 
 EVERYWHERE = {"before the descent", "after the descent", "in the exchange"}

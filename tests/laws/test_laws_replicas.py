@@ -54,7 +54,7 @@ def test_local_replicas_meet_at_every_round_and_anchors_never_part(recipe: str, 
         if step % 3 == 0:
             assert bit_equal(parameters(ranks))
         if size > 1 and "push_sum" not in recipe and "sgp" not in recipe:
-            assert bit_equal(parameters(ranks)) == ranks[0].worker.recipe.schedule.rests(step) == (step % 3 == 0)
+            assert bit_equal(parameters(ranks)) == ranks[0].worker.recipe.schedule.ends_round(step) == (step % 3 == 0)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -75,7 +75,7 @@ def test_a_round_whose_messages_travel_ends_just_before_they_land(recipe: str) -
         run = train(ranks, pull, steps=1)
         landed = step % 3 == 0
         assert {e.step for e in run.ledger.entries} == ({step} if landed else set())  # the next ones are off
-        assert ranks[0].worker.recipe.schedule.rests(step) == (step % 3 == 2)
+        assert ranks[0].worker.recipe.schedule.ends_round(step) == (step % 3 == 2)
 
 
 def push_apart(model: torch.nn.Module, rank: int, step: int) -> float:

@@ -73,7 +73,7 @@ def test_models_are_equal_after_just_the_steps_that_it_names(recipe: Recipe) -> 
 
 @every_carried
 def test_every_round_ends(recipe: Recipe) -> None:
-    ends = [step for step in range(1, 4 * STEPS) if recipe.schedule.rests(step)]
+    ends = [step for step in range(1, 4 * STEPS) if recipe.schedule.ends_round(step)]
     assert ends
     assert max(b - a for a, b in zip([0, *ends], ends, strict=False)) <= STEPS
 

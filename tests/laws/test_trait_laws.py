@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.laws.blocks import agree, bits, block, seat, sent, vector
+from tests.laws.blocks import agree, bits, block, context, sent, vector
 from tests.laws.crew import Crew
 from tests.laws.samples import controlled, controllers, exchanges, memories, schedules, updates
 from tests.worker.fleet import SMALL
@@ -40,8 +40,8 @@ def law(trait: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
 def once(exchange: Exchange, blocks: list[Block], step: int = 1, **at: Any) -> tuple[list[Echo], list[dict[str, Any]]]:
     """One exchange among as many ranks as there are blocks: what they get, and what they keep."""
     kept: list[dict[str, Any]] = [{} for _ in blocks]
-    seats = [seat(r, len(blocks), step)._replace(**at) for r in range(len(blocks))]
-    echoes, _ = agree([exchange.average(b, s, at) for b, s, at in zip(blocks, kept, seats, strict=True)])
+    contexts = [context(r, len(blocks), step)._replace(**at) for r in range(len(blocks))]
+    echoes, _ = agree([exchange.average(b, s, at) for b, s, at in zip(blocks, kept, contexts, strict=True)])
     return echoes, kept
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.laws.blocks import bits, block, seat
+from tests.laws.blocks import bits, block, context
 from tests.laws.samples import updates
 
 from gossamer.core.contracts import Update
@@ -18,7 +18,7 @@ def walk(update: Update, rank: int, size: int) -> list[bytes]:
     for step in range(1, STEPS + 1):
         mean = block("several", seed=step)
         given, kept = mean.flat.clone(), {k: (v, v.clone()) for k, v in state.items()}
-        direction = update.direction(mean, model.like(model.flat.clone()), state, seat(rank, size, step))
+        direction = update.direction(mean, model.like(model.flat.clone()), state, context(rank, size, step))
         assert torch.equal(mean.flat, given), "the mean is whoever's it was"
         assert all(torch.equal(v, copy) for v, copy in kept.values()), "state is assigned, never written into"
         assert direction.shape == mean.flat.shape
@@ -35,4 +35,4 @@ def test_equal_means_give_equal_directions_whoever_asks(update: Update) -> None:
 @every_update
 def test_a_gradient_of_zeros_gives_zeros(update: Update) -> None:
     nothing = block("several").like(torch.zeros_like(block("several").flat))
-    assert not update.direction(nothing, block("several", seed=9), {}, seat(0, 2, 1)).any()
+    assert not update.direction(nothing, block("several", seed=9), {}, context(0, 2, 1)).any()

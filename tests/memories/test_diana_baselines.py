@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.laws.blocks import roundtrip, seat, vector
+from tests.laws.blocks import context, roundtrip, vector
 from tests.memories.convex import DIMENSIONS, Problem
 from tests.worker.gym import bit_equal, make, parameters, pull, train
 
@@ -23,7 +23,7 @@ def distance(recipe: str, rate: float, steps: int) -> float:
 def test_its_variance_is_the_formula_s(norm: str, codec: Bernoulli) -> None:
     """|x|_1 |x|_p - |x|^2, to 5 %, three times what 4000 draws leave open."""
     x = torch.randn(DIMENSIONS, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    draws = torch.stack([roundtrip(codec, vector(x), seat(step=s)) for s in range(3000)])
+    draws = torch.stack([roundtrip(codec, vector(x), context(step=s)) for s in range(3000)])
     expected = float(x.norm(1) * x.norm(1 if norm == "l1" else 2) - x.square().sum())
     assert float((draws - x).square().sum(1).mean()) == pytest.approx(expected, rel=0.05)
     kept = float((draws != 0).sum(1).double().mean())

@@ -25,8 +25,8 @@ from torch import Tensor
 
 from gossamer.codecs import FP32
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Peers, Seat, Topology
-from gossamer.core.draw import Draw
+from gossamer.core.contracts import Context, Peers, Topology
+from gossamer.core.dice import Dice
 from gossamer.core.errors import WireError
 from gossamer.core.verbs import Program
 from gossamer.core.wire import take
@@ -90,7 +90,9 @@ def gossip(topology: Topology, start: Tensor, rounds: int, delay: int = 0) -> St
         model, waiting, seen = start[rank].clone(), list[list[Tensor]](), list[tuple[Tensor, ...]]()
         for round in range(rounds):
             block = Block(model, LAYOUT)
-            waiting.append((yield from mixer.push(block, state, Seat(rank, size, round, Draw(0, round, rank)), round)))
+            waiting.append(
+                (yield from mixer.push(block, state, Context(rank, size, round, Dice(0, round, rank)), round))
+            )
             if len(waiting) > delay:
                 model = mixer.absorb(block, state, waiting.pop(0))
             flying = [_read(w) for wires in waiting for w in wires]

@@ -11,7 +11,7 @@ from tests.report.made import made
 
 from gossamer.record import Record
 from gossamer.report import write_html
-from gossamer.report.facts import study
+from gossamer.report.study import study_of
 from gossamer.report.words import number, seconds, size, times
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
@@ -173,7 +173,7 @@ def test_hover_shows_the_value_under_the_pointer(browser: Browser, page: Path) -
 
 def test_hover_over_a_bar_shows_its_parts_or_that_there_are_none(browser: Browser, page: Path) -> None:
     browser.open(page)
-    rows = {r.run.name: r for r in study(made()).rows}
+    rows = {r.run.name: r for r in study_of(made()).rows}
     browser.mouse("mouseMoved", *browser.middle("#step-time .row[data-run='3'] .reach"))
     told = ["compute", "codec", "exposed wait", "whole step"]
     expected = [rows["terngrad"].compute, rows["terngrad"].codec, rows["terngrad"].wait, rows["terngrad"].step]

@@ -1,4 +1,4 @@
-"""The facts of a record, its headline and the table in Markdown."""
+"""The study of a record, its headline and the table in Markdown."""
 
 import math
 from itertools import pairwise
@@ -10,9 +10,9 @@ from tests.report.made import made
 from gossamer.record import Evaluation, Record, Run, Status, Step
 from gossamer.report import render, write_markdown
 from gossamer.report.charts import POINTS, Bars, Lines, charts
-from gossamer.report.facts import study
 from gossamer.report.headline import headline
 from gossamer.report.layers import layers
+from gossamer.report.study import study_of
 
 
 def record(runs: list[Run], lower: bool = True, metric: str = "held-out loss") -> Record:
@@ -25,25 +25,29 @@ def run(name: str, *path: tuple[float, float], status: Status = "ok") -> Run:
 
 
 def test_the_headline_leads_with_time_to_quality() -> None:
-    title, detail = headline(study(record([run("ddp", (80, 5.0), (172, 4.1)), run("terngrad", (15, 5.0), (31, 4.1))])))
+    title, detail = headline(
+        study_of(record([run("ddp", (80, 5.0), (172, 4.1)), run("terngrad", (15, 5.0), (31, 4.1))]))
+    )
     assert title == "terngrad was 5.5 times as fast as DDP to held-out loss 4.10: 31.0 s instead of 172 s."
     assert detail == "On the way terngrad sent 31.0 MB per host, DDP 172 MB."
 
 
 def test_higher_may_be_better() -> None:
     pair = [run("ddp", (50, 0.6), (100, 0.8)), run("qsgd", (10, 0.5), (40, 0.82))]
-    title = headline(study(record(pair, lower=False, metric="held-out accuracy"))).title
+    title = headline(study_of(record(pair, lower=False, metric="held-out accuracy"))).title
     assert title == "qsgd was 2.5 times as fast as DDP to held-out accuracy 0.800: 40.0 s instead of 100 s."
 
 
 def test_the_headline_admits_that_nothing_pays() -> None:
-    title, detail = headline(study(record([run("ddp", (100, 4.0)), run("topk", (150, 3.9)), run("sgp", (170, 3.9))])))
+    title, detail = headline(
+        study_of(record([run("ddp", (100, 4.0)), run("topk", (150, 3.9)), run("sgp", (170, 3.9))]))
+    )
     assert title == "Nothing beat DDP to held-out loss 4.00: the next, topk, took 150 s instead of 100 s."
     assert detail == "On this network, saying less did not pay."
-    title, detail = headline(study(record([run("ddp", (100, 4.0)), run("topk", (50, 4.2))])))
+    title, detail = headline(study_of(record([run("ddp", (100, 4.0)), run("topk", (50, 4.2))])))
     assert title == "No recipe reached DDP’s final held-out loss, 4.00."
     assert detail == "Closest was topk, 5.0 % short of it after 0.50 of DDP’s time."
-    title, _ = headline(study(record([run("ddp", (100, 4.0)), run("bf16", (97, 3.9))])))
+    title, _ = headline(study_of(record([run("ddp", (100, 4.0)), run("bf16", (97, 3.9))])))
     assert title.startswith("bf16 was hardly faster than DDP")
 
 
@@ -54,36 +58,36 @@ def test_the_headline_names_who_did_not_get_there_but_not_who_failed() -> None:
         run("topk", (50, 4.2)),
         run("sgp", (50, 4.2), status="failed"),
     ]
-    _, detail = headline(study(record(runs)))
+    _, detail = headline(study_of(record(runs)))
     assert detail.startswith("1 of 3 recipes were faster to that quality than DDP. topk did not get there. On the way")
 
 
 def test_the_headline_does_not_praise_a_recipe_for_bytes_it_has_yet_to_send() -> None:
     local = run("slowmo", (20, 3.9))
     local.evaluations[0].sent = 0
-    detail = headline(study(record([run("ddp", (100, 4.0)), local]))).detail
+    detail = headline(study_of(record([run("ddp", (100, 4.0)), local]))).detail
     assert detail == "By then slowmo had sent nothing: its ranks had trained alone."
 
 
 @pytest.mark.parametrize(("status", "how"), [("failed", "failed on the way"), ("interrupted", "was interrupted")])
 def test_the_headline_says_when_the_baseline_stopped_early(status: Status, how: str) -> None:
-    _, detail = headline(study(record([run("ddp", (100, 4.0), status=status), run("topk", (50, 3.9))])))
+    _, detail = headline(study_of(record([run("ddp", (100, 4.0), status=status), run("topk", (50, 3.9))])))
     assert f"DDP {how}, so its last evaluation stands in" in detail
 
 
 def test_the_headline_says_when_only_the_baseline_came_to_an_end() -> None:
     others = [Run("topk", "topk", "failed"), Run("sgp", "sgp", "failed")]
-    title, _ = headline(study(record([run("ddp", (100, 4.0)), *others])))
+    title, _ = headline(study_of(record([run("ddp", (100, 4.0)), *others])))
     assert title == "DDP alone ended with a result: held-out loss 4.00."
 
 
 def test_a_run_without_a_network_does_not_compete() -> None:
     alone = run("compute", (5, 3.9))
     alone.yardstick = True
-    facts = study(record([run("ddp", (100, 4.0)), alone, run("bf16", (50, 3.9))]))
-    assert headline(facts).title.startswith("bf16 was 2.0 times as fast")
-    assert [r.run.name for r in facts.rows] == ["bf16", "ddp", "compute"]
-    assert (facts.rows[-1].reached, facts.rows[-1].outcome) == (None, "no network")
+    study = study_of(record([run("ddp", (100, 4.0)), alone, run("bf16", (50, 3.9))]))
+    assert headline(study).title.startswith("bf16 was 2.0 times as fast")
+    assert [r.run.name for r in study.rows] == ["bf16", "ddp", "compute"]
+    assert (study.rows[-1].reached, study.rows[-1].outcome) == (None, "no network")
 
 
 def test_a_baseline_that_learned_nothing_is_no_target() -> None:
@@ -91,26 +95,26 @@ def test_a_baseline_that_learned_nothing_is_no_target() -> None:
     base, other = run("ddp", (9, 5.0)), run("bf16", (8, 4.0))
     for each in (base, other):
         each.evaluations.insert(0, Evaluation(0, 0.0, 0, 5.0))
-    title, detail = headline(study(record([base, other])))
+    title, detail = headline(study_of(record([base, other])))
     assert title == "bf16 ended with the best held-out loss: 4.00 after 8.00 s."
     assert detail == "DDP ended with no better held-out loss than it began with, so there is no target to time."
     base.evaluations.pop()
-    assert headline(study(record([base, other]))).detail.startswith("DDP was not evaluated after its start")
+    assert headline(study_of(record([base, other]))).detail.startswith("DDP was not evaluated after its start")
     base.evaluations = [Evaluation(0, 0.0, 0, 6.0), Evaluation(1, 9.0, 5, 5.0)]
     assert record([base]).target() == 5.0
 
 
 def test_headlines_without_a_target() -> None:
-    assert "ended with held-out loss 4.00" in headline(study(record([run("bf16", (9, 4.0))]))).title
-    assert headline(study(record([run("bf16")]))).title == "No run was evaluated on held-out data."
-    assert headline(study(record([Run("ddp", "ddp", "failed")]))).title == "No run left a result."
+    assert "ended with held-out loss 4.00" in headline(study_of(record([run("bf16", (9, 4.0))]))).title
+    assert headline(study_of(record([run("bf16")]))).title == "No run was evaluated on held-out data."
+    assert headline(study_of(record([Run("ddp", "ddp", "failed")]))).title == "No run left a result."
     diverged = [run("ddp", (9, math.nan)), run("bf16", (8, 4.0)), run("topk", (8, 5.0))]
-    assert headline(study(record(diverged))).title.startswith("bf16 ended with the best held-out loss: 4.00")
+    assert headline(study_of(record(diverged))).title.startswith("bf16 ended with the best held-out loss: 4.00")
 
 
 def test_rows_are_means_and_ratios() -> None:
-    facts = study(made())
-    rows = {r.run.name: r for r in facts.rows}
+    study = study_of(made())
+    rows = {r.run.name: r for r in study.rows}
     steps = rows["terngrad"].run.steps
     assert rows["terngrad"].step == pytest.approx(fmean(b.seconds - a.seconds for a, b in pairwise(steps)))
     assert rows["terngrad"].wait == fmean(s.wait for s in steps[1:] if s.wait is not None)
@@ -118,7 +122,7 @@ def test_rows_are_means_and_ratios() -> None:
     assert [name for name, r in rows.items() if r.nic_off] == ["topk"]
     assert rows["sgp"].cut
     assert rows["sgp"].reached is None
-    times = [r.reached for r in facts.rows if r.reached is not None]
+    times = [r.reached for r in study.rows if r.reached is not None]
     assert times == sorted(times)
     assert len(times) == 6  # all but powersgd and sgp
 
@@ -126,7 +130,7 @@ def test_rows_are_means_and_ratios() -> None:
 def test_a_step_of_many_local_ones_is_not_as_quick_as_most_of_them() -> None:
     seconds = [0.1 * k + 1.0 * (k // 4) for k in range(1, 9)]  # every fourth step waits for a second
     slowmo = Run("slowmo", "slowmo", steps=[Step(k, s, 1.0, 0) for k, s in enumerate(seconds, 1)])
-    assert study(record([slowmo])).rows[0].step == pytest.approx((0.7 + 2.0) / 7)
+    assert study_of(record([slowmo])).rows[0].step == pytest.approx((0.7 + 2.0) / 7)
 
 
 def test_what_is_not_known_is_not_0() -> None:
@@ -134,7 +138,7 @@ def test_what_is_not_known_is_not_0() -> None:
         "ddp-powersgd", "ddp-powersgd", yardstick=True, steps=[Step(1, 1.0, 5.0, None), Step(2, 2.0, 5.0, None)]
     )
     cut = Run("topk", "topk", "interrupted", steps=[Step(1, 1.0, 5.0, 10), Step(2, 2.0, 5.0, 20)])
-    a, b = study(record([unknown, cut])).rows
+    a, b = study_of(record([unknown, cut])).rows
     assert (a.run.sent, a.wire_step, a.compute, a.wait) == (None, None, None, None)
     assert (b.run.sent, b.wire_step, b.nic_ratio) == (20, 10.0, None)
     cells = write_markdown(record([unknown])).splitlines()[-5].split(" | ")
@@ -144,25 +148,25 @@ def test_what_is_not_known_is_not_0() -> None:
 def test_a_megabyte_is_needed_to_judge_the_ledger() -> None:
     tiny = Run("ddp", "ddp", wire_bytes=320, nic_bytes=26_600)
     large = Run("topk", "topk", wire_bytes=2_000_000, nic_bytes=1_880_000)
-    assert [r.nic_off for r in study(record([tiny, large])).rows] == [False, True]
+    assert [r.nic_off for r in study_of(record([tiny, large])).rows] == [False, True]
 
 
 def test_a_run_that_does_not_measure_its_waits_is_not_split() -> None:
-    facts = study(made())
-    bars = next(c for c in charts(facts) if isinstance(c, Bars))
-    assert [facts.record.runs[b.run].name for b in bars.rows if not b.parts] == ["ddp"]
+    study = study_of(made())
+    bars = next(c for c in charts(study) if isinstance(c, Bars))
+    assert [study.record.runs[b.run].name for b in bars.rows if not b.parts] == ["ddp"]
     assert "Hatched" in bars.caption
 
 
 def test_a_run_that_waits_for_nobody_is_split() -> None:
     alone = Run("compute", "compute", yardstick=True, steps=[Step(1, 0.5, 5.0, 0, 0.5, 0.0, 0.0)])
-    bars = next(c for c in charts(study(record([alone]))) if isinstance(c, Bars))
+    bars = next(c for c in charts(study_of(record([alone]))) if isinstance(c, Bars))
     assert bars.rows[0].parts == [0.5, 0.0, 0.0]
 
 
 def test_runs_that_end_far_apart_start_on_a_logarithmic_axis() -> None:
-    near = charts(study(record([run("ddp", (100, 5.0)), run("topk", (10, 5.0))])))[0]
-    far = charts(study(record([run("ddp", (1000, 5.0)), run("topk", (10, 5.0))])))[0]
+    near = charts(study_of(record([run("ddp", (100, 5.0)), run("topk", (10, 5.0))])))[0]
+    far = charts(study_of(record([run("ddp", (1000, 5.0)), run("topk", (10, 5.0))])))[0]
     assert isinstance(near, Lines)
     assert isinstance(far, Lines)
     assert (near.x.log, far.x.log) == (False, True)
@@ -180,7 +184,7 @@ def test_errors_by_parameter_in_a_line_for_each_run() -> None:
 
 def test_charts_hold_the_record_itself() -> None:
     record = made()
-    drawn = {c.id: c for c in charts(study(record))}
+    drawn = {c.id: c for c in charts(study_of(record))}
     assert list(drawn) == ["quality-time", "quality-bytes", "loss-time", "step-time", "residuals"]
     loss = drawn["loss-time"]
     assert isinstance(loss, Lines)
@@ -191,19 +195,19 @@ def test_charts_hold_the_record_itself() -> None:
 def test_a_recipe_without_memory_has_no_residual_to_draw() -> None:
     plain = made(["ddp", "topk"])
     plain.runs[0].residuals = [(s.step, 0.0) for s in plain.runs[0].steps]
-    drawn = charts(study(plain))[-1]
+    drawn = charts(study_of(plain))[-1]
     assert isinstance(drawn, Lines)
     assert [s.run for s in drawn.series] == [1]
 
 
 def test_long_runs_are_thinned_and_values_that_are_not_finite_become_gaps() -> None:
     long = Run("ddp", "ddp", steps=[Step(i, float(i), math.inf if i == 3 else 2.0, i) for i in range(50_000)])
-    chart = next(c for c in charts(study(record([long]))) if isinstance(c, Lines))
+    chart = next(c for c in charts(study_of(record([long]))) if isinstance(c, Lines))
     points = chart.series[0].points
     assert len(points) <= POINTS
     assert (points[0][0], points[-1][0]) == (0.0, 49_999.0)
     short = Run("ddp", "ddp", steps=long.steps[:5])
-    chart = next(c for c in charts(study(record([short]))) if isinstance(c, Lines))
+    chart = next(c for c in charts(study_of(record([short]))) if isinstance(c, Lines))
     assert [p[1] for p in chart.series[0].points] == [2.0, 2.0, 2.0, None, 2.0]
 
 
@@ -231,10 +235,10 @@ def test_steps_are_counted_by_their_numbers_not_by_rows() -> None:
     """Backup workers skip steps they were late for; and a record that was cut off may lack some."""
     gaps = run("a", (1, 2.0))
     gaps.steps = [Step(1, 1.0, 5.0, 10), Step(5, 3.0, 4.0, 50), Step(9, 5.0, 3.0, 90)]
-    row = study(record([gaps])).rows[0]
+    row = study_of(record([gaps])).rows[0]
     assert (gaps.done, row.step, row.wire_step) == (9, 0.5, 10**6 / 9)  # an evaluation saw more than the last step
     gaps.evaluations.clear()
-    assert study(record([gaps])).rows[0].wire_step == 10.0
+    assert study_of(record([gaps])).rows[0].wire_step == 10.0
 
 
 def test_what_was_spoilt_is_in_the_table_and_on_the_page() -> None:

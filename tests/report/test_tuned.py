@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.report.tuned import headline, render, study, write_html, write_markdown
+from gossamer.report.tuned import headline, render, studied, write_html, write_markdown
 from gossamer.tuning import Contender, Trial, Tuning
 
 EMPTY = {"area", "br", "circle", "col", "hr", "img", "input", "link", "meta", "path", "wbr"}
@@ -106,25 +106,25 @@ def test_all_trials_are_there_and_the_best_is_marked() -> None:
 
 
 def test_it_claims_no_more_than_the_seeds_show() -> None:
-    assert headline(study(made())).title == (
+    assert headline(studied(made())).title == (
         "ddp and <b>& 'topk': no difference in held-out loss that 3 trials each and 3 other seeds can show."
     )
-    alone = headline(study(made({"ddp": [4.9, 5.0, 4.95], "late": [5.3, 5.4, 5.3]}))).title
+    alone = headline(studied(made({"ddp": [4.9, 5.0, 4.95], "late": [5.3, 5.4, 5.3]}))).title
     assert alone == "ddp was best: held-out loss 4.950, by 3 trials each and 3 other seeds."
-    one = headline(study(made({"ddp": [4.9], "late": [5.3]}, judged=1)))
+    one = headline(studied(made({"ddp": [4.9], "late": [5.3]}, judged=1)))
     assert one.title == "ddp and late: no difference in held-out loss that 3 trials each and 1 other seed can show."
-    rows = study(made()).rows
+    rows = studied(made()).rows
     assert [r.verdict for r in rows] == ["baseline", "no difference (−0.01909 to 0.03242)", "worse (0.3347 to 0.4320)"]
 
 
 def test_what_is_missing_is_said() -> None:
-    cut = study(made(judged=0))
+    cut = studied(made(judged=0))
     assert cut.notes[0] == "The search is not complete: --resume goes on with it."
     assert cut.notes[1].startswith("3 trials diverged: 1 of ddp, ")
     assert headline(cut).title == "Nothing was judged on another seed."
     bare = made()
     bare.trials.clear()
-    assert headline(study(bare)).title == "No trial has ended."
+    assert headline(studied(bare)).title == "No trial has ended."
     assert "No trial has ended." in render(bare)
 
 
@@ -132,7 +132,7 @@ def test_the_best_at_an_end_of_the_rates_is_told_to_look_beyond() -> None:
     tuning = made()
     for trial in tuning.trials:
         trial.lr = 4.0 if trial.lr == 0.5 else trial.lr
-    assert any("best near the highest learning rate" in note for note in study(tuning).notes)
+    assert any("best near the highest learning rate" in note for note in studied(tuning).notes)
 
 
 def test_markdown_has_a_row_for_each_recipe(tmp_path: Path) -> None:

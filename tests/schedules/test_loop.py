@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gossamer.codecs import FP32
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import Seat
+from gossamer.core.contracts import Context
 from gossamer.core.parts import part, registry
 from gossamer.core.schedule import Loop, Schedule
 from gossamer.core.verbs import Descend, Program, receive, send
@@ -87,8 +87,8 @@ def registered() -> Iterator[None]:
     registry._parts.update(before)
 
 
-def swap(block: Block, state: State, seat: Seat) -> Program[list[Tensor]]:
-    partner = seat.rank ^ (1 << (seat.step % 2))
+def swap(block: Block, state: State, context: Context) -> Program[list[Tensor]]:
+    partner = context.rank ^ (1 << (context.step % 2))
     wire = pack(block.flat)
     return _swapped(partner, wire)
 

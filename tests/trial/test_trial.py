@@ -226,7 +226,7 @@ def held_by_postlocal(rank: int, size: int) -> tuple[list[bool], int | None, int
         rows = [torch.zeros_like(mine) for _ in range(size)]
         dist.all_gather(rows, mine)
         equal.append(torch.equal(rows[0], rows[1]))
-        assert contender.rests(step) == equal[-1]
+        assert contender.ends_round(step) == equal[-1]
     return equal, contender.sent(), sum(p.numel() * 8 for p in contender.model.parameters())
 
 

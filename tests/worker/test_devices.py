@@ -73,7 +73,9 @@ def test_a_host_asks_the_device_once_a_step(recipe: str, questions: Callable[[],
     ranks = make(recipe, 3, far)
     train(ranks, zeros, 7)
     schedule = ranks[0].worker.recipe.schedule
-    averages = [step for step in range(1, 8) if schedule.rests(step)]  # of models: those of gradients are of the step
+    averages = [
+        step for step in range(1, 8) if schedule.ends_round(step)
+    ]  # of models: those of gradients are of the step
     rounds = 0 if schedule.averages_gradients or schedule.mixes else len(averages)
     assert questions() <= 3 * (7 + rounds)
 
@@ -94,7 +96,7 @@ def test_a_controller_asks_for_all_its_norms_at_once(monkeypatch: pytest.MonkeyP
 
 
 def test_backup_workers_are_as_fast_as_their_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ticket is claimed when the gradient is there, and the lane, which began before, reads it only then."""
+    """A handle is claimed when the gradient is there, and the lane, which began before, reads it only then."""
     story = list[str]()
 
     class Moment(quorum.Moment):
@@ -122,7 +124,7 @@ def test_backup_workers_are_as_fast_as_their_devices(monkeypatch: pytest.MonkeyP
 
 
 def test_what_a_lane_is_given_is_kept_until_its_program_is_joined() -> None:
-    """A passage keeps what a program is started with: the caller of `launch` lets go of it at once."""
+    """A stream's order keeps what a program is started with: the caller of `launch` lets go of it at once."""
     worker = make("overlap_local_sgd(2)", 2)[0].worker
     message = torch.zeros(worker.channels[0].layout.numel)
     started: Any = worker.sending.program(0, message)[0]

@@ -9,7 +9,7 @@ from tests.worker.gym import Odd, make
 
 from gossamer.codecs import FP32, QSGD
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Carrier, Codec, Echo, Seat
+from gossamer.core.contracts import Codec, CodecExchange, Context, Echo
 from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Program
 from gossamer.core.world import World
@@ -21,7 +21,7 @@ from gossamer.rules import Rule
 
 
 @dataclass(frozen=True, repr=False)
-class Pairs(Carrier):
+class Pairs(CodecExchange):
     """Serves an even world only."""
 
     codec: Codec
@@ -34,8 +34,8 @@ class Pairs(Carrier):
                 f"{self} in a world of {world.size}: an odd one is left over; use an even number of ranks"
             )
 
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
-        return (yield from Gather(self.codec).average(block, state, seat))
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+        return (yield from Gather(self.codec).average(block, state, context))
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,8 +57,8 @@ class Table(Codec):
     def wire_bytes(self, layout: Layout) -> int:
         return 4 * layout.numel
 
-    def encode(self, block: Block, state: State, seat: Seat) -> torch.Tensor:
-        return FP32().encode(block, state, seat)
+    def encode(self, block: Block, state: State, context: Context) -> torch.Tensor:
+        return FP32().encode(block, state, context)
 
     def accumulate(self, wire: torch.Tensor, layout: Layout, into: torch.Tensor, weight: float) -> None:
         FP32().accumulate(wire, layout, into, weight)

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_typ
 import torch
 from torch import nn
 
-from gossamer.catalogue.samples import carriers, hosted, of, sample, typical
+from gossamer.catalogue.samples import codec_exchanges, hosted, of, sample, typical
 from gossamer.codecs import FP32
 from gossamer.core.contracts import Codec, Exchange, LinearCodec
 from gossamer.core.errors import AttachError, RecipeError
@@ -54,8 +54,8 @@ def refused_with(recipe: Recipe, name: str) -> list[Refusal]:
 
 def _codec_elsewhere(recipe: Recipe) -> Iterator[Refusal]:
     codec = getattr(recipe.exchange, "codec", None)
-    for carrier in carriers() if isinstance(codec, Codec | LinearCodec) else ():
-        yield Refusal(f"{carrier.name}({codec})", attempt(lambda: carrier(codec)))  # pyright: ignore  # noqa: B023
+    for of_codec in codec_exchanges() if isinstance(codec, Codec | LinearCodec) else ():
+        yield Refusal(f"{of_codec.name}({codec})", attempt(lambda: of_codec(codec)))  # pyright: ignore  # noqa: B023
 
 
 def _partners(recipe: Recipe, name: str) -> Iterator[Refusal]:
@@ -133,17 +133,17 @@ def pairs() -> tuple[Refusal, ...]:
 
 
 def _pairs_of_codecs() -> Iterator[Refusal]:
-    for carrier in carriers():
+    for of_codec in codec_exchanges():
         for codec in of("codec"):
-            message = attempt(lambda: carrier(codec))  # pyright: ignore  # noqa: B023
-            yield Refusal(f"{carrier.name}({codec})", message, frozenset({carrier.name, codec.name}))
+            message = attempt(lambda: of_codec(codec))  # pyright: ignore  # noqa: B023
+            yield Refusal(f"{of_codec.name}({codec})", message, frozenset({of_codec.name, codec.name}))
 
 
 def _exchanges() -> Iterator[Any]:
     """One exchange for each codec, and those without a codec."""
     for codec in of("codec"):
-        yield next(c(codec) for c in carriers() if not attempt(lambda: c(codec)))  # pyright: ignore  # noqa: B023
-    yield from (e for e in of("exchange") if type(e) not in carriers())
+        yield next(c(codec) for c in codec_exchanges() if not attempt(lambda: c(codec)))  # pyright: ignore  # noqa: B023
+    yield from (e for e in of("exchange") if type(e) not in codec_exchanges())
 
 
 def _pairs_with_memories() -> Iterator[Refusal]:

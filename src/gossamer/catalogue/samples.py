@@ -8,7 +8,7 @@ from typing import Any
 
 from gossamer.codecs import FP32
 from gossamer.controllers import Fixed
-from gossamer.core.contracts import Carrier, Exchange
+from gossamer.core.contracts import CodecExchange, Exchange
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, parse, registry
 from gossamer.core.schedule import Schedule
@@ -86,17 +86,17 @@ def users(name: str) -> list[str]:
     return [p for p, names in found.items() if name in names]
 
 
-def carriers() -> list[type[Part]]:
+def codec_exchanges() -> list[type[Part]]:
     """Exchanges that take a codec."""
-    return [e for e in registry.of("exchange").values() if issubclass(e, Carrier)]
+    return [e for e in registry.of("exchange").values() if issubclass(e, CodecExchange)]
 
 
 def carried(codec: Part) -> list[Any]:
     """Every exchange around this codec that is not refused."""
     made = list[Any]()
-    for carrier in carriers():
+    for of_codec in codec_exchanges():
         try:
-            made.append(carrier(codec))  # pyright: ignore[reportCallIssue]
+            made.append(of_codec(codec))  # pyright: ignore[reportCallIssue]
         except RecipeError:
             continue
     return made
@@ -111,7 +111,7 @@ def showing(part: Part) -> list[Recipe]:
     """Recipes that show what a part costs on the wire."""
     if part.kind == "codec":
         return [hosted(e) for e in carried(part)]
-    if type(part) in carriers():
+    if type(part) in codec_exchanges():
         return [hosted(e) for c in of("codec") for e in carried(c) if type(e) is type(part)]
     if isinstance(part, Exchange):
         return [hosted(part)]

@@ -15,11 +15,11 @@ from gossamer.cli.console import console
 from gossamer.lab import format_rate
 from gossamer.report.words import listed, rate, seconds, size
 
-Facts = dict[str, Any]
+Card = dict[str, Any]
 ROOMY = 120  # columns from which expressions have one of their own
 
 
-def list_presets(rows: list[Facts]) -> None:
+def list_presets(rows: list[Card]) -> None:
     out = console()
     heads = ("recipe", "what it does", "as an expression")
     table = Table(*(heads if out.width >= ROOMY else heads[:2]), box=None, pad_edge=False)
@@ -37,7 +37,7 @@ def list_presets(rows: list[Facts]) -> None:
     )
 
 
-def list_parts(rows: list[Facts]) -> None:
+def list_parts(rows: list[Card]) -> None:
     out, known = console(), [*KINDS]
     width = max(len(row["name"]) for row in rows)
     rows = sorted(rows, key=lambda row: (known.index(row["kind"]) if row["kind"] in known else len(known), row["name"]))
@@ -52,46 +52,46 @@ def list_parts(rows: list[Facts]) -> None:
     out.print("[dim]gossamer recipes NAME explains one; add --parts where a recipe has the same name.[/]")
 
 
-def show_recipe(facts: Facts) -> None:
+def show_recipe(card: Card) -> None:
     out = console()
-    _head(out, facts)
+    _head(out, card)
     _section(out, "Made of")
-    for part in facts["parts"]:
+    for part in card["parts"]:
         out.print(f"  [cyan]{escape(part['text'])}[/] [dim]{part['kind']}[/]")
         _padded(out, _prose(out, part["summary"]))
         if part["wire"]:
             _padded(out, f"[dim]on the wire:[/] {_prose(out, part['wire'])}")
-    _section(out, "Sends", _asked(facts))
-    _sent(out, facts, [(facts["name"], facts)])
-    _refused(out, facts, f"{facts['name']} + ")
+    _section(out, "Sends", _asked(card))
+    _sent(out, card, [(card["name"], card)])
+    _refused(out, card, f"{card['name']} + ")
 
 
-def show_part(facts: Facts) -> None:
+def show_part(card: Card) -> None:
     out = console()
-    _head(out, facts)
-    _details(out, facts["details"])
-    if facts["wire"]:
+    _head(out, card)
+    _details(out, card["details"])
+    if card["wire"]:
         _section(out, "On the wire")
-        _padded(out, _prose(out, facts["wire"]), 2)
-    if facts["recipes"]:
-        _section(out, "Sends", _asked(facts))
-        _sent(out, facts, [(r["expression"], r) for r in facts["recipes"]])
-    _refused(out, facts, "")
-    if facts["presets"]:
+        _padded(out, _prose(out, card["wire"]), 2)
+    if card["recipes"]:
+        _section(out, "Sends", _asked(card))
+        _sent(out, card, [(r["expression"], r) for r in card["recipes"]])
+    _refused(out, card, "")
+    if card["presets"]:
         _section(out, "In the recipes")
-        _padded(out, listed(facts["presets"]), 2)
+        _padded(out, listed(card["presets"]), 2)
 
 
-def _head(out: Console, facts: Facts) -> None:
-    name, _, arguments = (facts["signature"] or facts["name"]).partition("(")
+def _head(out: Console, card: Card) -> None:
+    name, _, arguments = (card["signature"] or card["name"]).partition("(")
     out.print(f"[bold]{escape(name)}[/]" + (f"[dim]({escape(arguments)}[/]" if arguments else ""))
-    if facts["summary"]:
-        out.print(_prose(out, facts["summary"]))
-    out.print(f"[cyan]{escape(facts['expression'])}[/]" + (f" [dim]{facts['kind']}[/]" if "kind" in facts else ""))
-    if facts["paper"]:
-        out.print(f"[dim]Paper: {escape(facts['paper'])}[/]")
+    if card["summary"]:
+        out.print(_prose(out, card["summary"]))
+    out.print(f"[cyan]{escape(card['expression'])}[/]" + (f" [dim]{card['kind']}[/]" if "kind" in card else ""))
+    if card["paper"]:
+        out.print(f"[dim]Paper: {escape(card['paper'])}[/]")
     words = _grid(len("not for"))
-    for label, colour, text in (("use", "green", facts["use"]), ("not for", "red", facts["not_for"])):
+    for label, colour, text in (("use", "green", card["use"]), ("not for", "red", card["not_for"])):
         if text:
             words.add_row(f"[bold {colour}]{label}[/]", _prose(out, text))
     if words.rows:
@@ -109,24 +109,22 @@ def _details(out: Console, paragraphs: list[str]) -> None:
             out.print(_prose(out, words))
 
 
-def _asked(facts: Facts) -> str:
-    return (
-        f"{facts['model']}, {facts['parameters'] / 1e6:.3g} M parameters, {facts['hosts']} ranks; per step, on average"
-    )
+def _asked(card: Card) -> str:
+    return f"{card['model']}, {card['parameters'] / 1e6:.3g} M parameters, {card['hosts']} ranks; per step, on average"
 
 
-def _sent(out: Console, facts: Facts, rows: list[tuple[str, Facts]]) -> None:
+def _sent(out: Console, card: Card, rows: list[tuple[str, Card]]) -> None:
     """Bytes of recipes, beside those of a dense all-reduce."""
-    link = [f"at {rate(format_rate(facts['rate']))}"] if facts["rate"] else []
+    link = [f"at {rate(format_rate(card['rate']))}"] if card["rate"] else []
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("", overflow="fold")
     for head in ("a rank", "all ranks", *link, "bytes"):
         table.add_column(head, justify="right", no_wrap=True)
-    dense = {"sent_bytes_per_step": facts["dense_bytes_per_step"], "seconds_per_step": facts["dense_seconds_per_step"]}
+    dense = {"sent_bytes_per_step": card["dense_bytes_per_step"], "seconds_per_step": card["dense_seconds_per_step"]}
     for name, row in (*rows, ("a dense all-reduce", {**dense, "ratio_to_dense": None})):
         sent = row["sent_bytes_per_step"]
         time = [f"≥ {seconds(row['seconds_per_step'])}"] if link else []
-        table.add_row(escape(name), size(sent), size(sent * facts["hosts"]), *time, _ratio(row["ratio_to_dense"]))
+        table.add_row(escape(name), size(sent), size(sent * card["hosts"]), *time, _ratio(row["ratio_to_dense"]))
     _padded(out, table, 2)
     for _, row in rows:
         if row["card_bytes_per_step"] is not None:
@@ -145,20 +143,20 @@ def _ratio(ratio: float | None) -> str:
     return f"{ratio:.3g} x fewer" if ratio > 1 else f"{1 / ratio:.3g} x more" if ratio < 1 else "as many"
 
 
-def _refused(out: Console, facts: Facts, start: str) -> None:
-    if not facts["refuses"] and not facts["limits"]:
+def _refused(out: Console, card: Card, start: str) -> None:
+    if not card["refuses"] and not card["limits"]:
         return
     _section(out, "Refuses")
-    for texts, message in _families(facts["refuses"], start):
+    for texts, message in _families(card["refuses"], start):
         out.print(f"  [yellow]{escape(listed(texts))}[/]")
         _padded(out, _prose(out, message))
-    if facts["limits"]:
+    if card["limits"]:
         out.print("  [yellow]arguments out of range[/]")
-        for message in facts["limits"]:
+        for message in card["limits"]:
             _padded(out, _prose(out, message))
 
 
-def _families(refusals: list[Facts], start: str) -> Iterable[tuple[list[str], str]]:
+def _families(refusals: list[Card], start: str) -> Iterable[tuple[list[str], str]]:
     """Refusals that differ only in the part they name are told once."""
     found = dict[str, tuple[list[str], str]]()
     for r in refusals:

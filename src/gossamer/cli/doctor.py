@@ -28,7 +28,7 @@ COMPILERS = {"cpu": ("numba", "pip install 'gossamer[fast]'"), "cuda": ("triton"
 NAMES = {"cpu": "CPU", "cuda": "GPU"}
 KERNELS = ("ternary.encode", "ternary.decode", "quantise4.encode", "quantise4.decode")
 
-Facts = dict[str, Any]
+Found = dict[str, Any]
 
 
 def doctor(
@@ -52,12 +52,12 @@ def doctor(
     link = {} if quick else _link()
     if int(os.environ.get("RANK", "0")) == 0:
         # The other ranks have left by now: those on this machine would have slowed the kernels down.
-        facts = environment() | ({} if quick else {"kernel_speed": _kernel_speed(), "link": link})
-        print(json.dumps(facts, indent=1)) if as_json else _print(facts)
+        found = environment() | ({} if quick else {"kernel_speed": _kernel_speed(), "link": link})
+        print(json.dumps(found, indent=1)) if as_json else _print(found)
     raise typer.Exit(int("broken" in link))
 
 
-def environment() -> Facts:
+def environment() -> Found:
     """What needs no measuring."""
     return {
         "gossamer": gossamer.__version__,
@@ -77,7 +77,7 @@ def _is_there(device: str) -> bool:
     return device == "cpu" or torch.cuda.is_available()
 
 
-def _lab() -> Facts:
+def _lab() -> Found:
     if in_lab():
         return {"inside": True}
     reason = available()
@@ -86,19 +86,19 @@ def _lab() -> Facts:
     return {"possible": True, "how": privilege(), "why_no_latency": available(latency=True)}
 
 
-def _kernel_speed() -> Facts:
+def _kernel_speed() -> Found:
     from gossamer.kernels.bench import measure
 
     rows = [r for r in measure(4_000_000, 1) if r.kernel in KERNELS]
     return {r.kernel: {"gb_per_s": round(r.gb_per_s, 2), "of_memcpy": round(r.ratio_to_memcpy, 2)} for r in rows}
 
 
-def _link() -> Facts:
+def _link() -> Found:
     from gossamer.trial.link import alpha_beta, between_two_ranks
 
     try:
         found = alpha_beta() if "RANK" in os.environ else between_two_ranks()
-    except (PeerError, RuntimeError, ValueError) as error:  # the other facts are worth knowing all the more
+    except (PeerError, RuntimeError, ValueError) as error:  # the other found are worth knowing all the more
         return {"broken": " ".join(str(error).split())}
     if found.size == 1:
         return {"ranks": 1}
@@ -109,28 +109,28 @@ def _link() -> Facts:
     }
 
 
-def _print(facts: Facts) -> None:
+def _print(found: Found) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
-    for name, text in _rows(facts):
+    for name, text in _rows(found):
         table.add_row(name, escape(text))
     console().print(table)
 
 
-def _rows(facts: Facts) -> list[tuple[str, str]]:
-    """The facts in words, and what to do where one is bad."""
-    rows = [(name, str(facts[name])) for name in ("gossamer", "python", "torch", "system", "cores")]
-    several = facts["threads"] > 1
+def _rows(found: Found) -> list[tuple[str, str]]:
+    """The found in words, and what to do where one is bad."""
+    rows = [(name, str(found[name])) for name in ("gossamer", "python", "torch", "system", "cores")]
+    several = found["threads"] > 1
     rows += [
-        ("torch threads", f"{facts['threads']}" + several * "; with several ranks on a machine set OMP_NUM_THREADS=1"),
-        ("backends", ", ".join(facts["backends"]) or "none: this torch is built without torch.distributed"),
-        ("GPUs", ", ".join(facts["gpus"]) or "none"),
+        ("torch threads", f"{found['threads']}" + several * "; with several ranks on a machine set OMP_NUM_THREADS=1"),
+        ("backends", ", ".join(found["backends"]) or "none: this torch is built without torch.distributed"),
+        ("GPUs", ", ".join(found["gpus"]) or "none"),
     ]
-    rows += [(f"{NAMES[device]} kernels", _compiler(device, name)) for device, name in facts["kernels"].items()]
-    for name, speed in facts.get("kernel_speed", {}).items():
+    rows += [(f"{NAMES[device]} kernels", _compiler(device, name)) for device, name in found["kernels"].items()]
+    for name, speed in found.get("kernel_speed", {}).items():
         rows.append((f"  {name}", f"{speed['gb_per_s']:.1f} GB/s, {speed['of_memcpy']:.2f} of a memory copy"))
-    rows += _lab_in_words(facts["lab"])
-    if "link" in facts:
-        rows.append(("link", _link_in_words(facts["link"])))
+    rows += _lab_in_words(found["lab"])
+    if "link" in found:
+        rows.append(("link", _link_in_words(found["link"])))
     return rows
 
 
@@ -142,7 +142,7 @@ def _compiler(device: str, name: str) -> str:
     return "plain torch, which is slower" + (f"; for {package}: {cure}" if missing else "")
 
 
-def _lab_in_words(lab: Facts) -> list[tuple[str, str]]:
+def _lab_in_words(lab: Found) -> list[tuple[str, str]]:
     if "inside" in lab:
         return [("lab", "this is a host of one")]
     if not lab["possible"]:
@@ -150,7 +150,7 @@ def _lab_in_words(lab: Facts) -> list[tuple[str, str]]:
     return [("lab", f"can be made here, {lab['how']}"), ("lab latency", lab["why_no_latency"] or "can be made here")]
 
 
-def _link_in_words(link: Facts) -> str:
+def _link_in_words(link: Found) -> str:
     if "broken" in link:
         return f"broken: {link['broken']}"
     if link["ranks"] == 1:

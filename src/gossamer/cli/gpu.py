@@ -47,7 +47,7 @@ def examine(out: Path, force: bool, as_json: bool) -> int:
 
 def _as_a_rank(out: Path, force: bool, as_json: bool) -> int:
     """Rank 0 speaks; what it refuses is the end for all."""
-    from gossamer.trial.agree import Circle
+    from gossamer.trial.agree import ControlGroup
     from gossamer.trial.gpu.launch import Among
 
     try:
@@ -55,12 +55,12 @@ def _as_a_rank(out: Path, force: bool, as_json: bool) -> int:
     except (RuntimeError, ValueError) as error:
         raise FailedError(f"the ranks cannot find each other: {plainly(error)}") from None
     rank, size = dist.get_rank(), dist.get_world_size()
-    circle = Circle(WAIT)
-    refusals = circle.texts(_refusal(out, force, rank == 0))
+    control = ControlGroup(WAIT)
+    refusals = control.texts(_refusal(out, force, rank == 0))
     refused = next((f"rank {r}: {text}" for r, text in enumerate(refusals) if text), "")
     code = 2
     if not refused:
-        report = _examined(Among(circle, rank, size), _aloud if rank == 0 else _in_silence)
+        report = _examined(Among(control, rank, size), _aloud if rank == 0 else _in_silence)
         code = _speak(report, out, force, as_json) if rank == 0 else int(bool(report.failures))
     dist.barrier()
     dist.destroy_process_group()

@@ -19,8 +19,8 @@ from gossamer.cli.out import RECORD, Force, run_folder
 from gossamer.lab import parse_links
 from gossamer.lab.network import MOST_HOSTS
 from gossamer.record import Record
-from gossamer.report.facts import TOLERANCE, Facts, Row, study
 from gossamer.report.headline import headline
+from gossamer.report.study import TOLERANCE, Row, Study, study_of
 from gossamer.report.words import seconds, size
 from gossamer.trial import Plan, join, launch
 from gossamer.trial.contender import check
@@ -209,38 +209,38 @@ def _keep(record: Record, folder: Path, earlier: Record | None) -> str:
 
 def summary(record: Record) -> None:
     """The outcome: a sentence, and a table with the fastest to the baseline's quality first, as in the report."""
-    out, facts = console(), study(record)
+    out, study = console(), study_of(record)
     where = "not shaped" if record.rate == "unshaped" else f"at {record.rate}"
     out.print(
         f"\n[bold]{escape(record.workload)}[/], {record.hosts} rank{'s' * (record.hosts > 1)}, {where}, seed {record.seed}"
     )
-    out.print(headline(facts).title, markup=False, style="bold")
-    if facts.target is not None and len(record.runs) > 1:
-        told = f"time and steps to the {record.metric} that {record.baseline} ended with, {facts.target:.4f}"
+    out.print(headline(study).title, markup=False, style="bold")
+    if study.target is not None and len(record.runs) > 1:
+        told = f"time and steps to the {record.metric} that {record.baseline} ended with, {study.target:.4f}"
         out.print(told, markup=False, style="dim")
-    out.print(_table(facts))
-    for row in facts.rows:
+    out.print(_table(study))
+    for row in study.rows:
         if row.cut:
             out.print(f"{row.run.name}: {row.run.error}", markup=False)
-    for row in facts.rows:
+    for row in study.rows:
         if row.spoilt:
             out.print(f"{row.run.name}: {row.spoilt}", markup=False)
-    if any(row.nic_off for row in facts.rows):
+    if any(row.nic_off for row in study.rows):
         out.print(f"! the interface counted {TOLERANCE:.0%} more or less than we did", style="dim", markup=False)
     if record.note:
         out.print(record.note, style="dim", markup=False)
 
 
-def _table(facts: Facts) -> Table:
-    several = len(facts.rows) > 1
-    base = facts.record.baseline if len(facts.record.baseline) < 12 else "baseline"
+def _table(study: Study) -> Table:
+    several = len(study.rows) > 1
+    base = study.record.baseline if len(study.record.baseline) < 12 else "baseline"
     heads = ["recipe", "steps", "mean step", "sent/step", "NIC/wire", "last"]
     if several:
         heads[1:1] = ["time", f"vs {base}"]
     table = Table(box=None, pad_edge=False)
     for i, head in enumerate(heads):
         table.add_column(escape(head), justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
-    for row in facts.rows:
+    for row in study.rows:
         table.add_row(*map(escape, _cells(row, several)))
     return table
 

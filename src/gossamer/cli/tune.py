@@ -17,7 +17,7 @@ from gossamer.cli.console import console
 from gossamer.cli.errors import InputError
 from gossamer.cli.out import PAGE, RECORD, Force, run_folder
 from gossamer.lab.network import MOST_HOSTS
-from gossamer.report.tuned import Facts, Row, headline, study, told
+from gossamer.report.tuned import Row, SearchStudy, headline, studied, told
 from gossamer.report.words import size
 from gossamer.trial.contender import check
 from gossamer.trial.yardsticks import YARDSTICKS
@@ -169,22 +169,22 @@ def _teller(question: Question, quiet: bool, as_json: bool) -> Callable[[Tuning,
 
 
 def _conclude(tuning: Tuning) -> None:
-    out, facts = console(), study(tuning)
-    out.print(f"\n[bold]{headline(facts).title}[/]", soft_wrap=True, markup=True)
-    for sentence in facts.notes:
+    out, study = console(), studied(tuning)
+    out.print(f"\n[bold]{headline(study).title}[/]", soft_wrap=True, markup=True)
+    for sentence in study.notes:
         out.print(sentence, markup=False, soft_wrap=True, style="dim")
-    out.print(_table(facts))
-    for row in facts.rows:
+    out.print(_table(study))
+    for row in study.rows:
         if row.best is not None:
             out.print(f"{row.name}: {row.expression}", markup=False, soft_wrap=True)
 
 
-def _table(facts: Facts) -> Table:
+def _table(study: SearchStudy) -> Table:
     table = Table(box=None, pad_edge=False)
-    heads = ("recipe", facts.judged_on, f"vs {facts.baseline}", "lr", "steps", "sent/step", "as given", "best")
+    heads = ("recipe", study.judged_on, f"vs {study.baseline}", "lr", "steps", "sent/step", "as given", "best")
     for i, head in enumerate(heads):
         table.add_column(head, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
-    for row in facts.rows:
+    for row in study.rows:
         table.add_row(*_cells(row))
     return table
 

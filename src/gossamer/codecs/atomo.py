@@ -12,7 +12,7 @@ from gossamer.codecs.atoms import Basis, Entry, Shape
 from gossamer.codecs.noise import uniform
 from gossamer.codecs.waterfill import independent, probabilities, systematic
 from gossamer.core.block import Block, Layout, Segment, State
-from gossamer.core.contracts import Codec, Seat
+from gossamer.core.contracts import Codec, Context
 from gossamer.core.errors import AttachError, WireError
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange
@@ -46,10 +46,10 @@ class Atomo(Codec):
     `dct()` 8. Independent draws begin with 4 bytes a tensor: how many there are.
 
     >>> from gossamer.codecs import SVD
-    >>> from gossamer.core.draw import Draw
+    >>> from gossamer.core.dice import Dice
     >>> block = Block.of({"w": torch.outer(torch.arange(8.0), torch.ones(8))})
     >>> codec = Atomo(SVD(), atoms=1)
-    >>> wire = codec.encode(block, {}, Seat(0, 1, 0, Draw(0, 0, 0)))
+    >>> wire = codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
     >>> wire.numel(), torch.allclose(codec.decode(wire, block), block.flat, atol=1e-5)
     (64, True)
 
@@ -129,10 +129,10 @@ class Atomo(Codec):
         most = sum((g.width * g.there + 1) * len(g.segments) for g in groups)
         return 4 * (sum(s.numel for s in plain) + most)
 
-    def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
+    def encode(self, block: Block, state: State, context: Context) -> Tensor:
         flat, (groups, plain) = block.flat.float(), self._ways(block.layout)
         scales = _scales(flat, block.layout)
-        rows = [r for g in groups for r in self._drawn(g, flat, scales, block.name, seat)]
+        rows = [r for g in groups for r in self._drawn(g, flat, scales, block.name, context)]
         said = [] if self.draws == "systematic" else [_numbers([r.shape[0] for r in rows], flat.device)]
         return pack(*said, *(flat[s.offset : s.offset + s.numel] for s in plain), *rows, flat[:0])
 
@@ -146,7 +146,7 @@ class Atomo(Codec):
             g.basis.add(atoms, g.shape, into[s.offset : s.offset + s.numel], weight)
 
     def _drawn(
-        self, group: "_Group", flat: Tensor, scales: dict[str, Tensor], block: str, seat: Seat
+        self, group: "_Group", flat: Tensor, scales: dict[str, Tensor], block: str, context: Context
     ) -> Iterator[Tensor]:
         """The rows of these tensors, tensor by tensor where each has another number of them.
 
@@ -154,16 +154,16 @@ class Atomo(Codec):
         """
         name = f"{block}/{group.segments[0].name}/atomo"
         scale = torch.stack([scales[s.name] for s in group.segments])
-        atoms = group.basis.apart(_sized(group, flat, scale), seat.draw, name)
+        atoms = group.basis.apart(_sized(group, flat, scale), context.dice, name)
         first = torch.where(scale.isfinite(), atoms.weights[:, 0], 1.0)
         weights = torch.cat([first[:, None], atoms.weights[:, 1:]], 1)
         p = probabilities(weights, group.budget)
         if self.draws == "systematic":
-            places, there = systematic(p, ceil(group.budget), uniform(p.shape[0], seat.draw.key(name), p.device))
+            places, there = systematic(p, ceil(group.budget), uniform(p.shape[0], context.dice.key(name), p.device))
             gains = torch.where(there, scale[:, None] / p.gather(1, places), scale[:, None] * 0.0)
             yield atoms.rows(slice(0, p.shape[0]), places, gains.float()).flatten(0, 1)
             return
-        kept = independent(p, seat.draw.uniform(name, *p.shape).to(p.device))
+        kept = independent(p, context.dice.uniform(name, *p.shape).to(p.device))
         for i, places in enumerate(kept):
             yield atoms.rows(slice(i, i + 1), places[None], (scale[i] / p[i][places])[None].float())[0]
 

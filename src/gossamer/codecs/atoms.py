@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.draw import Draw
+from gossamer.core.dice import Dice
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import Part, part, require
 from gossamer.core.world import World
@@ -60,7 +60,7 @@ class Basis(Part):
         """How many numbers of four bytes travel for an atom."""
 
     @abstractmethod
-    def apart(self, tensors: Tensor, draw: Draw, name: str) -> Atoms:
+    def apart(self, tensors: Tensor, dice: Dice, name: str) -> Atoms:
         """Take tensors of one shape apart; the first dimension says which. All are finite, and none exceeds one by much."""
 
     @abstractmethod
@@ -93,7 +93,7 @@ class SharedBasis(Basis):
     def width(self, shape: Shape) -> int:
         return 2
 
-    def apart(self, tensors: Tensor, draw: Draw, name: str) -> Atoms:
+    def apart(self, tensors: Tensor, dice: Dice, name: str) -> Atoms:
         return _Coefficients(self.analysis(tensors), self.norms(tuple(tensors.shape[1:])))
 
     def add(self, rows: Tensor, shape: Shape, into: Tensor, weight: float) -> None:
@@ -155,7 +155,7 @@ class Entry(Basis):
     def width(self, shape: Shape) -> int:
         return 2
 
-    def apart(self, tensors: Tensor, draw: Draw, name: str) -> Atoms:
+    def apart(self, tensors: Tensor, dice: Dice, name: str) -> Atoms:
         return _Coefficients(tensors.reshape(tensors.shape[0], -1), None)
 
     def add(self, rows: Tensor, shape: Shape, into: Tensor, weight: float) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Codec, Echo, LinearCodec, Seat
+from gossamer.core.contracts import Codec, Context, Echo, LinearCodec
 from gossamer.core.parts import part
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.core.wire import expect, pack
@@ -30,9 +30,9 @@ class FP32(Codec, LinearCodec):
 
     Wire: 4 d bytes (8 d for float64).
 
-    >>> from gossamer.core.draw import Draw
+    >>> from gossamer.core.dice import Dice
     >>> block = Block.of({"w": torch.tensor([1.5, -2.0])})
-    >>> FP32().encode(block, {}, Seat(0, 1, 0, Draw(0, 0, 0))).numel()
+    >>> FP32().encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0))).numel()
     8
     """
 
@@ -57,19 +57,19 @@ class FP32(Codec, LinearCodec):
     def sum_bytes(self, layout: Layout, size: int) -> list[int]:
         return [self.wire_bytes(layout)]
 
-    def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
+    def encode(self, block: Block, state: State, context: Context) -> Tensor:
         return pack(block.flat)
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
         into.add_(_read("fp32", wire, layout.dtype, layout), alpha=weight)
 
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
         def add_sent(into: Tensor, weight: float) -> None:
             into.add_(block.flat, alpha=weight)
 
-        mine = block.flat if block.room is block.flat else block.for_mean().copy_(block.flat)
+        mine = block.flat if block.into is block.flat else block.for_mean().copy_(block.flat)
         total = yield from all_reduce(mine)
-        return Echo(total, add_sent, kernels.divide(total, seat.size))
+        return Echo(total, add_sent, kernels.divide(total, context.size))
 
 
 class _Half(Codec, LinearCodec):
@@ -89,12 +89,12 @@ class _Half(Codec, LinearCodec):
     def wire_bytes(self, layout: Layout) -> int:
         return 2 * layout.numel
 
-    def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
+    def encode(self, block: Block, state: State, context: Context) -> Tensor:
         return self._new(block).copy_(block.flat).view(torch.uint8)
 
     def _new(self, block: Block) -> Tensor:
         """Room for the block's numbers in 16 bits."""
-        return block.layout.rooms.of(2 * block.numel, block.flat.device).view(_dtype(self))
+        return block.layout.buffers.of(2 * block.numel, block.flat.device).view(_dtype(self))
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
         into.add_(_read(self.name, wire, _dtype(self), layout), alpha=weight)
@@ -106,14 +106,14 @@ class _Half(Codec, LinearCodec):
     def sum_rounding(self) -> float:
         return torch.finfo(_dtype(self)).eps / 2
 
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
-        mine = torch.div(block.flat, seat.size, out=self._new(block))  # first: a sum of N could overflow fp16
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+        mine = torch.div(block.flat, context.size, out=self._new(block))  # first: a sum of N could overflow fp16
         total = yield from all_reduce(mine)
         mean = block.for_mean()
 
         def add_sent(into: Tensor, weight: float) -> None:
-            share = torch.div(block.flat, seat.size, out=self._new(block))
-            into.add_(share, alpha=weight * seat.size)
+            share = torch.div(block.flat, context.size, out=self._new(block))
+            into.add_(share, alpha=weight * context.size)
 
         return Echo(mean.copy_(total), add_sent)
 
@@ -134,10 +134,10 @@ class BF16(_Half):
     Wire: 2 d bytes. Relative error at most 2^-9 per element. Under `scatter` sums are made in float32; under `allreduce`
     the backend sums in bf16.
 
-    >>> from gossamer.core.draw import Draw
+    >>> from gossamer.core.dice import Dice
     >>> block = Block.of({"w": torch.tensor([1.0, 1.001])})
     >>> codec = BF16()
-    >>> codec.decode(codec.encode(block, {}, Seat(0, 1, 0, Draw(0, 0, 0))), block)
+    >>> codec.decode(codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0))), block)
     tensor([1., 1.])
     """
 
@@ -153,10 +153,10 @@ class FP16(_Half):
 
     Wire: 2 d bytes. Relative error at most 2^-12 per element that is not tiny.
 
-    >>> from gossamer.core.draw import Draw
+    >>> from gossamer.core.dice import Dice
     >>> block = Block.of({"w": torch.tensor([1.0, 1e6])})
     >>> codec = FP16()
-    >>> codec.decode(codec.encode(block, {}, Seat(0, 1, 0, Draw(0, 0, 0))), block)
+    >>> codec.decode(codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0))), block)
     tensor([1., inf])
     """
 

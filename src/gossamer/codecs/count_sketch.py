@@ -8,8 +8,8 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Echo, LinearCodec, Seat
-from gossamer.core.draw import Key
+from gossamer.core.contracts import Context, Echo, LinearCodec
+from gossamer.core.dice import Key
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program, all_reduce
@@ -37,11 +37,11 @@ class CountSketch(LinearCodec):
 
     Wire: all-reduces of 4 rows columns, and of 4 P k bytes (8 P k for float64).
 
-    >>> from gossamer.core.draw import Draw
+    >>> from gossamer.core.dice import Dice
     >>> from gossamer.core.verbs import AllReduce
     >>> x = torch.zeros(1000); x[[3, 500]] = torch.tensor([5.0, -4.0])
     >>> codec, block = CountSketch(ratio=0.002, columns=50), Block.of({"w": x})
-    >>> program = codec.average(block, {}, Seat(0, 1, 1, Draw(0, 1, 0)))
+    >>> program = codec.average(block, {}, Context(0, 1, 1, Dice(0, 1, 0)))
     >>> table = next(program); values = program.send(table.tensor); table.tensor.shape, values.tensor.shape
     (torch.Size([5, 50]), torch.Size([16]))
 
@@ -101,10 +101,10 @@ class CountSketch(LinearCodec):
             return [layout.numel * layout.dtype.itemsize]
         return [4 * self.rows * self._columns(layout), self._asked(layout) * layout.dtype.itemsize]
 
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
         if self._is_plain(block.layout):
-            return (yield from _as_it_is(block, seat))
-        key = seat.draw.shared_key(f"{block.name}/count_sketch")
+            return (yield from _as_it_is(block, context))
+        key = context.dice.shared_key(f"{block.name}/count_sketch")
         mine = kernels.sketch_encode(block.flat.float(), self.rows, self._columns(block.layout), key)
         table = yield from all_reduce(mine)
         asked = self._choose(table, block, key)
@@ -114,7 +114,7 @@ class CountSketch(LinearCodec):
         kept = kernels.topk(total.float(), self._count(block.layout)).long()
         # A number that is not finite may have hidden the others, and itself: the table shows it, so all that is said does.
         spoilt = peak(table).to(own.dtype) * 0
-        places, sent, values = asked[kept], own[kept], total[kept] / seat.size + spoilt
+        places, sent, values = asked[kept], own[kept], total[kept] / context.size + spoilt
         mean = block.for_mean().zero_().index_add_(0, places, values)
 
         def add_sent(into: Tensor, weight: float) -> None:
@@ -125,8 +125,8 @@ class CountSketch(LinearCodec):
     def _choose(self, table: Tensor, block: Block, key: Key) -> Tensor:
         """The places of the candidates, ascending."""
         count = self._asked(block.layout)
-        apart = block.room is not block.flat and block.flat.dtype == torch.float32  # where the mean will be
-        room = block.for_mean() if apart else block.layout.rooms.of(4 * block.numel, table.device).view(torch.float32)
+        apart = block.into is not block.flat and block.flat.dtype == torch.float32  # where the mean will be
+        room = block.for_mean() if apart else block.layout.buffers.of(4 * block.numel, table.device).view(torch.float32)
         estimates = kernels.sketch_estimate(table, block.numel, key, room)
         largest = kernels.topk(estimates, count).long()
         if self.choice == "largest":
@@ -147,14 +147,14 @@ class CountSketch(LinearCodec):
         return self.rows * self._columns(layout) + self._asked(layout) >= layout.numel
 
 
-def _as_it_is(block: Block, seat: Seat) -> Program[Echo]:
+def _as_it_is(block: Block, context: Context) -> Program[Echo]:
     own = block.flat.clone()
     total = yield from all_reduce(own.clone())
 
     def add_sent(into: Tensor, weight: float) -> None:
         into.add_(own, alpha=weight)
 
-    return Echo(torch.div(total, seat.size, out=block.for_mean()), add_sent)
+    return Echo(torch.div(total, context.size, out=block.for_mean()), add_sent)
 
 
 def _once(values: Tensor, places: Tensor) -> Tensor:

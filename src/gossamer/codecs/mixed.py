@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import AsItsCodec, Carrier, Codec, Exchange, Levelled, Seat
+from gossamer.core.contracts import AsItsCodec, Codec, CodecExchange, Context, Exchange, Levelled
 from gossamer.core.errors import WireError
 from gossamer.core.parts import Part
 from gossamer.core.wire import expect, take
@@ -43,8 +43,8 @@ class Mixed(AsItsCodec, Codec):
         fixed = self.wire_bytes(layout)
         return sum(_LENGTH + codec.wire_limit(run) for codec, run, _ in layout.runs) if fixed is None else fixed
 
-    def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
-        wires = [codec.encode(_of(block.flat, run, at), state, seat) for codec, run, at in block.layout.runs]
+    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+        wires = [codec.encode(_of(block.flat, run, at), state, context) for codec, run, at in block.layout.runs]
         if self.wire_bytes(block.layout) is None:
             lengths = torch.tensor([w.numel() for w in wires], dtype=torch.int64)
             wires.insert(0, lengths.view(torch.uint8).to(block.flat.device))
@@ -89,7 +89,7 @@ def levelled(exchange: Exchange) -> Levelled | None:
 
 def _levelled(part: object) -> Iterator[Levelled | None]:
     """Of each exchange inside that sends what codecs write: theirs with levels, after None if messages are written otherwise."""
-    if isinstance(part, Carrier):
+    if isinstance(part, CodecExchange):
         codecs = [c.codec if isinstance(c, Mixed) else c for c in vars(part).values() if isinstance(c, Codec)]
         found = [c for c in codecs if isinstance(c, Levelled)]
         yield from [None, *found] if found and found[0] is not codecs[0] else found

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.draw import Key
+from gossamer.core.dice import Key
 
 _WORD = 2.0**-32
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gossamer import kernels
 from gossamer.codecs.casts import FP32
 from gossamer.core.block import Block, Layout, Segment, State
-from gossamer.core.contracts import Echo, LinearCodec, Policy, Seat
+from gossamer.core.contracts import Context, Echo, LinearCodec, Policy
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange
@@ -42,10 +42,10 @@ class PowerSGD(LinearCodec):
     Wire: all-reduces of 4 r (n + m) bytes a matrix, 2 r (n + m) with `factors="fp16"`, in two messages for the whole block;
     in fp16, what travels as it is takes a third. P and Q are kept transposed.
 
-    >>> from gossamer.core.draw import Draw
+    >>> from gossamer.core.dice import Dice
     >>> from gossamer.core.verbs import AllReduce
     >>> block = Block.of({"w": torch.outer(torch.arange(8.0), torch.ones(8))})
-    >>> program = PowerSGD(rank=1).average(block, {}, Seat(0, 1, 1, Draw(0, 1, 0)))
+    >>> program = PowerSGD(rank=1).average(block, {}, Context(0, 1, 1, Dice(0, 1, 0)))
     >>> p = next(program); q = program.send(p.tensor); p.tensor.numel(), q.tensor.numel()
     (8, 8)
 
@@ -119,31 +119,33 @@ class PowerSGD(LinearCodec):
             lengths = [2 * factor[0], rest, 2 * factor[1]]
         return [length for length in lengths if length]
 
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
         groups, plain = _groups(self, block.layout.segments)
         known = all(f"q:{s.name}" in state for g in groups for s in g.segments)
         if self.start == "svd" and not known:
-            return (yield from self._in_full(groups, block, state, seat))
+            return (yield from self._in_full(groups, block, state, context))
         narrow = self.factors == "fp16" and known
         places = _places(plain, block.flat.device)  # of what travels as it is: many vectors, so one operation for all
-        starts = [_warm_start(g, state, seat, block.flat) for g in groups]
+        starts = [_warm_start(g, state, context, block.flat) for g in groups]
         units = [_unit(q) if narrow else None for q in starts]
-        thin = [_narrowed(g.project(block.flat, q), u, 2, seat) for g, q, u in zip(groups, starts, units, strict=True)]
+        thin = [
+            _narrowed(g.project(block.flat, q), u, 2, context) for g, q, u in zip(groups, starts, units, strict=True)
+        ]
         rest = [block.flat.index_select(0, places)] if plain else []
         summed, dense = yield from _all_reduce_apart(thin, rest)
         bases = [_orthogonal(p.to(block.flat.dtype)) for p in summed]
         represented = zip(groups, bases, units, strict=True)
-        sent = [_narrowed(g.represent(block.flat, p), u, 1, seat) for g, p, u in represented]
+        sent = [_narrowed(g.represent(block.flat, p), u, 1, context) for g, p, u in represented]
         own = [_widened(q, u, block.flat) for q, u in zip(sent, units, strict=True)]
         means = yield from _all_reduce_together(sent)
         means = [_widened(q, u, block.flat) for q, u in zip(means, units, strict=True)]
 
         mean = block.for_mean()
-        largest = [kernels.divide(total, seat.size).max().double() for total in dense]
+        largest = [kernels.divide(total, context.size).max().double() for total in dense]
         for total in dense:
             mean.index_copy_(0, places, total)
         for g, p, q, old in zip(groups, bases, means, starts, strict=True):
-            q /= seat.size
+            q /= context.size
             g.write(p, q, mean)
             largest.append(2 * g.rank * _remember(g, q, old, state))  # no number in P exceeds one, but for rounding
 
@@ -155,12 +157,12 @@ class PowerSGD(LinearCodec):
 
         return Echo(mean, add_sent, torch.stack(largest).max() if largest else None)
 
-    def _in_full(self, groups: "list[_Group]", block: Block, state: State, seat: Seat) -> Program[Echo]:
+    def _in_full(self, groups: "list[_Group]", block: Block, state: State, context: Context) -> Program[Echo]:
         """The first block, whose mean says where to start."""
-        echo = yield from FP32().average(block, state, seat)
+        echo = yield from FP32().average(block, state, context)
         numbers = torch.nan_to_num(echo.mean, 0.0, 0.0, 0.0)  # of a mean that is none, nothing will be kept
         for g in groups:
-            starts = _warm_start(g, state, seat, block.flat)
+            starts = _warm_start(g, state, context, block.flat)
             _remember(g, g.leading(numbers, starts), starts, state)
         return echo
 
@@ -242,13 +244,13 @@ class _Group:
             view.addmm_(basis.t(), factor, alpha=weight)
 
 
-def _warm_start(group: _Group, state: State, seat: Seat, like: Tensor) -> Tensor:
+def _warm_start(group: _Group, state: State, context: Context, like: Tensor) -> Tensor:
     """Last step's Q^T; rows that are missing (first step, higher rank) are drawn with the dice all ranks share."""
     rows = list[Tensor]()
     for s in group.segments:
         q = state.get(f"q:{s.name}")
         if q is None or q.shape[0] < group.rank:
-            fresh = seat.draw.shared_normal(f"{s.name}/powersgd", group.rank, group.m).to(like)
+            fresh = context.dice.shared_normal(f"{s.name}/powersgd", group.rank, group.m).to(like)
             q = fresh if q is None else torch.cat([q, fresh[q.shape[0] :]])
         rows.append(q[: group.rank])
     return torch.stack(rows)
@@ -279,11 +281,11 @@ def _unit(q: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent)
 
 
-def _narrowed(factor: Tensor, unit: Tensor | None, power: int, seat: Seat) -> Tensor:
+def _narrowed(factor: Tensor, unit: Tensor | None, power: int, context: Context) -> Tensor:
     """In half precision; what is too large for it is cut off, so that no sum of all ranks overflows. NaN and inf stay."""
     if unit is None:
         return factor
-    most = torch.finfo(torch.float16).max / seat.size
+    most = torch.finfo(torch.float16).max / context.size
     scaled = factor / unit**power
     return torch.where(scaled.isfinite(), scaled.clamp(-most, most), scaled).half()
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Levelled, Seat
+from gossamer.core.contracts import Context, Levelled
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
@@ -46,10 +46,10 @@ class QSGD(Levelled):
     and 2.58. With `norm="l2"`, where most levels are zero, 1.4 (Elias 1.6 to 1.7). It takes some
     60 ns an element to write and read, fixed width 1.4: so it pays below 10 Mbit/s or so.
 
-    >>> from gossamer.core.draw import Draw
+    >>> from gossamer.core.dice import Dice
     >>> block = Block.of({"w": torch.tensor([7.0, -3.0, 0.0, 1.0])})
     >>> codec = QSGD(bits=4)
-    >>> wire = codec.encode(block, {}, Seat(0, 1, 0, Draw(0, 0, 0)))
+    >>> wire = codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
     >>> wire.numel(), codec.decode(wire, block)
     (6, tensor([ 7., -3.,  0.,  1.]))
 
@@ -149,14 +149,14 @@ class QSGD(Levelled):
     def _fixed_bytes(self, layout: Layout) -> int:
         return 4 * self._buckets(layout) + kernels.quantise_bytes(layout.numel, self.bits)
 
-    def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
-        flat, key = block.flat.float(), seat.draw.key(f"{block.name}/qsgd")
+    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+        flat, key = block.flat.float(), context.dice.key(f"{block.name}/qsgd")
         if self.code == "rice":
             norms = kernels.bucket_norms(flat, self.bucket, self.norm)
             return pack(
                 norms, kernels.levels_encode(kernels.level_codes(flat, self.steps, self.bucket, norms, key), self.steps)
             )
-        wire = block.layout.rooms.of(self._fixed_bytes(block.layout), flat.device)
+        wire = block.layout.buffers.of(self._fixed_bytes(block.layout), flat.device)
         norms, payload = take(wire, torch.float32, self._buckets(block.layout))
         if self.norm == "max":
             kernels.quantise(flat, self.bits, self.bucket, key, norms, payload)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.core.block import Block
-from gossamer.core.contracts import Codec, Echo, LinearCodec, Seat
-from gossamer.core.draw import Draw
+from gossamer.core.contracts import Codec, Context, Echo, LinearCodec
+from gossamer.core.dice import Dice
 from gossamer.core.verbs import AllReduce, Program
 
 # Kernels for GPUs are compiled anew for lengths that are multiples of 16.
@@ -28,7 +28,7 @@ def warm(recipe: object, device: torch.device, dtype: torch.dtype = torch.float3
         block = Block.of({n: torch.ones(s, dtype=dtype, device=device) for n, s in shapes.items()})
         kernels.absmax(block.flat.float(), (0, block.numel))
         for codec in set(codecs_in(recipe)):
-            _try(codec, block, Seat(0, 1, 0, Draw(0, 0, 0)))
+            _try(codec, block, Context(0, 1, 0, Dice(0, 0, 0)))
 
 
 def codecs_in(part: object) -> Iterator[Codec | LinearCodec]:
@@ -44,12 +44,12 @@ def codecs_in(part: object) -> Iterator[Codec | LinearCodec]:
             yield from codecs_in(inner)
 
 
-def _try(codec: Codec | LinearCodec, block: Block, seat: Seat) -> None:
+def _try(codec: Codec | LinearCodec, block: Block, context: Context) -> None:
     if isinstance(codec, Codec):
-        wire = codec.encode(block, {}, seat)
+        wire = codec.encode(block, {}, context)
         codec.mean([wire], block.layout, codec.decode(wire, block))
     if isinstance(codec, LinearCodec):
-        _alone(codec.average(block, {}, seat))
+        _alone(codec.average(block, {}, context))
 
 
 def _alone(program: Program[Echo]) -> None:

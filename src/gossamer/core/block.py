@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.core.rooms import Rooms
+from gossamer.core.buffers import Buffers
 
 State = dict[str, Tensor]
 SHORT = 8  # a row is short if so many of them fit into a chunk: then no chunk is longer than the mean by more than an eighth
@@ -42,7 +42,7 @@ class Run(NamedTuple):
 
 
 class Layout:
-    """The table of a block: which parameter lies where. Made once, used at every step, and so is the memory in its rooms.
+    """The table of a block: which parameter lies where. Made once, used at every step, and so is the memory in its buffers.
 
     `knobs` is what is said of each segment to a codec that minds (`codecs/mixed.py`), or nothing; `weights` how long an
     element is written then. Other knobs are another table of the same block: no name and no memory changes with them.
@@ -58,7 +58,7 @@ class Layout:
         self.segments = segments
         self.dtype = dtype
         self.knobs, self.weights = knobs, weights
-        self.rooms = Rooms()
+        self.buffers = Buffers()
         self._chunks: dict[int, tuple[Layout, ...]] = {}
 
     def turned(self, knobs: tuple[Any, ...], weights: tuple[int, ...] = ()) -> "Layout":
@@ -66,7 +66,7 @@ class Layout:
         if knobs == self.knobs:
             return self
         other = Layout(self.segments, self.dtype, knobs, weights)
-        other.rooms = self.rooms
+        other.buffers = self.buffers
         return other
 
     @cached_property
@@ -78,7 +78,7 @@ class Layout:
     def _piece(self, knob: Any, which: list[int]) -> Run:
         inside, begin = [self.segments[i] for i in which], self.segments[which[0]].offset
         piece = Layout(tuple(s._replace(offset=s.offset - begin) for s in inside), self.dtype)
-        piece.rooms = self.rooms
+        piece.buffers = self.buffers
         return Run(knob, piece, begin)
 
     @staticmethod
@@ -155,13 +155,13 @@ def _rows(s: Segment, begin: int, end: int) -> tuple[int, ...]:
 class Block:
     """A flat tensor (float32, or float64 for double-precision models) and its layout.
 
-    `room`, if given, is where an exchange may write the mean: a tensor of this length whose content nobody needs once
+    `into`, if given, is where an exchange may write the mean: a tensor of this length whose content nobody needs once
     the exchange has begun. It may be `flat` itself.
     """
 
     flat: Tensor
     layout: Layout
-    room: Tensor | None = None
+    into: Tensor | None = None
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> "Block":
@@ -185,16 +185,16 @@ class Block:
         return self.layout.numel
 
     def like(self, flat: Tensor) -> "Block":
-        """Other values in the same layout (and with the same room)."""
-        return Block(flat, self.layout, self.room)
+        """Other values in the same layout (and with the same place for a mean)."""
+        return Block(flat, self.layout, self.into)
 
     def new(self) -> Tensor:
         """A flat tensor to write to, of this length; its content is arbitrary."""
-        return self.layout.rooms.like(self.flat)
+        return self.layout.buffers.like(self.flat)
 
     def for_mean(self) -> Tensor:
         """A flat tensor to write the mean to; its content is arbitrary. Call it when `flat` has been read."""
-        return self.new() if self.room is None else self.room
+        return self.new() if self.into is None else self.into
 
     def chunks(self, count: int) -> "tuple[Block, ...]":
         """Views of `count` runs of nearly equal length."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.draw import Draw
+from gossamer.core.dice import Dice
 from gossamer.core.parts import Part
 from gossamer.core.terms import Term, needs, those
 from gossamer.core.verbs import Program
@@ -24,13 +24,13 @@ Unit = Literal["gradient", "none"]
 multiplies the former when the loss scale changes, so that no part knows of it."""
 
 
-class Seat(NamedTuple):
+class Context(NamedTuple):
     """Where I sit: my rank, the size of the world, the step, and my dice; and what a memory and an exchange tell each other."""
 
     rank: int
     size: int
     step: int
-    draw: Draw
+    dice: Dice
     rescale: float = 1.0  # what an exchange keeps counts so many times now: the memory's own units have changed
     lr: float = 1.0  # the learning rate the block's parameters will be stepped with
     shift: float = 0.0  # the rate at which a memory around the exchange follows what was sent; 0: there is none
@@ -127,7 +127,7 @@ class Codec(_Encoding):
         return 16 * layout.numel + 1024 if fixed is None else fixed
 
     @abstractmethod
-    def encode(self, block: Block, state: State, seat: Seat) -> Tensor: ...
+    def encode(self, block: Block, state: State, context: Context) -> Tensor: ...
 
     @abstractmethod
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None: ...
@@ -212,7 +212,7 @@ class LinearCodec(_Encoding):
         return None
 
     @abstractmethod
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]: ...
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]: ...
 
 
 class AsItsCodec:
@@ -314,20 +314,20 @@ class Exchange(_Lossy):
         return "none"
 
     @abstractmethod
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]: ...
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]: ...
 
 
-class Carrier(AsItsCodec, Exchange):
+class CodecExchange(AsItsCodec, Exchange):
     """An exchange of what one codec writes."""
 
     def omega(self, layout: Layout, size: int) -> float:
         return self.codec.omega(layout)  # a bound for each rank is one for their sum
 
 
-class Send(Protocol):
+class Sender(Protocol):
     """The rest of the way: what a memory hands its block to."""
 
-    def __call__(self, block: Block, seat: Seat) -> Program[Echo]: ...
+    def __call__(self, block: Block, context: Context) -> Program[Echo]: ...
 
 
 UNBALANCED = (
@@ -389,7 +389,7 @@ class Memory(Part):
         return False
 
     @abstractmethod
-    def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]: ...
+    def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]: ...
 
 
 class Peers(NamedTuple):
@@ -440,7 +440,7 @@ class Mixer(Part):
         """What sums to the same total over all ranks whatever is mixed; `block` is the model."""
 
     @abstractmethod
-    def push(self, block: Block, state: State, seat: Seat, round: int) -> Program[list[Tensor]]: ...
+    def push(self, block: Block, state: State, context: Context, round: int) -> Program[list[Tensor]]: ...
 
     @abstractmethod
     def absorb(self, block: Block, state: State, arrived: Sequence[Tensor]) -> Tensor: ...
@@ -475,7 +475,7 @@ class Update(Part):
         return "equal"
 
     @abstractmethod
-    def direction(self, mean: Block, model: Block, state: State, seat: Seat) -> Tensor:
+    def direction(self, mean: Block, model: Block, state: State, context: Context) -> Tensor:
         """What the optimizer is given in place of the mean; `model` is a copy, and nobody else's."""
 
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Exchange, Mixer, Policy, Seat
+from gossamer.core.contracts import Context, Exchange, Mixer, Policy
 from gossamer.core.parts import Part
 from gossamer.core.terms import those
 from gossamer.core.verbs import Descend, Missed, Program
 
-Message = Callable[[Block, State, Seat], Program[list[Tensor]]]
+Message = Callable[[Block, State, Context], Program[list[Tensor]]]
 """What a block says to peers: a program that sends, and returns the wires that came. It is given the block as it is now,
-what its mixer keeps, and the seat; whatever it does before it first asks the network is done at once."""
+what its mixer keeps, and the context; whatever it does before it first asks the network is done at once."""
 
 
 class Place(Protocol):
@@ -48,8 +48,8 @@ class Host(Protocol):
     def rates(self) -> list[float]: ...
     def rate(self, index: int) -> float: ...
     def gain(self, index: int) -> float: ...
-    def seat(self, index: int) -> Seat: ...
-    def plain_seat(self, step: int) -> Seat: ...
+    def context(self, index: int) -> Context: ...
+    def plain_context(self, step: int) -> Context: ...
     def drop(self, step: int) -> None: ...
     def send(self, index: int, flat: Tensor) -> Program[None]: ...
     def average_gradients(self) -> Program[None]: ...
@@ -226,9 +226,9 @@ class Loop:
         """The learning rate of each of the optimizer's groups."""
         return self.host.rates
 
-    def seat(self, step: int) -> Seat:
+    def context(self, step: int) -> Context:
         """Where I sit at a step that need not be the one I compute: in no units, and with no memory around."""
-        return self.host.plain_seat(step)
+        return self.host.plain_context(step)
 
     def deliver(self, mean: Tensor, finite: bool, rates: Sequence[float]) -> None:
         """The step's agreed gradient, for the optimizer to take with these rates; where it is not finite, nobody takes it."""
@@ -319,7 +319,7 @@ class Schedule(Part):
         """How many steps come before that, in another way."""
         return 0
 
-    def rests(self, step: int) -> bool:
+    def ends_round(self, step: int) -> bool:
         """True if this is the last step of a round: after it is the time to judge, or to keep, the models."""
         return True
 

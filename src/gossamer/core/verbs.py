@@ -143,7 +143,7 @@ def kept(wire: Tensor | Promise) -> Tensor:
     return wire.keep() if isinstance(wire, Promise) else wire
 
 
-class Ticket(Generic[T]):
+class Handle(Generic[T]):
     """A program under way: join it to get its result."""
 
     def done(self) -> bool:
@@ -164,7 +164,7 @@ class Start:
 class Join:
     """Wait for a started program and get its result."""
 
-    ticket: Ticket[Any]
+    handle: Handle[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,12 +233,12 @@ def closed(name: str, count: int) -> Program[tuple[int, ...]]:
     return (yield Closed(name, count))
 
 
-def start(program: "Program[T]", label: str = "", step: int = 0, lane: str = "comm") -> Program[Ticket[T]]:
+def start(program: "Program[T]", label: str = "", step: int = 0, lane: str = "comm") -> Program[Handle[T]]:
     return (yield Start(program, label, step, lane))
 
 
-def join(ticket: Ticket[T]) -> Program[T]:
-    return (yield Join(ticket))
+def join(handle: Handle[T]) -> Program[T]:
+    return (yield Join(handle))
 
 
 def all_gather_ragged(wire: Tensor, limit: int) -> Program[list[Tensor]]:

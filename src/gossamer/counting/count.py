@@ -10,16 +10,16 @@ from torch import Tensor
 
 from gossamer.codecs.warm import codecs_in
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Codec, Echo, Seat
-from gossamer.core.draw import Draw
+from gossamer.core.contracts import Codec, Context, Echo
+from gossamer.core.dice import Dice
 from gossamer.core.groups import place
 from gossamer.core.programs import drive
 from gossamer.core.schedule import Message
 from gossamer.core.verbs import Program, Verb
 from gossamer.core.world import World
 from gossamer.counting.answers import answer_of
-from gossamer.counting.hollow import hollow
 from gossamer.counting.rehearsal import Average, Mail, Rehearsal, span
+from gossamer.counting.sizes_only import sizes_only
 from gossamer.fabrics.ledger import Ledger, traffic
 from gossamer.fabrics.sim import simulate
 from gossamer.recipe import Recipe
@@ -111,11 +111,13 @@ class _Counter:
         known, done = dict[Any, Count](), list[Count]()
         for which, message in mail:
 
-            def program(channel: Channel, flat: Tensor, seat: Seat, message: Message = message) -> Program[Any]:
-                return message(Block(flat, channel.layout), {}, seat)
+            def program(channel: Channel, flat: Tensor, context: Context, message: Message = message) -> Program[Any]:
+                return message(Block(flat, channel.layout), {}, context)
 
-            seats = [_seat(rank, self._size) for rank in range(self._size)]
-            small = tuple(self._alone(message(Block(torch.zeros(1), SMALL), {}, seat), seat) for seat in seats)
+            contexts = [_context(rank, self._size) for rank in range(self._size)]
+            small = tuple(
+                self._alone(message(Block(torch.zeros(1), SMALL), {}, context), context) for context in contexts
+            )
             if (which, small) not in known:
                 known[which, small] = self._sent(program, which)
             done.append(known[which, small])
@@ -126,13 +128,13 @@ class _Counter:
         return _sum(self._moved(verb, rank) for verb in verbs for rank in range(self._size))
 
     def _average(self, asked: Average) -> Count:
-        def program(channel: Channel, flat: Tensor, seat: Seat) -> Program[Any]:
+        def program(channel: Channel, flat: Tensor, context: Context) -> Program[Any]:
             block = Block(flat, channel.layout)
-            return _averaging(channel, block, seat) if asked.over is None else asked.over.average(block, {}, seat)
+            return _averaging(channel, block, context) if asked.over is None else asked.over.average(block, {}, context)
 
         return self._sent(program, asked.which)
 
-    def _sent(self, program: Callable[[Channel, Tensor, Seat], Program[Any]], which: Iterable[int]) -> Count:
+    def _sent(self, program: Callable[[Channel, Tensor, Context], Program[Any]], which: Iterable[int]) -> Count:
         """What is sent if these channels go through the program once; like channels are done once."""
         done, like = list[Count](), dict[Any, list[Channel]]()
         for c in (self._channels[i] for i in which):
@@ -141,23 +143,23 @@ class _Counter:
         for channel, *others in like.values():
             noise = torch.Generator().manual_seed(0)
             flat = torch.empty(channel.layout.numel, dtype=channel.layout.dtype).uniform_(-1, 1, generator=noise)
-            seats = [_seat(rank, self._size, channel.shift) for rank in range(self._size)]
-            programs = (program(channel, flat, seat) for seat in seats)
+            contexts = [_context(rank, self._size, channel.shift) for rank in range(self._size)]
+            programs = (program(channel, flat, context) for context in contexts)
             if _hears_lengths(channel, self._size):
                 ledger = simulate([*programs], ledger=Ledger(per_node=self._per_node)).ledger
                 once = Count(ledger.sent, ledger.inside)
             else:
-                once = _sum(self._alone(p, seat) for p, seat in zip(programs, seats))
+                once = _sum(self._alone(p, context) for p, context in zip(programs, contexts))
             done.append(once.times(1 + len(others)))
         return _sum(done)
 
-    def _alone(self, program: Program[Any], seat: Seat) -> Count:
+    def _alone(self, program: Program[Any], context: Context) -> Count:
         """What a rank sends when every other rank answers as it would itself."""
         done = list[Count]()
 
         def answer(verb: Verb) -> Any:
-            done.append(self._moved(verb, seat.rank))
-            return answer_of(verb, place(verb, seat.rank, self._size)[1])
+            done.append(self._moved(verb, context.rank))
+            return answer_of(verb, place(verb, context.rank, self._size)[1])
 
         drive(program, answer)
         return _sum(done)
@@ -173,19 +175,19 @@ def _hears_lengths(channel: Channel, size: int) -> bool:
     return bool(channel.exchange.groups(size)) and any(c.wire_bytes(channel.layout) is None for c in codecs)
 
 
-def _seat(rank: int, size: int, shift: float = 0.0) -> Seat:
-    return Seat(rank, size, LATER, Draw(0, 1, rank), shift=shift)
+def _context(rank: int, size: int, shift: float = 0.0) -> Context:
+    return Context(rank, size, LATER, Dice(0, 1, rank), shift=shift)
 
 
-def _averaging(channel: Channel, block: Block, seat: Seat) -> Program[Any]:
-    exchange, kept = hollow(channel.exchange), State()
+def _averaging(channel: Channel, block: Block, context: Context) -> Program[Any]:
+    exchange, kept = sizes_only(channel.exchange), State()
 
-    def send(block: Block, seat: Seat) -> Program[Echo]:
-        return exchange.average(block, {}, seat)
+    def send(block: Block, context: Context) -> Program[Echo]:
+        return exchange.average(block, {}, context)
 
     if channel.memory.begins:
-        _done(channel.memory.around(block, kept, send, seat), seat.size)
-    return (yield from channel.memory.around(block, kept, send, seat))
+        _done(channel.memory.around(block, kept, send, context), context.size)
+    return (yield from channel.memory.around(block, kept, send, context))
 
 
 def _done(program: Program[Any], size: int) -> None:

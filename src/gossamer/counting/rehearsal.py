@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Echo, Exchange, Seat
-from gossamer.core.draw import Draw
+from gossamer.core.contracts import Context, Echo, Exchange
+from gossamer.core.dice import Dice
 from gossamer.core.errors import GossamerError
 from gossamer.core.parts import require
 from gossamer.core.programs import drive
 from gossamer.core.schedule import Loop, Message
-from gossamer.core.verbs import AllReduce, Claim, Compute, Descend, Join, Program, Start, Ticket, Verb
+from gossamer.core.verbs import AllReduce, Claim, Compute, Descend, Handle, Join, Program, Start, Verb
 from gossamer.counting.answers import answer_of
 from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe
@@ -73,14 +73,14 @@ class Noting(Exchange):
     def omega(self, layout: Layout, size: int) -> float:
         return 0.0
 
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
         self.tell()
         yield from ()
         return Echo(block.flat.clone(), lambda into, weight: None)
 
 
 @dataclass(eq=False)
-class Later(Ticket[Any]):
+class Later(Handle[Any]):
     """A program that is run when somebody joins it."""
 
     program: Program[Any]
@@ -119,8 +119,8 @@ class Rehearsal:
                     return True
                 case Start(program):
                     return Later(program)
-                case Join(Later() as ticket):
-                    return self._alone(ticket.program, self.besides)
+                case Join(Later() as handle):
+                    return self._alone(handle.program, self.besides)
                 case Claim() | Compute():
                     return answer_of(verb, self.size)
                 case _:
@@ -138,8 +138,8 @@ class Rehearsal:
             match verb:
                 case Start(started):
                     return Later(started)
-                case Join(Later() as ticket):
-                    return self._alone(ticket.program, sent)
+                case Join(Later() as handle):
+                    return self._alone(handle.program, sent)
                 case _:
                     sent.append(verb)
                     return answer_of(verb, self.size)
@@ -156,11 +156,11 @@ class Rehearsal:
     def gain(self, index: int) -> float:
         return 1.0
 
-    def seat(self, index: int) -> Seat:
-        return self.plain_seat(self.step)
+    def context(self, index: int) -> Context:
+        return self.plain_context(self.step)
 
-    def plain_seat(self, step: int) -> Seat:
-        return Seat(self.rank, self.size, step, Draw(0, step, self.rank))
+    def plain_context(self, step: int) -> Context:
+        return Context(self.rank, self.size, step, Dice(0, step, self.rank))
 
     def send(self, index: int, flat: Tensor) -> Program[None]:
         yield from ()
@@ -195,7 +195,7 @@ class Rehearsal:
         self.mail.append(Mail(tuple(which), message))
         for i in which:
             c = self.channels[i]
-            said = message(Block(c.read(), c.layout), c.states["mixer"], self.seat(i))
+            said = message(Block(c.read(), c.layout), c.states["mixer"], self.context(i))
             self._wires[i] = self._alone(said, [])
         yield from ()
 

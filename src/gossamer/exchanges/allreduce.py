@@ -3,14 +3,14 @@
 from typing import final
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Carrier, Echo, LinearCodec, Policy, Seat
+from gossamer.core.contracts import CodecExchange, Context, Echo, LinearCodec, Policy
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program
 
 
 @final
 @part("allreduce", sample="allreduce(fp32())")
-class AllReduced(Carrier):
+class AllReduced(CodecExchange):
     """One all-reduce (or the few that the codec asks for). For codecs whose messages add up.
 
     Use: for codecs whose messages add up: dense, half precision, low rank, ternary on shared scales.
@@ -52,5 +52,5 @@ class AllReduced(Carrier):
     def sparse(self) -> bool:
         return self.codec.sparse
 
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
-        return (yield from self.codec.average(block, state, seat))
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+        return (yield from self.codec.average(block, state, context))

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from gossamer.core.buffers import Buffers
 from gossamer.core.errors import GossamerError
 from gossamer.core.groups import among
 from gossamer.core.programs import through
-from gossamer.core.rooms import Rooms
 from gossamer.core.verbs import (
     AllGather,
     AllReduce,
@@ -50,43 +50,43 @@ class Node(NamedTuple):
         return Node(number, place, tuple(range(first, min(first + per_node, size))), tuple(range(0, size, per_node)))
 
 
-def as_one(program: Program[T], node: Node, device: torch.device, rooms: Rooms) -> Program[T]:
+def as_one(program: Program[T], node: Node, device: torch.device, buffers: Buffers) -> Program[T]:
     """The same program on all ranks of a node, as if they were one rank among so many nodes.
 
     Only the first rank asks the other nodes; it then tells the answer to its own, as it came: so all of them make the same
     of it, and what was small on its way between nodes is small inside. Who reads wires one by one gets them when all are
-    there. What the first rank tells lies in `rooms` until it has been told.
+    there. What the first rank tells lies in `buffers` until it has been told.
     """
 
     def ask(verb: Verb) -> Program[Any]:
         if isinstance(verb, Start):
-            return (yield replace(verb, program=as_one(verb.program, node, device, rooms)))
-        return (yield from _ask(verb, node, device, rooms)) if isinstance(verb, Shared) else (yield verb)
+            return (yield replace(verb, program=as_one(verb.program, node, device, buffers)))
+        return (yield from _ask(verb, node, device, buffers)) if isinstance(verb, Shared) else (yield verb)
 
     return through(program, ask)
 
 
-def _ask(verb: Shared, node: Node, device: torch.device, rooms: Rooms) -> Program[Any]:
+def _ask(verb: Shared, node: Node, device: torch.device, buffers: Buffers) -> Program[Any]:
     """The first rank's answer, on all ranks of the node."""
     leads, asked = node.place == 0, among(verb, node.leaders)
     match verb:
         case AllReduce(tensor):
-            return (yield from _all_reduce(tensor, asked, node, rooms))
+            return (yield from _all_reduce(tensor, asked, node, buffers))
         case AllGather(wire, read):
             if leads:
                 wires = yield replace(asked, read=None)
-                yield from _tell(wires, node, rooms)
+                yield from _tell(wires, node, buffers)
             else:
                 wires = yield from _hear([wire.numel()] * _count(verb, node), node, wire.device)
             return _read(wires, read, verb, node)
         case AllToAll(_, _, read):
-            return _read((yield from _all_to_all(verb, asked, node, rooms)), read, verb, node)
+            return _read((yield from _all_to_all(verb, asked, node, buffers)), read, verb, node)
         case Send():
             return (yield asked) if leads else None
         case Receive(int(), length):
             if leads:
                 wire = yield asked
-                yield from _tell([wire], node, rooms)
+                yield from _tell([wire], node, buffers)
                 return wire
             return (yield from _hear([length], node, device))[0]
         case _:
@@ -95,23 +95,23 @@ def _ask(verb: Shared, node: Node, device: torch.device, rooms: Rooms) -> Progra
             )
 
 
-def _all_reduce(tensor: Tensor, asked: Verb, node: Node, rooms: Rooms) -> Program[Tensor]:
+def _all_reduce(tensor: Tensor, asked: Verb, node: Node, buffers: Buffers) -> Program[Tensor]:
     if node.place == 0:
         total = yield asked
-        yield from _tell([total.reshape(-1).view(torch.uint8)], node, rooms)
+        yield from _tell([total.reshape(-1).view(torch.uint8)], node, buffers)
         return total
     (bits,) = yield from _hear([tensor.numel() * tensor.element_size()], node, tensor.device)
     return tensor.copy_(bits.view(tensor.dtype).view(tensor.shape))
 
 
-def _all_to_all(verb: AllToAll, asked: Verb, node: Node, rooms: Rooms) -> Program[list[Tensor]]:
+def _all_to_all(verb: AllToAll, asked: Verb, node: Node, buffers: Buffers) -> Program[list[Tensor]]:
     """What a rank sent to itself has not travelled, and all ranks of a node have made it. They make all that the first one
     sends, as it does, for whoever makes a wire remembers what he said.
     """
     me, count = _index(verb, node), _count(verb, node)
     if node.place == 0:
         came = yield replace(asked, read=None)
-        yield from _tell([w for j, w in enumerate(came) if j != me], node, rooms)
+        yield from _tell([w for j, w in enumerate(came) if j != me], node, buffers)
         return came
     made = {j: kept(verb.wires[j]) for j in departures(me, count)}
     lengths = [n for j, n in enumerate(verb.lengths) if j != me]
@@ -136,16 +136,16 @@ def _count(verb: Shared, node: Node) -> int:
     return len(node.leaders if verb.among is None else verb.among)
 
 
-def _tell(wires: Sequence[Tensor], node: Node, rooms: Rooms) -> Program[None]:
+def _tell(wires: Sequence[Tensor], node: Node, buffers: Buffers) -> Program[None]:
     """To all others of the node, at the price of what is said: they would pay twice for adding zeros."""
     if len(node.ranks) > 1 and wires:
-        said = wires[0] if len(wires) == 1 else _joined(wires, rooms)
+        said = wires[0] if len(wires) == 1 else _joined(wires, buffers)
         nothing = said.new_empty(0)
         yield AllToAll([nothing, *[said] * (len(node.ranks) - 1)], [0] * len(node.ranks), among=node.ranks)
 
 
-def _joined(wires: Sequence[Tensor], rooms: Rooms) -> Tensor:
-    return torch.cat([*wires], out=rooms.of(sum(w.numel() for w in wires), wires[0].device))
+def _joined(wires: Sequence[Tensor], buffers: Buffers) -> Tensor:
+    return torch.cat([*wires], out=buffers.of(sum(w.numel() for w in wires), wires[0].device))
 
 
 def _hear(lengths: Sequence[int], node: Node, device: torch.device) -> Program[list[Tensor]]:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Echo, Exchange, Policy, Seat, Unit
-from gossamer.core.draw import Draw, Key
+from gossamer.core.contracts import Context, Echo, Exchange, Policy, Unit
+from gossamer.core.dice import Dice, Key
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program, all_reduce
@@ -94,19 +94,19 @@ class FetchSGD(Exchange):
                 f"has {longest:,} elements; use fewer columns, or leave them out to follow the block"
             )
 
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
-        n, key = block.numel, self._key(block, seat)
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+        n, key = block.numel, self._key(block, context)
         if self.rows * self._columns(block.layout) >= n:
-            return (yield from self._whole(block, state, seat))
+            return (yield from self._whole(block, state, context))
         mine = kernels.sketch_encode(block.flat.float(), self.rows, self._columns(block.layout), key)
-        table = (yield from all_reduce(mine)) / seat.size
+        table = (yield from all_reduce(mine)) / context.size
         spoilt = peak(table).to(block.flat.dtype) * 0  # an estimate may be finite where one of its cells is not
 
         mark = f"{crc32(repr(block.layout.segments).encode()):08x}:{block.name}"
         velocity = table + self.momentum * state.get(f"velocity{mark}", 0.0)
         owed = velocity + state.get(f"owed{mark}", 0.0)
-        room = block.layout.rooms.of(4 * n, table.device).view(torch.float32)
-        estimates = kernels.sketch_estimate(owed, n, key, room)
+        into = block.layout.buffers.of(4 * n, table.device).view(torch.float32)
+        estimates = kernels.sketch_estimate(owed, n, key, into)
         chosen = kernels.topk(estimates, ceil(self.ratio * n * (1 - 1e-12))).long()
         values = estimates[chosen]
         only = estimates.zero_().index_add_(0, chosen, values)
@@ -116,19 +116,19 @@ class FetchSGD(Exchange):
         state[f"velocity{mark}"] = velocity.masked_fill(touched, 0.0)
         return _echo(block, chosen, values.to(block.flat.dtype) + spoilt)
 
-    def _whole(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+    def _whole(self, block: Block, state: State, context: Context) -> Program[Echo]:
         """A block that is no longer than a sketch of it travels as it is, and is never owed."""
         total = yield from all_reduce(block.flat.clone())
-        velocity = total / seat.size + self.momentum * state.get("velocity", 0.0)
+        velocity = total / context.size + self.momentum * state.get("velocity", 0.0)
         state["velocity"] = velocity
         return _echo(block, torch.arange(block.numel, device=velocity.device), velocity)
 
     def _columns(self, layout: Layout) -> int:
         return 5 * ceil(self.ratio * layout.numel) if self.columns is None else self.columns
 
-    def _key(self, block: Block, seat: Seat) -> Key:
+    def _key(self, block: Block, context: Context) -> Key:
         """The same at every step."""
-        return Draw(seat.draw.seed, 0, 0).shared_key(f"{block.name}/fetch_sgd")
+        return Dice(context.dice.seed, 0, 0).shared_key(f"{block.name}/fetch_sgd")
 
 
 def _echo(block: Block, places: Tensor, values: Tensor) -> Echo:

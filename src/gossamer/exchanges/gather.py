@@ -5,14 +5,14 @@ from typing import final
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import Carrier, Codec, Echo, Seat
+from gossamer.core.contracts import Codec, CodecExchange, Context, Echo
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program, all_gather, all_gather_ragged
 
 
 @final
 @part("gather", sample="gather(fp32())")
-class Gather(Carrier):
+class Gather(CodecExchange):
     """All-gather the wires, decode all of them, sum in rank order. For every codec that writes alone.
 
     Wire: (N-1) messages each way, so it beats a dense all-reduce only while a message is shorter than 8 d / N bytes.
@@ -39,9 +39,9 @@ class Gather(Carrier):
     def sparse(self) -> bool:
         return self.codec.sparse
 
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
         codec, layout = self.codec, block.layout
-        wire = codec.encode(block, state, seat)
+        wire = codec.encode(block, state, context)
         if codec.wire_bytes(layout) is None:
             wires = yield from all_gather_ragged(wire, codec.wire_limit(layout))
         else:

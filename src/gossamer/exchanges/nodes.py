@@ -8,8 +8,8 @@ from torch import Tensor
 
 from gossamer.codecs import FP32
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Echo, Exchange, Policy, Seat, Unit
-from gossamer.core.draw import Draw
+from gossamer.core.contracts import Context, Echo, Exchange, Policy, Unit
+from gossamer.core.dice import Dice
 from gossamer.core.groups import within
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program
@@ -132,19 +132,19 @@ class Nodes(Exchange):
         between = key.startswith(BETWEEN)
         return (self.between, key.removeprefix(BETWEEN)) if between else (self.inside, key.removeprefix(INSIDE))
 
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
-        node = Node.of(seat.rank, seat.size, self.per_node)
-        near = yield from self._inside(block, state, seat, node)
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+        node = Node.of(context.rank, context.size, self.per_node)
+        near = yield from self._inside(block, state, context, node)
         if len(node.leaders) == 1:
             return near
-        weight = len(node.ranks) * len(node.leaders) / seat.size
+        weight = len(node.ranks) * len(node.leaders) / context.size
         asked = near.mean if weight == 1 else near.mean.mul_(weight)
-        first = Draw(seat.draw.seed, seat.step, node.ranks[0])
-        place = seat._replace(rank=node.number, size=len(node.leaders), draw=first)
+        first = Dice(context.dice.seed, context.step, node.ranks[0])
+        place = context._replace(rank=node.number, size=len(node.leaders), dice=first)
         # Where the mean may be written over the block itself, nobody will ask what got through.
-        room = asked if block.room is block.flat else None
-        program = _paid(self.between, BETWEEN, Block(asked, block.layout, room), state, place)
-        far = yield from as_one(program, node, block.flat.device, block.layout.rooms)
+        into = asked if block.into is block.flat else None
+        program = _paid(self.between, BETWEEN, Block(asked, block.layout, into), state, place)
+        far = yield from as_one(program, node, block.flat.device, block.layout.buffers)
 
         def add_sent(into: Tensor, share: float) -> None:
             lost = block.new().copy_(asked)
@@ -154,9 +154,9 @@ class Nodes(Exchange):
 
         return Echo(far.mean, add_sent)
 
-    def _inside(self, block: Block, state: State, seat: Seat, node: Node) -> Program[Echo]:
-        dice = replace(seat.draw, seed=seat.draw.seed ^ 0x1D5)  # others than between nodes
-        place = seat._replace(rank=node.place, size=len(node.ranks), draw=dice)
+    def _inside(self, block: Block, state: State, context: Context, node: Node) -> Program[Echo]:
+        dice = replace(context.dice, seed=context.dice.seed ^ 0x1D5)  # others than between nodes
+        place = context._replace(rank=node.place, size=len(node.ranks), dice=dice)
         return (yield from within(_paid(self.inside, INSIDE, block, state, place), node.ranks))
 
 
@@ -165,13 +165,13 @@ def _of(groups: tuple[tuple[int, ...], ...], ranks: tuple[int, ...]) -> list[tup
     return [tuple(ranks[i] for i in group) for group in groups]
 
 
-def _paid(exchange: Exchange, whose: str, block: Block, state: State, seat: Seat) -> Program[Echo]:
+def _paid(exchange: Exchange, whose: str, block: Block, state: State, context: Context) -> Program[Echo]:
     """Average, and keep no debts: what is owed to the mean has not got through, and so is the memory's.
 
     A rank's debt counts once in the mean; in what got through of one of so many ranks it counts so many times.
     """
     own: State = {key.removeprefix(whose): value for key, value in state.items() if key.startswith(whose)}
-    echo = yield from exchange.average(block, own, seat._replace(feedback=float(bool(seat.feedback))))
+    echo = yield from exchange.average(block, own, context._replace(feedback=float(bool(context.feedback))))
     owed = [own.pop(key) for key in [*own] if exchange.policy(key) == "owner"]
     for key, value in own.items():
         state[whose + key] = value
@@ -179,6 +179,6 @@ def _paid(exchange: Exchange, whose: str, block: Block, state: State, seat: Seat
     def add_sent(into: Tensor, share: float) -> None:
         echo.add_sent(into, share)
         for debt in owed:
-            into.sub_(debt, alpha=share * seat.size)
+            into.sub_(debt, alpha=share * context.size)
 
     return Echo(echo.mean, add_sent)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Carrier, Codec, Echo, Policy, Seat, Unit
+from gossamer.core.contracts import Codec, CodecExchange, Context, Echo, Policy, Unit
 from gossamer.core.parts import part, require
 from gossamer.core.terms import those
 from gossamer.core.verbs import (
@@ -26,7 +26,7 @@ from gossamer.core.verbs import (
 
 @final
 @part("scatter", sample="scatter(fp32())")
-class Scatter(Carrier):
+class Scatter(CodecExchange):
     """Cut the block into N chunks; every chunk's owner sums what all send it, encodes the mean again and tells everybody.
 
     All-to-all of N - 1 chunk wires, decode and sum (the own share first, then that of the rank before, and so on round),
@@ -112,16 +112,16 @@ class Scatter(Carrier):
     def unit(self, key: str) -> Unit:
         return "gradient" if key == "owed" else "none"
 
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
-        codec, rank = self.codec, seat.rank
-        chunks = block.chunks(seat.size)
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+        codec, rank = self.codec, context.rank
+        chunks = block.chunks(context.size)
         wires = {rank: block.flat.new_empty(0, dtype=torch.uint8)}
         own = chunks[rank].flat
         # what nobody needs any more may be added to where it lies
-        total = own if block.room is block.flat else chunks[rank].new().copy_(own)
+        total = own if block.into is block.flat else chunks[rank].new().copy_(own)
 
         def make(j: int) -> Tensor:
-            wires[j] = codec.encode(chunks[j], state, seat)
+            wires[j] = codec.encode(chunks[j], state, context)
             return wires[j]
 
         def add(j: int, wire: Tensor) -> None:
@@ -129,9 +129,9 @@ class Scatter(Carrier):
                 codec.accumulate(wire, chunks[rank].layout, total, 1.0)
 
         yield from _exchange(codec, chunks, make, add, rank)
-        answer = self._answer(chunks[rank].like(total.div_(seat.size)), block, state, seat)
+        answer = self._answer(chunks[rank].like(total.div_(context.size)), block, state, context)
         mean = block.for_mean()
-        parts = block.like(mean).chunks(seat.size)
+        parts = block.like(mean).chunks(context.size)
 
         scales = list[Tensor | None]()
 
@@ -142,7 +142,7 @@ class Scatter(Carrier):
         yield from _publish(self.answers, answer, [c.layout for c in chunks], put)
 
         def add_sent(into: Tensor, weight: float) -> None:
-            for j, chunk in enumerate(block.like(into).chunks(seat.size)):
+            for j, chunk in enumerate(block.like(into).chunks(context.size)):
                 if j == rank:
                     chunk.flat.add_(chunks[rank].flat, alpha=weight)
                 else:
@@ -150,17 +150,17 @@ class Scatter(Carrier):
 
         return Echo(mean, add_sent, _largest(scales))
 
-    def _answer(self, mean: Block, block: Block, state: State, seat: Seat) -> Tensor:
+    def _answer(self, mean: Block, block: Block, state: State, context: Context) -> Tensor:
         """Encode my chunk's mean; what the encoding loses is owed to the next step."""
-        again = seat._replace(draw=seat.draw.again())
-        rate = self._rate(seat)
+        again = context._replace(dice=context.dice.again())
+        rate = self._rate(context)
         if rate == 0:
             return self.answers.encode(mean, state, again)
-        owed = _owed(block, state, seat)
+        owed = _owed(block, state, context)
         asked = mean if owed is None else mean.like(torch.add(mean.flat, owed, out=mean.new()))
         wire = self.answers.encode(asked, state, again)
         books = block.new().zero_()  # of full length, so that it is saved by parameter name
-        error = block.like(books).chunks(seat.size)[seat.rank].flat
+        error = block.like(books).chunks(context.size)[context.rank].flat
         if owed is not None:
             error.copy_(owed)
         error.add_(mean.flat, alpha=rate)
@@ -168,12 +168,12 @@ class Scatter(Carrier):
         state["owed"] = books
         return wire
 
-    def _rate(self, seat: Seat) -> float:
-        if seat.feedback == 0:  # a memory's step that neither pays nor owes
+    def _rate(self, context: Context) -> float:
+        if context.feedback == 0:  # a memory's step that neither pays nor owes
             return 0.0
         if self.feedback is not None:
             return self.feedback
-        return float(self.answers.needs_feedback) if seat.feedback is None else seat.feedback
+        return float(self.answers.needs_feedback) if context.feedback is None else context.feedback
 
 
 def _largest(scales: Sequence[Tensor | None]) -> Tensor | None:
@@ -182,12 +182,12 @@ def _largest(scales: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(said).abs().max() if len(said) == len(scales) and any(s.numel() for s in said) else None
 
 
-def _owed(block: Block, state: State, seat: Seat) -> Tensor | None:
+def _owed(block: Block, state: State, context: Context) -> Tensor | None:
     """What earlier answers of mine left out, in the units that blocks come in today."""
     if "owed" not in state:
         return None
-    owed = block.like(state["owed"]).chunks(seat.size)[seat.rank].flat
-    return owed if seat.rescale == 1 else owed * seat.rescale
+    owed = block.like(state["owed"]).chunks(context.size)[context.rank].flat
+    return owed if context.rescale == 1 else owed * context.rescale
 
 
 def _exchange(

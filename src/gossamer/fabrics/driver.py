@@ -21,17 +21,16 @@ from gossamer.core.verbs import (
     Closed,
     Compute,
     Descend,
+    Handle,
     Join,
     Program,
     Promise,
     Shared,
     Start,
-    Ticket,
     Verb,
 )
-from gossamer.fabrics.board import Board, poll
 from gossamer.fabrics.book import Meet
-from gossamer.fabrics.channel import Channel, Crossing, refuse
+from gossamer.fabrics.connection import Connection, Crossing, refuse
 from gossamer.fabrics.gloo import Gloo
 from gossamer.fabrics.group import Group
 from gossamer.fabrics.inquiry import PATIENCE, Inquiry
@@ -39,6 +38,7 @@ from gossamer.fabrics.lane import Running
 from gossamer.fabrics.ledger import Traffic, traffic
 from gossamer.fabrics.positions import Position, position, read_all
 from gossamer.fabrics.pulse import Pulse, Word
+from gossamer.fabrics.shared_store import SharedStore, poll
 from gossamer.fabrics.watch import watch_of
 
 P = ParamSpec("P")
@@ -47,13 +47,13 @@ T = TypeVar("T")
 _SLOW = 4.0  # seconds that a rank in trouble gives a slow store
 
 
-class Office(Protocol):
+class Parent(Protocol):
     """What a driver asks of the fabric it belongs to."""
 
     @property
     def per_node(self) -> int: ...
-    def start(self, program: Program[Any], label: str = "", step: int = 0, lane: str = "comm") -> Ticket[Any]: ...
-    def join(self, ticket: Ticket[Any]) -> Any: ...
+    def start(self, program: Program[Any], label: str = "", step: int = 0, lane: str = "comm") -> Handle[Any]: ...
+    def join(self, handle: Handle[Any]) -> Any: ...
     def note(self, step: int, verb: str, label: str, numbers: Traffic, among: Among, seconds: float) -> int: ...
     def amend(self, place: int, seconds: float) -> None: ...
     def busy(self, seconds: float) -> None: ...
@@ -70,42 +70,44 @@ class _Own(Exception):
         self.reason = reason
 
 
-Make = Callable[[Meet, Among], Channel]  # a connection of everybody, or of some ranks
+Make = Callable[[Meet, Among], Connection]  # a connection of everybody, or of some ranks
 
 
 class NetworkDriver:
-    """Answers a lane's verbs on channels and a board of its own; what concerns all lanes is on the fabric's."""
+    """Answers a lane's verbs on connections and a store of its own; what concerns all lanes is on the fabric's."""
 
-    def __init__(self, office: Office, lane: str, board: Board, pulse: Pulse, check: int, device: torch.device) -> None:
-        self._office, self._lane, self._fabric, self._pulse, self._check = office, lane, board, pulse, check
-        self._device, self.watch = device, watch_of(device, office.amend)
-        self._board = board.under(f"lane/{lane}")
-        self._world = Group(None, self._board, board)
+    def __init__(
+        self, parent: Parent, lane: str, store: SharedStore, pulse: Pulse, check: int, device: torch.device
+    ) -> None:
+        self._parent, self._lane, self._fabric, self._pulse, self._check = parent, lane, store, pulse, check
+        self._device, self.watch = device, watch_of(device, parent.amend)
+        self._store = store.under(f"lane/{lane}")
+        self._world = Group(None, self._store, store)
         self._groups: dict[Among, Group] = {None: self._world}
         self.asking = False
 
     def open(self, number: int, says: str, make: Make, halt: threading.Event) -> None:
-        """Make this lane's channel. All ranks do so at once; making a group blocks without saying for whom, so meet first."""
+        """Connect this lane. All ranks do so at once; making a group blocks without saying for whom, so meet first."""
         self._agree(self._fabric, f"open/{number}", says, halt)
         self._connect(self._world, make, halt)
 
     def form(self, number: int, groups: Sequence[tuple[int, ...]], make: Make, halt: threading.Event) -> None:
-        """Make the channels of groups, one after the other; all ranks do so, also those who belong to none."""
-        self._agree(self._board, f"groups/{number}", f"makes the groups {', '.join(map(listed, groups))}", halt)
+        """Make the connections of groups, one after the other; all ranks do so, also those who belong to none."""
+        self._agree(self._store, f"groups/{number}", f"makes the groups {', '.join(map(listed, groups))}", halt)
         for ranks in groups:
-            if self._board.rank in ranks and ranks not in self._groups:
-                group = Group(ranks, self._board, self._fabric)
+            if self._store.rank in ranks and ranks not in self._groups:
+                group = Group(ranks, self._store, self._fabric)
                 self._connect(group, make, halt)
                 self._groups[ranks] = group
 
-    def _agree(self, board: Board, key: str, says: str, halt: threading.Event) -> None:
-        for rank, text in _network(lambda: self._meet_all(self._world, board, key, says, halt)).items():
+    def _agree(self, store: SharedStore, key: str, says: str, halt: threading.Event) -> None:
+        for rank, text in _network(lambda: self._meet_all(self._world, store, key, says, halt)).items():
             if text != says:
-                raise PeerError(f"rank {board.rank} {says}, but rank {rank} {text}")
+                raise PeerError(f"rank {store.rank} {says}, but rank {rank} {text}")
 
     def _connect(self, group: Group, make: Make, halt: threading.Event) -> None:
         def meet(text: str) -> dict[int, str]:
-            return self._meet_all(group, group.board, "book", text, halt)
+            return self._meet_all(group, group.store, "book", text, halt)
 
         try:
             group.connect(make(meet, group.among))
@@ -131,16 +133,16 @@ class NetworkDriver:
     def _called(self, group: Group) -> str:
         return f"{self._lane} {group.name}".strip()
 
-    def drive(self, ticket: Running, halt: threading.Event) -> Any:
+    def drive(self, handle: Running, halt: threading.Event) -> Any:
         began = time.thread_time()  # waiting costs none of it
         try:
-            return self._drive(ticket, halt)
+            return self._drive(handle, halt)
         finally:
-            self._office.busy(time.thread_time() - began)
+            self._parent.busy(time.thread_time() - began)
 
-    def _drive(self, ticket: Running, halt: threading.Event) -> Any:
+    def _drive(self, handle: Running, halt: threading.Event) -> Any:
         """As `core.programs.drive`, but that a program never hears of trouble, and stops where the lane does."""
-        program, answer, error = ticket.program, None, None
+        program, answer, error = handle.program, None, None
         for group in self._groups.values():
             group.before = 0
         while True:
@@ -148,9 +150,9 @@ class NetworkDriver:
                 verb = program.send(answer) if error is None else program.throw(error)
             except StopIteration as stop:
                 return stop.value
-            ticket.verb, answer, error = verb, None, None
+            handle.verb, answer, error = verb, None, None
             try:
-                answer = self._answer(verb, ticket, halt)
+                answer = self._answer(verb, handle, halt)
             except _Trouble:  # not for the program to handle: the lane is lost
                 with suppress(RuntimeError):
                     program.close()
@@ -160,29 +162,29 @@ class NetworkDriver:
             if halt.is_set():
                 raise _Trouble("the lane was closed")
 
-    def _answer(self, verb: Verb, ticket: Running, halt: threading.Event) -> Any:
+    def _answer(self, verb: Verb, handle: Running, halt: threading.Event) -> Any:
         match verb:
             case Compute(work):
                 return work()
             case Start(program, label, step, lane):
-                return self._office.start(program, label, step, lane)
+                return self._parent.start(program, label, step, lane)
             case Join(other):
-                return self._office.join(other)
+                return self._parent.join(other)
             case Descend():
                 raise RuntimeError("only the program that a host drives may yield Descend, not one on a lane")
             case _:
-                refuse_group(verb, self._board.rank, self._board.size)
-                return self._answer_in(self._group_of(verb), verb, ticket, halt)
+                refuse_group(verb, self._store.rank, self._store.size)
+                return self._answer_in(self._group_of(verb), verb, handle, halt)
 
-    def _answer_in(self, group: Group, verb: Shared, ticket: Running, halt: threading.Event) -> Any:
+    def _answer_in(self, group: Group, verb: Shared, handle: Running, halt: threading.Event) -> Any:
         match verb:
             case AllReduce() | AllGather() | AllToAll():
-                refuse(verb, group.channel.size, group.channel.rank, self._device)
+                refuse(verb, group.connection.size, group.connection.rank, self._device)
                 group.collectives += 1
-                if self._is_to_be_compared(group, verb, ticket):
-                    self._compare(group, ticket, halt)
+                if self._is_to_be_compared(group, verb, handle):
+                    self._compare(group, handle, halt)
                 group.before += 1
-                answer = self._cross(group, verb, ticket)
+                answer = self._cross(group, verb, handle)
                 if isinstance(verb, AllReduce) and verb.tensor.numel():
                     group.tickets.all_have_come()
                 if _waits_for_all(verb):
@@ -193,13 +195,13 @@ class NetworkDriver:
             case Closed(name, count):
                 return _network(lambda: self._closed(group, name, count, halt))
             case _:
-                refuse(verb, group.channel.size, group.channel.rank, self._device)
-                return self._cross(group, verb, ticket)
+                refuse(verb, group.connection.size, group.connection.rank, self._device)
+                return self._cross(group, verb, handle)
 
     def _group_of(self, verb: Shared) -> Group:
-        among = plain(verb, self._board.size).among
+        among = plain(verb, self._store.size).among
         if among is not None and len(among) == 1 and among not in self._groups:  # nothing to connect
-            self._groups[among] = alone = Group(among, self._board, self._fabric)
+            self._groups[among] = alone = Group(among, self._store, self._fabric)
             alone.connect(Gloo(None, 0, 1))
         if among not in self._groups:
             raise ValueError(
@@ -207,11 +209,11 @@ class NetworkDriver:
             )
         return self._groups[among]
 
-    def _cross(self, group: Group, verb: Crossing, ticket: Running) -> Any:
+    def _cross(self, group: Group, verb: Crossing, handle: Running) -> Any:
         began = self.watch.begin()
         self.asking = True
         try:
-            answer = group.channel.answer(self._guarded(verb))
+            answer = group.connection.answer(self._guarded(verb))
         except _Own as own:
             raise own.reason from None
         except RuntimeError as error:
@@ -219,8 +221,8 @@ class NetworkDriver:
         finally:
             self.asking = False
         self._pulse.moves += 1
-        numbers, name = traffic(verb, self._board.rank, self._board.size, self._office.per_node), type(verb).__name__
-        self.watch.end(began, partial(self._office.note, ticket.step, name, ticket.label, numbers, group.among))
+        numbers, name = traffic(verb, self._store.rank, self._store.size, self._parent.per_node), type(verb).__name__
+        self.watch.end(began, partial(self._parent.note, handle.step, name, handle.label, numbers, group.among))
         return answer
 
     def _guarded(self, verb: Crossing) -> Crossing:
@@ -269,39 +271,39 @@ class NetworkDriver:
             raise _Trouble("another rank has left this lane")
         return holders
 
-    def _compare(self, group: Group, ticket: Running, halt: threading.Event) -> None:
+    def _compare(self, group: Group, handle: Running, halt: threading.Event) -> None:
         """Before a group's first collectives, and later ones that are unusual, see that all its ranks are about to do the
         same: gloo aborts the process where sizes differ, and adds up different buckets of one size without a word.
         """
-        mine, board, key = self._position(ticket), group.board, f"check/{group.collectives}"
-        posts = _network(lambda: read_all(board, key, self._meet_all(group, board, key, mine.write(), halt)))
-        if not all(mine.agrees(board.rank, post, other) for other, post in posts.items()):
+        mine, store, key = self._position(handle), group.store, f"check/{group.collectives}"
+        posts = _network(lambda: read_all(store, key, self._meet_all(group, store, key, mine.write(), halt)))
+        if not all(mine.agrees(store.rank, post, other) for other, post in posts.items()):
             raise _Trouble("the ranks are about to do different things")
 
-    def _is_to_be_compared(self, group: Group, verb: Verb, ticket: Running) -> bool:
+    def _is_to_be_compared(self, group: Group, verb: Verb, handle: Running) -> bool:
         if len(group.ranks) == 1 or not self._check:
             return False
-        unusual = group.habits.breaks_with(ticket.label, group.before, verb)
+        unusual = group.usual.breaks_with(handle.label, group.before, verb)
         return unusual or group.collectives <= self._check
 
-    def _meet_all(self, group: Group, board: Board, key: str, text: str, halt: threading.Event) -> dict[int, str]:
+    def _meet_all(self, group: Group, store: SharedStore, key: str, text: str, halt: threading.Event) -> dict[int, str]:
         """Post a text and read everybody else's."""
-        posts = group.meet(board, key, text, lambda ready: self._poll(ready, halt))
-        if len(posts) < board.size - 1:
+        posts = group.meet(store, key, text, lambda ready: self._poll(ready, halt))
+        if len(posts) < store.size - 1:
             raise _Trouble("not all ranks have come to it")
         return posts
 
-    def _position(self, ticket: Running | None, trouble: str = "") -> Position:
-        step, label, verb = (ticket.step, ticket.label, ticket.verb) if ticket else (0, "", None)
+    def _position(self, handle: Running | None, trouble: str = "") -> Position:
+        step, label, verb = (handle.step, handle.label, handle.verb) if handle else (0, "", None)
         return position(step, label, self._asked(verb).collectives, verb)._replace(trouble=trouble)
 
     def _asked(self, verb: Verb | None) -> Group:
         """Whom a request is asked of; everybody, if of nobody."""
         return self._groups.get(verb.among, self._world) if isinstance(verb, Shared) else self._world
 
-    def doomed(self, ticket: Running | None, words: Mapping[int, Word]) -> str:
+    def doomed(self, handle: Running | None, words: Mapping[int, Word]) -> str:
         """Why a wait is in vain: a rank has left that never comes to the collective that is waited for."""
-        verb = ticket.verb if ticket else None
+        verb = handle.verb if handle else None
         group = self._asked(verb)
         coming, name = group.collectives + isinstance(verb, Closed), self._called(group)
         gone = {r: word for r, word in words.items() if word.state == "left" and r in group.ranks}
@@ -314,14 +316,14 @@ class NetworkDriver:
             case _:
                 return ""
 
-    def account(self, ticket: Running | None, error: BaseException, inside: bool) -> BaseException:
+    def account(self, handle: Running | None, error: BaseException, inside: bool) -> BaseException:
         """Tell the others that this lane is lost, learn where they are, and make the error that says so.
 
         An error of the program's own goes to its joiner as it is, without waiting for anybody.
         """
         own = inside and not isinstance(error, _Trouble)
         reason = f"{type(error).__name__}: {plainly(error)}" if own else str(error)
-        inquiry = Inquiry(self._fabric, self._position(ticket, reason))
+        inquiry = Inquiry(self._fabric, self._position(handle, reason))
         # The store's host may be gone in a way that makes its clients wait; nobody may wait for them.
         asking = threading.Thread(target=inquiry.ask, daemon=True)
         asking.start()
@@ -330,8 +332,8 @@ class NetworkDriver:
         if own:
             return error
         asking.join(PATIENCE + (_SLOW if self._pulse.answers() else 0.5))
-        handed = traffic(ticket.verb, self._board.rank, self._board.size)[0] if ticket and ticket.verb else 0
-        place = f"rank {self._board.rank} of {self._board.size}: {inquiry.mine}, {handed} bytes"
+        handed = traffic(handle.verb, self._store.rank, self._store.size)[0] if handle and handle.verb else 0
+        place = f"rank {self._store.rank} of {self._store.size}: {inquiry.mine}, {handed} bytes"
         told = PeerError(f"{place}. {inquiry.answer(self._pulse.answers())}")
         told.__cause__ = error.__cause__
         return told

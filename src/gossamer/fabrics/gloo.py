@@ -1,4 +1,4 @@
-"""gloo: a channel of sends and receives between hosts, for tensors in their memory."""
+"""gloo: a connection of sends and receives between hosts, for tensors in their memory."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, ProcessGroupGloo  # pyright: ignore[reportPrivateImportUsage]
 
-from gossamer.core.rooms import Rooms
+from gossamer.core.buffers import Buffers
 from gossamer.core.verbs import (
     AllGather,
     AllReduce,
@@ -24,43 +24,43 @@ from gossamer.core.verbs import (
     arrivals,
     departures,
 )
-from gossamer.fabrics.channel import OPS, Crossing, made, read_all
+from gossamer.fabrics.connection import OPS, Crossing, made, read_all
 from gossamer.fabrics.outbox import FOR_EVER, Outbox
 
 _AT_ONCE = timedelta(milliseconds=1)
 _LETTER, _ROUND, _RECEIPT, _RING, _NOTHING = range(5)  # kinds of wires, told apart by their tags
 _LONG = 32_768  # bytes; a shorter wire is through before its receiver could say so
 
-Room = Callable[[int], Tensor]  # as many bytes of the host's memory
+NewBuffer = Callable[[int], Tensor]  # as many bytes of the host's memory
 
 
 def heap(length: int) -> Tensor:
     return torch.empty(length, dtype=torch.uint8)
 
 
-def kept() -> Room:
+def kept() -> NewBuffer:
     """Memory that serves again when what came has been read."""
-    rooms = Rooms()
-    return lambda length: rooms.of(length, torch.device("cpu"))
+    buffers = Buffers()
+    return lambda length: buffers.of(length, torch.device("cpu"))
 
 
 class Gloo:
     """Blocking, straight-line calls on one process group; with a single rank nothing reaches a backend.
 
     The group's own methods are called, not the functions around them: those rename themselves from version to version,
-    and know only groups that are registered. What arrives is written to `room`.
+    and know only groups that are registered. What arrives is written to `new`.
     """
 
-    def __init__(self, group: Any, rank: int, size: int, room: Room | None = None) -> None:
+    def __init__(self, group: Any, rank: int, size: int, new: NewBuffer | None = None) -> None:
         self.rank = rank
         self.size = size
         self._group: Any = group
-        self._room = room or kept()
+        self._new = new or kept()
         self._outbox = Outbox()
         self._own = deque[Tensor]()  # sent by this rank to itself
         self._posted = defaultdict[int, deque[tuple[Any, Tensor]]](
             deque
-        )  # by source: receives under way, and their room
+        )  # by source: receives under way, and where they are written
 
     def answer(self, verb: Crossing) -> Any:
         if self._outbox.error is not None:
@@ -120,7 +120,7 @@ class Gloo:
     def _all_gather(self, wire: Tensor) -> list[Tensor]:
         if self.size == 1 or wire.numel() == 0:
             return [wire] * self.size
-        out = self._room(self.size * wire.numel())
+        out = self._new(self.size * wire.numel())
         options = AllgatherOptions()
         options.timeout = FOR_EVER
         self._group._allgather_base(out, wire.contiguous(), options).wait()
@@ -133,7 +133,7 @@ class Gloo:
         ahead, behind = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         came = wire.contiguous()
         for i, source in enumerate(arrivals(self.rank, self.size), start=1):
-            coming = self._room(came.numel())
+            coming = self._new(came.numel())
             under_way = list[Any]()
             if i < self.size:
                 under_way.append(self._group.recv([coming], behind, _tag(_RING, coming.numel())))
@@ -168,7 +168,7 @@ class Gloo:
         rounds = list(zip(departures(self.rank, self.size), arrivals(self.rank, self.size)))
         leaving = made(wires[rounds[1][0]])
         for i, (to, source) in enumerate(rounds[1:], start=1):
-            coming = self._room(lengths[source])
+            coming = self._new(lengths[source])
             under_way, arriving = list[Any](), list[Any]()
             if leaving.numel() >= _LONG:
                 under_way.append(self._group.recv([heap(1)], to, _tag(_RECEIPT, 1)))
@@ -213,7 +213,7 @@ class Gloo:
         """Whoever's letter is there. What was awaited of somebody is that one's."""
         if self._own or self._group is None:
             return self.rank, self._receive(self.rank, length)
-        out = self._room(length)
+        out = self._new(length)
         work = self._group.recv_anysource([out], _tag(_LETTER, length))
         work.wait(FOR_EVER)
         return int(work._source_rank()), out
@@ -224,7 +224,7 @@ class Gloo:
         """
         if source == self.rank:
             return
-        out = self._room(length)
+        out = self._new(length)
         work = self._group.recv([out], source, _tag(_LETTER, length)) if length else None
         self._posted[source].append((work, out))
 

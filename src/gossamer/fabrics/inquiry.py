@@ -4,9 +4,9 @@ import threading
 from collections.abc import Callable
 
 from gossamer.core.errors import PeerError
-from gossamer.fabrics.board import Board, poll
 from gossamer.fabrics.positions import Position, explain, read_all
 from gossamer.fabrics.pulse import words
+from gossamer.fabrics.shared_store import SharedStore, poll
 
 PATIENCE = 1.0  # seconds that a rank in trouble gives the others to say where they are
 
@@ -14,8 +14,8 @@ PATIENCE = 1.0  # seconds that a rank in trouble gives the others to say where t
 class Inquiry:
     """What a rank in trouble asks of the others, while there is time: where are you, have you left, do you live?"""
 
-    def __init__(self, board: Board, mine: Position) -> None:
-        self._board, self.mine = board, mine
+    def __init__(self, store: SharedStore, mine: Position) -> None:
+        self._store, self.mine = store, mine
         self._found = dict[int, Position]()
         self._left, self._alive = list[int](), list[int]()
         self._done = self._refused = False
@@ -23,10 +23,10 @@ class Inquiry:
 
     def ask(self) -> None:
         try:
-            self._board.raise_flag("broken", self.mine.trouble)
-            before = words(self._board)
+            self._store.raise_flag("broken", self.mine.trouble)
+            before = words(self._store)
             self._found = self._positions()
-            after = words(self._board)
+            after = words(self._store)
             self._left = [r for r, word in after.items() if word.state == "left"]
             self._alive = [r for r, word in after.items() if r in before and before[r] != word]
             self._done = True
@@ -39,15 +39,15 @@ class Inquiry:
         def wait(ready: Callable[[], bool]) -> None:
             poll(ready, PATIENCE, threading.Event())
 
-        posts = self._board.meet("end", self.mine.write(), wait)
-        return read_all(self._board, "end", posts)
+        posts = self._store.meet("end", self.mine.write(), wait)
+        return read_all(self._store, "end", posts)
 
     def answer(self, slow: bool) -> str:
         """What is known by now; `slow` says that the store has answered a while ago."""
         if self._wrong is not None:
             return str(self._wrong)
         if self._done:
-            return explain(self._board.rank, self._board.size, self.mine, self._found, self._left, self._alive)
+            return explain(self._store.rank, self._store.size, self.mine, self._found, self._left, self._alive)
         if slow and not self._refused:
             return "The store that knows where the others are answers too slowly to say it."
         return "The store does not answer: the process that hosts it, as a rule rank 0, is gone, frozen or cut off."

@@ -11,18 +11,18 @@ from typing import Any, Protocol
 import torch
 
 from gossamer.core.errors import GossamerError
-from gossamer.core.verbs import Closed, Program, Ticket, Verb
-from gossamer.fabrics.board import poll
+from gossamer.core.verbs import Closed, Handle, Program, Verb
 from gossamer.fabrics.pulse import Pulse, Vigil, Word, ranks
-from gossamer.fabrics.stream import Passage, settle_on
+from gossamer.fabrics.shared_store import poll
+from gossamer.fabrics.stream import StreamOrder, settle_on
 
 
-class Running(Ticket[Any]):
+class Running(Handle[Any]):
     """A started program: waiting in its lane, under way, or ended with a result or an error."""
 
     def __init__(self, program: Program[Any], label: str, step: int, lane: "Lane") -> None:
         self.program, self.label, self.step, self.lane = program, label, step, lane
-        self.passage = Passage.of(program, lane.device)
+        self.order = StreamOrder.of(program, lane.device)
         self.verb: Verb | None = None  # what it waits for
         self.result: Any = None
         self.error: BaseException | None = None
@@ -36,7 +36,7 @@ class Running(Ticket[Any]):
         until = time.monotonic() + seconds
         if not self.ended.wait(seconds):
             return False
-        return self.passage is None or self.error is not None or self.passage.arrives(until - time.monotonic())
+        return self.order is None or self.error is not None or self.order.arrives(until - time.monotonic())
 
     def end(self, result: Any, error: BaseException | None) -> None:
         if not self.ended.is_set():  # the first word counts: a lane given up may come back later
@@ -54,9 +54,9 @@ class Driver(Protocol):
 
     asking: bool  # of others, on the network; else the program computes
 
-    def drive(self, ticket: Running, halt: threading.Event) -> Any: ...
-    def account(self, ticket: Running | None, error: BaseException, inside: bool) -> BaseException: ...
-    def doomed(self, ticket: Running | None, words: Mapping[int, Word]) -> str: ...
+    def drive(self, handle: Running, halt: threading.Event) -> Any: ...
+    def account(self, handle: Running | None, error: BaseException, inside: bool) -> BaseException: ...
+    def doomed(self, handle: Running | None, words: Mapping[int, Word]) -> str: ...
     def hang_up(self, patience: float = 0.0) -> None: ...
 
 
@@ -79,65 +79,65 @@ class Lane:
         self._thread = threading.Thread(target=self._work, name=f"gossamer-{name}", daemon=True)
         self._thread.start()
 
-    def put(self, ticket: Running) -> None:
+    def put(self, handle: Running) -> None:
         with self._lock:
             if self.broken is None:
-                self._queue.put(ticket)
+                self._queue.put(handle)
                 return
-        ticket.end(None, self.broken)
+        handle.end(None, self.broken)
 
-    def wait(self, ticket: Running) -> None:
-        """Wait until a ticket has ended; where there is no more hope, give the lane up, so that it ends with an error."""
-        if not ticket.done():
-            self._wait(ticket)
-        if self._failing and ticket.passage is not None:  # a GPU does not tell what it had done from what was cut short
+    def wait(self, handle: Running) -> None:
+        """Wait until a handle has ended; where there is no more hope, give the lane up, so that it ends with an error."""
+        if not handle.done():
+            self._wait(handle)
+        if self._failing and handle.order is not None:  # a GPU does not tell what it had done from what was cut short
             self.halt.wait(3.0)
-            ticket.give_up(self.broken or self._stuck())
+            handle.give_up(self.broken or self._stuck())
 
-    def _wait(self, ticket: Running) -> None:
+    def _wait(self, handle: Running) -> None:
         if threading.current_thread() is self._thread:
-            raise RuntimeError(f"lane {self.name!r} joins {ticket.label!r}, which waits behind it: a deadlock")
-        if ticket.arrives(self._pulse.soon):
+            raise RuntimeError(f"lane {self.name!r} joins {handle.label!r}, which waits behind it: a deadlock")
+        if handle.arrives(self._pulse.soon):
             return
-        with self._pulse.vigil(lambda: self._asks_for(ticket)) as vigil:
-            while not ticket.arrives(self._pulse.often):
-                if verdict := vigil.verdict(lambda words: self._driver.doomed(self._at(ticket), words)):
+        with self._pulse.vigil(lambda: self._asks_for(handle)) as vigil:
+            while not handle.arrives(self._pulse.often):
+                if verdict := vigil.verdict(lambda words: self._driver.doomed(self._at(handle), words)):
                     break
                 self._tell_of(vigil)
             else:
                 return
-        self._fail(self._at(ticket), TimeoutError(verdict), inside=False)
-        if not ticket.ended.wait(3.0):  # its own thread may be failing at this very moment
-            ticket.end(None, self.broken or self._stuck())
+        self._fail(self._at(handle), TimeoutError(verdict), inside=False)
+        if not handle.ended.wait(3.0):  # its own thread may be failing at this very moment
+            handle.end(None, self.broken or self._stuck())
 
     def _stuck(self) -> GossamerError:
         return GossamerError(f"lane {self.name!r} is stuck")
 
-    def see_through(self, ticket: Running, until: float) -> None:
+    def see_through(self, handle: Running, until: float) -> None:
         """Let what was started come to its end, while there is hope, and no longer than `until`.
 
         A quorum that is waited for may never come together again.
         """
 
         def over() -> bool:
-            return ticket.done() or isinstance(ticket.verb, Closed)
+            return handle.done() or isinstance(handle.verb, Closed)
 
         def left() -> float:
             return until - time.monotonic()
 
         if poll(over, min(self._pulse.soon, left()), self.halt):
             return
-        with self._pulse.vigil(lambda: self._asks_for(ticket)) as vigil:
+        with self._pulse.vigil(lambda: self._asks_for(handle)) as vigil:
             while left() > 0 and not poll(over, min(self._pulse.often, left()), self.halt):
-                if self.halt.is_set() or vigil.verdict(lambda words: self._driver.doomed(self._at(ticket), words)):
+                if self.halt.is_set() or vigil.verdict(lambda words: self._driver.doomed(self._at(handle), words)):
                     return
 
-    def _at(self, ticket: Running) -> Running | None:
+    def _at(self, handle: Running) -> Running | None:
         """Where the lane stands: its thread may be further on than a GPU that waits for a peer."""
-        return ticket if ticket.ended.is_set() else self._now
+        return handle if handle.ended.is_set() else self._now
 
-    def _asks_for(self, ticket: Running) -> bool:
-        return self._driver.asking or ticket.ended.is_set()
+    def _asks_for(self, handle: Running) -> bool:
+        return self._driver.asking or handle.ended.is_set()
 
     def _tell_of(self, vigil: Vigil) -> None:
         """Say once that others take longer than the deadline, which they may."""
@@ -145,7 +145,7 @@ class Lane:
         if vigil.is_late() and working and not vigil.warned:
             vigil.warned = True
             warnings.warn(
-                f"rank {self._pulse.board.rank} has waited for {vigil.deadline:g} seconds at {self._place()}: {ranks(working)} "
+                f"rank {self._pulse.store.rank} has waited for {vigil.deadline:g} seconds at {self._place()}: {ranks(working)} "
                 f"{'is' if len(working) == 1 else 'are'} alive and at work elsewhere; it goes on waiting",
                 RuntimeWarning,
                 stacklevel=3,
@@ -165,28 +165,28 @@ class Lane:
     def _work(self) -> None:
         stream = settle_on(self.device)
         with torch.no_grad():
-            while (ticket := self._queue.get()) is not None:
-                self._now = ticket
+            while (handle := self._queue.get()) is not None:
+                self._now = handle
                 try:
-                    if ticket.passage is None or stream is None:
-                        result = self._driver.drive(ticket, self.halt)
+                    if handle.order is None or stream is None:
+                        result = self._driver.drive(handle, self.halt)
                     else:
-                        with ticket.passage.aboard(stream):
-                            result = self._driver.drive(ticket, self.halt)
+                        with handle.order.on(stream):
+                            result = self._driver.drive(handle, self.halt)
                 except BaseException as error:
-                    self._fail(ticket, error, inside=True)
+                    self._fail(handle, error, inside=True)
                     self._driver.hang_up()  # wakes the peers that wait for us
                     return
                 self._now = None
-                ticket.end(result, None)
-                del ticket, result  # an idle lane keeps nothing alive
+                handle.end(result, None)
+                del handle, result  # an idle lane keeps nothing alive
 
-    def _fail(self, ticket: Running | None, error: BaseException, inside: bool) -> None:
+    def _fail(self, handle: Running | None, error: BaseException, inside: bool) -> None:
         with self._lock:
             if self._failing or self.broken is not None:
                 return
             self._failing = True
-        self._stop(self._driver.account(ticket, error, inside))
+        self._stop(self._driver.account(handle, error, inside))
 
     def _stop(self, error: BaseException) -> None:
         """Take no more programs; all that have not ended end with this error."""
@@ -198,6 +198,6 @@ class Lane:
                     waiting.append(self._queue.get_nowait())
             self._queue.put(None)
         self.halt.set()
-        for ticket in waiting:
-            if ticket is not None:
-                ticket.end(None, self.broken)
+        for handle in waiting:
+            if handle is not None:
+                handle.end(None, self.broken)

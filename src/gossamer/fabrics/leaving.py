@@ -11,9 +11,9 @@ from multiprocessing.util import Finalize
 
 import torch.distributed as dist
 
-from gossamer.fabrics.board import Board, poll
+from gossamer.fabrics.shared_store import SharedStore, poll
 
-_hosted = list[tuple[Board, float]]()  # boards of fabrics that this process has closed, and their deadlines
+_hosted = list[tuple[SharedStore, float]]()  # stores of fabrics that this process has closed, and their deadlines
 _staying = 0  # the process that will stay; a forked one is another
 
 
@@ -45,37 +45,37 @@ def at_exit(close: Callable[[], None]) -> "Finalize[None]":
     return Finalize(None, close, exitpriority=1)
 
 
-def stay_for(board: Board, deadline: float) -> None:
-    """At the end of this process, wait until all ranks have left this board, or one has failed."""
+def stay_for(store: SharedStore, deadline: float) -> None:
+    """At the end of this process, wait until all ranks have left this store, or one has failed."""
     for earlier in list(_hosted):  # nothing waits for those that are over: what they left behind goes
         if earlier[0].flag_is_up("over"):
             earlier[0].take_down("over")
             _hosted.remove(earlier)
-    _hosted.append((board, deadline))
+    _hosted.append((store, deadline))
 
 
-def sign_off(board: Board, hosted: bool) -> None:
+def sign_off(store: SharedStore, hosted: bool) -> None:
     """The last rank that leaves takes everybody's last words down, so that a fabric leaves no keys behind.
 
     A host that stays for the others is told by one key that they are through; it deletes that at its next fabric's end.
     """
-    if board.store.add("signed-off", 1) < board.size:
+    if store.raw.add("signed-off", 1) < store.size:
         return
     if hosted:
-        board.raise_flag("over", "")
-    for rank in range(board.size):
-        board.take_down(f"pulse/{rank}")
-    board.take_down("signed-off")
+        store.raise_flag("over", "")
+    for rank in range(store.size):
+        store.take_down(f"pulse/{rank}")
+    store.take_down("signed-off")
 
 
-def _all_have_left(board: Board) -> bool:
+def _all_have_left(store: SharedStore) -> bool:
     """Nothing is read here that whoever leaves last may be deleting."""
-    return board.flag_is_up("over") or board.flag_is_up("broken")
+    return store.flag_is_up("over") or store.flag_is_up("broken")
 
 
 def _stay() -> None:
     hosted, began, never = list(_hosted), time.monotonic(), threading.Event()
     _hosted.clear()
-    for board, deadline in hosted if in_peace() else ():
+    for store, deadline in hosted if in_peace() else ():
         with suppress(RuntimeError):  # the store is gone: nobody waits for it any more
-            poll(partial(_all_have_left, board), began + deadline - time.monotonic(), never)
+            poll(partial(_all_have_left, store), began + deadline - time.monotonic(), never)

@@ -127,7 +127,7 @@ def traffic(verb: Verb, rank: int, size: int, per_node: int = 1) -> Traffic:
     """
     if not isinstance(verb, Shared):
         return Traffic(0, 0, 0)
-    everyone, (seat, count) = members(verb, size), place(verb, rank, size)
+    everyone, (index, count) = members(verb, size), place(verb, rank, size)
     mine = rank // per_node
 
     def stays(to: int) -> bool:
@@ -136,13 +136,13 @@ def traffic(verb: Verb, rank: int, size: int, per_node: int = 1) -> Traffic:
     match verb:
         case AllReduce(tensor):
             n = tensor.numel() * tensor.element_size()
-            return _ring(n, 2 * (count - 1) * n // count, stays((seat + 1) % count))
+            return _ring(n, 2 * (count - 1) * n // count, stays((index + 1) % count))
         case AllGather(wire):
-            return _ring(wire.numel(), (count - 1) * wire.numel(), stays((seat + 1) % count))
+            return _ring(wire.numel(), (count - 1) * wire.numel(), stays((index + 1) % count))
         case AllToAll(wires, lengths):
-            sent = {j: w.numel() for j, w in enumerate(wires) if j != seat}
+            sent = {j: w.numel() for j, w in enumerate(wires) if j != index}
             inside = sum(n for j, n in sent.items() if stays(j))
-            came = sum(n for j, n in enumerate(lengths) if j != seat)
+            came = sum(n for j, n in enumerate(lengths) if j != index)
             return Traffic(sum(sent.values()), sum(sent.values()), came, inside)
         case Send(to, wire):
             n = wire.numel()

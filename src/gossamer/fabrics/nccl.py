@@ -1,4 +1,4 @@
-"""NCCL: a channel between GPUs. Its calls put kernels on a stream; nobody waits for them here."""
+"""NCCL: a connection between GPUs. Its calls put kernels on a stream; nobody waits for them here."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImport
 
 from gossamer.core.errors import AttachError
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Promise, Read, Receive, ReduceOp, Send, departures
-from gossamer.fabrics.channel import OPS, Crossing, made, read_all
+from gossamer.fabrics.connection import OPS, Crossing, made, read_all
 from gossamer.fabrics.store import default_store
 
 GRACE = 60.0  # seconds that NCCL's watchdog, which may end the process, waits longer than we do
@@ -30,7 +30,7 @@ _made = Counter[tuple[int, ...]]()  # groups made so far of these ranks, to tell
 def new_group(ranks: Sequence[int], size: int, deadline: float, device: torch.device) -> Any:
     """A NCCL group of these global ranks, connected; all of them make theirs at once, and in the same order.
 
-    Made directly, as gloo's is (see `book`), so that nothing keeps it but its channel. The communicator is made here,
+    Made directly, as gloo's is (see `book`), so that nothing keeps it but its connection. The communicator is made here,
     where all ranks have met, and not by whatever is sent first.
     """
     members = tuple(ranks)
@@ -194,7 +194,7 @@ def machine() -> str:
     return os.environ.get("NCCL_HOSTID") or socket.gethostname()
 
 
-def seat(device: torch.device) -> str:
+def card_of(device: torch.device) -> str:
     """Which GPU of which machine this is; empty where it does not say so."""
     try:
         return f"{torch.cuda.get_device_properties(device).uuid} of {machine()}"
@@ -202,10 +202,10 @@ def seat(device: torch.device) -> str:
         return ""
 
 
-def refuse_shared(seats: Mapping[int, str]) -> None:
+def refuse_shared(cards: Mapping[int, str]) -> None:
     """NCCL would fail in words of its own."""
     holders = defaultdict[str, list[int]](list)
-    for rank, where in sorted(seats.items()):
+    for rank, where in sorted(cards.items()):
         holders[where].append(rank)
     for where, ranks in holders.items():
         if where and len(ranks) > 1:

@@ -18,8 +18,8 @@ from gossamer.core.verbs import (
     Shared,
     Verb,
 )
-from gossamer.fabrics.board import Board
 from gossamer.fabrics.pulse import ranks
+from gossamer.fabrics.shared_store import SharedStore
 
 
 class Position(NamedTuple):
@@ -42,17 +42,17 @@ class Position(NamedTuple):
         return json.dumps(self)
 
     @staticmethod
-    def read(board: Board, key: str, text: str) -> "Position":
+    def read(store: SharedStore, key: str, text: str) -> "Position":
         try:
             said: Any = json.loads(text)
             step, label, request, verb, sends, expects, trouble, among = said
             fits = all(isinstance(n, int) for n in (step, request, *sends, *expects, *among))
             fits = fits and all(isinstance(word, str) for word in (label, verb, trouble))
-            fits = fits and len(sends) == len(expects) in (0, len(among) or board.size)
+            fits = fits and len(sends) == len(expects) in (0, len(among) or store.size)
         except (ValueError, TypeError, RecursionError):
-            raise board.malformed(key, text) from None
+            raise store.malformed(key, text) from None
         if not fits:
-            raise board.malformed(key, text)
+            raise store.malformed(key, text)
         return Position(step, label, request, verb, sends, expects, trouble, tuple(among))
 
     def agrees(self, mine: int, other: "Position", theirs: int) -> bool:
@@ -73,9 +73,9 @@ class Position(NamedTuple):
         return list(self.among).index(rank) if rank in self.among else rank
 
 
-def read_all(board: Board, key: str, posts: Mapping[int, str]) -> dict[int, Position]:
+def read_all(store: SharedStore, key: str, posts: Mapping[int, str]) -> dict[int, Position]:
     """The positions that were posted at a meeting, by rank."""
-    return {rank: Position.read(board, f"{key}/{rank}", text) for rank, text in posts.items()}
+    return {rank: Position.read(store, f"{key}/{rank}", text) for rank, text in posts.items()}
 
 
 def position(step: int, label: str, request: int, verb: Verb | None) -> Position:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
-from gossamer.fabrics.board import Board
+from gossamer.fabrics.shared_store import SharedStore
 
 Patience = Literal["alive", "work"]
 """What the deadline counts: only the silence of a rank and the standstill of all, or the work of the others too."""
@@ -28,28 +28,28 @@ class Word(NamedTuple):
         return json.dumps(self)
 
     @staticmethod
-    def read(board: Board, name: str, text: str) -> "Word":
+    def read(store: SharedStore, name: str, text: str) -> "Word":
         try:
             said: Any = json.loads(text)
             beats, state, done, moves = said
             fits = isinstance(beats, int) and isinstance(moves, int) and state in ("works", "waits", "left")
             fits = fits and isinstance(done, dict) and all(isinstance(n, int) for n in done.values())
         except (ValueError, TypeError, RecursionError):
-            raise board.malformed(name, text) from None
+            raise store.malformed(name, text) from None
         if not fits:
-            raise board.malformed(name, text)
+            raise store.malformed(name, text)
         return Word(beats, state, done, moves)
 
 
-def words(board: Board) -> dict[int, Word]:
+def words(store: SharedStore) -> dict[int, Word]:
     """The other ranks' last words; a rank that has never said any is not among them."""
-    if board.size == 1:
+    if store.size == 1:
         return {}
-    keys = {r: f"pulse/{r}" for r in board.others}
-    complete = board.are_there(list(keys.values()))
-    there = [r for r, key in keys.items() if complete or board.flag_is_up(key)]
-    texts = board.read([keys[r] for r in there])
-    return {r: Word.read(board, keys[r], text) for r, text in zip(there, texts, strict=True)}
+    keys = {r: f"pulse/{r}" for r in store.others}
+    complete = store.are_there(list(keys.values()))
+    there = [r for r, key in keys.items() if complete or store.flag_is_up(key)]
+    texts = store.read([keys[r] for r in there])
+    return {r: Word.read(store, keys[r], text) for r, text in zip(there, texts, strict=True)}
 
 
 class Pulse:
@@ -60,8 +60,8 @@ class Pulse:
     store whose host stands still never answers.
     """
 
-    def __init__(self, board: Board, deadline: float, patience: Patience, vital: bool) -> None:
-        self.board, self.deadline, self.patience = board, deadline, patience
+    def __init__(self, store: SharedStore, deadline: float, patience: Patience, vital: bool) -> None:
+        self.store, self.deadline, self.patience = store, deadline, patience
         self.vital = vital  # whether the store goes only with one of these ranks
         self.often = min(OFTEN, deadline / 5)
         self.soon = min(_SOON, deadline / 4)
@@ -74,7 +74,7 @@ class Pulse:
         self._lock = threading.Lock()
         self._wake, self._ended = threading.Event(), False
         self._thread = threading.Thread(target=self._live, name="gossamer-pulse", daemon=True)
-        if board.size > 1:
+        if store.size > 1:
             self._thread.start()
 
     def close(self) -> bool:
@@ -109,7 +109,7 @@ class Pulse:
             beats += 1
             try:
                 said = Word(beats, "waits" if self._is_idle() else "works", moves=self.moves)
-                self.board.raise_flag(f"pulse/{self.board.rank}", said.write())
+                self.store.raise_flag(f"pulse/{self.store.rank}", said.write())
                 if self._waits:
                     self._look()
             except RuntimeError as error:
@@ -123,8 +123,8 @@ class Pulse:
         return bool(waits) and all(asks() for asks in waits)
 
     def _look(self) -> None:
-        before, found = self.heard, words(self.board)
-        self.broken = self.board.flag_is_up("broken")
+        before, found = self.heard, words(self.store)
+        self.broken = self.store.flag_is_up("broken")
         now = time.monotonic()
         self.answered = now
         self.heard = {r: (word, _changed(before.get(r), word, now)) for r, word in found.items()}
@@ -150,7 +150,7 @@ class Vigil:
         """Why to wait no longer; empty while there is hope. `doomed` finds it in what the others said."""
         now, pulse = time.monotonic(), self.pulse
         heard = pulse.heard
-        if pulse.board.size == 1 or pulse.patience == "work" or (pulse.lost is not None and not pulse.vital):
+        if pulse.store.size == 1 or pulse.patience == "work" or (pulse.lost is not None and not pulse.vital):
             return f"not done after {self.deadline:g} seconds" if self.is_late() else ""
         if pulse.lost is not None or now - max(self.began, pulse.answered) >= self.deadline:
             return "the store does not answer"
@@ -162,7 +162,7 @@ class Vigil:
             self._moved, self._moves = now, moves
         if why := doomed(said):
             return why
-        silent = [r for r in pulse.board.others if now - self._alive_at(r) >= self.deadline and not self._has_left(r)]
+        silent = [r for r in pulse.store.others if now - self._alive_at(r) >= self.deadline and not self._has_left(r)]
         if silent:
             return f"no sign of life from {ranks(silent)} for {self.deadline:g} seconds"
         return f"nothing moves, for {self.deadline:g} seconds" if now - self._moved >= self.deadline else ""

@@ -26,13 +26,13 @@ from gossamer.core.verbs import (
     Closed,
     Compute,
     Descend,
+    Handle,
     Join,
     Program,
     Receive,
     Send,
     Shared,
     Start,
-    Ticket,
     Verb,
 )
 from gossamer.fabrics.collectives import Collective, Refused, answers, describe, mismatch
@@ -41,7 +41,7 @@ from gossamer.fabrics.links import Network
 
 
 @dataclass(eq=False)
-class SimTicket(Ticket[Any]):
+class SimHandle(Handle[Any]):
     """A started program's result and the virtual time it was ready."""
 
     label: str
@@ -61,7 +61,7 @@ class _Task:
     rank: int
     lane: str
     program: Program[Any]
-    ticket: SimTicket
+    handle: SimHandle
     step: int = 0
     clock: float = 0.0
     answer: Any = None
@@ -108,16 +108,16 @@ class _Simulation:
         self.failures = list[Exception]()  # in the order of virtual time
 
     def run(self, programs: Sequence[Program[Any]]) -> Outcome:
-        mains = [_Task(r, "compute", p, SimTicket(f"rank {r}")) for r, p in enumerate(programs)]
+        mains = [_Task(r, "compute", p, SimHandle(f"rank {r}")) for r, p in enumerate(programs)]
         for task in mains:
             self.wake(task, 0.0)
         while self.ready:
             heapq.heappop(self.ready)[2]()
-        if self.failures and any(t.ticket.error or not t.ticket.done() for t in mains):
+        if self.failures and any(t.handle.error or not t.handle.done() for t in mains):
             raise self.failures[0]  # whoever waits for the rank that failed is no news
-        if not all(t.ticket.done() for t in mains):
+        if not all(t.handle.done() for t in mains):
             raise DeadlockError(self.explain(mains))
-        return Outcome([t.ticket.result for t in mains], [t.clock for t in mains], self.ledger)
+        return Outcome([t.handle.result for t in mains], [t.clock for t in mains], self.ledger)
 
     def wake(self, task: _Task, clock: float, answer: Any = None, error: Exception | None = None) -> None:
         task.clock, task.answer, task.error, task.waits = max(task.clock, clock), answer, error, ""
@@ -137,11 +137,11 @@ class _Simulation:
         return self.ask(task, verb)
 
     def finish(self, task: _Task, result: Any, error: Exception | None) -> None:
-        ticket = task.ticket
-        ticket.finished, ticket.result, ticket.error = task.clock, result, error
+        handle = task.handle
+        handle.finished, handle.result, handle.error = task.clock, result, error
         if error is not None:
             self.failures.append(error)
-        for waiting in ticket.waiting:
+        for waiting in handle.waiting:
             self.wake(waiting, task.clock, result, error)
         place = task.rank, task.lane
         if self.busy.get(place) is task:
@@ -166,10 +166,10 @@ class _Simulation:
                 self.compute(task, verb)
             case Start(program, label, step, lane):
                 self.wake(task, task.clock, self.start(task, program, label, step, lane))
-            case Join(ticket):
-                self.join(task, ticket)
+            case Join(handle):
+                self.join(task, handle)
             case AllReduce() | AllGather() | AllToAll() if task.lane == "compute":
-                self.join(task, self.start(task, _once(verb), task.ticket.label, task.step, "comm"))
+                self.join(task, self.start(task, _once(verb), task.handle.label, task.step, "comm"))
             case AllReduce() | AllGather() | AllToAll():
                 self.meet(task, verb)
             case Send():
@@ -194,19 +194,19 @@ class _Simulation:
             return self.wake(task, task.clock + verb.seconds, error=error)
         return self.wake(task, task.clock + verb.seconds, answer)
 
-    def start(self, task: _Task, program: Program[Any], label: str, step: int, lane: str) -> SimTicket:
-        ticket = SimTicket(label)
+    def start(self, task: _Task, program: Program[Any], label: str, step: int, lane: str) -> SimHandle:
+        handle = SimHandle(label)
         place = task.rank, lane
-        self.queues[place].append(_Task(task.rank, lane, program, ticket, step, task.clock))
+        self.queues[place].append(_Task(task.rank, lane, program, handle, step, task.clock))
         self.next_on(place, task.clock)
-        return ticket
+        return handle
 
-    def join(self, task: _Task, ticket: Ticket[Any]) -> None:
-        assert isinstance(ticket, SimTicket)
-        if ticket.finished is not None:
-            return self.wake(task, ticket.finished, ticket.result, ticket.error)
-        task.waits = f"started program {ticket.label!r}"
-        ticket.waiting.append(task)
+    def join(self, task: _Task, handle: Handle[Any]) -> None:
+        assert isinstance(handle, SimHandle)
+        if handle.finished is not None:
+            return self.wake(task, handle.finished, handle.result, handle.error)
+        task.waits = f"started program {handle.label!r}"
+        handle.waiting.append(task)
         return None
 
     def meet(self, task: _Task, verb: Collective) -> None:
@@ -217,7 +217,7 @@ class _Simulation:
             meeting = dict[int, tuple[_Task, Collective]]()
             meetings.append(meeting)
         meeting[task.rank] = task, verb
-        task.waits = f"{describe(verb)} of {task.ticket.label!r}"
+        task.waits = f"{describe(verb)} of {task.handle.label!r}"
         if len(meeting) == len(ranks):
             meetings.remove(meeting)
             self.hold([meeting[r] for r in ranks])
@@ -229,7 +229,7 @@ class _Simulation:
         began = max(t.clock for t in tasks)
         if wrong:
             for task in tasks:
-                self.wake(task, began, error=PeerError(f"{wrong} (at {task.ticket.label!r}, step {task.step})"))
+                self.wake(task, began, error=PeerError(f"{wrong} (at {task.handle.label!r}, step {task.step})"))
             return
         seconds = self.network.seconds(verbs, ranks, self.size)
         for task, verb in present:
@@ -295,7 +295,7 @@ class _Simulation:
             answer = wire if verb.source is not None else (members(verb, self.size).index(source), wire)
             return self.wake(task, arrival, answer)
         said = f"rank {source} sends {wire.numel()} bytes to rank {route.to}, which expects {verb.length}"
-        return self.wake(task, arrival, error=PeerError(f"{said} (at {task.ticket.label!r}, step {task.step})"))
+        return self.wake(task, arrival, error=PeerError(f"{said} (at {task.handle.label!r}, step {task.step})"))
 
     def claim(self, task: _Task, verb: Claim) -> None:
         counter = verb.name, verb.among
@@ -319,7 +319,7 @@ class _Simulation:
             task.step,
             task.rank,
             type(verb).__name__,
-            task.ticket.label,
+            task.handle.label,
             moved.handed,
             moved.sent,
             moved.received,
@@ -334,9 +334,9 @@ class _Simulation:
             f"rank {t.rank} waits for {t.waits or 'nothing'}"
             + "".join(f"; its {lane} lane waits for {b.waits}" for (r, lane), b in self.busy.items() if r == t.rank)
             for t in mains
-            if not t.ticket.done()
+            if not t.handle.done()
         ]
-        ended = [f"rank {t.rank} has ended" for t in mains if t.ticket.done()]
+        ended = [f"rank {t.rank} has ended" for t in mains if t.handle.done()]
         return "deadlock: nobody can go on.\n  " + "\n  ".join(lines + ended)
 
 
@@ -360,9 +360,9 @@ def _astray(tasks: list[_Task]) -> str:
     """Requests of one size can still belong to different blocks or steps; their sum would be nonsense."""
     first = tasks[0]
     for t in tasks:
-        if (t.step, t.ticket.label) != (first.step, first.ticket.label) and t.step and first.step:
+        if (t.step, t.handle.label) != (first.step, first.handle.label) and t.step and first.step:
             return (
-                f"rank {first.rank} is at {first.ticket.label!r}, step {first.step} "
-                f"while rank {t.rank} is at {t.ticket.label!r}, step {t.step}"
+                f"rank {first.rank} is at {first.handle.label!r}, step {first.step} "
+                f"while rank {t.rank} is at {t.handle.label!r}, step {t.step}"
             )
     return ""

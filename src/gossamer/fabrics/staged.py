@@ -1,4 +1,4 @@
-"""A GPU's tensors over gloo: what travels goes through pinned memory of the host, around a gloo channel."""
+"""A GPU's tensors over gloo: what travels goes through pinned memory of the host, around a gloo connection."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Promise, Read, Receive, Send
-from gossamer.fabrics.channel import Crossing, made
+from gossamer.fabrics.connection import Crossing, made
 from gossamer.fabrics.gloo import Gloo
 
 
@@ -25,7 +25,7 @@ class Staged:
     def __init__(self, group: Any, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size = rank, size
         self._device = device
-        self._gloo = Gloo(group, rank, size, room=pinned)
+        self._gloo = Gloo(group, rank, size, new=pinned)
         self._rising = list[Tensor]()  # what the GPU may still be copying up
 
     def answer(self, verb: Crossing) -> Any:

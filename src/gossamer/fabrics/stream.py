@@ -29,7 +29,7 @@ def settle_on(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.Stream(device, priority=-1)
 
 
-class Passage:
+class StreamOrder:
     """Orders a started program after what its starter has queued, and its joiner after the program.
 
     Memory is ordered too: what the program was given lives until it is joined, since the allocator would hand it out
@@ -43,11 +43,11 @@ class Passage:
         self._end: Any = None
 
     @staticmethod
-    def of(program: Program[Any], device: torch.device) -> "Passage | None":
-        return Passage(program, device) if device.type == "cuda" else None
+    def of(program: Program[Any], device: torch.device) -> "StreamOrder | None":
+        return StreamOrder(program, device) if device.type == "cuda" else None
 
     @contextmanager
-    def aboard(self, stream: torch.cuda.Stream) -> Generator[None]:
+    def on(self, stream: torch.cuda.Stream) -> Generator[None]:
         with torch.cuda.stream(stream):
             stream.wait_event(self._begin)
             yield

@@ -2,41 +2,41 @@
 
 from collections import deque
 
-from gossamer.fabrics.board import Board
+from gossamer.fabrics.shared_store import SharedStore
 
 # A late rank's claim may be under way when its counter has closed; it must not make keys anew that were just deleted.
 KEPT = 32
 
 
 class Tickets:
-    """One lane's view of the counters on a board.
+    """One lane's view of the counters on a store.
 
     Who has come out of a collective knows that all ranks had come to it, and so had read what they read before it. Rank 0
     deletes those counters, `KEPT` of them later. Where no collective ever follows, they stay.
     """
 
-    def __init__(self, board: Board) -> None:
-        self._board, self._store, self._rank = board, board.store, board.rank
+    def __init__(self, store: SharedStore) -> None:
+        self._store, self._raw, self._rank = store, store.raw, store.rank
         self._read = list[str]()  # by this rank, perhaps not yet by all
         self._done = deque[str]()  # read by all
 
     def claim(self, name: str) -> int:
-        ticket = self._store.add(name, 1)
-        self._store.set(f"{name}/{ticket}", str(self._rank))
+        ticket = self._raw.add(name, 1)
+        self._raw.set(f"{name}/{ticket}", str(self._rank))
         return ticket
 
     def holders(self, name: str, count: int) -> tuple[int, ...] | None:
         """The ranks that drew the first `count` tickets, in order; None while fewer are drawn."""
         keys = [f"{name}/{i}" for i in range(1, count + 1)]
-        if not self._board.are_there(keys):
+        if not self._store.are_there(keys):
             return None
         self._read.append(name)
-        texts = self._board.read(keys)
+        texts = self._store.read(keys)
         return tuple(self._holder(key, text) for key, text in zip(keys, texts, strict=True))
 
     def _holder(self, key: str, text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < self._board.size):
-            raise self._board.malformed(key, text)
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < self._store.size):
+            raise self._store.malformed(key, text)
         return int(text)
 
     def all_have_come(self) -> None:
@@ -49,6 +49,6 @@ class Tickets:
         while len(self._done) > KEPT:
             name = self._done.popleft()
             if self._rank == 0:
-                for i in range(1, self._store.add(name, 0) + 1):
-                    self._store.delete_key(f"{name}/{i}")
-                self._store.delete_key(name)
+                for i in range(1, self._raw.add(name, 0) + 1):
+                    self._raw.delete_key(f"{name}/{i}")
+                self._raw.delete_key(name)

@@ -14,17 +14,17 @@ import torch.distributed as dist
 from gossamer.core.errors import AttachError, PeerError
 from gossamer.core.groups import refuse_group
 from gossamer.core.programs import drive
-from gossamer.core.verbs import AllGather, Among, Compute, Descend, Join, Program, Start, Ticket, Verb
+from gossamer.core.verbs import AllGather, Among, Compute, Descend, Handle, Join, Program, Start, Verb
 from gossamer.fabrics import leaving, nccl
-from gossamer.fabrics.board import Board
 from gossamer.fabrics.book import Meet, gloo
-from gossamer.fabrics.channel import Channel
+from gossamer.fabrics.connection import Connection
 from gossamer.fabrics.driver import NetworkDriver
 from gossamer.fabrics.gloo import Gloo
 from gossamer.fabrics.lane import Lane, Running
 from gossamer.fabrics.ledger import Entry, Ledger, Traffic
 from gossamer.fabrics.paths import Path, path
 from gossamer.fabrics.pulse import Patience, Pulse, Word
+from gossamer.fabrics.shared_store import SharedStore
 from gossamer.fabrics.staged import Staged
 from gossamer.fabrics.store import default_store
 from gossamer.fabrics.watch import standstill_of
@@ -96,11 +96,11 @@ class TorchFabric:
         self._path, self._refusal = _way(group, self.size, self.device)
         self._closed = False
         self._groups = list[tuple[int, ...]]()
-        self._board = self._make_board()
+        self._store = self._make_store()
         self._hosts = self.size > 1 and leaving.hosts_the_store()
         # Asked now, since the groups may be destroyed before this fabric is closed.
         self._keeps_store = group is not None and 0 in dist.get_process_group_ranks(group)
-        self._pulse = Pulse(self._board, self._deadline, self._patience, self._keeps_store)
+        self._pulse = Pulse(self._store, self._deadline, self._patience, self._keeps_store)
         # A thread that wakes while the interpreter is taken down aborts the process: end the lanes before.
         self._at_exit = leaving.at_exit(self.close)
         try:
@@ -120,12 +120,12 @@ class TorchFabric:
         )
         if self._refusal is not None:  # which the others are told where they would else wait
             says = f"cannot go on: {self._refusal}"
-        number, driver = len(self._lanes), NetworkDriver(self, name, self._board, self._pulse, self._check, self.device)
+        number, driver = len(self._lanes), NetworkDriver(self, name, self._store, self._pulse, self._check, self.device)
         lane = Lane(name, driver, self._pulse, self.device)
         self._drivers[name], self._lanes[name] = driver, lane
 
         def program() -> Program[None]:
-            yield Compute(lambda: driver.open(number, says, self._make_channel, lane.halt), says)
+            yield Compute(lambda: driver.open(number, says, self._connect, lane.halt), says)
 
         try:
             self.join(self.start(program(), f"opening lane {name!r}", lane=name))
@@ -154,7 +154,7 @@ class TorchFabric:
         driver, halt, number = self._drivers[lane], self._lanes[lane].halt, len(self._groups)
 
         def program() -> Program[None]:
-            yield Compute(lambda: driver.form(number, groups, self._make_channel, halt), f"making {len(groups)} groups")
+            yield Compute(lambda: driver.form(number, groups, self._connect, halt), f"making {len(groups)} groups")
 
         if groups:
             self.join(self.start(program(), f"making groups on lane {lane!r}", lane=lane))
@@ -164,26 +164,26 @@ class TorchFabric:
         """How many ranks share a node, as far as the ledger goes."""
         return self.ledger.per_node
 
-    def start(self, program: Program[T], label: str = "", step: int = 0, lane: str = "comm") -> Ticket[T]:
+    def start(self, program: Program[T], label: str = "", step: int = 0, lane: str = "comm") -> Handle[T]:
         """Put a program on a lane and go on."""
         if lane not in self._lanes:
             raise ValueError(f"no lane {lane!r}; open are {', '.join(self._lanes)}. Open it on all ranks first.")
-        ticket = Running(program, label, step, self._lanes[lane])
-        self._last[lane] = weakref.ref(ticket)
-        ticket.lane.put(ticket)
-        return ticket
+        handle = Running(program, label, step, self._lanes[lane])
+        self._last[lane] = weakref.ref(handle)
+        handle.lane.put(handle)
+        return handle
 
-    def join(self, ticket: Ticket[T]) -> T:
+    def join(self, handle: Handle[T]) -> T:
         """Wait for a started program, at most as long as the deadline; its exceptions are raised here."""
-        if not isinstance(ticket, Running):
-            raise TypeError(f"{ticket!r} is no ticket of this fabric")
-        ticket.lane.wait(ticket)
-        if ticket.error is not None:
-            raise ticket.error
-        if ticket.passage is not None:
-            self.standstill.gap(*ticket.passage.land(ticket.result))
-            self._drivers[ticket.lane.name].watch.settle()
-        return ticket.result
+        if not isinstance(handle, Running):
+            raise TypeError(f"{handle!r} is no handle of this fabric")
+        handle.lane.wait(handle)
+        if handle.error is not None:
+            raise handle.error
+        if handle.order is not None:
+            self.standstill.gap(*handle.order.land(handle.result))
+            self._drivers[handle.lane.name].watch.settle()
+        return handle.result
 
     def run(self, program: Program[T]) -> T:
         """Drive a program on this thread; what it asks of the network is answered on lane "comm"."""
@@ -207,7 +207,7 @@ class TorchFabric:
                 lane.see_through(last, until)
         fine = self.size > 1 and self._is_whole()
         if fine and self._hosts:
-            leaving.stay_for(self._board, self._deadline)
+            leaving.stay_for(self._store, self._deadline)
         ended = [name for name, lane in self._lanes.items() if lane.close(patience=0.5)]
         if self._pulse.close() and fine and len(ended) == len(self._lanes):
             self._say_goodbye()
@@ -224,10 +224,10 @@ class TorchFabric:
         """
         done = {key: count for driver in self._drivers.values() for key, count in driver.done().items()}
         with suppress(RuntimeError):  # the store's host may be gone already
-            self._board.raise_flag(f"pulse/{self.rank}", Word(0, "left", done).write())
+            self._store.raise_flag(f"pulse/{self.rank}", Word(0, "left", done).write())
             for driver in self._drivers.values():
                 driver.clear_up()
-            leaving.sign_off(self._board, self._keeps_store and leaving.somebody_stays())
+            leaving.sign_off(self._store, self._keeps_store and leaving.somebody_stays())
 
     def note(self, step: int, verb: str, label: str, numbers: Traffic, among: Among, seconds: float) -> int:
         """Write an answered request into the ledger; lanes share it."""
@@ -252,8 +252,8 @@ class TorchFabric:
         match verb:
             case Start(program, label, step, lane):
                 return self.start(program, label, step, lane)
-            case Join(ticket):
-                return self.join(ticket)
+            case Join(handle):
+                return self.join(handle)
             case Compute(work):
                 return work()
             case Descend():
@@ -261,16 +261,16 @@ class TorchFabric:
             case _:
                 return self.join(self.start(_alone(verb)))
 
-    def _make_board(self) -> Board:
+    def _make_store(self) -> SharedStore:
         if self._group is None:
-            return Board.alone()
+            return SharedStore.alone()
         ranks = dist.get_process_group_ranks(self._group)
         name = f"gossamer/{self._group.group_name}/{ranks[0]}"
         _made[name] += 1
         store = default_store()
-        return Board(store, self.rank, self.size).under(f"{name}/{_made[name]}")
+        return SharedStore(store, self.rank, self.size).under(f"{name}/{_made[name]}")
 
-    def _make_channel(self, meet: Meet, among: Among) -> Channel:
+    def _connect(self, meet: Meet, among: Among) -> Connection:
         """A lane's own connection of these ranks; all of them have come to make it."""
         if self._refusal is not None:
             raise self._refusal
@@ -280,7 +280,7 @@ class TorchFabric:
             return Gloo(None, rank, size)
         if self._path == "nccl":
             if among is None:
-                where = nccl.seat(device)
+                where = nccl.card_of(device)
                 nccl.refuse_shared({rank: where} | meet(where))
             # A rank that lives is waited for, of which NCCL's watchdog knows nothing.
             deadline = self._deadline if self._patience == "work" else max(self._deadline, _DAY)

@@ -151,10 +151,10 @@ class Backward:
         The host asks its device for it together with the verdict on the means: one question a step.
         """
         used = torch.tensor([n not in unused for n in self.worker.leaves], dtype=torch.int32)
-        ticket = self.fabric.start(consensus.count(self.worker, used), "who used what", self.worker.step)
+        handle = self.fabric.start(consensus.count(self.worker, used), "who used what", self.worker.step)
 
         def besides(means: list[Tensor]) -> Program[list[Tensor]]:
-            counts, named = (yield from join(ticket)), self.worker.by_name(means)
+            counts, named = (yield from join(handle)), self.worker.by_name(means)
             return [counts, *(named[name].any() for name in unused)]
 
         self.worker.besides = besides

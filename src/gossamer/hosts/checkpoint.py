@@ -12,7 +12,7 @@ from gossamer.core.errors import CheckpointError, PeerError, plainly
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts.communicator import Communicator
 from gossamer.hosts.handshake import tell
-from gossamer.hosts.runs import Run, clear, digest, pack
+from gossamer.hosts.runs import Saved, clear, digest, pack
 from gossamer.hosts.stored import Folder, read
 from gossamer.worker import Worker
 
@@ -70,7 +70,7 @@ def load(comm: Attached, path: str | Path, key: str = "comm") -> dict[str, Any]:
         folder = Folder(path)
         state = _communicator(folder, f"{key}.", comm)
         if isinstance(comm, Communicator) and "own.rank0/contents" in folder:
-            tree = Run(folder, int(state["size"]), comm.rank, comm.size).tree()
+            tree = Saved(folder, int(state["size"]), comm.rank, comm.size).tree()
             _check_model(comm.model, tree["model"])
 
     _together(comm, look)

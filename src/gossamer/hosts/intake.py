@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block
+from gossamer.core.buffers import holders
 from gossamer.core.errors import AttachError
-from gossamer.core.rooms import holders
 from gossamer.worker import Worker
 
 

@@ -39,7 +39,7 @@ def digest(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)} {blake2b(raw.numpy().data, digest_size=16).hexdigest()}"
 
 
-class Run:
+class Saved:
     """What `save` stored beside the communicator, as one rank needs it now."""
 
     def __init__(self, folder: Folder, size: int, rank: int, ranks: int) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from gossamer.core.rooms import fresh
+from gossamer.core.buffers import fresh
 from gossamer.kernels import layout
 from gossamer.kernels.backends import twin
 from gossamer.kernels.errors import require_count, require_length, require_vector

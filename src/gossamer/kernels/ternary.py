@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gossamer.core.rooms import fresh
+from gossamer.core.buffers import fresh
 from gossamer.kernels import layout
 from gossamer.kernels.backends import twin
 from gossamer.kernels.errors import require_count, require_length, require_vector

@@ -6,12 +6,12 @@
 ...     assert result.exit_code == 0
 """
 
+from .access import available, privilege
 from .command import print_line, run_lab
 from .counters import Counters, in_lab, own_counters, read_counters
 from .errors import LabError, LabInputError
 from .rates import Link, format_rate, parse_latency, parse_link, parse_links, parse_rate
 from .result import HostResult, LabResult
-from .ways import available, privilege
 
 __all__ = [
     "Counters",

@@ -5,13 +5,13 @@ import resource
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .access import available, find_tool
 from .counters import INTERFACE_VARIABLE
 from .errors import LabError, LabInputError
 from .network import INTERFACE, MASTER_PORT, MOST_HOSTS, address, plan_hosts, plan_middle
 from .owner import OnLine, own_lab
 from .rates import Link, parse_latency, parse_links
 from .result import LabResult
-from .ways import available, find_tool
 
 
 def print_line(rank: int, line: str) -> None:

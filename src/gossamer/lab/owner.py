@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .access import find_way
 from .counters import Counters, parse_devices
 from .errors import LabError
 from .network import port
 from .output import Lines
 from .rates import Link
 from .result import TIMED_OUT, HostResult, LabResult
-from .ways import find_way
 
 _KEEPER = str(Path(__file__).with_name("inside.py"))
 _CHUNK = 1 << 16

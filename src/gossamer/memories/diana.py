@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import UNBALANCED, Memory, Policy, Seat, Send
+from gossamer.core.contracts import UNBALANCED, Context, Memory, Policy, Sender
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange, Range
 from gossamer.core.terms import Term, bars, needs, those
@@ -117,13 +117,13 @@ class DIANA(Memory):
             state["own"] = torch.sub(state["own"], owed, alpha=times)
         return "own" in state
 
-    def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
+    def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
         if self.begins and "own" not in state:
-            return (yield from self._first(block, state, seat))
+            return (yield from self._first(block, state, context))
         own, common = self._learned(block, state)
-        rate = seat.shift
+        rate = context.shift
         difference = torch.sub(block.flat, own, out=block.new())
-        echo = yield from send(block.like(difference), seat._replace(feedback=rate))
+        echo = yield from send(block.like(difference), context._replace(feedback=rate))
         learned = block.new().copy_(own)
         echo.add_sent(learned, rate)
         mean = echo.mean
@@ -132,10 +132,10 @@ class DIANA(Memory):
         mean.add_(common)
         return self._moved(mean, block, state)
 
-    def _first(self, block: Block, state: State, seat: Seat) -> Program[Tensor]:
+    def _first(self, block: Block, state: State, context: Context) -> Program[Tensor]:
         """Everybody's gradient in full: what differences are taken to."""
         own = block.flat.clone()
-        mean = (yield from all_reduce(block.flat.clone())).div_(seat.size)
+        mean = (yield from all_reduce(block.flat.clone())).div_(context.size)
         state["own"], state["common"] = own, mean.clone()
         return self._moved(mean, block, state)
 

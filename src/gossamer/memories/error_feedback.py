@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import UNBALANCED, Memory, Seat, Send, Unit
+from gossamer.core.contracts import UNBALANCED, Context, Memory, Sender, Unit
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Range
 from gossamer.core.terms import Term, bars, needs, those
@@ -89,16 +89,16 @@ class ErrorFeedback(Memory):
     def unit(self, key: str) -> Unit:
         return "gradient" if key == "residual" else "none"
 
-    def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
-        if self.units == "update" and seat.lr == 0:
+    def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
+        if self.units == "update" and context.lr == 0:
             # A step of length zero neither pays debts nor makes any.
-            echo = yield from send(block, seat._replace(feedback=0.0))
+            echo = yield from send(block, context._replace(feedback=0.0))
             return echo.mean
-        unit = 1.0 if self.units == "gradient" else 1.0 / seat.lr
+        unit = 1.0 if self.units == "gradient" else 1.0 / context.lr
         # The residual was left in the units of its own step, whose learning rate may have been another one.
         before = float(state.get("unit", unit))
         pending = self._pending(block, state, self.decay * unit / before)
-        echo = yield from send(block.like(pending), seat._replace(rescale=unit / before, feedback=1.0))
+        echo = yield from send(block.like(pending), context._replace(rescale=unit / before, feedback=1.0))
         echo.add_sent(pending, -1.0)
         state["residual"] = pending
         if self.units == "update":

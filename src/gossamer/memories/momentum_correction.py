@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import UNBALANCED, Memory, Seat, Send
+from gossamer.core.contracts import UNBALANCED, Context, Memory, Sender
 from gossamer.core.parts import part, require
 from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
@@ -96,12 +96,12 @@ class MomentumCorrection(Memory):
             state["residual"] = torch.add(state["residual"], owed, alpha=times)
         return "residual" in state
 
-    def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
+    def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
         velocity = self._velocity(block, state) if self.momentum else None
         pending = block.new().copy_(block.flat if velocity is None else velocity)
         if "residual" in state:
             pending.add_(state["residual"])
-        echo = yield from send(block.like(pending), seat._replace(feedback=1.0))
+        echo = yield from send(block.like(pending), context._replace(feedback=1.0))
         if velocity is not None and self.masking:
             sent = block.new().zero_()
             echo.add_sent(sent, 1.0)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import UNBALANCED, Memory, Seat, Send, Unit
+from gossamer.core.contracts import UNBALANCED, Context, Memory, Sender, Unit
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.terms import Term, bars, needs, those
@@ -112,17 +112,17 @@ class OwnGradient(Memory):
     def unit(self, key: str) -> Unit:
         return "gradient" if key == "residual" else "none"
 
-    def around(self, block: Block, state: State, send: Send, seat: Seat) -> Program[Tensor]:
-        if self.units == "update" and seat.lr == 0:
+    def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
+        if self.units == "update" and context.lr == 0:
             # A step of length zero neither pays debts nor makes any.
-            echo = yield from send(block, seat._replace(feedback=0.0))
+            echo = yield from send(block, context._replace(feedback=0.0))
             return echo.mean
-        unit = 1.0 if self.units == "gradient" else 1.0 / seat.lr
+        unit = 1.0 if self.units == "gradient" else 1.0 / context.lr
         before = float(state.get("unit", unit))
         old = self._due(state, unit / before)
         pending = block.new().copy_(block.flat) if old is None else torch.add(block.flat, old, out=block.new())
         own = block.flat.clone() if self.mode == "sum" else None  # the mean may be written over what is given
-        echo = yield from send(block.like(pending), seat._replace(rescale=unit / before, feedback=1.0))
+        echo = yield from send(block.like(pending), context._replace(rescale=unit / before, feedback=1.0))
         echo.add_sent(pending, -1.0)
         if self.mode == "partial":
             own = pending if old is None else pending - old
@@ -131,7 +131,7 @@ class OwnGradient(Memory):
         state["residual"] = torch.zeros_like(pending) if self.mode == "errors" and self.reset_error else pending
         if self.units == "update":
             state["unit"] = torch.tensor(unit, dtype=torch.float64)
-        return echo.mean if own is None else echo.mean.add_(own, alpha=1 / seat.size)
+        return echo.mean if own is None else echo.mean.add_(own, alpha=1 / context.size)
 
     def _due(self, state: State, weight: float) -> Tensor | None:
         residual = state.get("residual")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import Mixer, Seat, Topology
+from gossamer.core.contracts import Context, Mixer, Topology
 from gossamer.core.parts import part
 from gossamer.core.verbs import Program, receive, send
 from gossamer.core.wire import expect, take
@@ -44,10 +44,10 @@ class PushSum(Mixer):
     def numerator(self, block: Block, state: State) -> Tensor:
         return numerator(block, state)[0]
 
-    def push(self, block: Block, state: State, seat: Seat, round: int) -> Program[list[Tensor]]:
+    def push(self, block: Block, state: State, context: Context, round: int) -> Program[list[Tensor]]:
         """Settle what is kept now; the program returned sends and receives, whenever it runs."""
         x, w = numerator(block, state)
-        peers = self.topology.peers(seat.rank, seat.size, round)
+        peers = self.topology.peers(context.rank, context.size, round)
         keep, state["gave"] = 1 - peers.share * len(peers.to), w * peers.share
         message = _message(x, peers.share, state["gave"], block)
         state["x"], state["w"], state["z"] = torch.mul(x, keep, out=block.new()), w * keep, block.flat
@@ -99,7 +99,7 @@ def numerator(block: Block, state: State) -> tuple[Tensor, Tensor]:
 
 
 def _message(x: Tensor, share: float, weight: Tensor, block: Block) -> Tensor:
-    wire = block.layout.rooms.of((x.numel() + 1) * x.element_size(), x.device)
+    wire = block.layout.buffers.of((x.numel() + 1) * x.element_size(), x.device)
     numbers = wire.view(x.dtype)
     torch.mul(x, share, out=numbers[:-1])
     numbers[-1:].fill_(float(weight))

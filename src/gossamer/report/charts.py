@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Literal
 
 from gossamer.record import Run
-from gossamer.report.facts import Facts
+from gossamer.report.study import Study
 from gossamer.report.words import capital, number, quality
 
 POINTS = 4_000  # in one chart: more cannot be seen, and the page has to stay small
@@ -74,43 +74,43 @@ class Bars:
 Chart = Lines | Bars
 
 
-def charts(facts: Facts) -> list[Chart]:
+def charts(study: Study) -> list[Chart]:
     """All charts that this record has something to say in.
 
-    >>> from gossamer.report.facts import study
+    >>> from gossamer.report.study import study_of
     >>> from gossamer.record import Record
-    >>> charts(study(Record("", "", "lm", "", "loss", True, 1, 4, "200mbit", 0)))
+    >>> charts(study_of(Record("", "", "lm", "", "loss", True, 1, 4, "200mbit", 0)))
     []
     """
-    drawn: list[Chart] = [_quality_time(facts), _quality_bytes(facts), _loss_time(facts), _step_time(facts)]
-    drawn.append(_residuals(facts))
+    drawn: list[Chart] = [_quality_time(study), _quality_bytes(study), _loss_time(study), _step_time(study)]
+    drawn.append(_residuals(study))
     return [c for c in drawn if (c.series if isinstance(c, Lines) else c.rows)]
 
 
-def _quality_time(facts: Facts) -> Lines:
-    lines = [(i, [(e.seconds, e.quality, e.step) for e in r.evaluations]) for i, r in _runs(facts)]
+def _quality_time(study: Study) -> Lines:
+    lines = [(i, [(e.seconds, e.quality, e.step) for e in r.evaluations]) for i, r in _runs(study)]
     caption = (
-        "Lower and further left is better." if facts.record.lower_is_better else "Higher and further left is better."
+        "Lower and further left is better." if study.record.lower_is_better else "Higher and further left is better."
     )
-    name = quality(facts.record.metric)
+    name = quality(study.record.metric)
     x: tuple[str, Kind] = ("training time", "seconds")
-    return _lines("quality-time", f"{capital(name)} over time", caption, x, facts.record.metric, lines, facts)
+    return _lines("quality-time", f"{capital(name)} over time", caption, x, study.record.metric, lines, study)
 
 
-def _quality_bytes(facts: Facts) -> Lines:
+def _quality_bytes(study: Study) -> Lines:
     lines = [
         (i, [(float(e.sent), e.quality, e.step) for e in r.evaluations if e.sent is not None])
-        for i, r in _runs(facts)
+        for i, r in _runs(study)
         if not r.alone
     ]
-    name = quality(facts.record.metric)
+    name = quality(study.record.metric)
     caption = "What each host had put on its link by then, by the ledger."
     x: tuple[str, Kind] = ("sent per host", "bytes")
-    return _lines("quality-bytes", f"{capital(name)} over bytes sent", caption, x, facts.record.metric, lines, facts)
+    return _lines("quality-bytes", f"{capital(name)} over bytes sent", caption, x, study.record.metric, lines, study)
 
 
-def _loss_time(facts: Facts) -> Lines:
-    lines = [(i, [(s.seconds, s.loss, s.step) for s in r.steps]) for i, r in _runs(facts)]
+def _loss_time(study: Study) -> Lines:
+    lines = [(i, [(s.seconds, s.loss, s.step) for s in r.steps]) for i, r in _runs(study)]
     window = max((_window(len(points)) for _, points in lines), default=1)
     longest = max((len(points) for _, points in lines), default=0)
     every = "every step" if longest <= _limit(len(lines)) else f"up to {_limit(len(lines))} of its steps"
@@ -120,9 +120,9 @@ def _loss_time(facts: Facts) -> Lines:
     return _lines("loss-time", "Training loss over time", caption, x, "training loss", lines, None)
 
 
-def _residuals(facts: Facts) -> Lines:
+def _residuals(study: Study) -> Lines:
     # A recipe without memory owes nothing, at any step: nothing to draw.
-    owing = [(i, r) for i, r in _runs(facts) if any(v for _, v in r.residuals)]
+    owing = [(i, r) for i, r in _runs(study) if any(v for _, v in r.residuals)]
     lines = [(i, [(float(s), v, s) for s, v in r.residuals]) for i, r in owing]
     caption = (
         "What error feedback still owes the model. It should level off; endless growth means too little gets through."
@@ -130,10 +130,10 @@ def _residuals(facts: Facts) -> Lines:
     return _lines("residuals", "Residual norm", caption, ("step", "count"), "residual norm", lines, None, smooth=False)
 
 
-def _step_time(facts: Facts) -> Bars:
+def _step_time(study: Study) -> Bars:
     rows = [
         Bar(r.index, [] if r.compute is None else [r.compute, r.codec or 0.0, r.wait or 0.0], r.step)
-        for r in sorted(facts.rows, key=lambda r: r.step or 0.0)
+        for r in sorted(study.rows, key=lambda r: r.step or 0.0)
         if r.step is not None
     ]
     caption = (
@@ -153,17 +153,17 @@ def _lines(
     x: tuple[str, Kind],
     y: str,
     lines: list[tuple[int, list[tuple[float, float, int]]]],
-    facts: Facts | None,
+    study: Study | None,
     smooth: bool = True,
 ) -> Lines:
-    """With facts: a chart of quality, which has marks and the baseline's final quality to aim at."""
+    """With study: a chart of quality, which has marks and the baseline's final quality to aim at."""
     lines = [(i, points) for i, points in lines if points]
-    marks = facts is not None
+    marks = study is not None
     series = [Series(i, _thin(_smooth(points, smooth and not marks), _limit(len(lines)))) for i, points in lines]
     target = None
-    if facts is not None and facts.target is not None:
-        label = f"{facts.record.baseline}’s final {number(facts.target)}"
-        target = Target(facts.target, label, facts.record.lower_is_better)
+    if study is not None and study.target is not None:
+        label = f"{study.record.baseline}’s final {number(study.target)}"
+        target = Target(study.target, label, study.record.lower_is_better)
     ends = [s.points[-1][0] for s in series]
     ys = [p[1] for s in series for p in s.points if p[1] is not None]
     x_axis, y_axis = Axis(*x, log=_wide(ends, APART)), Axis(y, "number", _wide(ys, LOG_FROM))
@@ -206,5 +206,5 @@ def _wide(values: list[float], factor: float) -> bool:
     return bool(values) and min(values) > 0 and max(values) > factor * min(values)
 
 
-def _runs(facts: Facts) -> list[tuple[int, Run]]:
-    return list(enumerate(facts.record.runs))
+def _runs(study: Study) -> list[tuple[int, Run]]:
+    return list(enumerate(study.record.runs))

@@ -12,8 +12,8 @@ from gossamer.core.errors import GossamerError
 from gossamer.record import Record
 from gossamer.report import svg
 from gossamer.report.charts import Bars, charts
-from gossamer.report.facts import study
 from gossamer.report.palette import styles
+from gossamer.report.study import study_of
 
 ZOOM = 3  # pixels per point in PNG: 1440 across, sharp in a column of print
 AUTHOR = b"tEXtSoftware\0gossamer"  # a chunk's kind, its keyword and its text
@@ -43,7 +43,7 @@ def write_figures(
     names, look = [run.name for run in record.runs], styles(record)
     drawings = {
         chart.id: svg.bars(chart, names) if isinstance(chart, Bars) else svg.lines(chart, names, look)
-        for chart in charts(study(record))
+        for chart in charts(study_of(record))
     }
     for name in drawings:  # none is written where one must not be
         for form in formats:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from gossamer.report.facts import Facts, Row
+from gossamer.report.study import Row, Study
 from gossamer.report.words import listed, number, quality, seconds, size
 
 HARDLY = 0.95  # of the baseline's time, or more: a lead that another seed may undo
@@ -13,33 +13,33 @@ class Headline(NamedTuple):
     detail: str  # may be empty
 
 
-def headline(facts: Facts) -> Headline:
+def headline(study: Study) -> Headline:
     """One sentence that could stand alone, and one that gives it measure.
 
     >>> from gossamer.record import Record
-    >>> from gossamer.report.facts import study
-    >>> headline(study(Record("", "", "lm", "", "loss", True, 1, 4, "200mbit", 0))).title
+    >>> from gossamer.report.study import study_of
+    >>> headline(study_of(Record("", "", "lm", "", "loss", True, 1, 4, "200mbit", 0))).title
     'No run left a result.'
     """
-    if not any(r.run.steps for r in facts.rows):
-        return Headline("No run left a result.", _failures(facts))
-    base = facts.base
-    if base is None or facts.target is None or base.reached is None:
-        return _without_target(facts)
-    if not facts.others:
-        return _alone(base, facts)
-    return Headline(*_against(base, facts))
+    if not any(r.run.steps for r in study.rows):
+        return Headline("No run left a result.", _failures(study))
+    base = study.base
+    if base is None or study.target is None or base.reached is None:
+        return _without_target(study)
+    if not study.others:
+        return _alone(base, study)
+    return Headline(*_against(base, study))
 
 
-def _against(base: Row, facts: Facts) -> tuple[str, str]:
-    metric, stopped = quality(facts.record.metric), _stopped(base)
-    goal = f"{metric} {number(facts.target)}"
-    arrived = [r for r in facts.others if r.reached is not None]
+def _against(base: Row, study: Study) -> tuple[str, str]:
+    metric, stopped = quality(study.record.metric), _stopped(base)
+    goal = f"{metric} {number(study.target)}"
+    arrived = [r for r in study.others if r.reached is not None]
     if not arrived:
-        if all(r.cut for r in facts.others):
+        if all(r.cut for r in study.others):
             return f"{label(base)} alone ended with a result: {metric} {number(base.final)}.", stopped
-        title = f"No recipe reached {owner(base)} final {metric}, {number(facts.target)}."
-        return title, _said(_closest(base, facts), stopped)
+        title = f"No recipe reached {owner(base)} final {metric}, {number(study.target)}."
+        return title, _said(_closest(base, study), stopped)
     best = arrived[0]
     times = f"{seconds(best.reached)} instead of {seconds(base.reached)}"
     ratio = best.time_ratio or 1.0
@@ -48,19 +48,19 @@ def _against(base: Row, facts: Facts) -> tuple[str, str]:
         return title, stopped or "On this network, saying less did not pay."
     pace = "hardly faster than" if ratio > HARDLY else f"{number(1 / ratio, 2)} times as fast as"
     title = f"{best.run.name} was {pace} {label(base)} to {goal}: {times}."
-    return title, _said(_rest(base, facts), _saved(best, base), stopped)
+    return title, _said(_rest(base, study), _saved(best, base), stopped)
 
 
 def _said(*sentences: str) -> str:
     return " ".join(filter(None, sentences))
 
 
-def _rest(base: Row, facts: Facts) -> str:
-    if len(facts.others) == 1:
+def _rest(base: Row, study: Study) -> str:
+    if len(study.others) == 1:
         return ""
-    faster = [r for r in facts.others if r.reached is not None and (r.time_ratio or 1.0) < 1]
-    missed = [r.run.name for r in facts.others if r.reached is None and not r.cut]
-    said = f"{len(faster)} of {len(facts.others)} recipes were faster to that quality than {label(base)}."
+    faster = [r for r in study.others if r.reached is not None and (r.time_ratio or 1.0) < 1]
+    missed = [r.run.name for r in study.others if r.reached is None and not r.cut]
+    said = f"{len(faster)} of {len(study.others)} recipes were faster to that quality than {label(base)}."
     return said + (f" {listed(missed)} did not get there." if missed else "")
 
 
@@ -74,19 +74,19 @@ def _saved(best: Row, base: Row) -> str:
     )
 
 
-def _closest(base: Row, facts: Facts) -> str:
-    ended = [r for r in facts.others if r.final is not None]
+def _closest(base: Row, study: Study) -> str:
+    ended = [r for r in study.others if r.final is not None]
     if not ended:
         return "None was evaluated."
-    best = _best(ended, facts)
-    off = abs((best.final or 0.0) - (facts.target or 0.0)) / (abs(facts.target or 0.0) or 1.0)
+    best = _best(ended, study)
+    off = abs((best.final or 0.0) - (study.target or 0.0)) / (abs(study.target or 0.0) or 1.0)
     time = best.run.evaluations[-1].seconds / (base.reached or 1.0)
     short = f"{number(100 * off, 2)} % short of it"
     return f"Closest was {best.run.name}, {short} after {number(time, 2)} of {owner(base)} time."
 
 
-def _best(rows: list[Row], facts: Facts) -> Row:
-    sign = 1 if facts.record.lower_is_better else -1
+def _best(rows: list[Row], study: Study) -> Row:
+    sign = 1 if study.record.lower_is_better else -1
     return min(rows, key=lambda r: sign * (r.final or 0.0))
 
 
@@ -97,33 +97,33 @@ def _stopped(base: Row) -> str:
     return f"{label(base)} {how}, so its last evaluation stands in for its final one."
 
 
-def _alone(row: Row, facts: Facts) -> Headline:
-    metric = quality(facts.record.metric)
+def _alone(row: Row, study: Study) -> Headline:
+    metric = quality(study.record.metric)
     last = row.run.evaluations[-1]
     title = f"{row.run.name} ended with {metric} {number(row.final)} after {seconds(last.seconds)}."
     sent = f"It sent {size(last.sent)} per host." if last.sent is not None else ""
     return Headline(title, _said(sent, "There is no other run to compare it with."))
 
 
-def _without_target(facts: Facts) -> Headline:
+def _without_target(study: Study) -> Headline:
     """No baseline to measure against: say what there is, and why it is not more."""
-    ended = [r for r in facts.rows if r.final is not None]
-    why = _why_no_target(facts)
-    if len(facts.rows) == len(ended) == 1:
-        return _alone(ended[0], facts)
+    ended = [r for r in study.rows if r.final is not None]
+    why = _why_no_target(study)
+    if len(study.rows) == len(ended) == 1:
+        return _alone(ended[0], study)
     if not ended:
-        return Headline("No run was evaluated on held-out data.", _said(why, _failures(facts)))
-    best = _best(ended, facts)
+        return Headline("No run was evaluated on held-out data.", _said(why, _failures(study)))
+    best = _best(ended, study)
     after = seconds(best.run.evaluations[-1].seconds)
-    title = f"{best.run.name} ended with the best {quality(facts.record.metric)}: {number(best.final)} after {after}."
+    title = f"{best.run.name} ended with the best {quality(study.record.metric)}: {number(best.final)} after {after}."
     return Headline(title, why)
 
 
-def _why_no_target(facts: Facts) -> str:
-    base = facts.base
+def _why_no_target(study: Study) -> str:
+    base = study.base
     if base is None:
-        return f"No run is called {facts.record.baseline}, so there is no baseline to measure against."
-    metric = quality(facts.record.metric)
+        return f"No run is called {study.record.baseline}, so there is no baseline to measure against."
+    metric = quality(study.record.metric)
     if base.final is None:
         return f"{label(base)} has no usable {metric}, so there is no target to time."
     if len(base.run.evaluations) < 2:
@@ -131,8 +131,8 @@ def _why_no_target(facts: Facts) -> str:
     return f"{label(base)} ended with no better {metric} than it began with, so there is no target to time."
 
 
-def _failures(facts: Facts) -> str:
-    by = {status: [r.run.name for r in facts.rows if r.run.status == status] for status in ("failed", "interrupted")}
+def _failures(study: Study) -> str:
+    by = {status: [r.run.name for r in study.rows if r.run.status == status] for status in ("failed", "interrupted")}
     return _said(*(f"{status.capitalize()}: {listed(names)}." for status, names in by.items() if names))
 
 

@@ -4,8 +4,8 @@ import re
 
 from gossamer.core import files
 from gossamer.record import Record
-from gossamer.report.facts import Facts, Row, study
 from gossamer.report.headline import headline
+from gossamer.report.study import Row, Study, study_of
 from gossamer.report.words import capital, moment, number, quality, rate, seconds, size, subject, times
 
 AUTHOR = "<!-- a report, written by gossamer -->\n\n"
@@ -19,38 +19,38 @@ def write_markdown(record: Record) -> str:
     >>> print(write_markdown(record).splitlines()[0])
     **No run left a result.**
     """
-    facts = study(record)
-    head = headline(facts)
+    study = study_of(record)
+    head = headline(study)
     what = capital(subject(record.summary or record.workload))
     hosts = f"{record.hosts} host{'s' if record.hosts != 1 else ''}"
     where = f"{what}, {hosts} on {rate(record.rate)}, seed {record.seed}."
     parts = [f"**{_plain(head.title)}**", _plain(head.detail), _plain(where)]
     if record.note:
         parts.append(f"Note: {_plain(record.note)}")
-    if facts.rows:
-        parts.append(_table(facts))
-    parts += [_ending(row) for row in facts.rows if row.cut]
-    parts += [_plain(f"{row.run.name}: {row.spoilt}.") for row in facts.rows if row.spoilt]
+    if study.rows:
+        parts.append(_table(study))
+    parts += [_ending(row) for row in study.rows if row.cut]
+    parts += [_plain(f"{row.run.name}: {row.spoilt}.") for row in study.rows if row.spoilt]
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     parts.append(_fence(record.command) if record.command else "")
     parts.append(_plain("; ".join(filter(None, [moment(record.created), record.machine, versions]))))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _table(facts: Facts) -> str:
-    base = _cell(facts.record.baseline)
-    goal = f" to {number(facts.target)}" if facts.target is not None else ""
-    metric = _cell(quality(facts.record.metric))
+def _table(study: Study) -> str:
+    base = _cell(study.record.baseline)
+    goal = f" to {number(study.target)}" if study.target is not None else ""
+    metric = _cell(quality(study.record.metric))
     heads = ["recipe", f"time{goal}", f"time vs {base}", "steps", "mean step", f"step vs {base}"]
     heads += ["compute", "codec", "exposed wait", "logical", "wire", "NIC", "NIC / wire", f"last {metric}"]
     lines = [heads, ["---"] + ["---:"] * (len(heads) - 1)]
-    lines += [_cells(row, facts) for row in facts.rows]
+    lines += [_cells(row, study) for row in study.rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _cells(row: Row, facts: Facts) -> list[str]:
+def _cells(row: Row, study: Study) -> list[str]:
     run = row.run
-    missed = "–" if facts.target is None else row.outcome
+    missed = "–" if study.target is None else row.outcome
     nic = "–" if row.nic_ratio is None else f"{row.nic_ratio:.3f}"
     return [
         f"**{_cell(run.name)}**" if row.baseline else _cell(run.name),

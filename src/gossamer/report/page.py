@@ -13,10 +13,10 @@ from gossamer.core import files
 from gossamer.record import Record, finite
 from gossamer.report import words
 from gossamer.report.charts import charts
-from gossamer.report.facts import Facts, study
 from gossamer.report.headline import headline
 from gossamer.report.layers import layers
 from gossamer.report.palette import PARTS, styles
+from gossamer.report.study import Study, study_of
 
 PAGE = files.Kind("report", (b'<meta name="generator" content="gossamer">',))
 FORMS = {
@@ -35,23 +35,23 @@ def render(record: Record) -> str:
     >>> page.startswith("<!doctype html>"), "No run left a result." in page
     (True, True)
     """
-    facts = study(record)
+    study = study_of(record)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= FORMS
     page = environment.from_string(_asset("page.html")).render(
-        facts=facts,
+        study=study,
         record=record,
-        head=headline(facts),
+        head=headline(study),
         metric=words.quality(record.metric),
-        failed=[r for r in facts.rows if r.run.status == "failed"],
-        interrupted=[r for r in facts.rows if r.run.status == "interrupted"],
+        failed=[r for r in study.rows if r.run.status == "failed"],
+        interrupted=[r for r in study.rows if r.run.status == "interrupted"],
         layers=layers(record),
         styles=styles(record),
         parts=PARTS,
-        longest=max((r.reached or 0.0 for r in facts.rows), default=0.0),
-        data=Markup(embed(data(facts))),
+        longest=max((r.reached or 0.0 for r in study.rows), default=0.0),
+        data=Markup(embed(data(study))),
         css=Markup(_asset("page.css")),
         scripts=[Markup(_asset(name)) for name in ("scale.js", "names.js", "lines.js", "bars.js", "page.js")],
     )
@@ -63,17 +63,17 @@ def write_html(record: Record, path: Path, force: bool = False) -> None:
     files.write(Path(path), render(record), PAGE, force)
 
 
-def data(facts: Facts) -> dict[str, Any]:
+def data(study: Study) -> dict[str, Any]:
     """What the page's script draws from."""
-    look = styles(facts.record)
-    base = facts.base
+    look = styles(study.record)
+    base = study.base
     return {
         "runs": [
             {"name": run.name, "mark": look[i].mark, "dashed": look[i].dashed}
-            for i, run in enumerate(facts.record.runs)
+            for i, run in enumerate(study.record.runs)
         ],
         "baseline": base.index if base else None,
-        "charts": [asdict(chart) for chart in charts(facts)],
+        "charts": [asdict(chart) for chart in charts(study)],
         "rows": [
             {name: value for name, value in vars(row).items() if name != "run"}
             | {
@@ -82,7 +82,7 @@ def data(facts: Facts) -> dict[str, Any]:
                 "wire": row.run.sent,
                 "nic": row.run.nic_bytes,
             }
-            for row in facts.rows
+            for row in study.rows
         ],
     }
 

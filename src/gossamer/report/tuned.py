@@ -71,7 +71,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Facts:
+class SearchStudy:
     tuning: Tuning
     rows: list[Row]  # the best mean first
     notes: list[str]
@@ -96,10 +96,10 @@ def told(trial: Trial) -> str:
     return trial.recipe + ("" if says else f", at {trial.lr:g} times the learning rate")
 
 
-def study(tuning: Tuning) -> Facts:
+def studied(tuning: Tuning) -> SearchStudy:
     places = {c.name: i for i, c in enumerate(tuning.contenders)}
     rows = [Row(places[s.contender.name], s, tuning.searched(s.contender.name)) for s in standings(tuning)]
-    return Facts(tuning, rows, _notes(tuning, rows))
+    return SearchStudy(tuning, rows, _notes(tuning, rows))
 
 
 def _notes(tuning: Tuning, rows: list[Row]) -> list[str]:
@@ -123,10 +123,10 @@ def _notes(tuning: Tuning, rows: list[Row]) -> list[str]:
     return notes
 
 
-def headline(facts: Facts) -> Headline:
+def headline(study: SearchStudy) -> Headline:
     """Who is best, as far as the seeds can tell."""
-    tuning, metric = facts.tuning, quality(facts.tuning.metric)
-    judged = [r for r in facts.rows if r.mean is not None]
+    tuning, metric = study.tuning, quality(study.tuning.metric)
+    judged = [r for r in study.rows if r.mean is not None]
     if not judged:
         title = "Nothing was judged on another seed." if tuning.trials else "No trial has ended."
         return Headline(title, "")
@@ -153,12 +153,12 @@ def styles(tuning: Tuning) -> list[Style]:
     return [Style(INK, MARKS[0], True), *hues][: len(tuning.contenders)]
 
 
-def points(facts: Facts) -> list[Point]:
+def points(study: SearchStudy) -> list[Point]:
     return [
         Point(
             row.index, t.lr, t.quality, t is row.best, f"{row.name}, trial {t.number + 1}: {words.number(t.quality, 4)}"
         )
-        for row in facts.rows
+        for row in study.rows
         for t in row.trials
         if t.outcome == "ok"
     ]
@@ -166,18 +166,18 @@ def points(facts: Facts) -> list[Point]:
 
 def render(tuning: Tuning) -> str:
     """The whole page as one HTML document, without a script."""
-    facts = study(tuning)
+    study = studied(tuning)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= FORMS | {"told": told}
     page = environment.from_string(_asset("tuned.html")).render(
-        facts=facts,
+        study=study,
         tuning=tuning,
-        head=headline(facts),
+        head=headline(study),
         metric=words.quality(tuning.metric),
         styles=styles(tuning),
-        chart=Markup(scatter(points(facts), words.quality(tuning.metric), styles(tuning))),
+        chart=Markup(scatter(points(study), words.quality(tuning.metric), styles(tuning))),
         css=Markup(_asset("page.css")),
     )
     return page + "\n"
@@ -190,12 +190,12 @@ def write_html(tuning: Tuning, path: Path, force: bool = False) -> None:
 
 def write_markdown(tuning: Tuning) -> str:
     """A headline and a table."""
-    facts = study(tuning)
-    heads = ["recipe", f"{quality(tuning.metric)}, {facts.judged_on}", f"vs {facts.baseline}", "best"]
+    study = studied(tuning)
+    heads = ["recipe", f"{quality(tuning.metric)}, {study.judged_on}", f"vs {study.baseline}", "best"]
     lines = [heads, ["---", "---:", "---", "---"]]
-    lines += [[r.name, r.number(r.mean) or "–", r.verdict, f"`{r.expression}`"] for r in facts.rows]
+    lines += [[r.name, r.number(r.mean) or "–", r.verdict, f"`{r.expression}`"] for r in study.rows]
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-    return "\n\n".join([f"**{headline(facts).title}**", *facts.notes, table, f"```\n{tuning.command}\n```"]) + "\n"
+    return "\n\n".join([f"**{headline(study).title}**", *study.notes, table, f"```\n{tuning.command}\n```"]) + "\n"
 
 
 def _asset(name: str) -> str:

@@ -69,7 +69,7 @@ class Gossip(Schedule):
     def period(self) -> int:
         return self.every
 
-    def rests(self, step: int) -> bool:
+    def ends_round(self, step: int) -> bool:
         return (step + self.overlap) % self.every == 0  # messages of a round have had their time just before they land
 
     def judged(self, loop: Loop) -> list[Share]:

@@ -62,7 +62,7 @@ class OverlapLocalSGD(Schedule):
     def period(self) -> int:
         return self.every
 
-    def rests(self, step: int) -> bool:
+    def ends_round(self, step: int) -> bool:
         return (step + 1) % self.every == 0  # just before it lands, an average has had its time to travel
 
     def step(self, loop: Loop) -> Program[None]:
@@ -83,5 +83,5 @@ class OverlapLocalSGD(Schedule):
         for place, mean, lr in zip(loop.places, means or [], loop.lrs):
             state = place.states["schedule"]
             velocity = slow_velocity(state, mean.neg_(), lr, self.beta, self.by_lr)
-            state["anchor"] = torch.add(state["anchor"], velocity, out=place.layout.rooms.like(velocity))
+            state["anchor"] = torch.add(state["anchor"], velocity, out=place.layout.buffers.like(velocity))
         return means is not None

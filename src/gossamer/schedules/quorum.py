@@ -3,7 +3,7 @@
 Every step has a round of its own, and who may touch what of it is settled here. The training thread writes `offer` before it
 claims a ticket; the lane reads it after that ticket was counted, and never else. The lane writes `closed`, once, when enough
 tickets are drawn; the training thread only asks whether it is set, and both answers are right. All else comes to the training
-thread as the result of the lane's program, the next round included, so joining its ticket is what orders the two.
+thread as the result of the lane's program, the next round included, so joining its handle is what orders the two.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from torch import Tensor
 from gossamer.core.block import Block, Draft
 from gossamer.core.moments import Moment, ask, sent
 from gossamer.core.schedule import Loop
-from gossamer.core.verbs import Program, Ticket, all_reduce, claim, closed, join, start
+from gossamer.core.verbs import Handle, Program, all_reduce, claim, closed, join, start
 from gossamer.kernels.finite import peak
 
 KEPT = 1000  # steps of which it is remembered who was accepted
@@ -60,7 +60,7 @@ class Waiting(NamedTuple):
     """A round, and the program that settles it."""
 
     round: Round
-    ticket: Ticket[Settled]
+    handle: Handle[Settled]
 
 
 class Quorum:
@@ -89,8 +89,8 @@ class Quorum:
 
     def take(self) -> Program[Outcome]:
         """The agreed update of the step that this rank computes; the next one's round begins."""
-        round, ticket = self._waiting
-        settled = yield from join(ticket)
+        round, handle = self._waiting
+        settled = yield from join(handle)
         self._now = settled.follows
         *rates, largest = ask(settled.told)
         self.accepted[round.step] = settled.accepted
@@ -106,17 +106,21 @@ class Quorum:
     # -- on the lane -------------------------------------------------------------------------------------------------
 
     def _wait(self, round: Round) -> Program[Waiting]:
-        ticket = yield from start(self._settle(round), self.loop.places[0].layout.name, round.step, self.lane)
-        return Waiting(round, ticket)
+        handle = yield from start(self._settle(round), self.loop.places[0].layout.name, round.step, self.lane)
+        return Waiting(round, handle)
 
     def _settle(self, round: Round) -> Program[Settled]:
         """Settle a step; besides, all that the host will ask about it in one tensor: the rates, and the mean's peak."""
         loop, (place,) = self.loop, self.loop.places
-        carried, seat, measures = Draft(place.states["exchange"]), loop.seat(round.step), loop.measures(round.step)
+        carried, context, measures = (
+            Draft(place.states["exchange"]),
+            loop.context(round.step),
+            loop.measures(round.step),
+        )
         accepted = yield from closed(f"step/{round.step}", self.wanted)
         round.closed = True
         block, numbers = self._given(round, accepted)
-        echo = yield from place.exchange.average(block, carried, seat)
+        echo = yield from place.exchange.average(block, carried, context)
         # The fastest rank speaks for all: one learning rate for one update, although a late rank's scheduler lags.
         rates = yield from all_reduce(numbers.clone() if loop.rank == accepted[0] else torch.zeros_like(numbers))
         mean = echo.mean if self.wanted == loop.size else echo.mean.mul_(loop.size / self.wanted)

@@ -66,7 +66,7 @@ class SlowMo(Schedule):
     def period(self) -> int:
         return self.every
 
-    def rests(self, step: int) -> bool:
+    def ends_round(self, step: int) -> bool:
         return self.inner is not None or step % self.every == 0
 
     def equal(self, step: int) -> bool:
@@ -86,7 +86,7 @@ class SlowMo(Schedule):
         for place, mean, lr in zip(loop.places, means or [], loop.lrs):
             state = place.states["schedule"]
             velocity = slow_velocity(state, mean, lr, self.beta, self.by_lr)
-            step = torch.mul(velocity, self.alpha, out=place.layout.rooms.like(velocity))
+            step = torch.mul(velocity, self.alpha, out=place.layout.buffers.like(velocity))
             state["anchor"] = torch.sub(state["anchor"], step, out=step)
         return_to_anchor(loop)
         if means is None:
@@ -135,11 +135,11 @@ class LocalSGD(Schedule):
     def prelude(self) -> int:
         return self.warmup
 
-    def rests(self, step: int) -> bool:
+    def ends_round(self, step: int) -> bool:
         return step <= self.warmup or step % self.every == 0
 
     def equal(self, step: int) -> bool:
-        return self.rests(step)
+        return self.ends_round(step)
 
     def step(self, loop: Loop) -> Program[None]:
         rounds = SlowMo(1 if loop.step <= self.warmup else self.every, beta=0.0)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from gossamer.core.errors import GossamerError, PeerError, plainly
-from gossamer.fabrics.board import Board
+from gossamer.fabrics.shared_store import SharedStore
 from gossamer.fabrics.store import default_store
 
 MARGIN = 10.0  # seconds beyond the deadline: those who wait for a rank that failed give up first, and then join it here
@@ -27,14 +27,16 @@ class CalledOffError(PeerError):
     """Another rank has failed, and will say why."""
 
 
-class Circle:
+class ControlGroup:
     """A group of its own: a contender that fails in the middle of a collective leaves this one in step."""
 
     def __init__(self, deadline: float) -> None:
         self.deadline, self.margin = deadline, min(MARGIN, SHORTEST + deadline)
         self.group = new_group(deadline + self.margin)
         store = default_store()
-        self._board = Board(store, dist.get_rank(), dist.get_world_size()).under(f"circle/{self.group.group_name}")
+        self._store = SharedStore(store, dist.get_rank(), dist.get_world_size()).under(
+            f"control/{self.group.group_name}"
+        )
         self._meetings = 0
         self._ask_at = 0.0
 
@@ -51,7 +53,7 @@ class Circle:
     def call_off(self) -> None:
         """Let those who are still at it know that what all ranks do has failed here."""
         with suppress(RuntimeError):
-            self._board.raise_flag(f"off/{self._meetings}", str(self._board.rank))
+            self._store.raise_flag(f"off/{self._meetings}", str(self._store.rank))
 
     def expect_all(self) -> None:
         """In the middle of what all ranks do: an error if it has failed elsewhere. Asked often, answered once a second."""
@@ -59,7 +61,7 @@ class Circle:
             return
         self._ask_at = monotonic() + PAUSE
         with self._explained():
-            called_off = self._board.flag_is_up(f"off/{self._meetings}")
+            called_off = self._store.flag_is_up(f"off/{self._meetings}")
         if called_off:
             raise CalledOffError("it has failed on another rank")
 
@@ -108,7 +110,7 @@ class Circle:
         """All ranks do the same in here; an error says who has not come to it."""
         self._meetings += 1
         with self._explained():
-            self._board.raise_flag(str(self._board.rank), str(self._meetings))
+            self._store.raise_flag(str(self._store.rank), str(self._meetings))
             yield
 
     @contextmanager
@@ -123,14 +125,14 @@ class Circle:
 
         def ask() -> None:
             with suppress(RuntimeError):
-                for rank in range(self._board.size):
-                    came[rank] = self._board.flag_is_up(str(rank)) and self._at(rank) >= self._meetings
+                for rank in range(self._store.size):
+                    came[rank] = self._store.flag_is_up(str(rank)) and self._at(rank) >= self._meetings
 
         # The store's host may itself be gone, in a way that makes its clients wait; nobody may wait for them.
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         asking.join(PATIENCE)
-        if len(came) < self._board.size:
+        if len(came) < self._store.size:
             return "the store does not answer: the process that hosts it, as a rule rank 0, is gone, frozen or cut off"
         missing = ", ".join(str(rank) for rank, here in came.items() if not here)
         if not missing:
@@ -138,7 +140,7 @@ class Circle:
         return f"no word from rank {missing}: dead, frozen, cut off, or late"
 
     def _at(self, rank: int) -> int:
-        return int(self._board.store.get(str(rank)))
+        return int(self._store.raw.get(str(rank)))
 
 
 def _cut(value: Any, most: int = 300) -> str:
@@ -156,7 +158,7 @@ def new_group(timeout: float) -> dist.ProcessGroup:
     return made
 
 
-def attempt(circle: Circle, do: Callable[[], None]) -> str:
+def attempt(control: ControlGroup, do: Callable[[], None]) -> str:
     """Do something that all ranks do; if it fails on any, it has failed on all. Returns why, or nothing."""
     fine, mine, missed, began = False, "", False, monotonic()
     try:
@@ -167,11 +169,11 @@ def attempt(circle: Circle, do: Callable[[], None]) -> str:
     except Exception as error:
         mine = str(error) if isinstance(error, GossamerError) else f"{type(error).__name__}: {plainly(error)}"
         missed = isinstance(error, PeerError)
-        circle.call_off()
+        control.call_off()
     try:
-        if circle.all_fine(fine, hurry=bool(mine) and monotonic() - began >= circle.deadline):
+        if control.all_fine(fine, hurry=bool(mine) and monotonic() - began >= control.deadline):
             return ""
-        return _name_cause(circle.texts(json.dumps([missed, mine[:1500]])))
+        return _name_cause(control.texts(json.dumps([missed, mine[:1500]])))
     except PeerError as error:
         raise PeerError(mine or str(error)) from None  # what happened first says more
 

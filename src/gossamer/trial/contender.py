@@ -82,12 +82,12 @@ class Contender:
         """Backup workers skip steps they missed, so the communicator counts."""
         return self.comm.step if self.comm else self.done
 
-    def rests(self, step: int) -> bool:
+    def ends_round(self, step: int) -> bool:
         """Is this the last step of a round? The schedule in force says so; a controller may change it."""
         if self.yardstick is not None:
-            return self.yardstick.rests(step)
+            return self.yardstick.ends_round(step)
         assert self.comm is not None
-        return self.comm.recipe.schedule.rests(step)
+        return self.comm.recipe.schedule.ends_round(step)
 
     def turn(self, target: int, limit: int, told: Callable[[Step], None]) -> None:
         """Train up to a step, and on to the end of its round, but not beyond the limit; all ranks begin and end together.
@@ -97,7 +97,7 @@ class Contender:
         dist.barrier(self.group)
         before, began, nic = self.clock.seconds, perf_counter(), _nic()
         try:
-            while self.steps_done < limit and (self.steps_done < target or not self.rests(self.steps_done)):
+            while self.steps_done < limit and (self.steps_done < target or not self.ends_round(self.steps_done)):
                 told(self._step(before, began))
             self._quiesce()
         except Exception:

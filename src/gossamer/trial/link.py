@@ -21,7 +21,7 @@ LONG = 0.1  # seconds: an all-reduce that takes as long says enough, and on a sl
 PATIENCE = 120.0  # seconds for two ranks here, from nothing to the end
 
 
-class Link(NamedTuple):
+class AlphaBeta(NamedTuple):
     """A ring all-reduce of B bytes takes about 2 (size - 1) alpha + 2 (size - 1) / size * B / rate seconds."""
 
     size: int
@@ -29,13 +29,13 @@ class Link(NamedTuple):
     rate: float  # bytes per second, each way
 
 
-def alpha_beta() -> Link:
+def alpha_beta() -> AlphaBeta:
     """The link between all ranks that a launcher has started; it is as slow as its slowest part."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     try:
         size = dist.get_world_size()
         if size == 1:
-            return Link(1, 0.0, float("inf"))
+            return AlphaBeta(1, 0.0, float("inf"))
         least, elements, most = _seconds(1), 0, 0.0
         for elements in SIZES:
             most = _seconds(elements)
@@ -43,7 +43,7 @@ def alpha_beta() -> Link:
                 break
         crossed = 2 * (size - 1) / size * 4 * elements
         dist.barrier()  # torch 2.6 hangs where a group ends before its threads have let go of the last tensor
-        return Link(size, least / (2 * (size - 1)), crossed / max(most - least, 1e-9))
+        return AlphaBeta(size, least / (2 * (size - 1)), crossed / max(most - least, 1e-9))
     finally:
         dist.destroy_process_group()
 
@@ -61,7 +61,7 @@ def _seconds(elements: int) -> float:
     return float(median)
 
 
-def between_two_ranks() -> Link:
+def between_two_ranks() -> AlphaBeta:
     """The same for two ranks on this machine, when no launcher has started us."""
     said = list[str]()
     try:
@@ -75,7 +75,7 @@ def between_two_ranks() -> Link:
         raise PeerError(f"two ranks on this machine did not find each other within {PATIENCE:g} s") from None
     for line in said:
         if line.startswith("{"):
-            return Link(**json.loads(line))
+            return AlphaBeta(**json.loads(line))
     raise PeerError(f"two ranks on this machine could not talk to each other: {_last_word(said)}")
 
 

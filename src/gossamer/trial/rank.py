@@ -18,7 +18,7 @@ from gossamer.core.errors import GossamerError
 from gossamer.lab import in_lab
 from gossamer.record import Step
 from gossamer.trial import saving
-from gossamer.trial.agree import Circle, attempt, new_group
+from gossamer.trial.agree import ControlGroup, attempt, new_group
 from gossamer.trial.contender import Contender
 from gossamer.trial.plan import MARK, Plan
 from gossamer.worker.decisions import describe
@@ -63,7 +63,7 @@ class Trial:
 
     def __init__(self, plan: Plan, hear: Hear) -> None:
         self.plan, self.hear = plan, hear
-        self.circle = Circle(plan.deadline)
+        self.control = ControlGroup(plan.deadline)
         self.alive = dict[str, Contender]()
         self.reached = dict[str, float]()  # the last quality of each
         self.saved = dict[str, int]()
@@ -75,15 +75,15 @@ class Trial:
         plan = self.plan
         workload = workloads.get(plan.workload, seed=plan.seed, **plan.options)
         told = {k: v for k, v in asdict(plan).items() if k != "checkpoint"}
-        self.circle.same("the ranks were started with different commands", told)
-        self.circle.same("the ranks have different data", {"the data's hash": workload.fingerprint()})
+        self.control.same("the ranks were started with different commands", told)
+        self.control.same("the ranks have different data", {"the data's hash": workload.fingerprint()})
         kernels.warmup()
         self._tell("begin", size=dist.get_world_size(), in_lab=in_lab())
         for name, kind in plan.contenders.items():
             self._add(name, kind, workload)
         self._rounds()
         for contender in self.alive.values():
-            attempt(self.circle, contender.close)
+            attempt(self.control, contender.close)
         self._tell("done")
         return 1 if self.failures else 0
 
@@ -95,14 +95,14 @@ class Trial:
 
     def _together(self, name: str, do: Callable[[], None]) -> bool:
         """If it fails, the contender is out and the others go on."""
-        why = attempt(self.circle, do)
+        why = attempt(self.control, do)
         if not why:
             return True
         self.failures += 1
         self._tell("failed", run=name, error=why)
         lost = self.alive.pop(name, None)
         if lost is not None:
-            attempt(self.circle, lost.close)
+            attempt(self.control, lost.close)
         return False
 
     def _add(self, name: str, kind: str, workload: workloads.Workload) -> None:
@@ -123,7 +123,7 @@ class Trial:
 
     def _go_on(self, contender: Contender) -> None:
         """Take up a run, and tell the launcher what it had told before."""
-        told = saving.restore(self.plan, self.circle, contender)
+        told = saving.restore(self.plan, self.control, contender)
         done = contender.steps_done  # its model is judged again
         self.history = [(e, facts) for e, facts in told if not (e == "evaluation" and facts["step"] == done)]
         for start in range(0, len(self.history), 100):  # lines longer than 64 KiB would be cut
@@ -163,7 +163,7 @@ class Trial:
             return False
         quality, target = self.reached[contender.name], self.reached[base.name]
         reached = quality <= target if self.lower else quality >= target
-        return self.circle.first_says(reached or contender.clock.seconds > base.clock.seconds)
+        return self.control.first_says(reached or contender.clock.seconds > base.clock.seconds)
 
     def _turn(self, contender: Contender, target: int) -> None:
         comm = contender.comm
@@ -171,7 +171,7 @@ class Trial:
 
         def told(step: Step) -> None:
             nonlocal recipe
-            self.circle.expect_all()  # steps without a message may be many, and nobody else waits for them for ever
+            self.control.expect_all()  # steps without a message may be many, and nobody else waits for them for ever
             self._tell("step", run=contender.name, **asdict(step))
             if comm is None or recipe is None or comm.recipe == recipe:
                 return
@@ -198,7 +198,7 @@ class Trial:
         due = step - last >= self.plan.checkpoint_every or (step >= self.plan.steps and step > last)
         if not self.plan.checkpoint or not contender.can_be_saved or not due:
             return
-        why = saving.save(self.plan, self.circle, contender, self.history)
+        why = saving.save(self.plan, self.control, contender, self.history)
         if why:
             self._tell("note", text=f"no checkpoint at step {step}: {why}; the last one stands")
         self.saved[contender.name] = step
@@ -206,7 +206,7 @@ class Trial:
     def _finish(self, contender: Contender) -> None:
         # A rank's own chunks are exact under scatter, so one rank's errors tell little. Not all need have measured alike:
         # who was late under backup workers has nothing to measure.
-        found = self.circle.means(contender.comm.worker.errors if contender.comm else {})
+        found = self.control.means(contender.comm.worker.errors if contender.comm else {})
         names = [n for n, _ in contender.model.named_parameters() if n in found]  # backward fills them from the end
         rest = iter([(n, found[n]) for n in names])
         while some := dict(islice(rest, 16)):  # a line longer than a pipe's page may be cut by another rank's
@@ -214,14 +214,14 @@ class Trial:
         self._tell_if_within_a_round(contender)
         totals = {"wire_bytes": contender.sent(), "logical_bytes": contender.handed()}
         totals["nic_bytes"] = contender.clock.nic if in_lab() else None
-        means = self.circle.means({k: v for k, v in totals.items() if v is not None})
+        means = self.control.means({k: v for k, v in totals.items() if v is not None})
         self._tell("end", run=contender.name, **(totals | {k: int(v) for k, v in means.items()}))
 
     def _tell_if_within_a_round(self, contender: Contender) -> None:
         last = contender.steps_done
-        if contender.rests(last):
+        if contender.ends_round(last):
             return
-        end = next(step for step in count(last) if contender.rests(step))
+        end = next(step for step in count(last) if contender.ends_round(step))
         why = f"{contender.name} had its steps within a round, which would have ended with step {end}"
         self._tell("note", text=f"{why}; at step {last} each rank's own model was judged, and the mean counts")
 

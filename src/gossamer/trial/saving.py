@@ -13,7 +13,7 @@ import torch.distributed as dist
 from gossamer.core import files
 from gossamer.core.errors import CheckpointError, GossamerError, plainly
 from gossamer.hosts.checkpoint import read
-from gossamer.trial.agree import Circle
+from gossamer.trial.agree import ControlGroup
 from gossamer.trial.contender import Contender
 from gossamer.trial.plan import Plan
 
@@ -30,7 +30,7 @@ def saved_steps(folder: Path, rank: int) -> list[int]:
     return sorted(int(m[1]) for m in found if m and int(m[2]) == rank)
 
 
-def save(plan: Plan, circle: Circle, contender: Contender, history: History) -> str:
+def save(plan: Plan, control: ControlGroup, contender: Contender, history: History) -> str:
     """Write, then rename, then remove what is older. If any rank cannot, all keep the last one; returns why.
 
     With it goes what the run has told so far: the record on disk may be some seconds behind when its command is killed.
@@ -49,11 +49,11 @@ def save(plan: Plan, circle: Circle, contender: Contender, history: History) -> 
         tidy(folder, rank)
     others = [folder / f"step{s}-rank{rank}.pt" for s in saved_steps(folder, rank) if s != step]
     others = [path for path in others if files.is_ours(path, CHECKPOINT)]
-    if circle.all_fine(not mine):
+    if control.all_fine(not mine):
         remove(others)
         return ""
     remove([final] if others and not mine else [])
-    return next(t for t in circle.texts(mine[:1500]) if t)
+    return next(t for t in control.texts(mine[:1500]) if t)
 
 
 def tidy(folder: Path, rank: int | None = None) -> None:
@@ -76,16 +76,16 @@ def _why(error: Exception) -> str:
     return reason.strerror if isinstance(reason, OSError) and reason.strerror else plainly(error)
 
 
-def restore(plan: Plan, circle: Circle, contender: Contender) -> History:
+def restore(plan: Plan, control: ControlGroup, contender: Contender) -> History:
     """Go on from the last step of which every rank has a checkpoint; returns what the run told up to there."""
     folder, rank = Path(plan.checkpoint), dist.get_rank()
-    path = folder / f"step{_common_step(folder, circle)}-rank{rank}.pt"
+    path = folder / f"step{_common_step(folder, control)}-rank{rank}.pt"
     saved, why = dict[str, Any](), ""
     try:
         saved = _checked(path, plan, contender)
     except CheckpointError as error:
         why = str(error)
-    for other, reason in enumerate(circle.texts(why[:1500])):  # nobody changes anything where one cannot go on
+    for other, reason in enumerate(control.texts(why[:1500])):  # nobody changes anything where one cannot go on
         if reason:
             raise CheckpointError(why or f"rank {other}: {reason}")
     try:
@@ -96,12 +96,12 @@ def restore(plan: Plan, circle: Circle, contender: Contender) -> History:
     return saved["history"]
 
 
-def _common_step(folder: Path, circle: Circle) -> int:
+def _common_step(folder: Path, control: ControlGroup) -> int:
     """The last step that all ranks have; an error says who has none, or that there were more ranks, or fewer."""
     rank, size = dist.get_rank(), dist.get_world_size()
     mine = saved_steps(folder, rank)
     ranks = _ranks_of(folder / f"step{mine[-1]}-rank{rank}.pt") if mine else None
-    everyone = [json.loads(text) for text in circle.texts(json.dumps({"steps": mine, "ranks": ranks}))]
+    everyone = [json.loads(text) for text in control.texts(json.dumps({"steps": mine, "ranks": ranks}))]
     before = next((each["ranks"] for each in everyone if each["ranks"] not in (None, size)), None)
     if before is not None:
         raise CheckpointError(

@@ -32,7 +32,7 @@ class Yardstick:
     def end_step(self) -> None:
         self.optimizer.step()
 
-    def rests(self, step: int) -> bool:
+    def ends_round(self, step: int) -> bool:
         """Is this the last step of a round?"""
         return True
 
@@ -111,7 +111,7 @@ class DdpPostLocal(Ddp):
         super().end_step()
         self.averager.average_parameters(self.model.parameters())
 
-    def rests(self, step: int) -> bool:
+    def ends_round(self, step: int) -> bool:
         first = WARM + 1  # the first local step is averaged, and every PERIOD after it
         return step < first or (step - first) % PERIOD == 0
 

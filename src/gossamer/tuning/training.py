@@ -49,7 +49,7 @@ class Length(NamedTuple):
         if self.budget is not None:
             sent = bytes_per_step(recipe, parameters, ranks)
             most = min(most, int(self.budget / sent)) if sent else most
-        rests = (step for step in range(most, 0, -1) if recipe.schedule.rests(step))
+        rests = (step for step in range(most, 0, -1) if recipe.schedule.ends_round(step))
         return next(rests, most)
 
 

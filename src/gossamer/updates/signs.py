@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import Seat, Update
+from gossamer.core.contracts import Context, Update
 from gossamer.core.parts import part
 
 
@@ -28,13 +28,13 @@ class Signs(Update):
     Wire: nothing: the exchange sends the gradients as they are.
 
     >>> import torch
-    >>> from gossamer.core.draw import Draw
+    >>> from gossamer.core.dice import Dice
     >>> mean = Block.of({"w": torch.tensor([0.5, -2.0, 0.0])})
-    >>> Signs().direction(mean, mean, {}, Seat(0, 1, 1, Draw(0, 1, 0))).tolist()
+    >>> Signs().direction(mean, mean, {}, Context(0, 1, 1, Dice(0, 1, 0))).tolist()
     [1.0, -1.0, 0.0]
 
     Paper: Bernstein, Wang, Azizzadenesheli, Anandkumar, signSGD: Compressed Optimisation for Non-Convex Problems, ICML 2018.
     """
 
-    def direction(self, mean: Block, model: Block, state: State, seat: Seat) -> Tensor:
+    def direction(self, mean: Block, model: Block, state: State, context: Context) -> Tensor:
         return torch.sign(mean.flat, out=mean.new())

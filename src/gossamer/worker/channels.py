@@ -85,7 +85,7 @@ class Channel:
     def _new(self) -> Tensor:
         """A flat tensor of arbitrary content."""
         length = self.layout.numel * self.layout.dtype.itemsize
-        return self.layout.rooms.of(length, self.device).view(self.layout.dtype)
+        return self.layout.buffers.of(length, self.device).view(self.layout.dtype)
 
 
 def build(recipe: Recipe, leaves: Mapping[str, Leaf], groups: Mapping[str, int], size: int) -> list[Channel]:

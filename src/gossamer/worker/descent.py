@@ -33,7 +33,7 @@ class Descent:
         for i, channel in enumerate(self._worker.channels):
             drafts.append(Draft(channel.states["update"]))
             mean, model = Block(channel.gradients(), channel.layout), Block(channel.read(), channel.layout)
-            channel.put_gradient(update.direction(mean, model, drafts[-1], self._worker.seat(i)))
+            channel.put_gradient(update.direction(mean, model, drafts[-1], self._worker.context(i)))
         return drafts
 
     def enter(self, optimizer: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.core.block import Draft
-from gossamer.core.verbs import Program, Ticket, join
+from gossamer.core.verbs import Handle, Program, join
 
 Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, taken while other channels travel
 Wires = list[Tensor]
@@ -17,14 +17,14 @@ Wires = list[Tensor]
 class Flight:
     """Averages that were launched together: all of them land, or none."""
 
-    tickets: dict[int, Ticket[Carried]] = field(default_factory=dict[int, Any])  # by block; gone when all have arrived
+    handles: dict[int, Handle[Carried]] = field(default_factory=dict[int, Any])  # by block; gone when all have arrived
     drafts: list[Draft] = field(default_factory=list[Draft])  # what they will change
     given: list[Tensor] = field(default_factory=list[Tensor])  # the largest absolute values of what this rank gave
     means: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # those that have arrived
     lost: bool = False  # some mean is not finite
 
-    def add(self, index: int, ticket: Ticket[Carried], drafts: Sequence[Draft]) -> None:
-        self.tickets[index] = ticket
+    def add(self, index: int, handle: Handle[Carried], drafts: Sequence[Draft]) -> None:
+        self.handles[index] = handle
         self.drafts += drafts
 
 
@@ -33,7 +33,7 @@ class Flights:
 
     def __init__(self) -> None:
         self._flights = dict[int, Flight]()
-        self._tickets = dict[int, Ticket[Wires]]()
+        self._handles = dict[int, Handle[Wires]]()
         self._arrived = dict[int, Wires]()
 
     # -- averages ----------------------------------------------------------------------------------------------------
@@ -66,16 +66,16 @@ class Flights:
 
     @property
     def messages(self) -> bool:
-        return bool(self._tickets) or bool(self._arrived)
+        return bool(self._handles) or bool(self._arrived)
 
-    def post(self, index: int, ticket: Ticket[Wires]) -> None:
-        self._tickets[index] = ticket
+    def post(self, index: int, handle: Handle[Wires]) -> None:
+        self._handles[index] = handle
 
     def join_messages(self, which: Iterable[int]) -> Program[None]:
         """Wait for them, and keep what came."""
         for i in which:
-            if i in self._tickets:
-                self._arrived[i] = yield from join(self._tickets.pop(i))
+            if i in self._handles:
+                self._arrived[i] = yield from join(self._handles.pop(i))
 
     def collect(self, which: Sequence[int]) -> list[Wires]:
         """The wires that came, by block; nothing where nothing was posted."""
@@ -92,4 +92,4 @@ class Flights:
         """As it was when all had arrived and nothing had landed."""
         self._flights = {i: Flight(means={i: mean}) for i, mean in landing.items()}
         self._flights |= {i: Flight(lost=True) for i in lost}
-        self._tickets, self._arrived = {}, dict(arrived)
+        self._handles, self._arrived = {}, dict(arrived)

@@ -7,7 +7,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from gossamer.core.rooms import Rooms
+from gossamer.core.buffers import Buffers
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.worker.leaves import Leaf
 from gossamer.worker.optimizers import Optimizing
@@ -20,7 +20,7 @@ class Momenta:
     """What the optimizer remembers of our parameters."""
 
     def __init__(self, leaves: Mapping[str, Leaf], optimizer: Optimizing) -> None:
-        self._leaves, self._optimizer, self._rooms = leaves, optimizer, Rooms()
+        self._leaves, self._optimizer, self._buffers = leaves, optimizer, Buffers()
 
     def tensors(self) -> list[Tensor]:
         """Those that follow the gradient, not the counters."""
@@ -60,7 +60,7 @@ class Momenta:
         wide = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
         length = sum(t.numel() for t in tensors) * wide.itemsize
         flat = torch.cat(
-            [t.reshape(-1).to(wide) for t in tensors], out=self._rooms.of(length, tensors[0].device).view(wide)
+            [t.reshape(-1).to(wide) for t in tensors], out=self._buffers.of(length, tensors[0].device).view(wide)
         )
         total = yield from all_reduce(flat)
         for tensor, mean in zip(tensors, total.div_(size).split([t.numel() for t in tensors])):

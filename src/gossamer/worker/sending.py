@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gossamer.core.block import Block, Draft
-from gossamer.core.contracts import Echo, Exchange, Seat
+from gossamer.core.contracts import Context, Echo, Exchange
 from gossamer.core.moments import ask
 from gossamer.core.verbs import Program, join, start
 from gossamer.kernels.finite import peak
@@ -37,8 +37,8 @@ class Sending:
         worker.unit = units.follow(worker.channels, worker.unit, worker.scale)
         kept, carried, found = Draft(channel.states["memory"]), Draft(channel.states["exchange"]), list[Tensor]()
 
-        def send(block: Block, seat: Seat) -> Program[Echo]:
-            echo = yield from channel.exchange.average(block, carried, seat)
+        def send(block: Block, context: Context) -> Program[Echo]:
+            echo = yield from channel.exchange.average(block, carried, context)
             if channel.memory.parts_models:  # what is judged must be what all ranks have
                 found.append(peak(echo.mean) if echo.largest is None else echo.largest)
             elif channel.memory.hands_on and echo.largest is not None:
@@ -47,7 +47,7 @@ class Sending:
                 worker.measure(block, echo.add_sent)
             return echo
 
-        average = channel.memory.around(block, kept, send, worker.seat(index))
+        average = channel.memory.around(block, kept, send, worker.context(index))
         return _carry(average, flat, found), [kept, carried]
 
     def take_off(self, flight: Flight, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
@@ -56,14 +56,14 @@ class Sending:
         if over is None:
             program, drafts = self.program(index, flat)
         else:
-            echo = over.average(Block(flat, channel.layout, flat), {}, worker.seat(index))
+            echo = over.average(Block(flat, channel.layout, flat), {}, worker.context(index))
             program, drafts = _carry(_mean_of(echo), flat, []), list[Draft]()
-        ticket = yield from start(program, channel.name, worker.step)
-        flight.add(index, ticket, drafts)
+        handle = yield from start(program, channel.name, worker.step)
+        flight.add(index, handle, drafts)
 
     def settle(self, flight: Flight) -> Program[None]:
         """Wait for a flight, if it is still on its way; memories move on with it."""
-        if flight.tickets:
+        if flight.handles:
             (yield from self.arrive(flight)).commit()
             if flight.lost:
                 self._worker.momenta.heal()
@@ -74,9 +74,9 @@ class Sending:
         They have not yet: what was averaged may be thrown away.
         """
         worker, peaks = self._worker, list[Tensor]()
-        tickets, flight.tickets = flight.tickets, {}
-        for index, ticket in tickets.items():
-            flight.means[index], largest = yield from join(ticket)
+        handles, flight.handles = flight.handles, {}
+        for index, handle in handles.items():
+            flight.means[index], largest = yield from join(handle)
             peaks.append(largest)
         also = [] if worker.besides is None else (yield from worker.besides([*flight.means.values()]))
         answers, worker.besides = ask(*peaks, *also), None

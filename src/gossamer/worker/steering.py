@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gossamer.core.block import Block, Draft, State
 from gossamer.core.contracts import Facts
-from gossamer.core.verbs import Program, Ticket, join
+from gossamer.core.verbs import Handle, Program, join
 from gossamer.recipe import Recipe
 from gossamer.worker.channels import Channel, are_cut_alike, build, retell
 from gossamer.worker.checkpoint import carry_over, turn
@@ -39,16 +39,16 @@ class Steering:
             channel = self._worker.channels[index]
             self._own[index] = numbers(controller, self._unscaled(flat, channel), channel.exchange)
 
-    def ask(self) -> Program[Ticket[Any] | None]:
+    def ask(self) -> Program[Handle[Any] | None]:
         """Start summing what was noted, over all ranks."""
         if not self._own:
             return None
         own, self._own = [self._own[i] for i in sorted(self._own)], {}
         return (yield summed(own, self._worker.step))
 
-    def told(self, ticket: Ticket[Any] | None) -> Program[Sequence[Tensor]]:
+    def told(self, handle: Handle[Any] | None) -> Program[Sequence[Tensor]]:
         """The sums, for each channel."""
-        return () if ticket is None else (yield from join(ticket))
+        return () if handle is None else (yield from join(handle))
 
     def look_alone(self) -> list[Tensor]:
         """A host alone sends nothing; who may change the optimizer's steps must see the gradients all the same."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block
-from gossamer.core.contracts import Exchange, Seat
-from gossamer.core.draw import Draw
+from gossamer.core.contracts import Context, Exchange
+from gossamer.core.dice import Dice
 from gossamer.core.moments import ask, used_here
 from gossamer.core.schedule import Loop, Message
 from gossamer.core.verbs import Program, all_gather, start
@@ -105,7 +105,7 @@ class Worker:
 
     def average_gradients(self) -> Program[None]:
         sums: Sequence[Tensor] = ()
-        if self.size > 1 or self._gradients.tickets:
+        if self.size > 1 or self._gradients.handles:
             summing = yield from self.steering.ask()
             self._held = yield from self.sending.arrive(self._gradients)
             self.means, self._gradients = [*self._gradients.means.values()], Flight()
@@ -173,7 +173,7 @@ class Worker:
     def post(self, which: Sequence[int], message: Message) -> Program[None]:
         for i in which:
             c = self.channels[i]
-            program = message(Block(c.read(), c.layout), c.states["mixer"], self.seat(i))
+            program = message(Block(c.read(), c.layout), c.states["mixer"], self.context(i))
             self.flights.post(i, (yield from start(program, c.name, self.step)))
 
     def collect(self, which: Sequence[int]) -> Program[list[list[Tensor]]]:
@@ -197,13 +197,13 @@ class Worker:
 
     # -- what hosts call ---------------------------------------------------------------------------------------------
 
-    def seat(self, index: int) -> Seat:
-        draw = Draw(self.seed, self.step, self.rank)
+    def context(self, index: int) -> Context:
+        dice = Dice(self.seed, self.step, self.rank)
         channel = self.channels[index]
-        return Seat(self.rank, self.size, self.step, draw, lr=channel.rate(self.optimizer), shift=channel.shift)
+        return Context(self.rank, self.size, self.step, dice, lr=channel.rate(self.optimizer), shift=channel.shift)
 
-    def plain_seat(self, step: int) -> Seat:
-        return Seat(self.rank, self.size, step, Draw(self.seed, step, self.rank))
+    def plain_context(self, step: int) -> Context:
+        return Context(self.rank, self.size, step, Dice(self.seed, step, self.rank))
 
     def set_rates(self, rates: Sequence[float]) -> None:
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gossamer.core.parts import nearest
 from gossamer.workloads.errors import WorkloadError
-from gossamer.workloads.shards import Batch, Data, Position, grouped, iid
+from gossamer.workloads.shards import Batch, BatchOf, Data, grouped, iid
 
 W = TypeVar("W", bound="Workload")
 
@@ -84,7 +84,7 @@ class Workload(ABC):
 
     def batch(self, step: int, rank: int, size: int) -> Batch:
         """One rank's samples at one step."""
-        train, at = self.data.train, Position(step, rank, size)
+        train, at = self.data.train, BatchOf(step, rank, size)
         if self.shards == "iid":
             rows = iid(len(train[0]), self.batch_size, at, self.seed)
         else:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 PAD, BEGIN, END = 0, 1, 2
 
 
-class Memory(NamedTuple):
+class Encoded(NamedTuple):
     """What an encoder hands to the decoder."""
 
     states: Tensor  # (batch, length, width)
@@ -19,8 +19,8 @@ class Memory(NamedTuple):
 class Translator(Protocol):
     """`model(source, target)` gives the scores of each next token; the two halves serve greedy decoding."""
 
-    def encode(self, source: Tensor) -> Memory: ...
-    def decode(self, memory: Memory, target: Tensor) -> Tensor: ...
+    def encode(self, source: Tensor) -> Encoded: ...
+    def decode(self, memory: Encoded, target: Tensor) -> Tensor: ...
 
 
 class TransformerTranslator(nn.Module):
@@ -40,12 +40,12 @@ class TransformerTranslator(nn.Module):
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         return self.decode(self.encode(source), target)
 
-    def encode(self, source: Tensor) -> Memory:
+    def encode(self, source: Tensor) -> Encoded:
         padding = source == PAD
         states = self.encoder(self._embed(source), src_key_padding_mask=padding)
-        return Memory(states, padding, states[:, 0])
+        return Encoded(states, padding, states[:, 0])
 
-    def decode(self, memory: Memory, target: Tensor) -> Tensor:
+    def decode(self, memory: Encoded, target: Tensor) -> Tensor:
         length = target.shape[1]
         future = torch.ones(length, length, dtype=torch.bool, device=target.device).triu(1)
         hidden = self.decoder(
@@ -73,14 +73,14 @@ class RnnTranslator(nn.Module):
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         return self.decode(self.encode(source), target)
 
-    def encode(self, source: Tensor) -> Memory:
+    def encode(self, source: Tensor) -> Encoded:
         lengths = (source != PAD).sum(1).cpu()
         packed = nn.utils.rnn.pack_padded_sequence(self.tokens(source), lengths, batch_first=True, enforce_sorted=False)
         states, last = self.encoder(packed)
         padded = nn.utils.rnn.pad_packed_sequence(states, batch_first=True, total_length=source.shape[1])[0]
-        return Memory(padded, source == PAD, torch.cat((last[0], last[1]), 1))
+        return Encoded(padded, source == PAD, torch.cat((last[0], last[1]), 1))
 
-    def decode(self, memory: Memory, target: Tensor) -> Tensor:
+    def decode(self, memory: Encoded, target: Tensor) -> Tensor:
         hidden = self.decoder(self.tokens(target), memory.summary.unsqueeze(0).contiguous())[0]
         match = self.look(hidden) @ memory.states.transpose(1, 2)
         weights = match.masked_fill(memory.padding.unsqueeze(1), -torch.inf).softmax(-1)

@@ -18,7 +18,7 @@ class Data(NamedTuple):
     groups: Tensor  # of each training row: its label, topic, file ...
 
 
-class Position(NamedTuple):
+class BatchOf(NamedTuple):
     """Where in the training run a batch is, and whose it is."""
 
     step: int
@@ -26,10 +26,10 @@ class Position(NamedTuple):
     size: int
 
 
-def iid(rows: int, batch: int, at: Position, seed: int) -> Tensor:
+def iid(rows: int, batch: int, at: BatchOf, seed: int) -> Tensor:
     """All ranks share one shuffle of all rows; within an epoch no row is seen twice.
 
-    >>> [iid(8, 2, Position(step=0, rank=r, size=2), seed=0).tolist() for r in (0, 1)]
+    >>> [iid(8, 2, BatchOf(step=0, rank=r, size=2), seed=0).tolist() for r in (0, 1)]
     [[4, 0], [7, 3]]
     """
     steps = _steps(rows, batch * at.size, at)
@@ -38,11 +38,11 @@ def iid(rows: int, batch: int, at: Position, seed: int) -> Tensor:
     return order[start : start + batch]
 
 
-def grouped(groups: Tensor, batch: int, at: Position, seed: int) -> Tensor:
+def grouped(groups: Tensor, batch: int, at: BatchOf, seed: int) -> Tensor:
     """Rows sorted by group and cut into equal runs, one a rank: each rank knows few groups, and shuffles its own.
 
     >>> labels = torch.tensor([0, 1, 0, 1])
-    >>> [grouped(labels, 2, Position(step=0, rank=r, size=2), seed=0).tolist() for r in (0, 1)]
+    >>> [grouped(labels, 2, BatchOf(step=0, rank=r, size=2), seed=0).tolist() for r in (0, 1)]
     [[2, 0], [1, 3]]
     """
     share = len(groups) // at.size
@@ -53,7 +53,7 @@ def grouped(groups: Tensor, batch: int, at: Position, seed: int) -> Tensor:
     return mine[order[start : start + batch]]
 
 
-def _steps(rows: int, needed: int, at: Position) -> int:
+def _steps(rows: int, needed: int, at: BatchOf) -> int:
     if not 0 <= at.rank < at.size or at.step < 0:
         raise WorkloadError(f"there is no step {at.step} for rank {at.rank} of {at.size}")
     if rows < needed:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.core.rooms import fresh
+from gossamer.core.buffers import fresh
 from gossamer.kernels.cpu.compile import Bytes, Doubles, Floats, Longs, Rows, Stack, kernel
 from gossamer.kernels.cpu.hints import prefetch, wide
 from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, unpack, unpack_tail

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.core.rooms import fresh
+from gossamer.core.buffers import fresh
 from gossamer.kernels.cpu.compile import Blocks, Bytes, Floats, Ints, Longs, Rows, kernel
 from gossamer.kernels.cpu.hashing import start
 from gossamer.kernels.cpu.hints import prefetch, wide

@@ -9,33 +9,33 @@ from typing import Any
 
 import torch
 
-from gossamer.fabrics.nccl import seat as place_of
+from gossamer.fabrics.nccl import card_of as place_of
 from gossamer.kernels.backends import triton_runs
 from gossamer.trial.gpu.findings import Finding
-from gossamer.trial.gpu.order import Order, Seat
+from gossamer.trial.gpu.order import Order, Placement
 
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def check(order: Order, seat: Seat, subject: str) -> Finding:
-    return _card(order, seat) if subject == "card" else _triton(order, seat)
+def check(order: Order, placement: Placement, subject: str) -> Finding:
+    return _card(order, placement) if subject == "card" else _triton(order, placement)
 
 
-def _card(order: Order, seat: Seat) -> Finding:
-    facts = card(seat.device)
+def _card(order: Order, placement: Placement) -> Finding:
+    facts = card(placement.device)
     if "absent" in facts:
         return Finding(order.title, "card", "failed", facts["absent"])
     says = f"{facts['name']}, compute capability {facts['capability']}, driver {facts['driver']}"
     return Finding(order.title, "card", "measured", says, facts)
 
 
-def _triton(order: Order, seat: Seat) -> Finding:
+def _triton(order: Order, placement: Placement) -> Finding:
     if find_spec("triton") is None:
         why = "it is not installed, so codecs run as torch operations, which are slower: pip install 'gossamer[gpu]'"
         return Finding(order.title, "triton", "left out", why)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        if triton_runs(seat.device):
+        if triton_runs(placement.device):
             return Finding(order.title, "triton", "passed")
     return Finding(order.title, "triton", "failed", " ".join(str(w.message) for w in told))
 

@@ -10,22 +10,22 @@ from torch import Tensor
 from gossamer import kernels
 from gossamer.trial.gpu import samples
 from gossamer.trial.gpu.findings import Finding
-from gossamer.trial.gpu.order import Order, Seat
+from gossamer.trial.gpu.order import Order, Placement
 
 REPEATS = 7
 
 
-def check(order: Order, seat: Seat, subject: str) -> Finding:
+def check(order: Order, placement: Placement, subject: str) -> Finding:
     if subject not in samples.CALLS:
         return Finding(order.title, subject, "failed", "nobody has said how it is called, so it was not tried")
     for n in order.sizes.lengths:
         for args in samples.CALLS[subject](n):
             for shift in (0, 1):
-                if wrong := difference(subject, args, seat.device, shift):
+                if wrong := difference(subject, args, placement.device, shift):
                     return Finding(
                         order.title, subject, "failed", f"of {n} elements{' off alignment' * shift}, {wrong}"
                     )
-    numbers = speed(subject, order.sizes.elements, seat.device)
+    numbers = speed(subject, order.sizes.elements, placement.device)
     says = f"{numbers['gb_per_s']:.0f} GB/s of float32, {numbers['of_a_copy']:.2f} of a copy on the device"
     return Finding(order.title, subject, "passed", says, numbers)
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 from typing import NamedTuple, Protocol
 
-from gossamer.trial.agree import Circle
+from gossamer.trial.agree import ControlGroup
 from gossamer.trial.gpu.order import Order
 from gossamer.trial.local import run_here
 from gossamer.trial.orphans import PARENT, program
@@ -49,13 +49,13 @@ class Here:
 class Among:
     """The ranks that a launcher has started, on any machines: each starts a process for its part."""
 
-    def __init__(self, circle: Circle, rank: int, size: int) -> None:
+    def __init__(self, control: ControlGroup, rank: int, size: int) -> None:
         self.size = size
-        self._circle, self._rank = circle, rank
+        self._control, self._rank = control, rank
 
     def run(self, order: Order) -> list[Told]:
         mine = self._part(order) if self._rank in order.ranks else Told([])
-        return [Told(*json.loads(text)) for text in self._circle.texts(json.dumps(mine))]
+        return [Told(*json.loads(text)) for text in self._control.texts(json.dumps(mine))]
 
     def _part(self, order: Order) -> Told:
         """The store is the launcher's, or that of rank 0's doctor: it stays when ranks go."""

@@ -51,7 +51,7 @@ class Order:
         return Order(**told)
 
 
-class Seat(NamedTuple):
+class Placement(NamedTuple):
     """Where a rank sits."""
 
     rank: int

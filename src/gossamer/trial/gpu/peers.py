@@ -11,7 +11,7 @@ from torch import Tensor
 import gossamer
 from gossamer.core.errors import PeerError
 from gossamer.trial.gpu.findings import Finding
-from gossamer.trial.gpu.order import Order, Seat
+from gossamer.trial.gpu.order import Order, Placement
 from gossamer.trial.gpu.recipes import batches_of, net, short, step
 
 FATAL = 3  # the step that the last rank does not survive
@@ -19,18 +19,18 @@ PATIENT, SLACK = 2.0, 5.0  # times the deadline, and seconds, after which an err
 Tell = Callable[[Finding], None]
 
 
-def check(order: Order, seat: Seat, subject: str, tell: Tell) -> Finding:
+def check(order: Order, placement: Placement, subject: str, tell: Tell) -> Finding:
     """The last rank tells that it goes, and is gone."""
-    sizes, doomed = order.sizes, seat.size - 1
+    sizes, doomed = order.sizes, placement.size - 1
     torch.manual_seed(0)
-    model = net(sizes.width).to(seat.device)
+    model = net(sizes.width).to(placement.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    batches = batches_of(seat.rank).to(seat.device)
+    batches = batches_of(placement.rank).to(placement.device)
     error, began = "", 0.0
     with gossamer.attach(model, optimizer, short(subject), deadline=sizes.deadline) as comm:
         try:
             while comm.step < 2 * FATAL:
-                if comm.step == FATAL and seat.rank == doomed:
+                if comm.step == FATAL and placement.rank == doomed:
                     tell(
                         Finding(order.title, subject, "left out", "it ended in the midst of a step, as it was told to")
                     )

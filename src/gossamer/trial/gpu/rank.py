@@ -18,7 +18,7 @@ from gossamer.core.errors import GossamerError
 from gossamer.core.text import cut
 from gossamer.trial.gpu import cards, kernels, peers, recipes, streams
 from gossamer.trial.gpu.findings import Finding
-from gossamer.trial.gpu.order import Order, Seat
+from gossamer.trial.gpu.order import Order, Placement
 from gossamer.trial.plan import MARK
 
 BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}  # of the ranks' group; else gloo
@@ -26,7 +26,7 @@ WORDS = 600  # characters of an error that is not ours
 MEET = timedelta(seconds=120)
 Hear = Callable[[dict[str, Any]], None]
 
-CHECKS: dict[str, Callable[[Order, Seat, str], Finding]] = {
+CHECKS: dict[str, Callable[[Order, Placement, str], Finding]] = {
     "cards": cards.check,
     "kernels": kernels.check,
     "streams": streams.check,
@@ -34,11 +34,11 @@ CHECKS: dict[str, Callable[[Order, Seat, str], Finding]] = {
 }
 
 
-def take_part(order: Order, seat: Seat, hear: Hear) -> bool:
+def take_part(order: Order, placement: Placement, hear: Hear) -> bool:
     """Try one subject after the other. False after an error: what comes next would fail of it, so others begin afresh."""
     torch.set_num_threads(1)
-    if seat.device.type == "cuda":
-        torch.cuda.set_device(seat.device)
+    if placement.device.type == "cuda":
+        torch.cuda.set_device(placement.device)
 
     def tell(finding: Finding) -> None:
         hear({"finding": asdict(finding)})
@@ -49,7 +49,7 @@ def take_part(order: Order, seat: Seat, hear: Hear) -> bool:
         alarm.daemon = True
         alarm.start()
         try:
-            tell(_tried(order, seat, subject, tell))
+            tell(_tried(order, placement, subject, tell))
         except Exception as error:
             tell(Finding(order.title, subject, "failed", in_words(error)))
             return False
@@ -58,10 +58,10 @@ def take_part(order: Order, seat: Seat, hear: Hear) -> bool:
     return order.check != "peers"  # who is left then has nobody to take leave of
 
 
-def _tried(order: Order, seat: Seat, subject: str, tell: Callable[[Finding], None]) -> Finding:
+def _tried(order: Order, placement: Placement, subject: str, tell: Callable[[Finding], None]) -> Finding:
     if order.check == "peers":
-        return peers.check(order, seat, subject, tell)
-    return CHECKS[order.check](order, seat, subject)
+        return peers.check(order, placement, subject, tell)
+    return CHECKS[order.check](order, placement, subject)
 
 
 def _give_up(order: Order, subject: str, tell: Callable[[Finding], None]) -> None:
@@ -84,22 +84,22 @@ def in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {cut(text, WORDS)}{where}"
 
 
-def seat_of(order: Order) -> Seat:
+def placement_of(order: Order) -> Placement:
     """Where the launcher has put this rank."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     count = torch.cuda.device_count()
     if order.path == "cpu" or not count:
-        return Seat(rank, size, torch.device("cpu"))
-    return Seat(rank, size, torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % count))
+        return Placement(rank, size, torch.device("cpu"))
+    return Placement(rank, size, torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % count))
 
 
-def meet(order: Order, seat: Seat) -> None:
+def meet(order: Order, placement: Placement) -> None:
     """A group of these ranks, through the store that their launcher keeps."""
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = PrefixStore(f"gossamer-doctor/{order.number}", TCPStore(*place, is_master=False, timeout=MEET))
     patience = timedelta(seconds=max(60.0, 2 * order.sizes.deadline))
     backend = BACKENDS.get(order.path, "gloo")
-    dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.size, timeout=patience)
+    dist.init_process_group(backend, store=store, rank=placement.rank, world_size=placement.size, timeout=patience)
 
 
 def _say(event: dict[str, Any]) -> None:
@@ -110,12 +110,12 @@ def _say(event: dict[str, Any]) -> None:
 
 def main(text: str) -> None:
     order = Order.of_json(text)
-    seat = seat_of(order)
-    if seat.rank not in order.ranks:
+    placement = placement_of(order)
+    if placement.rank not in order.ranks:
         return
     if order.path:
-        meet(order, seat)
-    if take_part(order, seat, _say) and order.path:
+        meet(order, placement)
+    if take_part(order, placement, _say) and order.path:
         dist.barrier()
         dist.destroy_process_group()
 

@@ -22,7 +22,7 @@ from gossamer.hosts.consensus import hash_of
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 from gossamer.trial.gpu.findings import Finding
-from gossamer.trial.gpu.order import WAYS, Order, Path, Seat
+from gossamer.trial.gpu.order import WAYS, Order, Path, Placement
 
 SHORT = {"epoch": 4, "every": 2}  # steps, so that something happens in few of them
 BATCHES, BATCH, INPUTS = 64, 8, 32
@@ -32,12 +32,12 @@ WARMING = 2  # steps in which kernels are compiled
 WARNS = "called a synchronizing CUDA operation"  # as torch does in its debug mode
 
 
-def check(order: Order, seat: Seat, subject: str) -> Finding:
-    sizes, device = order.sizes, seat.device
+def check(order: Order, placement: Placement, subject: str) -> Finding:
+    sizes, device = order.sizes, placement.device
     torch.manual_seed(0)
     model = net(sizes.width).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    batches = batches_of(seat.rank).to(device)
+    batches = batches_of(placement.rank).to(device)
     losses = list[Tensor]()
     with gossamer.attach(model, optimizer, short(subject), deadline=sizes.deadline) as comm:
         with host_waits(device) as waits:

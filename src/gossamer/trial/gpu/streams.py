@@ -9,13 +9,13 @@ from gossamer.core.verbs import Compute, Program
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.trial.gpu.findings import Finding
 from gossamer.trial.gpu.kernels import seconds
-from gossamer.trial.gpu.order import Order, Seat, Sizes
+from gossamer.trial.gpu.order import Order, Placement, Sizes
 
 NUMBERS = 1_000_003  # elements that are written late and read early, if orders are not honoured
 
 
-def check(order: Order, seat: Seat, subject: str) -> Finding:
-    says, numbers = SUBJECTS[subject](order.sizes, seat.device)
+def check(order: Order, placement: Placement, subject: str) -> Finding:
+    says, numbers = SUBJECTS[subject](order.sizes, placement.device)
     outcome = "measured" if numbers else "failed" if says else "passed"
     return Finding(order.title, subject, outcome, says, numbers)
 
@@ -95,10 +95,10 @@ def keeps_memory(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, flo
     """The loop lets go of a tensor that a lane has yet to read, and fills what it gets next."""
     busy, fabric = keeps_busy(sizes, device), TorchFabric(device=device)
     x = torch.ones(NUMBERS, device=device)
-    ticket = fabric.start(_late_copy(x, busy))
+    handle = fabric.start(_late_copy(x, busy))
     del x
     others = [torch.full((NUMBERS,), 7.0, device=device) for _ in range(4)]
-    total = float(fabric.join(ticket).double().sum())
+    total = float(fabric.join(handle).double().sum())
     fabric.close()
     del others
     return _counted(total, "a lane read memory that had been handed out again"), {}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gossamer
-from gossamer.core.rooms import Rooms
+from gossamer.core.buffers import Buffers
 from gossamer.recipe import Recipe
 from gossamer.simulate import replicas, train
 
@@ -107,33 +107,33 @@ def test_a_steady_step_makes_nothing_large(recipe: str, monkeypatch: pytest.Monk
 def test_the_watch_sees() -> None:
     """So that the test above can fail."""
     with pytest.MonkeyPatch.context() as patch, Watch(patch) as watch:
-        Rooms().like(torch.empty(LARGE))
+        Buffers().like(torch.empty(LARGE))
     assert sum(watch.seen.values()) == 1
 
 
 def test_a_room_is_free_when_nobody_lies_in_it() -> None:
-    rooms, like = Rooms(), torch.empty(100_000)
-    first = rooms.like(like)
+    buffers, like = Buffers(), torch.empty(100_000)
+    first = buffers.like(like)
     place = first.data_ptr()
     assert place % 64 == 0
-    assert rooms.like(like).data_ptr() != place
+    assert buffers.like(like).data_ptr() != place
     part = first[7:9].numpy()
     del first
-    assert rooms.like(like).data_ptr() != place  # a part of it is in use
+    assert buffers.like(like).data_ptr() != place  # a part of it is in use
     del part
-    assert rooms.like(like).data_ptr() == place
+    assert buffers.like(like).data_ptr() == place
 
 
 def test_where_lengths_follow_the_data_memory_does_not_grow() -> None:
-    rooms = Rooms()
+    buffers = Buffers()
     for length in range(70_000, 71_000):
-        rooms.of(length, torch.device("cpu"))
-    assert sum(map(len, rooms._rooms.values())) <= 64  # pyright: ignore[reportPrivateUsage]
+        buffers.of(length, torch.device("cpu"))
+    assert sum(map(len, buffers._buffers.values())) <= 64  # pyright: ignore[reportPrivateUsage]
 
 
 def test_rooms_of_other_lengths_are_others() -> None:
-    rooms = Rooms()
-    a, b = rooms.like(torch.empty(100_000)), rooms.like(torch.empty(50_000, dtype=torch.float64))
+    buffers = Buffers()
+    a, b = buffers.like(torch.empty(100_000)), buffers.like(torch.empty(50_000, dtype=torch.float64))
     assert a.dtype == torch.float32
     assert b.shape == (50_000,)
     assert a.data_ptr() != b.data_ptr()

@@ -7,7 +7,7 @@ Place = tuple[str, int, str]  # the program's label, how many collectives it had
 _MANY = 10_000  # places; a lane whose labels never come again is not watched for ever
 
 
-class Habits:
+class UsualSizes:
     """The sizes that each collective of a lane has had, and which collective followed which.
 
     gloo ends the process where sizes differ between ranks. All ranks run the same programs in the same order, so what is

@@ -12,13 +12,13 @@ Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Draw:
+class Dice:
     """My dice at one step.
 
-    >>> mine = Draw(seed=7, step=3, rank=0)
-    >>> mine.key("layer.weight") == Draw(7, 3, 1).key("layer.weight")
+    >>> mine = Dice(seed=7, step=3, rank=0)
+    >>> mine.key("layer.weight") == Dice(7, 3, 1).key("layer.weight")
     False
-    >>> mine.shared_key("layer.weight") == Draw(7, 3, 1).shared_key("layer.weight")
+    >>> mine.shared_key("layer.weight") == Dice(7, 3, 1).shared_key("layer.weight")
     True
     """
 
@@ -46,9 +46,9 @@ class Draw:
         generator = torch.Generator().manual_seed(k0 << 31 ^ k1)
         return torch.rand(*shape, generator=generator, dtype=torch.float64, device="cpu")
 
-    def again(self) -> "Draw":
+    def again(self) -> "Dice":
         """Other dice for a second encoding in the same step."""
-        return Draw(self.seed ^ 0x5EC0, self.step, self.rank)
+        return Dice(self.seed ^ 0x5EC0, self.step, self.rank)
 
     def _key(self, name: str, rank: int) -> Key:
         digest = blake2b(f"{self.seed}/{self.step}/{rank}/{name}".encode(), digest_size=8).digest()

@@ -23,7 +23,7 @@ def poll(ready: Callable[[], bool], seconds: float, halt: threading.Event) -> bo
     return True
 
 
-class Board:
+class SharedStore:
     """A key-value store that all ranks of one fabric write to and read from.
 
     A client of a TCPStore serves one request at a time, so nothing here ever blocks in the store: waiting is asking
@@ -34,41 +34,41 @@ class Board:
     def __init__(self, store: Store, rank: int, size: int, place: str = "") -> None:
         self.rank = rank
         self.size = size
-        self.store = store
+        self.raw = store
         self.place = place  # of its keys, for errors that name them
 
     @staticmethod
-    def alone() -> "Board":
-        return Board(HashStore(), 0, 1)
+    def alone() -> "SharedStore":
+        return SharedStore(HashStore(), 0, 1)
 
     @property
     def others(self) -> list[int]:
         return [r for r in range(self.size) if r != self.rank]
 
-    def under(self, prefix: str) -> "Board":
-        """A part of this board; the connection is shared, since a second one can take seconds of name look-ups."""
-        return Board(PrefixStore(prefix, self.store), self.rank, self.size, f"{self.place}{prefix}/")
+    def under(self, prefix: str) -> "SharedStore":
+        """A part of this store; the connection is shared, since a second one can take seconds of name look-ups."""
+        return SharedStore(PrefixStore(prefix, self.raw), self.rank, self.size, f"{self.place}{prefix}/")
 
-    def among(self, ranks: tuple[int, ...]) -> "Board":
-        """A part of this board for some ranks only, who are counted in their order."""
+    def among(self, ranks: tuple[int, ...]) -> "SharedStore":
+        """A part of this store for some ranks only, who are counted in their order."""
         part = self.under(f"group/{','.join(map(str, ranks))}")
-        return Board(part.store, ranks.index(self.rank), len(ranks), part.place)
+        return SharedStore(part.raw, ranks.index(self.rank), len(ranks), part.place)
 
     def raise_flag(self, name: str, text: str) -> None:
-        self.store.set(name, text)
+        self.raw.set(name, text)
 
     def flag_is_up(self, name: str) -> bool:
-        return self.store.check([name])
+        return self.raw.check([name])
 
     def are_there(self, names: Sequence[str]) -> bool:
-        return self.store.check(list(names))
+        return self.raw.check(list(names))
 
     def take_down(self, name: str) -> None:
-        self.store.delete_key(name)
+        self.raw.delete_key(name)
 
     def read(self, names: Sequence[str]) -> list[str]:
         """What is written under names that are there, in one request where the store can."""
-        store: Any = self.store  # not all that it can is known to type checkers
+        store: Any = self.raw  # not all that it can is known to type checkers
         if len(names) > 1 and store.has_extended_api():
             values: list[bytes] = store.multi_get(list(names))
         else:
@@ -92,7 +92,7 @@ class Board:
 
     def meet(self, key: str, text: str, wait: Callable[[Callable[[], bool]], object]) -> dict[int, str]:
         """Post a text, wait as told for everybody else's, and read those that are there, by rank."""
-        self.store.set(f"{key}/{self.rank}", text)
+        self.raw.set(f"{key}/{self.rank}", text)
         keys, arrived = {r: f"{key}/{r}" for r in self.others}, False
 
         def ready() -> bool:

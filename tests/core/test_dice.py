@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import gossamer
-from gossamer.core.draw import Draw
+from gossamer.core.dice import Dice
 
 NAMES = ["w", "w/qsgd", "layer.0.weight", "layer.0.weight@17", "é", ""]
-ALL = [Draw(seed, step, rank) for seed, step, rank in product(range(5), range(8), range(8))]
+ALL = [Dice(seed, step, rank) for seed, step, rank in product(range(5), range(8), range(8))]
 
 
 def test_private_keys_differ_between_any_two_of_seed_step_rank_and_name() -> None:
@@ -21,7 +21,7 @@ def test_private_keys_differ_between_any_two_of_seed_step_rank_and_name() -> Non
 
 def test_shared_keys_are_equal_on_all_ranks_and_differ_otherwise() -> None:
     for name in NAMES:
-        assert len({Draw(1, 2, rank).shared_key(name) for rank in range(64)}) == 1
+        assert len({Dice(1, 2, rank).shared_key(name) for rank in range(64)}) == 1
     keys = {(d.seed, d.step, n): d.shared_key(n) for d, n in product(ALL, NAMES)}
     assert len(set(keys.values())) == len(keys)
 
@@ -37,7 +37,7 @@ def test_a_second_encoding_in_the_same_step_has_other_dice() -> None:
 
 
 def test_keys_are_two_32_bit_numbers_that_never_change() -> None:
-    assert Draw(7, 3, 1).key("layer.weight") == (4198740161, 997557944)
+    assert Dice(7, 3, 1).key("layer.weight") == (4198740161, 997557944)
     assert all(0 <= k < 2**32 for d in ALL for k in d.key("w"))
 
 
@@ -49,18 +49,18 @@ def test_every_bit_of_a_key_is_set_half_of_the_time() -> None:
 
 
 def test_shared_normals_are_equal_on_all_ranks_and_standard() -> None:
-    a = Draw(1, 2, 0).shared_normal("q", 40, 500)
-    assert torch.equal(a, Draw(1, 2, 5).shared_normal("q", 40, 500))
-    assert not torch.equal(a, Draw(1, 3, 0).shared_normal("q", 40, 500))
-    assert not torch.equal(a, Draw(1, 2, 0).shared_normal("r", 40, 500))
+    a = Dice(1, 2, 0).shared_normal("q", 40, 500)
+    assert torch.equal(a, Dice(1, 2, 5).shared_normal("q", 40, 500))
+    assert not torch.equal(a, Dice(1, 3, 0).shared_normal("q", 40, 500))
+    assert not torch.equal(a, Dice(1, 2, 0).shared_normal("r", 40, 500))
     assert abs(float(a.mean())) < 5 / 20_000**0.5  # z < 5
     assert abs(float(a.var()) - 1) < 5 * (2 / 20_000) ** 0.5
 
 
 def test_no_draw_touches_the_global_generator() -> None:
     before = torch.get_rng_state()
-    Draw(1, 2, 3).shared_normal("q", 100)
-    Draw(1, 2, 3).key("q")
+    Dice(1, 2, 3).shared_normal("q", 100)
+    Dice(1, 2, 3).key("q")
     assert torch.equal(before, torch.get_rng_state())
 
 

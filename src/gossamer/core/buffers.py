@@ -1,4 +1,4 @@
-"""Rooms: memory that serves again, step after step.
+"""Buffers: memory that serves again, step after step.
 
 On a CPU new memory of a block's size costs more than most passes over it: each of its pages is mapped, and cleared, when
 it is first touched. A GPU's allocator keeps what it has, so there this only hands requests on.
@@ -33,7 +33,7 @@ def holders(tensor: Tensor) -> int:
     return _use_count(tensor.untyped_storage()._cdata)
 
 
-class Rooms:
+class Buffers:
     """Lends memory, and takes it back when no tensor lies in it any more: nobody returns anything.
 
     So what is assigned to a state, or travels, is safe as long as somebody holds it; and a draft that is dropped gives its
@@ -41,7 +41,7 @@ class Rooms:
     """
 
     def __init__(self) -> None:
-        self._rooms = dict[int, list[tuple[Tensor, int]]]()  # by length: the memory, and its holders when it is free
+        self._buffers = dict[int, list[tuple[Tensor, int]]]()  # by length: the memory, and its holders when it is free
         self._lock = Lock()  # lanes and the training loop's thread may ask at once
 
     def of(self, length: int, device: torch.device) -> Tensor:
@@ -49,15 +49,15 @@ class Rooms:
         if device.type != "cpu" or length < _SMALL:
             return fresh(length, device)
         with self._lock:
-            rooms = self._rooms[length] = self._rooms.pop(length, [])  # asked for last, so let go of last
-            if len(self._rooms) > _LENGTHS:
-                del self._rooms[next(iter(self._rooms))]
-            for room, alone in rooms:
-                if holders(room) == alone:
-                    return room.view(-1)
-            room = fresh(length, device)
-            rooms.append((room, holders(room)))
-            return room.view(-1)
+            buffers = self._buffers[length] = self._buffers.pop(length, [])  # asked for last, so let go of last
+            if len(self._buffers) > _LENGTHS:
+                del self._buffers[next(iter(self._buffers))]
+            for buffer, alone in buffers:
+                if holders(buffer) == alone:
+                    return buffer.view(-1)
+            buffer = fresh(length, device)
+            buffers.append((buffer, holders(buffer)))
+            return buffer.view(-1)
 
     def like(self, tensor: Tensor) -> Tensor:
         """A tensor of this one's shape and kind, of arbitrary content."""

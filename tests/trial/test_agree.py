@@ -7,20 +7,20 @@ import torch.distributed as dist
 from tests.gang import Gang
 
 from gossamer.core.errors import PeerError
-from gossamer.trial.agree import Circle
+from gossamer.trial.agree import ControlGroup
 
 pytestmark = pytest.mark.gang
 
 
 def one_stays_away(rank: int, size: int, absent: int) -> str:
-    """All meet, in an earlier circle and in this one; then one does not come, nor leave before the others have noticed."""
-    earlier, circle = Circle(10.0), Circle(0.2)
+    """All meet, in an earlier control and in this one; then one does not come, nor leave before the others have noticed."""
+    earlier, control = ControlGroup(10.0), ControlGroup(0.2)
     assert [earlier.first_says(True) for _ in range(9)] == [True] * 9
-    assert circle.texts(f"I am {rank}") == [f"I am {r}" for r in range(size)]
+    assert control.texts(f"I am {rank}") == [f"I am {r}" for r in range(size)]
     said = ""
     if rank != absent:
         try:
-            circle.all_fine(True, hurry=True)
+            control.all_fine(True, hurry=True)
         except PeerError as error:
             said = str(error)
     dist.barrier()
@@ -42,14 +42,14 @@ def test_whoever_does_not_come_is_named(absent: int) -> None:
 
 def of_all_sizes(rank: int, size: int) -> tuple[list[int], dict[str, float], str]:
     """Ranks that have seen different things say different things."""
-    circle, plan = Circle(10.0), {"contenders": {f"x{i}": 300 * "long" for i in range(30)}}
-    lengths = [len(text) for text in circle.texts("\u00e9" * 9000 * rank)]
+    control, plan = ControlGroup(10.0), {"contenders": {f"x{i}": 300 * "long" for i in range(30)}}
+    lengths = [len(text) for text in control.texts("\u00e9" * 9000 * rank)]
     numbers = {"a": 1.0, "b": 2.0} if rank else {"b": 4.0, "c": math.inf, "d": 1e9}
-    means = circle.means(numbers)
-    assert circle.means({}) == {}
-    circle.same("different commands", plan)
+    means = control.means(numbers)
+    assert control.means({}) == {}
+    control.same("different commands", plan)
     try:
-        circle.same("different commands", plan | {"contenders": rank * 50_000 * "y"})
+        control.same("different commands", plan | {"contenders": rank * 50_000 * "y"})
     except PeerError as error:
         return lengths, means, str(error)
     return lengths, means, ""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import AsItsCodec, Codec, Echo, Exchange, LinearCodec, Seat
+from gossamer.core.contracts import AsItsCodec, Codec, Context, Echo, Exchange, LinearCodec
 from gossamer.core.parts import Part
 from gossamer.core.verbs import Program, all_reduce
 
@@ -15,10 +15,10 @@ P = TypeVar("P", bound=Part)
 
 
 @dataclass(frozen=True, repr=False)
-class Hollow(AsItsCodec, Codec):
+class SizesOnly(AsItsCodec, Codec):
     """Stands in for a codec: its wires are as long, and nobody has written or reads them."""
 
-    name: ClassVar[str] = "hollow"
+    name: ClassVar[str] = "sizes_only"
 
     codec: Codec
 
@@ -31,10 +31,10 @@ class Hollow(AsItsCodec, Codec):
     def wire_limit(self, layout: Layout) -> int:
         return self.codec.wire_limit(layout)
 
-    def encode(self, block: Block, state: State, seat: Seat) -> Tensor:
+    def encode(self, block: Block, state: State, context: Context) -> Tensor:
         length = self.wire_bytes(block.layout)
         if length is None:  # it depends on the data, so it takes the codec itself
-            return self.codec.encode(block, state, seat)
+            return self.codec.encode(block, state, context)
         return torch.empty(length, dtype=torch.uint8)
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
@@ -42,20 +42,20 @@ class Hollow(AsItsCodec, Codec):
 
 
 @dataclass(frozen=True, repr=False)
-class HollowSum(AsItsCodec, LinearCodec):
+class SizesOnlySum(AsItsCodec, LinearCodec):
     """Stands in for a codec whose messages are summed on their way; one that cannot tell their lengths runs as it is."""
 
-    name: ClassVar[str] = "hollow_sum"
+    name: ClassVar[str] = "sizes_only_sum"
 
     codec: LinearCodec
 
     def omega(self, layout: Layout) -> float:
         return self.codec.omega(layout)
 
-    def average(self, block: Block, state: State, seat: Seat) -> Program[Echo]:
-        lengths = self.codec.sum_bytes(block.layout, seat.size)
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+        lengths = self.codec.sum_bytes(block.layout, context.size)
         if lengths is None:
-            return (yield from self.codec.average(block, state, seat))
+            return (yield from self.codec.average(block, state, context))
         for length in lengths:
             yield from all_reduce(torch.empty(length, dtype=torch.uint8))
         return Echo(block.flat, _add_nothing)
@@ -65,15 +65,15 @@ def _add_nothing(into: Tensor, weight: float) -> None:
     pass
 
 
-def hollow(part: P) -> P:
-    """The same exchange around hollow codecs."""
+def sizes_only(part: P) -> P:
+    """The same exchange around codecs that write sizes only."""
     hints, changed = get_type_hints(type(part)), dict[str, Part]()
     for f in fields(part):  # pyright: ignore[reportArgumentType]
         value = getattr(part, f.name)
         if hints[f.name] in (Codec, Codec | None) and isinstance(value, Codec):
-            changed[f.name] = Hollow(value)
+            changed[f.name] = SizesOnly(value)
         elif hints[f.name] is LinearCodec:
-            changed[f.name] = HollowSum(value)
+            changed[f.name] = SizesOnlySum(value)
         elif isinstance(value, Exchange):
-            changed[f.name] = hollow(value)
+            changed[f.name] = sizes_only(value)
     return replace(part, **changed)  # pyright: ignore[reportArgumentType, reportCallIssue]

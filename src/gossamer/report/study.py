@@ -55,7 +55,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Facts:
+class Study:
     """A record and its rows, the fastest to the baseline's quality first."""
 
     record: Record
@@ -72,16 +72,16 @@ class Facts:
         return [r for r in self.rows if not r.baseline and not r.run.alone]
 
 
-def study(record: Record) -> Facts:
+def study_of(record: Record) -> Study:
     """All numbers of a report.
 
-    >>> study(Record("gossamer compare", "", "lm", "", "loss", True, 1, 4, "200mbit", 0)).rows
+    >>> study_of(Record("gossamer compare", "", "lm", "", "loss", True, 1, 4, "200mbit", 0)).rows
     []
     """
     target = record.target()
     base = record.run(record.baseline)
     rows = [_row(record, i, run, base, target) for i, run in enumerate(record.runs)]
-    return Facts(record, sorted(rows, key=_order), target)
+    return Study(record, sorted(rows, key=_order), target)
 
 
 def pace(run: Run) -> float | None:

@@ -1,4 +1,4 @@
-"""A channel: what answers a lane's verbs on a connection of its own. There are three, of one shape.
+"""A connection: what answers a lane's verbs on a connection of its own. There are three, of one shape.
 
 `gloo` for tensors on the CPU, `nccl` for those on a GPU, and `staged` for those on a GPU whose ranks have gloo between them.
 """
@@ -32,7 +32,7 @@ _SUMMABLE = _FLOATS | {torch.int32, torch.int64, torch.uint8, torch.int8}
 Crossing = AllReduce | AllGather | AllToAll | Send | Receive
 
 
-class Channel(Protocol):
+class Connection(Protocol):
     """Answers requests one after the other, in the lane's thread."""
 
     rank: int
@@ -41,7 +41,7 @@ class Channel(Protocol):
     def answer(self, verb: Crossing) -> Any: ...
 
     def tear(self) -> None:
-        """From any thread: end all that waits on this channel, with an error. It cannot be used any more."""
+        """From any thread: end all that waits on this connection, with an error. It cannot be used any more."""
         ...
 
     def hang_up(self, patience: float) -> None:
