@@ -159,9 +159,9 @@ def local_gradients(
     seeds .88 to .97), top-k .907 (.86 to .94), dense .964; with one in a hundred .966, .947 and .964.
 
     Not for: ranks whose data differ, on which it did no better than top-k (.933 and .937, dense .967), and on one seed
-    worse without averages (.90 and .93); nor "sum" and "errors" there. Nor many ranks, as `topk`; nor for what
-    wants one gradient on all ranks: controllers, sign updates, ZeRO. Models differ between averages: evaluate under
-    `comm.consensus()`.
+    worse without averages (.90 and .93); nor "sum" and "errors" there. Nor many ranks: bytes grow with their number.
+    Nor what wants one gradient on all ranks: controllers, sign updates, ZeRO. Models differ between averages: evaluate
+    under `comm.consensus()`.
 
     `warmup` drops less at first, and is for CPUs. `sync="flush"` pays all debts exactly, and takes plain SGD.
 
@@ -295,7 +295,8 @@ def dqgd(bits: int = 2, bucket: int = 512, start: Literal["zero", "first"] = "ze
     first gradients, which travel in full, once.
 
     Not for: results: it stalls where quantisation noise meets the step size. On four unlike logistic problems it ended
-    at a squared distance of .09 from the optimum, with `start="first"` at .15; `diana` went on to 2e-30.
+    at a squared distance of .09 from the optimum, with `start="first"` at .15; `diana` went on to 2e-30. As
+    under `diana`, bytes grow with their number where ranks are many.
 
     Paper: Khirirat, Feyzmahdavian, Johansson, Distributed Learning with Compressed Gradients, 2018.
     """
@@ -448,7 +449,7 @@ def accordion_topk(
     elements.
 
     Not for: short runs: it decides first after `interval` + 1 epochs, and all is mild until then. The bytes counted
-    are those of the mild level. Nor many ranks, as `topk`.
+    are those of the mild level. Nor many ranks: bytes grow with their number.
 
     Paper: Agarwal et al., Accordion, MLSys 2021; its levels are 99 percent and 10, or 2 for a language model.
     """

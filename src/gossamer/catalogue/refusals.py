@@ -109,14 +109,14 @@ def _attached(recipe: Recipe, name: str) -> Iterator[Refusal]:
         f"gossamer.ddp.register(ddp_model, {name!r})": lambda: check_hook(recipe),
     }
     if "waits for few" in recipe.schedule.traits:
-        few = next((n for n in range(1, 64) if not attempt(partial(bytes_per_step, recipe, {"w": (1,)}, n + 1))), 1)
-        ways[f"training on {few} rank{'s' * (few > 1)}"] = lambda: bytes_per_step(recipe, {"w": (1,)}, few)
+        few = next((n for n in range(1, 64) if not attempt(partial(bytes_per_step, recipe, {"w": (16, 16)}, n + 1))), 1)
+        ways[f"training on {few} rank{'s' * (few > 1)}"] = lambda: bytes_per_step(recipe, {"w": (16, 16)}, few)
     for text, way in ways.items():
         yield Refusal(text, attempt(way))
 
 
 def _in_two_precisions(recipe: Recipe) -> Worker:
-    named = {"a": torch.zeros(1), "b": torch.zeros(1, dtype=torch.float64)}
+    named = {"a": torch.zeros(16, 16), "b": torch.zeros(16, 16, dtype=torch.float64)}
     # Making one of torch's takes it a second, and a worker only asks for the groups.
     optimizer = SimpleNamespace(param_groups=[{"params": [*named.values()], "lr": 1.0}])
     return Worker(recipe, leaves_of(named), cast(torch.optim.Optimizer, optimizer), rank=0, size=5)

@@ -47,7 +47,7 @@ def of(*kinds: str) -> list[Part]:
 
 @cache
 def example(name: str) -> Recipe:
-    """A preset with its defaults; those that must know the length of an epoch get one of 100 steps."""
+    """A preset with its defaults; those that must know the length of an epoch, or of the run, get 100 steps."""
     make = presets()[name]
     return make(**typical(make))
 
@@ -57,7 +57,7 @@ def typical(make: Callable[..., Any]) -> dict[str, Any]:
     missing = [n for n, p in inspect.signature(make).parameters.items() if p.default is p.empty]
     if isinstance(make, type) and issubclass(make, Part):
         return {n: getattr(sample(make.name), n) for n in missing}
-    return {n: EPOCH if n == "epoch" else EVERY for n in missing}
+    return {n: EPOCH if n in ("epoch", "steps") else EVERY for n in missing}
 
 
 def parts_of(value: Any) -> Iterator[Part]:
