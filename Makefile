@@ -23,7 +23,7 @@ $(VENV)/.installed: pyproject.toml requirements-dev.txt
 	@touch $@
 
 demo: $(VENV)/.installed .network-tools
-	$(BIN)/gossamer compare ddp bf16 qsgd terngrad topk powersgd slowmo sgp --hosts 4 --rate 200mbit --steps 50 --out runs/demo
+	$(BIN)/gossamer compare ddp bf16 qsgd "terngrad(last='qsgd')" topk powersgd slowmo sgp --hosts 4 --rate 200mbit --steps 50 --out runs/demo
 
 # Kinds of tests (see tests/conftest.py), two at a time: who is through with one takes the next. The longest come first; what
 # the others say comes when they are through.

@@ -177,7 +177,7 @@ YARDSTICKS = ["compute", "ddp", "ddp-fp16", "ddp-powersgd", "ddp-postlocal"]
 
 def test_every_recipe_and_yardstick_can_take_part(gang2: Any) -> None:
     names = [*EVERY_RECIPE, *YARDSTICKS]
-    code, events = run(gang2, contenders={n: n for n in names}, steps=4, chunk=2)
+    code, events = run(gang2, contenders={n: n for n in names}, workload="digits", steps=4, chunk=2)
     assert (code, of(events, "failed")) == (0, [])
     for name in names:
         last = of(events, "evaluation", name)[-1]
@@ -237,13 +237,13 @@ def test_torchs_post_local_sgd_averages_when_the_formula_says_so(gang2: Any) -> 
 
 
 def test_what_a_controller_decides_is_told_at_the_step_where_it_does(gang2: Any) -> None:
-    """Accordion compares epochs 0 and 1 after step 4: on ridge, a threshold that high lets nothing count as critical."""
+    """Accordion compares epochs 0 and 1 after step 4: a threshold that high lets nothing count as critical."""
     contenders = {"a": "accordion(epoch=2, interval=1, threshold=1000.0)", "c": "powersgd"}
     contenders["b"] = "accordion_batch(epoch=2, factor=3, interval=1, threshold=1000.0)"
-    _, events = run(gang2, contenders=contenders, steps=12, chunk=10)
+    _, events = run(gang2, contenders=contenders, workload="digits", steps=12, chunk=10)
     told = of(events, "decision", "a")
     assert [e["step"] for e in told] == [4]
-    assert told[0]["text"] == "allreduce(powersgd(rank=1)) for weight"
+    assert told[0]["text"] == "allreduce(powersgd(rank=1)) for 4 parameters"
     told = [(e["step"], e["text"]) for e in of(events, "decision", "b")]
     assert told == [(4, repr(EveryStep(micro_batches=3, rate=3.0)))]
     assert of(events, "decision", "c") == []

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gossamer.catalogue import example
 from gossamer.core.errors import RecipeError
 from gossamer.core.ranges import Choice, LogRange, Range
 from gossamer.recipe import Recipe
@@ -46,7 +47,7 @@ def test_two_parts_of_one_name_are_told_apart_by_their_place() -> None:
 
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_has_settings_that_are_read_back(name: str) -> None:
-    recipe = f"{name}(100)" if name.startswith("accordion") else name
+    recipe = repr(example(name))
     found = settings(searched(recipe, budget=True), 12, seed=3)
     assert (found[0].recipe, found[0].lr) == (Recipe.of(recipe), 1.0)
     assert len({(s.recipe, s.lr) for s in found}) > 10  # rates are rounded for people, and may coincide

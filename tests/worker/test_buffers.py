@@ -28,6 +28,8 @@ MAKING = (  # what is on nobody's hot path
     "allreduce(ternary())",  # levels in lanes
     "terngrad(levels=7)",
     "index='rice'",  # lengths that follow the data
+    "atomo",  # all atoms of a tensor are weighed before some are kept
+    "fetch",  # tables, which are no larger than a model worth the name
 )
 SOURCE = gossamer.__path__[0]
 

@@ -46,7 +46,7 @@ class Mixed(AsItsCodec, Codec):
     def encode(self, block: Block, state: State, context: Context) -> Tensor:
         wires = [codec.encode(_of(block.flat, run, at), state, context) for codec, run, at in block.layout.runs]
         if self.wire_bytes(block.layout) is None:
-            lengths = torch.tensor([w.numel() for w in wires], dtype=torch.int64)
+            lengths = torch.tensor([w.numel() for w in wires], dtype=torch.int64, device="cpu")
             wires.insert(0, lengths.view(torch.uint8).to(block.flat.device))
         return wires[0] if len(wires) == 1 else torch.cat(wires)
 

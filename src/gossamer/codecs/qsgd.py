@@ -16,7 +16,6 @@ from gossamer.core.ranges import Choice, Range
 from gossamer.core.wire import expect, pack, take
 from gossamer.core.world import World
 from gossamer.kernels import layout as kernel_layout
-from gossamer.kernels.layout import edges_on
 from gossamer.kernels.levels import MOST
 
 _WHOLE = tuple(2 ** (bits - 1) - 1 for bits in range(2, 9))
@@ -126,7 +125,7 @@ class QSGD(Levelled):
         """Buckets cross parameters, and each of these has its share of theirs."""
         squares = kernels.bucket_norms(block.flat.float(), self.bucket, self.norm).double().square()
         until = torch.nn.functional.pad((squares * self.bucket).cumsum(0), (1, 0))
-        edges = edges_on(block.layout.bounds, squares.device)
+        edges = _edges(block.layout.bounds, squares)
         whole = edges // self.bucket
         rest = torch.nn.functional.pad(squares, (0, 1))[whole] * (edges % self.bucket)
         return (until[whole] + rest).diff()
@@ -197,3 +196,16 @@ class QSGD(Levelled):
 
     def _buckets(self, layout: Layout) -> int:
         return -(-layout.numel // self.bucket)
+
+
+def _edges(bounds: tuple[int, ...], like: Tensor) -> Tensor:
+    """The bounds where that tensor is; copied there once, for that copy waits."""
+    key = bounds, like.device
+    if key not in _copied:
+        while len(_copied) >= 1024:
+            _copied.pop(next(iter(_copied)))
+        _copied[key] = like.new_zeros(len(bounds), dtype=torch.int64).copy_(torch.tensor(bounds, device="cpu"))
+    return _copied[key]
+
+
+_copied = dict[tuple[tuple[int, ...], torch.device], Tensor]()

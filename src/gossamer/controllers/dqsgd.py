@@ -117,9 +117,9 @@ class DQSGD(Controller):
             yield replace(recipe, exchange=_at(recipe.exchange, bits))
 
     def local(self, block: Block, exchange: Exchange) -> Tensor:
-        codec, count = levelled(exchange), len(block.layout.segments)
-        spread = torch.zeros(count, dtype=torch.float64, device=block.flat.device)
-        spread = spread if codec is None else self._spread(codec, block)
+        codec = levelled(exchange)
+        nothing = block.flat.new_zeros(len(block.layout.segments), dtype=torch.float64)
+        spread = nothing if codec is None else self._spread(codec, block)
         if self.per == "model":
             return torch.stack([spread.sum(), torch.ones_like(spread[:1]).sum()])
         return torch.stack([spread, torch.ones_like(spread)], 1)

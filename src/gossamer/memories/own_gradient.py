@@ -121,14 +121,16 @@ class OwnGradient(Memory):
         before = float(state.get("unit", unit))
         old = self._due(state, unit / before)
         pending = block.new().copy_(block.flat) if old is None else torch.add(block.flat, old, out=block.new())
-        own = block.flat.clone() if self.mode == "sum" else None  # the mean may be written over what is given
+        own = (
+            block.new().copy_(block.flat) if self.mode == "sum" else None
+        )  # the mean may be written over what is given
         echo = yield from send(block.like(pending), context._replace(rescale=unit / before, feedback=1.0))
         echo.add_sent(pending, -1.0)
         if self.mode == "partial":
-            own = pending if old is None else pending - old
+            own = pending if old is None else torch.sub(pending, old, out=block.new())
         elif self.mode == "errors":
             own = pending
-        state["residual"] = torch.zeros_like(pending) if self.mode == "errors" and self.reset_error else pending
+        state["residual"] = block.new().zero_() if self.mode == "errors" and self.reset_error else pending
         if self.units == "update":
             state["unit"] = torch.tensor(unit, dtype=torch.float64)
         return echo.mean if own is None else echo.mean.add_(own, alpha=1 / context.size)

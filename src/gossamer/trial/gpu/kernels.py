@@ -51,7 +51,8 @@ def _moved(x: Any, place: torch.device, shift: int) -> Any:
         return [_moved(each, place, shift) for each in x]
     if not isinstance(x, Tensor):
         return x
-    return torch.cat([x[:1].repeat(shift) if x.numel() else x, x]).to(place)[shift if x.numel() else 0 :]
+    flat = x.reshape(-1)
+    return torch.cat([flat[:1].repeat(shift), flat]).to(place)[shift if x.numel() else 0 :].view(x.shape)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -64,6 +64,22 @@ def _clipped_trits(n: int) -> Iterator[tuple[Any, ...]]:
         yield x, bounds, 0.0, key, torch.zeros_like(scales), torch.zeros(kernels.ternary_bytes(n), dtype=torch.uint8), n
 
 
+def _counted_levels(n: int) -> Iterator[tuple[Any, ...]]:
+    for levels, bucket in ((1, 7), (5, 512), (127, max(n, 1))):
+        for x in (values(n), spoilt(n)):
+            yield x, levels, bucket, kernels.bucket_norms(x, bucket, "max"), KEY
+
+
+def _to_rice(n: int) -> Iterator[tuple[Any, ...]]:
+    for x, levels, *rest in _counted_levels(n):
+        yield kernels.level_codes(x, levels, *rest), levels
+
+
+def _from_rice(n: int) -> Iterator[tuple[Any, ...]]:
+    for codes, levels in _to_rice(n):
+        yield kernels.levels_encode(codes, levels), n, levels
+
+
 def _to_levels(n: int) -> Iterator[tuple[Any, ...]]:
     for x, bounds, scales, key in _to_trits(n):
         yield x, bounds, scales, key, 5, n
@@ -206,6 +222,9 @@ CALLS: dict[str, Calls] = {
     "lanes_pack": _to_lanes,
     "lanes_unpack": _from_lanes,
     "mix3": _dice,
+    "level_codes": _counted_levels,
+    "levels_decode": _from_rice,
+    "levels_encode": _to_rice,
     "quantise": _by_magnitude,
     "quantise_accumulate": _from_codes,
     "quantise_decode": _decoded_codes,
