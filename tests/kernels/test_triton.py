@@ -36,7 +36,7 @@ def near(call):
     torch.testing.assert_close(deviation, deviation2, rtol=1e-6, atol=0, equal_nan=True)
     assert torch.equal(deviation2.view(torch.int32), again.view(torch.int32))  # one order, run after run
 
-for n in (0, 1, 4, 321, 512, 640, 2050, 5300):
+for n in LENGTHS:
     x = torch.randn(n, generator=torch.Generator().manual_seed(n)).to(device)
     many = sorted({n, *range(0, n, 1 + n // 9), min(n, 5), n // 2, min(n, n // 2 + 1)})
     for bounds in ((0, n), (0, n // 3, n // 3, n - n // 7, n), (0, *many, n)):
@@ -101,10 +101,19 @@ print("equal")
 
 
 @pytest.mark.skipif("triton" not in kernels.backends(), reason="triton is not installed")
-def test_triton_writes_the_same_bits():
+@pytest.mark.parametrize(  # the interpreter is slow: lengths below, at and beyond a program's block
+    "lengths", [(0, 1, 321, 640, 2050), pytest.param((4, 512, 5300), marks=pytest.mark.slow)]
+)
+def test_triton_writes_the_same_bits(lengths: tuple[int, ...]):
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
     if not torch.cuda.is_available():
         environment["TRITON_INTERPRET"] = "1"
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", f"LENGTHS = {lengths}\n{SCRIPT}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "equal"
