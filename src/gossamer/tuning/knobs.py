@@ -14,6 +14,7 @@ from gossamer.core.parts import Part
 from gossamer.core.ranges import LogRange, Values, ranges_of
 from gossamer.counting import bytes_per_step
 from gossamer.recipe import Recipe
+from gossamer.schedules import EveryStep
 
 Path = tuple[
     str | int, ...
@@ -116,12 +117,10 @@ def at_rate(recipe: Recipe, lr: float) -> tuple[Recipe, float]:
     ((scatter(qsgd()) + every_step(rate=0.5), 1.0), 0.5)
     """
     schedule = recipe.schedule
-    rate = getattr(schedule, "rate", None)
-    if lr == 1 or not isinstance(rate, float):
+    if lr == 1 or not isinstance(schedule, EveryStep):
         return recipe, lr
-    changes: dict[str, Any] = {"rate": rate * lr}
     try:
-        return replace(recipe, schedule=replace(schedule, **changes)), 1.0  # pyright: ignore[reportArgumentType]
+        return replace(recipe, schedule=replace(schedule, rate=schedule.rate * lr)), 1.0
     except RecipeError:
         return recipe, lr
 
