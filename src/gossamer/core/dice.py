@@ -36,15 +36,11 @@ class Dice:
 
     def shared_normal(self, name: str, *shape: int) -> torch.Tensor:
         """Standard normal numbers (float32, CPU) that are the same on every rank."""
-        k0, k1 = self.shared_key(name)
-        generator = torch.Generator().manual_seed(k0 << 31 ^ k1)
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*shape, generator=_generator(self.shared_key(name)))
 
     def uniform(self, name: str, *shape: int) -> torch.Tensor:
         """Numbers in [0, 1) (float64, CPU) that no other rank has."""
-        k0, k1 = self.key(name)
-        generator = torch.Generator().manual_seed(k0 << 31 ^ k1)
-        return torch.rand(*shape, generator=generator, dtype=torch.float64, device="cpu")
+        return torch.rand(*shape, generator=_generator(self.key(name)), dtype=torch.float64, device="cpu")
 
     def again(self) -> "Dice":
         """Other dice for a second encoding in the same step."""
@@ -53,3 +49,7 @@ class Dice:
     def _key(self, name: str, rank: int) -> Key:
         digest = blake2b(f"{self.seed}/{self.step}/{rank}/{name}".encode(), digest_size=8).digest()
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def _generator(key: Key) -> torch.Generator:
+    return torch.Generator().manual_seed(key[0] << 31 ^ key[1])

@@ -6,16 +6,17 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import UNBALANCED, Context, Memory, Sender, Unit
+from gossamer.core.contracts import UNBALANCED, Context, Sender
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Range
 from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
+from gossamer.memories.owing import Owing
 
 
 @final
 @part("error_feedback")
-class ErrorFeedback(Memory):
+class ErrorFeedback(Owing):
     """What did not get through today is added to what is sent tomorrow.
 
     p = g + decay e;  send p;  e = p - (what got through of mine). The residual is against my own contribution, not
@@ -77,17 +78,6 @@ class ErrorFeedback(Memory):
             "learning rate; leave units out: {memory.name}()"
         )
         return (*around, needs("averages gradients", because=plain))
-
-    def debt(self, state: State) -> tuple[Tensor, float] | None:
-        return (state["residual"], float(state.get("unit", 1.0))) if "residual" in state else None
-
-    def inherit(self, state: State, owed: Tensor, times: float) -> bool:
-        if "residual" in state:
-            state["residual"] = torch.add(state["residual"], owed, alpha=times)
-        return "residual" in state
-
-    def unit(self, key: str) -> Unit:
-        return "gradient" if key == "residual" else "none"
 
     def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
         if self.units == "update" and context.lr == 0:

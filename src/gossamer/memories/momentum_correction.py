@@ -6,16 +6,17 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import UNBALANCED, Context, Memory, Sender
+from gossamer.core.contracts import UNBALANCED, Context, Sender
 from gossamer.core.parts import part, require
 from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
 from gossamer.core.world import World
+from gossamer.memories.owing import Owing
 
 
 @final
 @part("momentum_correction")
-class MomentumCorrection(Memory):
+class MomentumCorrection(Owing):
     """Each rank adds momentum to its own gradient, and sends of the sum what got through; what did stops there.
 
     u = m u + g;  v = v + u;  send v;  v -= (what got through of mine);  u = 0 where it did (`masking`).
@@ -87,14 +88,6 @@ class MomentumCorrection(Memory):
 
     def fits(self, world: World) -> None:
         world.bar_momentum(self, self.momentum)
-
-    def debt(self, state: State) -> tuple[Tensor, float] | None:
-        return (state["residual"], 1.0) if "residual" in state else None
-
-    def inherit(self, state: State, owed: Tensor, times: float) -> bool:
-        if "residual" in state:
-            state["residual"] = torch.add(state["residual"], owed, alpha=times)
-        return "residual" in state
 
     def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
         velocity = self._velocity(block, state) if self.momentum else None

@@ -6,16 +6,17 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import UNBALANCED, Context, Memory, Sender, Unit
+from gossamer.core.contracts import UNBALANCED, Context, Sender
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
+from gossamer.memories.owing import Owing
 
 
 @final
 @part("own_gradient")
-class OwnGradient(Memory):
+class OwnGradient(Owing):
     """Error feedback, whose ranks step with their own gradient at once and with the others' as it gets through.
 
     L: this rank's gradient.  A = L + E;  send A;  S: what got through of mine;  E = A - S;  G = sum of all S.
@@ -101,17 +102,6 @@ class OwnGradient(Memory):
             bars("directs", because=made),
         )
 
-    def debt(self, state: State) -> tuple[Tensor, float] | None:
-        return (state["residual"], float(state.get("unit", 1.0))) if "residual" in state else None
-
-    def inherit(self, state: State, owed: Tensor, times: float) -> bool:
-        if "residual" in state:
-            state["residual"] = torch.add(state["residual"], owed, alpha=times)
-        return "residual" in state
-
-    def unit(self, key: str) -> Unit:
-        return "gradient" if key == "residual" else "none"
-
     def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
         if self.units == "update" and context.lr == 0:
             # A step of length zero neither pays debts nor makes any.
@@ -121,9 +111,8 @@ class OwnGradient(Memory):
         before = float(state.get("unit", unit))
         old = self._due(state, unit / before)
         pending = block.new().copy_(block.flat) if old is None else torch.add(block.flat, old, out=block.new())
-        own = (
-            block.new().copy_(block.flat) if self.mode == "sum" else None
-        )  # the mean may be written over what is given
+        # The mean may be written over what is given.
+        own = block.new().copy_(block.flat) if self.mode == "sum" else None
         echo = yield from send(block.like(pending), context._replace(rescale=unit / before, feedback=1.0))
         echo.add_sent(pending, -1.0)
         if self.mode == "partial":
