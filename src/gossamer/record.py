@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -131,8 +131,15 @@ class Record:
         return named(self.runs, name)
 
     @property
-    def seeds(self) -> list[int]:
-        return [self.seed, *(a.seed for a in self.again)]
+    def trials(self) -> dict[int, list[Run]]:
+        """The runs of every seed; of those after the first, the ones that nobody interrupted."""
+        whole = {a.seed: a.runs for a in self.again if all(r.status != "interrupted" for r in a.runs)}
+        return {self.seed: self.runs, **whole}
+
+    def with_again(self, other: "Record") -> "Record":
+        """The same, and what another seed made of it."""
+        notes = dict.fromkeys(n for n in (self.note, other.note) if n)
+        return replace(self, note="; ".join(notes), again=[*self.again, Again(other.seed, other.runs)])
 
     @property
     def has_begun(self) -> bool:

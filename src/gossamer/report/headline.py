@@ -71,7 +71,7 @@ def _from_to(texts: list[str]) -> str:
 
 
 def _noise(study: Study) -> str:
-    many = len(study.record.seeds)
+    many = len(study.record.trials)
     return "Another run may turn them round." if many == 1 else f"{many} seeds do not tell them apart."
 
 

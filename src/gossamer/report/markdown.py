@@ -23,7 +23,7 @@ def write_markdown(record: Record) -> str:
     head = headline(study)
     what = capital(subject(record.summary or record.workload))
     hosts = f"{record.hosts} host{'s' if record.hosts != 1 else ''}"
-    seeds = f"seed{'s' * (len(record.seeds) > 1)} {listed([str(s) for s in record.seeds])}"
+    seeds = f"seed{'s' * (len(record.trials) > 1)} {listed([str(s) for s in record.trials])}"
     where = f"{what}, {hosts} on {rate(record.rate)}, {seeds}."
     parts = [f"**{_plain(head.title)}**", _plain(head.detail), _plain(where)]
     if record.note:

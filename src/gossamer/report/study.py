@@ -31,7 +31,7 @@ class Row:
     time_ratio: float | None  # of the baseline's time to the same quality
     time_bounds: tuple[float, float] | None  # of that ratio, where there are several seeds
     tied: bool  # with the first, or the first itself and somebody tied with it
-    missed: int  # seeds on which it did not get there
+    some_missed: bool  # on some seeds it got there, on others it did not
     common: float | None  # seconds to the last quality that all reached
     step_ratio: float | None  # of the baseline's step
     wire_step: float | None  # bytes per step over one host's link
@@ -58,7 +58,7 @@ class Row:
         """In place of the time that it did not take."""
         if self.cut or self.run.alone:
             return self.run.status if self.cut else "no network"
-        return f"missed by {self.missed} seeds" if self.missed > 1 else "not reached"
+        return "not on every seed" if self.some_missed else "not reached"
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def study_of(record: Record) -> Study:
     >>> study_of(Record("gossamer compare", "", "lm", "", "loss", True, 1, 4, "200mbit", 0)).rows
     []
     """
-    seeds = [record.runs, *(a.runs for a in record.again)]
+    seeds = list(record.trials.values())
     targets, commons = [_counts(record, runs) for runs in seeds], [last_that_all_reached(record, r) for r in seeds]
     names = [r.name for r in record.runs]
     found = {n: _arrivals(record, n, list(zip(seeds, targets, strict=True))) for n in names}
@@ -185,7 +185,7 @@ def _row(record: Record, index: int, run: Run, arrivals: Times, meets: list[Arri
         time_ratio=found.mean if found else None,
         time_bounds=(found.low, found.high) if found and len(mine) > 1 else None,
         tied=False,
-        missed=arrivals[run.name].count(None),
+        some_missed=0 < arrivals[run.name].count(None) < len(arrivals[run.name]),
         common=_mean(a.seconds for a in _all(meets)),
         step_ratio=_ratio(pace(run), pace(base) if base else None),
         wire_step=_per_step(run),
@@ -196,7 +196,7 @@ def _row(record: Record, index: int, run: Run, arrivals: Times, meets: list[Arri
 
 def _last(record: Record, name: str) -> float | None:
     """Over the seeds, the mean; none if one of them ended with no number."""
-    runs = [named(runs, name) for runs in (record.runs, *(a.runs for a in record.again))]
+    runs = [named(runs, name) for runs in record.trials.values()]
     lasts = [r.evaluations[-1].quality for r in runs if r and r.evaluations]
     return _finite(fmean(lasts)) if lasts else None
 
