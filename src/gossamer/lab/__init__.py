@@ -7,7 +7,7 @@
 """
 
 from .access import available, privilege
-from .command import name_rank, print_line, run_lab
+from .command import name_rank, name_ranks, print_line, run_lab
 from .counters import Counters, in_lab, own_counters, read_counters
 from .errors import LabError, LabInputError
 from .rates import Link, format_rate, parse_latency, parse_link, parse_links, parse_rate
@@ -25,6 +25,7 @@ __all__ = [
     "format_rate",
     "in_lab",
     "name_rank",
+    "name_ranks",
     "own_counters",
     "parse_latency",
     "parse_link",

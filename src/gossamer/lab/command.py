@@ -24,6 +24,19 @@ def name_rank(rank: int, per_host: int = 1) -> str:
     return f"rank {rank}" + (f" on host{rank // per_host}" if per_host > 1 else "")
 
 
+def name_ranks(ranks: Sequence[int], per_host: int = 1) -> str:
+    """Say which ranks, host by host where a host has several.
+
+    >>> name_ranks([1, 2, 5]), name_ranks([1, 2, 5], per_host=4)
+    ('rank 1, 2, 5', 'rank 1, 2 on host0, rank 5 on host1')
+    """
+    hosts = {host: [r for r in ranks if r // per_host == host] for host in sorted({r // per_host for r in ranks})}
+    if per_host == 1:
+        hosts = {0: [*ranks]}
+    said = [f"rank {', '.join(map(str, here))}" for here in hosts.values()]
+    return ", ".join(s + (f" on host{host}" if per_host > 1 else "") for host, s in zip(hosts, said))
+
+
 def print_line(rank: int, line: str, per_host: int = 1) -> None:
     """Print a line of a rank with its number before it, and its host where a host has several."""
     print(f"[{rank if per_host == 1 else name_rank(rank, per_host)}] {line}", flush=True)

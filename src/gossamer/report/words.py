@@ -73,6 +73,15 @@ def rate(text: str) -> str:
     return re.sub(r",\s*", ", ", spelt)
 
 
+def ranks_on(hosts: int, per_host: int = 1) -> str:
+    """How many hosts, and how many ranks on each where there are several.
+
+    >>> ranks_on(4), ranks_on(2, 4)
+    ('4 hosts', '2 hosts of 4 ranks')
+    """
+    return f"{hosts} host{'s' * (hosts != 1)}" + (f" of {per_host} ranks" if per_host > 1 else "")
+
+
 def subject(summary: str) -> str:
     """What was trained; what its data costs to fetch is for those who choose a workload.
 
