@@ -49,8 +49,9 @@ def launch(
 
     def work() -> int:
         ranks = program("gossamer.trial.rank", plan.to_json())
-        here = not rate or reason
-        return _here(hosts, ranks, listener, plan) if here else _in_lab(hosts, rate, ranks, listener, plan)
+        if rate and not reason:
+            return _in_lab(hosts, rate, ranks, listener, plan)
+        return _here(hosts, ranks, listener, plan)
 
     try:
         return listener.follow(work)
