@@ -33,7 +33,7 @@ class Step:
     step: int
     seconds: float
     loss: float
-    sent: int | None  # bytes over this rank's link, by the ledger or a formula
+    sent: int | None  # bytes over its host's link, by the ledger or a formula; None where other ranks share that
     compute: float | None = None  # seconds of forward, backward, optimizer
     codec: float | None = None  # seconds of encoding and decoding, on whichever thread
     wait: float | None = None  # seconds for which the training loop stood still for the network
@@ -70,8 +70,9 @@ class Run:
     spoilt: dict[str, int] = field(default_factory=dict)
     # Means over ranks, known at the end of a run. None where it was cut off, or where there is nothing to count with.
     logical_bytes: int | None = None  # handed to the backend
-    wire_bytes: int | None = None  # crossing one rank's link, by the ledger or a formula
+    wire_bytes: int | None = None  # crossing one host's link, by the ledger or a formula
     nic_bytes: int | None = None  # the interface's counter over the same time; None outside a lab, too
+    inside_bytes: int | None = None  # what the ranks of one host told each other past its link; 0 where it has one rank
 
     @property
     def alone(self) -> bool:
@@ -85,7 +86,7 @@ class Run:
 
     @property
     def sent(self) -> int | None:
-        """Bytes over one rank's link: of a run that was cut off, what rank 0 had sent by then."""
+        """Bytes over one host's link: of a run that was cut off, what rank 0 had sent by then."""
         if self.wire_bytes is not None or not self.steps:
             return self.wire_bytes
         # What was still on its way at a step has arrived when its model is judged.
@@ -126,6 +127,7 @@ class Record:
     runs: list[Run] = field(default_factory=list)
     again: list[Again] = field(default_factory=list)
     format: int = FORMAT
+    per_host: int = 1  # ranks on each host
 
     def run(self, name: str) -> Run | None:
         return named(self.runs, name)

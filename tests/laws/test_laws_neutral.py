@@ -43,6 +43,11 @@ SAME = [
     ("nodes(scatter(qsgd(bits=4, bucket=16)), 1)", "scatter(qsgd(bits=4, bucket=16))"),
     ("nodes(gather(topk(ratio=0.3)), 1) + error_feedback()", "gather(topk(ratio=0.3)) + error_feedback()"),
     ("nodes(scatter(qsgd(bits=4, bucket=16)), 8)", "allreduce"),
+    ("nodes(scatter(topk(ratio=0.3)), 1) + error_feedback()", "scatter(topk(ratio=0.3)) + error_feedback()"),
+    ("nodes(gather(topk(ratio=0.3)), 1) + momentum_correction()", "gather(topk(ratio=0.3)) + momentum_correction()"),
+    ("nodes(scatter(qsgd()), 1) + diana()", "scatter(qsgd()) + diana()"),
+    ("nodes(allreduce(fp32()), 8, inside=scatter(qsgd()))", "scatter(qsgd())"),
+    ("qsgd + per_node(1) + slowmo(3)", "qsgd + slowmo(3)"),
 ]
 
 

@@ -88,7 +88,7 @@ def test_seeds_give_bounds_and_decide_ties() -> None:
     text = write_markdown(whole)
     assert "seeds 0, 1 and 2" in text
     assert "tied" in text
-    assert "seeds&nbsp;0, 1, 2" in render(whole)
+    assert "seeds 0, 1 and 2" in render(whole)
 
 
 def test_who_misses_on_one_seed_has_no_mean_time() -> None:

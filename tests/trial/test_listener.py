@@ -27,7 +27,7 @@ STEP = {
     "wait": 0.2,
 }
 JUDGED = {"event": "evaluation", "run": "a", "step": 1, "seconds": 0.5, "sent": 10, "quality": 1.5}
-END = {"event": "end", "run": "a", "wire_bytes": 10, "logical_bytes": 20, "nic_bytes": None}
+END = {"event": "end", "run": "a", "wire_bytes": 10, "inside_bytes": 0, "logical_bytes": 20, "nic_bytes": None}
 
 
 class Heard:

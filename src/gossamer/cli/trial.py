@@ -24,15 +24,16 @@ from gossamer.lab.network import MOST_HOSTS
 from gossamer.record import Record
 from gossamer.report.headline import headline
 from gossamer.report.study import TOLERANCE, Row, Study, study_of
-from gossamer.report.words import listed, seconds, size
+from gossamer.report.words import ranks_on, seconds, seeds_of, size
 from gossamer.trial import Plan, join, launch
 from gossamer.trial.contender import check
 from gossamer.trial.saving import saved_steps
 from gossamer.workloads import get
 
 Hosts = Annotated[
-    int, typer.Option(min=1, max=MOST_HOSTS, help="How many ranks; with --rate, one on each host of a lab.")
+    int, typer.Option(min=1, max=MOST_HOSTS, help="How many hosts; with --rate, those of a lab. One rank on each.")
 ]
+PerHost = Annotated[int, typer.Option(min=1, help="How many ranks on each host; they share its link.")]
 Rate = Annotated[
     str | None, typer.Option(help="Run in a lab: '200mbit', one rate per host '1gbit,100mbit', or 'unshaped'.")
 ]
@@ -49,6 +50,7 @@ def train(
     recipe: Annotated[str, typer.Argument(help="A preset, an expression, or a TOML file.")],
     workload: Workload = "lm",
     hosts: Hosts = 4,
+    per_host: PerHost = 1,
     rate: Rate = None,
     steps: Steps = 200,
     seed: int = 0,
@@ -68,6 +70,7 @@ def train(
     chunk = min(10, steps, checkpoint_every)
     plan = Plan({_short(recipe): _absolute(recipe)}, workload, {"shards": shards}, steps, chunk, seed=seed)
     plan.deadline, plan.checkpoint_every, plan.resume = deadline, checkpoint_every, resume
+    plan.per_host = per_host
     if resume:
         _check_resumable(out)
     _check_place(plan, hosts, rate)
@@ -84,6 +87,7 @@ def compare(
     ],
     workload: Workload = "lm",
     hosts: Hosts = 4,
+    per_host: PerHost = 1,
     rate: Rate = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the first recipe, the baseline.")] = 100,
     chunk: Annotated[int, typer.Option(min=1, help="Steps of a turn, at least; an evaluation follows each.")] = 5,
@@ -108,7 +112,7 @@ def compare(
         check(_absolute(text))
         names[_unused(_short(text), names)] = _absolute(text)
     plan = Plan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
-    plan.deadline = deadline
+    plan.deadline, plan.per_host = deadline, per_host
     _check_place(plan, hosts, rate)
     _run(plan, hosts, rate, _folder(out, "compare", force), quiet, as_json, seeds)
 
@@ -230,10 +234,7 @@ def summary(record: Record) -> None:
     """The outcome: a sentence, and a table with the fastest to the baseline's quality first, as in the report."""
     out, study = console(), study_of(record)
     where = "not shaped" if record.rate == "unshaped" else f"at {record.rate}"
-    out.print(
-        f"\n[bold]{escape(record.workload)}[/], {record.hosts} rank{'s' * (record.hosts > 1)}, {where}, "
-        f"seed{'s' * (len(record.trials) > 1)} {listed([str(s) for s in record.trials])}"
-    )
+    out.print(f"\n[bold]{escape(record.workload)}[/], {_crew(record)}, {where}, {seeds_of(record.trials)}")
     out.print(headline(study).title, markup=False, style="bold")
     if study.target is not None and len(record.runs) > 1:
         told = f"time and steps to the {record.metric} that {record.baseline} ended with, {study.target:.4f}"
@@ -249,6 +250,16 @@ def summary(record: Record) -> None:
         out.print(f"! the interface counted {TOLERANCE:.0%} more or less than we did", style="dim", markup=False)
     if record.note:
         out.print(record.note, style="dim", markup=False)
+
+
+def _crew(record: Record) -> str:
+    """
+    >>> _crew(Record("", "", "lm", "", "loss", True, 1, 4, "unshaped", 0))
+    '4 ranks'
+    """
+    if record.per_host > 1:
+        return f"{record.hosts * record.per_host} ranks on {ranks_on(record.hosts)}"
+    return f"{record.hosts} rank{'s' * (record.hosts > 1)}"
 
 
 def _table(study: Study) -> Table:
