@@ -101,7 +101,7 @@ class Hierarchical(Schedule):
         steps = self.then.step(loop)
         yield from until_descend(steps)
         descended = yield Descend()
-        if self._meets(loop.step) and len(Node.of(loop.rank, loop.size, self.ranks).ranks) > 1:
+        if self._meets(loop.step) and min(loop.size, self.ranks) > 1:
             yield from self._average_inside(loop)
         yield from rest(steps, descended)
 
