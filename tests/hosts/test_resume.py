@@ -54,7 +54,6 @@ RECIPES = [
     "scatter(qsgd(bits=4, bucket=16)) + slowmo(3)" + SMALL,
     "slowmo_sgp(3)",
     "topk(ratio=0.2) + overlap_local_sgd(3)" + SMALL,
-    "scatter(topk(ratio=0.2)) + error_feedback() + easgd(3)" + SMALL,
     "scatter(qsgd(bits=4, bucket=16)) + post_local(2, cocod(2))" + SMALL,
     "allreduce + slowmo(3, inner=gossip(overlap=True))",
     "osgp(every=2)" + SMALL,
