@@ -22,9 +22,16 @@ KEPT = {
     "diana": 12,  # own, common
     "dqgd": 12,  # the same, which stay as they are
     "local_sgd": 8,  # anchor
+    "post_local": 8,  # anchor
+    "hierarchical": 8,  # anchor
     "slowmo": 12,  # anchor, velocity
+    "bmuf": 12,  # anchor, velocity
+    "diloco": 12,  # anchor, velocity
+    "lookahead": 8,  # anchor
     "slowmo_sgp": 20,  # x, z, anchor, velocity
     "overlap_local_sgd": 16,  # anchor, velocity, message
+    "cocod": 16,  # anchor, start, message
+    "easgd": 12,  # anchor, message
     "sgp": 12,  # x, z
     "osgp": 24,  # x, z, a letter out and a letter in
     "backup": 8,  # the settled mean

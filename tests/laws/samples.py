@@ -34,6 +34,8 @@ MORE: dict[str, tuple[str, ...]] = {
     "accordion": ("accordion(scatter(qsgd(bits=8)), scatter(qsgd(bits=4)), 2, interval=1)",),
     "accordion_batch": ("accordion_batch(4, 2, interval=1)",),
     "dqsgd": ("dqsgd(10, bits=3.5, per='layer', final=0.01)", "dqsgd(10, error=0.01)"),
+    "bmuf": ("bmuf(2, nesterov=True)",),
+    "cocod": ("cocod(3, delay=1)",),
     "bernoulli": ("bernoulli(norm='l2', bucket=8)",),
     "atomo": (
         "atomo(svd(head=3), atoms=4)",
@@ -89,6 +91,9 @@ MORE: dict[str, tuple[str, ...]] = {
         "slowmo(2, buffers='average')",
         "slowmo(2, buffers='reset')",
         "slowmo(2, inner=push_sum())",
+        "slowmo(2, inner=gossip(overlap=True))",
+        "slowmo(2, inner=every_step(), nesterov=True)",
+        "slowmo(3, inner=push_sum(), average=False)",
     ),
     "dropping": ("dropping(ratio=0.05, warmup=8)",),
     "own_gradient": (

@@ -13,7 +13,8 @@ from gossamer.recipes.dense import allreduce, bf16, fp16
 from gossamer.recipes.quantised import terngrad, qsgd, dqsgd, diana, dqgd
 from gossamer.recipes.sparse import topk, local_gradients, dgc, sketched_sgd, fetchsgd
 from gossamer.recipes.low_rank import powersgd, atomo
-from gossamer.recipes.rounds import local_sgd, slowmo, overlap_local_sgd
+from gossamer.recipes.rounds import local_sgd, post_local, hierarchical, slowmo, bmuf, diloco, lookahead
+from gossamer.recipes.rounds import overlap_local_sgd, cocod, easgd
 from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp
 from gossamer.recipes.waiting import backup
 from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch
@@ -28,16 +29,23 @@ __all__ = [
     "atomo",
     "backup",
     "bf16",
+    "bmuf",
+    "cocod",
     "dgc",
     "diana",
+    "diloco",
     "dqgd",
     "dqsgd",
+    "easgd",
     "fetchsgd",
     "fp16",
+    "hierarchical",
     "local_gradients",
     "local_sgd",
+    "lookahead",
     "osgp",
     "overlap_local_sgd",
+    "post_local",
     "powersgd",
     "presets",
     "qsgd",

@@ -49,6 +49,10 @@ class Gossip(Schedule):
         return True
 
     @property
+    def nests(self) -> bool:
+        return True
+
+    @property
     def terms(self) -> tuple[Term, ...]:
         return (
             bars(
@@ -85,3 +89,6 @@ class Gossip(Schedule):
             yield from mixing.mix(loop, self.mixer, round)
         else:
             yield from mixing.overlap(loop, self.mixer, round)
+
+    def close(self, loop: Loop) -> Program[None]:
+        yield from mixing.land(loop, self.mixer)

@@ -61,6 +61,17 @@ class Sending:
         handle = yield from start(program, channel.name, worker.step)
         flight.add(index, handle, drafts)
 
+    def near(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor] | None]:
+        """Average among a few ranks, who alone hear whether all of it was finite."""
+        flight = Flight()
+        for index, value in zip(which, values, strict=True):
+            yield from self.take_off(flight, index, value, over)
+        arrived = list[Carried]()
+        for handle in flight.handles.values():
+            arrived.append((yield from join(handle)))
+        fine = all(map(isfinite, ask(*(largest for _, largest in arrived))))
+        return [mean for mean, _ in arrived] if fine else None
+
     def settle(self, flight: Flight) -> Program[None]:
         """Wait for a flight, if it is still on its way; memories move on with it."""
         if flight.handles:

@@ -10,6 +10,7 @@ from torch import Tensor
 from gossamer.core.block import Block
 from gossamer.core.contracts import Context, Exchange
 from gossamer.core.dice import Dice
+from gossamer.core.halves import rest, until_descend
 from gossamer.core.moments import ask, used_here
 from gossamer.core.schedule import Loop, Message
 from gossamer.core.verbs import Program, all_gather, start
@@ -20,7 +21,6 @@ from gossamer.worker import optimizers
 from gossamer.worker.channels import build
 from gossamer.worker.descent import Descent
 from gossamer.worker.flights import Flight, Flights
-from gossamer.worker.halves import rest, until_descend
 from gossamer.worker.held import Held
 from gossamer.worker.leaves import Leaf
 from gossamer.worker.measuring import relative_errors
@@ -135,6 +135,11 @@ class Worker:
             yield from self.sending.take_off(flight, index, value, over)
         self.flights.add(which, flight)
 
+    def average_near(
+        self, which: Sequence[int], values: Sequence[Tensor], over: Exchange
+    ) -> Program[list[Tensor] | None]:
+        return (yield from self.sending.near(which, values, over))
+
     def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]:
         flights = self.flights.of(which)
         for flight in flights:
@@ -243,7 +248,7 @@ class Worker:
 
         `step` is the optimizer's, for what this rank has missed.
         """
-        if self.recipe.schedule.averages_gradients and self.size > 1:
+        if self.recipe.schedule.averages(self.step) and self.size > 1:
             for i, flat in enumerate(gradients):
                 yield from self.ready(i, flat)
         steps = self.steps()
