@@ -26,12 +26,12 @@ def test_it_is_diana_with_rate_one_bit_for_bit(exchange: str, start: str) -> Non
 
 
 def test_it_reaches_the_optimum_where_error_feedback_stalls() -> None:
-    problem = Problem(kappa=8.0, workers=4)
+    problem = Problem(kappa=4.0, workers=3)
     left = {
-        memory: problem.train(problem.ranks(f"{SPARSE} + {memory}", 0.4), 500)
+        memory: problem.train(problem.ranks(f"{SPARSE} + {memory}", 0.8), 150)
         for memory in ("ef21(eta=1.0)", "error_feedback()")
     }
-    assert left["ef21(eta=1.0)"] < 1e-20
+    assert left["ef21(eta=1.0)"] < 1e-12
     assert left["error_feedback()"] > 1e-4
 
 
@@ -58,15 +58,15 @@ def test_with_momentum_an_average_of_gradients_is_learned_that_begins_with_the_f
 
 
 def test_in_noise_the_average_is_what_helps() -> None:
-    """The mean distance of the last hundred steps."""
+    """The mean distance of the last fifty steps."""
 
     def distance(memory: str) -> float:
         crew, x, total = Crew(f"gather(topk(ratio=0.05)) + {memory}", 4), torch.zeros(1283), 0.0
         targets = torch.stack([block("long", seed=r).flat for r in range(4)])
-        for step in range(300):
+        for step in range(150):
             blocks = [block("long", seed=1000 + 10 * step + r) for r in range(4)]
             x = x - 0.02 * crew.step([b.like(x - t + b.flat) for b, t in zip(blocks, targets)])
-            total += float((x - targets.mean(0)).square().sum()) / 100 if step >= 200 else 0.0
+            total += float((x - targets.mean(0)).square().sum()) / 50 if step >= 100 else 0.0
         return total
 
     assert distance("ef21(eta=0.1)") < 0.5 * distance("ef21(eta=1.0)")

@@ -84,7 +84,7 @@ class ErrorFeedback(Owing):
             return (yield from self.pass_by(block, send, context))
         units = self.units_of(state, context)
         pending = self._pending(block, state, self.decay * units.now / units.before)
-        echo = yield from send(block.like(pending), context._replace(rescale=units.rescale, feedback=1.0))
+        echo = yield from send(block.with_older(pending), context._replace(rescale=units.rescale, feedback=1.0))
         echo.add_sent(pending, -1.0)
         state["residual"] = pending
         return echo.mean

@@ -110,7 +110,7 @@ class OwnGradient(Owing):
         pending = block.new().copy_(block.flat) if old is None else torch.add(block.flat, old, out=block.new())
         # The mean may be written over what is given.
         own = block.new().copy_(block.flat) if self.mode == "sum" else None
-        echo = yield from send(block.like(pending), context._replace(rescale=rescale, feedback=1.0))
+        echo = yield from send(block.with_older(pending), context._replace(rescale=rescale, feedback=1.0))
         echo.add_sent(pending, -1.0)
         if self.mode == "partial":
             own = pending if old is None else torch.sub(pending, old, out=block.new())

@@ -11,7 +11,19 @@ from gossamer.recipe import presets as _presets
 # isort: off
 from gossamer.recipes.dense import allreduce, bf16, fp16
 from gossamer.recipes.quantised import terngrad, qsgd, dqsgd, diana, dqgd
-from gossamer.recipes.sparse import topk, local_gradients, dgc, sketched_sgd, fetchsgd
+from gossamer.recipes.sparse import (
+    topk,
+    sparse_scatter,
+    gtopk,
+    randk,
+    ef21,
+    strom,
+    adacomp,
+    local_gradients,
+    dgc,
+    sketched_sgd,
+    fetchsgd,
+)
 from gossamer.recipes.low_rank import powersgd, atomo
 from gossamer.recipes.rounds import local_sgd, slowmo, overlap_local_sgd
 from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp
@@ -24,6 +36,7 @@ __all__ = [
     "accordion_batch",
     "accordion_qsgd",
     "accordion_topk",
+    "adacomp",
     "allreduce",
     "atomo",
     "backup",
@@ -32,8 +45,10 @@ __all__ = [
     "diana",
     "dqgd",
     "dqsgd",
+    "ef21",
     "fetchsgd",
     "fp16",
+    "gtopk",
     "local_gradients",
     "local_sgd",
     "osgp",
@@ -41,10 +56,13 @@ __all__ = [
     "powersgd",
     "presets",
     "qsgd",
+    "randk",
     "sgp",
     "sketched_sgd",
     "slowmo",
     "slowmo_sgp",
+    "sparse_scatter",
+    "strom",
     "terngrad",
     "topk",
 ]
