@@ -13,6 +13,10 @@ KEPT = {
     "qsgd": 4,
     "dqsgd": 4,
     "topk": 8,  # residual
+    "sparse_scatter": 12,  # residual, and what answers left out
+    "gtopk": 8,  # residual
+    "randk": 8,  # residual
+    "ef21": 12,  # own, common
     "local_gradients": 8,  # residual
     "dgc": 8,  # residual
     "sketched_sgd": 8,  # residual

@@ -31,6 +31,7 @@ from gossamer.recipe import Recipe
 from gossamer.schedules import EveryStep, Resync
 
 MORE: dict[str, tuple[str, ...]] = {
+    "adacomp": ("adacomp(bin=16)",),
     "accordion": ("accordion(scatter(qsgd(bits=8)), scatter(qsgd(bits=4)), 2, interval=1)",),
     "accordion_batch": ("accordion_batch(4, 2, interval=1)",),
     "dqsgd": ("dqsgd(10, bits=3.5, per='layer', final=0.01)", "dqsgd(10, error=0.01)"),
@@ -47,6 +48,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "count_sketch(ratio=0.05, candidates=1, columns=10, choice='heavymix')",
     ),
     "diana": ("diana(alpha=0.25)", "diana(momentum=0.5)"),
+    "ef21": ("ef21(eta=1.0, start='first')",),
     "error_feedback": ("error_feedback(decay=0.9)", "error_feedback(units='update')"),
     "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
@@ -101,6 +103,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "own_gradient('errors')",
         "own_gradient(units='update')",
     ),
+    "randk": ("randk(ratio=0.3, scaled=True)", "randk(ratio=1.0)"),
     "resync": ("resync(3, buffers='average')",),
     "ternary": ("ternary(clip=0.0)", "ternary(levels=7)", "ternary(clip=0.0, levels=127)"),
     "topk": (

@@ -391,6 +391,9 @@ def test_linear_codecs_have_their_own_dice_on_every_rank_or_none(codec: LinearCo
     same = [block("long")] * 4
     echoes, _ = averaged(codec, same)
     through = {bits(sent(e, same[0])) for e in echoes}
+    if codec.draws_alike:
+        assert len(through) == 1
+        return
     rounds = codec.unbiased and codec.omega(same[0].layout) > 0
     assert len(through) == (4 if rounds else len(through))
     assert len(through) in (1, 4)

@@ -35,6 +35,7 @@ class Context(NamedTuple):
     lr: float = 1.0  # the learning rate the block's parameters will be stepped with
     shift: float = 0.0  # the rate at which a memory around the exchange follows what was sent; 0: there is none
     feedback: float | None = None  # how much of what it leaves out an exchange shall add later; None: no memory says
+    scale: float = 1.0  # what gradients come multiplied by, for who compares them with a number: a loss scaler's factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,6 +204,11 @@ class LinearCodec(_Encoding):
     def sum_rounding(self) -> float:
         """How much of a number each addition may round off on its way, for nobody to keep."""
         return 0.0
+
+    @property
+    def draws_alike(self) -> bool:
+        """True if all ranks draw the same, so that what is lost by chance is not averaged over them."""
+        return False
 
     def policy(self, key: str) -> Policy:
         return "mean"

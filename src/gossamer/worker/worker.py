@@ -205,7 +205,8 @@ class Worker:
     def context(self, index: int) -> Context:
         dice = Dice(self.seed, self.step, self.rank)
         channel = self.channels[index]
-        return Context(self.rank, self.size, self.step, dice, lr=channel.rate(self.optimizer), shift=channel.shift)
+        rate = channel.rate(self.optimizer)
+        return Context(self.rank, self.size, self.step, dice, lr=rate, shift=channel.shift, scale=self.scale)
 
     def plain_context(self, step: int) -> Context:
         return Context(self.rank, self.size, step, Dice(self.seed, step, self.rank))
