@@ -83,7 +83,9 @@ def sgd(lr: float = 0.05, momentum: float = 0.9) -> Optimizer:
 
 def usual(recipe: "str | Recipe") -> Optimizer:
     """SGD with momentum; without, where the recipe brings its own."""
-    own = any(isinstance(p, FetchSGD | MomentumCorrection) and p.momentum for p in parts_of(Recipe.of(recipe)))
+    parts = [*parts_of(Recipe.of(recipe))]
+    own = any(isinstance(p, FetchSGD | MomentumCorrection) and p.momentum for p in parts)
+    own |= any("sends momentum" in p.traits for p in parts)
     return sgd(momentum=0.0) if own else sgd()
 
 

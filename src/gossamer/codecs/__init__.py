@@ -8,6 +8,7 @@ from gossamer.codecs.count_sketch import CountSketch
 from gossamer.codecs.dropping import Dropping
 from gossamer.codecs.powersgd import PowerSGD
 from gossamer.codecs.qsgd import QSGD
+from gossamer.codecs.sign import Sign
 from gossamer.codecs.spectral import SVD
 from gossamer.codecs.ternary import Ternary
 from gossamer.codecs.topk import TopK
@@ -27,6 +28,7 @@ __all__ = [
     "Entry",
     "PowerSGD",
     "SharedBasis",
+    "Sign",
     "Ternary",
     "TopK",
 ]
