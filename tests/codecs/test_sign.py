@@ -79,7 +79,7 @@ def test_signs_climb_where_most_batches_say_so_and_error_feedback_descends(recip
 
 @pytest.mark.slow
 def test_error_feedback_reaches_the_optimum_of_a_quadratic_and_signs_do_not() -> None:
-    """Condition 10 in 30 dimensions, rate .02, 3000 steps."""
+    """Condition 10 in 30 dimensions, rate .02, 1000 steps."""
     turned = torch.linalg.qr(torch.randn(30, 30, generator=torch.Generator().manual_seed(2), dtype=torch.float64)).Q
     curvature = turned @ torch.linspace(1, 10, 30, dtype=torch.float64).diag() @ turned.T
 
@@ -89,15 +89,11 @@ def test_error_feedback_reaches_the_optimum_of_a_quadratic_and_signs_do_not() ->
         return 0.0
 
     left = dict[str, float]()
-    allowed = " + none(allow_biased=True)"
-    for recipe in ("ef_signsgd", f"scatter(sign()){allowed}", "signsgd"):
+    for recipe in ("ef_signsgd", "signsgd"):
         ranks = make(recipe, 2, lambda: Flat(30), sgd(0.02, 0.0))
-        train(ranks, slope, 3000)
+        train(ranks, slope, 1000)
         left[recipe] = float(ranks[0].flat().norm())
-    feedback, scaled, plain = left.values()
-    assert feedback < 1e-8, left
-    assert 1e-6 < scaled < plain, left
-    assert plain > 1e-2, left
+    assert left["ef_signsgd"] < 1e-6 < 1e-2 < left["signsgd"]
 
 
 def test_momenta_are_voted_on() -> None:

@@ -11,7 +11,7 @@ from gossamer.recipe import presets as _presets
 # isort: off
 from gossamer.recipes.dense import allreduce, bf16, fp16
 from gossamer.recipes.quantised import terngrad, qsgd, dqsgd, diana, dqgd
-from gossamer.recipes.one_bit import signsgd, ef_signsgd, onebit_adam
+from gossamer.recipes.one_bit import signsgd, ef_signsgd, onebit_adam, onebit_lamb
 from gossamer.recipes.sparse import topk, local_gradients, dgc, sketched_sgd, fetchsgd
 from gossamer.recipes.low_rank import powersgd, atomo
 from gossamer.recipes.rounds import local_sgd, slowmo, overlap_local_sgd
@@ -39,6 +39,7 @@ __all__ = [
     "local_gradients",
     "local_sgd",
     "onebit_adam",
+    "onebit_lamb",
     "osgp",
     "overlap_local_sgd",
     "powersgd",

@@ -1,12 +1,14 @@
 """One bit per element."""
 
+from typing import Literal
+
 from gossamer.codecs import Sign
 from gossamer.controllers import FromStep
 from gossamer.exchanges import Scatter
 from gossamer.memories import ErrorFeedback, NoMemory
 from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
-from gossamer.updates import AdamAfter, Signs
+from gossamer.updates import AdamAfter, LambAfter, Signs
 
 
 @preset
@@ -60,4 +62,25 @@ def onebit_adam(
     Paper: Tang et al., 1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed, ICML 2021.
     """
     update = AdamAfter(warmup, beta1, beta2, eps, bias_correction)
+    return Recipe(DENSE, controller=FromStep(warmup, CARRIER, ErrorFeedback()), update=update)
+
+
+@preset
+def onebit_lamb(
+    warmup: int,
+    weight_decay: float = 0.0,
+    max_coeff: float = 10.0,
+    min_coeff: float = 0.01,
+    coefficients: Literal["adaptive", "frozen"] = "adaptive",
+) -> Recipe:
+    """LAMB for a warm-up; then its second moment and trust ratios are frozen, and its momentum travels as signs.
+
+    Use: with AdamW or SGD, without weight decay of theirs, in place of DeepSpeed's OneBitLamb: for large batches on long runs below
+    about 1 Gbit/s. Say a `warmup` of 15 to 25 percent of all steps.
+
+    Not for: short runs, as `onebit_adam`; nor rates of Adam's: steps are as long as a tensor times the rate.
+
+    Paper: Li, Awan, Tang, Rajbhandari, He, 1-bit LAMB, 2021.
+    """
+    update = LambAfter(warmup, weight_decay, max_coeff=max_coeff, min_coeff=min_coeff, coefficients=coefficients)
     return Recipe(DENSE, controller=FromStep(warmup, CARRIER, ErrorFeedback()), update=update)

@@ -10,7 +10,7 @@ from gossamer.core.block import Block, State
 from gossamer.core.contracts import Context, Update
 from gossamer.core.parts import part, require
 from gossamer.core.world import World
-from gossamer.updates.adaptive import corrected, fits, running
+from gossamer.updates.adaptive import corrected, fits, frozen, running, travels
 
 
 @final
@@ -40,7 +40,7 @@ class AdamAfter(Update):
     >>> from gossamer.core.dice import Dice
     >>> mean = Block.of({"w": torch.tensor([0.5, -2.0, 0.0])})
     >>> AdamAfter(100).direction(mean, mean, {}, Context(0, 1, 1, Dice(0, 1, 0)))
-    tensor([ 1.0000, -1.0000,  0.0000])
+    tensor([ 1., -1.,  0.])
 
     Paper: Tang et al., 1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed, ICML 2021.
     """
@@ -74,10 +74,7 @@ class AdamAfter(Update):
         fits(self, world, (self.beta1, self.beta2), self.eps)
 
     def sent(self, gradient: Block, state: State, scale: float) -> Tensor:
-        if "divisor" not in state:
-            return gradient.flat
-        momentum = gradient.flat.mul_(1 - self.beta1).add_(state["m"], alpha=self.beta1 * scale)
-        return momentum.masked_fill_(state["divisor"] == inf, 0.0)
+        return travels(gradient, state, self.beta1, scale)
 
     def direction(self, mean: Block, model: Block, state: State, context: Context) -> Tensor:
         if "divisor" in state:
@@ -92,13 +89,15 @@ class AdamAfter(Update):
             m, v = corrected(m, self.beta1, steps), corrected(v, self.beta2, steps)
         divisor = v.sqrt().add_(self.eps)
         if steps >= self.warmup:
-            state["divisor"] = self._frozen(v, mean)
+            state["divisor"] = frozen(self._raised(v, mean), self.eps)
             del state["v"], state["steps"]
         return m / divisor
 
-    def _frozen(self, v: Tensor, mean: Block) -> Tensor:
-        """What all later momenta are divided by; infinite where nothing was ever seen."""
+    def _raised(self, v: Tensor, mean: Block) -> Tensor:
+        """No less than so many times the mean of its tensor."""
+        if not self.v_floor:
+            return v
         v = v.clone()
-        for _, one in mean.like(v).tensors() if self.v_floor else ():
+        for _, one in mean.like(v).tensors():
             one.clamp_(min=self.v_floor * one.mean())
-        return v.sqrt().add_(self.eps).masked_fill_(v == 0, inf)
+        return v

@@ -1,10 +1,12 @@
-"""What updates share that make the steps of an adaptive optimizer: who may take them."""
+"""What updates share that make the steps of an adaptive optimizer: who may take them, moments, and what travels."""
 
+from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gossamer.core.block import Block, State
 from gossamer.core.errors import AttachError
 from gossamer.core.world import World
 
@@ -41,6 +43,19 @@ def _check(part: Any, kind: str, group: dict[str, Any], betas: tuple[float, floa
             f"{part} with {kind}(weight_decay={group['weight_decay']}): Adam adds the decay to the gradient, and what travels is a "
             "momentum; use AdamW, whose decay is apart"
         )
+
+
+def frozen(v: Tensor, eps: float) -> Tensor:
+    """What all later momenta are divided by; infinite where nothing was ever seen, so that nothing moves there."""
+    return v.sqrt().add_(eps).masked_fill_(v == 0, inf)
+
+
+def travels(gradient: Block, state: State, beta: float, scale: float) -> Tensor:
+    """From the freeze on b m + (1 - b) g, written over the gradient g; zero where nothing was seen before."""
+    if "divisor" not in state:
+        return gradient.flat
+    momentum = gradient.flat.mul_(1 - beta).add_(state["m"], alpha=beta * scale)
+    return momentum.masked_fill_(state["divisor"] == inf, 0.0)
 
 
 def corrected(moment: Tensor, beta: float, steps: int) -> Tensor:
