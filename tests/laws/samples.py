@@ -87,7 +87,9 @@ MORE: dict[str, tuple[str, ...]] = {
         "scatter(bf16(), answer=topk(ratio=0.3))",
         "scatter(qsgd(bits=2), feedback=0.5)",
         "scatter(qsgd(bits=2), feedback=1.0)",
+        "scatter(sign(scale='l2'), own='encoded')",
     ),
+    "sign": ("sign(scale='l2')", "sign(scale='one')"),
     "slowmo": (
         "slowmo(2)",
         "slowmo(2, buffers='average')",
@@ -221,9 +223,9 @@ def updated(update: Update) -> Iterator[Recipe]:
 
 
 def controlled(controller: Controller) -> Iterator[Recipe]:
-    """The controller over the exchanges that it names, or else over those of `CARRIERS`."""
+    """The controller over the exchanges that it names, and over those of `CARRIERS`."""
     named = [v for f in fields(controller) if isinstance(v := getattr(controller, f.name), Exchange)]  # pyright: ignore
-    for exchange, memory in product(named or map(parse, CARRIERS), (NoMemory(), ErrorFeedback())):
+    for exchange, memory in product((*named, *map(parse, CARRIERS)), (NoMemory(), ErrorFeedback())):
         yield from legal(Recipe, exchange, memory, EveryStep(), controller)
 
 

@@ -86,6 +86,7 @@ def usual(recipe: "str | Recipe") -> Optimizer:
     parts = [*parts_of(Recipe.of(recipe))]
     own = any(isinstance(p, FetchSGD | MomentumCorrection) and p.momentum for p in parts)
     own |= any(isinstance(p, EF21) and p.eta < 1 for p in parts)
+    own |= any("sends momentum" in p.traits for p in parts)
     return sgd(momentum=0.0) if own else sgd()
 
 

@@ -10,6 +10,7 @@ from gossamer.codecs.dropping import Dropping
 from gossamer.codecs.powersgd import PowerSGD
 from gossamer.codecs.qsgd import QSGD
 from gossamer.codecs.randk import RandK
+from gossamer.codecs.sign import Sign
 from gossamer.codecs.spectral import SVD
 from gossamer.codecs.strom import Strom
 from gossamer.codecs.ternary import Ternary
@@ -32,6 +33,7 @@ __all__ = [
     "PowerSGD",
     "RandK",
     "SharedBasis",
+    "Sign",
     "Strom",
     "Ternary",
     "TopK",

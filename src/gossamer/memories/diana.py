@@ -84,7 +84,7 @@ class DIANA(Learning):
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(wants_unbiased=self.alpha != 0)
+        return super().traits | those(wants_unbiased=self.alpha != 0, adds_momentum=self.momentum > 0)
 
     @property
     def terms(self) -> tuple[Term, ...]:

@@ -66,6 +66,7 @@ class ErrorFeedback(Owing):
         around = (
             needs(
                 "contracts",
+                "bounds residual",
                 because="{memory} around {exchange} can diverge: the codec adds more than it leaves out; it needs no memory, "
                 "so drop it, or use diana() (with ternary(clip=0.0)), more bits or smaller buckets",
             ),

@@ -69,7 +69,7 @@ class MomentumCorrection(Owing):
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(mends_bias=True)
+        return super().traits | those(mends_bias=True, adds_momentum=self.momentum > 0)
 
     @property
     def terms(self) -> tuple[Term, ...]:

@@ -37,6 +37,7 @@ from gossamer.recipes.rounds import (
     cocod,
     easgd,
 )
+from gossamer.recipes.one_bit import signsgd, ef_signsgd, onebit_adam, onebit_lamb
 from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp
 from gossamer.recipes.waiting import backup
 from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch
@@ -61,6 +62,7 @@ __all__ = [
     "dqsgd",
     "easgd",
     "ef21",
+    "ef_signsgd",
     "fetchsgd",
     "fp16",
     "gtopk",
@@ -68,6 +70,8 @@ __all__ = [
     "local_gradients",
     "local_sgd",
     "lookahead",
+    "onebit_adam",
+    "onebit_lamb",
     "osgp",
     "overlap_local_sgd",
     "post_local",
@@ -76,6 +80,7 @@ __all__ = [
     "qsgd",
     "randk",
     "sgp",
+    "signsgd",
     "sketched_sgd",
     "slowmo",
     "slowmo_sgp",

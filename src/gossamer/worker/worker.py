@@ -101,7 +101,7 @@ class Worker:
     def send(self, index: int, flat: Tensor) -> Program[None]:
         """Put one channel's gradient on its way; the mean may be written over it."""
         self.steering.note(index, flat)
-        yield from self.sending.take_off(self._gradients, index, flat)
+        yield from self.sending.take_off(self._gradients, index, self.descent.outgoing(index, flat, self.scale))
 
     def average_gradients(self) -> Program[None]:
         sums: Sequence[Tensor] = ()
