@@ -23,6 +23,9 @@ KEPT = {
     "dqgd": 12,  # the same, which stay as they are
     "local_sgd": 8,  # anchor
     "slowmo": 12,  # anchor, velocity
+    "minibatch": 4,
+    "accelerated": 8,  # x, aggregate, and no momentum
+    "inner_outer": 12,  # anchor, moved
     "slowmo_sgp": 20,  # x, z, anchor, velocity
     "overlap_local_sgd": 16,  # anchor, velocity, message
     "sgp": 12,  # x, z

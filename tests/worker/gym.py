@@ -13,7 +13,7 @@ from gossamer.exchanges import FetchSGD
 from gossamer.fabrics.sim import Network, simulate
 from gossamer.memories import MomentumCorrection
 from gossamer.recipe import Recipe
-from gossamer.schedules import mixing
+from gossamer.schedules import Accelerated, mixing
 from gossamer.simulate import Replica, replicas, train
 from gossamer.worker import Channel, Worker, checkpoint
 
@@ -83,8 +83,9 @@ def sgd(lr: float = 0.05, momentum: float = 0.9) -> Optimizer:
 
 def usual(recipe: "str | Recipe") -> Optimizer:
     """SGD with momentum; without, where the recipe brings its own."""
-    own = any(isinstance(p, FetchSGD | MomentumCorrection) and p.momentum for p in parts_of(Recipe.of(recipe)))
-    return sgd(momentum=0.0) if own else sgd()
+    parts = list(parts_of(Recipe.of(recipe)))
+    own = any(isinstance(p, FetchSGD | MomentumCorrection) and p.momentum for p in parts)
+    return sgd(momentum=0.0) if own or any(isinstance(p, Accelerated) for p in parts) else sgd()
 
 
 def make(recipe: "str | Recipe", size: int, model: Callable[[], nn.Module] = Odd, optimizer: Optimizer | None = None):

@@ -306,6 +306,11 @@ class Schedule(Part):
         """The mixer that it drives, if any."""
         return None
 
+    @property
+    def trains_elsewhere(self) -> bool:
+        """True if gradients are taken at another model than is judged, one that all ranks hold alike."""
+        return False
+
     def policy(self, key: str) -> Policy:
         return "equal"
 

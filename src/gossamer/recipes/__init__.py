@@ -14,12 +14,14 @@ from gossamer.recipes.quantised import terngrad, qsgd, dqsgd, diana, dqgd
 from gossamer.recipes.sparse import topk, local_gradients, dgc, sketched_sgd, fetchsgd
 from gossamer.recipes.low_rank import powersgd, atomo
 from gossamer.recipes.rounds import local_sgd, slowmo, overlap_local_sgd
+from gossamer.recipes.minibatch import minibatch, accelerated, inner_outer
 from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp
 from gossamer.recipes.waiting import backup
 from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch
 # isort: on
 
 __all__ = [
+    "accelerated",
     "accordion",
     "accordion_batch",
     "accordion_qsgd",
@@ -34,8 +36,10 @@ __all__ = [
     "dqsgd",
     "fetchsgd",
     "fp16",
+    "inner_outer",
     "local_gradients",
     "local_sgd",
+    "minibatch",
     "osgp",
     "overlap_local_sgd",
     "powersgd",
