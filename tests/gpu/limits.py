@@ -32,6 +32,9 @@ KEPT = {
     "bmuf": 12,  # anchor, velocity
     "diloco": 12,  # anchor, velocity
     "lookahead": 8,  # anchor
+    "minibatch": 4,
+    "accelerated": 8,  # x, aggregate, and no momentum
+    "inner_outer": 12,  # anchor, moved
     "slowmo_sgp": 20,  # x, z, anchor, velocity
     "overlap_local_sgd": 16,  # anchor, velocity, message
     "cocod": 16,  # anchor, start, message

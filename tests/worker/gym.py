@@ -13,7 +13,7 @@ from gossamer.exchanges import FetchSGD
 from gossamer.fabrics.sim import Network, simulate
 from gossamer.memories import EF21, MomentumCorrection
 from gossamer.recipe import Recipe
-from gossamer.schedules import mixing
+from gossamer.schedules import Accelerated, mixing
 from gossamer.simulate import Replica, replicas, train
 from gossamer.worker import Channel, Worker, checkpoint
 
@@ -87,6 +87,7 @@ def usual(recipe: "str | Recipe") -> Optimizer:
     own = any(isinstance(p, FetchSGD | MomentumCorrection) and p.momentum for p in parts)
     own |= any(isinstance(p, EF21) and p.eta < 1 for p in parts)
     own |= any("sends momentum" in p.traits for p in parts)
+    own |= any(isinstance(p, Accelerated) for p in parts)
     return sgd(momentum=0.0) if own else sgd()
 
 

@@ -37,6 +37,7 @@ from gossamer.recipes.rounds import (
     cocod,
     easgd,
 )
+from gossamer.recipes.minibatch import minibatch, accelerated, inner_outer
 from gossamer.recipes.one_bit import signsgd, ef_signsgd, onebit_adam, onebit_lamb
 from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp
 from gossamer.recipes.waiting import backup
@@ -44,6 +45,7 @@ from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk,
 # isort: on
 
 __all__ = [
+    "accelerated",
     "accordion",
     "accordion_batch",
     "accordion_qsgd",
@@ -67,9 +69,11 @@ __all__ = [
     "fp16",
     "gtopk",
     "hierarchical",
+    "inner_outer",
     "local_gradients",
     "local_sgd",
     "lookahead",
+    "minibatch",
     "onebit_adam",
     "onebit_lamb",
     "osgp",
