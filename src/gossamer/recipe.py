@@ -27,6 +27,7 @@ from gossamer.core.parts import Part, nearest, parse, part, require
 from gossamer.core.schedule import Schedule
 from gossamer.core.text import LONGEST, MOST_TERMS, cut, shown, table
 from gossamer.core.world import World
+from gossamer.levels import PerNode, in_two_levels
 from gossamer.memories import NoMemory
 from gossamer.rules import Route, Rule
 from gossamer.schedules import EveryStep, First, Gossip
@@ -233,7 +234,9 @@ def _assemble(values: tuple[Any, ...]) -> Recipe:
     given = dict[str, Any]()
     rules, routes = list[Rule](), dict[str, Exchange]()
     base: Recipe | None = None
-    for value in values:
+    levels = [value for value in values if isinstance(value, PerNode)]
+    require(len(levels) < 2, f"two parts say how many ranks a node has: {' and '.join(map(repr, levels))}")
+    for value in [value for value in values if value not in levels]:
         if isinstance(value, Recipe):
             require(base is None, "a recipe can start from one preset only")
             base = value
@@ -247,9 +250,11 @@ def _assemble(values: tuple[Any, ...]) -> Recipe:
         else:
             raise RecipeError(f"{shown(value)} is no part of a recipe on its own; {_belongs(value)}")
     if base is not None:
-        return replace(base, **given, rules=(*rules, *base.rules), routes={**base.routes, **routes})
-    require("exchange" in given, "a recipe needs an exchange, such as allreduce(fp32()), or a preset's name")
-    return Recipe(**given, rules=tuple(rules), routes=routes)
+        made = replace(base, **given, rules=(*rules, *base.rules), routes={**base.routes, **routes})
+    else:
+        require("exchange" in given, "a recipe needs an exchange, such as allreduce(fp32()), or a preset's name")
+        made = Recipe(**given, rules=tuple(rules), routes=routes)
+    return in_two_levels(made, levels[0].ranks) if levels else made
 
 
 def _add(route: Route, routes: dict[str, Exchange]) -> None:

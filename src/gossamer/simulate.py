@@ -138,8 +138,8 @@ def _descend(replica: Replica) -> bool:
     else:
         finite = all_finite([p.grad for p in replica.model.parameters() if p.grad is not None])
     if finite:  # as a loss scaler would
-        worker.descent.enter(replica.optimizer)
         worker.redirect()
+        worker.descent.enter(replica.optimizer)
         replica.optimizer.step()
     return finite
 

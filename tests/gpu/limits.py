@@ -13,6 +13,10 @@ KEPT = {
     "qsgd": 4,
     "dqsgd": 4,
     "topk": 8,  # residual
+    "sparse_scatter": 12,  # residual, and what answers left out
+    "gtopk": 8,  # residual
+    "randk": 8,  # residual
+    "ef21": 12,  # own, common
     "local_gradients": 8,  # residual
     "dgc": 8,  # residual
     "sketched_sgd": 8,  # residual
@@ -28,6 +32,9 @@ KEPT = {
     "bmuf": 12,  # anchor, velocity
     "diloco": 12,  # anchor, velocity
     "lookahead": 8,  # anchor
+    "minibatch": 4,
+    "accelerated": 8,  # x, aggregate, and no momentum
+    "inner_outer": 12,  # anchor, moved
     "slowmo_sgp": 20,  # x, z, anchor, velocity
     "overlap_local_sgd": 16,  # anchor, velocity, message
     "cocod": 16,  # anchor, start, message

@@ -11,7 +11,13 @@ from gossamer.core.errors import AttachError, RecipeError
 from gossamer.recipe import Recipe
 
 PRESETS = preset_recipes()
-PLAIN = [name for name, r in PRESETS.items() if r.schedule.averages_gradients or not r.schedule.works_alone]
+PLAIN = [
+    name
+    for name, r in PRESETS.items()
+    if (r.schedule.averages_gradients or not r.schedule.works_alone)
+    and r.schedule.accumulate == 1
+    and not r.schedule.trains_elsewhere
+]
 
 
 def plain(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gossamer
 from gossamer.core.errors import AttachError, GossamerError
 from gossamer.counting import bytes_between, bytes_per_step
-from gossamer.hosts.nodes import in_two_levels
+from gossamer.levels import in_two_levels
 from gossamer.recipe import Recipe
 
 pytestmark = pytest.mark.gang
@@ -96,11 +96,13 @@ def test_a_mesh_is_of_nodes_and_their_ranks_in_the_order_of_training(gang4: Gang
         assert "a DeviceMesh of the ranks [[0, 2], [1, 3]], and those that train are [0, 1, 2, 3]" in crossed
 
 
-def hooked(rank: int, size: int) -> torch.Tensor:
+def hooked(rank: int, size: int, nodes: int | None) -> torch.Tensor:
     """The same recipe as a communication hook."""
     model = Awkward()
     ddp = DistributedDataParallel(model, find_unused_parameters=False)
-    hook = gossamer.ddp.register(ddp, IN_TWO, deadline=20.0)
+    with pytest.raises(GossamerError, match="nodes=3: 4 ranks are not equally many on each"):
+        gossamer.ddp.register(ddp, FLAT, nodes=3, deadline=20.0)
+    hook = gossamer.ddp.register(ddp, IN_TWO if nodes is None else FLAT, nodes=nodes, deadline=20.0)
     optimizer = sgd(model)
     for step in range(1, 4):
         optimizer.zero_grad()
@@ -114,7 +116,7 @@ def hooked(rank: int, size: int) -> torch.Tensor:
 
 
 def test_it_is_a_hook_of_ddp_too(gang4: Gang) -> None:
-    got = gang4.run(hooked)
+    got = [*gang4.run(hooked, None), *gang4.run(hooked, 2)]
     assert all(same(got[0], other) for other in got)
 
 

@@ -151,7 +151,10 @@ def by_segment(n: int, shift: int) -> None:
     kernels.ternary_accumulate(wire, bounds, scales, x)
     kernels.ternary_decode(wire, bounds, scales, x)
     kernels.sign_feedback(x, vector(n, shift=shift), scales, bounds)
-    kernels.sign_accumulate(vector(kernels.sign_bytes(n), torch.uint8, shift), bounds, scales, x)
+    bits = vector(kernels.sign_bytes(n), torch.uint8, shift)
+    kernels.sign_accumulate(bits, bounds, scales, x)
+    kernels.sign_encode(x, bounds, 2, bits)
+    kernels.sign_decode(bits, bounds, scales, x)
 
 
 def by_bucket(n: int, bits: int, bucket: int, shift: int = 0) -> None:

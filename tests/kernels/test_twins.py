@@ -167,6 +167,26 @@ def test_quantise(n, bits, bucket, seed):
 
 @settings(deadline=None)
 @cases
+def test_signs(n, parts, seed):
+    bounds = cut(n, parts, seed)
+
+    def written():
+        results = []
+        for power in (1, 2):
+            wire = torch.empty(kernels.sign_bytes(n), dtype=torch.uint8)
+            scales = kernels.sign_encode(values(n, seed), bounds, power, wire)
+            kernels.sign_decode(wire, bounds, scales, out := torch.empty(n))
+            results += [wire, scales, out]
+        return results
+
+    decoded = both(written)[-1]
+    x = values(n, seed).double()
+    for a, b in pairwise(bounds):
+        assert decoded[a:b].norm() == pytest.approx(float(x[a:b].norm()), rel=1e-5)
+
+
+@settings(deadline=None)
+@cases
 def test_sign_feedback(n, parts, seed):
     bounds = cut(n, parts, seed)
 

@@ -31,6 +31,7 @@ from gossamer.recipe import Recipe
 from gossamer.schedules import EveryStep, Resync
 
 MORE: dict[str, tuple[str, ...]] = {
+    "adacomp": ("adacomp(bin=16)",),
     "accordion": ("accordion(scatter(qsgd(bits=8)), scatter(qsgd(bits=4)), 2, interval=1)",),
     "accordion_batch": ("accordion_batch(4, 2, interval=1)",),
     "dqsgd": ("dqsgd(10, bits=3.5, per='layer', final=0.01)", "dqsgd(10, error=0.01)"),
@@ -47,6 +48,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "count_sketch(ratio=0.05, candidates=1, columns=10, choice='heavymix')",
     ),
     "diana": ("diana(alpha=0.25)", "diana(momentum=0.5)"),
+    "ef21": ("ef21(eta=1.0, start='first')",),
     "error_feedback": ("error_feedback(decay=0.9)", "error_feedback(units='update')"),
     "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
@@ -85,7 +87,9 @@ MORE: dict[str, tuple[str, ...]] = {
         "scatter(bf16(), answer=topk(ratio=0.3))",
         "scatter(qsgd(bits=2), feedback=0.5)",
         "scatter(qsgd(bits=2), feedback=1.0)",
+        "scatter(sign(scale='l2'), own='encoded')",
     ),
+    "sign": ("sign(scale='l2')", "sign(scale='one')"),
     "slowmo": (
         "slowmo(2)",
         "slowmo(2, buffers='average')",
@@ -101,6 +105,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "own_gradient('errors')",
         "own_gradient(units='update')",
     ),
+    "randk": ("randk(ratio=0.3, scaled=True)", "randk(ratio=1.0)"),
     "resync": ("resync(3, buffers='average')",),
     "ternary": ("ternary(clip=0.0)", "ternary(levels=7)", "ternary(clip=0.0, levels=127)"),
     "topk": (
@@ -218,9 +223,9 @@ def updated(update: Update) -> Iterator[Recipe]:
 
 
 def controlled(controller: Controller) -> Iterator[Recipe]:
-    """The controller over the exchanges that it names, or else over those of `CARRIERS`."""
+    """The controller over the exchanges that it names, and over those of `CARRIERS`."""
     named = [v for f in fields(controller) if isinstance(v := getattr(controller, f.name), Exchange)]  # pyright: ignore
-    for exchange, memory in product(named or map(parse, CARRIERS), (NoMemory(), ErrorFeedback())):
+    for exchange, memory in product((*named, *map(parse, CARRIERS)), (NoMemory(), ErrorFeedback())):
         yield from legal(Recipe, exchange, memory, EveryStep(), controller)
 
 

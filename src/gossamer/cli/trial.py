@@ -4,6 +4,9 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,15 +24,16 @@ from gossamer.lab.network import MOST_HOSTS
 from gossamer.record import Record
 from gossamer.report.headline import headline
 from gossamer.report.study import TOLERANCE, Row, Study, study_of
-from gossamer.report.words import seconds, size
+from gossamer.report.words import ranks_on, seconds, seeds_of, size
 from gossamer.trial import Plan, join, launch
 from gossamer.trial.contender import check
 from gossamer.trial.saving import saved_steps
 from gossamer.workloads import get
 
 Hosts = Annotated[
-    int, typer.Option(min=1, max=MOST_HOSTS, help="How many ranks; with --rate, one on each host of a lab.")
+    int, typer.Option(min=1, max=MOST_HOSTS, help="How many hosts; with --rate, those of a lab. One rank on each.")
 ]
+PerHost = Annotated[int, typer.Option(min=1, help="How many ranks on each host; they share its link.")]
 Rate = Annotated[
     str | None, typer.Option(help="Run in a lab: '200mbit', one rate per host '1gbit,100mbit', or 'unshaped'.")
 ]
@@ -46,6 +50,7 @@ def train(
     recipe: Annotated[str, typer.Argument(help="A preset, an expression, or a TOML file.")],
     workload: Workload = "lm",
     hosts: Hosts = 4,
+    per_host: PerHost = 1,
     rate: Rate = None,
     steps: Steps = 200,
     seed: int = 0,
@@ -65,6 +70,7 @@ def train(
     chunk = min(10, steps, checkpoint_every)
     plan = Plan({_short(recipe): _absolute(recipe)}, workload, {"shards": shards}, steps, chunk, seed=seed)
     plan.deadline, plan.checkpoint_every, plan.resume = deadline, checkpoint_every, resume
+    plan.per_host = per_host
     if resume:
         _check_resumable(out)
     _check_place(plan, hosts, rate)
@@ -81,11 +87,13 @@ def compare(
     ],
     workload: Workload = "lm",
     hosts: Hosts = 4,
+    per_host: PerHost = 1,
     rate: Rate = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the first recipe, the baseline.")] = 100,
     chunk: Annotated[int, typer.Option(min=1, help="Steps of a turn, at least; an evaluation follows each.")] = 5,
     patience: Annotated[float, typer.Option(min=1.0, help="Others may take so many times the baseline's steps.")] = 2.0,
     seed: int = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="Do it with so many seeds, for bounds and ties.")] = 1,
     shards: Shards = "iid",
     out: Out = None,
     deadline: Deadline = 120.0,
@@ -104,9 +112,9 @@ def compare(
         check(_absolute(text))
         names[_unused(_short(text), names)] = _absolute(text)
     plan = Plan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
-    plan.deadline = deadline
+    plan.deadline, plan.per_host = deadline, per_host
     _check_place(plan, hosts, rate)
-    _run(plan, hosts, rate, _folder(out, "compare", force), quiet, as_json)
+    _run(plan, hosts, rate, _folder(out, "compare", force), quiet, as_json, seeds)
 
 
 def _is_a_rank() -> bool:
@@ -129,16 +137,31 @@ def _check_resumable(out: Path | None) -> None:
         raise InputError(f"nothing to resume from: no checkpoint in {out / 'checkpoint'}; run without --resume first")
 
 
-def _run(plan: Plan, hosts: int, rate: str | None, folder: Path, quiet: bool, as_json: bool) -> None:
+def _run(plan: Plan, hosts: int, rate: str | None, folder: Path, quiet: bool, as_json: bool, seeds: int = 1) -> None:
     # Hosts in a lab reach no registry, and ranks would all fetch at once.
     get(plan.workload, seed=plan.seed, **plan.options).prepare()
     earlier = _earlier(folder) if plan.resume else None
+    record, code = None, 0
+    for number, seed in enumerate(range(plan.seed, plan.seed + seeds), 1):
+        one = replace(plan, seed=seed)
+        with _shown(one, quiet, as_json) as show:
+            if seeds > 1:
+                show({"event": "note", "text": f"seed {seed}, {number} of {seeds}"})
+            made, ended = launch(one, hosts, rate, _command(), show, folder / RECORD, record)
+        record, code = record.with_again(made) if record else made, max(code, ended)
+        if ended > 1:  # interrupted
+            break
+    assert record is not None
+    _conclude(record, code, folder, quiet, as_json, earlier)
+
+
+@contextmanager
+def _shown(plan: Plan, quiet: bool, as_json: bool) -> Generator[progress.Show]:
     if as_json or quiet or not is_lively(stderr=True):
-        record, code = launch(plan, hosts, rate, _command(), _lines(plan, quiet, as_json), folder / RECORD)
+        yield _lines(plan, quiet, as_json)
     else:
         with progress.LiveTable(plan) as table:
-            record, code = launch(plan, hosts, rate, _command(), table.show, folder / RECORD)
-    _conclude(record, code, folder, quiet, as_json, earlier)
+            yield table.show
 
 
 def _join(plan: Plan, rate: str | None, out: Path | None, force: bool, quiet: bool, as_json: bool) -> None:
@@ -211,9 +234,7 @@ def summary(record: Record) -> None:
     """The outcome: a sentence, and a table with the fastest to the baseline's quality first, as in the report."""
     out, study = console(), study_of(record)
     where = "not shaped" if record.rate == "unshaped" else f"at {record.rate}"
-    out.print(
-        f"\n[bold]{escape(record.workload)}[/], {record.hosts} rank{'s' * (record.hosts > 1)}, {where}, seed {record.seed}"
-    )
+    out.print(f"\n[bold]{escape(record.workload)}[/], {_crew(record)}, {where}, {seeds_of(record.trials)}")
     out.print(headline(study).title, markup=False, style="bold")
     if study.target is not None and len(record.runs) > 1:
         told = f"time and steps to the {record.metric} that {record.baseline} ended with, {study.target:.4f}"
@@ -231,25 +252,37 @@ def summary(record: Record) -> None:
         out.print(record.note, style="dim", markup=False)
 
 
+def _crew(record: Record) -> str:
+    """
+    >>> _crew(Record("", "", "lm", "", "loss", True, 1, 4, "unshaped", 0))
+    '4 ranks'
+    """
+    if record.per_host > 1:
+        return f"{record.hosts * record.per_host} ranks on {ranks_on(record.hosts)}"
+    return f"{record.hosts} rank{'s' * (record.hosts > 1)}"
+
+
 def _table(study: Study) -> Table:
     several = len(study.rows) > 1
     base = study.record.baseline if len(study.record.baseline) < 12 else "baseline"
     heads = ["recipe", "steps", "mean step", "sent/step", "NIC/wire", "last"]
     if several:
-        heads[1:1] = ["time", f"vs {base}"]
+        heads[1:1] = ["time", f"vs {base}", *([f"to {study.common:.4g}"] if study.common is not None else [])]
     table = Table(box=None, pad_edge=False)
     for i, head in enumerate(heads):
         table.add_column(escape(head), justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
     for row in study.rows:
-        table.add_row(*map(escape, _cells(row, several)))
+        table.add_row(*map(escape, _cells(row, several, study.common is not None)))
     return table
 
 
-def _cells(row: Row, several: bool) -> list[str]:
+def _cells(row: Row, several: bool, common: bool) -> list[str]:
     """Empty where there is nothing to say."""
     time = seconds(row.reached) if row.reached is not None else row.outcome
-    compared = [time, f"{row.time_ratio:.2f}" if row.time_ratio else ""] if several else []
-    steps = row.reached_steps if several and row.reached_steps else row.run.done
+    compared = [time, _ratio(row)] if several else []
+    if several and common:
+        compared.append("" if row.common is None else seconds(row.common))
+    steps = round(row.reached_steps) if several and row.reached_steps else row.run.done
     numbers = [
         str(steps or ""),
         "" if row.step is None else seconds(row.step),
@@ -258,6 +291,13 @@ def _cells(row: Row, several: bool) -> list[str]:
         "" if row.final is None else f"{row.final:.4f}",
     ]
     return [row.run.name, *compared, *numbers]
+
+
+def _ratio(row: Row) -> str:
+    if not row.time_ratio:
+        return ""
+    bounds = " [{:.2f}, {:.2f}]".format(*row.time_bounds) if row.time_bounds else ""
+    return f"{row.time_ratio:.2f}{bounds}{' tied' * row.tied}"
 
 
 def _folder(out: Path | None, kind: str, force: bool) -> Path:

@@ -327,6 +327,11 @@ class Schedule(Part):
         """True if gradients are averaged before this step's descent."""
         return self.averages_gradients
 
+    @property
+    def trains_elsewhere(self) -> bool:
+        """True if gradients are taken at another model than is judged, one that all ranks hold alike."""
+        return False
+
     def policy(self, key: str) -> Policy:
         return "equal"
 

@@ -12,6 +12,7 @@ from gossamer.core.contracts import Context, Echo, Exchange, Policy, Unit
 from gossamer.core.dice import Dice
 from gossamer.core.groups import within
 from gossamer.core.parts import part, require
+from gossamer.core.terms import Term, bars
 from gossamer.core.verbs import Program
 from gossamer.core.world import World
 from gossamer.exchanges.allreduce import AllReduced
@@ -72,6 +73,11 @@ class Nodes(Exchange):
         return self.between.contracts and self.inside.contracts
 
     @property
+    def bounds_residual(self) -> bool:
+        both = (self.between, self.inside)
+        return not self.contracts and all(e.contracts or e.bounds_residual for e in both)
+
+    @property
     def exact(self) -> bool:
         return self.between.exact and self.inside.exact
 
@@ -99,7 +105,21 @@ class Nodes(Exchange):
     def ranks_per_node(self) -> int:
         return max(self.per_node, super().ranks_per_node)
 
+    @property
+    def sparse(self) -> bool:
+        return self.per_node == 1 and self.between.sparse  # of its own numbers a rank keeps what its node does not lose
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        because = (
+            "{exchange} under {schedule} would average nothing, within nodes or between: whole models go from rank to rank. "
+            "Leave the nodes out, or take '{exchange} + slowmo(48)', whose rounds end with an average in two levels"
+        )
+        return (*super().terms, bars("mixes", because=because))
+
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
+        if (only := self._only(size)) is not None:
+            return only[0].groups(size)
         nodes = [Node.of(rank, size, self.per_node) for rank in range(0, size, self.per_node)]
         found = list[tuple[int, ...]]()
         for node in nodes:
@@ -132,11 +152,17 @@ class Nodes(Exchange):
         between = key.startswith(BETWEEN)
         return (self.between, key.removeprefix(BETWEEN)) if between else (self.inside, key.removeprefix(INSIDE))
 
+    def _only(self, size: int) -> tuple[Exchange, str] | None:
+        """Of one node all is inside, and of nodes of one rank all is between: then it is that exchange, and nothing else."""
+        if size <= self.per_node:
+            return self.inside, INSIDE
+        return (self.between, BETWEEN) if self.per_node == 1 else None
+
     def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+        if (only := self._only(context.size)) is not None:
+            return (yield from _alone(*only, block, state, context))
         node = Node.of(context.rank, context.size, self.per_node)
         near = yield from self._inside(block, state, context, node)
-        if len(node.leaders) == 1:
-            return near
         weight = len(node.ranks) * len(node.leaders) / context.size
         asked = near.mean if weight == 1 else near.mean.mul_(weight)
         first = Dice(context.dice.seed, context.step, node.ranks[0])
@@ -165,12 +191,25 @@ def _of(groups: tuple[tuple[int, ...], ...], ranks: tuple[int, ...]) -> list[tup
     return [tuple(ranks[i] for i in group) for group in groups]
 
 
+def _alone(exchange: Exchange, whose: str, block: Block, state: State, context: Context) -> Program[Echo]:
+    """Average as if there were no levels; its part of the state keeps its name."""
+    own = _own(state, whose)
+    echo = yield from exchange.average(block, own, context)
+    for key, value in own.items():
+        state[whose + key] = value
+    return echo
+
+
+def _own(state: State, whose: str) -> State:
+    return {key.removeprefix(whose): value for key, value in state.items() if key.startswith(whose)}
+
+
 def _paid(exchange: Exchange, whose: str, block: Block, state: State, context: Context) -> Program[Echo]:
     """Average, and keep no debts: what is owed to the mean has not got through, and so is the memory's.
 
     A rank's debt counts once in the mean; in what got through of one of so many ranks it counts so many times.
     """
-    own: State = {key.removeprefix(whose): value for key, value in state.items() if key.startswith(whose)}
+    own = _own(state, whose)
     echo = yield from exchange.average(block, own, context._replace(feedback=float(bool(context.feedback))))
     owed = [own.pop(key) for key in [*own] if exchange.policy(key) == "owner"]
     for key, value in own.items():

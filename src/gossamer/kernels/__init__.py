@@ -20,7 +20,7 @@ from gossamer.kernels.quantise import (
 )
 from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divide
 from gossamer.kernels.select import compact, scatter_add, sparse_mean, topk, topk_each, within
-from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_feedback
+from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_decode, sign_encode, sign_feedback
 from gossamer.kernels.sketch import sketch_encode, sketch_estimate
 from gossamer.kernels.ternary import (
     ternary,
@@ -58,6 +58,8 @@ __all__ = [
     "scatter_add",
     "sign_accumulate",
     "sign_bytes",
+    "sign_decode",
+    "sign_encode",
     "sign_feedback",
     "sketch_encode",
     "sketch_estimate",

@@ -18,7 +18,7 @@ from gossamer.kernels.quantise import (
 )
 from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divide
 from gossamer.kernels.select import compact, scatter_add, sparse_mean, topk, topk_each
-from gossamer.kernels.sign import sign_accumulate, sign_feedback
+from gossamer.kernels.sign import sign_accumulate, sign_decode, sign_encode, sign_feedback
 from gossamer.kernels.sketch import sketch_encode, sketch_estimate
 from gossamer.kernels.ternary import ternary, ternary_accumulate, ternary_decode, ternary_encode, ternary_levels
 
@@ -70,6 +70,7 @@ def _sign(x: Tensor) -> None:
     bounds = (0, x.numel())
     wire, scales = sign_feedback(x, x.clone(), x[:1].clone(), bounds)
     sign_accumulate(wire, bounds, scales, x.clone())
+    sign_decode(wire, bounds, sign_encode(x, bounds, 2, wire), x.clone())
 
 
 def _select(x: Tensor) -> None:

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from gossamer.codecs import CountSketch, Dropping, TopK
-from gossamer.exchanges import AllReduced, FetchSGD, Gather
-from gossamer.memories import ErrorFeedback, MomentumCorrection, NoMemory, OwnGradient
+from gossamer.codecs import AdaComp, CountSketch, Dropping, RandK, Strom, TopK
+from gossamer.exchanges import AllReduced, FetchSGD, Gather, GTopK, Scatter
+from gossamer.memories import EF21, ErrorFeedback, MomentumCorrection, NoMemory, OwnGradient
 from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
 from gossamer.rules import Rule
@@ -24,6 +24,89 @@ def topk(ratio: float = 0.01, scope: Literal["tensor", "global"] = "tensor") -> 
     Paper: Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017.
     """
     return Recipe(Gather(TopK(ratio, scope)), ErrorFeedback())
+
+
+@preset
+def sparse_scatter(ratio: float = 0.01) -> Recipe:
+    """The largest one percent of a gradient for each chunk's owner, and the largest one percent of the mean from it.
+
+    Use: in place of `topk` from three ranks on: bytes do not grow with their number.
+
+    Not for: two ranks, among which `topk` sends as much and chooses once. It keeps a residual as large as the model, and an
+    owner one of what its answers left out.
+
+    Paper: Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning, PPoPP 2022, in whose two phases it goes.
+    """
+    return Recipe(Scatter(TopK(ratio)), ErrorFeedback())
+
+
+@preset
+def gtopk(ratio: float = 0.01) -> Recipe:
+    """The largest one percent of everybody's, found on a tree of ranks.
+
+    Use: in place of `topk` among many ranks: bytes do not grow with their number.
+
+    Not for: few ranks.
+
+    Paper: Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth Networks,
+    ICDCS 2019.
+    """
+    return Recipe(GTopK(ratio), ErrorFeedback())
+
+
+@preset
+def randk(ratio: float = 0.01) -> Recipe:
+    """One percent of a gradient, drawn alike on all ranks, and error feedback for the rest.
+
+    Use: many ranks.
+
+    Not for: gradients.
+
+    Paper: Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018.
+    """
+    return Recipe(AllReduced(RandK(ratio)), ErrorFeedback())
+
+
+@preset
+def ef21(ratio: float = 0.01, eta: float = 1.0) -> Recipe:
+    """The largest one percent of what a gradient differs in from what is known of it.
+
+    Use: full gradients.
+
+    Not for: minibatches.
+
+    Paper: Richtarik, Sokolov, Fatkhullin, EF21, NeurIPS 2021; Fatkhullin, Tyurin, Richtarik, Momentum Provably Improves Error
+    Feedback!, NeurIPS 2023.
+    """
+    return Recipe(Gather(TopK(ratio)), EF21(eta))
+
+
+@preset
+def strom(threshold: float = 0.01) -> Recipe:
+    """Elements that have grown to a threshold, as one quantum each.
+
+    Use: thresholds.
+
+    Not for: GPUs.
+
+    Paper: Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, Interspeech 2015.
+    """
+    return Recipe(Gather(Strom(threshold)), ErrorFeedback())
+
+
+@preset
+def adacomp(bin: int = 500, convolutions: int = 50) -> Recipe:
+    """Of every bin the elements that this step's gradient carries above its largest, as signs.
+
+    Use: bins.
+
+    Not for: GPUs.
+
+    Paper: Chen et al., AdaComp, AAAI 2018; bins of 50 for convolutions, and of 500 for all else.
+    """
+    return Recipe(
+        Gather(AdaComp(bin)), ErrorFeedback(), rules=(Rule("ndim > 2", Gather(AdaComp(convolutions)), ErrorFeedback()),)
+    )
 
 
 @preset
@@ -56,7 +139,7 @@ def local_gradients(
 
 
 @preset
-def dgc(ratio: float = 0.001, momentum: float = 0.0) -> Recipe:
+def dgc(ratio: float = 0.001, momentum: float = 0.0, warmup: int = 0, clip: float | None = None) -> Recipe:
     """The largest element in a thousand, with momentum kept where the gradient is; vectors travel whole.
 
     Use: below about 1 Gbit/s between few ranks: the fewest bytes of all presets on up to 7. With `momentum=0.9` and an
@@ -69,9 +152,13 @@ def dgc(ratio: float = 0.001, momentum: float = 0.0) -> Recipe:
     A small network on Fashion-MNIST (lr .02, 4 ranks, 240 steps, one seed) ended with a loss of .49 dense, .66 under `topk`, .79
     under `dgc` with momentum in the optimizer and .66 with it here, in an eighth of `topk`'s bytes.
 
-    Paper: Lin, Han, Mao, Wang, Dally, Deep Gradient Compression, ICLR 2018.
+    `warmup` steps begin with a quarter of the elements and end with the ratio, and are for CPUs; `clip` shortens each rank's
+    gradients to clip / sqrt(N), parameter by parameter, before anything is kept of them.
+
+    Paper: Lin, Han, Mao, Wang, Dally, Deep Gradient Compression, ICLR 2018; a warm-up of four epochs.
     """
-    return Recipe(Gather(TopK(ratio)), MomentumCorrection(momentum), rules=_vectors(momentum))
+    codec = Dropping(ratio, warmup, "quarters") if warmup else TopK(ratio)
+    return Recipe(Gather(codec), MomentumCorrection(momentum, clip=clip), rules=_vectors(momentum, clip))
 
 
 @preset
@@ -93,9 +180,10 @@ def sketched_sgd(ratio: float = 0.002, candidates: int = 8, momentum: float = 0.
     return Recipe(exchange, MomentumCorrection(momentum), rules=_vectors(momentum))
 
 
-def _vectors(momentum: float) -> tuple[Rule, ...]:
+def _vectors(momentum: float, clip: float | None = None) -> tuple[Rule, ...]:
     """Biases and norms, one in a hundred parameters or fewer, travel whole."""
-    return (Rule("ndim < 2", DENSE, MomentumCorrection(momentum, masking=False) if momentum else NoMemory()),)
+    kept = MomentumCorrection(momentum, masking=False, clip=clip) if momentum or clip else NoMemory()
+    return (Rule("ndim < 2", DENSE, kept),)
 
 
 @preset

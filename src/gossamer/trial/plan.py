@@ -24,6 +24,7 @@ class Plan:
     checkpoint_every: int = 50
     resume: bool = False
     network: str = "unshaped"  # as the record says it; a run that goes on stays on one network
+    per_host: int = 1  # ranks that share a host and its link; they are numbered host by host
     measure_every: int = 20
 
     def to_json(self) -> str:

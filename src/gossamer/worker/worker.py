@@ -101,7 +101,7 @@ class Worker:
     def send(self, index: int, flat: Tensor) -> Program[None]:
         """Put one channel's gradient on its way; the mean may be written over it."""
         self.steering.note(index, flat)
-        yield from self.sending.take_off(self._gradients, index, flat)
+        yield from self.sending.take_off(self._gradients, index, self.descent.outgoing(index, flat, self.scale))
 
     def average_gradients(self) -> Program[None]:
         sums: Sequence[Tensor] = ()
@@ -203,7 +203,8 @@ class Worker:
     def context(self, index: int) -> Context:
         dice = Dice(self.seed, self.step, self.rank)
         channel = self.channels[index]
-        return Context(self.rank, self.size, self.step, dice, lr=channel.rate(self.optimizer), shift=channel.shift)
+        rate = channel.rate(self.optimizer)
+        return Context(self.rank, self.size, self.step, dice, lr=rate, shift=channel.shift, scale=self.scale)
 
     def plain_context(self, step: int) -> Context:
         return Context(self.rank, self.size, step, Dice(self.seed, step, self.rank))

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer.catalogue import example
+from gossamer.core.errors import AttachError
 from gossamer.hosts import Communicator
 from gossamer.hosts.consensus import hash_of
+from gossamer.hosts.devices import refuse_lengths
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 from gossamer.trial.gpu.findings import Finding
@@ -82,6 +84,15 @@ def short(preset: str) -> Recipe:
 def ranks_needed(preset: str) -> int:
     """Backup workers are some ranks that others do not wait for."""
     return 3 if waits_for_few(preset) else 2
+
+
+def refused(preset: str) -> str:
+    """Why GPUs do not take it, or nothing."""
+    try:
+        refuse_lengths(short(preset), torch.device("cuda"))
+    except AttachError as error:
+        return str(error)
+    return ""
 
 
 def waits_for_few(preset: str) -> bool:

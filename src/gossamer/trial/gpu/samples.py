@@ -144,6 +144,17 @@ def _from_signs(n: int) -> Iterator[tuple[Any, ...]]:
         yield wire, bounds, scales, values(n, 1), 0.1
 
 
+def _only_signs(n: int) -> Iterator[tuple[Any, ...]]:
+    for x, bounds in _by_segment(n):
+        for power in (1, 2):
+            yield x, bounds, power, torch.zeros(kernels.sign_bytes(n), dtype=torch.uint8)
+
+
+def _from_only_signs(n: int) -> Iterator[tuple[Any, ...]]:
+    for wire, bounds, scales, out, _ in _from_signs(n):
+        yield wire, bounds, scales, out
+
+
 def _chosen(n: int) -> Tensor:
     return kernels.topk(values(n), n // 50)
 
@@ -232,6 +243,8 @@ CALLS: dict[str, Calls] = {
     "scatter_add": _scatter,
     "sparse_mean": _sparse_mean,
     "sign_accumulate": _from_signs,
+    "sign_decode": _from_only_signs,
+    "sign_encode": _only_signs,
     "sign_feedback": _to_signs,
     "sketch_encode": _to_sketch,
     "sketch_estimate": _from_sketch,
