@@ -135,9 +135,7 @@ class Worker:
             yield from self.sending.take_off(flight, index, value, over)
         self.flights.add(which, flight)
 
-    def average_near(
-        self, which: Sequence[int], values: Sequence[Tensor], over: Exchange
-    ) -> Program[list[Tensor] | None]:
+    def average_near(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
         return (yield from self.sending.near(which, values, over))
 
     def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]:
