@@ -10,7 +10,6 @@ from gossamer.core.block import Block, State
 from gossamer.core.errors import AttachError
 from gossamer.core.world import World
 
-
 FAMILY = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 """Those who take a whole step as it is; AdamW is no Adam in older versions of torch."""
 
