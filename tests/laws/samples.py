@@ -231,7 +231,7 @@ def controlled(controller: Controller) -> Iterator[Recipe]:
 
 def preset_recipes() -> dict[str, Recipe]:
     """Every preset; epochs and rounds that it must be told are of two steps."""
-    return {name: make(**dict.fromkeys(_required(make), 2)) for name, make in presets.presets().items()}
+    return {name: make(**dict.fromkeys(required(make), 2)) for name, make in presets.presets().items()}
 
 
 def recipes() -> list[Recipe]:
@@ -256,7 +256,7 @@ def legal(make: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
         return
 
 
-def _required(make: Callable[..., Any]) -> list[str]:
+def required(make: Callable[..., Any]) -> list[str]:
     return [p.name for p in inspect.signature(make).parameters.values() if p.default is inspect.Parameter.empty]
 
 
