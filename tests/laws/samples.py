@@ -48,7 +48,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "count_sketch(ratio=0.05, candidates=1, columns=10, choice='heavymix')",
     ),
     "diana": ("diana(alpha=0.25)", "diana(momentum=0.5)"),
-    "ef21": ("ef21(eta=1.0, start='first')",),
+    "ef21": ("ef21(eta=1.0)",),
     "error_feedback": ("error_feedback(decay=0.9)", "error_feedback(units='update')"),
     "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
