@@ -248,8 +248,8 @@ def _table(study: Study) -> Table:
 def _cells(row: Row, several: bool) -> list[str]:
     """Empty where there is nothing to say."""
     time = seconds(row.reached) if row.reached is not None else row.outcome
-    compared = [time, f"{row.time_ratio:.2f}" if row.time_ratio else ""] if several else []
-    steps = row.reached_steps if several and row.reached_steps else row.run.done
+    compared = [time, _ratio(row)] if several else []
+    steps = round(row.reached_steps) if several and row.reached_steps else row.run.done
     numbers = [
         str(steps or ""),
         "" if row.step is None else seconds(row.step),
@@ -258,6 +258,13 @@ def _cells(row: Row, several: bool) -> list[str]:
         "" if row.final is None else f"{row.final:.4f}",
     ]
     return [row.run.name, *compared, *numbers]
+
+
+def _ratio(row: Row) -> str:
+    if not row.time_ratio:
+        return ""
+    bounds = " [{:.2f}, {:.2f}]".format(*row.time_bounds) if row.time_bounds else ""
+    return f"{row.time_ratio:.2f}{bounds}{' tied' * row.tied}"
 
 
 def _folder(out: Path | None, kind: str, force: bool) -> Path:

@@ -1,0 +1,53 @@
+"""Models that pass through few neighbours."""
+
+from gossamer.core.contracts import Topology
+from gossamer.mixers import PushSum
+from gossamer.recipe import Recipe, preset
+from gossamer.recipes.dense import DENSE
+from gossamer.schedules import Gossip, SlowMo
+from gossamer.topologies import Exponential
+
+
+@preset
+def slowmo_sgp(every: int = 48, beta: float = 0.7, topology: Topology = Exponential()) -> Recipe:  # noqa: B008
+    """Stochastic gradient push, with an exact average and slow momentum over the rounds.
+
+    Use: among many ranks that should not wait for all others at every step, but agree exactly now and then.
+
+    Not for: saving bytes: a whole model still travels to a neighbour at every step. With two ranks gossip is an
+    average of everybody, and gains nothing.
+
+    Paper: Wang, Tantia, Ballas, Rabbat, SlowMo, ICLR 2020.
+    """
+    return Recipe(DENSE, schedule=SlowMo(every, beta, inner=PushSum(topology)))
+
+
+@preset
+def sgp(topology: Topology = Exponential(), every: int = 1, overlap: bool = False) -> Recipe:  # noqa: B008
+    """Stochastic gradient push: mix parameters with one neighbour a step.
+
+    Use: among many ranks, where waiting for all at every step hurts: one message to one neighbour, one hop of
+    latency, no barrier.
+
+    Not for: a network that is slow everywhere: it still sends at least half of dense's bytes, and four hosts at 200
+    Mbit/s took four fifths of dense's time to the same loss, where local steps or top-k took a quarter. The ranks'
+    models differ: evaluate under `comm.consensus()`. With two ranks gossip is an average of everybody, and gains
+    nothing.
+
+    Paper: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
+    """
+    return Recipe(DENSE, schedule=Gossip(PushSum(topology), every, overlap))
+
+
+@preset
+def osgp(topology: Topology = Exponential(), every: int = 1) -> Recipe:  # noqa: B008
+    """Stochastic gradient push whose messages travel while the next steps are computed.
+
+    Use: in place of `sgp` where a link is slow or moody: messages travel while the next steps are computed.
+
+    Not for: saving bytes: it sends what `sgp` does, at least half of dense. What arrives is a round old, and the
+    ranks' models differ: evaluate under `comm.consensus()`.
+
+    Paper: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
+    """
+    return sgp(topology, every, overlap=True)
