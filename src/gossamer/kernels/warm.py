@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gossamer.kernels.forms import E4M3, INT8, any_top
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lanes_pack, lanes_unpack
 from gossamer.kernels.quantise import (
@@ -20,6 +21,7 @@ from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divi
 from gossamer.kernels.select import compact, scatter_add, sparse_mean, topk, topk_each
 from gossamer.kernels.sign import sign_accumulate, sign_decode, sign_encode, sign_feedback
 from gossamer.kernels.sketch import sketch_encode, sketch_estimate
+from gossamer.kernels.small import small_accumulate, small_decode, small_encode
 from gossamer.kernels.ternary import ternary, ternary_accumulate, ternary_decode, ternary_encode, ternary_levels
 
 _KEY = (1, 2)
@@ -31,7 +33,7 @@ def warmup(*families: str, device: torch.device | str = "cpu") -> None:
     """Compiles kernels (or loads them from the cache), so that the first training step does not wait.
 
     All of them, or those of some families: "scales", "ternary", "quantise" (4 bits in buckets of 512), "sign",
-    "select", "indices", "lanes", "sketch". On a GPU a few variants are left to the first step, as others of bits and buckets.
+    "select", "indices", "lanes", "sketch", "small" (int8 and e4m3, at random). On a GPU a few variants are left to the first step, as others of bits and buckets.
     """
     unknown = sorted(set(families) - set(_FAMILIES))
     if unknown:
@@ -64,6 +66,14 @@ def _quantise(x: Tensor) -> None:
     quantise(x, 4, 512, _KEY, norms, wire)
     quantise_accumulate(wire, 4, 512, norms, out)
     quantise_decode(wire, 4, 512, norms, out)
+
+
+def _small(x: Tensor) -> None:
+    tops, wire, out = x[:1].clone().expand(-(-x.numel() // 128)).contiguous(), x.to(torch.uint8), x.clone()
+    for form in (INT8, E4M3):
+        small_encode(x, form, any_top(form), 128, _KEY, tops, wire)
+        small_accumulate(wire, form, 128, tops, out)
+        small_decode(wire, form, 128, tops, out)
 
 
 def _sign(x: Tensor) -> None:
@@ -102,4 +112,5 @@ _FAMILIES: dict[str, Callable[[Tensor], None]] = {
     "indices": _indices,
     "lanes": _lanes,
     "sketch": _sketch,
+    "small": _small,
 }
