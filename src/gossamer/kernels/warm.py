@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lanes_pack, lanes_unpack
+from gossamer.kernels.levels import levels_accumulate, levels_encode, levels_most
 from gossamer.kernels.quantise import (
     bucket_norms,
     quantise,
@@ -30,7 +31,7 @@ _LENGTHS = {"cpu": (64,), "cuda": (4096, 4099)}
 def warmup(*families: str, device: torch.device | str = "cpu") -> None:
     """Compiles kernels (or loads them from the cache), so that the first training step does not wait.
 
-    All of them, or those of some families: "scales", "ternary", "quantise" (4 bits in buckets of 512), "sign",
+    All of them, or those of some families: "scales", "ternary", "quantise" (4 bits in buckets of 512), "levels", "sign",
     "select", "indices", "lanes", "sketch". On a GPU a few variants are left to the first step, as others of bits and buckets.
     """
     unknown = sorted(set(families) - set(_FAMILIES))
@@ -66,6 +67,15 @@ def _quantise(x: Tensor) -> None:
     quantise_decode(wire, 4, 512, norms, out)
 
 
+def _levels(x: Tensor) -> None:
+    norms, wire = (
+        bucket_norms(x, 512, "max"),
+        torch.empty(levels_most(x.numel(), 7), dtype=torch.uint8, device=x.device),
+    )
+    length = levels_encode(x, 7, 512, norms, _KEY, wire, True)
+    levels_accumulate(wire[:length], 7, 512, norms, x.clone())
+
+
 def _sign(x: Tensor) -> None:
     bounds = (0, x.numel())
     wire, scales = sign_feedback(x, x.clone(), x[:1].clone(), bounds)
@@ -96,6 +106,7 @@ _FAMILIES: dict[str, Callable[[Tensor], None]] = {
     "scales": _scales,
     "ternary": _ternary,
     "quantise": _quantise,
+    "levels": _levels,
     "sign": _sign,
     "select": _select,
     "indices": _indices,
