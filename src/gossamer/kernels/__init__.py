@@ -9,7 +9,7 @@ from gossamer.kernels.errors import CorruptWire
 from gossamer.kernels.hashing import mix3
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lane_count, lanes_pack, lanes_unpack
-from gossamer.kernels.levels import level_codes, levels_decode, levels_encode
+from gossamer.kernels.levels import level_codes, levels_accumulate, levels_decode, levels_encode, levels_most
 from gossamer.kernels.quantise import (
     bucket_norms,
     quantise,
@@ -48,8 +48,10 @@ __all__ = [
     "lanes_pack",
     "lanes_unpack",
     "level_codes",
+    "levels_accumulate",
     "levels_decode",
     "levels_encode",
+    "levels_most",
     "mix3",
     "quantise",
     "quantise_accumulate",

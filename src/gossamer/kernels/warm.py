@@ -10,6 +10,7 @@ from torch import Tensor
 from gossamer.kernels.forms import E4M3, INT8, any_top
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lanes_pack, lanes_unpack
+from gossamer.kernels.levels import levels_accumulate, levels_encode, levels_most
 from gossamer.kernels.quantise import (
     bucket_norms,
     quantise,
@@ -32,8 +33,9 @@ _LENGTHS = {"cpu": (64,), "cuda": (4096, 4099)}
 def warmup(*families: str, device: torch.device | str = "cpu") -> None:
     """Compiles kernels (or loads them from the cache), so that the first training step does not wait.
 
-    All of them, or those of some families: "scales", "ternary", "quantise" (4 bits in buckets of 512), "sign",
-    "select", "indices", "lanes", "sketch", "small" (int8 and e4m3, at random). On a GPU a few variants are left to the first step, as others of bits and buckets.
+    All of them, or those of some families: "scales", "ternary", "quantise" (4 bits in buckets of 512), "levels", "sign",
+    "select", "indices", "lanes", "sketch", "small" (int8 and e4m3, at random). On a GPU a few variants are left to the first
+    step, as others of bits and buckets.
     """
     unknown = sorted(set(families) - set(_FAMILIES))
     if unknown:
@@ -76,6 +78,15 @@ def _small(x: Tensor) -> None:
         small_decode(wire, form, 128, tops, out)
 
 
+def _levels(x: Tensor) -> None:
+    norms, wire = (
+        bucket_norms(x, 512, "max"),
+        torch.empty(levels_most(x.numel(), 7), dtype=torch.uint8, device=x.device),
+    )
+    length = levels_encode(x, 7, 512, norms, _KEY, wire, True)
+    levels_accumulate(wire[:length], 7, 512, norms, x.clone())
+
+
 def _sign(x: Tensor) -> None:
     bounds = (0, x.numel())
     wire, scales = sign_feedback(x, x.clone(), x[:1].clone(), bounds)
@@ -107,6 +118,7 @@ _FAMILIES: dict[str, Callable[[Tensor], None]] = {
     "scales": _scales,
     "ternary": _ternary,
     "quantise": _quantise,
+    "levels": _levels,
     "sign": _sign,
     "select": _select,
     "indices": _indices,

@@ -123,7 +123,12 @@ def _encoder(form: Form, dice: bool, bucket: int) -> Encode:
         for i in range(tops.size):
             a, b = i * bucket, min(i * bucket + bucket, x.size)
             full = b - a
-            top_of[i] = np.int32(np.int32(np.int32((_largest(bits, a, bucket) if full == bucket else _largest(bits, a, full)) + add) & mask) + plus)
+            top_of[i] = np.int32(
+                np.int32(
+                    np.int32((_largest(bits, a, bucket) if full == bucket else _largest(bits, a, full)) + add) & mask
+                )
+                + plus
+            )
             gain = np.float32(0) if tops[i] < np.float32(TINY) else np.float32(lift / tops[i])
             for r in range(full // run):
                 lo = a + r * run
