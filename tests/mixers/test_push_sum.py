@@ -211,9 +211,8 @@ def letters(x: list[Tensor], w: list[float], topology: Topology, round: int) -> 
     sent = list[tuple[int, Tensor, float]]()
     for i in range(len(x)):
         peers = topology.peers(i, len(x), round)
-        sent += [(j, peers.share * x[i], peers.share * w[i]) for j in peers.to]
-        keep = 1 - peers.share * len(peers.to)
-        x[i], w[i] = keep * x[i], keep * w[i]
+        sent += [(j, share * x[i], share * w[i]) for j, share in zip(peers.to, peers.shares, strict=True)]
+        x[i], w[i] = peers.keep * x[i], peers.keep * w[i]
     return sent
 
 

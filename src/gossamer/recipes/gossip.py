@@ -58,7 +58,9 @@ def osgp(topology: Topology = Exponential(), every: int = 1) -> Recipe:  # noqa:
 def gossip_pga(every: int = 16, topology: Topology = Exponential()) -> Recipe:  # noqa: B008
     """Stochastic gradient push, with an exact average in its place every now and then.
 
-    Use: among many ranks.
+    Use: on graphs that mix slowly, such as a ring, and where all models shall be equal now and then, to be saved or judged.
+
+    Not for: few ranks on `exponential()`, which are an exact average in log2 N rounds anyway. An exact average waits for all.
 
     Paper: Chen et al., Accelerating Gossip SGD with Periodic Global Averaging, ICML 2021.
     """
@@ -69,7 +71,11 @@ def gossip_pga(every: int = 16, topology: Topology = Exponential()) -> Recipe:  
 def d_psgd(topology: Topology = TwoWay(Ring()), overlap: bool = True) -> Recipe:  # noqa: B008
     """Decentralised parallel SGD: models are mixed with those of the neighbours while the next gradient is computed.
 
-    Use: among many ranks.
+    Use: where computing takes as long as the models of the neighbours travel: nobody waits for them then. In pairs,
+    `topology=bipartite()`, one model travels a step, on a ring two.
+
+    Not for: few bytes: on a ring of four or five it sends more than an all-reduce. The ranks' models differ: evaluate
+    under `comm.consensus()`.
 
     Paper: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NIPS 2017.
     """
@@ -80,7 +86,11 @@ def d_psgd(topology: Topology = TwoWay(Ring()), overlap: bool = True) -> Recipe:
 def choco_sgd(codec: Codec = QSGD(), topology: Topology = TwoWay(Ring()), gamma: float | None = None) -> Recipe:  # noqa: B008
     """Decentralised SGD whose neighbours exchange a few bits an element, or a few elements.
 
-    Use: among many ranks.
+    Use: on slow links among many ranks that should not wait for all others: with four bits a neighbour costs an eighth
+    of a model.
+
+    Not for: few ranks, among whom `qsgd` and `topk` send as little and keep models equal; nor graphs that change from
+    round to round.
 
     Paper: Koloskova, Stich, Jaggi, Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
     Communication, ICML 2019.

@@ -17,7 +17,7 @@ _ONE = 1e-6  # by how much a column may miss 1
 
 
 @final
-@part("graph", sample="graph('0>1 1>2 2>0 0>2')")
+@part("graph", sample="graph('0>1 1>2 2>3 3>0 0>2')")
 class Graph(Topology):
     """The edges that are named: `0>1` one way, `0-1` both ways; with the share that travels, `0>1:.25`, or without.
 
