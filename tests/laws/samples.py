@@ -54,7 +54,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
     "fetch_sgd": ("fetch_sgd(ratio=0.05, rows=3, momentum=0.0, error='subtract')",),
     "first": ("first(backups=0)",),
-    "gossip": ("gossip(every=2)", "gossip(overlap=True)"),
+    "gossip": ("gossip(every=2)", "gossip(overlap=True)", "gossip(warmup=2, exact=3)"),
     "local_sgd": ("local_sgd(2)", "local_sgd(2, warmup=2)"),
     "momentum_correction": ("momentum_correction(momentum=0.0)", "momentum_correction(masking=False)"),
     "nodes": (
