@@ -25,6 +25,7 @@ from gossamer.report.words import seconds, size
 from gossamer.trial import Plan, join, launch
 from gossamer.trial.contender import check
 from gossamer.trial.saving import saved_steps
+from gossamer.trial.slowness import Slowness
 from gossamer.workloads import get
 
 Hosts = Annotated[
@@ -39,6 +40,12 @@ Out = Annotated[Path | None, typer.Option(help="Folder for the record, the repor
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what went wrong.")]
 Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines on standard output.")]
 Deadline = Annotated[float, typer.Option(min=1.0, help="Seconds after which a missing rank is an error.")]
+Slow = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Slow a rank down: 'RANK:MS' sleeps so long in every step, 'RANK:MS:CHANCE' in some; 'all' ranks."
+    ),
+]
 Steps = Annotated[int, typer.Option(min=1, help="Optimizer steps.")]
 
 
@@ -56,6 +63,7 @@ def train(
         bool, typer.Option(help="Go on from the checkpoint in --out: same recipe, ranks and network.")
     ] = False,
     deadline: Deadline = 120.0,
+    slow: Slow = None,
     force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -64,7 +72,7 @@ def train(
     check(_absolute(recipe))
     chunk = min(10, steps, checkpoint_every)
     plan = Plan({_short(recipe): _absolute(recipe)}, workload, {"shards": shards}, steps, chunk, seed=seed)
-    plan.deadline, plan.checkpoint_every, plan.resume = deadline, checkpoint_every, resume
+    plan.deadline, plan.checkpoint_every, plan.resume, plan.slow = deadline, checkpoint_every, resume, slow or []
     if resume:
         _check_resumable(out)
     _check_place(plan, hosts, rate)
@@ -89,6 +97,7 @@ def compare(
     shards: Shards = "iid",
     out: Out = None,
     deadline: Deadline = 120.0,
+    slow: Slow = None,
     force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -104,7 +113,7 @@ def compare(
         check(_absolute(text))
         names[_unused(_short(text), names)] = _absolute(text)
     plan = Plan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
-    plan.deadline = deadline
+    plan.deadline, plan.slow = deadline, slow or []
     _check_place(plan, hosts, rate)
     _run(plan, hosts, rate, _folder(out, "compare", force), quiet, as_json)
 
@@ -118,6 +127,8 @@ def _check_place(plan: Plan, hosts: int, rate: str | None) -> None:
     get(plan.workload, seed=plan.seed, **plan.options)
     if rate is not None:
         parse_links(rate, hosts)
+    for text in plan.slow:
+        Slowness.of(text, hosts)
 
 
 def _check_resumable(out: Path | None) -> None:

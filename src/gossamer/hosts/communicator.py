@@ -69,6 +69,27 @@ class Communicator:
         return list(self.worker.dropped)
 
     @property
+    def dropped_samples(self) -> dict[int, list[Any]]:
+        """Of those steps, what was told to `samples`: what to feed again, or to write down."""
+        return dict(self.worker.dropped_samples)
+
+    @property
+    def acceptance(self) -> list[float]:
+        """For each rank the share of steps that its gradient was a part of; empty where all are waited for.
+
+        A rank near zero is always late: its data are not learned. Give it another shard now and then.
+        """
+        worker = self.worker
+        return [worker.accepted[rank] / worker.closed for rank in range(worker.size)] if worker.closed else []
+
+    def samples(self, *batch: Any) -> None:
+        """Say which samples the gradient of this step is of, by whatever names you have for them.
+
+        If it comes too late they are in `dropped_samples[step]` when `on_late(step)` is called, and in the ledger.
+        """
+        self.worker.samples += batch
+
+    @property
     def spoilt(self) -> dict[int, int]:
         """How many averages each rank has spoilt with values that were not finite, by rank; those that spoilt none are left out."""
         return dict(sorted(self.worker.spoilt.items()))

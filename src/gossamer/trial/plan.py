@@ -25,6 +25,9 @@ class Plan:
     resume: bool = False
     network: str = "unshaped"  # as the record says it; a run that goes on stays on one network
     measure_every: int = 20
+    slow: list[str] = field(
+        default_factory=list[str]
+    )  # who sleeps: 'RANK:MS' in every step, 'RANK:MS:CHANCE' at random
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
