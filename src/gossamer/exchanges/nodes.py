@@ -32,6 +32,9 @@ class Nodes(Exchange):
     right: the mean of what it keeps is what the mean lacks. What an owner of a chunk owes to the mean has not got
     through either, and is left to the memory; without one it is forgotten.
 
+    `per_node(4)` behind a recipe says it of all its exchanges: `qsgd + per_node(4)`. One node alone is `inside`, and nodes of
+    one rank each are `between`, bit for bit.
+
     Use: several ranks behind one slow network card. There flat recipes pay for each rank, and this one for each node: with
     two nodes of four ranks `scatter(qsgd())` sends 8.5 MB a step through a card, and in two levels 2.9.
 
