@@ -20,6 +20,7 @@ pytestmark = pytest.mark.gang
 
 IN_TWO = "nodes(scatter(qsgd(bits=4, bucket=16)), 2)" + SMALL
 FLAT = "scatter(qsgd(bits=4, bucket=16))" + SMALL
+LOW_RANK = "allreduce(powersgd(rank=1)) + error_feedback()"
 
 
 def trained(rank: int, size: int, how: str) -> tuple[str, torch.Tensor, int, int]:
@@ -48,6 +49,25 @@ def test_two_nodes_train_as_on_the_simulator_and_send_what_is_counted(gang4: Gan
     sent, inside = (sum(r[i] for r in real) for i in (2, 3))
     assert sent == 5 * 4 * bytes_per_step(IN_TWO, shapes, 4)
     assert sent - inside == 5 * 2 * bytes_between(IN_TWO, shapes, 4, 2)
+
+
+def adding_up(rank: int, size: int) -> tuple[torch.Tensor, int, int]:
+    with attached(LOW_RANK, nodes=2) as (model, optimizer, comm):
+        sent, inside = comm.ledger.sent, comm.ledger.inside
+        for _ in range(5):
+            small_step(model, optimizer, comm, rank)
+        sent, inside = comm.ledger.sent - sent, comm.ledger.inside - inside
+        comm.check_sync()
+        return flat(model), sent, inside
+
+
+def test_low_rank_messages_are_summed_inside_and_then_between(gang4: Gang) -> None:
+    real, virtual = gang4.run(adding_up), simulated(LOW_RANK + " + per_node(2)", 4, 5)
+    shapes = {n: tuple(p.shape) for n, p in Awkward().named_parameters()}
+    for rank in range(4):
+        torch.testing.assert_close(real[rank][0], virtual[rank][-1], rtol=1e-5, atol=1e-6)
+    between = sum(sent - inside for _, sent, inside in real)
+    assert between == 5 * 2 * bytes_between(LOW_RANK + " + per_node(2)", shapes, 4, 2)
 
 
 def by_name(rank: int, size: int, hosts: list[str]) -> str:

@@ -230,7 +230,7 @@ def _agreed(
     named: Mapping[str, Tensor],
     nodes: Where | None,
     fabric: TorchFabric,
-    group: "dist.ProcessGroup",
+    group: "dist.ProcessGroup | None",
 ) -> Recipe:
     """The recipe for these nodes; what is refused on one rank is an error on all."""
     hosts = host_names(fabric) if nodes == "hosts" else []
