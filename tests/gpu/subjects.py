@@ -43,16 +43,19 @@ RULES = {
 
 @cache
 def short_presets() -> dict[str, str]:
-    """Every preset by name, as the text of a recipe whose rounds and epochs are short."""
+    """Every preset that a GPU takes by name, as the text of a recipe whose rounds and epochs are short."""
     out = dict[str, str]()
     for name, make in presets().items():
         parameters = inspect.signature(make).parameters.values()
         given = {p.name: SHORT[p.name] for p in parameters if p.name in SHORT}
+        given |= {p.name: 2 for p in parameters if p.name == "warmup" and p.default is p.empty}
         if name == "sgp":
             given.clear()
         required = [p.name for p in parameters if p.default is p.empty and p.name not in given]
         assert not required, f"preset {name}: say in SHORT what {required} is"
-        out[name] = f"{name}({', '.join(f'{k}={v}' for k, v in given.items())})"
+        text = f"{name}({', '.join(f'{k}={v}' for k, v in given.items())})"
+        if runs(Recipe.of(text)):
+            out[name] = text
     return out
 
 

@@ -51,7 +51,8 @@ class Crew:
 
     def _program(self, rank: int, block: Block, lr: float) -> Program[Tensor]:
         shift = self.memory.follow(self.exchange.omega(block.layout, self.size))
-        context = Context(rank, self.size, self.done, Dice(self.seed, self.done, rank), lr=lr, shift=shift)
+        dice = Dice(self.seed, self.done, rank)
+        context = Context(rank, self.size, self.done, dice, lr=lr, shift=shift, scale=self.scale)
 
         def send(block: Block, context: Context) -> Program[Echo]:
             echo = yield from self.exchange.average(block, self.carried[rank], context)

@@ -25,6 +25,7 @@ SAME = [
     ("allreduce + error_feedback(units='update')", "allreduce"),
     ("gather(fp32()) + error_feedback(decay=0.5)", "gather(fp32())"),
     ("scatter(fp32()) + error_feedback()", "scatter(fp32())"),
+    ("allreduce(randk(ratio=1.0)) + error_feedback()", "allreduce"),
     ("gather(fp32())", "allreduce"),
     ("allreduce + every_step(micro_batches=1, rate=1.0, l1=0.0)", "allreduce"),
     ("allreduce + bucket(0.00002)", "allreduce"),

@@ -77,6 +77,11 @@ class Nodes(Exchange):
         return self.between.contracts and self.inside.contracts
 
     @property
+    def bounds_residual(self) -> bool:
+        both = (self.between, self.inside)
+        return not self.contracts and all(e.contracts or e.bounds_residual for e in both)
+
+    @property
     def exact(self) -> bool:
         return self.between.exact and self.inside.exact
 

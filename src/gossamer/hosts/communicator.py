@@ -127,9 +127,10 @@ class Communicator:
     def consensus(self) -> Generator[None, None, None]:
         """Swap in the model that all ranks agree on, for evaluation or saving; all ranks enter it together.
 
-        Synchronous recipes hold it already; local, overlapping and gossiping ones hold it only on average.
+        Synchronous recipes hold it already, but for `accelerated`, which takes its gradients elsewhere; local, overlapping and
+        gossiping ones hold it only on average.
         """
-        if self.fabric.size == 1:
+        if self.fabric.size == 1 and not self.recipe.schedule.trains_elsewhere:
             yield
             return
         self._steps.settle_local()

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -80,6 +80,15 @@ def ranks_on(hosts: int, per_host: int = 1) -> str:
     ('4 hosts', '2 hosts of 4 ranks')
     """
     return f"{hosts} host{'s' * (hosts != 1)}" + (f" of {per_host} ranks" if per_host > 1 else "")
+
+
+def seeds_of(seeds: Iterable[int]) -> str:
+    """
+    >>> seeds_of([7]), seeds_of([0, 1, 2])
+    ('seed 7', 'seeds 0, 1 and 2')
+    """
+    texts = [str(s) for s in seeds]
+    return f"seed{'s' * (len(texts) > 1)} {listed(texts)}"
 
 
 def subject(summary: str) -> str:

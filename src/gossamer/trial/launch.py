@@ -35,13 +35,15 @@ def launch(
     command: str,
     on_event: OnEvent,
     path: Path | None = None,
+    earlier: Record | None = None,
 ) -> tuple[Record, int]:
     """Run a trial on `hosts` hosts, each of `plan.per_host` ranks, in a lab if a rate is given and a lab can be made.
 
     The code is 0, or 1 if anything failed. Ctrl-C ends all ranks; what was seen until then is in the record that comes
-    back (code 130). Until the end, the file at `path` holds what was seen some seconds ago; whoever calls this writes the rest.
+    back (code 130). Until the end, the file at `path` holds what was seen some seconds ago, and the `earlier` seeds that this
+    one is added to; whoever calls this writes the rest.
     """
-    listener = Listener(_record(plan, hosts, rate, command), on_event, path)
+    listener = Listener(_record(plan, hosts, rate, command), on_event, path, earlier)
     reason = available() if rate else None
     if rate and reason:
         listener.unshaped(reason)
@@ -107,6 +109,7 @@ def _record(plan: Plan, hosts: int, rate: str | None, command: str) -> Record:
         versions=_versions(),
         machine=f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}{_tcp()}",
         baseline=plan.baseline or next(iter(plan.contenders)),
+        imports=plan.imports,
         runs=[
             Run(name, recipe, "interrupted", UNFINISHED, about(recipe), recipe in YARDSTICKS)
             for name, recipe in plan.contenders.items()

@@ -20,9 +20,11 @@ WORDS = 200  # lines of the ranks that are kept, in case they say why it went wr
 class Listener:
     """Turns rank 0's events into the record; what else the ranks print is kept in case it says why they ended."""
 
-    def __init__(self, record: Record, on_event: OnEvent, path: Path | None = None) -> None:
+    def __init__(
+        self, record: Record, on_event: OnEvent, path: Path | None = None, earlier: Record | None = None
+    ) -> None:
         self.record, self.on_event = record, on_event
-        self.diary = Diary(record, path)
+        self.diary = Diary(record, path, earlier)
         self.complaints = deque[str](maxlen=WORDS)
         self.finished = set[str]()
         self.lost = self.broken = ""  # who was killed; what rank 0 could not go on without

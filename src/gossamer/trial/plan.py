@@ -26,6 +26,7 @@ class Plan:
     network: str = "unshaped"  # as the record says it; a run that goes on stays on one network
     per_host: int = 1  # ranks that share a host and its link; they are numbered host by host
     measure_every: int = 20
+    imports: list[str] = field(default_factory=list)  # modules and files with parts of somebody's own
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
