@@ -12,6 +12,10 @@ KEPT = {
     "terngrad": 4,
     "qsgd": 4,
     "dqsgd": 4,
+    "signsgd": 4,
+    "ef_signsgd": 12,  # residual, and what owners owe
+    "onebit_adam": 16,  # momentum, divisor, residual, and what owners owe; the optimizer has none
+    "onebit_lamb": 20,  # and the fresh second moment
     "topk": 8,  # residual
     "sparse_scatter": 12,  # residual, and what answers left out
     "gtopk": 8,  # residual
@@ -61,6 +65,7 @@ TENSOR_BY_TENSOR = {
     "local_gradients": 12,  # the same, and its model read and written
     "atomo": 6,  # each matrix plus its atoms, for every rank
     "dgc": 10,
+    "onebit_lamb": 40,  # each tensor's norms, ratios and averages
     "powersgd": 5,  # each matrix times its factors
     "accordion": 8,  # the same, and each gradient's sum and norm
     "accordion_qsgd": 4,

@@ -49,6 +49,7 @@ def short_presets() -> dict[str, str]:
     for name, make in presets().items():
         parameters = inspect.signature(make).parameters.values()
         given = {p.name: SHORT[p.name] for p in parameters if p.name in SHORT}
+        given |= {p.name: 2 for p in parameters if p.name == "warmup" and p.default is p.empty}
         if name == "sgp":
             given.clear()
         required = [p.name for p in parameters if p.default is p.empty and p.name not in given]

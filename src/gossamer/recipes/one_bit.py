@@ -53,8 +53,8 @@ def onebit_adam(
 ) -> Recipe:
     """Adam for a warm-up; then its second moment is frozen, and its momentum travels as signs.
 
-    Use: with AdamW, in place of DeepSpeed's OneBitAdam, on long runs below about 1 Gbit/s: from the freeze on 32 times fewer bytes
-    whatever the number of ranks. Say a `warmup` of 15 to 25 percent of all steps.
+    Use: with AdamW, in place of DeepSpeed's OneBitAdam, on long runs below about 1 Gbit/s: from the freeze on a 32nd of dense's
+    bytes, whatever the number of ranks. Say a `warmup` of 15 to 25 percent of all steps.
 
     Not for: short runs: of 20 percent of dense steps alone the whole run's bytes are a fifth. Nor runs whose gradients are
     still large at the freeze: the frozen second moment makes all later steps too small.

@@ -75,7 +75,7 @@ def bmuf(every: int = 16, momentum: float | None = None, rate: float = 1.0, nest
 
 
 @preset
-def diloco(every: int = 500, rate: float = 0.7, momentum: float = 0.9) -> Recipe:
+def diloco(every: int = 100, rate: float = 0.7, momentum: float = 0.9) -> Recipe:
     """Very long rounds of local steps, and an outer step of Nesterov momentum.
 
     The outer step is `slowmo(every, momentum, rate, by_lr=False, nesterov=True)`. Its authors take AdamW inside, whose state
@@ -118,7 +118,7 @@ def post_local(steps: int, every: int = 8) -> Recipe:
 
 
 @preset
-def hierarchical(ranks: int, near: int = 2, every: int = 16) -> Recipe:
+def hierarchical(ranks: int = 8, near: int = 2, every: int = 16) -> Recipe:
     """Neighbours average often, and all ranks now and then.
 
     Use: nodes of `ranks` ranks behind one slow link each: inside, averages cost little, and rounds between can be long.

@@ -10,12 +10,15 @@ from gossamer.core.block import Block, State
 from gossamer.core.errors import AttachError
 from gossamer.core.world import World
 
+FAMILY = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+"""Those who take a whole step as it is; AdamW is no Adam in older versions of torch."""
+
 
 def fits(part: Any, world: World, betas: tuple[float, float], eps: float) -> None:
     """Refuse optimizers that would make something else of whole steps than to take them times their rate."""
     for optimizer in world.optimizers:
         kind = type(optimizer).__name__
-        if not isinstance(optimizer, torch.optim.SGD | torch.optim.Adam | torch.optim.AdamW):
+        if isinstance(optimizer, torch.optim.Optimizer) and not isinstance(optimizer, FAMILY):
             raise AttachError(
                 f"{part} makes Adam's steps, and {kind} would make others of them; use torch.optim.AdamW, or torch.optim.SGD "
                 "without momentum"
