@@ -39,6 +39,7 @@ RULES = {
     "rule": "allreduce(powersgd()) + error_feedback() + rule('ndim < 2', allreduce(fp32()))",
     "route": "accordion(2, interval=1)",  # a controller makes routes
     "bucket": "allreduce" + BUCKET,
+    "per_node": "scatter(qsgd()) + per_node(2)",
 }
 
 
