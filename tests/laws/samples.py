@@ -48,7 +48,6 @@ MORE: dict[str, tuple[str, ...]] = {
         "count_sketch(ratio=0.05, candidates=1, columns=10, choice='heavymix')",
     ),
     "diana": ("diana(alpha=0.25)", "diana(momentum=0.5)"),
-    "ef21": ("ef21(eta=1.0)",),
     "error_feedback": ("error_feedback(decay=0.9)", "error_feedback(units='update')"),
     "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
@@ -105,7 +104,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "own_gradient('errors')",
         "own_gradient(units='update')",
     ),
-    "randk": ("randk(ratio=0.3, scaled=True)", "randk(ratio=1.0)"),
+    "randk": ("randk(ratio=0.3, scaled=True)",),
     "resync": ("resync(3, buffers='average')",),
     "ternary": ("ternary(clip=0.0)", "ternary(levels=7)", "ternary(clip=0.0, levels=127)"),
     "topk": (
