@@ -28,6 +28,7 @@ BESIDES = (
     "scatter(topk(ratio=0.3), answer=bf16()) + error_feedback()",
     "allreduce(fp32()) + gossip(push_sum(ring()), every=2, overlap=True)",
     "allreduce(powersgd(factors='fp16')) + error_feedback()",
+    "gather(dropping(warmup=0)) + error_feedback()",
     "scatter(qsgd()) + first()",
     "nodes(scatter(qsgd()), 2)",
     "nodes(allreduce(powersgd()), 2) + error_feedback()",

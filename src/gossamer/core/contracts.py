@@ -319,6 +319,11 @@ class Exchange(_Lossy):
         return False
 
     @property
+    def adds_up(self) -> bool:
+        """True if what it sends are sums on their way, all-reduces that is: they may be formed group by group."""
+        return False
+
+    @property
     def bucket_mb(self) -> float:
         """How many megabytes of gradient to put in one block, unless the recipe says otherwise; measured."""
         return 25.0
