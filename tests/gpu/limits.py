@@ -45,6 +45,9 @@ KEPT = {
     "easgd": 12,  # anchor, message
     "sgp": 12,  # x, z
     "osgp": 24,  # x, z, a letter out and a letter in
+    "gossip_pga": 12,  # x, z
+    "d_psgd": 24,  # x, a letter out, and two letters in
+    "choco_sgd": 16,  # belief, pull
     "backup": 8,  # the settled mean
     "accordion": 12,  # residual, and sums in watched epochs
     "accordion_qsgd": 8,  # sums in watched epochs

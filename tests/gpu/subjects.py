@@ -63,11 +63,14 @@ def short_presets() -> dict[str, str]:
 
 @cache
 def with_parts() -> tuple[str, ...]:
-    """For each registered part that no preset and nothing above has, the first recipe that has it."""
+    """For each registered part that no preset and nothing above has, the first recipe that has it.
+
+    But for topologies, which are arithmetic: some are of an even number of ranks, or of as many as they name.
+    """
     have = {part.name for text in [*short_presets().values(), *BESIDES] for part in parts_of(Recipe.of(text))}
     out = [*BESIDES, *dict.fromkeys(RULES.values())]
-    for name in registry.of():
-        if name not in have | RULES.keys():
+    for name, part in registry.of().items():
+        if name not in have | RULES.keys() and part.kind != "topology":
             having = [r for r in samples.recipes() if name in {p.name for p in parts_of(r)}]
             having = having or [Recipe.of(f"sgp({t})") for t in samples.topologies() if t.name == name]
             assert having, f"no recipe has {name}"

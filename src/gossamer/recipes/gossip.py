@@ -47,7 +47,8 @@ def osgp(topology: Topology = Exponential(), every: int = 1) -> Recipe:  # noqa:
     Use: in place of `sgp` where a link is slow or moody: messages travel while the next steps are computed.
 
     Not for: saving bytes: it sends what `sgp` does, at least half of dense. What arrives is a round old, and the
-    ranks' models differ: evaluate under `comm.consensus()`.
+    ranks' models differ: evaluate under `comm.consensus()`. Eight simulated ranks whose data differed by label had .43
+    for a loss after 60 steps, `sgp` .36 and an all-reduce .34; `every=4` had .86. Where data was alike, all had the same.
 
     Paper: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
     """
@@ -60,7 +61,8 @@ def gossip_pga(every: int = 16, topology: Topology = Exponential()) -> Recipe:  
 
     Use: on graphs that mix slowly, such as a ring, and where all models shall be equal now and then, to be saved or judged.
 
-    Not for: few ranks on `exponential()`, which are an exact average in log2 N rounds anyway. An exact average waits for all.
+    Not for: few ranks on `exponential()`, which is an exact average in log2 N rounds anyway: eight simulated ranks gained
+    nothing on `sgp`. An exact average waits for all.
 
     Paper: Chen et al., Accelerating Gossip SGD with Periodic Global Averaging, ICML 2021.
     """
@@ -74,8 +76,9 @@ def d_psgd(topology: Topology = TwoWay(Ring()), overlap: bool = True) -> Recipe:
     Use: where computing takes as long as the models of the neighbours travel: nobody waits for them then. In pairs,
     `topology=bipartite()`, one model travels a step, on a ring two.
 
-    Not for: few bytes: on a ring of four or five it sends more than an all-reduce. The ranks' models differ: evaluate
-    under `comm.consensus()`.
+    Not for: few bytes: on a ring it sends more than an all-reduce does. Nor for ranks whose data differ much, if steps
+    count: eight simulated ranks that had a label or so each were at .50 after 60 steps, an all-reduce at .34, and in pairs
+    at .43, or with `overlap=False` at .36. The ranks' models differ: evaluate under `comm.consensus()`.
 
     Paper: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NIPS 2017.
     """
@@ -87,10 +90,10 @@ def choco_sgd(codec: Codec = QSGD(), topology: Topology = TwoWay(Ring()), gamma:
     """Decentralised SGD whose neighbours exchange a few bits an element, or a few elements.
 
     Use: on slow links among many ranks that should not wait for all others: with four bits a neighbour costs an eighth
-    of a model.
+    of a model, and eight simulated ranks learned on a ring as fast as with whole models, with a quarter of the bytes.
 
-    Not for: few ranks, among whom `qsgd` and `topk` send as little and keep models equal; nor graphs that change from
-    round to round.
+    Not for: few ranks, among whom `qsgd` and `topk` send as little and keep models equal; nor few elements where data
+    differ: with 5 % of them eight simulated ranks were at .87 after 60 steps, and with four bits at .43.
 
     Paper: Koloskova, Stich, Jaggi, Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
     Communication, ICML 2019.
