@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar, final
 from gossamer import codecs, exchanges, topologies, updates
 from gossamer.combinations import check, composed
 from gossamer.controllers import Fixed
-from gossamer.core import files
+from gossamer.core import files, offered
 from gossamer.core.contracts import (
     Codec,
     Controller,
@@ -22,7 +22,7 @@ from gossamer.core.contracts import (
     Topology,
     Update,
 )
-from gossamer.core.errors import RecipeError
+from gossamer.core.errors import RecipeError, UnknownPartError
 from gossamer.core.parts import Part, nearest, parse, part, require
 from gossamer.core.schedule import Schedule
 from gossamer.core.text import LONGEST, MOST_TERMS, cut, shown, table
@@ -99,7 +99,7 @@ class Recipe:
             return read_toml(Path(str(source).strip()))
         if not isinstance(source, str | Part):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RecipeError(f"a recipe is a text, a part or the path of a TOML file, not {shown(source)}")
-        value = source if isinstance(source, Part) else parse(source, words())
+        value = source if isinstance(source, Part) else _parsed(source)
         if isinstance(value, Recipe):
             return value
         return _assemble(value if isinstance(value, tuple) else (value,))
@@ -285,6 +285,16 @@ def _belongs(value: Any) -> str:
 def _quoted(value: Part) -> str:
     text = repr(value)
     return f"'{text}'" if "'" not in text else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _parsed(text: str) -> Any:
+    """A word that is unknown may be one that an installed package has."""
+    try:
+        return parse(text, words())
+    except UnknownPartError:
+        if not offered.load():
+            raise
+        return parse(text, words())
 
 
 def known_presets() -> Mapping[str, Callable[..., Recipe]]:

@@ -126,6 +126,7 @@ class Record:
     baseline: str = "ddp"  # the run that the others are compared with
     runs: list[Run] = field(default_factory=list)
     again: list[Again] = field(default_factory=list)
+    imports: list[str] = field(default_factory=list)  # modules and files whose parts these recipes have
     format: int = FORMAT
     per_host: int = 1  # ranks on each host
 

@@ -177,3 +177,16 @@ def test_its_text_is_read_as_it_is_printed() -> None:
     text = "nodes(scatter(ternary()), 4, inside=allreduce(bf16()))"
     assert repr(Recipe.of(text)) == text
     assert Recipe.of("nodes(scatter(topk()), 4) + error_feedback()").groups(8) == ((0, 1, 2, 3), (4, 5, 6, 7), (0, 4))
+
+
+@pytest.mark.parametrize("codec", ["powersgd()", "bf16()"])
+def test_messages_that_add_up_do_so_inside_and_nothing_dense_is_sent(codec: str) -> None:
+    """Bytes inside are a few messages' each, and the mean is that of the flat form up to the order of summing."""
+    recipe, flat = f"nodes(allreduce({codec}), 2) + error_feedback()", f"allreduce({codec}) + error_feedback()"
+    message = bytes_per_step(flat, SHAPES, 2)  # 2 (N-1)/N of it, which is one of it
+    assert bytes_between(recipe, SHAPES, 4, per_node=2) == pytest.approx(message)
+    assert bytes_per_step(recipe, SHAPES, 4) * 4 == pytest.approx((4 + 2 + 2) * message)  # inside, between, told
+    two, one = Crew(recipe, 4), Crew(flat, 4)
+    for step in range(3):
+        blocks = gradients(4, step)
+        torch.testing.assert_close(two.step(blocks), one.step(blocks), rtol=1e-2, atol=1e-2)

@@ -61,6 +61,8 @@ ACTIVATIONS = 2.0  # and what the judges' own model needs in its passes
 COPIES = 2
 TENSOR_BY_TENSOR = {
     "topk": 10,  # each tensor's largest
+    "sparse_scatter": 20,  # the same, twice
+    "ef21": 10,
     "local_gradients": 12,  # the same, and its model read and written
     "atomo": 6,  # each matrix plus its atoms, for every rank
     "dgc": 10,

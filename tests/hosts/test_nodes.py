@@ -20,6 +20,7 @@ pytestmark = pytest.mark.gang
 
 IN_TWO = "nodes(scatter(qsgd(bits=4, bucket=16)), 2)" + SMALL
 FLAT = "scatter(qsgd(bits=4, bucket=16))" + SMALL
+LOW_RANK = "allreduce(powersgd(rank=1)) + error_feedback()"
 
 
 def trained(rank: int, size: int, how: str) -> tuple[str, torch.Tensor, int, int]:
@@ -50,6 +51,39 @@ def test_two_nodes_train_as_on_the_simulator_and_send_what_is_counted(gang4: Gan
     assert sent - inside == 5 * 2 * bytes_between(IN_TWO, shapes, 4, 2)
 
 
+def adding_up(rank: int, size: int) -> tuple[torch.Tensor, int, int]:
+    with attached(LOW_RANK, nodes=2) as (model, optimizer, comm):
+        sent, inside = comm.ledger.sent, comm.ledger.inside
+        for _ in range(5):
+            small_step(model, optimizer, comm, rank)
+        sent, inside = comm.ledger.sent - sent, comm.ledger.inside - inside
+        comm.check_sync()
+        return flat(model), sent, inside
+
+
+def test_low_rank_messages_are_summed_inside_and_then_between(gang4: Gang) -> None:
+    real, virtual = gang4.run(adding_up), simulated(LOW_RANK + " + per_node(2)", 4, 5)
+    shapes = {n: tuple(p.shape) for n, p in Awkward().named_parameters()}
+    for rank in range(4):
+        torch.testing.assert_close(real[rank][0], virtual[rank][-1], rtol=1e-5, atol=1e-6)
+    between = sum(sent - inside for _, sent, inside in real)
+    assert between == 5 * 2 * bytes_between(LOW_RANK + " + per_node(2)", shapes, 4, 2)
+
+
+def by_name(rank: int, size: int, hosts: list[str]) -> str:
+    os.environ["NCCL_HOSTID"] = hosts[rank]
+    with attached(FLAT, nodes="hosts") as (model, optimizer, comm):
+        for _ in range(2):
+            small_step(model, optimizer, comm, rank)
+        comm.check_sync()
+        return repr(comm.recipe)
+
+
+def test_the_last_host_may_have_fewer_ranks(gang4: Gang) -> None:
+    three = repr(Recipe.of(IN_TWO.replace(", 2)", ", 3)")))
+    assert gang4.run(by_name, list("aaab")) == [three] * 4
+
+
 def refused(rank: int, size: int, hosts: list[str], nodes: Any, recipe: str) -> str:
     os.environ["NCCL_HOSTID"] = hosts[rank]
     model = Awkward()
@@ -61,9 +95,9 @@ def refused(rank: int, size: int, hosts: list[str], nodes: Any, recipe: str) -> 
 @pytest.mark.parametrize(
     ("hosts", "nodes", "recipe", "why"),
     [
-        ("aaab", "hosts", "qsgd", r"rank\(s\) 0, 1, 2 on a; rank\(s\) 3 on b\. Number the ranks node by node"),
+        ("abbb", "hosts", "qsgd", r"rank\(s\) 0 on a; rank\(s\) 1, 2, 3 on b\. Number the ranks node by node"),
         ("abab", "hosts", "qsgd", r"rank\(s\) 0, 2 on a; rank\(s\) 1, 3 on b"),
-        ("abca", "hosts", "qsgd", "equally many on each"),
+        ("abca", "hosts", "qsgd", "equally many on each; only the last may have fewer"),
         ("aabb", 3, "qsgd", "nodes=3: 4 ranks are not equally many on each; take a number that divides 4"),
         ("aabb", 0, "qsgd", "nodes=0: 4 ranks"),
         ("aabb", True, "qsgd", "a number of nodes, 'hosts', or a DeviceMesh"),

@@ -67,7 +67,7 @@ class Crew:
 
     def owed(self) -> Tensor | float:
         """What owners of chunks still owe to the mean."""
-        return sum((s["owed"].double() for s in self.carried if "owed" in s), 0.0)
+        return sum((v.double() for s in self.carried for key, v in s.items() if key.endswith("owed")), 0.0)
 
 
 def mean(blocks: Sequence[Block]) -> Tensor:

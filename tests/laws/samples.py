@@ -48,13 +48,13 @@ MORE: dict[str, tuple[str, ...]] = {
         "count_sketch(ratio=0.05, candidates=1, columns=10, choice='heavymix')",
     ),
     "diana": ("diana(alpha=0.25)", "diana(momentum=0.5)"),
-    "ef21": ("ef21(eta=1.0, start='first')",),
+    "ef21": ("ef21(eta=1.0)",),
     "error_feedback": ("error_feedback(decay=0.9)", "error_feedback(units='update')"),
     "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
     "fetch_sgd": ("fetch_sgd(ratio=0.05, rows=3, momentum=0.0, error='subtract')",),
     "first": ("first(backups=0)",),
-    "gossip": ("gossip(every=2)", "gossip(overlap=True)"),
+    "gossip": ("gossip(every=2)", "gossip(overlap=True)", "gossip(warmup=2, exact=3)"),
     "local_sgd": ("local_sgd(2)", "local_sgd(2, warmup=2)"),
     "momentum_correction": ("momentum_correction(momentum=0.0)", "momentum_correction(masking=False)"),
     "nodes": (
@@ -232,7 +232,7 @@ def controlled(controller: Controller) -> Iterator[Recipe]:
 
 def preset_recipes() -> dict[str, Recipe]:
     """Every preset; epochs and rounds that it must be told are of two steps."""
-    return {name: make(**dict.fromkeys(_required(make), 2)) for name, make in presets.presets().items()}
+    return {name: make(**dict.fromkeys(required(make), 2)) for name, make in presets.presets().items()}
 
 
 def recipes() -> list[Recipe]:
@@ -257,7 +257,7 @@ def legal(make: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
         return
 
 
-def _required(make: Callable[..., Any]) -> list[str]:
+def required(make: Callable[..., Any]) -> list[str]:
     return [p.name for p in inspect.signature(make).parameters.values() if p.default is inspect.Parameter.empty]
 
 

@@ -93,6 +93,8 @@ GOSSIP = [  # replicas differ; only sums are kept
     "sgp(topology=complete())",
     "osgp",
     "osgp(every=3)",
+    "d_psgd" + SMALL,
+    "choco_sgd(codec=topk(ratio=0.2), topology=complete())",
 ]
 
 # Whatever is registered, without anyone remembering; round about it the laws above ask for rounds of three steps.

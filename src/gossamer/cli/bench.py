@@ -11,6 +11,7 @@ from rich.table import Table
 
 from gossamer.cli.console import console
 from gossamer.cli.errors import FailedError, InputError
+from gossamer.cli.imports import Imports, brought
 from gossamer.cli.out import Force
 from gossamer.core import files
 from gossamer.core.errors import OutputError
@@ -62,6 +63,7 @@ def steps(
     chunk: Annotated[int, typer.Option(min=1, help="Steps per turn.")] = 4,
     workload: Annotated[str, typer.Option(help="What to train.")] = "lm",
     out: Annotated[Path | None, typer.Option(help="Folder for steps.json, steps.md and a plot for each rate.")] = None,
+    imports: Imports = None,
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
@@ -86,7 +88,7 @@ def steps(
     rows: list[StepRow] = []
     for rate in wanted:
         print(f"{len(names)} contenders, {ranks_on(hosts, per_host)}, {rate}", file=sys.stderr, flush=True)
-        rows += measure_steps(names, rate, hosts, turns, chunk, progress.quiet, workload, per_host)
+        rows += measure_steps(names, rate, hosts, turns, chunk, progress.quiet, workload, per_host, brought())
         if out is not None:  # what is measured is kept, whatever becomes of the rest
             _write(rows, out, force)
     print(json.dumps([asdict(r) for r in rows], indent=1) if as_json else as_markdown(rows))

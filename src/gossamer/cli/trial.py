@@ -18,6 +18,7 @@ from rich.table import Table
 from gossamer.cli import progress
 from gossamer.cli.console import console, is_lively
 from gossamer.cli.errors import InputError
+from gossamer.cli.imports import Imports, bring, brought
 from gossamer.cli.out import RECORD, Force, run_folder
 from gossamer.lab import parse_links
 from gossamer.lab.network import MOST_HOSTS
@@ -28,6 +29,7 @@ from gossamer.report.words import ranks_on, seconds, seeds_of, size
 from gossamer.trial import Plan, join, launch
 from gossamer.trial.contender import check
 from gossamer.trial.saving import saved_steps
+from gossamer.trial.slowness import Slowness
 from gossamer.workloads import get
 
 Hosts = Annotated[
@@ -43,6 +45,12 @@ Out = Annotated[Path | None, typer.Option(help="Folder for the record, the repor
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what went wrong.")]
 Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines on standard output.")]
 Deadline = Annotated[float, typer.Option(min=1.0, help="Seconds after which a missing rank is an error.")]
+Slow = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Slow a rank down: 'RANK:MS' sleeps so long in every step, 'RANK:MS:CHANCE' in some; 'all' ranks."
+    ),
+]
 Steps = Annotated[int, typer.Option(min=1, help="Optimizer steps.")]
 
 
@@ -61,16 +69,20 @@ def train(
         bool, typer.Option(help="Go on from the checkpoint in --out: same recipe, ranks and network.")
     ] = False,
     deadline: Deadline = 120.0,
+    imports: Imports = None,
+    slow: Slow = None,
     force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Train one recipe on real processes. Started by torchrun, it joins the ranks there are."""
+    if resume and out is not None:
+        bring(_imported_before(out))
     check(_absolute(recipe))
     chunk = min(10, steps, checkpoint_every)
     plan = Plan({_short(recipe): _absolute(recipe)}, workload, {"shards": shards}, steps, chunk, seed=seed)
     plan.deadline, plan.checkpoint_every, plan.resume = deadline, checkpoint_every, resume
-    plan.per_host = per_host
+    plan.per_host, plan.imports, plan.slow = per_host, brought(), slow or []
     if resume:
         _check_resumable(out)
     _check_place(plan, hosts, rate)
@@ -97,6 +109,8 @@ def compare(
     shards: Shards = "iid",
     out: Out = None,
     deadline: Deadline = 120.0,
+    imports: Imports = None,
+    slow: Slow = None,
     force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -113,6 +127,7 @@ def compare(
         names[_unused(_short(text), names)] = _absolute(text)
     plan = Plan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
     plan.deadline, plan.per_host = deadline, per_host
+    plan.imports, plan.slow = brought(), slow or []
     _check_place(plan, hosts, rate)
     _run(plan, hosts, rate, _folder(out, "compare", force), quiet, as_json, seeds)
 
@@ -126,6 +141,14 @@ def _check_place(plan: Plan, hosts: int, rate: str | None) -> None:
     get(plan.workload, seed=plan.seed, **plan.options)
     if rate is not None:
         parse_links(rate, hosts)
+    for text in plan.slow:
+        Slowness.of(text, hosts)
+
+
+def _imported_before(folder: Path) -> list[str]:
+    """What the run that goes on had imported."""
+    earlier = _earlier(folder)
+    return earlier.imports if earlier else []
 
 
 def _check_resumable(out: Path | None) -> None:

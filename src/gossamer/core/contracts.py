@@ -12,6 +12,8 @@ from gossamer.core.block import Block, Layout, State
 from gossamer.core.dice import Dice
 from gossamer.core.parts import Part
 from gossamer.core.terms import Term, bars, needs, those
+from gossamer.core.topology import Peers as Peers  # noqa: PLC0414  (users find contracts here)
+from gossamer.core.topology import Topology as Topology  # noqa: PLC0414
 from gossamer.core.verbs import Program
 
 Policy = Literal["equal", "mean", "owner", "drop"]
@@ -317,6 +319,11 @@ class Exchange(_Lossy):
         return False
 
     @property
+    def adds_up(self) -> bool:
+        """True if what it sends are sums on their way, all-reduces that is: they may be formed group by group."""
+        return False
+
+    @property
     def bucket_mb(self) -> float:
         """How many megabytes of gradient to put in one block, unless the recipe says otherwise; measured."""
         return 25.0
@@ -412,32 +419,6 @@ class Memory(Part):
     def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]: ...
 
 
-class Peers(NamedTuple):
-    """One rank's neighbours in one round: it sends `share` of its mass to each of `to`, and hears from `source`."""
-
-    to: tuple[int, ...]
-    source: tuple[int, ...]
-    share: float
-
-
-class Topology(Part):
-    """Who is whose neighbour in which round: pure arithmetic, no process groups.
-
-    Law: `j in peers(i).to` iff `i in peers(j).source`; nobody is its own neighbour; `share * len(to) < 1`. If it is
-    `alike`, all ranks have as many peers in a round, hear from as many, and share as much.
-    """
-
-    kind: ClassVar[str] = "topology"
-
-    @property
-    def alike(self) -> bool:
-        """True if a rank can tell from its own neighbours how much any other one shares."""
-        return False
-
-    @abstractmethod
-    def peers(self, rank: int, size: int, round: int) -> Peers: ...
-
-
 class Mixer(Part):
     """Who talks to whom, to pull parameters together without ever agreeing exactly; what a schedule that mixes is made of.
 
@@ -451,6 +432,16 @@ class Mixer(Part):
     """
 
     kind: ClassVar[str] = "mixer"
+
+    @property
+    def begins(self) -> bool:
+        """True if what it sends first is of another kind than all that comes after."""
+        return False
+
+    @property
+    def prelude(self) -> int:
+        """How many rounds come before its peers repeat themselves."""
+        return 0
 
     def policy(self, key: str) -> Policy:
         return "drop"

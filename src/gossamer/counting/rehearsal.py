@@ -183,9 +183,7 @@ class Rehearsal:
         self._flights |= dict(zip(which, values))
         yield from ()
 
-    def average_near(
-        self, which: Sequence[int], values: Sequence[Tensor], over: Exchange
-    ) -> Program[list[Tensor] | None]:
+    def average_near(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
         self.averages.append(Average(tuple(which), over))
         yield from ()
         return list(values)
@@ -217,6 +215,9 @@ class Rehearsal:
         pass
 
     def drop(self, step: int) -> None:
+        pass
+
+    def accept(self, ranks: Sequence[int]) -> None:
         pass
 
     def agreed(self) -> None:

@@ -16,7 +16,7 @@ from gossamer.core.terms import Term, bars
 from gossamer.core.verbs import Program
 from gossamer.core.world import World
 from gossamer.exchanges.allreduce import AllReduced
-from gossamer.exchanges.as_one import Node, as_one
+from gossamer.exchanges.as_one import Node, added_up, as_one
 
 BETWEEN, INSIDE = "between.", "inside."  # whose entry of the state it is
 
@@ -29,14 +29,18 @@ class Nodes(Exchange):
     M_k = the mean of node k, through `inside`;  the mean of all M_k through `between`, among the first ranks of the nodes,
     which tell their node every wire that comes. Ranks are numbered node by node; a last node of fewer ranks weighs less.
     What a node loses on the way, M_k - (what got through of M_k), is lost to each of its ranks, so a memory around is
-    right: the mean of what it keeps is what the mean lacks. What an owner of a chunk owes to the mean has not got
+    right: the mean of what it keeps is what the mean lacks. Messages that add up, such as low rank, do so inside, too, and no
+    dense M_k is formed: that is `between` of all ranks, and only its sums go two levels. What an owner of a chunk owes to the mean has not got
     through either, and is left to the memory; without one it is forgotten.
+
+    `per_node(4)` behind a recipe says it of all its exchanges: `qsgd + per_node(4)`. One node alone is `inside`, and nodes of
+    one rank each are `between`, bit for bit.
 
     Use: several ranks behind one slow network card. There flat recipes pay for each rank, and this one for each node: with
     two nodes of four ranks `scatter(qsgd())` sends 8.5 MB a step through a card, and in two levels 2.9.
 
-    Not for: one rank a node, where it is `between` itself; nor ranks whose links are all alike; nor a dense ring that is
-    split among several channels already: it crosses a card but twice as often.
+    Not for: one rank a node, where it is `between` itself; nor ranks whose links are all alike; nor, for its bytes, a ring: it
+    crosses a card but twice as often as it must.
 
     Wire: that of `between` among N / g ranks, through the card of a node; inside, that of `inside`, and what `between`
     brought, once for each other rank.
@@ -107,7 +111,14 @@ class Nodes(Exchange):
 
     @property
     def sparse(self) -> bool:
-        return self.per_node == 1 and self.between.sparse  # of its own numbers a rank keeps what its node does not lose
+        """Not where a node loses something: each of its ranks loses that of all its numbers."""
+        return (self.per_node == 1 or self._adds_up) and self.between.sparse
+
+    @property
+    def _adds_up(self) -> bool:
+        """Sums inside instead of the dense mean there, which would cost more; where nothing gets lost it is the same."""
+        dense = self.inside.adds_up and self.inside.exact
+        return dense and self.between.adds_up and not self.between.exact
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -130,10 +141,13 @@ class Nodes(Exchange):
 
     def fits(self, world: World) -> None:
         self.inside.fits(world._replace(size=min(self.per_node, world.size)))
-        self.between.fits(world._replace(size=ceil(world.size / self.per_node)))
+        nodes = world.size if self._adds_up else ceil(world.size / self.per_node)
+        self.between.fits(world._replace(size=nodes))
 
     def omega(self, layout: Layout, size: int) -> float:
         """Both errors, the second one of what is left of the blocks with the first: (1 + w1) (1 + w2) - 1."""
+        if self._adds_up:
+            return self.between.omega(layout, size)
         inside = self.inside.omega(layout, min(self.per_node, size))
         nodes = ceil(size / self.per_node)
         return (1 + inside) * (1 + self.between.omega(layout, nodes)) - 1 if nodes > 1 else inside
@@ -162,6 +176,9 @@ class Nodes(Exchange):
         if (only := self._only(context.size)) is not None:
             return (yield from _alone(*only, block, state, context))
         node = Node.of(context.rank, context.size, self.per_node)
+        if self._adds_up:
+            program = _alone(self.between, BETWEEN, block, state, context)
+            return (yield from added_up(program, node, block.layout.buffers))
         near = yield from self._inside(block, state, context, node)
         weight = len(node.ranks) * len(node.leaders) / context.size
         asked = near.mean if weight == 1 else near.mean.mul_(weight)

@@ -49,16 +49,17 @@ def ranks_per_node(nodes: Where, hosts: list[str], size: int, group: "dist.Proce
 
 def _of_hosts(names: list[str]) -> int:
     """
-    >>> _of_hosts(["a", "a", "b", "b"])
-    2
+    >>> _of_hosts(["a", "a", "b", "b"]), _of_hosts(["a", "a", "b"])
+    (2, 2)
     """
-    per_node = len(names) // len(set(names))
-    if any(names[i] != names[i - i % per_node] for i in range(len(names))) or len(names) % len(set(names)):
+    per_node = names.count(names[0])
+    firsts = names[::per_node]
+    if any(name != firsts[i // per_node] for i, name in enumerate(names)) or len(set(firsts)) < len(firsts):
         held = {name: [i for i, n in enumerate(names) if n == name] for name in names}
         raise AttachError(
             "nodes='hosts': "
             + "; ".join(f"rank(s) {', '.join(map(str, ranks))} on {name}" for name, ranks in held.items())
-            + f". {NEIGHBOURS.capitalize()}"
+            + f". {NEIGHBOURS.capitalize()}; only the last may have fewer"
         )
     return per_node
 

@@ -29,8 +29,8 @@ class Hierarchical(Schedule):
     smaller, and counts rank by rank. `then` may be any schedule of local steps, this one too: three levels are
     hierarchical(2, 8, hierarchical(8, 64, local_sgd(32))).
 
-    The averages inside pass neither codec nor memory; those of all ranks pass both. One that is not finite is left out by
-    its group, whose ranks return to the anchor with all others at the end of the round.
+    The averages inside pass neither codec nor memory; those of all ranks pass both. A model that is not finite spoils its
+    group until the end of the round, which is dropped: then all ranks return to the anchor.
 
     Use: several ranks behind one slow link, which see each other often for little.
 
@@ -38,6 +38,7 @@ class Hierarchical(Schedule):
 
     Wire: dense, among the group, once per `near` steps; and what `then` sends.
 
+    >>> from gossamer.schedules import LocalSGD
     >>> Hierarchical(near=2, ranks=8, then=LocalSGD(16))
     hierarchical(2, 8, local_sgd(16))
 
@@ -113,9 +114,7 @@ class Hierarchical(Schedule):
         )
 
     def _average_inside(self, loop: Loop) -> Program[None]:
-        means = yield from loop.average_near(loop.parameters(), _Inside(self.ranks))
-        if means is not None:
-            loop.write(means)
+        loop.write((yield from loop.average_near(loop.parameters(), _Inside(self.ranks))))
 
 
 @dataclass(frozen=True, repr=False)

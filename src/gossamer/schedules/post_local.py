@@ -23,6 +23,7 @@ class PostLocal(Schedule):
 
     Wire: the exchange's bytes at every step at first, and then those of `then`.
 
+    >>> from gossamer.schedules import LocalSGD
     >>> PostLocal(1000, LocalSGD(8))
     post_local(1000, local_sgd(8))
 

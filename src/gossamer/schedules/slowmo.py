@@ -7,11 +7,12 @@ from torch import Tensor
 
 from gossamer.core.contracts import Mixer, Policy
 from gossamer.core.errors import AttachError
+from gossamer.core.halves import rest, until_descend
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
 from gossamer.core.schedule import Loop, Schedule, Share
 from gossamer.core.terms import Term
-from gossamer.core.verbs import Program
+from gossamer.core.verbs import Descend, Program
 from gossamer.core.world import World
 from gossamer.schedules import mixing
 from gossamer.schedules.apart import growth
@@ -103,10 +104,6 @@ class SlowMo(Schedule):
         return self.base.averages_gradients
 
     @property
-    def mixes(self) -> bool:
-        return not self.average
-
-    @property
     def accumulate(self) -> int:
         return self.base.accumulate
 
@@ -146,9 +143,12 @@ class SlowMo(Schedule):
 
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, lambda: self._held(loop))
-        yield from self.base.step(loop)
-        if loop.step % self.every:
-            return
+        steps = self.base.step(loop)
+        yield from until_descend(steps)
+        descended = yield Descend()
+        yield from rest(steps, descended)
+        if loop.step % self.every or (self.base.averages_gradients and not descended):
+            return  # what all ranks left out leaves no trace, and the round goes on
         yield from self.base.close(loop)
         means = yield from self._moved(loop)
         outer = OuterStep(self.beta, self.alpha, self.by_lr, self.nesterov)

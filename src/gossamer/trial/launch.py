@@ -109,6 +109,7 @@ def _record(plan: Plan, hosts: int, rate: str | None, command: str) -> Record:
         versions=_versions(),
         machine=f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}{_tcp()}",
         baseline=plan.baseline or next(iter(plan.contenders)),
+        imports=plan.imports,
         runs=[
             Run(name, recipe, "interrupted", UNFINISHED, about(recipe), recipe in YARDSTICKS)
             for name, recipe in plan.contenders.items()

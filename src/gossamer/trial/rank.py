@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from gossamer import kernels, workloads
+from gossamer.core import offered
 from gossamer.core.errors import GossamerError
 from gossamer.lab import in_lab, name_rank
 from gossamer.record import Step
@@ -30,6 +31,8 @@ Hear = Callable[[dict[str, Any]], None]
 def take_part(plan: Plan, hear: Hear) -> int:
     """Take part in a trial as one of several ranks; the exit code is 1 if a contender failed. Rank 0 calls `hear`."""
     torch.set_num_threads(1)
+    for each in plan.imports:
+        offered.bring(each)
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=plan.deadline))
     except (RuntimeError, ValueError) as error:

@@ -47,10 +47,12 @@ def measure_steps(
     on_event: OnEvent,
     workload: str = "lm",
     per_host: int = 1,
+    imports: Sequence[str] = (),
 ) -> list[StepRow]:
     """Train all contenders in turns of `chunk` steps, and say what their steps took."""
     turns = max(turns, *(ceil(_period(kind) / chunk) for kind in contenders.values()))  # one whole round at least
     plan = Plan(contenders, workload, steps=(turns + WARM_UP) * chunk, chunk=chunk, measure_every=0, per_host=per_host)
+    plan.imports = [*imports]
     record, code = launch(plan, hosts, rate, "gossamer bench steps", on_event)
     if code > 128:
         raise KeyboardInterrupt(code - 128)
