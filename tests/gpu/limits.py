@@ -14,6 +14,7 @@ KEPT = {
     "dqsgd": 4,
     "signsgd": 4,
     "ef_signsgd": 12,  # residual, and what owners owe
+    "onebit_sgd": 12,  # the same
     "onebit_adam": 16,  # momentum, divisor, residual, and what owners owe; the optimizer has none
     "onebit_lamb": 20,  # and the fresh second moment
     "topk": 8,  # residual
@@ -68,6 +69,7 @@ TENSOR_BY_TENSOR = {
     "local_gradients": 12,  # the same, and its model read and written
     "atomo": 6,  # each matrix plus its atoms, for every rank
     "dgc": 10,
+    "onebit_sgd": 60,  # each matrix's rows, for every rank, in both phases
     "onebit_lamb": 40,  # each tensor's norms, ratios and averages
     "powersgd": 5,  # each matrix times its factors
     "accordion": 8,  # the same, and each gradient's sum and norm

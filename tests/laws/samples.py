@@ -88,6 +88,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "scatter(qsgd(bits=2), feedback=1.0)",
         "scatter(sign(scale='l2'), own='encoded')",
     ),
+    "sign_columns": ("sign_columns(threshold='mean')",),
     "sign": ("sign(scale='l2')", "sign(scale='one')"),
     "slowmo": (
         "slowmo(2)",

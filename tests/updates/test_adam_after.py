@@ -1,5 +1,6 @@
 """1-bit Adam: Adam until the freeze; then the momentum travels, divided by what the second moment was."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +22,10 @@ EXACT = "allreduce(fp32()) + adam_after(4)"
 
 def adamw(model: nn.Module, **more: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), **{"lr": 0.02, "weight_decay": 0.1} | more)
+
+
+def undecayed(model: nn.Module) -> torch.optim.Optimizer:
+    return adamw(model, weight_decay=0.0)
 
 
 def plain(model: nn.Module) -> torch.optim.Optimizer:
@@ -51,7 +56,7 @@ def test_up_to_the_freeze_it_is_adamw(optimizer: Any) -> None:
 
 def test_with_an_exact_exchange_it_is_preconditioned_momentum_sgd_from_then_on() -> None:
     ranks = make(EXACT, 3, optimizer=adamw)
-    twin, m, v = Odd(), list[Tensor](), list[Tensor]()
+    twin = Odd()
     m, v = ([torch.zeros_like(p) for p in twin.parameters()] for _ in range(2))
     for step in range(1, 13):
         for i, (p, g) in enumerate(zip(twin.parameters(), means(3, step, twin), strict=True)):
@@ -67,7 +72,7 @@ def test_with_an_exact_exchange_it_is_preconditioned_momentum_sgd_from_then_on()
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_the_momentum_is_equal_on_all_ranks_and_what_never_had_a_gradient_stays(size: int) -> None:
-    ranks = make("onebit_adam(3)", size, optimizer=lambda m: adamw(m, weight_decay=0.0))
+    ranks = make("onebit_adam(3)", size, optimizer=undecayed)
     still = ranks[0].model.get_parameter("still").detach().clone()
     for _ in range(8):
         train(ranks, pull, 1)
@@ -126,7 +131,7 @@ def test_bytes_of_a_frozen_step() -> None:
     assert {sum(e.sent for e in ledger if e.rank == r) for r in range(8)} == {229_432}
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[Callable[[nn.Module], torch.optim.Optimizer], str]] = {
     "RMSprop": (lambda m: torch.optim.RMSprop(m.parameters()), "use torch.optim.AdamW"),
     "SGD with momentum": (lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), "both add momentum"),
     "amsgrad": (lambda m: adamw(m, amsgrad=True), "leave amsgrad out"),

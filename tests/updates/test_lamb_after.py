@@ -1,6 +1,6 @@
 """1-bit LAMB: LAMB until the freeze; then trust ratios stay, times what the fresh second moment says."""
 
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -64,13 +64,14 @@ def test_the_ratio_stays_one_while_the_fresh_second_moment_is_the_frozen_one() -
     update, state = LambAfter(400, beta2=0.9), dict[str, Tensor]()
     g = Block.of({"w": torch.tensor([[0.5, -2.0], [1.0, 3.0]]), "b": torch.tensor([0.25])})
     model = Block.of({"w": torch.ones(2, 2), "b": torch.ones(1)})
+    out = g.flat
     for step in range(1, 420):
         out = update.direction(g, model, state, context(step=step))
     assert state["r:w"].tolist() == pytest.approx([1.0], abs=1e-4)
     torch.testing.assert_close(out, torch.tensor([1.0, -1.0, 1.0, 1.0, 1.0]), rtol=1e-4, atol=1e-4)
 
 
-REFUSED: dict[str, Any] = {
+REFUSED: dict[str, tuple[Callable[[nn.Module], torch.optim.Optimizer], str]] = {
     "weight decay": (lambda m: torch.optim.AdamW(m.parameters(), weight_decay=0.1), "weight_decay=0.1 in the recipe"),
     "Adagrad": (lambda m: torch.optim.Adagrad(m.parameters()), "use torch.optim.AdamW"),
 }

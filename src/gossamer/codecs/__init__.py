@@ -11,6 +11,7 @@ from gossamer.codecs.powersgd import PowerSGD
 from gossamer.codecs.qsgd import QSGD
 from gossamer.codecs.randk import RandK
 from gossamer.codecs.sign import Sign
+from gossamer.codecs.sign_columns import SignColumns
 from gossamer.codecs.spectral import SVD
 from gossamer.codecs.strom import Strom
 from gossamer.codecs.ternary import Ternary
@@ -34,6 +35,7 @@ __all__ = [
     "RandK",
     "SharedBasis",
     "Sign",
+    "SignColumns",
     "Strom",
     "Ternary",
     "TopK",

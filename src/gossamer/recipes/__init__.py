@@ -38,7 +38,7 @@ from gossamer.recipes.rounds import (
     easgd,
 )
 from gossamer.recipes.minibatch import minibatch, accelerated, inner_outer
-from gossamer.recipes.one_bit import signsgd, ef_signsgd, onebit_adam, onebit_lamb
+from gossamer.recipes.one_bit import signsgd, ef_signsgd, onebit_sgd, onebit_adam, onebit_lamb
 from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp
 from gossamer.recipes.waiting import backup
 from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch
@@ -76,6 +76,7 @@ __all__ = [
     "minibatch",
     "onebit_adam",
     "onebit_lamb",
+    "onebit_sgd",
     "osgp",
     "overlap_local_sgd",
     "post_local",
