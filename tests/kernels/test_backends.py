@@ -146,6 +146,8 @@ def test_the_benchmark_has_a_row_for_every_kernel():
         "ternary.decode",
         "quantise4.encode",
         "quantise4.decode",
+        "levels7.encode",
+        "levels7.decode",
         "sign_feedback",
         "sketch.encode",
         "sketch.estimate",
