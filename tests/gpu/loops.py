@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer.hosts import Communicator
+from gossamer.recipe import Recipe
 
 PATIENCE = 6.0  # seconds that the watchdog gives an operation
 STATE = 8  # bytes a parameter of the model and its momentum
@@ -112,7 +113,10 @@ def _train(rank: int, plan: Plan) -> Seen:
     torch.cuda.set_device(device if plan.sets_device else 0)
     torch.manual_seed(0)
     model = net(plan).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    recipe = Recipe.of(plan.recipe)
+    own = recipe.schedule.trains_elsewhere or any("sends momentum" in part.traits for part in recipe.parts())
+    momentum = 0.0 if own else 0.9
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
     count = sum(p.numel() for p in model.parameters())
     dice = torch.Generator().manual_seed(rank)
     losses = list[Tensor]()

@@ -56,6 +56,12 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
+def usual(recipe: str | Recipe) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    """SGD with momentum; without, where the recipe brings its own."""
+    own = Recipe.of(recipe).schedule.trains_elsewhere
+    return (lambda model: torch.optim.SGD(model.parameters(), lr=0.05)) if own else sgd
+
+
 def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).clone()
 
@@ -79,12 +85,12 @@ def small_step(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communi
 def attached(
     recipe: str | Recipe,
     model: nn.Module | None = None,
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
     **options: Any,
 ) -> Iterator[tuple[nn.Module, torch.optim.Optimizer, Communicator]]:
     """A model, its optimizer and its communicator, which is detached in the end."""
     mine = Awkward() if model is None else model
-    made = optimizer(mine)
+    made = (optimizer or usual(recipe))(mine)
     with gossamer.attach(mine, made, recipe, **{"seed": SEED, "deadline": DEADLINE} | options) as comm:
         yield mine, made, comm
 
@@ -108,7 +114,7 @@ def simulated(recipe: str | Recipe, size: int, steps: int) -> list[list[Tensor]]
         loss.backward()
         return float(loss.detach())
 
-    ranks = replicas(recipe, Awkward, sgd, size, seed=SEED)
+    ranks = replicas(recipe, Awkward, usual(recipe), size, seed=SEED)
     out: list[list[Tensor]] = [[] for _ in ranks]
     for _ in range(steps):
         train(ranks, backward, 1)

@@ -45,6 +45,8 @@ def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None =
     everyone = _told(comm, {"step": comm.step, "sums": sums, "taken": (Path(path) / ".metadata").exists()})
     _check_together(everyone, path)
     equal = {name for name in sums if all(other["sums"].get(name) == sums[name] for other in everyone)}
+    if comm.recipe.schedule.trains_elsewhere:  # what is stored as `model` is another one then
+        equal -= {name for name in equal if name.startswith("model/")}
     model = _consensus(
         comm, {name.removeprefix("model/"): tensors[name] for name in equal if name.startswith("model/")}
     )

@@ -65,6 +65,13 @@ UNTOLD_MEANS = (
         + "{memory} would keep gradients of one loss scale and send them under another; say attach(..., scaler=scaler)",
     ),
 )
+UNTOLD_MOMENTUM = (
+    bars(
+        "sends momentum",
+        because=UNTOLD
+        + "{update} would add gradients of one loss scale to a momentum of another; say attach(..., scaler=scaler)",
+    ),
+)
 UNTOLD_LOCAL = (
     needs(
         "averages gradients",
@@ -98,4 +105,14 @@ def for_silence_on(buffer: str) -> tuple[Term, ...]:
     )
 
 
-__all__ = ["HOOK", "SCALED", "UNTOLD_LOCAL", "UNTOLD_MEANS", "for_all_ranks", "for_buffers", "for_silence_on", "refuse"]
+__all__ = [
+    "HOOK",
+    "SCALED",
+    "UNTOLD_LOCAL",
+    "UNTOLD_MEANS",
+    "UNTOLD_MOMENTUM",
+    "for_all_ranks",
+    "for_buffers",
+    "for_silence_on",
+    "refuse",
+]

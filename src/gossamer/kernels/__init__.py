@@ -20,8 +20,9 @@ from gossamer.kernels.quantise import (
 )
 from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divide
 from gossamer.kernels.select import compact, scatter_add, sparse_mean, topk, topk_each, within
-from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_feedback
+from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_decode, sign_encode, sign_feedback
 from gossamer.kernels.sketch import sketch_encode, sketch_estimate
+from gossamer.kernels.small import small_accumulate, small_decode, small_encode
 from gossamer.kernels.ternary import (
     ternary,
     ternary_accumulate,
@@ -60,9 +61,14 @@ __all__ = [
     "scatter_add",
     "sign_accumulate",
     "sign_bytes",
+    "sign_decode",
+    "sign_encode",
     "sign_feedback",
     "sketch_encode",
     "sketch_estimate",
+    "small_accumulate",
+    "small_decode",
+    "small_encode",
     "sparse_mean",
     "ternary",
     "ternary_accumulate",

@@ -93,7 +93,7 @@ def lengths_on(bounds: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def divisor(number: int, device: torch.device) -> Tensor:
+def divisor(number: float, device: torch.device) -> Tensor:
     """A number to divide by. By a plain one torch does not divide on GPUs: it multiplies by its reciprocal.
 
     What is read from a wire is the same everywhere, to the bit. Means over ranks are not: networks add in orders of their

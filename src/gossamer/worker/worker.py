@@ -10,6 +10,7 @@ from torch import Tensor
 from gossamer.core.block import Block
 from gossamer.core.contracts import Context, Exchange
 from gossamer.core.dice import Dice
+from gossamer.core.halves import rest, until_descend
 from gossamer.core.moments import ask, used_here
 from gossamer.core.schedule import Loop, Message
 from gossamer.core.verbs import Program, all_gather, start
@@ -20,7 +21,6 @@ from gossamer.worker import optimizers
 from gossamer.worker.channels import build
 from gossamer.worker.descent import Descent
 from gossamer.worker.flights import Flight, Flights
-from gossamer.worker.halves import rest, until_descend
 from gossamer.worker.held import Held
 from gossamer.worker.leaves import Leaf
 from gossamer.worker.measuring import relative_errors
@@ -70,6 +70,13 @@ class Worker:
         self.descent, self.steering, self.sending = Descent(self), Steering(self), Sending(self)
         self.live = dict[str, Any]()  # what the schedule keeps beside the steps
         self.dropped = list[int]()  # steps for whose end this rank's gradient was not waited for
+        self.accepted = Counter[
+            int
+        ]()  # of how many steps each rank's gradient was a part, where not all are waited for
+        self.closed = 0  # how many steps those are
+        self.samples = list[Any]()  # what this rank's host says of the batch under way
+        self.dropped_samples = dict[int, list[Any]]()  # and of those that came too late, by step
+        self.on_drop: Callable[[int, int, Sequence[Any]], None] | None = None  # told step, rank, and samples
         self.on_late: Callable[[int], None] | None = None
         self.on_decision: Callable[[int, int, str], None] | None = None  # told step, rank, and what holds from then on
         self.flights = Flights()
@@ -101,7 +108,7 @@ class Worker:
     def send(self, index: int, flat: Tensor) -> Program[None]:
         """Put one channel's gradient on its way; the mean may be written over it."""
         self.steering.note(index, flat)
-        yield from self.sending.take_off(self._gradients, index, flat)
+        yield from self.sending.take_off(self._gradients, index, self.descent.outgoing(index, flat, self.scale))
 
     def average_gradients(self) -> Program[None]:
         sums: Sequence[Tensor] = ()
@@ -124,8 +131,16 @@ class Worker:
         self.means, self.finite = list(means), finite
         self.set_rates(rates)
 
+    def accept(self, ranks: Sequence[int]) -> None:
+        self.accepted.update(ranks)
+        self.closed += 1
+
     def drop(self, step: int) -> None:
         self.dropped.append(step)
+        if self.samples:
+            self.dropped_samples[step] = self.samples
+        if self.on_drop is not None:
+            self.on_drop(step, self.rank, self.samples)
         if self.on_late is not None:
             self.on_late(step)
 
@@ -134,6 +149,9 @@ class Worker:
         for index, value in zip(which, values, strict=True):
             yield from self.sending.take_off(flight, index, value, over)
         self.flights.add(which, flight)
+
+    def average_near(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
+        return (yield from self.sending.near(which, values, over))
 
     def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]:
         flights = self.flights.of(which)
@@ -200,7 +218,8 @@ class Worker:
     def context(self, index: int) -> Context:
         dice = Dice(self.seed, self.step, self.rank)
         channel = self.channels[index]
-        return Context(self.rank, self.size, self.step, dice, lr=channel.rate(self.optimizer), shift=channel.shift)
+        rate = channel.rate(self.optimizer)
+        return Context(self.rank, self.size, self.step, dice, lr=rate, shift=channel.shift, scale=self.scale)
 
     def plain_context(self, step: int) -> Context:
         return Context(self.rank, self.size, step, Dice(self.seed, step, self.rank))
@@ -243,7 +262,7 @@ class Worker:
 
         `step` is the optimizer's, for what this rank has missed.
         """
-        if self.recipe.schedule.averages_gradients and self.size > 1:
+        if self.recipe.schedule.averages(self.step) and self.size > 1:
             for i, flat in enumerate(gradients):
                 yield from self.ready(i, flat)
         steps = self.steps()
@@ -271,6 +290,7 @@ class Worker:
         """Count the step, let memories move on, and adopt what the controller decided in it."""
         held, self._held = self._held, Held()
         held.commit()
+        self.samples = []
         self.steering.next = held.decided or self.steering.next
         self.skipped += not descended
         self.step += 1

@@ -1,0 +1,74 @@
+"""What changes as training goes."""
+
+from gossamer.codecs import QSGD, PowerSGD, TopK
+from gossamer.controllers import Accordion, AccordionBatch
+from gossamer.exchanges import AllReduced, Gather, Scatter
+from gossamer.memories import ErrorFeedback
+from gossamer.recipe import Recipe, preset
+from gossamer.recipes.dense import DENSE
+
+
+@preset
+def accordion(epoch: int, mild: int = 4, harsh: int = 1, interval: int = 10, threshold: float = 0.5) -> Recipe:
+    """PowerSGD with a high rank in critical regimes and a low one elsewhere.
+
+    Use: where a low rank costs quality, or nobody knows which rank is enough: mild while gradients change fast,
+    harsh elsewhere, parameter by parameter.
+
+    Not for: short runs: it decides first after `interval` + 1 epochs, and all is mild until then. The bytes counted
+    are those of the mild level.
+
+    Paper: Agarwal et al., Accordion, MLSys 2021.
+    """
+    low, high = AllReduced(PowerSGD(mild)), AllReduced(PowerSGD(harsh))
+    return Recipe(low, ErrorFeedback(), controller=Accordion(low, high, epoch, interval, threshold))
+
+
+@preset
+def accordion_qsgd(epoch: int, mild: int = 8, harsh: int = 4, interval: int = 10, threshold: float = 0.5) -> Recipe:
+    """QSGD with more bits in critical regimes and fewer elsewhere.
+
+    Use: where few bits cost quality, or nobody knows how many are enough: `accordion` without matrix products and
+    without a residual.
+
+    Not for: short runs: it decides first after `interval` + 1 epochs, and all is mild until then. The bytes counted
+    are those of the mild level.
+
+    Paper: Agarwal et al., Accordion, MLSys 2021.
+    """
+    low, high = Scatter(QSGD(mild)), Scatter(QSGD(harsh))
+    return Recipe(low, controller=Accordion(low, high, epoch, interval, threshold))
+
+
+@preset
+def accordion_topk(
+    epoch: int, mild: float = 0.1, harsh: float = 0.01, interval: int = 10, threshold: float = 0.5
+) -> Recipe:
+    """Top-k that keeps more in critical regimes and less elsewhere.
+
+    Use: where one percent costs quality, or nobody knows how many are enough: `accordion` for gradients of few large
+    elements.
+
+    Not for: short runs: it decides first after `interval` + 1 epochs, and all is mild until then. The bytes counted
+    are those of the mild level. Nor many ranks: bytes grow with their number.
+
+    Paper: Agarwal et al., Accordion, MLSys 2021; its levels are 99 percent and 10, or 2 for a language model.
+    """
+    low, high = Gather(TopK(mild)), Gather(TopK(harsh))
+    return Recipe(low, ErrorFeedback(), controller=Accordion(low, high, epoch, interval, threshold))
+
+
+@preset
+def accordion_batch(epoch: int, factor: int = 8, interval: int = 10, threshold: float = 0.5) -> Recipe:
+    """A batch that grows once training leaves its critical regimes.
+
+    Use: where large batches train well later on but not at first: once the batch has grown, one exchange serves
+    `factor` times as many samples.
+
+    Not for: short runs: until it decides, after `interval` + 1 epochs at the earliest, it sends what dense does,
+    and those are the bytes counted. The batch never shrinks again, and the learning rate grows with it; the
+    training loop must ask `comm.accumulate`.
+
+    Paper: Agarwal et al., Accordion, MLSys 2021.
+    """
+    return Recipe(DENSE, controller=AccordionBatch(factor, epoch, interval, threshold))

@@ -1,0 +1,170 @@
+"""Accelerated minibatch SGD, and how long its stages are."""
+
+from collections.abc import Mapping, Sequence
+from math import ceil, sqrt
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import State
+from gossamer.core.contracts import Policy
+from gossamer.core.errors import AttachError
+from gossamer.core.parts import part, require
+from gossamer.core.schedule import Loop, Place, Schedule, Share
+from gossamer.core.terms import Term, bars
+from gossamer.core.verbs import Descend, Program
+from gossamer.core.world import World
+
+
+@final
+@part("accelerated")
+class Accelerated(Schedule):
+    """Gradients of `micro_batches` at one point are averaged, and three sequences make an accelerated step of them (AC-SA).
+
+    x_md = x / b + (1 - 1/b) x_ag, where the gradient g is taken.  x = x - lr (r + 1) / 2 g;  x_ag = x / b + (1 - 1/b) x_ag,
+    b = (r + 1) / 2 in round r = 1, 2, ... With H the smoothness, lr <= 1 / (2 H). The module holds x_md; the model to judge and
+    to keep is x_ag, which `comm.consensus()` swaps in. `stages` are the lengths, in rounds, of stages after which r starts
+    anew from x_ag, the last one for all that follow: for strongly convex problems, see `stages()`. A step that is
+    skipped counts for no round. All of it holds for a rank alone as well.
+
+    Use: convex problems, few rounds, and ranks whose data differ much: what differs does not matter to it.
+
+    Not for: deep networks, where nothing is proved; optimizers other than plain SGD; memories, which deliver a gradient in
+    a round that counts it for more.
+
+    Wire: the exchange's bytes once in `micro_batches`.
+
+    >>> Accelerated(4, stages=(20, 40))
+    accelerated(micro_batches=4, stages=(20, 40))
+
+    Paper: Woodworth, Patel, Srebro, Minibatch vs Local SGD for Heterogeneous Distributed Learning, NeurIPS 2020; AC-SA is
+    Ghadimi and Lan's.
+    """
+
+    micro_batches: int = 1
+    stages: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(self.micro_batches >= 1, f"accelerated: micro_batches must be at least 1, got {self.micro_batches}")
+        require(
+            all(n >= 1 for n in self.stages),
+            f"accelerated: stages are lengths of at least 1 round, got {self.stages}; () never starts anew",
+        )
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return (
+            bars(
+                "memory",
+                because="{memory} under {schedule}: a gradient counts by the round it is taken in, and what a memory sends later "
+                "would count for more; leave the memory out",
+            ),
+            bars(
+                "directs",
+                because="{update} under {schedule}: the three sequences are made of gradients; leave the update out",
+            ),
+        )
+
+    @property
+    def averages_gradients(self) -> bool:
+        return True
+
+    @property
+    def accumulate(self) -> int:
+        return self.micro_batches
+
+    @property
+    def trains_elsewhere(self) -> bool:
+        return True
+
+    def policy(self, key: str) -> Policy:
+        return (
+            "drop" if key in ("x", "round", "middle") else "equal"
+        )  # a new world starts from x_ag, at a stage's beginning
+
+    def judged(self, loop: Loop) -> list[Share]:
+        held = zip(loop.states, loop.parameters(), strict=True)
+        return [Share(state.get("aggregate", x), torch.ones(())) for state, x in held]
+
+    def step(self, loop: Loop) -> Program[None]:
+        yield from loop.average_gradients()
+        if not (yield Descend()):
+            return
+        loop.assign([self._moved(*given) for given in zip(loop.places, loop.parameters(), strict=True)])
+        for place in loop.places:
+            if place.narrow:  # what rounding left of x_md
+                place.states["schedule"]["middle"] = place.read()
+
+    def _moved(self, place: Place, descended: Tensor) -> Tensor:
+        """The next x_md; `descended` is x_md - lr g, and x is written over it."""
+        state, like = place.states["schedule"], place.layout.buffers.like
+        round, stage = int(state.get("round", 1)), int(state.get("stage", 0))
+        x = descended
+        if round > 1:  # else x_md was x, and the step is a plain one
+            middle = state["middle"] if place.narrow else _between(state, round, like(x))
+            step = torch.sub(middle, descended, out=descended)
+            x = torch.sub(state["x"], step, alpha=(round + 1) / 2, out=step)
+        state["x"], state["aggregate"] = x, torch.lerp(state.get("aggregate", x), x, 2 / (round + 1), out=like(x))
+        round += 1
+        if self.stages and round > self.stages[min(stage, len(self.stages) - 1)]:
+            state["x"], round, stage = state["aggregate"], 1, stage + 1
+        state["round"], state["stage"] = torch.tensor(round), torch.tensor(stage)
+        return _between(state, round, like(x))
+
+    def fits(self, world: World) -> None:
+        for optimizer in world.optimizers:
+            if not all(_is_sgd_without_momentum(group) for group in optimizer.param_groups):
+                raise AttachError(
+                    f"{self} with {type(optimizer).__name__}: its rounds weigh the steps of plain SGD, and bring the momentum "
+                    "themselves; use torch.optim.SGD with momentum=0"
+                )
+
+
+class Stage(NamedTuple):
+    """Some rounds of a stage, and the learning rate to take them with."""
+
+    rounds: int
+    lr: float
+
+
+def stages(smoothness: float, convexity: float, distance: float, noise: float = 0.0, count: int = 10) -> list[Stage]:
+    """How long stages of `accelerated` must be for each to halve the squared distance to the optimum, at least.
+
+    H and mu are the objective's smoothness and strong convexity, D the distance to begin with, and noise^2 the variance of an
+    averaged gradient, its trace. After R rounds at lr <= 1 / (2 H)
+
+    E F(x_ag) - F* <= 2 D^2 / (lr R (R + 2)) + lr noise^2 (R + 3) / 3,
+
+    and |x_ag - x*|^2 is at most 2 / mu times that. Each of the two terms is kept below mu D^2 / 8.
+
+    >>> stages(smoothness=100.0, convexity=1.0, distance=3.0, count=2)
+    [Stage(rounds=56, lr=0.005), Stage(rounds=56, lr=0.005)]
+    """
+    for name, value in ("smoothness", smoothness), ("convexity", convexity), ("distance", distance):
+        require(value > 0, f"stages: {name} must be positive, got {value}")
+    require(convexity <= smoothness, f"stages: convexity {convexity} is more than smoothness {smoothness}")
+    require(noise >= 0 and count >= 1, f"stages: noise must be 0 or more and count at least 1, got {noise} and {count}")
+    out = list[Stage]()
+    for _ in range(count):
+        lr = 1 / (2 * smoothness)
+        while noise and lr * noise**2 * (_rounds(lr, convexity) + 3) / 3 > convexity * distance**2 / 8:
+            lr *= 0.8
+        out.append(Stage(_rounds(lr, convexity), lr))
+        distance /= sqrt(2)
+    return out
+
+
+def _rounds(lr: float, convexity: float) -> int:
+    """The least R with R (R + 2) >= 16 / (lr mu)."""
+    return ceil(sqrt(1 + 16 / (lr * convexity)) - 1)
+
+
+def _between(state: State, round: int, out: Tensor) -> Tensor:
+    """x_md of a round: x / b + (1 - 1/b) x_ag, with b = (round + 1) / 2."""
+    return torch.lerp(state["aggregate"], state["x"], 2 / (round + 1), out=out)
+
+
+def _is_sgd_without_momentum(group: Mapping[str, Any]) -> bool:
+    sgd: Sequence[str] = ("momentum", "dampening", "nesterov")
+    return all(key in group for key in sgd) and "eps" not in group and not group["momentum"]

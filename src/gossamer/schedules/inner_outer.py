@@ -1,0 +1,77 @@
+"""Local steps of one rate, and a step of another over the round."""
+
+from typing import Annotated, final
+
+import torch
+
+from gossamer.core.contracts import Policy
+from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice, Range
+from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.verbs import Descend, Program
+from gossamer.schedules.local_sgd import LocalSGD
+from gossamer.schedules.rounds import remember_anchor, return_to_anchor
+
+
+@final
+@part("inner_outer", sample="inner_outer(8)")
+class InnerOuter(Schedule):
+    """`every` local steps of `inner` times the learning rate; then all they would have been at the full rate, averaged.
+
+    x_i = a - inner m_i, with m_i the sum of the optimizer's steps in this round, each taken at x_i.  a = a - mean m_i. So the
+    learning rate is that of the outer step, and `inner` times it the inner one's. `inner=1` is local SGD, bit for bit;
+    `inner=0` takes all gradients at the anchor: minibatch SGD with `every` times the learning rate. A round whose average is
+    not finite is dropped: every rank returns to the anchor.
+
+    Use: ranks whose data differ: a small inner rate keeps models from drifting apart, a large outer one keeps their pace.
+
+    Not for: machines short of memory: it keeps two more copies of the model.
+
+    Wire: the exchange's bytes once per `every` steps.
+
+    >>> InnerOuter(8, inner=0.25)
+    inner_outer(8, inner=0.25)
+
+    Paper: Woodworth, Patel, Srebro, Minibatch vs Local SGD for Heterogeneous Distributed Learning, NeurIPS 2020.
+    """
+
+    every: Annotated[int, Choice(2, 4, 8, 12, 24)]
+    inner: Annotated[float, Range(0.0, 1.0)] = 0.5
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"inner_outer: every must be at least 1 step, got {self.every}; 4 to 48 are usual")
+        require(
+            0 <= self.inner <= 1,
+            f"inner_outer: inner must lie in [0, 1], got {self.inner}; it is the inner rate as a share of the outer one",
+        )
+
+    @property
+    def period(self) -> int:
+        return self.every
+
+    def policy(self, key: str) -> Policy:
+        return "equal" if key == "anchor" else "drop"
+
+    def ends_round(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def equal(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def step(self, loop: Loop) -> Program[None]:
+        if self.inner == 1:  # whose sums are rounded otherwise
+            yield from LocalSGD(self.every).step(loop)
+            return
+        remember_anchor(loop, loop.parameters)
+        before = loop.parameters()
+        yield Descend()
+        for state, x, after in zip(loop.states, before, loop.parameters(), strict=True):
+            state["moved"] = torch.sub(x, after, out=after).add_(state.get("moved", 0.0))
+        if loop.step % self.every:
+            held = zip(loop.states, before, strict=True)
+            loop.write([torch.sub(s["anchor"], s["moved"], alpha=self.inner, out=room) for s, room in held])
+            return
+        means = yield from loop.average([s.pop("moved") for s in loop.states])
+        for state, mean in zip(loop.states, means or []):
+            state["anchor"] = torch.sub(state["anchor"], mean, out=mean)
+        return_to_anchor(loop)
