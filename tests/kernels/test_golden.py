@@ -40,6 +40,10 @@ def wires() -> dict[str, str]:
         for bits in range(1, 9):
             norms = kernels.bucket_norms(x, 100, "max")
             found[f"quantise{bits}.{n}"] = kernels.quantise_encode(x, bits, 100, norms, KEY, 3)
+        for top in (1, 7, 127):
+            room = torch.empty(kernels.levels_most(n, top), dtype=torch.uint8)
+            norms = kernels.bucket_norms(x, 100, "max")
+            found[f"levels{top}.{n}"] = room[: kernels.levels_encode(x, top, 100, norms, KEY, room, offset=3)]
         small = {
             "int8": (INT8, brain_tops),
             "e4m3": (E4M3, any_top),

@@ -61,6 +61,7 @@ def _calls(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     codes = kernels.quantise_encode(x, 4, 512, norms, _KEY)
     yield "quantise4.encode", lambda: kernels.quantise_encode(x, 4, 512, norms, _KEY)
     yield "quantise4.decode", lambda: kernels.quantise_accumulate(codes, 4, 512, norms, out)
+    yield from _levels(x, norms, out)
     tops = torch.zeros(-(-n // 128))
     small = torch.zeros(n, dtype=torch.uint8)
     for name, form in (("int8", INT8), ("e4m3", E4M3)):
@@ -78,6 +79,13 @@ def _calls(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "sketch.encode", lambda: kernels.sketch_encode(x, 5, columns, _KEY)
     yield "sketch.estimate", lambda: kernels.sketch_estimate(table, n, _KEY, out)
     yield from _selections(x)
+
+
+def _levels(x: Tensor, norms: Tensor, out: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
+    room = torch.zeros(kernels.levels_most(x.numel(), 7), dtype=torch.uint8)
+    wire = room[: kernels.levels_encode(x, 7, 512, norms, _KEY, room, True)]
+    yield "levels7.encode", lambda: kernels.levels_encode(x, 7, 512, norms, _KEY, room, True)
+    yield "levels7.decode", lambda: kernels.levels_accumulate(wire, 7, 512, norms, out)
 
 
 def _selections(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
