@@ -27,19 +27,15 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_algorithms_never_touch_torch_distributed(path: Path) -> None:
-    floor = path.relative_to(SOURCE).parts[0]
-    touches = any(n == "torch.distributed" or n.startswith("torch.distributed.") for n in imported(path))
-    assert not touches or floor in MAY_TOUCH_THE_NETWORK
-
-
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_nothing_is_pickled(path: Path) -> None:
+def test_algorithms_never_touch_torch_distributed_and_nothing_is_pickled() -> None:
     """But DCP pickles its metadata, which one module reads with nothing that it could run."""
-    reads_dcp = path.relative_to(SOURCE).as_posix() == "hosts/stored.py"
-    assert not imported(path) & {"pickle", "cloudpickle", "dill"} - ({"pickle"} if reads_dcp else set())
-    assert "all_gather_object" not in path.read_text()
+    for path in modules():
+        place, names = path.relative_to(SOURCE), imported(path)
+        touches = any(n == "torch.distributed" or n.startswith("torch.distributed.") for n in names)
+        assert not touches or place.parts[0] in MAY_TOUCH_THE_NETWORK, place
+        reads_dcp = place.as_posix() == "hosts/stored.py"
+        assert not names & {"pickle", "cloudpickle", "dill"} - ({"pickle"} if reads_dcp else set()), place
+        assert "all_gather_object" not in path.read_text(), place
 
 
 LAZY = """

@@ -17,6 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from gossamer import catalogue
 from gossamer.catalogue import KINDS, Refusal, example, formulas, parts_of, read, sample, signature
 from gossamer.core.contracts import LinearCodec
+from gossamer.core.errors import AttachError
 from gossamer.core.parts import Part, registry
 from gossamer.core.ranges import ranges_of
 from gossamer.counting import bytes_per_step
@@ -161,9 +162,16 @@ def _bytes(recipes: list[Recipe]) -> list[str]:
         "| --- |" + " ---: |" * len(RANKS),
     ]
     for recipe in recipes:
-        cells = [f"{sent(recipe, n):,.0f} ({_times(dense(n) / sent(recipe, n))})" for n in RANKS]
-        lines.append(f"| `{recipe}` | {' | '.join(cells)} |")
+        lines.append(f"| `{recipe}` | {' | '.join(_sent(recipe, n) for n in RANKS)} |")
     return [*lines, ""]
+
+
+def _sent(recipe: Recipe, ranks: int) -> str:
+    try:
+        bytes_sent = sent(recipe, ranks)
+    except AttachError:  # a graph is of as many ranks as it names
+        return "refused"
+    return f"{bytes_sent:,.0f} ({_times(dense(ranks) / bytes_sent)})"
 
 
 def _times(ratio: float) -> str:

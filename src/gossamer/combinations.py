@@ -77,7 +77,7 @@ def composed(codec: Codec | LinearCodec) -> str:
     >>> composed(codecs.PowerSGD())
     'allreduce(powersgd()) + error_feedback()'
     """
-    if codec.needs_feedback and not codec.contracts:
+    if codec.needs_feedback and not (codec.contracts or codec.bounds_residual):
         return f"scatter({codec}) + none(allow_biased=True)"
     feedback = " + error_feedback()" if codec.needs_feedback else ""
     if not isinstance(codec, Codec) or isinstance(codec, codecs.FP32):

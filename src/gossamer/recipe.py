@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar, final
 from gossamer import codecs, exchanges, topologies, updates
 from gossamer.combinations import check, composed
 from gossamer.controllers import Fixed
-from gossamer.core import files
+from gossamer.core import files, offered
 from gossamer.core.contracts import (
     Codec,
     Controller,
@@ -22,11 +22,12 @@ from gossamer.core.contracts import (
     Topology,
     Update,
 )
-from gossamer.core.errors import RecipeError
+from gossamer.core.errors import RecipeError, UnknownPartError
 from gossamer.core.parts import Part, nearest, parse, part, require
 from gossamer.core.schedule import Schedule
 from gossamer.core.text import LONGEST, MOST_TERMS, cut, shown, table
 from gossamer.core.world import World
+from gossamer.levels import PerNode, in_two_levels
 from gossamer.memories import NoMemory
 from gossamer.rules import Route, Rule
 from gossamer.schedules import EveryStep, First, Gossip
@@ -98,7 +99,7 @@ class Recipe:
             return read_toml(Path(str(source).strip()))
         if not isinstance(source, str | Part):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise RecipeError(f"a recipe is a text, a part or the path of a TOML file, not {shown(source)}")
-        value = source if isinstance(source, Part) else parse(source, words())
+        value = source if isinstance(source, Part) else _parsed(source)
         if isinstance(value, Recipe):
             return value
         return _assemble(value if isinstance(value, tuple) else (value,))
@@ -233,7 +234,9 @@ def _assemble(values: tuple[Any, ...]) -> Recipe:
     given = dict[str, Any]()
     rules, routes = list[Rule](), dict[str, Exchange]()
     base: Recipe | None = None
-    for value in values:
+    levels = [value for value in values if isinstance(value, PerNode)]
+    require(len(levels) < 2, f"two parts say how many ranks a node has: {' and '.join(map(repr, levels))}")
+    for value in [value for value in values if value not in levels]:
         if isinstance(value, Recipe):
             require(base is None, "a recipe can start from one preset only")
             base = value
@@ -247,9 +250,11 @@ def _assemble(values: tuple[Any, ...]) -> Recipe:
         else:
             raise RecipeError(f"{shown(value)} is no part of a recipe on its own; {_belongs(value)}")
     if base is not None:
-        return replace(base, **given, rules=(*rules, *base.rules), routes={**base.routes, **routes})
-    require("exchange" in given, "a recipe needs an exchange, such as allreduce(fp32()), or a preset's name")
-    return Recipe(**given, rules=tuple(rules), routes=routes)
+        made = replace(base, **given, rules=(*rules, *base.rules), routes={**base.routes, **routes})
+    else:
+        require("exchange" in given, "a recipe needs an exchange, such as allreduce(fp32()), or a preset's name")
+        made = Recipe(**given, rules=tuple(rules), routes=routes)
+    return in_two_levels(made, levels[0].ranks) if levels else made
 
 
 def _add(route: Route, routes: dict[str, Exchange]) -> None:
@@ -280,6 +285,16 @@ def _belongs(value: Any) -> str:
 def _quoted(value: Part) -> str:
     text = repr(value)
     return f"'{text}'" if "'" not in text else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _parsed(text: str) -> Any:
+    """A word that is unknown may be one that an installed package has."""
+    try:
+        return parse(text, words())
+    except UnknownPartError:
+        if not offered.load():
+            raise
+        return parse(text, words())
 
 
 def known_presets() -> Mapping[str, Callable[..., Recipe]]:

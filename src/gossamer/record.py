@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -33,7 +33,7 @@ class Step:
     step: int
     seconds: float
     loss: float
-    sent: int | None  # bytes over this rank's link, by the ledger or a formula
+    sent: int | None  # bytes over its host's link, by the ledger or a formula; None where other ranks share that
     compute: float | None = None  # seconds of forward, backward, optimizer
     codec: float | None = None  # seconds of encoding and decoding, on whichever thread
     wait: float | None = None  # seconds for which the training loop stood still for the network
@@ -70,8 +70,9 @@ class Run:
     spoilt: dict[str, int] = field(default_factory=dict)
     # Means over ranks, known at the end of a run. None where it was cut off, or where there is nothing to count with.
     logical_bytes: int | None = None  # handed to the backend
-    wire_bytes: int | None = None  # crossing one rank's link, by the ledger or a formula
+    wire_bytes: int | None = None  # crossing one host's link, by the ledger or a formula
     nic_bytes: int | None = None  # the interface's counter over the same time; None outside a lab, too
+    inside_bytes: int | None = None  # what the ranks of one host told each other past its link; 0 where it has one rank
 
     @property
     def alone(self) -> bool:
@@ -85,17 +86,24 @@ class Run:
 
     @property
     def sent(self) -> int | None:
-        """Bytes over one rank's link: of a run that was cut off, what rank 0 had sent by then."""
+        """Bytes over one host's link: of a run that was cut off, what rank 0 had sent by then."""
         if self.wire_bytes is not None or not self.steps:
             return self.wire_bytes
         # What was still on its way at a step has arrived when its model is judged.
         seen = [last.sent for last in (self.steps[-1], *self.evaluations[-1:]) if last.sent is not None]
         return max(seen, default=None)
 
-    def arrival(self, target: float, lower_is_better: bool) -> Evaluation | None:
-        """The first evaluation that is at a target, or beyond."""
-        there = (e for e in self.evaluations if (e.quality <= target if lower_is_better else e.quality >= target))
-        return next(there, None)
+
+@dataclass
+class Again:
+    """The same runs with another seed: other data order, other first model, other dice."""
+
+    seed: int
+    runs: list[Run] = field(default_factory=list)
+
+
+def named(runs: Sequence[Run], name: str) -> Run | None:
+    return next((r for r in runs if r.name == name), None)
 
 
 @dataclass
@@ -117,19 +125,33 @@ class Record:
     note: str = ""  # for instance why a network could not be shaped
     baseline: str = "ddp"  # the run that the others are compared with
     runs: list[Run] = field(default_factory=list)
+    again: list[Again] = field(default_factory=list)
+    imports: list[str] = field(default_factory=list)  # modules and files whose parts these recipes have
     format: int = FORMAT
+    per_host: int = 1  # ranks on each host
 
     def run(self, name: str) -> Run | None:
-        return next((r for r in self.runs if r.name == name), None)
+        return named(self.runs, name)
+
+    @property
+    def trials(self) -> dict[int, list[Run]]:
+        """The runs of every seed; of those after the first, the ones that nobody interrupted."""
+        whole = {a.seed: a.runs for a in self.again if all(r.status != "interrupted" for r in a.runs)}
+        return {self.seed: self.runs, **whole}
+
+    def with_again(self, other: "Record") -> "Record":
+        """The same, and what another seed made of it."""
+        notes = dict.fromkeys(n for n in (self.note, other.note) if n)
+        return replace(self, note="; ".join(notes), again=[*self.again, Again(other.seed, other.runs)])
 
     @property
     def has_begun(self) -> bool:
         """Something has been learned that could be lost."""
         return any(run.steps for run in self.runs)
 
-    def target(self) -> float | None:
+    def target(self, runs: Sequence[Run] | None = None) -> float | None:
         """The held-out quality that the baseline ended with. None if it learned nothing: then all would start beyond it."""
-        base = self.run(self.baseline)
+        base = named(self.runs if runs is None else runs, self.baseline)
         judged = [e for e in base.evaluations if math.isfinite(e.quality)] if base else []
         if base is None or not judged or judged[-1] is not base.evaluations[-1] or not judged[-1].step:
             return None
@@ -170,7 +192,7 @@ def finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, list | tuple):
         return [finite(v) for v in value]
-    if isinstance(value, Record | Run | Step | Evaluation):
+    if isinstance(value, Record | Run | Step | Evaluation | Again):
         value = vars(value)
     return {k: finite(v) for k, v in value.items()} if isinstance(value, dict) else value
 
@@ -202,7 +224,8 @@ def _record(table: dict[str, Any]) -> Record:
             "run its command again, or read it with the version that wrote it"
         )
     facts = {name: value for name, value in table.items() if name not in AUTHOR}
-    return made(Record, {**facts, "runs": [_run(r) for r in table["runs"]]})
+    again = [made(Again, {**a, "runs": [_run(r) for r in a["runs"]]}) for a in table.get("again", [])]
+    return made(Record, {**facts, "runs": [_run(r) for r in table["runs"]], "again": again})
 
 
 def _run(table: dict[str, Any]) -> Run:

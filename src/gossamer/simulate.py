@@ -152,7 +152,7 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
     worker = replica.worker
     last = worker.step + steps
     alone = worker.size == 1  # training is plain then, as under `attach`, but for what acts on the optimizer's steps
-    plain = alone and not worker.recipe.schedule.averages_gradients
+    plain = alone and not worker.recipe.schedule.works_alone
     if not alone:
         worker.live.clear()  # what an earlier `train` left waits in a simulation that is over
         yield from worker.begin()
@@ -188,14 +188,14 @@ def _gradients(replica: Replica, backward: Backward) -> float:
 def _descend(replica: Replica) -> bool:
     """Put the agreed gradients where the optimizer looks for them, and step; not finite ones are left out."""
     worker = replica.worker
-    if worker.recipe.schedule.averages_gradients and worker.size > 1:
+    if worker.recipe.schedule.averages(worker.step) and worker.size > 1:
         worker.descent.put()
         finite = worker.finite
     else:
         finite = all_finite([p.grad for p in replica.model.parameters() if p.grad is not None])
     if finite:  # as a loss scaler would
-        worker.descent.enter(replica.optimizer)
         worker.redirect()
+        worker.descent.enter(replica.optimizer)
         replica.optimizer.step()
     return finite
 

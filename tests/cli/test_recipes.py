@@ -101,6 +101,8 @@ def refusals(name: str) -> list[catalogue.Refusal]:
 
 
 def with_length(name: str) -> str:
+    if name.startswith("onebit"):
+        return f"{name}(8)"
     return f"{name}(100)" if name.startswith("accordion") or name == "dqsgd" else name
 
 

@@ -29,6 +29,18 @@ def test_what_travels_dense_travels_whole() -> None:
     assert torch.equal(roundtrip(Dropping(0.01, 1000), given, context(step=50)), VALUES)
 
 
+def test_in_quarters_it_has_the_five_densities_of_deep_gradient_compression() -> None:
+    """25, 6.25, 1.5625, .4 and then .1 percent, each for a quarter of the warm-up, and never dense."""
+    codec, given = Dropping(0.001, 400, "quarters"), vector(VALUES)
+    kept = {s: codec.kept(s) for s in (1, 100, 101, 201, 301, 399, 400, 10**6)}
+    assert kept == pytest.approx(
+        {1: 0.25, 100: 0.25, 101: 0.0625, 201: 0.015625, 301: 0.00390625, 399: 0.00390625, 400: 0.001, 10**6: 0.001}
+    )
+    lengths = [codec.encode(given, {}, context(step=s)).numel() for s in (1, 150, 250, 350, 500)]
+    assert lengths == [8 * 1250, 8 * 313, 8 * 79, 8 * 20, 8 * 5]
+    assert [Dropping(0.3, 100, "quarters").kept(s) for s in (1, 99, 100)] == [0.3] * 3
+
+
 @pytest.mark.parametrize("ratio", [0.01, 0.3])
 def test_without_a_warm_up_it_is_top_k(ratio: float) -> None:
     given = vector(VALUES)

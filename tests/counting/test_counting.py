@@ -34,6 +34,8 @@ MORE = [
 EVERY = [*samples.recipes(), *MORE]
 OTHERWISE = (
     "rice",
+    "adacomp",
+    "strom",
     "bernoulli",
     "independent",
     "warmup=8",

@@ -146,6 +146,12 @@ def test_a_node_is_never_first(ask) -> None:
         ("nodes(scatter(topk()), 2)", "error_feedback"),
         ("nodes(scatter(ternary()), 2) + error_feedback()", "diverge"),
         ("nodes(scatter(topk()), 2) + diana()", "unbiased"),
+        ("nodes(allreduce(fp32()), 2) + gossip()", "would average nothing, .* Leave the nodes out, or take"),
+        ("sgp + per_node(2)", "whole models go from rank to rank"),
+        ("qsgd + per_node(0)", "ranks is how many a node has, 1 or more, got 0"),
+        ("qsgd + per_node(2) + per_node(4)", "two parts say how many ranks a node has"),
+        ("nodes(scatter(qsgd()), 2) + per_node(4)", "speaks of nodes of 2 ranks, and here they have 4"),
+        ("per_node(4)", "a recipe needs an exchange"),
     ],
 )
 def test_what_cannot_be_right_is_refused(text: str, why: str) -> None:
@@ -153,7 +159,34 @@ def test_what_cannot_be_right_is_refused(text: str, why: str) -> None:
         Recipe.of(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("topk + per_node(4)", "nodes(gather(topk()), 4) + error_feedback()"),
+        ("terngrad + local_sgd(4) + per_node(4)", "nodes(scatter(ternary(), answer=qsgd(bits=3)), 4) + local_sgd(4)"),
+        ("backup + per_node(2)", "nodes(allreduce(fp32()), 2) + first()"),
+        ("powersgd + per_node(1)", "allreduce(powersgd()) + error_feedback()"),
+        ("nodes(scatter(qsgd()), 4) + per_node(4)", "nodes(scatter(qsgd()), 4)"),
+    ],
+)
+def test_any_recipe_goes_between_nodes_by_one_more_term(text: str, read: str) -> None:
+    assert repr(Recipe.of(text)) == read
+
+
 def test_its_text_is_read_as_it_is_printed() -> None:
     text = "nodes(scatter(ternary()), 4, inside=allreduce(bf16()))"
     assert repr(Recipe.of(text)) == text
     assert Recipe.of("nodes(scatter(topk()), 4) + error_feedback()").groups(8) == ((0, 1, 2, 3), (4, 5, 6, 7), (0, 4))
+
+
+@pytest.mark.parametrize("codec", ["powersgd()", "bf16()"])
+def test_messages_that_add_up_do_so_inside_and_nothing_dense_is_sent(codec: str) -> None:
+    """Bytes inside are a few messages' each, and the mean is that of the flat form up to the order of summing."""
+    recipe, flat = f"nodes(allreduce({codec}), 2) + error_feedback()", f"allreduce({codec}) + error_feedback()"
+    message = bytes_per_step(flat, SHAPES, 2)  # 2 (N-1)/N of it, which is one of it
+    assert bytes_between(recipe, SHAPES, 4, per_node=2) == pytest.approx(message)
+    assert bytes_per_step(recipe, SHAPES, 4) * 4 == pytest.approx((4 + 2 + 2) * message)  # inside, between, told
+    two, one = Crew(recipe, 4), Crew(flat, 4)
+    for step in range(3):
+        blocks = gradients(4, step)
+        torch.testing.assert_close(two.step(blocks), one.step(blocks), rtol=1e-2, atol=1e-2)

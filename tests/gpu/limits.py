@@ -12,7 +12,15 @@ KEPT = {
     "terngrad": 4,
     "qsgd": 4,
     "dqsgd": 4,
+    "signsgd": 4,
+    "ef_signsgd": 12,  # residual, and what owners owe
+    "onebit_adam": 16,  # momentum, divisor, residual, and what owners owe; the optimizer has none
+    "onebit_lamb": 20,  # and the fresh second moment
     "topk": 8,  # residual
+    "sparse_scatter": 12,  # residual, and what answers left out
+    "gtopk": 8,  # residual
+    "randk": 8,  # residual
+    "ef21": 12,  # own, common
     "local_gradients": 8,  # residual
     "dgc": 8,  # residual
     "sketched_sgd": 8,  # residual
@@ -22,12 +30,19 @@ KEPT = {
     "diana": 12,  # own, common
     "dqgd": 12,  # the same, which stay as they are
     "local_sgd": 8,  # anchor
+    "post_local": 8,  # anchor
+    "hierarchical": 8,  # anchor
     "slowmo": 12,  # anchor, velocity
+    "bmuf": 12,  # anchor, velocity
+    "diloco": 12,  # anchor, velocity
+    "lookahead": 8,  # anchor
     "minibatch": 4,
     "accelerated": 8,  # x, aggregate, and no momentum
     "inner_outer": 12,  # anchor, moved
     "slowmo_sgp": 20,  # x, z, anchor, velocity
     "overlap_local_sgd": 16,  # anchor, velocity, message
+    "cocod": 16,  # anchor, start, message
+    "easgd": 12,  # anchor, message
     "sgp": 12,  # x, z
     "osgp": 24,  # x, z, a letter out and a letter in
     "backup": 8,  # the settled mean
@@ -45,9 +60,12 @@ ACTIVATIONS = 2.0  # and what the judges' own model needs in its passes
 COPIES = 2
 TENSOR_BY_TENSOR = {
     "topk": 10,  # each tensor's largest
+    "sparse_scatter": 20,  # the same, twice
+    "ef21": 10,
     "local_gradients": 12,  # the same, and its model read and written
     "atomo": 6,  # each matrix plus its atoms, for every rank
     "dgc": 10,
+    "onebit_lamb": 40,  # each tensor's norms, ratios and averages
     "powersgd": 5,  # each matrix times its factors
     "accordion": 8,  # the same, and each gradient's sum and norm
     "accordion_qsgd": 4,

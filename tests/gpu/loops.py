@@ -113,7 +113,9 @@ def _train(rank: int, plan: Plan) -> Seen:
     torch.cuda.set_device(device if plan.sets_device else 0)
     torch.manual_seed(0)
     model = net(plan).to(device)
-    momentum = 0.0 if Recipe.of(plan.recipe).schedule.trains_elsewhere else 0.9  # which brings its own
+    recipe = Recipe.of(plan.recipe)
+    own = recipe.schedule.trains_elsewhere or any("sends momentum" in part.traits for part in recipe.parts())
+    momentum = 0.0 if own else 0.9
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
     count = sum(p.numel() for p in model.parameters())
     dice = torch.Generator().manual_seed(rank)

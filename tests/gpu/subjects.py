@@ -28,6 +28,7 @@ BESIDES = (
     "scatter(topk(ratio=0.3), answer=bf16()) + error_feedback()",
     "allreduce(fp32()) + gossip(push_sum(ring()), every=2, overlap=True)",
     "allreduce(powersgd(factors='fp16')) + error_feedback()",
+    "gather(dropping(warmup=0)) + error_feedback()",
     "scatter(qsgd()) + first()",
     "nodes(scatter(qsgd()), 2)",
     "nodes(allreduce(powersgd()), 2) + error_feedback()",
@@ -38,21 +39,25 @@ RULES = {
     "rule": "allreduce(powersgd()) + error_feedback() + rule('ndim < 2', allreduce(fp32()))",
     "route": "accordion(2, interval=1)",  # a controller makes routes
     "bucket": "allreduce" + BUCKET,
+    "per_node": "scatter(qsgd()) + per_node(2)",
 }
 
 
 @cache
 def short_presets() -> dict[str, str]:
-    """Every preset by name, as the text of a recipe whose rounds and epochs are short."""
+    """Every preset that a GPU takes by name, as the text of a recipe whose rounds and epochs are short."""
     out = dict[str, str]()
     for name, make in presets().items():
         parameters = inspect.signature(make).parameters.values()
         given = {p.name: SHORT[p.name] for p in parameters if p.name in SHORT}
+        given |= {p.name: 2 for p in parameters if p.name == "warmup" and p.default is p.empty}
         if name == "sgp":
             given.clear()
         required = [p.name for p in parameters if p.default is p.empty and p.name not in given]
         assert not required, f"preset {name}: say in SHORT what {required} is"
-        out[name] = f"{name}({', '.join(f'{k}={v}' for k, v in given.items())})"
+        text = f"{name}({', '.join(f'{k}={v}' for k, v in given.items())})"
+        if runs(Recipe.of(text)):
+            out[name] = text
     return out
 
 
@@ -64,6 +69,7 @@ def with_parts() -> tuple[str, ...]:
     for name in registry.of():
         if name not in have | RULES.keys():
             having = [r for r in samples.recipes() if name in {p.name for p in parts_of(r)}]
+            having = having or [Recipe.of(f"sgp({t})") for t in samples.topologies() if t.name == name]
             assert having, f"no recipe has {name}"
             for found in filter(runs, having):
                 have |= {p.name for p in parts_of(found)}

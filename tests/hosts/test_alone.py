@@ -11,6 +11,13 @@ from gossamer.core.errors import AttachError, RecipeError
 from gossamer.recipe import Recipe
 
 PRESETS = preset_recipes()
+PLAIN = [
+    name
+    for name, r in PRESETS.items()
+    if (r.schedule.averages_gradients or not r.schedule.works_alone)
+    and r.schedule.accumulate == 1
+    and not r.schedule.trains_elsewhere
+]
 
 
 def plain(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
@@ -24,9 +31,6 @@ def hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     on_parameters = sum(len(p._post_accumulate_grad_hooks or ()) for p in model.parameters())  # pyright: ignore
     on_optimizer = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
     return on_parameters + on_optimizer + len(model._forward_pre_hooks)
-
-
-PLAIN = [name for name, r in PRESETS.items() if r.schedule.accumulate == 1 and not r.schedule.trains_elsewhere]
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -51,7 +55,7 @@ def test_one_rank_is_plain_training_bit_for_bit(name: str) -> None:
 
 
 ALONE = [  # what they do to the optimizer's steps does not need a second rank
-    *(f"allreduce + {s}" for s in samples("schedule") if s.averages_gradients and "waits for few" not in s.traits),
+    *(f"allreduce + {s}" for s in samples("schedule") if s.works_alone and "waits for few" not in s.traits),
     *(f"allreduce + {u}" for u in samples("update")),
     *(f"allreduce + {c}" for c in samples("controller") if c.moves_schedule),
     "diana(l1=0.02)",

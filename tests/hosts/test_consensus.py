@@ -53,6 +53,7 @@ RECIPES = [
     "osgp" + SMALL,
     "osgp(topology=complete())",
     "osgp(every=3)",
+    "d_psgd" + SMALL,
 ]
 
 

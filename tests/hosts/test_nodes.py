@@ -13,13 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 import gossamer
 from gossamer.core.errors import AttachError, GossamerError
 from gossamer.counting import bytes_between, bytes_per_step
-from gossamer.hosts.nodes import in_two_levels
+from gossamer.levels import in_two_levels
 from gossamer.recipe import Recipe
 
 pytestmark = pytest.mark.gang
 
 IN_TWO = "nodes(scatter(qsgd(bits=4, bucket=16)), 2)" + SMALL
 FLAT = "scatter(qsgd(bits=4, bucket=16))" + SMALL
+LOW_RANK = "allreduce(powersgd(rank=1)) + error_feedback()"
 
 
 def trained(rank: int, size: int, how: str) -> tuple[str, torch.Tensor, int, int]:
@@ -50,6 +51,39 @@ def test_two_nodes_train_as_on_the_simulator_and_send_what_is_counted(gang4: Gan
     assert sent - inside == 5 * 2 * bytes_between(IN_TWO, shapes, 4, 2)
 
 
+def adding_up(rank: int, size: int) -> tuple[torch.Tensor, int, int]:
+    with attached(LOW_RANK, nodes=2) as (model, optimizer, comm):
+        sent, inside = comm.ledger.sent, comm.ledger.inside
+        for _ in range(5):
+            small_step(model, optimizer, comm, rank)
+        sent, inside = comm.ledger.sent - sent, comm.ledger.inside - inside
+        comm.check_sync()
+        return flat(model), sent, inside
+
+
+def test_low_rank_messages_are_summed_inside_and_then_between(gang4: Gang) -> None:
+    real, virtual = gang4.run(adding_up), simulated(LOW_RANK + " + per_node(2)", 4, 5)
+    shapes = {n: tuple(p.shape) for n, p in Awkward().named_parameters()}
+    for rank in range(4):
+        torch.testing.assert_close(real[rank][0], virtual[rank][-1], rtol=1e-5, atol=1e-6)
+    between = sum(sent - inside for _, sent, inside in real)
+    assert between == 5 * 2 * bytes_between(LOW_RANK + " + per_node(2)", shapes, 4, 2)
+
+
+def by_name(rank: int, size: int, hosts: list[str]) -> str:
+    os.environ["NCCL_HOSTID"] = hosts[rank]
+    with attached(FLAT, nodes="hosts") as (model, optimizer, comm):
+        for _ in range(2):
+            small_step(model, optimizer, comm, rank)
+        comm.check_sync()
+        return repr(comm.recipe)
+
+
+def test_the_last_host_may_have_fewer_ranks(gang4: Gang) -> None:
+    three = repr(Recipe.of(IN_TWO.replace(", 2)", ", 3)")))
+    assert gang4.run(by_name, list("aaab")) == [three] * 4
+
+
 def refused(rank: int, size: int, hosts: list[str], nodes: Any, recipe: str) -> str:
     os.environ["NCCL_HOSTID"] = hosts[rank]
     model = Awkward()
@@ -61,9 +95,9 @@ def refused(rank: int, size: int, hosts: list[str], nodes: Any, recipe: str) -> 
 @pytest.mark.parametrize(
     ("hosts", "nodes", "recipe", "why"),
     [
-        ("aaab", "hosts", "qsgd", r"rank\(s\) 0, 1, 2 on a; rank\(s\) 3 on b\. Number the ranks node by node"),
+        ("abbb", "hosts", "qsgd", r"rank\(s\) 0 on a; rank\(s\) 1, 2, 3 on b\. Number the ranks node by node"),
         ("abab", "hosts", "qsgd", r"rank\(s\) 0, 2 on a; rank\(s\) 1, 3 on b"),
-        ("abca", "hosts", "qsgd", "equally many on each"),
+        ("abca", "hosts", "qsgd", "equally many on each; only the last may have fewer"),
         ("aabb", 3, "qsgd", "nodes=3: 4 ranks are not equally many on each; take a number that divides 4"),
         ("aabb", 0, "qsgd", "nodes=0: 4 ranks"),
         ("aabb", True, "qsgd", "a number of nodes, 'hosts', or a DeviceMesh"),
@@ -96,11 +130,13 @@ def test_a_mesh_is_of_nodes_and_their_ranks_in_the_order_of_training(gang4: Gang
         assert "a DeviceMesh of the ranks [[0, 2], [1, 3]], and those that train are [0, 1, 2, 3]" in crossed
 
 
-def hooked(rank: int, size: int) -> torch.Tensor:
+def hooked(rank: int, size: int, nodes: int | None) -> torch.Tensor:
     """The same recipe as a communication hook."""
     model = Awkward()
     ddp = DistributedDataParallel(model, find_unused_parameters=False)
-    hook = gossamer.ddp.register(ddp, IN_TWO, deadline=20.0)
+    with pytest.raises(GossamerError, match="nodes=3: 4 ranks are not equally many on each"):
+        gossamer.ddp.register(ddp, FLAT, nodes=3, deadline=20.0)
+    hook = gossamer.ddp.register(ddp, IN_TWO if nodes is None else FLAT, nodes=nodes, deadline=20.0)
     optimizer = sgd(model)
     for step in range(1, 4):
         optimizer.zero_grad()
@@ -114,7 +150,7 @@ def hooked(rank: int, size: int) -> torch.Tensor:
 
 
 def test_it_is_a_hook_of_ddp_too(gang4: Gang) -> None:
-    got = gang4.run(hooked)
+    got = [*gang4.run(hooked, None), *gang4.run(hooked, 2)]
     assert all(same(got[0], other) for other in got)
 
 

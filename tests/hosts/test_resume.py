@@ -54,6 +54,8 @@ RECIPES = [
     "scatter(qsgd(bits=4, bucket=16)) + slowmo(3)" + SMALL,
     "slowmo_sgp(3)",
     "topk(ratio=0.2) + overlap_local_sgd(3)" + SMALL,
+    "scatter(qsgd(bits=4, bucket=16)) + post_local(2, cocod(2))" + SMALL,
+    "allreduce + slowmo(3, inner=gossip(overlap=True))",
     "osgp(every=2)" + SMALL,
     "accordion(epoch=2, mild=3, harsh=1, interval=1, threshold=0.1)" + SMALL,
     "accordion_batch(epoch=2, factor=4, interval=1, threshold=1000.0)",

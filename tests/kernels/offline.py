@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from triton.runtime.jit import JITFunction
 
 import gossamer.kernels.gpu
 from gossamer import kernels
+from gossamer.kernels.forms import E4M3, INT8, POWERS, Form, any_top, power_tops
 
 Key = tuple[int, int]
 KEY: Key = (0xFFFFFFF0, 0x12345678)
@@ -151,7 +153,10 @@ def by_segment(n: int, shift: int) -> None:
     kernels.ternary_accumulate(wire, bounds, scales, x)
     kernels.ternary_decode(wire, bounds, scales, x)
     kernels.sign_feedback(x, vector(n, shift=shift), scales, bounds)
-    kernels.sign_accumulate(vector(kernels.sign_bytes(n), torch.uint8, shift), bounds, scales, x)
+    bits = vector(kernels.sign_bytes(n), torch.uint8, shift)
+    kernels.sign_accumulate(bits, bounds, scales, x)
+    kernels.sign_encode(x, bounds, 2, bits)
+    kernels.sign_decode(bits, bounds, scales, x)
 
 
 def by_bucket(n: int, bits: int, bucket: int, shift: int = 0) -> None:
@@ -161,6 +166,14 @@ def by_bucket(n: int, bits: int, bucket: int, shift: int = 0) -> None:
     kernels.quantise_encode(x, bits, bucket, norms, KEY, out=wire)
     kernels.quantise_accumulate(wire, bits, bucket, norms, x)
     kernels.quantise_decode(wire, bits, bucket, norms, x)
+
+
+def by_form(n: int, form: Form, bucket: int, key: Key | None, shift: int = 0) -> None:
+    x, tops = vector(n, shift=shift), vector(-(-n // bucket))
+    wire = vector(n, torch.uint8, shift)
+    kernels.small_encode(x, form, (power_tops if form is POWERS else any_top)(form), bucket, key, tops, wire)
+    kernels.small_accumulate(wire, form, bucket, tops, x)
+    kernels.small_decode(wire, form, bucket, tops, x)
 
 
 def by_layer(n: int, rows: int, columns: int, shift: int = 0) -> None:
@@ -175,7 +188,10 @@ def quick(capability: int) -> None:
     if capability == 80:
         for bits, bucket in ((3, 512), (8, 513)):
             by_bucket(HUGE, bits, bucket)
+        by_form(HUGE, INT8, 128, KEY)
+        by_form(ODD, E4M3, 100, None, 1)
     else:
+        by_form(ODD, POWERS, 4096, KEY)
         for bits, bucket in zip(range(1, 9), (512, 7, 1, 100, 2**30, 512, 10**12, 4096), strict=True):
             by_bucket(ODD, bits, bucket)
 
@@ -191,6 +207,10 @@ def wide(capability: int) -> None:
     for bits in range(1, 9):
         for n, shift in sizes:
             by_bucket(n, bits, 512, shift)
+    for n, shift in sizes:
+        for form, key in product((INT8, E4M3, POWERS), (KEY, None)):
+            for bucket in (1, 3, 32, 128, 1000, 4096):
+                by_form(n, form, bucket, key, shift)
     for bucket in BUCKETS:
         for bits in (1, 7):
             by_bucket(ODD, bits, bucket)

@@ -147,6 +147,8 @@ def test_the_benchmark_has_a_row_for_every_kernel():
         "quantise4.encode",
         "quantise4.decode",
         "sign_feedback",
+        "sign.encode",
+        "sign.decode",
         "sketch.encode",
         "sketch.estimate",
         "compact.0.1%",

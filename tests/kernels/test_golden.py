@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gossamer import kernels
+from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, any_top, brain_tops, power_tops
 
 FILE = Path(__file__).parents[1] / "golden" / "kernels" / "wires.json"
 KEY = (0x01234567, 0x89ABCDEF)
@@ -39,6 +40,17 @@ def wires() -> dict[str, str]:
         for bits in range(1, 9):
             norms = kernels.bucket_norms(x, 100, "max")
             found[f"quantise{bits}.{n}"] = kernels.quantise_encode(x, bits, 100, norms, KEY, 3)
+        small = {
+            "int8": (INT8, brain_tops),
+            "e4m3": (E4M3, any_top),
+            "e5m2": (E5M2, power_tops),
+            "powers": (POWERS, power_tops),
+        }
+        for name, (form, steps) in small.items():
+            for key in (KEY, None):
+                tops, codes = torch.zeros(-(-n // 100)), torch.zeros(n, dtype=torch.uint8)
+                kernels.small_encode(x, form, steps(form), 100, key, tops, codes)
+                found[f"{name}{'' if key else '.nearest'}.{n}"] = torch.cat([tops.view(torch.uint8), codes])
         pending, said = torch.zeros(n), torch.zeros(2)
         for _ in range(2):
             wire, said = kernels.sign_feedback(x, pending, said, bounds)

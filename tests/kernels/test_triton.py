@@ -16,6 +16,7 @@ from gossamer import kernels
 SCRIPT = """
 import torch
 from gossamer import kernels
+from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops
 device = "cuda" if torch.cuda.is_available() else "cpu"
 KEY = (0xFFFFFFF0, 0x12345678)
 
@@ -73,6 +74,19 @@ for n in LENGTHS:
         if n:
             table = kernels.sketch_encode(x, rows, columns, KEY)
             both(lambda: [kernels.sketch_encode(x, rows, columns, KEY), kernels.sketch_estimate(table, n, KEY)])
+    small = ((INT8, brain_tops, 128, KEY), (E4M3, any_top, 100, KEY), (E5M2, clipping_tops, 7, None), (POWERS, power_tops, 4096, KEY))
+    for form, steps, bucket, key in small:
+        tops, wire, out, over = x.new_zeros(-(-n // bucket)), x.new_zeros(n, dtype=torch.uint8), x.clone(), x.clone()
+        def written():
+            kernels.small_encode(x, form, steps(form), bucket, key, tops, wire)
+            return [tops.clone(), wire.clone()]
+        both(written)
+        def said():
+            out, over = x.clone(), x.clone()
+            kernels.small_accumulate(wire, form, bucket, tops, out, 0.7)
+            kernels.small_decode(wire, form, bucket, tops, over)
+            return [out, over]
+        both(said)
     for bits, bucket in ((1, 512), (2, 100), (3, 64), (4, 4600), (5, 2**17), (6, 7), (7, 513), (8, 2560)):
         both(lambda: [kernels.bucket_norms(x, bucket, "max")])
         norms = kernels.bucket_norms(x, bucket, "max")
@@ -92,6 +106,12 @@ for n in LENGTHS:
 for bad in (float("nan"), float("inf")):
     x = torch.tensor([1.0, bad, 3.0, 3.0, 3.0, 2.0], device=device)
     both(lambda: [kernels.absmax(x, (0, 2, 5, 6)), kernels.bucket_norms(x, 4, "max")])
+    def spoilt():
+        tops, out = x.new_zeros(2), x.clone()
+        kernels.small_encode(x, E4M3, any_top(E4M3), 4, KEY, tops, x.new_zeros(6, dtype=torch.uint8))
+        kernels.small_accumulate(x.new_ones(6, dtype=torch.uint8), E4M3, 4, tops, out)
+        return [tops, out.isnan()]
+    both(spoilt)
     near(lambda: kernels.absmax_and_rms(x, (0, 2, 5, 6)))
     near(lambda: kernels.absmax_and_std(x, (0, 2, 5, 6)))
     with kernels.using("triton"):
@@ -102,7 +122,7 @@ print("equal")
 
 @pytest.mark.skipif("triton" not in kernels.backends(), reason="triton is not installed")
 @pytest.mark.parametrize(  # the interpreter is slow: lengths below, at and beyond a program's block
-    "lengths", [(0, 1, 321, 640, 2050), pytest.param((4, 512, 5300), marks=pytest.mark.slow)]
+    "lengths", [(0, 321, 2050), pytest.param((1, 4, 512, 640, 5300), marks=pytest.mark.slow)]
 )
 def test_triton_writes_the_same_bits(lengths: tuple[int, ...]):
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer import kernels
+from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops
 from gossamer.kernels.scales import clipped_scales
 
 pytestmark = pytest.mark.skipif("numba" not in kernels.backends(), reason="numba is not installed")
@@ -163,6 +164,60 @@ def test_quantise(n, bits, bucket, seed):
     top = max(2 ** (bits - 1) - 1, 1)
     spacing = norms.repeat_interleave(bucket)[:n] * (2 if bits == 1 else 1) / top
     assert bool(((out - x).abs() <= spacing * (1 + 1e-6)).all())
+
+
+@settings(deadline=None)
+@given(
+    n=st.sampled_from(SIZES),
+    form=st.sampled_from([INT8, E4M3, E5M2, POWERS]),
+    steps=st.sampled_from([any_top, brain_tops, power_tops, clipping_tops]),
+    bucket=st.sampled_from([1, 3, 32, 128, 4096]),
+    key=st.sampled_from([KEY, None]),
+    seed=st.integers(0, 2**20),
+)
+def test_small_numbers(n, form, steps, bucket, key, seed):
+    x, start, buckets = values(n, seed) * 10.0 ** (seed % 50 - 25), values(n, seed + 1), -(-n // bucket)
+    if n > 5 and seed % 3 == 0:
+        x[seed % n] = [float("nan"), float("inf"), -float("inf")][seed % 9 // 3]
+
+    def encode():
+        tops, wire = torch.full((buckets,), 7.0), torch.full((n,), 7, dtype=torch.uint8)
+        kernels.small_encode(x, form, steps(form), bucket, key, tops, wire)
+        fine = tops.isfinite().repeat_interleave(bucket)[:n]
+        return [tops, torch.where(fine, wire, 0)]  # of a bucket that is not finite the codes mean nothing
+
+    tops, wire = both(encode)
+
+    def decode():
+        out, over = start.clone(), torch.full((n,), float("nan"))
+        kernels.small_accumulate(wire, form, bucket, tops, out, 0.7)
+        kernels.small_decode(wire, form, bucket, tops, over)
+        added = torch.zeros(n)
+        kernels.small_accumulate(wire, form, bucket, tops, added)
+        assert torch.equal(over.view(torch.int32), added.view(torch.int32))
+        return [out, over]
+
+    both(decode)
+
+
+@settings(deadline=None)
+@cases
+def test_signs(n, parts, seed):
+    bounds = cut(n, parts, seed)
+
+    def written():
+        results = []
+        for power in (1, 2):
+            wire = torch.empty(kernels.sign_bytes(n), dtype=torch.uint8)
+            scales = kernels.sign_encode(values(n, seed), bounds, power, wire)
+            kernels.sign_decode(wire, bounds, scales, out := torch.empty(n))
+            results += [wire, scales, out]
+        return results
+
+    decoded = both(written)[-1]
+    x = values(n, seed).double()
+    for a, b in pairwise(bounds):
+        assert decoded[a:b].norm() == pytest.approx(float(x[a:b].norm()), rel=1e-5)
 
 
 @settings(deadline=None)

@@ -15,10 +15,10 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 @pytest.fixture
 def run() -> Callable[..., tuple[LabResult, list[list[str]]]]:
-    """Run a command, or a program from `programs/`, in a lab; return the result and each host's lines."""
+    """Run a command, or a program from `programs/`, in a lab; return the result and each rank's lines."""
 
     def run(hosts: int, rates: str | None, *command: str, **more: object) -> tuple[LabResult, list[list[str]]]:
-        lines: list[list[str]] = [[] for _ in range(hosts)]
+        lines: list[list[str]] = [[] for _ in range(hosts * int(str(more.get("per_host", 1))))]
         if command[0].endswith(".py"):
             command = (sys.executable, str(PROGRAMS / command[0]), *command[1:])
         options: dict[str, object] = {"timeout": 50, "on_line": lambda rank, line: lines[rank].append(line)}

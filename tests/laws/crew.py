@@ -51,7 +51,8 @@ class Crew:
 
     def _program(self, rank: int, block: Block, lr: float) -> Program[Tensor]:
         shift = self.memory.follow(self.exchange.omega(block.layout, self.size))
-        context = Context(rank, self.size, self.done, Dice(self.seed, self.done, rank), lr=lr, shift=shift)
+        dice = Dice(self.seed, self.done, rank)
+        context = Context(rank, self.size, self.done, dice, lr=lr, shift=shift, scale=self.scale)
 
         def send(block: Block, context: Context) -> Program[Echo]:
             echo = yield from self.exchange.average(block, self.carried[rank], context)
@@ -66,7 +67,7 @@ class Crew:
 
     def owed(self) -> Tensor | float:
         """What owners of chunks still owe to the mean."""
-        return sum((s["owed"].double() for s in self.carried if "owed" in s), 0.0)
+        return sum((v.double() for s in self.carried for key, v in s.items() if key.endswith("owed")), 0.0)
 
 
 def mean(blocks: Sequence[Block]) -> Tensor:

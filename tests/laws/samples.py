@@ -31,9 +31,12 @@ from gossamer.recipe import Recipe
 from gossamer.schedules import EveryStep, Resync
 
 MORE: dict[str, tuple[str, ...]] = {
+    "adacomp": ("adacomp(bin=16)",),
     "accordion": ("accordion(scatter(qsgd(bits=8)), scatter(qsgd(bits=4)), 2, interval=1)",),
     "accordion_batch": ("accordion_batch(4, 2, interval=1)",),
     "dqsgd": ("dqsgd(10, bits=3.5, per='layer', final=0.01)", "dqsgd(10, error=0.01)"),
+    "bmuf": ("bmuf(2, nesterov=True)",),
+    "cocod": ("cocod(3, delay=1)",),
     "bernoulli": ("bernoulli(norm='l2', bucket=8)",),
     "atomo": (
         "atomo(svd(head=3), atoms=4)",
@@ -45,12 +48,13 @@ MORE: dict[str, tuple[str, ...]] = {
         "count_sketch(ratio=0.05, candidates=1, columns=10, choice='heavymix')",
     ),
     "diana": ("diana(alpha=0.25)", "diana(momentum=0.5)"),
+    "ef21": ("ef21(eta=1.0)",),
     "error_feedback": ("error_feedback(decay=0.9)", "error_feedback(units='update')"),
     "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
     "fetch_sgd": ("fetch_sgd(ratio=0.05, rows=3, momentum=0.0, error='subtract')",),
     "first": ("first(backups=0)",),
-    "gossip": ("gossip(every=2)", "gossip(overlap=True)"),
+    "gossip": ("gossip(every=2)", "gossip(overlap=True)", "gossip(warmup=2, exact=3)"),
     "local_sgd": ("local_sgd(2)", "local_sgd(2, warmup=2)"),
     "momentum_correction": ("momentum_correction(momentum=0.0)", "momentum_correction(masking=False)"),
     "nodes": (
@@ -83,12 +87,17 @@ MORE: dict[str, tuple[str, ...]] = {
         "scatter(bf16(), answer=topk(ratio=0.3))",
         "scatter(qsgd(bits=2), feedback=0.5)",
         "scatter(qsgd(bits=2), feedback=1.0)",
+        "scatter(sign(scale='l2'), own='encoded')",
     ),
+    "sign": ("sign(scale='l2')", "sign(scale='one')"),
     "slowmo": (
         "slowmo(2)",
         "slowmo(2, buffers='average')",
         "slowmo(2, buffers='reset')",
         "slowmo(2, inner=push_sum())",
+        "slowmo(2, inner=gossip(overlap=True))",
+        "slowmo(2, inner=every_step(), nesterov=True)",
+        "slowmo(3, inner=push_sum(), average=False)",
     ),
     "dropping": ("dropping(ratio=0.05, warmup=8)",),
     "own_gradient": (
@@ -96,6 +105,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "own_gradient('errors')",
         "own_gradient(units='update')",
     ),
+    "randk": ("randk(ratio=0.3, scaled=True)", "randk(ratio=1.0)"),
     "resync": ("resync(3, buffers='average')",),
     "ternary": ("ternary(clip=0.0)", "ternary(levels=7)", "ternary(clip=0.0, levels=127)"),
     "topk": (
@@ -213,15 +223,15 @@ def updated(update: Update) -> Iterator[Recipe]:
 
 
 def controlled(controller: Controller) -> Iterator[Recipe]:
-    """The controller over the exchanges that it names, or else over those of `CARRIERS`."""
+    """The controller over the exchanges that it names, and over those of `CARRIERS`."""
     named = [v for f in fields(controller) if isinstance(v := getattr(controller, f.name), Exchange)]  # pyright: ignore
-    for exchange, memory in product(named or map(parse, CARRIERS), (NoMemory(), ErrorFeedback())):
+    for exchange, memory in product((*named, *map(parse, CARRIERS)), (NoMemory(), ErrorFeedback())):
         yield from legal(Recipe, exchange, memory, EveryStep(), controller)
 
 
 def preset_recipes() -> dict[str, Recipe]:
     """Every preset; epochs and rounds that it must be told are of two steps."""
-    return {name: make(**dict.fromkeys(_required(make), 2)) for name, make in presets.presets().items()}
+    return {name: make(**dict.fromkeys(required(make), 2)) for name, make in presets.presets().items()}
 
 
 def recipes() -> list[Recipe]:
@@ -246,7 +256,7 @@ def legal(make: Callable[..., Any], *arguments: Any) -> Iterator[Any]:
         return
 
 
-def _required(make: Callable[..., Any]) -> list[str]:
+def required(make: Callable[..., Any]) -> list[str]:
     return [p.name for p in inspect.signature(make).parameters.values() if p.default is inspect.Parameter.empty]
 
 

@@ -276,7 +276,10 @@ def hard_cases() -> list[Block]:
 @every_codec
 def test_a_codec_that_contracts_loses_less_than_there_is(codec: Codec) -> None:
     if not codec.contracts:
-        assert not codec.needs_feedback, "feedback around a codec that does not contract can diverge"
+        bears = (
+            not codec.needs_feedback or codec.bounds_residual or not codec.any_size
+        )  # of votes the size is no matter
+        assert bears, "feedback around a codec that does not contract can diverge"
         return
     for case in hard_cases():
         lost = (draws(codec, case, 40) - case.flat.double()).square().sum(1).mean()
@@ -391,6 +394,9 @@ def test_linear_codecs_have_their_own_dice_on_every_rank_or_none(codec: LinearCo
     same = [block("long")] * 4
     echoes, _ = averaged(codec, same)
     through = {bits(sent(e, same[0])) for e in echoes}
+    if codec.draws_alike:
+        assert len(through) == 1
+        return
     rounds = codec.unbiased and codec.omega(same[0].layout) > 0
     assert len(through) == (4 if rounds else len(through))
     assert len(through) in (1, 4)

@@ -25,6 +25,7 @@ SAME = [
     ("allreduce + error_feedback(units='update')", "allreduce"),
     ("gather(fp32()) + error_feedback(decay=0.5)", "gather(fp32())"),
     ("scatter(fp32()) + error_feedback()", "scatter(fp32())"),
+    ("allreduce(randk(ratio=1.0)) + error_feedback()", "allreduce"),
     ("gather(fp32())", "allreduce"),
     ("allreduce + every_step(micro_batches=1, rate=1.0, l1=0.0)", "allreduce"),
     ("allreduce + bucket(0.00002)", "allreduce"),
@@ -43,6 +44,11 @@ SAME = [
     ("nodes(scatter(qsgd(bits=4, bucket=16)), 1)", "scatter(qsgd(bits=4, bucket=16))"),
     ("nodes(gather(topk(ratio=0.3)), 1) + error_feedback()", "gather(topk(ratio=0.3)) + error_feedback()"),
     ("nodes(scatter(qsgd(bits=4, bucket=16)), 8)", "allreduce"),
+    ("nodes(scatter(topk(ratio=0.3)), 1) + error_feedback()", "scatter(topk(ratio=0.3)) + error_feedback()"),
+    ("nodes(gather(topk(ratio=0.3)), 1) + momentum_correction()", "gather(topk(ratio=0.3)) + momentum_correction()"),
+    ("nodes(scatter(qsgd()), 1) + diana()", "scatter(qsgd()) + diana()"),
+    ("nodes(allreduce(fp32()), 8, inside=scatter(qsgd()))", "scatter(qsgd())"),
+    ("qsgd + per_node(1) + slowmo(3)", "qsgd + slowmo(3)"),
 ]
 
 

@@ -5,7 +5,7 @@ import torch
 from tests.worker import fleet
 from tests.worker.gym import anchors, bit_equal, held, land, make, noise, on_all, parameters, pull, train
 
-SIZES = [1, 2, 3, 4, 8]
+SIZES = [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow), 8]
 STEPS = 7
 
 

@@ -29,7 +29,7 @@ def test_it_descends_once_a_step(recipe: Recipe) -> None:
 
     def counting(rank: int):
         worker = ranks[rank].worker
-        for i, channel in enumerate(worker.channels) if recipe.schedule.averages_gradients else ():
+        for i, channel in enumerate(worker.channels) if recipe.schedule.averages(worker.step) else ():
             yield from worker.ready(i, channel.empty())
         steps, answer = worker.steps(), None
         while True:

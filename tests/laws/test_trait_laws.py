@@ -74,6 +74,20 @@ def loses_less_than_there_is(exchange: Exchange) -> None:
         assert lost < given * (1 if exchange.needs_feedback else 1.05)
 
 
+@law("bounds residual")
+def holds_back_no_more_than_it_did(exchange: Exchange) -> None:
+    """Of a spike that stays, and of gradients that come and go, all of it beyond half of what there was."""
+    spike = torch.full((300,), 1e-6)
+    spike[11] = 1.0
+    for values in (spike, torch.randn(300, generator=torch.Generator().manual_seed(5))):
+        crew, held = Crew(f"{exchange} + error_feedback()", 2), list[float]()
+        for step in range(80):
+            crew.step([vector(values), vector(values.roll(step))])
+            held.append(float(crew.mean_of("residual").norm()))
+        assert max(held[40:]) < 1.3 * max(held[:40])
+        assert max(held) < 30 * float(values.norm())
+
+
 @law("whole")
 def sees_all_parameters_in_one_block(party: Any) -> None:
     recipe = party if party.kind == "exchange" else f"allreduce(fp32()) + {party}"
@@ -184,6 +198,16 @@ def what_was_left_out_gets_through_later(memory: Memory) -> None:
     assert float((lost != 0).float().mean()) < 0.25
 
 
+@law("adds momentum")
+def gives_more_than_it_was_given(party: Any) -> None:
+    """Of a gradient that stays, what is owed apart."""
+    blocks = [block("long", seed=7)] * 2
+    crew = Crew(f"{party}", 2) if party.kind == "exchange" else around(party)
+    total = sum(crew.step(blocks) for _ in range(60))
+    assert isinstance(total, torch.Tensor)
+    assert float(total.norm()) > 1.5 * 60 * float(blocks[0].flat.norm())
+
+
 @law("bias allowed")
 def lets_bias_through(memory: Memory) -> None:
     Recipe.of(f"gather(topk()) + {memory}")
@@ -280,10 +304,23 @@ def is_no_mean_any_more(update: Update) -> None:
     assert not torch.allclose(*gradients)
 
 
+@law("sends momentum")
+def what_travels_is_no_gradient(update: Update) -> None:
+    ranks = make(f"allreduce(fp32()) + {update}", 2)
+    train(ranks, pull, 4)
+    channel = ranks[0].worker.channels[0]
+    for scale in (1.0, 1024.0):
+        state = {k: v.clone() for k, v in channel.states["update"].items()}
+        given = Block(torch.randn(channel.layout.numel) * scale, channel.layout)
+        travels = update.sent(given.like(given.flat.clone()), state, scale)
+        assert not torch.allclose(travels, given.flat)
+        assert 0.05 < float(travels.norm() / given.flat.norm()) < 2
+
+
 @law("control")
 def may_put_something_else_in_force(controller: Controller) -> None:
-    recipe = replace(next(controlled(controller)), controller=Fixed())
-    assert [r for r in controller.reach(recipe) if r != recipe]
+    recipes = [replace(r, controller=Fixed()) for r in controlled(controller)]
+    assert [r for recipe in recipes for r in controller.reach(recipe) if r != recipe]
 
 
 @law("moves schedule")

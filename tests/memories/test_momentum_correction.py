@@ -52,6 +52,21 @@ def test_an_element_that_cancels_to_zero_and_is_sent_is_masked_too() -> None:
     assert crew.kept[0]["velocity"].tolist()[0] == 0.0
 
 
+@pytest.mark.parametrize("scale", [1.0, 2.0**10])
+def test_long_gradients_are_shortened_before_anything_is_added(scale: float) -> None:
+    """Each parameter to clip / sqrt(N), whatever the loss scale; short ones stay as they are."""
+    crew = Crew("gather(topk(ratio=1.0)) + momentum_correction(momentum=0.0, clip=3.0)", 9)
+    blocks = [Block.of({"long": torch.full((4,), 8.0 + r), "short": torch.full((4,), 0.25)}) for r in range(9)]
+    got = crew.step([b.like(b.flat * scale) for b in blocks], scale=scale) / scale
+    torch.testing.assert_close(got, torch.tensor([0.5] * 4 + [0.25] * 4))
+
+
+def test_what_is_not_finite_is_not_clipped_away() -> None:
+    for value in (float("nan"), float("inf")):
+        crew = Crew("gather(topk(ratio=0.5)) + momentum_correction(clip=1.0)", 2)
+        assert not crew.step([vector(torch.tensor([1.0, value])), vector(torch.ones(2))]).isfinite().all()
+
+
 def losses(recipe: str, momentum: float) -> Tensor:
     ranks = make(recipe, 3, optimizer=sgd(lr=0.02, momentum=momentum))
     train(ranks, pull, 40)
@@ -81,6 +96,8 @@ def test_without_momentum_it_is_error_feedback_bit_for_bit(exchange: str) -> Non
         ("gather(qsgd(bits=2)) + momentum_correction(masking=False)", "can diverge"),
         ("gather(topk()) + momentum_correction() + slowmo(8)", "differences of models hold the optimizer's momentum"),
         ("gather(topk()) + momentum_correction(momentum=1.0)", r"momentum must lie in \[0, 1\)"),
+        ("gather(topk()) + momentum_correction(clip=0.0)", "clip must be above 0, got 0.0; leave it out"),
+        ("gather(dropping(warmup=8)) + momentum_correction()", "masking would stop all momentum"),
         ("topk + rule('ndim < 2', allreduce(fp32()), momentum_correction())", "masking would stop all momentum"),
     ],
 )
@@ -110,6 +127,13 @@ def test_momentum_is_not_added_twice(recipe: str, optimizer) -> None:
 def test_an_optimizer_without_momentum_is_welcome(recipe: str) -> None:
     make(recipe, 2, optimizer=sgd(momentum=0.0))
     make(recipe, 2, optimizer=lambda model: torch.optim.Adagrad(model.parameters()))
+
+
+def test_a_preset_with_warm_up_and_clipping_is_the_paper_s() -> None:
+    recipe = Recipe.of("dgc(momentum=0.9, warmup=400, clip=2.0)")
+    codec = "dropping(ratio=0.001, warmup=400, fall='quarters')"
+    assert repr(recipe).startswith(f"gather({codec}) + momentum_correction(clip=2.0) + rule('ndim < 2', ")
+    assert "momentum_correction(masking=False, clip=2.0)" in repr(recipe)
 
 
 @pytest.mark.parametrize("recipe", ["dgc", "sketched_sgd", "fetchsgd"])

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from tests.mixers.story import NUMEL, disagreeing, scattered, spread, still, targets
+from tests.topologies.matrices import matrix
 from tests.worker.gym import (
     Flat,
     Replica,
@@ -37,7 +39,6 @@ from gossamer.recipe import Recipe
 from gossamer.schedules import Gossip
 from gossamer.topologies import Complete, Exponential, Ring
 
-NUMEL = 6
 LAYOUT = Layout.of({"x": (NUMEL,)}, torch.float64)
 
 
@@ -58,16 +59,6 @@ class Digraph(Topology):
 CYCLE = tuple((i, (i + 1) % 8) for i in range(8))
 UNBALANCED = Digraph(8, (*CYCLE, (0, 2), (0, 4), (0, 5), (3, 6), (6, 1)))
 CHANGING = Digraph(8, UNBALANCED.even, (*CYCLE, (7, 3), (7, 4), (1, 5)))
-
-
-def matrix(topology: Topology, size: int, round: int) -> Tensor:
-    p = torch.zeros(size, size, dtype=torch.float64)
-    for i in range(size):
-        peers = topology.peers(i, size, round)
-        p[i, i] = 1 - peers.share * len(peers.to)
-        for j in peers.to:
-            p[j, i] += peers.share
-    return p
 
 
 @dataclass
@@ -112,10 +103,6 @@ def gossip(topology: Topology, start: Tensor, rounds: int, delay: int = 0) -> St
 def _read(wire: Tensor) -> tuple[Tensor, Tensor]:
     x, rest = take(wire, torch.float64, NUMEL)
     return x, take(rest, torch.float64)[0]
-
-
-def scattered(size: int) -> Tensor:
-    return torch.stack([noise(3, rank, numel=NUMEL, dtype=torch.float64) for rank in range(size)])
 
 
 GRAPHS = [Exponential(), Exponential(2), Ring(), Complete(), UNBALANCED, CHANGING]
@@ -177,22 +164,6 @@ def test_one_peer_rounds_are_an_exact_average_where_arithmetic_is_exact(size: in
     assert bool((story.weights == 1).all())
 
 
-def disagreeing(recipe: "str | Recipe", size: int, lr: float = 0.0, momentum: float = 0.0) -> list[Replica]:
-    """Replicas with different parameters."""
-    ranks = make(recipe, size, lambda: Flat(NUMEL), sgd(lr, momentum))
-    for r, start in zip(ranks, scattered(size)):
-        r.model.get_parameter("x").data.copy_(start)
-    return ranks
-
-
-def still(model: torch.nn.Module, rank: int, step: int) -> float:
-    return 0.0
-
-
-def spread(models: list[Tensor]) -> float:
-    return float((torch.stack(models) - torch.stack(models).mean(0)).abs().max())
-
-
 @pytest.mark.parametrize("late", [0.0, 0.3, 0.9])
 def test_overlapping_gossip_agrees_to_rounding_whatever_the_delays(late: float) -> None:
     """Messages take up to 90 % of a step and more on slow links; they land by schedule."""
@@ -215,13 +186,6 @@ def test_without_weights_overlapping_gossip_on_an_unbalanced_graph_stays_apart()
     torch.testing.assert_close(parameters(ranks)[0], mean, rtol=0, atol=1e-12)
     biased = [r.worker.channels[0].states["mixer"]["x"] for r in ranks]
     assert spread(biased) > 0.1
-
-
-def targets(model: torch.nn.Module, rank: int, step: int) -> float:
-    """Gradients of 1/2 |z - b_rank|^2."""
-    x = model.get_parameter("x")
-    x.grad = x.detach() - noise(8, rank, numel=NUMEL, dtype=torch.float64).to(x)
-    return 0.0
 
 
 def by_the_paper(size: int, steps: int, every: int, topology: Topology, overlap: bool) -> Iterator[Tensor]:
@@ -247,9 +211,8 @@ def letters(x: list[Tensor], w: list[float], topology: Topology, round: int) -> 
     sent = list[tuple[int, Tensor, float]]()
     for i in range(len(x)):
         peers = topology.peers(i, len(x), round)
-        sent += [(j, peers.share * x[i], peers.share * w[i]) for j in peers.to]
-        keep = 1 - peers.share * len(peers.to)
-        x[i], w[i] = keep * x[i], keep * w[i]
+        sent += [(j, share * x[i], share * w[i]) for j, share in zip(peers.to, peers.shares, strict=True)]
+        x[i], w[i] = peers.keep * x[i], peers.keep * w[i]
     return sent
 
 

@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", samples.preset_recipes())
 def test_a_preset_is_read_by_name_and_by_call(name: str) -> None:
     expected = samples.preset_recipes()[name]
-    arguments = {"dqsgd": "steps=2"}.get(name, "epoch=2" if name.startswith("accordion") else "")
+    arguments = ", ".join(f"{word}=2" for word in samples.required(recipes.presets()[name]))
     assert Recipe.of(f"{name}({arguments})") == expected
     if not arguments:
         assert Recipe.of(name) == Recipe.of(f" {name} ") == expected

@@ -47,6 +47,10 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "sgp + rule('ndim < 2', allreduce(fp32()))": ("x and w travel as one", "cannot single out"),
     "sgp + accordion_batch(2, 3)": ("has no knob to turn", "gossip()"),
     "scatter(qsgd()) + gossip()": ("would send nothing", "'allreduce(fp32()) + gossip()'"),
+    "topk + gossip(choco(topk()))": ("the error does not vanish", "gossip(choco(topk()))"),
+    "allreduce + gossip(exact=1)": ("or more steps than lie between two rounds (1), got 1", "local_sgd()"),
+    "allreduce + gossip(warmup=-1)": ("warmup must be 0 steps or more", "got -1"),
+    "sgp(topology=switch(ring(), 0, complete()))": ("rounds must be 1 or more", "use complete() alone"),
     "push_sum(topk())": ("topology must be a topology", "exponential"),
     # backup workers
     "backup + first() + slowmo(8)": ("two parts say schedule", "slowmo(8)"),

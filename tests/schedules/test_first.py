@@ -223,7 +223,11 @@ def test_parameters_of_two_precisions_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "backups", "rounds"),
-    [pytest.param(8, 0, 300, marks=pytest.mark.slow), (8, 2, 300), pytest.param(12, 4, 200, marks=pytest.mark.slow)],
+    [
+        pytest.param(8, 0, 300, marks=pytest.mark.slow),
+        (4, 2, 150),
+        *(pytest.param(*c, marks=pytest.mark.slow) for c in [(8, 2, 300), (12, 4, 200)]),
+    ],
 )
 def test_step_times_are_the_order_statistic_of_the_compute_times(wanted: int, backups: int, rounds: int) -> None:
     """T = c + Exp(m): E[T_(N) of N + b] = c + m (H_(N+b) - H_b).

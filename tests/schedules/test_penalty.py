@@ -82,7 +82,11 @@ def optimum(l1: float, ridge: float) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("kind", "l1", "ridge"), [*((kind, 0.05, 0.2) for kind in SGD), ("nesterov", 0.1, 0.0), ("heavy ball", 0.0, 0.5)]
+    ("kind", "l1", "ridge"),
+    [
+        *(pytest.param(kind, 0.05, 0.2, marks=[] if kind == "nesterov" else pytest.mark.slow) for kind in SGD),
+        *[("nesterov", 0.1, 0.0), ("heavy ball", 0.0, 0.5)],
+    ],
 )
 def test_the_optimum_of_lasso_and_ridge_is_found_with_momentum(kind: str, l1: float, ridge: float) -> None:
     a, b = problem()

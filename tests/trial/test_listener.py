@@ -9,6 +9,7 @@ import pytest
 
 from gossamer.core.errors import PeerError
 from gossamer.record import Record
+from gossamer.report.arrivals import arrival
 from gossamer.trial import Plan
 from gossamer.trial.launch import UNFINISHED, _record
 from gossamer.trial.listener import Listener
@@ -26,7 +27,7 @@ STEP = {
     "wait": 0.2,
 }
 JUDGED = {"event": "evaluation", "run": "a", "step": 1, "seconds": 0.5, "sent": 10, "quality": 1.5}
-END = {"event": "end", "run": "a", "wire_bytes": 10, "logical_bytes": 20, "nic_bytes": None}
+END = {"event": "end", "run": "a", "wire_bytes": 10, "inside_bytes": 0, "logical_bytes": 20, "nic_bytes": None}
 
 
 class Heard:
@@ -175,7 +176,7 @@ def test_a_loss_that_ran_away_is_valid_json_and_comes_back_as_no_number(heard: H
     run = Record.read(path).runs[0]
     assert math.isnan(run.steps[0].loss)
     assert math.isnan(run.evaluations[0].quality)
-    assert run.arrival(1.0, lower_is_better=True) is None
+    assert arrival(run, 1.0, lower_is_better=True) is None
     assert Record.read(path).target() is None
 
 

@@ -32,6 +32,10 @@ SYNCHRONOUS = [  # replicas are equal after every step
     "sketched_sgd(ratio=0.02, candidates=2, momentum=0.5)",
     "allreduce(count_sketch(ratio=0.05, candidates=2, columns=10)) + error_feedback()" + SMALL,
     "fetchsgd(ratio=0.02, momentum=0.5)",
+    "gtopk(ratio=0.1)" + SMALL,
+    "gather(topk(ratio=0.3)) + ef21(eta=0.3)" + SMALL,
+    "scatter(adacomp(16)) + error_feedback() + rule('ndim < 2', gather(strom(0.1)), error_feedback())",
+    "gather(dropping(ratio=0.05, warmup=4, fall='quarters')) + momentum_correction(momentum=0.5, clip=3.0)",
     "diana(bits=4, bucket=16)",
     "diana(momentum=0.5, l1=0.01)" + SMALL,
     "scatter(qsgd(bits=4, bucket=16)) + diana()" + SMALL,
@@ -89,6 +93,8 @@ GOSSIP = [  # replicas differ; only sums are kept
     "sgp(topology=complete())",
     "osgp",
     "osgp(every=3)",
+    "d_psgd" + SMALL,
+    "choco_sgd(codec=topk(ratio=0.2), topology=complete())",
 ]
 
 # Whatever is registered, without anyone remembering; round about it the laws above ask for rounds of three steps.

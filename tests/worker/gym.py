@@ -11,7 +11,7 @@ from gossamer.core.block import Block
 from gossamer.core.verbs import Program
 from gossamer.exchanges import FetchSGD
 from gossamer.fabrics.sim import Network, simulate
-from gossamer.memories import MomentumCorrection
+from gossamer.memories import EF21, MomentumCorrection
 from gossamer.recipe import Recipe
 from gossamer.schedules import Accelerated, mixing
 from gossamer.simulate import Replica, replicas, train
@@ -83,9 +83,12 @@ def sgd(lr: float = 0.05, momentum: float = 0.9) -> Optimizer:
 
 def usual(recipe: "str | Recipe") -> Optimizer:
     """SGD with momentum; without, where the recipe brings its own."""
-    parts = list(parts_of(Recipe.of(recipe)))
+    parts = [*parts_of(Recipe.of(recipe))]
     own = any(isinstance(p, FetchSGD | MomentumCorrection) and p.momentum for p in parts)
-    return sgd(momentum=0.0) if own or any(isinstance(p, Accelerated) for p in parts) else sgd()
+    own |= any(isinstance(p, EF21) and p.eta < 1 for p in parts)
+    own |= any("sends momentum" in p.traits for p in parts)
+    own |= any(isinstance(p, Accelerated) for p in parts)
+    return sgd(momentum=0.0) if own else sgd()
 
 
 def make(recipe: "str | Recipe", size: int, model: Callable[[], nn.Module] = Odd, optimizer: Optimizer | None = None):

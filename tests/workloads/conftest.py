@@ -9,21 +9,29 @@ from gossamer import workloads
 from gossamer.workloads import DataError, Workload
 
 OFFLINE = ["lm", "lm-bytes", "lm-lstm", "logistic", "ridge"]
+LARGE = ["fashion-resnet", "lm-bytes", "translate", "translate-rnn", "wiki-lm", "wiki-topics"]  # whose steps take long
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "data: fetches a package, and skips where it cannot")
+    config.addinivalue_line("markers", "trains: takes steps or judges a whole set, which is slow for large workloads")
 
 
-def every_workload() -> list[object]:
-    """All names, those that need a download marked as such."""
-    return [n if n in OFFLINE else pytest.param(n, marks=pytest.mark.data) for n in workloads.names()]
+def every_workload(trains: bool) -> list[object]:
+    """All names, those that need a download marked as such; of what trains, those that take long too."""
+
+    def marks(name: str) -> list[pytest.MarkDecorator]:
+        fetched = [] if name in OFFLINE else [pytest.mark.data]
+        return [*fetched, pytest.mark.slow] if trains and name in LARGE else fetched
+
+    return [pytest.param(n, marks=marks(n)) for n in workloads.names()]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """To be registered is to be tested."""
     if "workload" in metafunc.fixturenames:
-        metafunc.parametrize("workload", every_workload(), indirect=True)
+        trains = metafunc.definition.get_closest_marker("trains") is not None
+        metafunc.parametrize("workload", every_workload(trains), indirect=True)
 
 
 @pytest.fixture

@@ -73,6 +73,7 @@ def test_the_loss_is_a_number_that_all_parameters_move(workload: Workload) -> No
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
+@pytest.mark.trains
 def test_judging_changes_nothing(workload: Workload) -> None:
     model = workload.model()
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -82,6 +83,7 @@ def test_judging_changes_nothing(workload: Workload) -> None:
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
+@pytest.mark.trains
 def test_it_learns(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translation, "HAS_BLEU", False)  # which stays at 0 for a long while
     steps, target = LEARNS[workload.name]

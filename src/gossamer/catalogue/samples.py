@@ -30,6 +30,7 @@ KINDS = {  # their plural, and what they decide
     "topology": ("topologies", "who is whose neighbour"),
     "rule": ("rules", "which parameters go another way"),
     "route": ("routes", "which ones a controller sends another way for now"),
+    "per_node": ("levels", "how many ranks share a node"),
     "bucket": ("buckets", "how much travels together"),
 }
 EPOCH, EVERY = 100, 8  # for presets that must know how many steps an epoch, or a round, has

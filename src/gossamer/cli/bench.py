@@ -11,10 +11,12 @@ from rich.table import Table
 
 from gossamer.cli.console import console
 from gossamer.cli.errors import FailedError, InputError
+from gossamer.cli.imports import Imports, brought
 from gossamer.cli.out import Force
 from gossamer.core import files
 from gossamer.core.errors import OutputError
 from gossamer.lab.network import MOST_HOSTS
+from gossamer.report.words import ranks_on
 
 if TYPE_CHECKING:
     from gossamer.trial.steps import StepRow
@@ -56,10 +58,12 @@ def steps(
     ] = None,
     rates: Annotated[str, typer.Option(help="Rates, divided by blanks.")] = "100mbit 200mbit 1gbit unshaped",
     hosts: Annotated[int, typer.Option(min=2, max=MOST_HOSTS, help="How many hosts.")] = 4,
+    per_host: Annotated[int, typer.Option(min=1, help="How many ranks on each; they share its link.")] = 1,
     turns: Annotated[int, typer.Option(min=1, help="Turns that count, per contender.")] = 6,
     chunk: Annotated[int, typer.Option(min=1, help="Steps per turn.")] = 4,
     workload: Annotated[str, typer.Option(help="What to train.")] = "lm",
     out: Annotated[Path | None, typer.Option(help="Folder for steps.json, steps.md and a plot for each rate.")] = None,
+    imports: Imports = None,
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
@@ -83,8 +87,8 @@ def steps(
     names = {n: n for n in [*usable(), *(recipes or RECIPES)]}
     rows: list[StepRow] = []
     for rate in wanted:
-        print(f"{len(names)} contenders, {hosts} hosts, {rate}", file=sys.stderr, flush=True)
-        rows += measure_steps(names, rate, hosts, turns, chunk, progress.quiet, workload)
+        print(f"{len(names)} contenders, {ranks_on(hosts, per_host)}, {rate}", file=sys.stderr, flush=True)
+        rows += measure_steps(names, rate, hosts, turns, chunk, progress.quiet, workload, per_host, brought())
         if out is not None:  # what is measured is kept, whatever becomes of the rest
             _write(rows, out, force)
     print(json.dumps([asdict(r) for r in rows], indent=1) if as_json else as_markdown(rows))
@@ -147,7 +151,7 @@ def plots(rows: "list[StepRow]") -> dict[str, str]:
         shown = sorted((r for r in rows if r.rate == rate and r.step_ms), key=lambda r: r.step_ms)
         bars = [Bar(i, [r.step_ms / 1000], r.step_ms / 1000) for i, r in enumerate(shown)]
         if bars:
-            title = f"Median step, {shown[0].hosts} hosts, {rate}"
+            title = f"Median step, {ranks_on(shown[0].hosts, shown[0].per_host)}, {rate}"
             chart = Bars("steps", title, "", [title], bars)
             made[_plot(rate)] = svg.bars(chart, [r.recipe for r in shown])
     return made
@@ -155,13 +159,14 @@ def plots(rows: "list[StepRow]") -> dict[str, str]:
 
 def as_markdown(rows: "list[StepRow]") -> str:
     """The rows as a table, one below the other."""
-    lines = [
-        "| recipe | rate | step ms (range) | of DDP | of computing | MB sent | MB on the wire | loss |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    heads = ["recipe", "rate", "step ms (range)", "of DDP", "of computing", "MB sent", "MB on the wire", "loss"]
+    several = any(r.per_host > 1 for r in rows)
+    heads += ["MB inside"] if several else []
+    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
     for r in rows:
         time = f"{r.step_ms:.0f} ({r.low_ms:.0f}-{r.high_ms:.0f})" if r.step_ms else f"failed: {_cell(r.error)}"
         cells = [r.recipe, r.rate, time, r.ratio_to_ddp, r.ratio_to_compute, r.sent_mb, r.nic_mb, r.loss]
+        cells += [r.inside_mb] if several else []
         lines.append("| " + " | ".join("" if c is None else str(c) for c in cells) + " |")
     return "\n".join(lines) + "\n"
 

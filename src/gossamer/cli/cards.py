@@ -27,7 +27,7 @@ def list_presets(rows: list[Card]) -> None:
     for row in rows:
         name, words, text = (
             f"[bold]{row['name']}[/]",
-            _prose(out, row["summary"]),
+            _summary(out, row),
             f"[dim]{escape(row['expression'])}[/]",
         )
         table.add_row(*((name, words, text) if out.width >= ROOMY else (name, f"{words}\n{text}")))
@@ -46,10 +46,15 @@ def list_parts(rows: list[Card]) -> None:
         out.print(f"[bold]{plural.capitalize()}[/]" + (f"[dim]: {what}[/]" if what else ""))
         table = _grid(width)
         for row in members:
-            table.add_row(row["name"], _prose(out, row["summary"]))
+            table.add_row(row["name"], _summary(out, row))
         _padded(out, table, 2)
         out.print()
     out.print("[dim]gossamer recipes NAME explains one; add --parts where a recipe has the same name.[/]")
+
+
+def _summary(out: Console, row: Card) -> str:
+    """What it does, and whose it is if it is not the house's own."""
+    return _prose(out, row["summary"]) + (f" [dim]({escape(row['origin'])})[/]" if "origin" in row else "")
 
 
 def show_recipe(card: Card) -> None:

@@ -10,6 +10,8 @@ from torch import Tensor
 from gossamer import catalogue
 from gossamer.cli import cards
 from gossamer.cli.errors import InputError
+from gossamer.cli.imports import Imports
+from gossamer.core import offered
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, nearest, parse, registry
 from gossamer.counting import bytes_between, bytes_per_step
@@ -59,9 +61,12 @@ def recipes(
     ] = None,
     hosts: Annotated[int, typer.Option(min=2, max=10_000, help="Count bytes for so many ranks.")] = 4,
     rate: Annotated[str | None, typer.Option(help="What the bytes take on links of this rate: '200mbit'.")] = None,
+    imports: Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
 ) -> None:
     """List recipes or parts, or explain one: what it is made of and sends, when to use it, and what it refuses."""
+    if name is None or not _is_known(name):
+        offered.load()
     if name is None:
         show = _show_parts if parts else _show_presets
         return show(as_json)
@@ -72,13 +77,26 @@ def recipes(
 
 
 def _show_presets(as_json: bool) -> None:
-    rows = [{"name": n, "expression": repr(catalogue.example(n)), **_words(make)} for n, make in presets().items()]
+    rows = [
+        {"name": n, "expression": repr(catalogue.example(n)), **_origin(make), **_words(make)}
+        for n, make in presets().items()
+    ]
     print(json.dumps(rows, indent=1)) if as_json else cards.list_presets(rows)
 
 
+def _origin(made: Any) -> dict[str, str]:
+    """Of what the house did not bring, where it comes from."""
+    found = offered.origin(made.__module__)
+    return {"origin": found} if found else {}
+
+
 def _show_parts(as_json: bool) -> None:
-    rows = [{"kind": p.kind, "name": n, **_words(p)} for n, p in registry.of().items()]
+    rows = [{"kind": p.kind, "name": n, **_origin(p), **_words(p)} for n, p in registry.of().items()]
     print(json.dumps(rows, indent=1)) if as_json else cards.list_parts(rows)
+
+
+def _is_known(name: str) -> bool:
+    return name in presets() or name in registry.of() or name in YARDSTICKS
 
 
 # -- what is meant -----------------------------------------------------------------------------------------------------

@@ -35,7 +35,10 @@ class Row:
         kind = event["event"]
         if kind == "step":
             self.step, self.loss, self.trained = event["step"], event["loss"], self.trained + 1
-            self.sent, self.seconds = event["sent"], event["seconds"]
+            self.seconds = event["seconds"]
+            self.sent = (
+                self.sent if event["sent"] is None else event["sent"]
+            )  # where ranks share a link, it is judged later
             self.state = "trains" if self.step <= self.steps else "chases"  # it has had its steps: now for the quality
             if event["wait"] is not None:
                 self.measured, self.waited = True, self.waited + event["wait"]

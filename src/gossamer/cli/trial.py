@@ -4,6 +4,9 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,13 +18,14 @@ from rich.table import Table
 from gossamer.cli import progress
 from gossamer.cli.console import console, is_lively
 from gossamer.cli.errors import InputError
+from gossamer.cli.imports import Imports, bring, brought
 from gossamer.cli.out import RECORD, Force, run_folder
 from gossamer.lab import parse_links
 from gossamer.lab.network import MOST_HOSTS
 from gossamer.record import Record
 from gossamer.report.headline import headline
 from gossamer.report.study import TOLERANCE, Row, Study, study_of
-from gossamer.report.words import seconds, size
+from gossamer.report.words import ranks_on, seconds, seeds_of, size
 from gossamer.trial import Plan, join, launch
 from gossamer.trial.contender import check
 from gossamer.trial.saving import saved_steps
@@ -29,8 +33,9 @@ from gossamer.trial.slowness import Slowness
 from gossamer.workloads import get
 
 Hosts = Annotated[
-    int, typer.Option(min=1, max=MOST_HOSTS, help="How many ranks; with --rate, one on each host of a lab.")
+    int, typer.Option(min=1, max=MOST_HOSTS, help="How many hosts; with --rate, those of a lab. One rank on each.")
 ]
+PerHost = Annotated[int, typer.Option(min=1, help="How many ranks on each host; they share its link.")]
 Rate = Annotated[
     str | None, typer.Option(help="Run in a lab: '200mbit', one rate per host '1gbit,100mbit', or 'unshaped'.")
 ]
@@ -53,6 +58,7 @@ def train(
     recipe: Annotated[str, typer.Argument(help="A preset, an expression, or a TOML file.")],
     workload: Workload = "lm",
     hosts: Hosts = 4,
+    per_host: PerHost = 1,
     rate: Rate = None,
     steps: Steps = 200,
     seed: int = 0,
@@ -63,16 +69,20 @@ def train(
         bool, typer.Option(help="Go on from the checkpoint in --out: same recipe, ranks and network.")
     ] = False,
     deadline: Deadline = 120.0,
+    imports: Imports = None,
     slow: Slow = None,
     force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Train one recipe on real processes. Started by torchrun, it joins the ranks there are."""
+    if resume and out is not None:
+        bring(_imported_before(out))
     check(_absolute(recipe))
     chunk = min(10, steps, checkpoint_every)
     plan = Plan({_short(recipe): _absolute(recipe)}, workload, {"shards": shards}, steps, chunk, seed=seed)
-    plan.deadline, plan.checkpoint_every, plan.resume, plan.slow = deadline, checkpoint_every, resume, slow or []
+    plan.deadline, plan.checkpoint_every, plan.resume = deadline, checkpoint_every, resume
+    plan.per_host, plan.imports, plan.slow = per_host, brought(), slow or []
     if resume:
         _check_resumable(out)
     _check_place(plan, hosts, rate)
@@ -89,14 +99,17 @@ def compare(
     ],
     workload: Workload = "lm",
     hosts: Hosts = 4,
+    per_host: PerHost = 1,
     rate: Rate = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the first recipe, the baseline.")] = 100,
     chunk: Annotated[int, typer.Option(min=1, help="Steps of a turn, at least; an evaluation follows each.")] = 5,
     patience: Annotated[float, typer.Option(min=1.0, help="Others may take so many times the baseline's steps.")] = 2.0,
     seed: int = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="Do it with so many seeds, for bounds and ties.")] = 1,
     shards: Shards = "iid",
     out: Out = None,
     deadline: Deadline = 120.0,
+    imports: Imports = None,
     slow: Slow = None,
     force: Force = False,
     quiet: Quiet = False,
@@ -113,9 +126,10 @@ def compare(
         check(_absolute(text))
         names[_unused(_short(text), names)] = _absolute(text)
     plan = Plan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
-    plan.deadline, plan.slow = deadline, slow or []
+    plan.deadline, plan.per_host = deadline, per_host
+    plan.imports, plan.slow = brought(), slow or []
     _check_place(plan, hosts, rate)
-    _run(plan, hosts, rate, _folder(out, "compare", force), quiet, as_json)
+    _run(plan, hosts, rate, _folder(out, "compare", force), quiet, as_json, seeds)
 
 
 def _is_a_rank() -> bool:
@@ -131,6 +145,12 @@ def _check_place(plan: Plan, hosts: int, rate: str | None) -> None:
         Slowness.of(text, hosts)
 
 
+def _imported_before(folder: Path) -> list[str]:
+    """What the run that goes on had imported."""
+    earlier = _earlier(folder)
+    return earlier.imports if earlier else []
+
+
 def _check_resumable(out: Path | None) -> None:
     """Every rank looks for its own checkpoint later; this is the early word to a person."""
     if out is None:
@@ -140,16 +160,31 @@ def _check_resumable(out: Path | None) -> None:
         raise InputError(f"nothing to resume from: no checkpoint in {out / 'checkpoint'}; run without --resume first")
 
 
-def _run(plan: Plan, hosts: int, rate: str | None, folder: Path, quiet: bool, as_json: bool) -> None:
+def _run(plan: Plan, hosts: int, rate: str | None, folder: Path, quiet: bool, as_json: bool, seeds: int = 1) -> None:
     # Hosts in a lab reach no registry, and ranks would all fetch at once.
     get(plan.workload, seed=plan.seed, **plan.options).prepare()
     earlier = _earlier(folder) if plan.resume else None
+    record, code = None, 0
+    for number, seed in enumerate(range(plan.seed, plan.seed + seeds), 1):
+        one = replace(plan, seed=seed)
+        with _shown(one, quiet, as_json) as show:
+            if seeds > 1:
+                show({"event": "note", "text": f"seed {seed}, {number} of {seeds}"})
+            made, ended = launch(one, hosts, rate, _command(), show, folder / RECORD, record)
+        record, code = record.with_again(made) if record else made, max(code, ended)
+        if ended > 1:  # interrupted
+            break
+    assert record is not None
+    _conclude(record, code, folder, quiet, as_json, earlier)
+
+
+@contextmanager
+def _shown(plan: Plan, quiet: bool, as_json: bool) -> Generator[progress.Show]:
     if as_json or quiet or not is_lively(stderr=True):
-        record, code = launch(plan, hosts, rate, _command(), _lines(plan, quiet, as_json), folder / RECORD)
+        yield _lines(plan, quiet, as_json)
     else:
         with progress.LiveTable(plan) as table:
-            record, code = launch(plan, hosts, rate, _command(), table.show, folder / RECORD)
-    _conclude(record, code, folder, quiet, as_json, earlier)
+            yield table.show
 
 
 def _join(plan: Plan, rate: str | None, out: Path | None, force: bool, quiet: bool, as_json: bool) -> None:
@@ -222,9 +257,7 @@ def summary(record: Record) -> None:
     """The outcome: a sentence, and a table with the fastest to the baseline's quality first, as in the report."""
     out, study = console(), study_of(record)
     where = "not shaped" if record.rate == "unshaped" else f"at {record.rate}"
-    out.print(
-        f"\n[bold]{escape(record.workload)}[/], {record.hosts} rank{'s' * (record.hosts > 1)}, {where}, seed {record.seed}"
-    )
+    out.print(f"\n[bold]{escape(record.workload)}[/], {_crew(record)}, {where}, {seeds_of(record.trials)}")
     out.print(headline(study).title, markup=False, style="bold")
     if study.target is not None and len(record.runs) > 1:
         told = f"time and steps to the {record.metric} that {record.baseline} ended with, {study.target:.4f}"
@@ -242,25 +275,37 @@ def summary(record: Record) -> None:
         out.print(record.note, style="dim", markup=False)
 
 
+def _crew(record: Record) -> str:
+    """
+    >>> _crew(Record("", "", "lm", "", "loss", True, 1, 4, "unshaped", 0))
+    '4 ranks'
+    """
+    if record.per_host > 1:
+        return f"{record.hosts * record.per_host} ranks on {ranks_on(record.hosts)}"
+    return f"{record.hosts} rank{'s' * (record.hosts > 1)}"
+
+
 def _table(study: Study) -> Table:
     several = len(study.rows) > 1
     base = study.record.baseline if len(study.record.baseline) < 12 else "baseline"
     heads = ["recipe", "steps", "mean step", "sent/step", "NIC/wire", "last"]
     if several:
-        heads[1:1] = ["time", f"vs {base}"]
+        heads[1:1] = ["time", f"vs {base}", *([f"to {study.common:.4g}"] if study.common is not None else [])]
     table = Table(box=None, pad_edge=False)
     for i, head in enumerate(heads):
         table.add_column(escape(head), justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
     for row in study.rows:
-        table.add_row(*map(escape, _cells(row, several)))
+        table.add_row(*map(escape, _cells(row, several, study.common is not None)))
     return table
 
 
-def _cells(row: Row, several: bool) -> list[str]:
+def _cells(row: Row, several: bool, common: bool) -> list[str]:
     """Empty where there is nothing to say."""
     time = seconds(row.reached) if row.reached is not None else row.outcome
-    compared = [time, f"{row.time_ratio:.2f}" if row.time_ratio else ""] if several else []
-    steps = row.reached_steps if several and row.reached_steps else row.run.done
+    compared = [time, _ratio(row)] if several else []
+    if several and common:
+        compared.append("" if row.common is None else seconds(row.common))
+    steps = round(row.reached_steps) if several and row.reached_steps else row.run.done
     numbers = [
         str(steps or ""),
         "" if row.step is None else seconds(row.step),
@@ -269,6 +314,13 @@ def _cells(row: Row, several: bool) -> list[str]:
         "" if row.final is None else f"{row.final:.4f}",
     ]
     return [row.run.name, *compared, *numbers]
+
+
+def _ratio(row: Row) -> str:
+    if not row.time_ratio:
+        return ""
+    bounds = " [{:.2f}, {:.2f}]".format(*row.time_bounds) if row.time_bounds else ""
+    return f"{row.time_ratio:.2f}{bounds}{' tied' * row.tied}"
 
 
 def _folder(out: Path | None, kind: str, force: bool) -> Path:

@@ -15,6 +15,7 @@ from rich.table import Table
 from gossamer.cli import progress
 from gossamer.cli.console import console
 from gossamer.cli.errors import InputError
+from gossamer.cli.imports import Imports
 from gossamer.cli.out import PAGE, RECORD, Force, run_folder
 from gossamer.lab.network import MOST_HOSTS
 from gossamer.report.tuned import Row, SearchStudy, headline, studied, told
@@ -52,6 +53,7 @@ def tune(
     shards: Annotated[str, typer.Option(help="'iid', or what the workload groups by.")] = "iid",
     out: Annotated[Path | None, typer.Option(help="Folder for the record and the report.")] = None,
     resume: Annotated[bool, typer.Option(help="Go on with the search in --out; it may have more trials now.")] = False,
+    imports: Imports = None,
     force: Force = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Say only what went wrong.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Trials as JSON lines on standard output.")] = False,

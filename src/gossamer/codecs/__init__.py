@@ -1,5 +1,6 @@
 """Floor 2: how a block is written. One codec per file, one import line here."""
 
+from gossamer.codecs.adacomp import AdaComp
 from gossamer.codecs.atomo import Atomo
 from gossamer.codecs.atoms import DCT, Basis, Entry, SharedBasis
 from gossamer.codecs.bernoulli import Bernoulli
@@ -8,7 +9,10 @@ from gossamer.codecs.count_sketch import CountSketch
 from gossamer.codecs.dropping import Dropping
 from gossamer.codecs.powersgd import PowerSGD
 from gossamer.codecs.qsgd import QSGD
+from gossamer.codecs.randk import RandK
+from gossamer.codecs.sign import Sign
 from gossamer.codecs.spectral import SVD
+from gossamer.codecs.strom import Strom
 from gossamer.codecs.ternary import Ternary
 from gossamer.codecs.topk import TopK
 
@@ -19,6 +23,7 @@ __all__ = [
     "FP32",
     "QSGD",
     "SVD",
+    "AdaComp",
     "Atomo",
     "Basis",
     "Bernoulli",
@@ -26,7 +31,10 @@ __all__ = [
     "Dropping",
     "Entry",
     "PowerSGD",
+    "RandK",
     "SharedBasis",
+    "Sign",
+    "Strom",
     "Ternary",
     "TopK",
 ]

@@ -1,8 +1,9 @@
-"""Gradient dropping: top-k whose ratio falls from everything to a few."""
+"""Gradient dropping: top-k whose ratio falls from everything, or from a quarter, to a few."""
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, final
+from math import ceil, log
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
@@ -30,8 +31,11 @@ class Dropping(Codec):
     warm-up (with 99 percent and 1000 steps, in the first 115), and wherever pairs are no shorter, the block travels dense,
     and all of it. Biased: |x - C(x)|^2 <= (1 - k/n) |x|^2. Without warm-up it is `topk`.
 
-    Use: for high drop rates, which do harm while a model learns its first things; with `own_gradient()` or
-    `error_feedback()`.
+    With `fall="quarters"` it keeps 1/4 at first, then 1/16, 1/64, ... until that would be less than the ratio, each for an equal
+    share of the warm-up: the five densities of Deep Gradient Compression for one in a thousand, the last of which stays.
+
+    Use: for high drop rates, which do harm while a model learns its first things; with `own_gradient()`,
+    `error_feedback()`, or, in quarters, `momentum_correction()`.
 
     Not for: runs of about as many steps as the warm-up, which would be dense for a tenth of it; nor many ranks.
 
@@ -42,11 +46,12 @@ class Dropping(Codec):
     [1.0, 0.0956, 0.01, 0.01]
 
     Paper: Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017; the warm-up is that of the
-    authors' code for Aji, Heafield, Bogoychev, EMNLP 2019.
+    authors' code for Aji, Heafield, Bogoychev, EMNLP 2019; in quarters, Lin et al., Deep Gradient Compression, ICLR 2018.
     """
 
     ratio: Annotated[float, LogRange(0.001, 0.1)] = 0.01
     warmup: Annotated[int, Choice(0, 100, 1000)] = 1000
+    fall: Annotated[Literal["power", "quarters"], Choice("power", "quarters")] = "power"
 
     def __post_init__(self) -> None:
         require(0 < self.ratio <= 1, f"dropping: ratio must lie in (0, 1], got {self.ratio}; 0.01 keeps one percent")
@@ -56,6 +61,10 @@ class Dropping(Codec):
     def unbiased(self) -> bool:
         return False
 
+    @property
+    def sparse(self) -> bool:
+        return self.fall == "quarters" and self.ratio < 0.5  # else all elements travel at some step
+
     def omega(self, layout: Layout) -> float:
         return float("inf")
 
@@ -63,7 +72,14 @@ class Dropping(Codec):
         """The share of elements that shall travel at a step, from 1 on."""
         if step >= self.warmup:
             return self.ratio
+        if self.fall == "quarters":
+            return max(self.ratio, 0.25 ** (1 + self._stages * max(step - 1, 0) // self.warmup))
         return 1 - (1 - self.ratio) ** (self.warmup / max(step, 1))
+
+    @property
+    def _stages(self) -> int:
+        """How many densities a warm-up in quarters has before the ratio."""
+        return max(ceil(log(self.ratio, 0.25) - 1e-9) - 1, 1)
 
     def wire_bytes(self, layout: Layout) -> int | None:
         return None if self.warmup else self._length(layout, 1)
@@ -104,7 +120,7 @@ class Dropping(Codec):
 
     def _length(self, layout: Layout, step: int) -> int:
         kept, dense = self.kept(step), _dense(layout)
-        if step < self.warmup and kept > _SPARSE:
+        if step < self.warmup and kept > _SPARSE and self.fall == "power":
             return dense
         return min(TopK(kept).wire_bytes(layout) or 0, dense)
 

@@ -4,5 +4,6 @@ from gossamer.controllers.accordion import Accordion
 from gossamer.controllers.accordion_batch import AccordionBatch
 from gossamer.controllers.dqsgd import DQSGD
 from gossamer.controllers.fixed import Fixed
+from gossamer.controllers.from_step import FromStep
 
-__all__ = ["DQSGD", "Accordion", "AccordionBatch", "Fixed"]
+__all__ = ["DQSGD", "Accordion", "AccordionBatch", "Fixed", "FromStep"]

@@ -155,13 +155,15 @@ def _rows(s: Segment, begin: int, end: int) -> tuple[int, ...]:
 class Block:
     """A flat tensor (float32, or float64 for double-precision models) and its layout.
 
-    `into`, if given, is where an exchange may write the mean: a tensor of this length whose content nobody needs once
+    `latest`, if given, is what of it is of this step, where a memory has added what is older; it is to be read before a mean
+    is written. `into`, if given, is where an exchange may write the mean: a tensor of this length whose content nobody needs once
     the exchange has begun. It may be `flat` itself.
     """
 
     flat: Tensor
     layout: Layout
     into: Tensor | None = None
+    latest: Tensor | None = None
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> "Block":
@@ -188,6 +190,10 @@ class Block:
         """Other values in the same layout (and with the same place for a mean)."""
         return Block(flat, self.layout, self.into)
 
+    def with_older(self, flat: Tensor) -> "Block":
+        """These values and older ones, which are all in `flat`."""
+        return Block(flat, self.layout, self.into, self.flat)
+
     def new(self) -> Tensor:
         """A flat tensor to write to, of this length; its content is arbitrary."""
         return self.layout.buffers.like(self.flat)
@@ -199,8 +205,9 @@ class Block:
     def chunks(self, count: int) -> "tuple[Block, ...]":
         """Views of `count` runs of nearly equal length."""
         layouts = self.layout.chunks(count)
-        flats = self.flat.split([c.numel for c in layouts])
-        return tuple(Block(f, c) for f, c in zip(flats, layouts, strict=True))
+        lengths = [c.numel for c in layouts]
+        latest = [None] * count if self.latest is None else self.latest.split(lengths)
+        return tuple(Block(f, c, None, x) for f, c, x in zip(self.flat.split(lengths), layouts, latest, strict=True))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter as a view in its own shape."""

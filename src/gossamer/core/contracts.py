@@ -11,7 +11,9 @@ from torch import Tensor
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.dice import Dice
 from gossamer.core.parts import Part
-from gossamer.core.terms import Term, needs, those
+from gossamer.core.terms import Term, bars, needs, those
+from gossamer.core.topology import Peers as Peers  # noqa: PLC0414  (users find contracts here)
+from gossamer.core.topology import Topology as Topology  # noqa: PLC0414
 from gossamer.core.verbs import Program
 
 Policy = Literal["equal", "mean", "owner", "drop"]
@@ -35,6 +37,7 @@ class Context(NamedTuple):
     lr: float = 1.0  # the learning rate the block's parameters will be stepped with
     shift: float = 0.0  # the rate at which a memory around the exchange follows what was sent; 0: there is none
     feedback: float | None = None  # how much of what it leaves out an exchange shall add later; None: no memory says
+    scale: float = 1.0  # what gradients come multiplied by, for who compares them with a number: a loss scaler's factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +99,11 @@ class _Encoding(_Lossy):
     def contracts(self) -> bool:
         """True if E|x - decode|^2 < |x|^2, so that error feedback around it is stable."""
         return True
+
+    @property
+    def bounds_residual(self) -> bool:
+        """True if what error feedback around it holds back stays bounded, although it does not contract."""
+        return False
 
     @property
     @abstractmethod
@@ -204,6 +212,11 @@ class LinearCodec(_Encoding):
         """How much of a number each addition may round off on its way, for nobody to keep."""
         return 0.0
 
+    @property
+    def draws_alike(self) -> bool:
+        """True if all ranks draw the same, so that what is lost by chance is not averaged over them."""
+        return False
+
     def policy(self, key: str) -> Policy:
         return "mean"
 
@@ -233,6 +246,10 @@ class AsItsCodec:
         return self.codec.contracts
 
     @property
+    def bounds_residual(self) -> bool:
+        return self.codec.bounds_residual
+
+    @property
     def exact(self) -> bool:
         return self.codec.exact
 
@@ -260,13 +277,13 @@ class Exchange(_Lossy):
     @property
     def traits(self) -> frozenset[str]:
         said = {"unbiased": self.unbiased, "contracts": self.contracts, "sparse": self.sparse}
-        return those(whole=self.whole, exact=self.exact, **said)
+        return those(whole=self.whole, exact=self.exact, bounds_residual=self.bounds_residual, **said)
 
     @property
     def terms(self) -> tuple[Term, ...]:
         if not self.needs_feedback:
             return ()
-        if self.contracts:
+        if self.contracts or self.bounds_residual:
             because = (
                 "{exchange} is biased, and without error feedback training need not converge; "
                 "use '{exchange} + error_feedback()', or none(allow_biased=True) to insist"
@@ -287,6 +304,11 @@ class Exchange(_Lossy):
     def contracts(self) -> bool: ...
 
     @property
+    def bounds_residual(self) -> bool:
+        """True if what error feedback around it holds back stays bounded, although it does not contract."""
+        return False
+
+    @property
     def sum_rounding(self) -> float:
         """How much of a number each addition may round off on its way, for nobody to keep."""
         return 0.0
@@ -294,6 +316,11 @@ class Exchange(_Lossy):
     @property
     def encodes_mean(self) -> bool:
         """True if the mean is written by the codec too, on its way to everybody."""
+        return False
+
+    @property
+    def adds_up(self) -> bool:
+        """True if what it sends are sums on their way, all-reduces that is: they may be formed group by group."""
         return False
 
     @property
@@ -392,32 +419,6 @@ class Memory(Part):
     def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]: ...
 
 
-class Peers(NamedTuple):
-    """One rank's neighbours in one round: it sends `share` of its mass to each of `to`, and hears from `source`."""
-
-    to: tuple[int, ...]
-    source: tuple[int, ...]
-    share: float
-
-
-class Topology(Part):
-    """Who is whose neighbour in which round: pure arithmetic, no process groups.
-
-    Law: `j in peers(i).to` iff `i in peers(j).source`; nobody is its own neighbour; `share * len(to) < 1`. If it is
-    `alike`, all ranks have as many peers in a round, hear from as many, and share as much.
-    """
-
-    kind: ClassVar[str] = "topology"
-
-    @property
-    def alike(self) -> bool:
-        """True if a rank can tell from its own neighbours how much any other one shares."""
-        return False
-
-    @abstractmethod
-    def peers(self, rank: int, size: int, round: int) -> Peers: ...
-
-
 class Mixer(Part):
     """Who talks to whom, to pull parameters together without ever agreeing exactly; what a schedule that mixes is made of.
 
@@ -431,6 +432,16 @@ class Mixer(Part):
     """
 
     kind: ClassVar[str] = "mixer"
+
+    @property
+    def begins(self) -> bool:
+        """True if what it sends first is of another kind than all that comes after."""
+        return False
+
+    @property
+    def prelude(self) -> int:
+        """How many rounds come before its peers repeat themselves."""
+        return 0
 
     def policy(self, key: str) -> Policy:
         return "drop"
@@ -449,30 +460,65 @@ class Mixer(Part):
     def wrote(self, block: Block, state: State) -> None: ...
 
 
+_ONE_MOMENTUM = (
+    bars(
+        "adds momentum",
+        because="{update} sends a momentum, and {memory} over {exchange} would make another one of it: leave that one out, with "
+        "momentum=0.0 or error_feedback()",
+    ),
+    bars(
+        "follows rate",
+        because="{update} sends a momentum, whose length does not follow the learning rate, and {memory} does; use error_feedback()",
+    ),
+    bars(
+        "waits for few",
+        because="{update} sends a momentum that all ranks share, and under {schedule} late ranks do not have it; use every_step()",
+    ),
+)
+"""What an update that sends a momentum bars."""
+
+
 class Update(Part):
     """What is made of an agreed gradient, before the optimizer takes it: after unscaling, and after the user's clipping.
 
-    Law: equal means, models and states give equal directions, bit for bit; a gradient of zeros gives zeros. State is
-    assigned, never written into.
+    It may also say what travels in place of each rank's own gradient, as its momentum: the mean of that is what comes back.
+
+    Law: equal means, models and states give equal directions, bit for bit; a gradient of zeros gives zeros. What is sent of
+    one is as long as the loss scale says. State is assigned, never written into.
     """
 
     kind: ClassVar[str] = "update"
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(directs=True)
+        return super().traits | those(directs=True, sends_momentum=self.sends_momentum)
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        return (
-            needs(
-                "averages gradients",
-                because="{update} makes a direction of an agreed gradient, and under {schedule} there is none: use every_step()",
-            ),
-        )
+        made = "{update} makes a direction of an agreed gradient, and under {schedule} there is none: use every_step()"
+        terms = (needs("averages gradients", because=made),)
+        return (*terms, *_ONE_MOMENTUM) if self.sends_momentum else terms
+
+    @property
+    def sends_momentum(self) -> bool:
+        """True if a momentum travels in place of the gradient; then nobody else may have one."""
+        return False
+
+    @property
+    def is_step(self) -> bool:
+        """True if its directions are whole steps of an adaptive optimizer: one of Adam's family then takes them as they are,
+        times its rate, and with its weight decay, decoupled.
+        """
+        return False
 
     def policy(self, key: str) -> Policy:
         return "equal"
+
+    def sent(self, gradient: Block, state: State, scale: float) -> Tensor:
+        """What travels in place of a gradient of this rank's, which is given away, and which a loss scaler has multiplied by
+        `scale`, as it must what is returned.
+        """
+        return gradient.flat
 
     @abstractmethod
     def direction(self, mean: Block, model: Block, state: State, context: Context) -> Tensor:

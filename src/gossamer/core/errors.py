@@ -16,6 +16,10 @@ class RecipeError(GossamerError, ValueError):
         super().__init__(cut(message, 2000))
 
 
+class UnknownPartError(RecipeError):
+    """A word that nothing is registered by: a package that nobody has asked yet may have it."""
+
+
 class WireError(GossamerError, ValueError):
     """Bytes from the network that are not what their codec writes."""
 

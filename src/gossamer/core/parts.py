@@ -24,7 +24,7 @@ from typing import (
     get_type_hints,
 )
 
-from gossamer.core.errors import RecipeError
+from gossamer.core.errors import RecipeError, UnknownPartError
 from gossamer.core.terms import Term, those
 from gossamer.core.text import cut, shown
 from gossamer.core.text import terms as terms_of
@@ -224,7 +224,7 @@ def _call(word: str, args: list[ast.expr], keywords: list[ast.keyword], names: M
         return _bind(names[word], word, values, named, list(_signature(names[word])))
     found = registry.get(word)
     if found is None:
-        raise RecipeError(f"there is no part called {shown(word)}. {nearest(word, [*names, *registry.of()])}")
+        raise UnknownPartError(f"there is no part called {shown(word)}. {nearest(word, [*names, *registry.of()])}")
     return _bind(found, word, values, named, [f.name for f in fields(found)])  # pyright: ignore[reportArgumentType]
 
 

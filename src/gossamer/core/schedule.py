@@ -58,6 +58,7 @@ class Host(Protocol):
     def settle(self, which: Sequence[int]) -> None: ...
     def deliver(self, means: Sequence[Tensor], finite: bool, rates: Sequence[float]) -> None: ...
     def launch(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange | None) -> Program[None]: ...
+    def average_near(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]: ...
     def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]: ...
     def in_flight(self, which: Sequence[int]) -> bool: ...
     def post(self, which: Sequence[int], message: Message) -> Program[None]: ...
@@ -171,6 +172,12 @@ class Loop:
         """
         yield from self.launch(values, over)
         return (yield from self.land())
+
+    def average_near(self, values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
+        """Over an exchange among a few ranks, past memory. The others hear nothing of it, so no controller does either, and
+        what is not finite is left to the next average of all.
+        """
+        return (yield from self.host.average_near(self.which, values, over))
 
     def launch(self, values: Sequence[Tensor], over: Exchange | None = None) -> Program[None]:
         """Start averaging what is given away; `land` gets the result later."""
@@ -297,6 +304,16 @@ class Schedule(Part):
         return False
 
     @property
+    def works_alone(self) -> bool:
+        """True if it is run on a rank that is alone as well; else that one trains plainly."""
+        return self.averages_gradients
+
+    @property
+    def nests(self) -> bool:
+        """True if it can go on inside of another schedule's rounds: it keeps no state of its own, and no lane."""
+        return False
+
+    @property
     def accumulate(self) -> int:
         """How many micro-batches make one step."""
         return 1
@@ -310,6 +327,10 @@ class Schedule(Part):
     def drives(self) -> Mixer | None:
         """The mixer that it drives, if any."""
         return None
+
+    def averages(self, step: int) -> bool:
+        """True if gradients are averaged before this step's descent."""
+        return self.averages_gradients
 
     @property
     def trains_elsewhere(self) -> bool:
@@ -357,3 +378,7 @@ class Schedule(Part):
 
     @abstractmethod
     def step(self, loop: Loop) -> Program[None]: ...
+
+    def close(self, loop: Loop) -> Program[None]:
+        """The round that it goes on in ends: take in what is on its way."""
+        yield from ()

@@ -14,6 +14,7 @@ TRAITS: dict[str, str] = {
     # of what is sent
     "unbiased": "what gets through is right on average",
     "contracts": "what does not get through is less than what was given",
+    "bounds residual": "what error feedback holds back stays bounded, although it can be more than was given",
     "whole": "all parameters must lie in one block",
     "exact": "everything gets through",
     "sparse": "some elements get through as they are, and nothing of the others",
@@ -22,6 +23,7 @@ TRAITS: dict[str, str] = {
     # of what is kept
     "memory": "something is kept from one step to the next",
     "mends bias": "what did not get through is sent later",
+    "adds momentum": "what is sent or given has momentum of its own",
     "bias allowed": "bias is let through, on request",
     "wants unbiased": "it is right only around what is right on average",
     "parts models": "each rank steps with a gradient of its own, so that models part",
@@ -38,6 +40,7 @@ TRAITS: dict[str, str] = {
     "control": "the recipe may change as training goes",
     "moves schedule": "its schedule may change, and with it what the optimizer does",
     "directs": "what the optimizer is given is made of the mean, and is no mean any more",
+    "sends momentum": "a momentum travels in place of the gradient",
     "follows rate": "it asks for the learning rate of a block",
     "singles out": "some parameters go another way than the rest",
 }

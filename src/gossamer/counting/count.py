@@ -89,7 +89,8 @@ def _counted(
     run = Rehearsal(parsed, len(channels), size, first, parameters=sum(len(c.names) for c in channels))
     while run.step <= last:
         run.take_step()
-    counter = _Counter(channels, size, per_node)
+    mixer = parsed.schedule.drives
+    counter = _Counter(channels, size, per_node, begins=mixer is not None and mixer.begins)
     done = [counter.averaged(run.averages), counter.mailed(run.mail), counter.asked(run.besides)]
     return _sum(done), last - first + 1
 
@@ -97,8 +98,9 @@ def _counted(
 class _Counter:
     """Does each thing that a schedule asked for once, by one rank after the other."""
 
-    def __init__(self, channels: Sequence[Channel], size: int, per_node: int) -> None:
+    def __init__(self, channels: Sequence[Channel], size: int, per_node: int, begins: bool) -> None:
         self._channels, self._size, self._per_node = channels, size, per_node
+        self._begins = begins  # a mixer's first messages are unlike all others
 
     def averaged(self, averages: Iterable[Average]) -> Count:
         """Averages of the same blocks send the same each time."""
@@ -112,16 +114,22 @@ class _Counter:
         for which, message in mail:
 
             def program(channel: Channel, flat: Tensor, context: Context, message: Message = message) -> Program[Any]:
-                return message(Block(flat, channel.layout), {}, context)
+                return self._said(message, Block(flat, channel.layout), context)
 
             contexts = [_context(rank, self._size) for rank in range(self._size)]
             small = tuple(
-                self._alone(message(Block(torch.zeros(1), SMALL), {}, context), context) for context in contexts
+                self._alone(self._said(message, Block(torch.zeros(1), SMALL), context), context) for context in contexts
             )
             if (which, small) not in known:
                 known[which, small] = self._sent(program, which)
             done.append(known[which, small])
         return _sum(done)
+
+    def _said(self, message: Message, block: Block, context: Context) -> Program[Any]:
+        kept: State = {}
+        if self._begins:
+            _done(message(block, kept, context), context.size)
+        return message(block, kept, context)
 
     def asked(self, verbs: Iterable[Verb]) -> Count:
         """Requests that are as long whatever the model."""

@@ -106,7 +106,7 @@ class Rehearsal:
     def take_step(self) -> None:
         schedule, loop = self.recipe.schedule, self._loop
         self._run(schedule.begin(loop))
-        if schedule.averages_gradients:
+        if schedule.averages(self.step):
             for i in range(len(self.channels)):
                 self._run(schedule.ready(loop, i, torch.zeros(1)))
         self._run(schedule.step(loop))
@@ -182,6 +182,11 @@ class Rehearsal:
         self.averages.append(Average(tuple(which), over))
         self._flights |= dict(zip(which, values))
         yield from ()
+
+    def average_near(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
+        self.averages.append(Average(tuple(which), over))
+        yield from ()
+        return list(values)
 
     def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]:
         yield from ()

@@ -3,7 +3,8 @@
 from gossamer.exchanges.allreduce import AllReduced
 from gossamer.exchanges.fetch_sgd import FetchSGD
 from gossamer.exchanges.gather import Gather
+from gossamer.exchanges.gtopk import GTopK
 from gossamer.exchanges.nodes import Nodes
 from gossamer.exchanges.scatter import Scatter
 
-__all__ = ["AllReduced", "FetchSGD", "Gather", "Nodes", "Scatter"]
+__all__ = ["AllReduced", "FetchSGD", "GTopK", "Gather", "Nodes", "Scatter"]

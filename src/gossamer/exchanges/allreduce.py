@@ -35,6 +35,10 @@ class AllReduced(CodecExchange):
     def sum_rounding(self) -> float:
         return self.codec.sum_rounding
 
+    @property
+    def adds_up(self) -> bool:
+        return True
+
     def policy(self, key: str) -> Policy:
         return self.codec.policy(key)
 

@@ -66,6 +66,25 @@ def as_one(program: Program[T], node: Node, device: torch.device, buffers: Buffe
     return through(program, ask)
 
 
+def added_up(program: Program[T], node: Node, buffers: Buffers) -> Program[T]:
+    """The same program on all ranks, whose sums are formed inside the nodes first, and then between.
+
+    Each rank remains one among all: only what it gives to a sum goes another way.
+    """
+
+    def ask(verb: Verb) -> Program[Any]:
+        match verb:
+            case Start():
+                return (yield replace(verb, program=added_up(verb.program, node, buffers)))
+            case AllReduce(among=None):
+                near = yield replace(verb, among=node.ranks)
+                return (yield from _all_reduce(near, replace(verb, tensor=near, among=node.leaders), node, buffers))
+            case _:
+                return (yield verb)
+
+    return through(program, ask)
+
+
 def _ask(verb: Shared, node: Node, device: torch.device, buffers: Buffers) -> Program[Any]:
     """The first rank's answer, on all ranks of the node."""
     leads, asked = node.place == 0, among(verb, node.leaders)

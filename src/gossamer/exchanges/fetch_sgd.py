@@ -13,6 +13,7 @@ from gossamer.core.contracts import Context, Echo, Exchange, Policy, Unit
 from gossamer.core.dice import Dice, Key
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
+from gossamer.core.terms import those
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.core.world import World
 from gossamer.kernels.finite import peak
@@ -59,6 +60,10 @@ class FetchSGD(Exchange):
             f"fetch_sgd: columns must be at least 1, got {self.columns}; leave it out for five cells of each row an element",
         )
         require(0 <= self.momentum < 1, f"fetch_sgd: momentum must lie in [0, 1), got {self.momentum}; 0.9 is usual")
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(adds_momentum=self.momentum > 0)
 
     @property
     def unbiased(self) -> bool:

@@ -12,10 +12,11 @@ from gossamer.core.contracts import Context, Echo, Exchange, Policy, Unit
 from gossamer.core.dice import Dice
 from gossamer.core.groups import within
 from gossamer.core.parts import part, require
+from gossamer.core.terms import Term, bars
 from gossamer.core.verbs import Program
 from gossamer.core.world import World
 from gossamer.exchanges.allreduce import AllReduced
-from gossamer.exchanges.as_one import Node, as_one
+from gossamer.exchanges.as_one import Node, added_up, as_one
 
 BETWEEN, INSIDE = "between.", "inside."  # whose entry of the state it is
 
@@ -28,14 +29,18 @@ class Nodes(Exchange):
     M_k = the mean of node k, through `inside`;  the mean of all M_k through `between`, among the first ranks of the nodes,
     which tell their node every wire that comes. Ranks are numbered node by node; a last node of fewer ranks weighs less.
     What a node loses on the way, M_k - (what got through of M_k), is lost to each of its ranks, so a memory around is
-    right: the mean of what it keeps is what the mean lacks. What an owner of a chunk owes to the mean has not got
+    right: the mean of what it keeps is what the mean lacks. Messages that add up, such as low rank, do so inside, too, and no
+    dense M_k is formed: that is `between` of all ranks, and only its sums go two levels. What an owner of a chunk owes to the mean has not got
     through either, and is left to the memory; without one it is forgotten.
+
+    `per_node(4)` behind a recipe says it of all its exchanges: `qsgd + per_node(4)`. One node alone is `inside`, and nodes of
+    one rank each are `between`, bit for bit.
 
     Use: several ranks behind one slow network card. There flat recipes pay for each rank, and this one for each node: with
     two nodes of four ranks `scatter(qsgd())` sends 8.5 MB a step through a card, and in two levels 2.9.
 
-    Not for: one rank a node, where it is `between` itself; nor ranks whose links are all alike; nor a dense ring that is
-    split among several channels already: it crosses a card but twice as often.
+    Not for: one rank a node, where it is `between` itself; nor ranks whose links are all alike; nor, for its bytes, a ring: it
+    crosses a card but twice as often as it must.
 
     Wire: that of `between` among N / g ranks, through the card of a node; inside, that of `inside`, and what `between`
     brought, once for each other rank.
@@ -72,6 +77,11 @@ class Nodes(Exchange):
         return self.between.contracts and self.inside.contracts
 
     @property
+    def bounds_residual(self) -> bool:
+        both = (self.between, self.inside)
+        return not self.contracts and all(e.contracts or e.bounds_residual for e in both)
+
+    @property
     def exact(self) -> bool:
         return self.between.exact and self.inside.exact
 
@@ -99,7 +109,28 @@ class Nodes(Exchange):
     def ranks_per_node(self) -> int:
         return max(self.per_node, super().ranks_per_node)
 
+    @property
+    def sparse(self) -> bool:
+        """Not where a node loses something: each of its ranks loses that of all its numbers."""
+        return (self.per_node == 1 or self._adds_up) and self.between.sparse
+
+    @property
+    def _adds_up(self) -> bool:
+        """Sums inside instead of the dense mean there, which would cost more; where nothing gets lost it is the same."""
+        dense = self.inside.adds_up and self.inside.exact
+        return dense and self.between.adds_up and not self.between.exact
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        because = (
+            "{exchange} under {schedule} would average nothing, within nodes or between: whole models go from rank to rank. "
+            "Leave the nodes out, or take '{exchange} + slowmo(48)', whose rounds end with an average in two levels"
+        )
+        return (*super().terms, bars("mixes", because=because))
+
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
+        if (only := self._only(size)) is not None:
+            return only[0].groups(size)
         nodes = [Node.of(rank, size, self.per_node) for rank in range(0, size, self.per_node)]
         found = list[tuple[int, ...]]()
         for node in nodes:
@@ -110,10 +141,13 @@ class Nodes(Exchange):
 
     def fits(self, world: World) -> None:
         self.inside.fits(world._replace(size=min(self.per_node, world.size)))
-        self.between.fits(world._replace(size=ceil(world.size / self.per_node)))
+        nodes = world.size if self._adds_up else ceil(world.size / self.per_node)
+        self.between.fits(world._replace(size=nodes))
 
     def omega(self, layout: Layout, size: int) -> float:
         """Both errors, the second one of what is left of the blocks with the first: (1 + w1) (1 + w2) - 1."""
+        if self._adds_up:
+            return self.between.omega(layout, size)
         inside = self.inside.omega(layout, min(self.per_node, size))
         nodes = ceil(size / self.per_node)
         return (1 + inside) * (1 + self.between.omega(layout, nodes)) - 1 if nodes > 1 else inside
@@ -132,11 +166,20 @@ class Nodes(Exchange):
         between = key.startswith(BETWEEN)
         return (self.between, key.removeprefix(BETWEEN)) if between else (self.inside, key.removeprefix(INSIDE))
 
+    def _only(self, size: int) -> tuple[Exchange, str] | None:
+        """Of one node all is inside, and of nodes of one rank all is between: then it is that exchange, and nothing else."""
+        if size <= self.per_node:
+            return self.inside, INSIDE
+        return (self.between, BETWEEN) if self.per_node == 1 else None
+
     def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+        if (only := self._only(context.size)) is not None:
+            return (yield from _alone(*only, block, state, context))
         node = Node.of(context.rank, context.size, self.per_node)
+        if self._adds_up:
+            program = _alone(self.between, BETWEEN, block, state, context)
+            return (yield from added_up(program, node, block.layout.buffers))
         near = yield from self._inside(block, state, context, node)
-        if len(node.leaders) == 1:
-            return near
         weight = len(node.ranks) * len(node.leaders) / context.size
         asked = near.mean if weight == 1 else near.mean.mul_(weight)
         first = Dice(context.dice.seed, context.step, node.ranks[0])
@@ -165,12 +208,25 @@ def _of(groups: tuple[tuple[int, ...], ...], ranks: tuple[int, ...]) -> list[tup
     return [tuple(ranks[i] for i in group) for group in groups]
 
 
+def _alone(exchange: Exchange, whose: str, block: Block, state: State, context: Context) -> Program[Echo]:
+    """Average as if there were no levels; its part of the state keeps its name."""
+    own = _own(state, whose)
+    echo = yield from exchange.average(block, own, context)
+    for key, value in own.items():
+        state[whose + key] = value
+    return echo
+
+
+def _own(state: State, whose: str) -> State:
+    return {key.removeprefix(whose): value for key, value in state.items() if key.startswith(whose)}
+
+
 def _paid(exchange: Exchange, whose: str, block: Block, state: State, context: Context) -> Program[Echo]:
     """Average, and keep no debts: what is owed to the mean has not got through, and so is the memory's.
 
     A rank's debt counts once in the mean; in what got through of one of so many ranks it counts so many times.
     """
-    own: State = {key.removeprefix(whose): value for key, value in state.items() if key.startswith(whose)}
+    own = _own(state, whose)
     echo = yield from exchange.average(block, own, context._replace(feedback=float(bool(context.feedback))))
     owed = [own.pop(key) for key in [*own] if exchange.policy(key) == "owner"]
     for key, value in own.items():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
@@ -40,6 +40,9 @@ class Scatter(CodecExchange):
     time), and DIANA's rate under DIANA, so that all follow one mean. Without a memory it is 0: the error is the noise
     of an unbiased codec, or as small as a half's; only a codec that needs error feedback has it all the same.
 
+    `own="encoded"` has the own share written and read like all others, so that every rank says as much in every chunk: a
+    majority vote is none if the owner votes with numbers and all others with signs.
+
     Use: for codecs that write alone, from three ranks on.
 
     Not for: a codec that must see the whole gradient. The mean is encoded a second time, and rounded once more.
@@ -56,6 +59,7 @@ class Scatter(CodecExchange):
     codec: Codec
     feedback: float | None = None
     answer: Codec | None = None
+    own: Literal["exact", "encoded"] = "exact"
 
     def __post_init__(self) -> None:
         for codec in (self.codec, self.answers):
@@ -92,6 +96,11 @@ class Scatter(CodecExchange):
         return self.codec.contracts and self.answers.contracts
 
     @property
+    def bounds_residual(self) -> bool:
+        both = (self.codec, self.answers)
+        return not self.contracts and all(c.contracts or c.bounds_residual for c in both)
+
+    @property
     def exact(self) -> bool:
         return self.codec.exact and self.answers.exact
 
@@ -116,9 +125,8 @@ class Scatter(CodecExchange):
         codec, rank = self.codec, context.rank
         chunks = block.chunks(context.size)
         wires = {rank: block.flat.new_empty(0, dtype=torch.uint8)}
-        own = chunks[rank].flat
         # what nobody needs any more may be added to where it lies
-        total = own if block.into is block.flat else chunks[rank].new().copy_(own)
+        total = chunks[rank].flat if block.into is block.flat else chunks[rank].new()
 
         def make(j: int) -> Tensor:
             wires[j] = codec.encode(chunks[j], state, context)
@@ -128,6 +136,10 @@ class Scatter(CodecExchange):
             if j != rank:
                 codec.accumulate(wire, chunks[rank].layout, total, 1.0)
 
+        if self.own == "encoded":
+            codec.overwrite(make(rank), chunks[rank].layout, total)
+        elif total is not chunks[rank].flat:
+            total.copy_(chunks[rank].flat)
         yield from _exchange(codec, chunks, make, add, rank)
         answer = self._answer(chunks[rank].like(total.div_(context.size)), block, state, context)
         mean = block.for_mean()
@@ -143,7 +155,7 @@ class Scatter(CodecExchange):
 
         def add_sent(into: Tensor, weight: float) -> None:
             for j, chunk in enumerate(block.like(into).chunks(context.size)):
-                if j == rank:
+                if j == rank and self.own == "exact":
                     chunk.flat.add_(chunks[rank].flat, alpha=weight)
                 else:
                     codec.accumulate(wires[j], chunk.layout, chunk.flat, weight)

@@ -21,7 +21,7 @@ from gossamer.hosts.communicator import Communicator, attached
 from gossamer.hosts.devices import device_of, refuse_devices, refuse_lengths, shared_buffers
 from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
-from gossamer.hosts.nodes import Where, host_names, in_two_levels, ranks_per_node
+from gossamer.hosts.nodes import Where, between_nodes, host_names
 from gossamer.hosts.start import hyperparameters, make_equal
 from gossamer.hosts.steps import Steps
 from gossamer.hosts.strangers import optimizers_of, refuse_model, refuse_optimizers
@@ -91,9 +91,7 @@ def attach(
         hosts = host_names(fabric) if nodes == "hosts" else []
         try:
             check_weight(weight)
-            parsed = Recipe.of(recipe)
-            if nodes is not None:
-                parsed = in_two_levels(parsed, ranks_per_node(nodes, hosts, fabric.size, group))
+            parsed = between_nodes(Recipe.of(recipe), nodes, hosts, fabric.size, group)
             given = _given(model, optimizer, parsed, buffers, scaler, find_unused_parameters)
             if fabric.size > 1:
                 refuse_searches(given[1])

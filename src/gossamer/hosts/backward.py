@@ -28,9 +28,14 @@ class Backward:
         self._inside = False
         self._task: int | None = None  # autograd's number of the backward pass under way
         self._passes = 0
-        self._intake: Intake | None = None
+        self._filling: Intake | None = None
         self._own_peaks = list[Tensor]()  # the largest magnitudes that this rank gave, where nothing else tells
         self._handles = dict[str, Any]()
+
+    @property
+    def _intake(self) -> Intake | None:
+        """Where gradients go that are averaged at this step."""
+        return self._filling if self.steps.averages_gradients else None
 
     def install(self) -> list[Any]:
         """Put the hooks in place, and return what removes them; in a world of one there is nothing to see."""
@@ -55,7 +60,7 @@ class Backward:
         """Channels are new (at attach, after a controller's change, after loading): so is the intake."""
         if self.fabric.size == 1:
             return
-        self._intake = Intake(self.worker, self._launch) if self.steps.averages_gradients else None
+        self._filling = Intake(self.worker, self._launch) if self.steps.averages_gradients else None
         for name, leaf in self.worker.leaves.items():
             if name not in self._handles and leaf.trains:
                 self._handles[name] = leaf.parameter.register_post_accumulate_grad_hook(self._hook(name))
@@ -109,7 +114,9 @@ class Backward:
         self.steps.settle_skipped(parameter)
         if self._scale is not None:
             self.worker.scale = self._scale.now()
-        if self._intake is not None:
+        if self._intake is None:
+            self._filling, self.worker.means = None, []  # averaged no more: their memory is free
+        else:
             self.steps.follow()
             self.worker.means = []
             self._own_peaks.clear()

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gossamer.codecs.warm import warm
-from gossamer.core.errors import AttachError
+from gossamer.core.errors import AttachError, GossamerError
 from gossamer.core.insides import inside
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.pulse import Patience
@@ -22,6 +22,7 @@ from gossamer.hosts.devices import device_of, refuse_devices, refuse_lengths
 from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.intake import Intake
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
+from gossamer.hosts.nodes import Where, between_nodes, host_names
 from gossamer.hosts.scaler import Scale
 from gossamer.hosts.wants import HOOK, refuse
 from gossamer.kernels.finite import all_finite
@@ -182,6 +183,7 @@ def register(
     recipe: str | Recipe,
     process_group: "dist.ProcessGroup | None" = None,
     *,
+    nodes: Where | None = None,
     seed: int = 0,
     deadline: float = 300.0,
     patience: Patience = "alive",
@@ -192,23 +194,23 @@ def register(
     """Replace DDP's all-reduce by a recipe. For recipes that average gradients at every step.
 
     Call it once, before the first backward. Give a GradScaler as `scaler`, so that memories are free of its scale. The
-    object returned holds the state: save its `state_dict()` per rank. `on_metrics` is called with (step, metrics) when
-    the optimizer has done every `metrics_every`-th step, as with `attach`.
+    object returned holds the state: save its `state_dict()` per rank. `nodes` and `on_metrics` are those of `attach`, and
+    `on_metrics` is called with (step, metrics) when the optimizer has done every `metrics_every`-th step.
     """
     check_callback(on_metrics, metrics_every)
     parsed = Recipe.of(recipe)
     check(parsed)
     named = _averaged(ddp_model)
+    group = process_group or ddp_model.process_group
     fabric = TorchFabric(
-        process_group or ddp_model.process_group,
+        group,
         deadline=deadline,
         patience=patience,
         device=device_of(ddp_model.module),
     )
     idle = torch.optim.SGD(list(named.values()), lr=1.0)  # channels ask for rates; a hook has none to offer
     try:
-        if fabric.size > 1:
-            fabric.run(agree(_refusal(parsed, named), fabric.device))
+        parsed = _agreed(parsed, named, nodes, fabric, group)
         worker = Worker(parsed, leaves_of(named), idle, fabric.rank, fabric.size, seed)
         if fabric.size > 1:
             warm(parsed, fabric.device, worker.channels[0].layout.dtype)
@@ -221,6 +223,27 @@ def register(
     hook = Hook(ddp_model, worker, fabric, scaler, meter)
     ddp_model.register_comm_hook(hook, _hook())
     return hook
+
+
+def _agreed(
+    recipe: Recipe,
+    named: Mapping[str, Tensor],
+    nodes: Where | None,
+    fabric: TorchFabric,
+    group: "dist.ProcessGroup | None",
+) -> Recipe:
+    """The recipe for these nodes; what is refused on one rank is an error on all."""
+    hosts = host_names(fabric) if nodes == "hosts" else []
+    refusal: GossamerError | None = None
+    try:
+        recipe = between_nodes(recipe, nodes, hosts, fabric.size, group)
+    except GossamerError as error:
+        refusal = error
+    if fabric.size > 1:
+        fabric.run(agree(refusal or _refusal(recipe, named), fabric.device))
+    elif refusal is not None:
+        raise refusal
+    return recipe
 
 
 def _refusal(recipe: Recipe, named: Mapping[str, Tensor]) -> AttachError | None:

@@ -1,21 +1,17 @@
-"""Nodes: which ranks share one, and a recipe in two levels for them."""
+"""Nodes: which ranks share one, by what a user says of them."""
 
-from dataclasses import fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from gossamer.core.contracts import Exchange
 from gossamer.core.errors import AttachError
-from gossamer.core.parts import Part
-from gossamer.exchanges import Nodes
 from gossamer.fabrics.nccl import machine
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts.handshake import tell
+from gossamer.levels import in_two_levels
 from gossamer.recipe import Recipe
 
-P = TypeVar("P", bound=Part)
 Where = int | Literal["hosts"] | DeviceMesh
 
 NEIGHBOURS = "number the ranks node by node, as torchrun does, equally many on each"
@@ -24,6 +20,13 @@ NEIGHBOURS = "number the ranks node by node, as torchrun does, equally many on e
 def host_names(fabric: TorchFabric) -> list[str]:
     """What each rank's machine is called. All ranks ask, before any of them can refuse anything."""
     return [machine()] if fabric.size == 1 else fabric.run(tell(machine(), fabric.device))
+
+
+def between_nodes(
+    recipe: Recipe, nodes: Where | None, hosts: list[str], size: int, group: "dist.ProcessGroup | None"
+) -> Recipe:
+    """The recipe as it goes between nodes, where any are spoken of."""
+    return recipe if nodes is None else in_two_levels(recipe, ranks_per_node(nodes, hosts, size, group))
 
 
 def ranks_per_node(nodes: Where, hosts: list[str], size: int, group: "dist.ProcessGroup | None") -> int:
@@ -39,23 +42,24 @@ def ranks_per_node(nodes: Where, hosts: list[str], size: int, group: "dist.Proce
     if nodes < 1 or size % nodes:
         raise AttachError(
             f"nodes={nodes}: {size} ranks are not equally many on each; take a number that divides {size}, or say in the "
-            "recipe how many ranks a node has: nodes(scatter(qsgd()), 4)"
+            "recipe how many ranks a node has, the last one perhaps fewer: qsgd + per_node(4)"
         )
     return size // nodes
 
 
 def _of_hosts(names: list[str]) -> int:
     """
-    >>> _of_hosts(["a", "a", "b", "b"])
-    2
+    >>> _of_hosts(["a", "a", "b", "b"]), _of_hosts(["a", "a", "b"])
+    (2, 2)
     """
-    per_node = len(names) // len(set(names))
-    if any(names[i] != names[i - i % per_node] for i in range(len(names))) or len(names) % len(set(names)):
+    per_node = names.count(names[0])
+    firsts = names[::per_node]
+    if any(name != firsts[i // per_node] for i, name in enumerate(names)) or len(set(firsts)) < len(firsts):
         held = {name: [i for i, n in enumerate(names) if n == name] for name in names}
         raise AttachError(
             "nodes='hosts': "
             + "; ".join(f"rank(s) {', '.join(map(str, ranks))} on {name}" for name, ranks in held.items())
-            + f". {NEIGHBOURS.capitalize()}"
+            + f". {NEIGHBOURS.capitalize()}; only the last may have fewer"
         )
     return per_node
 
@@ -71,32 +75,3 @@ def _of_mesh(mesh: DeviceMesh, size: int, group: "dist.ProcessGroup | None") -> 
             f"nodes is a DeviceMesh of the ranks {mesh.mesh.tolist()}, and those that train are {ranks}, in this order; {NEIGHBOURS}"
         )
     return mesh.size(1)
-
-
-def in_two_levels(recipe: Recipe, per_node: int) -> Recipe:
-    """The same recipe between nodes: every exchange in it, those of its rules and its controller too.
-
-    >>> in_two_levels(Recipe.of("qsgd + rule('ndim < 2', allreduce(fp32()))"), 4)
-    nodes(scatter(qsgd()), 4) + rule('ndim < 2', nodes(allreduce(fp32()), 4))
-    """
-    if recipe.ranks_per_node > 1:
-        if recipe.ranks_per_node != per_node:
-            raise AttachError(
-                f"{recipe} speaks of nodes of {recipe.ranks_per_node} ranks, and here they have {per_node}; leave one of both out"
-            )
-        return recipe
-    if per_node == 1:
-        return recipe
-    return replace(
-        recipe,
-        exchange=Nodes(recipe.exchange, per_node),
-        rules=tuple(_within(rule, per_node) for rule in recipe.rules),
-        controller=_within(recipe.controller, per_node),
-        routes={name: Nodes(exchange, per_node) for name, exchange in recipe.routes.items()},
-    )
-
-
-def _within(part: P, per_node: int) -> P:
-    found: dict[str, Any] = {f.name: getattr(part, f.name) for f in fields(part)}  # pyright: ignore[reportArgumentType]
-    changed = {name: Nodes(value, per_node) for name, value in found.items() if isinstance(value, Exchange)}
-    return replace(part, **changed)  # pyright: ignore[reportArgumentType, reportCallIssue]

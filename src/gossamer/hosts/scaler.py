@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from gossamer.core.insides import inside
 from gossamer.core.moments import Moment
-from gossamer.hosts.wants import SCALED, UNTOLD_LOCAL, UNTOLD_MEANS, refuse
+from gossamer.hosts.wants import SCALED, UNTOLD_LOCAL, UNTOLD_MEANS, UNTOLD_MOMENTUM, refuse
 from gossamer.recipe import Recipe
 
 _step_code: Any = inside(
@@ -91,7 +91,7 @@ def refuse_untold(recipe: Recipe, optimizer: Optimizer) -> None:
         return
     refuse(recipe, *SCALED)
     if recipe.schedule.averages_gradients:
-        refuse(recipe, *UNTOLD_MEANS)
+        refuse(recipe, *UNTOLD_MEANS, *UNTOLD_MOMENTUM)
     elif not _skips_inside(optimizer):  # else step() is called always, and skips inside
         refuse(recipe, *UNTOLD_LOCAL)
 

@@ -62,7 +62,8 @@ class Steps:
 
     @property
     def averages_gradients(self) -> bool:
-        return self.worker.recipe.schedule.averages_gradients
+        """At the step that is computed."""
+        return self.worker.recipe.schedule.averages(self.worker.step)
 
     def install(self) -> list[Any]:
         """Put the hooks in place, and return their handles; in a world of one they count steps."""
@@ -178,7 +179,7 @@ class Steps:
             self._check(optimizer)
             if self._under_way is None:
                 self.begin()
-        elif self.averages_gradients:
+        elif self.worker.recipe.schedule.works_alone:
             # Nothing is averaged, and what a schedule does besides (a penalty, a batch that grows) is done all the same.
             self.begin()
         if self.before_step is not None:
@@ -262,8 +263,8 @@ class Steps:
         assert steps is not None
         channels = self.worker.channels
         self._wait_for(rest(steps, descended))
-        agreed = self.fabric.size > 1 and (self.worker.assigned or self.averages_gradients)
-        if agreed and share and self.buffers in SHARED:
+        agreed = self.worker.assigned or self.worker.recipe.schedule.equal(self.worker.step)
+        if agreed and share and self.fabric.size > 1 and self.buffers in SHARED:
             self._wait_for(self._share_buffers())
         self.worker.end_step(descended)
         self.doubts.look_for_spoilers()

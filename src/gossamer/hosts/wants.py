@@ -65,6 +65,13 @@ UNTOLD_MEANS = (
         + "{memory} would keep gradients of one loss scale and send them under another; say attach(..., scaler=scaler)",
     ),
 )
+UNTOLD_MOMENTUM = (
+    bars(
+        "sends momentum",
+        because=UNTOLD
+        + "{update} would add gradients of one loss scale to a momentum of another; say attach(..., scaler=scaler)",
+    ),
+)
 UNTOLD_LOCAL = (
     needs(
         "averages gradients",
@@ -126,6 +133,7 @@ __all__ = [
     "UNTOLD_LOCAL",
     "UNTOLD_MEANS",
     "WEIGHTED",
+    "UNTOLD_MOMENTUM",
     "for_all_ranks",
     "for_buffers",
     "for_silence_on",

@@ -9,7 +9,7 @@ from gossamer.kernels.errors import CorruptWire
 from gossamer.kernels.hashing import mix3
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lane_count, lanes_pack, lanes_unpack
-from gossamer.kernels.levels import level_codes, levels_decode, levels_encode
+from gossamer.kernels.levels import level_codes, levels_accumulate, levels_decode, levels_encode, levels_most
 from gossamer.kernels.quantise import (
     bucket_norms,
     quantise,
@@ -20,8 +20,9 @@ from gossamer.kernels.quantise import (
 )
 from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divide
 from gossamer.kernels.select import compact, scatter_add, sparse_mean, topk, topk_each, within
-from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_feedback
+from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_decode, sign_encode, sign_feedback
 from gossamer.kernels.sketch import sketch_encode, sketch_estimate
+from gossamer.kernels.small import small_accumulate, small_decode, small_encode
 from gossamer.kernels.ternary import (
     ternary,
     ternary_accumulate,
@@ -47,8 +48,10 @@ __all__ = [
     "lanes_pack",
     "lanes_unpack",
     "level_codes",
+    "levels_accumulate",
     "levels_decode",
     "levels_encode",
+    "levels_most",
     "mix3",
     "quantise",
     "quantise_accumulate",
@@ -58,9 +61,14 @@ __all__ = [
     "scatter_add",
     "sign_accumulate",
     "sign_bytes",
+    "sign_decode",
+    "sign_encode",
     "sign_feedback",
     "sketch_encode",
     "sketch_estimate",
+    "small_accumulate",
+    "small_decode",
+    "small_encode",
     "sparse_mean",
     "ternary",
     "ternary_accumulate",

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.kernels.backends import chosen
+from gossamer.kernels.forms import E4M3, INT8, any_top
 
 _REPEATS = 7
 _KEY = (0x243F6A88, 0x85A308D3)
@@ -60,8 +61,18 @@ def _calls(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     codes = kernels.quantise_encode(x, 4, 512, norms, _KEY)
     yield "quantise4.encode", lambda: kernels.quantise_encode(x, 4, 512, norms, _KEY)
     yield "quantise4.decode", lambda: kernels.quantise_accumulate(codes, 4, 512, norms, out)
+    tops = torch.zeros(-(-n // 128))
+    small = torch.zeros(n, dtype=torch.uint8)
+    for name, form in (("int8", INT8), ("e4m3", E4M3)):
+        steps = any_top(form)
+        yield f"{name}.encode", lambda f=form, s=steps: kernels.small_encode(x, f, s, 128, _KEY, tops, small)
+        yield f"{name}.decode", lambda f=form: kernels.small_accumulate(small, f, 128, tops, out)
     pending = torch.zeros(n)
     yield "sign_feedback", lambda: kernels.sign_feedback(x, pending, scales, bounds)
+    bits = torch.empty(kernels.sign_bytes(n), dtype=torch.uint8)
+    said = kernels.sign_encode(x, bounds, 2, bits)
+    yield "sign.encode", lambda: kernels.sign_encode(x, bounds, 2, bits)
+    yield "sign.decode", lambda: kernels.sign_decode(bits, bounds, said, out)
     columns = max(min(131_072, n // 10), 1)
     table = kernels.sketch_encode(x, 5, columns, _KEY)
     yield "sketch.encode", lambda: kernels.sketch_encode(x, 5, columns, _KEY)

@@ -21,6 +21,10 @@ TERNARY_BLOCK = 64 * TRITS
 PLANE_BLOCK = 64 * 8  # in a full block a plane of width w takes 64 * w bytes
 SUM_GROUP = 64 * 64  # elements whose magnitudes are added row after row of 64
 INDEX_BLOCK = 128  # gaps that share one Rice parameter
+LEVEL_BLOCK = 256  # levels that share one
+LEVEL_RECORD = 4096  # levels whose bits lie together
+LEVEL_MOST = LEVEL_RECORD * 9 // 8  # bytes of a record: a parameter that says all bits costs one more than they
+LEVEL_ZEROS = 255  # the parameter of a block in which all are zero
 SIGN_WORDS = 64  # words of 32 random signs; element j of a stretch has bit 31 - j // 64 of word j % 64
 SIGNS = 32 * SIGN_WORDS
 
@@ -89,7 +93,7 @@ def lengths_on(bounds: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def divisor(number: int, device: torch.device) -> Tensor:
+def divisor(number: float, device: torch.device) -> Tensor:
     """A number to divide by. By a plain one torch does not divide on GPUs: it multiplies by its reciprocal.
 
     What is read from a wire is the same everywhere, to the bit. Means over ranks are not: networks add in orders of their
@@ -132,3 +136,39 @@ class Turns(NamedTuple):
     @property
     def hashes(self) -> int:
         return self.first_word * (1 + self.words)
+
+
+class Coded(NamedTuple):
+    """Where the records of levels lie: after the length of each (2 bytes), and the parameter of each block (1).
+
+    What is left over when whole words of 64 levels are cut off is a record of its own.
+    """
+
+    n: int
+    levels: int
+
+    @property
+    def records(self) -> int:
+        return self._cut(LEVEL_RECORD)
+
+    @property
+    def blocks(self) -> int:
+        return self._cut(LEVEL_BLOCK)
+
+    @property
+    def first(self) -> int:
+        """Where the first record begins."""
+        return 2 * self.records + self.blocks
+
+    @property
+    def bits(self) -> int:
+        """Of the largest number that is written."""
+        return (2 * self.levels).bit_length()
+
+    @property
+    def most(self) -> int:
+        """Bytes of all, at most: a block's shortest code is no longer than all bits of its numbers, and one."""
+        return self.first + self.records + self.n * (self.bits + 1) // 8
+
+    def _cut(self, length: int) -> int:
+        return -(-(self.n // 64 * 64) // length) + (self.n % 64 > 0)

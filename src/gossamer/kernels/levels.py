@@ -1,4 +1,13 @@
-"""Uniform levels, any number of them, as numbers of their own and in a Rice code."""
+"""Uniform levels, any number of them, in a Rice code: the nearer to zero the shorter.
+
+0, -1, 1, -2, 2, ... are written as 0, 1, 2, 3, 4, ... in records of 4096 elements; what is left over when whole words of 64 are
+cut off is a record of its own. Each block of 256 has a parameter r: r low bits of each number, and its quotient in unary (q ones
+and a zero, which the largest quotient does without). A record is planes of bits, each for all elements that it still says
+something of, in their order: the lowest bits, the next, and so on, then "is the quotient at least 1", "at least 2", ...
+
+Wire: the bytes of each record as two little-endian bytes; the parameter of each block, one byte, 255 if all are zero and nothing
+more is said of them; the records, each of which ends on a byte. Bits are numbered from the lowest of each byte.
+"""
 
 from __future__ import annotations
 
@@ -9,44 +18,63 @@ from gossamer.kernels import layout
 from gossamer.kernels.backends import twin
 from gossamer.kernels.errors import CorruptWire, require_count, require_vector
 from gossamer.kernels.hashing import Key
-from gossamer.kernels.indices import index_decode, index_encode
-
-MOST = 2**31 - 1  # the sum over all elements of their codes and ones: they are written as the gaps of indices
+from gossamer.kernels.reference import levels as reference
 
 
 def level_codes(x: Tensor, levels: int, bucket: int, norms: Tensor, key: Key, offset: int = 0) -> Tensor:
-    """codes = levels + floor(x * levels / norm + u), as uint8, of as many levels on each side of zero as one likes, up to 127.
+    """codes = levels + floor(x * levels / norm + u), as uint8: what `levels_encode` writes. By plain torch operations."""
+    _require(x, levels, bucket, norms)
+    return reference.codes(x, levels, bucket, layout.gains(norms, levels), key, offset)
 
-    To the bit the codes that `quantise_encode` packs, where it has as many levels. Reads 4 and writes 1 byte per element.
+
+def levels_most(n: int, levels: int) -> int:
+    """Bytes of n levels, at most."""
+    return layout.Coded(n, levels).most
+
+
+def levels_encode(
+    x: Tensor, levels: int, bucket: int, norms: Tensor, key: Key, out: Tensor, measure: bool = False, offset: int = 0
+) -> int:
+    """Writes the levels that `quantise_encode` would pack, of as many as one likes up to 127, to the front of `out`.
+
+    Returns how many bytes these are, for which the host waits. To `measure` is to write norms by magnitude first, as `quantise`
+    does. Reads 4 bytes per element.
     """
+    _require(x, levels, bucket, norms)
+    require_vector("out", out, torch.uint8)
+    if out.numel() < levels_most(x.numel(), levels):
+        raise ValueError(f"out must hold {levels_most(x.numel(), levels)} bytes, got {out.numel()}")
+    return int(twin("levels", "encode", x.device)(x, levels, bucket, norms, key, offset, measure, out))
+
+
+def levels_accumulate(wire: Tensor, levels: int, bucket: int, norms: Tensor, out: Tensor, weight: float = 1.0) -> None:
+    """out += weight * norm / levels * level, in place, as `quantise_accumulate`; reads 4 and writes 4 bytes per element.
+
+    Safe on arbitrary bytes: what is no wire raises CorruptWire, and may leave `out` half written.
+    """
+    _read(wire, levels, bucket, norms, out, weight, False)
+
+
+def levels_decode(wire: Tensor, levels: int, bucket: int, norms: Tensor, out: Tensor) -> None:
+    """out = norm / levels * level: to the bit what `levels_accumulate` adds to zeros."""
+    _read(wire, levels, bucket, norms, out, 1.0, True)
+
+
+def _read(wire: Tensor, levels: int, bucket: int, norms: Tensor, out: Tensor, weight: float, anew: bool) -> None:
+    _require(out, levels, bucket, norms)
+    require_vector("wire", wire, torch.uint8)
+    first = layout.Coded(out.numel(), levels).first
+    if wire.numel() < first:
+        raise CorruptWire(f"levels: expected at least {first} bytes, got {wire.numel()}")
+    if not twin("levels", "read", out.device)(wire, levels, bucket, norms, weight, out, anew):
+        raise CorruptWire(f"levels: not {out.numel()} levels from -{levels} to {levels}")
+
+
+def _require(x: Tensor, levels: int, bucket: int, norms: Tensor) -> None:
     require_vector("x", x)
     require_vector("norms", norms)
     if not 1 <= levels <= 127:
         raise ValueError(f"levels must be between 1 and 127, got {levels}")
+    if bucket < 1:
+        raise ValueError(f"bucket must be at least 1, got {bucket}")
     require_count("norms", norms, -(-x.numel() // bucket))
-    codes: Tensor = twin("levels", "codes", x.device)(x, levels, bucket, layout.gains(norms, levels), key, offset)
-    return codes
-
-
-def levels_encode(codes: Tensor, levels: int) -> Tensor:
-    """Codes of levels around zero as bytes: the nearer to zero the shorter, by a Rice code that adapts every 128 elements.
-
-    0, -1, 1, -2, 2, ... are 0, 1, 2, 3, 4, ..., and these the gaps between indices (`index_encode`).
-    """
-    require_vector("codes", codes, torch.uint8)
-    signed = codes.int() - levels
-    folded = torch.where(signed < 0, -2 * signed - 1, 2 * signed)
-    return index_encode((folded.add_(1).cumsum(0) - 1).int(), _bound(codes.numel(), levels))
-
-
-def levels_decode(wire: Tensor, count: int, levels: int) -> Tensor:
-    """The levels of a wire, from -levels to levels, as int32; anything else raises CorruptWire. Safe on arbitrary bytes."""
-    ends = index_decode(wire, count, _bound(count, levels))
-    folded = ends.diff(prepend=ends.new_full((1,), -1)) - 1
-    if count and int(folded.max()) > 2 * levels:
-        raise CorruptWire(f"levels: more than {levels} of them on a side of zero")
-    return torch.where(folded % 2 == 0, folded // 2, -((folded + 1) // 2))
-
-
-def _bound(count: int, levels: int) -> int:
-    return min(count * (2 * levels + 1), MOST)

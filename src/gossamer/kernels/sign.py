@@ -1,6 +1,8 @@
-"""One bit per element with error feedback, in a single pass over memory."""
+"""One bit per element, with a scale for each segment; with error feedback in a single pass over memory."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from torch import Tensor
 
@@ -13,6 +15,29 @@ from gossamer.kernels.scales import Bounds
 def sign_bytes(n: int) -> int:
     """Bytes of n sign bits: ceil(n / 8)."""
     return layout.plane_bytes(n, 1)
+
+
+def sign_encode(x: Tensor, bounds: Bounds, power: Literal[1, 2], out: Tensor) -> Tensor:
+    """Writes the sign bits over `out`; returns mean |x| of each segment (power 1), or its root mean square (power 2).
+
+    sign(0) is +1 and its bit is 1. Sums are float64 in one fixed order: bit-equal everywhere. An element that is not finite
+    makes a scale that is not. Reads 4 and writes 1/8 bytes per element.
+    """
+    require_vector("x", x)
+    layout.require_bounds(bounds, x.numel())
+    require_length("sign", out, sign_bytes(x.numel()))
+    return twin("sign", "encode", x.device)(x, bounds, power, out)
+
+
+def sign_decode(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor) -> None:
+    """out = scale * (+1 or -1), in place; a segment whose scale is not finite becomes NaN throughout.
+
+    Reads 1/8 and writes 4 bytes per element.
+    """
+    require_vector("out", out)
+    require_count("scales", scales, layout.require_bounds(bounds, out.numel()))
+    require_length("sign", wire, sign_bytes(out.numel()))
+    twin("sign", "decode", out.device)(wire, bounds, layout.units(scales, 1.0, 1), out)
 
 
 def sign_feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gossamer.kernels.forms import E4M3, INT8, any_top
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lanes_pack, lanes_unpack
+from gossamer.kernels.levels import levels_accumulate, levels_encode, levels_most
 from gossamer.kernels.quantise import (
     bucket_norms,
     quantise,
@@ -18,8 +20,9 @@ from gossamer.kernels.quantise import (
 )
 from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divide
 from gossamer.kernels.select import compact, scatter_add, sparse_mean, topk, topk_each
-from gossamer.kernels.sign import sign_accumulate, sign_feedback
+from gossamer.kernels.sign import sign_accumulate, sign_decode, sign_encode, sign_feedback
 from gossamer.kernels.sketch import sketch_encode, sketch_estimate
+from gossamer.kernels.small import small_accumulate, small_decode, small_encode
 from gossamer.kernels.ternary import ternary, ternary_accumulate, ternary_decode, ternary_encode, ternary_levels
 
 _KEY = (1, 2)
@@ -30,8 +33,9 @@ _LENGTHS = {"cpu": (64,), "cuda": (4096, 4099)}
 def warmup(*families: str, device: torch.device | str = "cpu") -> None:
     """Compiles kernels (or loads them from the cache), so that the first training step does not wait.
 
-    All of them, or those of some families: "scales", "ternary", "quantise" (4 bits in buckets of 512), "sign",
-    "select", "indices", "lanes", "sketch". On a GPU a few variants are left to the first step, as others of bits and buckets.
+    All of them, or those of some families: "scales", "ternary", "quantise" (4 bits in buckets of 512), "levels", "sign",
+    "select", "indices", "lanes", "sketch", "small" (int8 and e4m3, at random). On a GPU a few variants are left to the first
+    step, as others of bits and buckets.
     """
     unknown = sorted(set(families) - set(_FAMILIES))
     if unknown:
@@ -66,10 +70,28 @@ def _quantise(x: Tensor) -> None:
     quantise_decode(wire, 4, 512, norms, out)
 
 
+def _small(x: Tensor) -> None:
+    tops, wire, out = x[:1].clone().expand(-(-x.numel() // 128)).contiguous(), x.to(torch.uint8), x.clone()
+    for form in (INT8, E4M3):
+        small_encode(x, form, any_top(form), 128, _KEY, tops, wire)
+        small_accumulate(wire, form, 128, tops, out)
+        small_decode(wire, form, 128, tops, out)
+
+
+def _levels(x: Tensor) -> None:
+    norms, wire = (
+        bucket_norms(x, 512, "max"),
+        torch.empty(levels_most(x.numel(), 7), dtype=torch.uint8, device=x.device),
+    )
+    length = levels_encode(x, 7, 512, norms, _KEY, wire, True)
+    levels_accumulate(wire[:length], 7, 512, norms, x.clone())
+
+
 def _sign(x: Tensor) -> None:
     bounds = (0, x.numel())
     wire, scales = sign_feedback(x, x.clone(), x[:1].clone(), bounds)
     sign_accumulate(wire, bounds, scales, x.clone())
+    sign_decode(wire, bounds, sign_encode(x, bounds, 2, wire), x.clone())
 
 
 def _select(x: Tensor) -> None:
@@ -96,9 +118,11 @@ _FAMILIES: dict[str, Callable[[Tensor], None]] = {
     "scales": _scales,
     "ternary": _ternary,
     "quantise": _quantise,
+    "levels": _levels,
     "sign": _sign,
     "select": _select,
     "indices": _indices,
     "lanes": _lanes,
     "sketch": _sketch,
+    "small": _small,
 }

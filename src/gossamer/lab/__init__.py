@@ -7,11 +7,11 @@
 """
 
 from .access import available, privilege
-from .command import print_line, run_lab
+from .command import name_rank, name_ranks, print_line, run_lab
 from .counters import Counters, in_lab, own_counters, read_counters
 from .errors import LabError, LabInputError
 from .rates import Link, format_rate, parse_latency, parse_link, parse_links, parse_rate
-from .result import HostResult, LabResult
+from .result import HostResult, LabResult, RankResult
 
 __all__ = [
     "Counters",
@@ -20,9 +20,12 @@ __all__ = [
     "LabInputError",
     "LabResult",
     "Link",
+    "RankResult",
     "available",
     "format_rate",
     "in_lab",
+    "name_rank",
+    "name_ranks",
     "own_counters",
     "parse_latency",
     "parse_link",

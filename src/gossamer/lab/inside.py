@@ -98,23 +98,23 @@ def name_hosts(plan: dict[str, Any]) -> None:
     subprocess.run([umount, "/tmp"], check=True)
 
 
-def start(host: dict[str, Any], namespace: int, command: list[str], environment: dict[str, str]) -> int:
-    """Start the command on a host, in a session of its own; return its process id."""
+def start(rank: dict[str, Any], name: str, namespace: int, command: list[str], environment: dict[str, str]) -> int:
+    """Start the command as one rank on the host of this name, in a session of its own; return its process id."""
     process = os.fork()
     if process:
-        os.close(host["output"])
+        os.close(rank["output"])
         return process
     try:
         os.setsid()
         enter(namespace)
         unshare(CLONE_NEWUTS)
-        socket.sethostname(host["name"])
+        socket.sethostname(name)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(host["output"], 1)
-        os.dup2(host["output"], 2)
+        os.dup2(rank["output"], 1)
+        os.dup2(rank["output"], 2)
         for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        os.execvpe(command[0], command, {**environment, **host["environment"]})
+        os.execvpe(command[0], command, {**environment, **rank["environment"]})
     except BaseException as error:  # whatever it is, this copy of the keeper must not live on
         why = getattr(error, "strerror", None) or error
         os.write(2, f"gossamer lab: cannot run {command[0]!r}: {why}\n".encode())
@@ -130,7 +130,7 @@ def is_stopped(process: int) -> bool:
 
 
 def tell_group(process: int, number: int) -> None:
-    """Send a signal to a host's whole process group."""
+    """Send a signal to a rank's whole process group."""
     try:
         os.killpg(process, number)
     except ProcessLookupError:  # it has not reached setsid yet, or has just ended
@@ -142,7 +142,7 @@ def _note(number: int, frame: object) -> None:
 
 
 class Keeper:
-    """The hosts that still run, and when patience with them ends."""
+    """The ranks that still run, and when patience with them ends."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
@@ -152,13 +152,15 @@ class Keeper:
         self.kill_at = float("inf")
 
     def run(self, hosts: list[int]) -> None:
-        """Start all hosts and stay until the last has ended."""
+        """Start all ranks on their hosts and stay until the last has ended."""
         wake, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(bell)
         signal.signal(signal.SIGCHLD, _note)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for rank, (host, namespace) in enumerate(zip(self.plan["hosts"], hosts)):
-            self.alive[start(host, namespace, self.plan["command"], self.plan["environment"])] = rank
+        for number, rank in enumerate(self.plan["ranks"]):
+            name = self.plan["hosts"][rank["host"]]["name"]
+            process = start(rank, name, hosts[rank["host"]], self.plan["command"], self.plan["environment"])
+            self.alive[process] = number
         watched = [0, wake]
         while self.alive:
             patience = min(self.ask_at, self.kill_at) - time.monotonic()
@@ -187,7 +189,7 @@ class Keeper:
                 self.ask_at = min(self.ask_at, time.monotonic() + self.plan["grace"])
 
     def look_at_clock(self) -> None:
-        """Ask the hosts to end, and later make them."""
+        """Ask the ranks to end, and later make them."""
         now = time.monotonic()
         if now >= self.kill_at:
             os.kill(-1, signal.SIGKILL)  # everything in this pid namespace but process 1
@@ -196,7 +198,7 @@ class Keeper:
             self.ask("failure" if self.failed else "timeout")
 
     def ask(self, reason: str) -> None:
-        """Send SIGTERM to every host's process group, once."""
+        """Send SIGTERM to every rank's process group, once."""
         self.ask_at = float("inf")
         if self.stopping:
             return
@@ -212,8 +214,8 @@ class Keeper:
 def main() -> None:
     """Read the plan, make the network, run the hosts, report."""
     plan = json.loads(read_line())
-    for host in plan["hosts"]:
-        os.set_inheritable(host["output"], False)
+    for rank in plan["ranks"]:
+        os.set_inheritable(rank["output"], False)
     try:
         name_hosts(plan)
         hosts = make_network(plan)

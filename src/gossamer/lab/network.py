@@ -7,20 +7,21 @@ from .rates import Link
 INTERFACE = "lab0"
 MASTER_PORT = 29500  # free by construction: rank 0's network is new
 MOST_HOSTS = 250
+MOST_RANKS = 1000
 _PACKET = 1514
 _SMALLEST_BURST = 9_000
 _LARGEST_SEGMENT = 65_536
 _DEEPEST_QUEUE = 1 << 28  # the kernel counts it in 32 bits
 
 
-def address(rank: int) -> str:
+def address(host: int) -> str:
     """Return a host's address; labs cannot clash, since each has a network of its own."""
-    return f"10.0.0.{rank + 1}"
+    return f"10.0.0.{host + 1}"
 
 
-def port(rank: int) -> str:
+def port(host: int) -> str:
     """Return the name of the bridge's end of a host's cable."""
-    return f"port{rank}"
+    return f"port{host}"
 
 
 def plan_middle(links: tuple[Link, ...]) -> dict[str, str]:
@@ -28,10 +29,10 @@ def plan_middle(links: tuple[Link, ...]) -> dict[str, str]:
 
     `{namespaces[3]}` stands for host 3's network, which only the keeper knows.
     """
-    ports = [port(rank) for rank in range(len(links))]
+    ports = [port(host) for host in range(len(links))]
     ip = ["link set lo up", "link add name bridge0 type bridge mcast_snooping 0", _quiet("bridge0")]
-    for rank, name in enumerate(ports):
-        ip += [f"link add name {name} type veth peer name {INTERFACE} netns {{namespaces[{rank}]}}"]
+    for host, name in enumerate(ports):
+        ip += [f"link add name {name} type veth peer name {INTERFACE} netns {{namespaces[{host}]}}"]
         ip += [f"link set dev {name} master bridge0", _quiet(name)]
     tc = [shape(name, link.down, None) for name, link in zip(ports, links)]
     return {"ip": "\n".join(ip), "tc": "\n".join(tc)}
@@ -43,13 +44,27 @@ def plan_hosts(links: tuple[Link, ...], latency: int | None) -> list[dict[str, A
     common = f"link set lo up\n{cut}\n{_quiet(INTERFACE)}"
     return [
         {
-            "name": f"host{rank}",
-            "address": address(rank),
-            "ip": f"{common}\naddress add {address(rank)}/24 dev {INTERFACE}",
+            "name": f"host{host}",
+            "address": address(host),
+            "ip": f"{common}\naddress add {address(host)}/24 dev {INTERFACE}",
             "tc": shape(INTERFACE, link.up, latency),
-            "environment": {"RANK": str(rank)},
         }
-        for rank, link in enumerate(links)
+        for host, link in enumerate(links)
+    ]
+
+
+def plan_ranks(hosts: int, per_host: int) -> list[dict[str, Any]]:
+    """Plan each rank: on which host it runs, and what a launcher tells it of its place."""
+    return [
+        {
+            "host": rank // per_host,
+            "environment": {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank % per_host),
+                "GROUP_RANK": str(rank // per_host),
+            },
+        }
+        for rank in range(hosts * per_host)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The owner's side of a lab: start the keeper, listen to it and to the hosts, and tell it when to end.
+"""The owner's side of a lab: start the keeper, listen to it and to the ranks, and tell it when to end.
 
 The keeper (`inside.py`) lives exactly as long as the pipe to its standard input is open. Closing it is the
 one way to end a lab, and it happens by itself when this process dies, however it dies.
@@ -22,7 +22,7 @@ from .errors import LabError
 from .network import port
 from .output import Lines
 from .rates import Link
-from .result import TIMED_OUT, HostResult, LabResult
+from .result import TIMED_OUT, HostResult, LabResult, RankResult
 
 _KEEPER = str(Path(__file__).with_name("inside.py"))
 _CHUNK = 1 << 16
@@ -36,9 +36,10 @@ class _Story:
     """What the keeper has told so far."""
 
     links: tuple[Link, ...]
+    placed: Sequence[int]  # the host of every rank
     began: float
     devices: dict[str, Counters]
-    exits: dict[int, HostResult]
+    exits: dict[int, RankResult]
     first_failure: int | None = None
     frozen: Sequence[int] = ()
     timed_out: bool = False
@@ -67,26 +68,27 @@ class _Story:
     def _exit(self, rank: int, code: int, stopped: bool) -> None:
         if code != 0 and not stopped and self.first_failure is None:
             self.first_failure = rank
-        seconds = time.monotonic() - self.began
-        self.exits[rank] = HostResult(rank, self.links[rank], code, stopped, seconds, Counters())
+        self.exits[rank] = RankResult(rank, code, stopped, time.monotonic() - self.began)
 
     def _end(self, devices: dict[str, Counters]) -> None:
-        hosts = tuple(self._counted(self.exits[rank], devices) for rank in sorted(self.exits))
+        hosts = tuple(self._host(number, devices) for number in range(len(self.links)))
         failed = 0 if self.first_failure is None else self.exits[self.first_failure].exit_code
         code = failed or (TIMED_OUT if self.timed_out else 0)
         seconds = time.monotonic() - self.began
         self.result = LabResult(code, self.first_failure, self.timed_out, seconds, hosts)
 
-    def _counted(self, host: HostResult, devices: dict[str, Counters]) -> HostResult:
+    def _host(self, number: int, devices: dict[str, Counters]) -> HostResult:
         # Seen from the other end of the cable, where no program of the host can touch it: in is out.
-        near = devices[port(host.rank)] - self.devices[port(host.rank)]
+        near = devices[port(number)] - self.devices[port(number)]
         far = Counters(near.received_bytes, near.sent_bytes, near.received_packets, near.sent_packets)
-        return replace(host, counters=far, frozen=host.rank in self.frozen)
+        here = [rank for rank in sorted(self.exits) if self.placed[rank] == number]
+        ranks = tuple(replace(self.exits[rank], frozen=rank in self.frozen) for rank in here)
+        return HostResult(number, self.links[number], far, ranks)
 
 
 def own_lab(plan: Plan, links: tuple[Link, ...], on_line: OnLine) -> LabResult:
     """Run a planned lab from beginning to end."""
-    story = _Story(links, time.monotonic(), {}, {})
+    story = _Story(links, [rank["host"] for rank in plan["ranks"]], time.monotonic(), {}, {})
     with _keeper(plan) as (process, streams):
         try:
             _listen(streams, story, on_line)
@@ -111,9 +113,9 @@ def _ignore(rank: int, line: str) -> None:
 @contextlib.contextmanager
 def _keeper(plan: Plan) -> Generator[tuple[subprocess.Popen[bytes], Streams]]:
     """Start the keeper; yield it and the streams to read."""
-    pipes = [os.pipe() for _ in plan["hosts"]]
-    for host, (_, end) in zip(plan["hosts"], pipes):
-        host["output"] = end
+    pipes = [os.pipe() for _ in plan["ranks"]]
+    for rank, (_, end) in zip(plan["ranks"], pipes):
+        rank["output"] = end
     process = subprocess.Popen(
         [*find_way(), sys.executable, "-I", "-S", _KEEPER],
         stdin=subprocess.PIPE,

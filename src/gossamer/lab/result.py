@@ -1,4 +1,4 @@
-"""What became of a lab and of each of its hosts."""
+"""What became of a lab, of each of its hosts, and of the ranks on them."""
 
 from dataclasses import dataclass
 
@@ -9,20 +9,42 @@ TIMED_OUT = 124  # as the program `timeout` says it
 
 
 @dataclass(frozen=True)
-class HostResult:
-    """What one host did.
+class RankResult:
+    """What one rank did.
 
     `stopped`: the lab ended it, and it did not end by itself. `frozen`: that found it stopped by a signal such as SIGSTOP,
-    so the other hosts may have failed for want of it.
+    so the others may have failed for want of it.
     """
 
     rank: int
-    link: Link
     exit_code: int
     stopped: bool
     seconds: float
-    counters: Counters
     frozen: bool = False
+
+
+@dataclass(frozen=True)
+class HostResult:
+    """What one host did: the traffic over its link, and its ranks."""
+
+    number: int
+    link: Link
+    counters: Counters
+    ranks: tuple[RankResult, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """That of its first rank that did not end well."""
+        return next((rank.exit_code for rank in self.ranks if rank.exit_code), 0)
+
+    @property
+    def stopped(self) -> bool:
+        """The lab ended one of its ranks at least."""
+        return any(rank.stopped for rank in self.ranks)
+
+    @property
+    def frozen(self) -> bool:
+        return any(rank.frozen for rank in self.ranks)
 
     @property
     def sent_bytes(self) -> int:
@@ -44,3 +66,8 @@ class LabResult:
     timed_out: bool
     seconds: float
     hosts: tuple[HostResult, ...]
+
+    @property
+    def ranks(self) -> tuple[RankResult, ...]:
+        """What all ranks did, by number."""
+        return tuple(rank for host in self.hosts for rank in host.ranks)

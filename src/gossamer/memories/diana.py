@@ -2,15 +2,15 @@
 
 from typing import Annotated, Literal, NamedTuple, final
 
-import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import UNBALANCED, Context, Memory, Policy, Sender
+from gossamer.core.contracts import UNBALANCED, Context, Sender
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange, Range
 from gossamer.core.terms import Term, bars, needs, those
-from gossamer.core.verbs import Program, all_reduce
+from gossamer.core.verbs import Program
+from gossamer.memories.learning import Learning
 
 
 class Plan(NamedTuple):
@@ -40,7 +40,7 @@ def plan(smooth: float, convex: float, ranks: int, block: int, norm: Literal["l1
 
 @final
 @part("diana")
-class DIANA(Memory):
+class DIANA(Learning):
     """Each worker learns its own gradient h_i; only the quantised difference travels, and it shrinks to nothing.
 
     D_i = g_i - h_i;  send Q(D_i);  h_i += a Q(D_i);  g = h + mean Q(D_i) with the old h;  h += a mean Q(D_i);
@@ -84,7 +84,7 @@ class DIANA(Memory):
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(wants_unbiased=self.alpha != 0)
+        return super().traits | those(wants_unbiased=self.alpha != 0, adds_momentum=self.momentum > 0)
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -104,42 +104,8 @@ class DIANA(Memory):
     def follow(self, omega: float) -> float:
         return 1 / (1 + omega) if self.alpha is None else self.alpha
 
-    @property
-    def begins(self) -> bool:
-        return self.start == "first"
-
-    def policy(self, key: str) -> Policy:
-        return "equal" if key in ("common", "velocity") else "mean"
-
-    def inherit(self, state: State, owed: Tensor, times: float) -> bool:
-        """common + owed = mean own, so what was owed leaves own, and mean own becomes common."""
-        if "own" in state:
-            state["own"] = torch.sub(state["own"], owed, alpha=times)
-        return "own" in state
-
     def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
-        if self.begins and "own" not in state:
-            return (yield from self._first(block, state, context))
-        own, common = self._learned(block, state)
-        rate = context.shift
-        difference = torch.sub(block.flat, own, out=block.new())
-        echo = yield from send(block.like(difference), context._replace(feedback=rate))
-        learned = block.new().copy_(own)
-        echo.add_sent(learned, rate)
-        mean = echo.mean
-        del difference, echo  # and what was sent with it
-        state["own"], state["common"] = learned, torch.add(common, mean, alpha=rate, out=block.new())
-        mean.add_(common)
-        return self._moved(mean, block, state)
-
-    def _first(self, block: Block, state: State, context: Context) -> Program[Tensor]:
-        """Everybody's gradient in full: what differences are taken to."""
-        own = block.flat.clone()
-        mean = (yield from all_reduce(block.flat.clone())).div_(context.size)
-        state["own"], state["common"] = own, mean.clone()
-        return self._moved(mean, block, state)
-
-    def _moved(self, mean: Tensor, block: Block, state: State) -> Tensor:
+        mean = yield from self.learn(block, state, send, context, context.shift)
         if self.momentum == 0:
             return mean
         moved, velocity = block.new().copy_(mean), state.get("velocity")
@@ -147,8 +113,3 @@ class DIANA(Memory):
             moved.add_(velocity, alpha=self.momentum)
         state["velocity"] = moved
         return mean.copy_(moved)
-
-    def _learned(self, block: Block, state: State) -> tuple[Tensor, Tensor]:
-        if "own" not in state:
-            return torch.zeros_like(block.flat), torch.zeros_like(block.flat)
-        return state["own"], state["common"]

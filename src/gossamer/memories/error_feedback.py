@@ -66,6 +66,7 @@ class ErrorFeedback(Owing):
         around = (
             needs(
                 "contracts",
+                "bounds residual",
                 because="{memory} around {exchange} can diverge: the codec adds more than it leaves out; it needs no memory, "
                 "so drop it, or use diana() (with ternary(clip=0.0)), more bits or smaller buckets",
             ),
@@ -80,19 +81,13 @@ class ErrorFeedback(Owing):
         return (*around, needs("averages gradients", because=plain))
 
     def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
-        if self.units == "update" and context.lr == 0:
-            # A step of length zero neither pays debts nor makes any.
-            echo = yield from send(block, context._replace(feedback=0.0))
-            return echo.mean
-        unit = 1.0 if self.units == "gradient" else 1.0 / context.lr
-        # The residual was left in the units of its own step, whose learning rate may have been another one.
-        before = float(state.get("unit", unit))
-        pending = self._pending(block, state, self.decay * unit / before)
-        echo = yield from send(block.like(pending), context._replace(rescale=unit / before, feedback=1.0))
+        if self.rests(context):
+            return (yield from self.pass_by(block, send, context))
+        units = self.units_of(state, context)
+        pending = self._pending(block, state, self.decay * units.now / units.before)
+        echo = yield from send(block.with_older(pending), context._replace(rescale=units.rescale, feedback=1.0))
         echo.add_sent(pending, -1.0)
         state["residual"] = pending
-        if self.units == "update":
-            state["unit"] = torch.tensor(unit, dtype=torch.float64)
         return echo.mean
 
     def _pending(self, block: Block, state: State, weight: float) -> Tensor:

@@ -24,6 +24,9 @@ class MomentumCorrection(Owing):
     momentum behind the exchange would begin anew each time. Masking keeps what is old from moving it on. With momentum 0 it
     is error feedback. Around `topk` it is Deep Gradient Compression, around `count_sketch` Sketched-SGD.
 
+    `clip` scales each parameter's gradient down to a length of clip / sqrt(N) before anything is added: what a residual keeps
+    of a burst would come out later. Each by its own length, since they leave before all are there; without the loss scale.
+
     The optimizer must have no momentum of its own, or it would be added twice: attach refuses one that has (a DDP hook
     cannot see it). For parameters that travel whole, as biases do, masking would leave no momentum at all: send them by
     rule('ndim < 2', allreduce(fp32()), momentum_correction(masking=False)).
@@ -44,11 +47,16 @@ class MomentumCorrection(Owing):
 
     momentum: float = 0.9
     masking: bool = True
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         require(
             0 <= self.momentum < 1,
             f"momentum_correction: momentum must lie in [0, 1), got {self.momentum}; 0.9 is usual",
+        )
+        require(
+            self.clip is None or 0 < self.clip < float("inf"),
+            f"momentum_correction: clip must be above 0, got {self.clip}; leave it out for gradients as they are",
         )
 
     @property
@@ -61,7 +69,7 @@ class MomentumCorrection(Owing):
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(mends_bias=True)
+        return super().traits | those(mends_bias=True, adds_momentum=self.momentum > 0)
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -90,11 +98,13 @@ class MomentumCorrection(Owing):
         world.bar_momentum(self, self.momentum)
 
     def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
+        if self.clip is not None:
+            block = block.like(_clipped(block, self.clip * context.scale / context.size**0.5))
         velocity = self._velocity(block, state) if self.momentum else None
         pending = block.new().copy_(block.flat if velocity is None else velocity)
         if "residual" in state:
             pending.add_(state["residual"])
-        echo = yield from send(block.like(pending), context._replace(feedback=1.0))
+        echo = yield from send(block.with_older(pending), context._replace(feedback=1.0))
         if velocity is not None and self.masking:
             sent = block.new().zero_()
             echo.add_sent(sent, 1.0)
@@ -112,3 +122,12 @@ class MomentumCorrection(Owing):
     def _velocity(self, block: Block, state: State) -> Tensor:
         velocity = block.new().copy_(block.flat)
         return velocity.add_(state["velocity"], alpha=self.momentum) if "velocity" in state else velocity
+
+
+def _clipped(block: Block, longest: float) -> Tensor:
+    """Each parameter's values, no longer than that."""
+    out = block.new().copy_(block.flat)
+    for _, values in block.like(out).tensors():
+        length = torch.linalg.vector_norm(values, dtype=torch.float64)
+        values.mul_((longest / length).clamp(max=1.0).to(values.dtype))  # of no length nothing is to be scaled
+    return out

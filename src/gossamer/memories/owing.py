@@ -1,14 +1,31 @@
-"""What memories share that keep a residual: they owe it, and can take over another's."""
+"""What memories share that keep a residual: they owe it, can take over another's, and may follow the learning rate."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gossamer.core.block import State
-from gossamer.core.contracts import Memory, Unit
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Context, Memory, Sender, Unit
+from gossamer.core.verbs import Program
+
+
+class Units(NamedTuple):
+    """What a residual is measured in: today, and when it was left, at another learning rate perhaps."""
+
+    now: float
+    before: float
+
+    @property
+    def rescale(self) -> float:
+        return self.now / self.before
 
 
 class Owing(Memory):
-    """A memory whose entry "residual" is what did not get through yet, in units of its entry "unit", if there is one."""
+    """A memory whose entry "residual" is what did not get through yet, in units of its entry "unit", if there is one.
+
+    If it `follows_rate`, what was held back under a large learning rate weighs as much when it is sent under a small one.
+    """
 
     def debt(self, state: State) -> tuple[Tensor, float] | None:
         return (state["residual"], float(state.get("unit", 1.0))) if "residual" in state else None
@@ -20,3 +37,20 @@ class Owing(Memory):
 
     def unit(self, key: str) -> Unit:
         return "none" if key == "unit" else "gradient"
+
+    def rests(self, context: Context) -> bool:
+        """True at a step of length zero, which neither pays debts nor makes any."""
+        return self.follows_rate and context.lr == 0
+
+    def pass_by(self, block: Block, send: Sender, context: Context) -> Program[Tensor]:
+        """Send as if nothing were owed, and owe nothing for it."""
+        echo = yield from send(block, context._replace(feedback=0.0))
+        return echo.mean
+
+    def units_of(self, state: State, context: Context) -> Units:
+        """Those of this step, which the state keeps from now on, and those of what it owes."""
+        now = 1.0 / context.lr if self.follows_rate else 1.0
+        before = float(state.get("unit", now))
+        if self.follows_rate:
+            state["unit"] = torch.tensor(now, dtype=torch.float64)
+        return Units(now, before)

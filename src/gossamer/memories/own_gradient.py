@@ -103,25 +103,20 @@ class OwnGradient(Owing):
         )
 
     def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
-        if self.units == "update" and context.lr == 0:
-            # A step of length zero neither pays debts nor makes any.
-            echo = yield from send(block, context._replace(feedback=0.0))
-            return echo.mean
-        unit = 1.0 if self.units == "gradient" else 1.0 / context.lr
-        before = float(state.get("unit", unit))
-        old = self._due(state, unit / before)
+        if self.rests(context):
+            return (yield from self.pass_by(block, send, context))
+        rescale = self.units_of(state, context).rescale
+        old = self._due(state, rescale)
         pending = block.new().copy_(block.flat) if old is None else torch.add(block.flat, old, out=block.new())
         # The mean may be written over what is given.
         own = block.new().copy_(block.flat) if self.mode == "sum" else None
-        echo = yield from send(block.like(pending), context._replace(rescale=unit / before, feedback=1.0))
+        echo = yield from send(block.with_older(pending), context._replace(rescale=rescale, feedback=1.0))
         echo.add_sent(pending, -1.0)
         if self.mode == "partial":
             own = pending if old is None else torch.sub(pending, old, out=block.new())
         elif self.mode == "errors":
             own = pending
         state["residual"] = block.new().zero_() if self.mode == "errors" and self.reset_error else pending
-        if self.units == "update":
-            state["unit"] = torch.tensor(unit, dtype=torch.float64)
         return echo.mean if own is None else echo.mean.add_(own, alpha=1 / context.size)
 
     def _due(self, state: State, weight: float) -> Tensor | None:

@@ -1,13 +1,13 @@
 """Push-sum gossip: nobody ever waits for everybody, and the average is still right."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import Context, Mixer, Topology
+from gossamer.core.contracts import Context, Mixer, Peers, Topology
 from gossamer.core.parts import part
 from gossamer.core.verbs import Program, receive, send
 from gossamer.core.wire import expect, take
@@ -41,6 +41,10 @@ class PushSum(Mixer):
 
     topology: Topology = Exponential()
 
+    @property
+    def prelude(self) -> int:
+        return self.topology.prelude
+
     def numerator(self, block: Block, state: State) -> Tensor:
         return numerator(block, state)[0]
 
@@ -48,18 +52,19 @@ class PushSum(Mixer):
         """Settle what is kept now; the program returned sends and receives, whenever it runs."""
         x, w = numerator(block, state)
         peers = self.topology.peers(context.rank, context.size, round)
-        keep, state["gave"] = 1 - peers.share * len(peers.to), w * peers.share
-        message = _message(x, peers.share, state["gave"], block)
-        state["x"], state["w"], state["z"] = torch.mul(x, keep, out=block.new()), w * keep, block.flat
-        return _deliver(message, peers.to, peers.source)
+        messages = {share: _message(x, share, w * share, block) for share in dict.fromkeys(peers.shares)}
+        state["x"], state["w"], state["z"] = _times(x, peers.keep, messages, block), w * peers.keep, block.flat
+        if self.topology.alike:
+            state["gave"] = w * (peers.shares[0] if peers.to else 0.0)
+        return deliver([messages[share] for share in peers.shares], peers, _length(x))
 
     def absorb(self, block: Block, state: State, arrived: Sequence[Tensor]) -> Tensor:
         """Add what came, if anything. `block` is the model as the optimizer left it."""
         x, w = numerator(block, state)
         for wire in arrived:
-            expect(wire, (block.numel + 1) * x.element_size(), "push_sum")
+            expect(wire, _length(x), "push_sum")
             more, rest = take(wire, x.dtype, block.numel)
-            x = torch.add(x, more, out=block.new() if x is block.flat else x)
+            x = torch.add(x, more, out=block.new())
             w = w + self._weight(rest, x.dtype, state)
         if float(w) == 1:
             state.pop("z", None)
@@ -86,12 +91,14 @@ class PushSum(Mixer):
 
 
 def numerator(block: Block, state: State) -> tuple[Tensor, Tensor]:
-    """x and w, brought up to date with what the optimizer did to z = x / w."""
+    """x and w, brought up to date with what the optimizer did to z = x / w. Without w it is 1."""
     if "x" not in state:
         return block.flat, torch.ones((), dtype=block.flat.dtype)
-    w = state["w"].to(block.flat.dtype)  # of a checkpoint that kept all weights in single precision
+    w = state.get("w", torch.ones(())).to(block.flat.dtype)  # of a checkpoint that kept all weights in single precision
     if "z" not in state:  # w = 1 and nothing was rounded: the model is the numerator
         return block.flat, w
+    if state["z"] is block.flat:  # nobody has touched it
+        return state["x"], w
     # x -= rate * direction: the step is taken on the numerator. z, as the parameters hold it, is kept and not computed
     # anew, so that a model that nobody touched adds exactly nothing.
     moved = torch.sub(block.flat, state["z"], out=block.new())
@@ -99,19 +106,32 @@ def numerator(block: Block, state: State) -> tuple[Tensor, Tensor]:
 
 
 def _message(x: Tensor, share: float, weight: Tensor, block: Block) -> Tensor:
-    wire = block.layout.buffers.of((x.numel() + 1) * x.element_size(), x.device)
+    wire = block.layout.buffers.of(_length(x), x.device)
     numbers = wire.view(x.dtype)
     torch.mul(x, share, out=numbers[:-1])
     numbers[-1:].fill_(float(weight))
     return wire
 
 
-def _deliver(message: Tensor, to: Sequence[int], source: Sequence[int]) -> Program[list[Tensor]]:
-    awaits = [(rank, message.numel()) for rank in source]
-    for rank in to:
-        yield from send(rank, message, awaits)
+def _times(x: Tensor, share: float, messages: Mapping[float, Tensor], block: Block) -> Tensor:
+    """What is kept; where it is as much as what is given, it lies in the message already."""
+    if share in messages:
+        return messages[share].view(x.dtype)[:-1]
+    return torch.mul(x, share, out=block.new())
+
+
+def _length(x: Tensor) -> int:
+    """Of a message, in bytes: x and w."""
+    return (x.numel() + 1) * x.element_size()
+
+
+def deliver(wires: Sequence[Tensor], peers: Peers, length: int) -> Program[list[Tensor]]:
+    """Send a wire to each of a rank's peers, and receive one as long from each that sends to it."""
+    awaits = [(rank, length) for rank in peers.source]
+    for rank, wire in zip(peers.to, wires, strict=True):
+        yield from send(rank, wire, awaits)
         awaits = []
     arrived = list[Tensor]()
-    for rank in source:
-        arrived.append((yield from receive(rank, message.numel())))
+    for rank in peers.source:
+        arrived.append((yield from receive(rank, length)))
     return arrived

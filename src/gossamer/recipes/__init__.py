@@ -11,10 +11,34 @@ from gossamer.recipe import presets as _presets
 # isort: off
 from gossamer.recipes.dense import allreduce, bf16, fp16
 from gossamer.recipes.quantised import terngrad, qsgd, dqsgd, diana, dqgd
-from gossamer.recipes.sparse import topk, local_gradients, dgc, sketched_sgd, fetchsgd
+from gossamer.recipes.sparse import (
+    topk,
+    sparse_scatter,
+    gtopk,
+    randk,
+    ef21,
+    strom,
+    adacomp,
+    local_gradients,
+    dgc,
+    sketched_sgd,
+    fetchsgd,
+)
 from gossamer.recipes.low_rank import powersgd, atomo
-from gossamer.recipes.rounds import local_sgd, slowmo, overlap_local_sgd
+from gossamer.recipes.rounds import (
+    local_sgd,
+    slowmo,
+    overlap_local_sgd,
+    bmuf,
+    diloco,
+    lookahead,
+    post_local,
+    hierarchical,
+    cocod,
+    easgd,
+)
 from gossamer.recipes.minibatch import minibatch, accelerated, inner_outer
+from gossamer.recipes.one_bit import signsgd, ef_signsgd, onebit_adam, onebit_lamb
 from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp
 from gossamer.recipes.waiting import backup
 from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch
@@ -26,29 +50,46 @@ __all__ = [
     "accordion_batch",
     "accordion_qsgd",
     "accordion_topk",
+    "adacomp",
     "allreduce",
     "atomo",
     "backup",
     "bf16",
+    "bmuf",
+    "cocod",
     "dgc",
     "diana",
+    "diloco",
     "dqgd",
     "dqsgd",
+    "easgd",
+    "ef21",
+    "ef_signsgd",
     "fetchsgd",
     "fp16",
+    "gtopk",
+    "hierarchical",
     "inner_outer",
     "local_gradients",
     "local_sgd",
+    "lookahead",
     "minibatch",
+    "onebit_adam",
+    "onebit_lamb",
     "osgp",
     "overlap_local_sgd",
+    "post_local",
     "powersgd",
     "presets",
     "qsgd",
+    "randk",
     "sgp",
+    "signsgd",
     "sketched_sgd",
     "slowmo",
     "slowmo_sgp",
+    "sparse_scatter",
+    "strom",
     "terngrad",
     "topk",
 ]

@@ -1,11 +1,12 @@
 """Models that pass through few neighbours."""
 
-from gossamer.core.contracts import Topology
-from gossamer.mixers import PushSum
+from gossamer.codecs import QSGD
+from gossamer.core.contracts import Codec, Topology
+from gossamer.mixers import Choco, PushSum, Symmetric
 from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
 from gossamer.schedules import Gossip, SlowMo
-from gossamer.topologies import Exponential
+from gossamer.topologies import Exponential, Ring, TwoWay
 
 
 @preset
@@ -51,3 +52,47 @@ def osgp(topology: Topology = Exponential(), every: int = 1) -> Recipe:  # noqa:
     Paper: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
     """
     return sgp(topology, every, overlap=True)
+
+
+@preset
+def gossip_pga(every: int = 16, topology: Topology = Exponential()) -> Recipe:  # noqa: B008
+    """Stochastic gradient push, with an exact average in its place every now and then.
+
+    Use: on graphs that mix slowly, such as a ring, and where all models shall be equal now and then, to be saved or judged.
+
+    Not for: few ranks on `exponential()`, which are an exact average in log2 N rounds anyway. An exact average waits for all.
+
+    Paper: Chen et al., Accelerating Gossip SGD with Periodic Global Averaging, ICML 2021.
+    """
+    return Recipe(DENSE, schedule=Gossip(PushSum(topology), exact=every))
+
+
+@preset
+def d_psgd(topology: Topology = TwoWay(Ring()), overlap: bool = True) -> Recipe:  # noqa: B008
+    """Decentralised parallel SGD: models are mixed with those of the neighbours while the next gradient is computed.
+
+    Use: where computing takes as long as the models of the neighbours travel: nobody waits for them then. In pairs,
+    `topology=bipartite()`, one model travels a step, on a ring two.
+
+    Not for: few bytes: on a ring of four or five it sends more than an all-reduce. The ranks' models differ: evaluate
+    under `comm.consensus()`.
+
+    Paper: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NIPS 2017.
+    """
+    return Recipe(DENSE, schedule=Gossip(Symmetric(topology), overlap=overlap))
+
+
+@preset
+def choco_sgd(codec: Codec = QSGD(), topology: Topology = TwoWay(Ring()), gamma: float | None = None) -> Recipe:  # noqa: B008
+    """Decentralised SGD whose neighbours exchange a few bits an element, or a few elements.
+
+    Use: on slow links among many ranks that should not wait for all others: with four bits a neighbour costs an eighth
+    of a model.
+
+    Not for: few ranks, among whom `qsgd` and `topk` send as little and keep models equal; nor graphs that change from
+    round to round.
+
+    Paper: Koloskova, Stich, Jaggi, Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
+    Communication, ICML 2019.
+    """
+    return Recipe(DENSE, schedule=Gossip(Choco(codec, topology, gamma)))

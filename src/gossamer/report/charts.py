@@ -49,6 +49,7 @@ class Lines:
     series: list[Series]
     marks: bool  # few points, each of them worth a mark
     target: Target | None = None
+    focus: float | None = None  # worse values of y are out of sight until one zooms out: it is not decided there
     kind: Literal["lines"] = "lines"
 
 
@@ -89,9 +90,9 @@ def charts(study: Study) -> list[Chart]:
 
 def _quality_time(study: Study) -> Lines:
     lines = [(i, [(e.seconds, e.quality, e.step) for e in r.evaluations]) for i, r in _runs(study)]
-    caption = (
-        "Lower and further left is better." if study.record.lower_is_better else "Higher and further left is better."
-    )
+    caption = f"{'Lower' if study.record.lower_is_better else 'Higher'} and further left is better."
+    if study.target is not None:
+        caption += " The first steps lie beyond the edge; a logarithmic axis shows them."
     name = quality(study.record.metric)
     x: tuple[str, Kind] = ("training time", "seconds")
     return _lines("quality-time", f"{capital(name)} over time", caption, x, study.record.metric, lines, study)
@@ -167,7 +168,19 @@ def _lines(
     ends = [s.points[-1][0] for s in series]
     ys = [p[1] for s in series for p in s.points if p[1] is not None]
     x_axis, y_axis = Axis(*x, log=_wide(ends, APART)), Axis(y, "number", _wide(ys, LOG_FROM))
-    return Lines(id, title, caption, x_axis, y_axis, series, marks, target)
+    focus = _focus(study, series) if study is not None and not y_axis.log else None
+    return Lines(id, title, caption, x_axis, y_axis, series, marks, target, focus)
+
+
+def _focus(study: Study, series: list[Series]) -> float | None:
+    """The worst quality that anybody had after a fifth of its steps: all start at the same, and nothing is decided there."""
+    later = list[float]()
+    for s in series:
+        last = s.points[-1][2]
+        later += [p[1] for p in s.points if p[1] is not None and p[2] and p[2] >= last / 5][:1]
+    if study.target is None or not later:
+        return None
+    return max(later) if study.record.lower_is_better else min(later)
 
 
 def _limit(lines: int) -> int:

@@ -5,8 +5,6 @@ from typing import NamedTuple
 from gossamer.report.study import Row, Study
 from gossamer.report.words import listed, number, quality, seconds, size
 
-HARDLY = 0.95  # of the baseline's time, or more: a lead that another seed may undo
-
 
 class Headline(NamedTuple):
     title: str
@@ -41,14 +39,40 @@ def _against(base: Row, study: Study) -> tuple[str, str]:
         title = f"No recipe reached {owner(base)} final {metric}, {number(study.target)}."
         return title, _said(_closest(base, study), stopped)
     best = arrived[0]
-    times = f"{seconds(best.reached)} instead of {seconds(base.reached)}"
     ratio = best.time_ratio or 1.0
     if ratio >= 1:
+        times = f"{seconds(best.reached)} instead of {seconds(base.reached)}"
         title = f"Nothing beat {label(base)} to {goal}: the next, {best.run.name}, took {times}."
         return title, stopped or "On this network, saying less did not pay."
-    pace = "hardly faster than" if ratio > HARDLY else f"{number(1 / ratio, 2)} times as fast as"
-    title = f"{best.run.name} was {pace} {label(base)} to {goal}: {times}."
+    if base in study.first:
+        times = f"{seconds(best.reached)} and {seconds(base.reached)}"
+        return f"{best.run.name} was hardly faster than {label(base)} to {goal}: {times}.", _said(
+            _noise(study), stopped
+        )
+    title = f"{_winners(study)} as {label(base)} to {goal}: {_span(study)} instead of {seconds(base.reached)}."
     return title, _said(_rest(base, study), _saved(best, base), stopped)
+
+
+def _winners(study: Study) -> str:
+    """Who was first and by how much; of several that nobody can tell apart, all."""
+    first = study.first
+    pace = _from_to([number(1 / (r.time_ratio or 1.0), 2) for r in reversed(first)])
+    if len(first) == 1:
+        return f"{first[0].run.name} was {pace} times as fast"
+    return f"{listed([r.run.name for r in first])} are tied: {pace} times as fast"
+
+
+def _span(study: Study) -> str:
+    return _from_to([seconds(r.reached) for r in study.first])
+
+
+def _from_to(texts: list[str]) -> str:
+    return texts[0] if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]}"
+
+
+def _noise(study: Study) -> str:
+    many = len(study.record.trials)
+    return "Another run may turn them round." if many == 1 else f"{many} seeds do not tell them apart."
 
 
 def _said(*sentences: str) -> str:
@@ -61,6 +85,8 @@ def _rest(base: Row, study: Study) -> str:
     faster = [r for r in study.others if r.reached is not None and (r.time_ratio or 1.0) < 1]
     missed = [r.run.name for r in study.others if r.reached is None and not r.cut]
     said = f"{len(faster)} of {len(study.others)} recipes were faster to that quality than {label(base)}."
+    if len(study.first) > 1:
+        said += f" {_noise(study)}"
     return said + (f" {listed(missed)} did not get there." if missed else "")
 
 
@@ -94,7 +120,7 @@ def _stopped(base: Row) -> str:
     if not base.cut:
         return ""
     how = "was interrupted" if base.run.status == "interrupted" else "failed on the way"
-    return f"{label(base)} {how}, so its last evaluation stands in for its final one."
+    return f"{label(base)} {how}, so what counts is the last quality that all reached."
 
 
 def _alone(row: Row, study: Study) -> Headline:

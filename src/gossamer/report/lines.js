@@ -83,8 +83,12 @@ class LineChart {
     let x = this.view?.x ?? extent(points.map((p) => p[0]));
     if (!this.view && !this.log.x) x = [Math.min(0, x[0]), x[1]];
     const inside = points.filter((p) => p[0] >= x[0] && p[0] <= x[1]);
-    const ys = (inside.length ? inside : points).map((p) => p[3] ?? p[1]);
-    const aim = this.spec.target?.value;
+    let ys = (inside.length ? inside : points).map((p) => p[3] ?? p[1]);
+    const aim = this.spec.target?.value, focus = this.spec.focus;
+    if (!this.view && !this.log.y && focus !== null) {
+      const near = ys.filter((v) => this.spec.target.below ? v <= focus : v >= focus);
+      if (near.length) ys = near;
+    }
     if (!this.view && aim !== undefined && (!this.log.y || aim > 0)) ys.push(aim);
     const y = this.view?.y ?? this.padded(extent(ys));
     return { x: x[0] < x[1] ? x : [x[0] * 0.9, x[1] * 1.1 + 1e-9], y };

@@ -5,8 +5,20 @@ import re
 from gossamer.core import files
 from gossamer.record import Record
 from gossamer.report.headline import headline
-from gossamer.report.study import Row, Study, study_of
-from gossamer.report.words import capital, moment, number, quality, rate, seconds, size, subject, times
+from gossamer.report.study import Row, Study, compared, study_of
+from gossamer.report.words import (
+    capital,
+    moment,
+    number,
+    quality,
+    ranks_on,
+    rate,
+    seconds,
+    seeds_of,
+    size,
+    subject,
+    times,
+)
 
 AUTHOR = "<!-- a report, written by gossamer -->\n\n"
 MARKDOWN = files.Kind("report in Markdown", (AUTHOR.strip().encode(),))
@@ -22,8 +34,7 @@ def write_markdown(record: Record) -> str:
     study = study_of(record)
     head = headline(study)
     what = capital(subject(record.summary or record.workload))
-    hosts = f"{record.hosts} host{'s' if record.hosts != 1 else ''}"
-    where = f"{what}, {hosts} on {rate(record.rate)}, seed {record.seed}."
+    where = f"{what}, {ranks_on(record.hosts, record.per_host)} on {rate(record.rate)}, {seeds_of(record.trials)}."
     parts = [f"**{_plain(head.title)}**", _plain(head.detail), _plain(where)]
     if record.note:
         parts.append(f"Note: {_plain(record.note)}")
@@ -42,7 +53,9 @@ def _table(study: Study) -> str:
     goal = f" to {number(study.target)}" if study.target is not None else ""
     metric = _cell(quality(study.record.metric))
     heads = ["recipe", f"time{goal}", f"time vs {base}", "steps", "mean step", f"step vs {base}"]
-    heads += ["compute", "codec", "exposed wait", "logical", "wire", "NIC", "NIC / wire", f"last {metric}"]
+    heads[3:3] = [f"time to {number(study.common)}"] if study.common is not None else []
+    heads += ["compute", "codec", "exposed wait", "logical", "wire", *_inside(study, "inside")]
+    heads += ["NIC", "NIC / wire", f"last {metric}"]
     lines = [heads, ["---"] + ["---:"] * (len(heads) - 1)]
     lines += [_cells(row, study) for row in study.rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -55,17 +68,24 @@ def _cells(row: Row, study: Study) -> list[str]:
     return [
         f"**{_cell(run.name)}**" if row.baseline else _cell(run.name),
         missed if row.reached is None else seconds(row.reached),
-        times(row.time_ratio),
-        "–" if row.reached_steps is None else str(row.reached_steps),
+        compared(row),
+        *([seconds(row.common)] if study.common is not None else []),
+        "–" if row.reached_steps is None else f"{row.reached_steps:.0f}",
         seconds(row.step),
         times(row.step_ratio),
         *(seconds(part) for part in (row.compute, row.codec, row.wait)),
         size(run.logical_bytes),
         size(run.sent),
+        *_inside(study, size(run.inside_bytes)),
         size(run.nic_bytes),
         f"**{nic}** (off)" if row.nic_off else nic,
         number(row.final, 4),
     ]
+
+
+def _inside(study: Study, cell: str) -> list[str]:
+    """A column that only hosts of several ranks have."""
+    return [cell] if study.record.per_host > 1 else []
 
 
 def _ending(row: Row) -> str:

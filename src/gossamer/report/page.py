@@ -23,7 +23,7 @@ FORMS = {
     form.__name__: form
     for form in (
         *(words.number, words.seconds, words.size, words.times, words.rate),
-        *(words.subject, words.moment, words.listed, words.capital, words.glued),
+        *(words.subject, words.moment, words.listed, words.capital, words.glued, words.ranks_on, words.seeds_of),
     )
 }
 

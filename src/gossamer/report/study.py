@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
-from gossamer.record import Record, Run
-from gossamer.report.words import spoilt
+from gossamer.record import Record, Run, named
+from gossamer.report.arrivals import Arrival, arrival, doubt, last_that_all_reached, ratio, tied
+from gossamer.report.words import number, spoilt, times
 
 FEW = 1_000_000  # bytes; below, what processes say to find each other outweighs the training
 TOLERANCE = 0.05  # a ledger further than this from the interface's counter is flagged
@@ -24,10 +25,14 @@ class Row:
     codec: float | None
     wait: float | None
     final: float | None  # the last held-out quality
-    reached: float | None  # seconds to the baseline's final quality
-    reached_steps: int | None  # optimizer steps up to then
-    reached_sent: int | None  # bytes up to then
+    reached: float | None  # seconds to the quality that counts, the baseline's last; over several seeds, the mean
+    reached_steps: float | None  # optimizer steps up to then
+    reached_sent: float | None  # bytes up to then
     time_ratio: float | None  # of the baseline's time to the same quality
+    time_bounds: tuple[float, float] | None  # of that ratio, where there are several seeds
+    tied: bool  # with the first, or the first itself and somebody tied with it
+    some_missed: bool  # on some seeds it got there, on others it did not
+    common: float | None  # seconds to the last quality that all reached
     step_ratio: float | None  # of the baseline's step
     wire_step: float | None  # bytes per step over one host's link
     wire_ratio: float | None  # of the baseline's
@@ -51,16 +56,19 @@ class Row:
     @property
     def outcome(self) -> str:
         """In place of the time that it did not take."""
-        return self.run.status if self.cut else "no network" if self.run.alone else "not reached"
+        if self.cut or self.run.alone:
+            return self.run.status if self.cut else "no network"
+        return "not on every seed" if self.some_missed else "not reached"
 
 
 @dataclass(frozen=True)
 class Study:
-    """A record and its rows, the fastest to the baseline's quality first."""
+    """A record and its rows, the fastest to the quality that counts first."""
 
     record: Record
     rows: list[Row]
-    target: float | None
+    target: float | None  # the quality that counts, on the first seed
+    common: float | None  # the last one that all reached, if some did not reach the target
 
     @property
     def base(self) -> Row | None:
@@ -71,6 +79,12 @@ class Study:
         """What competes with the baseline."""
         return [r for r in self.rows if not r.baseline and not r.run.alone]
 
+    @property
+    def first(self) -> list[Row]:
+        """The fastest, and whoever cannot be told from it."""
+        there = [r for r in self.rows if r.reached is not None]
+        return there[:1] + [r for r in there[1:] if r.tied]
+
 
 def study_of(record: Record) -> Study:
     """All numbers of a report.
@@ -78,10 +92,68 @@ def study_of(record: Record) -> Study:
     >>> study_of(Record("gossamer compare", "", "lm", "", "loss", True, 1, 4, "200mbit", 0)).rows
     []
     """
-    target = record.target()
-    base = record.run(record.baseline)
-    rows = [_row(record, i, run, base, target) for i, run in enumerate(record.runs)]
-    return Study(record, sorted(rows, key=_order), target)
+    seeds = list(record.trials.values())
+    targets, commons = [_counts(record, runs) for runs in seeds], [last_that_all_reached(record, r) for r in seeds]
+    names = [r.name for r in record.runs]
+    found = {n: _arrivals(record, n, list(zip(seeds, targets, strict=True))) for n in names}
+    meets = {n: _arrivals(record, n, list(zip(seeds, commons, strict=True))) for n in names}
+    rows = [_row(record, i, run, found, meets[run.name]) for i, run in enumerate(record.runs)]
+    rows.sort(key=_order)
+    missed = any(r.reached is None for r in rows if not r.run.alone)
+    return Study(record, _with_ties(record, rows, found), targets[0], commons[0] if missed else None)
+
+
+Times = dict[str, list[Arrival | None]]  # by name, of each seed
+
+
+def _counts(record: Record, runs: list[Run]) -> float | None:
+    """The baseline's last quality; if it did not come to its end, the last one that all reached."""
+    base, target = named(runs, record.baseline), record.target(runs)
+    if base is None or base.status == "ok" or target is None or len(runs) < 2:
+        return target
+    common = last_that_all_reached(record, [r for r in runs if r.evaluations])
+    return target if common is None else common
+
+
+def _arrivals(record: Record, name: str, seeds: list[tuple[list[Run], float | None]]) -> list[Arrival | None]:
+    """A model that trains alone may get there, too; no network held it up, so that says nothing."""
+    out = list[Arrival | None]()
+    for runs, target in seeds:
+        run = named(runs, name)
+        competes = run is not None and (not run.alone or name == record.baseline)
+        out.append(arrival(run, target, record.lower_is_better) if run and competes and target is not None else None)
+    return out
+
+
+def _all(arrivals: list[Arrival | None]) -> list[Arrival]:
+    """Of every seed, or none: a mean over those that got there would flatter."""
+    there = [a for a in arrivals if a is not None]
+    return there if len(there) == len(arrivals) else []
+
+
+def _with_ties(record: Record, rows: list[Row], found: Times) -> list[Row]:
+    there = [r for r in rows if r.reached is not None]
+    if not there:
+        return rows
+
+    def doubts(row: Row) -> float:
+        return doubt(row.run, _all(found[row.run.name])[0], record.lower_is_better)
+
+    first = there[0]
+    mine = _all(found[first.run.name])
+    names = {r.run.name for r in there[1:] if tied(_all(found[r.run.name]), mine, (doubts(r), doubts(first)))}
+    return [replace(r, tied=r.run.name in names or (bool(names) and r is first)) for r in rows]
+
+
+def compared(row: Row) -> str:
+    """Its time in those of the baseline, with what seeds leave open, and whether others are as good.
+
+    >>> row = study_of(Record("", "", "lm", "", "loss", True, 1, 4, "200mbit", 0, runs=[Run("ddp", "ddp")])).rows[0]
+    >>> compared(replace(row, time_ratio=0.25)), compared(replace(row, time_ratio=0.25, time_bounds=(0.2, 0.31), tied=True))
+    ('0.25×', '0.25× [0.20, 0.31], tied')
+    """
+    bounds = f" [{', '.join(number(b, 2) for b in row.time_bounds)}]" if row.time_bounds else ""
+    return times(row.time_ratio) + bounds + ", tied" * row.tied
 
 
 def pace(run: Run) -> float | None:
@@ -92,12 +164,12 @@ def pace(run: Run) -> float | None:
     return (last.seconds - first.seconds) / max(last.step - first.step, 1)
 
 
-def _row(record: Record, index: int, run: Run, base: Run | None, target: float | None) -> Row:
+def _row(record: Record, index: int, run: Run, arrivals: Times, meets: list[Arrival | None]) -> Row:
     steps = run.steps[1:] or run.steps
-    # A model that trains alone may get there, too; no network held it up, so that says nothing.
-    competes = not run.alone or run is base
-    arrival = run.arrival(target, record.lower_is_better) if competes and target is not None else None
-    goal = base.arrival(target, record.lower_is_better) if base and target is not None else None
+    base = record.run(record.baseline)
+    mine = _all(arrivals[run.name])
+    found = ratio(mine, _all(arrivals[base.name])) if base else None
+    sent = [a.sent for a in mine if a.sent is not None]
     return Row(
         run=run,
         index=index,
@@ -106,16 +178,27 @@ def _row(record: Record, index: int, run: Run, base: Run | None, target: float |
         compute=_mean(s.compute for s in steps),
         codec=_mean(s.codec for s in steps),
         wait=_mean(s.wait for s in steps),
-        final=_finite(run.evaluations[-1].quality) if run.evaluations else None,
-        reached=arrival.seconds if arrival else None,
-        reached_steps=arrival.step if arrival else None,
-        reached_sent=arrival.sent if arrival else None,
-        time_ratio=_ratio(arrival.seconds if arrival else None, goal.seconds if goal else None),
+        final=_last(record, run.name),
+        reached=_mean(a.seconds for a in mine),
+        reached_steps=_mean(a.step for a in mine),
+        reached_sent=fmean(sent) if mine and len(sent) == len(mine) else None,
+        time_ratio=found.mean if found else None,
+        time_bounds=(found.low, found.high) if found and len(mine) > 1 else None,
+        tied=False,
+        some_missed=0 < arrivals[run.name].count(None) < len(arrivals[run.name]),
+        common=_mean(a.seconds for a in _all(meets)),
         step_ratio=_ratio(pace(run), pace(base) if base else None),
         wire_step=_per_step(run),
         wire_ratio=_ratio(_per_step(run), _per_step(base) if base else None),
         nic_ratio=_ratio(run.nic_bytes, run.wire_bytes),
     )
+
+
+def _last(record: Record, name: str) -> float | None:
+    """Over the seeds, the mean; none if one of them ended with no number."""
+    runs = [named(runs, name) for runs in record.trials.values()]
+    lasts = [r.evaluations[-1].quality for r in runs if r and r.evaluations]
+    return _finite(fmean(lasts)) if lasts else None
 
 
 def _order(row: Row) -> tuple[bool, float, bool, int]:

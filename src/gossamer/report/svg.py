@@ -160,6 +160,8 @@ def _scales(
 ) -> tuple[Scale, Scale]:
     xs = [p[0] for s in series for p in s.points] or [1.0]
     ys = [v for s in series for p in s.points if (v := p[1] if p[3] is None else p[3]) is not None] or [1.0]
+    if chart.target and chart.focus is not None:
+        ys = [v for v in ys if (v <= chart.focus if chart.target.below else v >= chart.focus)] or ys
     if chart.target:
         ys.append(chart.target.value)
     # More room on the side where the target has its label.

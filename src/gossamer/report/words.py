@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -71,6 +71,24 @@ def rate(text: str) -> str:
     units = {"k": "kbit/s", "m": "Mbit/s", "g": "Gbit/s"}
     spelt = re.sub(r"(\d)\s*([kmg])bit\b", lambda m: f"{m[1]} {units[m[2].lower()]}", text, flags=re.IGNORECASE)
     return re.sub(r",\s*", ", ", spelt)
+
+
+def ranks_on(hosts: int, per_host: int = 1) -> str:
+    """How many hosts, and how many ranks on each where there are several.
+
+    >>> ranks_on(4), ranks_on(2, 4)
+    ('4 hosts', '2 hosts of 4 ranks')
+    """
+    return f"{hosts} host{'s' * (hosts != 1)}" + (f" of {per_host} ranks" if per_host > 1 else "")
+
+
+def seeds_of(seeds: Iterable[int]) -> str:
+    """
+    >>> seeds_of([7]), seeds_of([0, 1, 2])
+    ('seed 7', 'seeds 0, 1 and 2')
+    """
+    texts = [str(s) for s in seeds]
+    return f"seed{'s' * (len(texts) > 1)} {listed(texts)}"
 
 
 def subject(summary: str) -> str:

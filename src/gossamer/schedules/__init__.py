@@ -1,22 +1,35 @@
 """Floor 4: when. One schedule per file, one import line here."""
 
 from gossamer.schedules.accelerated import Accelerated, Stage, stages
+from gossamer.schedules.bmuf import BMUF
+from gossamer.schedules.cocod import CoCoD
+from gossamer.schedules.easgd import EASGD
 from gossamer.schedules.every_step import EveryStep
 from gossamer.schedules.first import First
 from gossamer.schedules.gossip import Gossip
+from gossamer.schedules.hierarchical import Hierarchical
 from gossamer.schedules.inner_outer import InnerOuter
+from gossamer.schedules.local_sgd import LocalSGD
+from gossamer.schedules.lookahead import Lookahead
 from gossamer.schedules.overlap_local_sgd import OverlapLocalSGD
+from gossamer.schedules.post_local import PostLocal
 from gossamer.schedules.resync import Resync
-from gossamer.schedules.slowmo import LocalSGD, SlowMo
+from gossamer.schedules.slowmo import SlowMo
 
 __all__ = [
+    "BMUF",
+    "EASGD",
     "Accelerated",
+    "CoCoD",
     "EveryStep",
     "First",
     "Gossip",
+    "Hierarchical",
     "InnerOuter",
     "LocalSGD",
+    "Lookahead",
     "OverlapLocalSGD",
+    "PostLocal",
     "Resync",
     "SlowMo",
     "Stage",

@@ -60,6 +60,10 @@ class EveryStep(Schedule):
         return True
 
     @property
+    def nests(self) -> bool:
+        return True
+
+    @property
     def accumulate(self) -> int:
         return self.micro_batches
 

@@ -1,5 +1,6 @@
 """Mix parameters with a few neighbours."""
 
+from math import lcm
 from typing import Annotated, final
 
 from gossamer.core.contracts import Mixer
@@ -17,28 +18,44 @@ from gossamer.schedules import mixing
 class Gossip(Schedule):
     """After every `every`-th step, one round of a mixer.
 
+    For the first `warmup` steps, and then at every `exact`-th one, models are averaged over all ranks instead, by the recipe's
+    exchange (an all-reduce first, then gossip; gossip with a periodic exact average). Under plain SGD, with or without
+    momentum, an average after each step is what an average of gradients is.
+
     With `overlap`, the messages of a round are absorbed at the next one, `every` steps later, and travel while the steps
-    are computed (overlap stochastic gradient push). Meanwhile a rank holds only the rest of x and of w. Each local step
-    is taken at z = x / w and moves x, so it moves z by 1 / w as much: twice, with one peer.
+    are computed (overlap stochastic gradient push). They land by schedule, so how long they take changes no bit. Meanwhile a
+    rank that pushes sums holds only the rest of x and of w. Each local step is taken at z = x / w and moves x, so it moves z by
+    1 / w as much: twice, with one peer.
 
     Use: among many ranks that should not wait for all others; `overlap` where a link is slow.
 
     Not for: recipes that need equal models: the ranks' models differ.
 
-    Wire: the mixer's bytes once per `every` steps.
+    Wire: the mixer's bytes once per `every` steps, and the exchange's for an exact average in its place.
 
     >>> Gossip(every=2, overlap=True)
     gossip(every=2, overlap=True)
+    >>> Gossip(exact=48)
+    gossip(exact=48)
 
-    Paper: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
+    Papers: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019; Chen et al., Accelerating Gossip
+    SGD with Periodic Global Averaging, ICML 2021.
     """
 
     mixer: Mixer = PushSum()
     every: Annotated[int, Choice(1, 2, 4)] = 1
     overlap: bool = False
+    warmup: int = 0
+    exact: int = 0
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"gossip: every must be at least 1 step, got {self.every}")
+        require(self.warmup >= 0, f"gossip: warmup must be 0 steps or more, got {self.warmup}")
+        require(
+            self.exact == 0 or self.exact > self.every,
+            f"gossip: exact must be 0 (never), or more steps than lie between two rounds ({self.every}), got {self.exact}; for "
+            "exact averages only, use local_sgd()",
+        )
 
     @property
     def drives(self) -> Mixer:
@@ -46,6 +63,10 @@ class Gossip(Schedule):
 
     @property
     def mixes(self) -> bool:
+        return not self.exact
+
+    @property
+    def nests(self) -> bool:
         return True
 
     @property
@@ -54,34 +75,47 @@ class Gossip(Schedule):
             bars(
                 "memory",
                 because="{memory} under {schedule}: with changing neighbours the error does not vanish, and push-sum "
-                "conserves mass per coordinate; drop the memory",
+                "conserves mass per coordinate; drop the memory, or compress with gossip(choco(topk()))",
             ),
             bars("singles out", because="{rules} cannot single out parameters under {schedule}: x and w travel as one"),
             bars("control", because="{controller} has no knob to turn under {schedule}"),
             needs(
                 "exact",
                 because="{exchange} under {schedule} would send nothing: whole models go from neighbour to neighbour, "
-                "uncompressed; use 'allreduce(fp32()) + {schedule}', or '{exchange} + slowmo(48)'",
+                "uncompressed; use 'allreduce(fp32()) + {schedule}', with choco() for its mixer to compress, or "
+                "'{exchange} + slowmo(48)'",
             ),
         )
 
     @property
     def period(self) -> int:
-        return self.every
+        return lcm(self.every, self.exact or 1)
+
+    @property
+    def prelude(self) -> int:
+        return max(self.warmup, self.mixer.prelude * self.every)
+
+    def equal(self, step: int) -> bool:
+        return step <= self.warmup or (self.exact > 0 and step % self.exact == 0)
 
     def ends_round(self, step: int) -> bool:
-        return (step + self.overlap) % self.every == 0  # messages of a round have had their time just before they land
+        """Messages of a round have had their time just before they land."""
+        return self.equal(step) or (step + self.overlap) % self.every == 0
 
     def judged(self, loop: Loop) -> list[Share]:
         return mixing.shares(loop, self.mixer)
 
     def step(self, loop: Loop) -> Program[None]:
         yield Descend()
-        if loop.step % self.every:
-            mixing.settle(loop, self.mixer)
-            return
         round = loop.step // self.every - 1
-        if not self.overlap:
-            yield from mixing.mix(loop, self.mixer, round)
-        else:
+        if self.equal(loop.step):
+            yield from mixing.agree(loop, self.mixer)
+        elif loop.step % self.every:
+            mixing.settle(loop, self.mixer)
+        elif self.overlap:
             yield from mixing.overlap(loop, self.mixer, round)
+        else:
+            yield from mixing.mix(loop, self.mixer, round)
+
+    def close(self, loop: Loop) -> Program[None]:
+        yield from mixing.land(loop, self.mixer)

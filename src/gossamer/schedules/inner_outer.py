@@ -9,7 +9,8 @@ from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
 from gossamer.core.schedule import Loop, Schedule
 from gossamer.core.verbs import Descend, Program
-from gossamer.schedules.slowmo import LocalSGD, remember_anchor, return_to_anchor
+from gossamer.schedules.local_sgd import LocalSGD
+from gossamer.schedules.rounds import remember_anchor, return_to_anchor
 
 
 @final

@@ -6,8 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gossamer.core.block import State
-from gossamer.core.contracts import Mixer
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Context, Mixer
 from gossamer.core.schedule import Loop, Share
 from gossamer.core.verbs import Program
 
@@ -18,12 +18,13 @@ def mix(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
     Two are on their way at any time: one travels and the next waits in its lane, and there need not be room for more.
     """
     blocks = [loop.part([i]) for i in range(len(loop.which))]
+    pushed = list[Block]()
     for one, before in zip(blocks, [None, *blocks]):
-        yield from launch(one, mixer, round)
+        yield from _push(one, mixer, round, pushed)
         if before is not None:
-            yield from land(before, mixer)
+            yield from _land(before, mixer, [pushed.pop(0)])
     for last in blocks[-1:]:
-        yield from land(last, mixer)
+        yield from _land(last, mixer, pushed)
 
 
 def overlap(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
@@ -48,6 +49,20 @@ def settle(loop: Loop, mixer: Mixer) -> None:
     _absorb(loop, mixer, [[] for _ in loop.which])
 
 
+def agree(loop: Loop, mixer: Mixer) -> Program[None]:
+    """An exact average of all there is: what is on its way lands first, and afterwards each rank holds a whole share.
+
+    Where it is not finite, each rank keeps what it has.
+    """
+    yield from land(loop, mixer)
+    means = yield from loop.average(numerators(loop, mixer))
+    if means is None:
+        return
+    loop.assign(means)
+    for state in loop.mixing:
+        state.clear()
+
+
 def numerators(loop: Loop, mixer: Mixer) -> list[Tensor]:
     """What sums to the same total over all ranks whatever is mixed."""
     return [mixer.numerator(block, state) for block, state in zip(loop.blocks(), loop.mixing)]
@@ -66,9 +81,26 @@ def _shares(loop: Loop, mixer: Mixer) -> Iterator[Share]:
         yield Share(mixer.numerator(block, state), state.get("w", torch.ones(())))
 
 
-def _absorb(loop: Loop, mixer: Mixer, arrived: Sequence[Sequence[Tensor]]) -> None:
+def _push(loop: Loop, mixer: Mixer, round: int, pushed: list[Block]) -> Program[None]:
+    """As `launch`; `pushed` gets the blocks as they are, for nobody touches them before they land."""
+
+    def message(block: Block, state: State, context: Context) -> Program[list[Tensor]]:
+        pushed.append(block)
+        return mixer.push(block, state, context, round)
+
+    yield from loop.post(message)
+
+
+def _land(loop: Loop, mixer: Mixer, pushed: Sequence[Block]) -> Program[None]:
+    _absorb(loop, mixer, (yield from loop.collect()), pushed)
+
+
+def _absorb(
+    loop: Loop, mixer: Mixer, arrived: Sequence[Sequence[Tensor]], blocks: Sequence[Block] | None = None
+) -> None:
+    """`blocks` are the models, where they are known."""
     for i, wires in enumerate(arrived):
         one = loop.part([i])  # block by block: a model is not held twice
-        (block,), (state,) = one.blocks(), one.mixing
+        (block,), (state,) = one.blocks() if blocks is None else blocks[i : i + 1], one.mixing
         (taken,) = one.write([mixer.absorb(block, state, wires)])
         mixer.wrote(block.like(taken), state)

@@ -3,12 +3,20 @@
 from typing import Annotated, final
 
 import torch
+from torch import Tensor
 
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
 from gossamer.core.schedule import Loop, Schedule
 from gossamer.core.verbs import Descend, Program
-from gossamer.schedules.slowmo import remember_anchor, slow_velocity
+from gossamer.schedules.rounds import (
+    differences,
+    just_before_landing,
+    lands,
+    refuse_delay,
+    remember_anchor,
+    slow_velocity,
+)
 
 
 @final
@@ -19,8 +27,9 @@ class OverlapLocalSGD(Schedule):
     D = mean_i (a - x_i), launched after the last pull;  v = beta (lr_t / lr_(t-1)) v - D;  a += v;
     x_i = (1 - alpha) x_i + alpha a.  `by_lr=False` leaves the ratio out, with which v follows a learning rate that changes:
     else steps taken at a large rate would go on to move the anchor after it has been cut.
-    The average travels during a whole round, so a slow network costs nothing until it is slower than the round. It lands
-    by schedule, never by arrival. (1 - alpha) mean x + alpha a is conserved by the mixing, so with a constant gradient the
+    The average travels during `delay` steps, a whole round unless said otherwise, so a slow network costs nothing until it
+    is slower than that. It lands by schedule, never by arrival; with a delay of 0 it is waited for, and alpha may be 1,
+    which is `local_sgd` if beta is 0. (1 - alpha) mean x + alpha a is conserved by the mixing, so with a constant gradient the
     model moves (1 - alpha) / (1 - alpha beta) times as fast as with plain averaging: raise the learning rate accordingly.
     A round whose average is not finite is dropped: when it should land, every rank returns to the anchor.
 
@@ -41,11 +50,13 @@ class OverlapLocalSGD(Schedule):
     alpha: Annotated[float, Range(0.3, 0.8)] = 0.6
     beta: Annotated[float, Range(0.0, 0.8)] = 0.7
     by_lr: bool = True
+    delay: int | None = None
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"overlap_local_sgd: every must be at least 1 step, got {self.every}")
+        refuse_delay("overlap_local_sgd", self.delay, self.every)
         require(
-            0 < self.alpha < 1,
+            0 < self.alpha < 1 or (self.alpha == 1 and self.delay == 0),
             f"overlap_local_sgd: alpha must lie strictly between 0 and 1, got {self.alpha}: "
             "1 freezes the model, 0 never synchronises; the paper uses 0.6",
         )
@@ -63,19 +74,31 @@ class OverlapLocalSGD(Schedule):
         return self.every
 
     def ends_round(self, step: int) -> bool:
-        return (step + 1) % self.every == 0  # just before it lands, an average has had its time to travel
+        return just_before_landing(step, self.every, self.delay)
+
+    def equal(self, step: int) -> bool:
+        return self.delay == 0 and self.alpha == 1 and step % self.every == 0
 
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)
         yield Descend()
+        held: list[Tensor] | None = None
+        if self.delay != 0 and lands(loop.step, self.every, self.delay):
+            held = yield from self._pull(loop)
         if loop.step % self.every:
             return
+        yield from loop.launch(differences(loop, loop.parameters() if held is None else held))
+        if self.delay == 0:
+            yield from self._pull(loop)
+
+    def _pull(self, loop: Loop) -> Program[list[Tensor]]:
+        """Towards the anchor, which what has landed moves; all the way to it where that was not finite."""
         lost = loop.in_flight() and not (yield from self._land(loop))
         anchors = [s["anchor"] for s in loop.states]
-        held = loop.parameters()
-        pulled = anchors if lost else [torch.lerp(x, a, self.alpha, out=x) for x, a in zip(held, anchors)]
+        held = zip(loop.parameters(), anchors)
+        pulled = [x.copy_(a) if lost else torch.lerp(x, a, self.alpha, out=x) for x, a in held]
         loop.assign(pulled)
-        yield from loop.launch([torch.sub(a, x, out=room) for x, a, room in zip(pulled, anchors, held)])
+        return pulled
 
     def _land(self, loop: Loop) -> Program[bool]:
         """Move the anchor; False if the average was not finite, and the anchor stays."""

@@ -1,29 +1,42 @@
-"""Local steps, then an average; and slow momentum over the rounds."""
+"""SlowMo: rounds of any schedule, then an average, and slow momentum over the rounds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Literal, final
 
-import torch
 from torch import Tensor
 
-from gossamer.core.block import State
-from gossamer.core.contracts import Mixer
+from gossamer.core.contracts import Mixer, Policy
+from gossamer.core.errors import AttachError
+from gossamer.core.halves import rest, until_descend
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
 from gossamer.core.schedule import Loop, Schedule, Share
+from gossamer.core.terms import Term
 from gossamer.core.verbs import Descend, Program
+from gossamer.core.world import World
 from gossamer.schedules import mixing
+from gossamer.schedules.apart import growth
+from gossamer.schedules.gossip import Gossip
+from gossamer.schedules.rounds import LocalSteps, OuterStep, differences, remember_anchor, return_to_anchor
+
+STABLE = 0.999  # the largest factor by which ranks may part from round to round, where nobody averages
 
 
 @final
 @part("slowmo", sample="slowmo(8)")
 class SlowMo(Schedule):
-    """`every` local steps, an exact average, and a momentum step over the round.
+    """`every` steps of a base algorithm, an exact average, and a momentum step over the round.
 
     a: the anchor, equal on all ranks.  D = mean_i (a - x_i);  v = beta (lr_t / lr_(t-1)) v + D;  a -= alpha v;  x_i = a.
-    The velocity form of the paper's u = v / lr: no division by a small rate. `by_lr=False` leaves the ratio out (block
-    momentum). `inner` mixes parameters after each local step (SlowMo over stochastic gradient push). `buffers` says what
-    becomes of the optimizer's state at a round: "maintain"; "reset", counters too, as a new optimizer has it; "average".
+    The velocity form of the paper's u = v / lr: no division by a small rate. The rate is that of the round's last step.
+    `by_lr=False` leaves the ratio out (block momentum). `nesterov`: a -= alpha (D + beta v), as DiLoCo has it.
+
+    The base is `inner`: local steps of the optimizer, whichever it is; a mixer, which mixes parameters after each of them, or
+    `gossip(...)`, overlapped as well, whose messages are all absorbed before the average; or `every_step()`, under which
+    ranks are equal anyway and the average costs nothing. `buffers` says what becomes of the optimizer's state at a round:
+    "maintain"; "reset", counters too, as a new optimizer has it; "average". With `average=False` ("noaverage") every rank
+    steps from its own anchor, D_i = a_i - x_i, and nobody waits for all others: the mixing must keep ranks together, which is
+    looked at when the number of ranks is known.
 
     The difference D passes through the recipe's memory and exchange, so it can be quantised like a gradient. A round whose
     average is not finite is dropped: every rank returns to the anchor.
@@ -32,10 +45,12 @@ class SlowMo(Schedule):
 
     Not for: machines short of memory: it keeps two more copies of the model.
 
-    Wire: the exchange's bytes once per `every` steps, and the mixer's at each.
+    Wire: the exchange's bytes once per `every` steps, and those of the base.
 
     >>> SlowMo(every=12)
     slowmo(12)
+    >>> SlowMo(48, inner=Gossip(overlap=True))
+    slowmo(48, inner=gossip(overlap=True))
 
     Paper: Wang, Tantia, Ballas, Rabbat, SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum,
     ICLR 2020.
@@ -47,85 +62,62 @@ class SlowMo(Schedule):
     by_lr: bool = True
     # Not "average", whose bytes nobody counts.
     buffers: Annotated[Literal["maintain", "reset", "average"], Choice("maintain", "reset")] = "maintain"
-    inner: Mixer | None = None
+    inner: Mixer | Schedule | None = None
+    nesterov: bool = False
+    average: bool = True
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"slowmo: every must be at least 1 step, got {self.every}; the paper uses 12")
         require(0 <= self.beta < 1, f"slowmo: beta must lie in [0, 1), got {self.beta}; the paper uses 0.4 to 0.8")
         require(self.alpha > 0, f"slowmo: alpha must be positive, got {self.alpha}; 0 would freeze the model")
+        require(
+            self.base.nests,
+            f"slowmo: inner={self.inner} keeps an anchor or a lane of its own, and cannot go on inside of a round; use a mixer, "
+            "gossip(...) or every_step(), or leave inner out. To average models more often than slow momentum steps, say "
+            f"hierarchical(2, N, slowmo({self.every})) on N ranks",
+        )
+        require(
+            self.every % self.base.period == 0,
+            f"slowmo: a round of {self.every} steps is no multiple of the {self.base.period} after which {self.inner} repeats, and "
+            f"would end in its midst; use every={self.base.period * -(-self.every // self.base.period)}",
+        )
+        require(
+            self.average or self.base.drives is not None,
+            "slowmo: average=False without a mixer: ranks would never meet; use inner=push_sum() or gossip(...)",
+        )
+
+    @property
+    def base(self) -> Schedule:
+        """What a round is made of."""
+        if isinstance(self.inner, Mixer):
+            return Gossip(self.inner)
+        return self.inner or LocalSteps()
+
+    # -- what the base says, and what is said besides ------------------------------------------------------------------
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return self.base.terms if self.base.averages_gradients or not self.average else ()
+
+    @property
+    def averages_gradients(self) -> bool:
+        return self.base.averages_gradients
+
+    @property
+    def accumulate(self) -> int:
+        return self.base.accumulate
+
+    @property
+    def lr_factor(self) -> float:
+        return self.base.lr_factor
 
     @property
     def follows_rate(self) -> bool:
-        return self.by_lr and self.beta > 0
+        return (self.by_lr and self.beta > 0) or self.base.follows_rate
 
     @property
     def drives(self) -> Mixer | None:
-        return self.inner
-
-    @property
-    def period(self) -> int:
-        return self.every
-
-    def ends_round(self, step: int) -> bool:
-        return self.inner is not None or step % self.every == 0
-
-    def equal(self, step: int) -> bool:
-        return step % self.every == 0
-
-    def judged(self, loop: Loop) -> list[Share] | None:
-        return super().judged(loop) if self.inner is None else mixing.shares(loop, self.inner)
-
-    def step(self, loop: Loop) -> Program[None]:
-        remember_anchor(loop, lambda: self._held(loop))
-        yield Descend()
-        if self.inner is not None:
-            yield from mixing.mix(loop, self.inner, loop.step - 1)
-        if loop.step % self.every:
-            return
-        means = yield from loop.average(differences(loop, self._held(loop)))
-        for place, mean, lr in zip(loop.places, means or [], loop.lrs):
-            state = place.states["schedule"]
-            velocity = slow_velocity(state, mean, lr, self.beta, self.by_lr)
-            step = torch.mul(velocity, self.alpha, out=place.layout.buffers.like(velocity))
-            state["anchor"] = torch.sub(state["anchor"], step, out=step)
-        return_to_anchor(loop)
-        if means is None:
-            return
-        if self.buffers == "reset":
-            loop.reset_optimizer()
-        elif self.buffers == "average":
-            yield from loop.average_optimizer()
-
-    def _held(self, loop: Loop) -> list[Tensor]:
-        """What sums to the model over all ranks."""
-        return loop.parameters() if self.inner is None else mixing.numerators(loop, self.inner)
-
-
-@final
-@part("local_sgd", sample="local_sgd(8)")
-class LocalSGD(Schedule):
-    """`every` local steps, then an exact average: SlowMo with beta 0 and alpha 1.
-
-    D = mean_i (a - x_i);  x_i = a = a - D.  After `warmup` steps, during which it averages at every step.
-
-    Use: on links of high latency, and where every step is too often.
-
-    Not for: ranks whose data differ much, unless rounds are short: models drift apart in between.
-
-    Wire: the exchange's bytes once per `every` steps.
-
-    >>> LocalSGD(every=8)
-    local_sgd(8)
-
-    Paper: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019.
-    """
-
-    every: Annotated[int, Choice(2, 4, 8, 12, 24)]
-    warmup: int = 0
-
-    def __post_init__(self) -> None:
-        require(self.every >= 1, f"local_sgd: every must be at least 1 step, got {self.every}; 4 to 16 are usual")
-        require(self.warmup >= 0, f"local_sgd: warmup must be 0 steps or more, got {self.warmup}")
+        return self.base.drives
 
     @property
     def period(self) -> int:
@@ -133,45 +125,63 @@ class LocalSGD(Schedule):
 
     @property
     def prelude(self) -> int:
-        return self.warmup
+        return self.base.prelude
+
+    def policy(self, key: str) -> Policy:
+        return "mean" if not self.average and key in ("anchor", "velocity") else "equal"
 
     def ends_round(self, step: int) -> bool:
-        return step <= self.warmup or step % self.every == 0
+        return step % self.every == 0 or (self.inner is not None and self.base.ends_round(step))
 
     def equal(self, step: int) -> bool:
-        return self.ends_round(step)
+        return self.base.equal(step) or (self.average and step % self.every == 0)
+
+    def judged(self, loop: Loop) -> list[Share] | None:
+        return self.base.judged(loop)
+
+    # -- a step ----------------------------------------------------------------------------------------------------------
 
     def step(self, loop: Loop) -> Program[None]:
-        rounds = SlowMo(1 if loop.step <= self.warmup else self.every, beta=0.0)
-        yield from rounds.step(loop)
+        remember_anchor(loop, lambda: self._held(loop))
+        steps = self.base.step(loop)
+        yield from until_descend(steps)
+        descended = yield Descend()
+        yield from rest(steps, descended)
+        if loop.step % self.every or (self.base.averages_gradients and not descended):
+            return  # what all ranks left out leaves no trace, and the round goes on
+        yield from self.base.close(loop)
+        means = yield from self._moved(loop)
+        outer = OuterStep(self.beta, self.alpha, self.by_lr, self.nesterov)
+        for place, mean, lr in zip(loop.places, means or [], loop.lrs):
+            outer.take(place, mean, lr)
+        return_to_anchor(loop)
+        if means is None:
+            return
+        if self.buffers == "reset":
+            loop.reset_optimizer()
+        elif self.buffers == "average" and loop.size > 1:
+            yield from loop.average_optimizer()
 
+    def _moved(self, loop: Loop) -> Program[list[Tensor] | None]:
+        """How far ranks have moved away from the anchor on average; or this one, where all are equal or for themselves."""
+        moved = differences(loop, self._held(loop))
+        if not self.average or loop.size == 1 or self.base.equal(loop.step):
+            return moved
+        return (yield from loop.average(moved))
 
-def slow_velocity(state: State, moved: Tensor, lr: float, beta: float, by_lr: bool) -> Tensor:
-    """v = beta (lr_t / lr_(t-1)) v + moved, kept in `state` where `moved` was; without `by_lr` the ratio is left out."""
-    if beta == 0:
-        return moved
-    velocity, last = state.get("velocity"), float(state.get("lr", torch.zeros(())))
-    ratio = lr / last if by_lr and last else float(not by_lr)
-    if velocity is not None:
-        moved.add_(velocity, alpha=beta * ratio)
-    state["velocity"], state["lr"] = moved, torch.tensor(lr, dtype=torch.float64)
-    return moved
+    def _held(self, loop: Loop) -> Sequence[Tensor]:
+        """What sums to the model over all ranks."""
+        mixer = self.base.drives
+        return loop.parameters() if mixer is None else mixing.numerators(loop, mixer)
 
-
-def remember_anchor(loop: Loop, held: Callable[[], Sequence[Tensor]]) -> None:
-    """At the first step, the anchor is the model all ranks start from; parameters that join later have theirs then."""
-    if any("anchor" not in s for s in loop.states):
-        for state, x in zip(loop.states, held()):
-            state.setdefault("anchor", x)
-
-
-def differences(loop: Loop, held: Sequence[Tensor]) -> list[Tensor]:
-    """Anchor minus what a rank holds, written over that: it points like a gradient."""
-    return [torch.sub(s["anchor"], x, out=x) for s, x in zip(loop.states, held)]
-
-
-def return_to_anchor(loop: Loop) -> None:
-    """All ranks hold the anchor again, and each a whole share of it."""
-    loop.assign([s["anchor"] for s in loop.states])
-    for state in loop.mixing:
-        state.clear()
+    def fits(self, world: World) -> None:
+        super().fits(world)
+        if self.average or world.size == 1:
+            return
+        outer = OuterStep(self.beta, self.alpha, self.by_lr, self.nesterov)
+        largest = growth(outer, self.base, self.every, world.size)
+        if largest > STABLE:
+            raise AttachError(
+                f"{self} on {world.size} ranks: without an average ranks part from each other {largest:.3g} times as far at every "
+                f"round as at the one before; use more steps a round, a topology of more peers, a smaller beta, or average=True"
+            )

@@ -1,7 +1,11 @@
 """Floor 2: who is whose neighbour. One topology per file, one import line here."""
 
+from gossamer.topologies.bipartite import Bipartite
 from gossamer.topologies.complete import Complete
 from gossamer.topologies.exponential import Exponential
+from gossamer.topologies.graph import Graph
 from gossamer.topologies.ring import Ring
+from gossamer.topologies.switch import Switch
+from gossamer.topologies.two_way import TwoWay
 
-__all__ = ["Complete", "Exponential", "Ring"]
+__all__ = ["Bipartite", "Complete", "Exponential", "Graph", "Ring", "Switch", "TwoWay"]

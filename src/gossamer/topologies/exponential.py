@@ -32,6 +32,13 @@ class Exponential(Topology):
     def alike(self) -> bool:
         return True
 
+    def period(self, size: int) -> int:
+        """How many hops there are, counted with whole numbers: a logarithm rounds wrongly at exact powers."""
+        hops = 1
+        while (self.count + 1) ** hops < size:
+            hops += 1
+        return hops
+
     def peers(self, rank: int, size: int, round: int) -> Peers:
         hops = self._hops(size, round)
         to = tuple((rank + h) % size for h in hops)
@@ -40,10 +47,6 @@ class Exponential(Topology):
 
     def _hops(self, size: int, round: int) -> list[int]:
         """Distinct and never 0: for some N and p the plain formula sends to itself, or twice to one rank."""
-        base, periods = self.count + 1, 0
-        while base**periods < size:  # integers: a logarithm rounds wrongly at exact powers
-            periods += 1
-        if periods == 0:
-            return []
-        step = base ** (round % periods)
+        base = self.count + 1
+        step = base ** (round % self.period(size))
         return sorted({j * step % size for j in range(1, base)} - {0})

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from gossamer.core.errors import GossamerError, PeerError, plainly
 from gossamer.fabrics.shared_store import SharedStore
 from gossamer.fabrics.store import default_store
+from gossamer.lab import name_rank, name_ranks
 
 MARGIN = 10.0  # seconds beyond the deadline: those who wait for a rank that failed give up first, and then join it here
 SHORTEST = 3.0  # of it what they need to find out who is missing; the rest is for ranks that are late, but not too late
@@ -30,7 +31,8 @@ class CalledOffError(PeerError):
 class ControlGroup:
     """A group of its own: a contender that fails in the middle of a collective leaves this one in step."""
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, deadline: float, per_host: int = 1) -> None:
+        self.per_host = per_host  # ranks that share a host, which errors name then
         self.deadline, self.margin = deadline, min(MARGIN, SHORTEST + deadline)
         self.group = new_group(deadline + self.margin)
         store = default_store()
@@ -71,7 +73,8 @@ class ControlGroup:
         lengths = [int(n) for n in self._gather(torch.tensor([len(raw)]))]
         longest = max(lengths)
         if longest > LONGEST:
-            raise PeerError(f"rank {lengths.index(longest)} announces a text of {longest} bytes, more than any can be")
+            who = self.named(lengths.index(longest))
+            raise PeerError(f"{who} announces a text of {longest} bytes, more than any can be")
         padded = torch.frombuffer(raw + bytes(1 + longest - len(raw)), dtype=torch.uint8)
         rows = self._gather(padded)
         return [row[:n].numpy().tobytes().decode(errors="replace") for row, n in zip(rows, lengths, strict=True)]
@@ -95,8 +98,11 @@ class ControlGroup:
         for name, value in everyone[0].items():
             for rank, other in enumerate(everyone):
                 if other[name] != value:
-                    told = f"{name} is {_cut(value)} on rank 0 and {_cut(other[name])} on rank {rank}"
+                    told = f"{name} is {_cut(value)} on {self.named(0)} and {_cut(other[name])} on {self.named(rank)}"
                     raise PeerError(f"{what}: {told}")
+
+    def named(self, rank: int) -> str:
+        return name_rank(rank, self.per_host)
 
     def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's tensor; all are of one size."""
@@ -134,10 +140,10 @@ class ControlGroup:
         asking.join(PATIENCE)
         if len(came) < self._store.size:
             return "the store does not answer: the process that hosts it, as a rule rank 0, is gone, frozen or cut off"
-        missing = ", ".join(str(rank) for rank, here in came.items() if not here)
+        missing = [rank for rank, here in came.items() if not here]
         if not missing:
             return "all ranks have come, and one does not go on: it may have died, or be frozen, in this very moment"
-        return f"no word from rank {missing}: dead, frozen, cut off, or late"
+        return f"no word from {name_ranks(missing, self.per_host)}: dead, frozen, cut off, or late"
 
     def _at(self, rank: int) -> int:
         return int(self._store.raw.get(str(rank)))
@@ -173,12 +179,14 @@ def attempt(control: ControlGroup, do: Callable[[], None]) -> str:
     try:
         if control.all_fine(fine, hurry=bool(mine) and monotonic() - began >= control.deadline):
             return ""
-        return _name_cause(control.texts(json.dumps([missed, mine[:1500]])))
+        return _name_cause(control, control.texts(json.dumps([missed, mine[:1500]])))
     except PeerError as error:
         raise PeerError(mine or str(error)) from None  # what happened first says more
 
 
-def _name_cause(told: Sequence[str]) -> str:
+def _name_cause(control: ControlGroup, told: Sequence[str]) -> str:
     """What a rank did wrong itself says more than that others missed it."""
-    found = [(missed, f"rank {rank}: {why}") for rank, (missed, why) in enumerate(map(json.loads, told)) if why]
+    found = [
+        (missed, f"{control.named(rank)}: {why}") for rank, (missed, why) in enumerate(map(json.loads, told)) if why
+    ]
     return min(found, key=lambda each: each[0])[1] if found else "failed, and no rank says why"

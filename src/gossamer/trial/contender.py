@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import nearest, registry
+from gossamer.fabrics.ledger import Ledger
 from gossamer.hosts import Communicator, attach
 from gossamer.hosts.consensus import hash_of
 from gossamer.lab import in_lab, own_counters
@@ -21,6 +22,14 @@ from gossamer.trial.plan import Plan
 from gossamer.trial.slowness import sleep
 from gossamer.trial.yardsticks import DECENT, KINDS, YARDSTICKS, Yardstick, has_decent
 from gossamer.workloads import Batch, Workload
+
+
+class Totals(NamedTuple):
+    """Bytes of one rank by its ledger: to other hosts, to ranks of its own, and to the backend."""
+
+    between: int
+    inside: int
+    handed: int
 
 
 @dataclass
@@ -36,7 +45,7 @@ class Contender:
 
     def __init__(self, name: str, kind: str, workload: Workload, plan: Plan, group: dist.ProcessGroup) -> None:
         self.name, self.kind, self.workload, self.group, self.plan = name, kind, workload, group, plan
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.rank, self.size, self.per_host = dist.get_rank(), dist.get_world_size(), plan.per_host
         self.model = workload.model()
         self.optimizer = workload.optimizer(self.model)
         self.clock, self.done, self.drawn = Clock(), 0, 0
@@ -47,14 +56,14 @@ class Contender:
         else:
             self.comm = self._attach(plan)
         # The handshake and the first broadcast are not training; a run that goes on has sent something before.
-        self._before = (self.comm.ledger.sent, self.comm.ledger.handed) if self.comm else (0, 0)
+        self._before = self._totals()
         self._spoilt_before = Counter[str]()  # in an earlier part of the run, where the communicator does not say
 
     def _attach(self, plan: Plan) -> Communicator:
         schedule = Recipe.of(self.kind).schedule
         # Averaging parameters asks what becomes of buffers; under gossip nobody waits for all, so they stay local.
         buffers = None if schedule.averages_gradients else "local" if schedule.mixes else "average"
-        return attach(
+        comm = attach(
             self.model,
             self.optimizer,
             self.kind,
@@ -63,6 +72,12 @@ class Contender:
             buffers=buffers,
             measure_every=plan.measure_every,
         )
+        comm.ledger.per_node = plan.per_host  # whatever the recipe says: this is about who shares a link here
+        return comm
+
+    def _totals(self) -> Totals:
+        ledger = self.comm.ledger if self.comm else Ledger()
+        return Totals(ledger.between, ledger.inside, ledger.handed)
 
     @property
     def origin(self) -> str:
@@ -95,8 +110,9 @@ class Contender:
 
         A turn ends when its messages have arrived: what travels between turns would be time and bytes for nothing.
         """
+        nic = _nic()  # before any rank that shares it goes on
         dist.barrier(self.group)
-        before, began, nic = self.clock.seconds, perf_counter(), _nic()
+        before, began = self.clock.seconds, perf_counter()
         try:
             while self.steps_done < limit and (self.steps_done < target or not self.ends_round(self.steps_done)):
                 told(self._step(before, began))
@@ -118,7 +134,8 @@ class Contender:
         start, meters = perf_counter(), self._meters()
         loss = self._learn_alone(self.yardstick) if self.yardstick else self._learn()
         self.done += 1
-        now = Step(self.steps_done, before + perf_counter() - began, loss, self.sent())
+        sent = self.sent() if self.per_host == 1 else None  # what others send over this link is asked now and then
+        now = Step(self.steps_done, before + perf_counter() - began, loss, sent)
         if meters is not None and (after := self._meters()) is not None:
             now.wait, now.codec = after[0] - meters[0], after[1] - meters[1]
             now.compute = perf_counter() - start - now.wait
@@ -156,18 +173,31 @@ class Contender:
         return (0.0, 0.0) if self.yardstick is not None and self.yardstick.says_where_time_goes else None
 
     def sent(self) -> int | None:
-        """Bytes over this rank's link so far; None for a yardstick that keeps no ledger and has no formula."""
-        if self.yardstick is not None:
-            return self.yardstick.sent(self.done)
-        assert self.comm is not None
-        return self.comm.ledger.sent - self._before[0]
+        """Bytes over this host's link so far, by this rank; None for a yardstick with neither ledger nor formula."""
+        if self.comm is not None:
+            return self._totals().between - self._before.between
+        sent = self._formula()
+        # A ring crosses a host's link once, between the last of its ranks and the next host's first.
+        return sent and (sent // self.per_host if self.size > self.per_host else 0)
+
+    def inside(self) -> int | None:
+        """Bytes to other ranks of this host so far, past its link."""
+        if self.comm is not None:
+            return self._totals().inside - self._before.inside
+        sent = self._formula()
+        return sent and sent - (self.sent() or 0)
 
     def handed(self) -> int | None:
         """Bytes given to the backend so far."""
         if self.comm is not None:
-            return self.comm.ledger.handed - self._before[1]
-        sent = self.sent()
-        return None if sent is None else sent * self.size // max(2 * (self.size - 1), 1)
+            return self._totals().handed - self._before.handed
+        sent = self._formula()
+        return sent and sent * self.size // max(2 * (self.size - 1), 1)
+
+    def _formula(self) -> int | None:
+        """What a yardstick has sent so far by its formula, if it has one."""
+        assert self.yardstick is not None
+        return self.yardstick.sent(self.done)
 
     def spoilt(self) -> dict[str, Any]:
         """What values that are not finite have cost so far, and which ranks they came from."""
@@ -205,7 +235,7 @@ class Contender:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "done": self.done}
         state |= {"drawn": self.drawn, "seconds": self.clock.seconds, "nic": self.clock.nic}
         comm = {"comm": self.comm.state_dict()} if self.comm else {}  # may still send what was on its way
-        state |= comm | {"sent": self.sent() or 0, "handed": self.handed() or 0}
+        state |= comm | {"sent": self.sent() or 0, "inside": self.inside() or 0, "handed": self.handed() or 0}
         errors = {"errors": self.comm.worker.errors, "measured": self.comm.worker.measured} if self.comm else {}
         return state | errors | {"spoilt": dict(self._count_spoilt() + self._spoilt_before)}
 
@@ -216,8 +246,8 @@ class Contender:
         self.clock.seconds, self.clock.nic = state["seconds"], state["nic"]
         if self.comm is not None:
             self.comm.load_state_dict(state["comm"])
-            ledger = self.comm.ledger
-            self._before = (ledger.sent - state["sent"], ledger.handed - state["handed"])
+            now, inside = self._totals(), state.get("inside", 0)  # older checkpoints are of one rank a host
+            self._before = Totals(now.between - state["sent"], now.inside - inside, now.handed - state["handed"])
             self.comm.worker.errors, self.comm.worker.measured = state["errors"], state["measured"]
             self._spoilt_before = Counter(state["spoilt"]) - self._count_spoilt()
 

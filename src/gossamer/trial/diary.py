@@ -12,8 +12,8 @@ SHARE = 0.01  # of the time, at most: a record grows, and what writes it takes a
 class Diary:
     """Writes a record that grows to a file (None: to none), again and again."""
 
-    def __init__(self, record: Record, path: Path | None) -> None:
-        self.record, self.path = record, path
+    def __init__(self, record: Record, path: Path | None, earlier: Record | None = None) -> None:
+        self.record, self.path, self.earlier = record, path, earlier  # what other seeds have left, which is kept
         self.due, self.trouble = 0.0, ""
 
     def keep_up(self) -> str:
@@ -31,7 +31,7 @@ class Diary:
 
     def _write(self, path: Path) -> str:
         try:
-            self.record.write(path)
+            (self.earlier.with_again(self.record) if self.earlier else self.record).write(path)
         except OSError as error:
             return error.strerror or str(error)
         return ""

@@ -35,13 +35,15 @@ def launch(
     command: str,
     on_event: OnEvent,
     path: Path | None = None,
+    earlier: Record | None = None,
 ) -> tuple[Record, int]:
-    """Run a trial on `hosts` ranks, in a lab if a rate is given and a lab can be made.
+    """Run a trial on `hosts` hosts, each of `plan.per_host` ranks, in a lab if a rate is given and a lab can be made.
 
     The code is 0, or 1 if anything failed. Ctrl-C ends all ranks; what was seen until then is in the record that comes
-    back (code 130). Until the end, the file at `path` holds what was seen some seconds ago; whoever calls this writes the rest.
+    back (code 130). Until the end, the file at `path` holds what was seen some seconds ago, and the `earlier` seeds that this
+    one is added to; whoever calls this writes the rest.
     """
-    listener = Listener(_record(plan, hosts, rate, command), on_event, path)
+    listener = Listener(_record(plan, hosts, rate, command), on_event, path, earlier)
     reason = available() if rate else None
     if rate and reason:
         listener.unshaped(reason)
@@ -49,7 +51,9 @@ def launch(
 
     def work() -> int:
         ranks = program("gossamer.trial.rank", plan.to_json())
-        return _in_lab(hosts, rate, ranks, listener) if rate and not reason else _here(hosts, ranks, listener)
+        if rate and not reason:
+            return _in_lab(hosts, rate, ranks, listener, plan)
+        return _here(hosts, ranks, listener, plan)
 
     try:
         return listener.follow(work)
@@ -60,24 +64,27 @@ def launch(
 
 def join(plan: Plan, command: str, on_event: OnEvent, path: Path | None = None) -> tuple[Record, int]:
     """Take part as one of the ranks that a launcher has started; rank 0's record is the whole one."""
-    listener = Listener(_record(plan, int(os.environ["WORLD_SIZE"]), None, command), on_event, path)
+    if in_lab():  # which tells how many ranks share a link
+        plan.per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    hosts = int(os.environ["WORLD_SIZE"]) // plan.per_host
+    listener = Listener(_record(plan, hosts, None, command), on_event, path)
     if in_lab():
         listener.record.note = "inside of a lab, whose rates are not known here"
     return listener.follow(lambda: rank.take_part(plan, listener.take))
 
 
-def _in_lab(hosts: int, rate: str, command: Sequence[str], listener: Listener) -> int:
-    result = run_lab(hosts, rate, command, on_line=listener.line)
+def _in_lab(hosts: int, rate: str, command: Sequence[str], listener: Listener, plan: Plan) -> int:
+    result = run_lab(hosts, rate, command, per_host=plan.per_host, on_line=listener.line)
     if result.first_failure is not None:
         listener.ended(result.first_failure, result.exit_code)
-    for host in result.hosts:
-        if host.frozen:
-            listener.ended(host.rank, 128 + signal.SIGSTOP)
+    for each in result.ranks:
+        if each.frozen:
+            listener.ended(each.rank, 128 + signal.SIGSTOP)
     return result.exit_code
 
 
-def _here(hosts: int, command: Sequence[str], listener: Listener) -> int:
-    ending = run_here(hosts, command, listener.line)
+def _here(hosts: int, command: Sequence[str], listener: Listener, plan: Plan) -> int:
+    ending = run_here(hosts * plan.per_host, command, listener.line)
     if ending.first is not None:
         listener.ended(*ending.first)
     for number in ending.frozen:
@@ -96,11 +103,13 @@ def _record(plan: Plan, hosts: int, rate: str | None, command: str) -> Record:
         lower_is_better=workload.lower_is_better,
         parameters=_parameters(plan),
         hosts=hosts,
+        per_host=plan.per_host,
         rate=rate or "unshaped",
         seed=plan.seed,
         versions=_versions(),
         machine=f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}{_tcp()}",
         baseline=plan.baseline or next(iter(plan.contenders)),
+        imports=plan.imports,
         runs=[
             Run(name, recipe, "interrupted", UNFINISHED, about(recipe), recipe in YARDSTICKS)
             for name, recipe in plan.contenders.items()

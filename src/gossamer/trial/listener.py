@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.core.errors import GossamerError
+from gossamer.lab import name_rank
 from gossamer.record import Evaluation, Record, Run, Step
 from gossamer.trial.diary import Diary
 from gossamer.trial.plan import MARK
@@ -19,9 +20,11 @@ WORDS = 200  # lines of the ranks that are kept, in case they say why it went wr
 class Listener:
     """Turns rank 0's events into the record; what else the ranks print is kept in case it says why they ended."""
 
-    def __init__(self, record: Record, on_event: OnEvent, path: Path | None = None) -> None:
+    def __init__(
+        self, record: Record, on_event: OnEvent, path: Path | None = None, earlier: Record | None = None
+    ) -> None:
         self.record, self.on_event = record, on_event
-        self.diary = Diary(record, path)
+        self.diary = Diary(record, path, earlier)
         self.complaints = deque[str](maxlen=WORDS)
         self.finished = set[str]()
         self.lost = self.broken = ""  # who was killed; what rank 0 could not go on without
@@ -49,7 +52,7 @@ class Listener:
             else:
                 self._tell(event)
         if said.strip():
-            self.complaints.append(said if number is None else f"[{number}] {said}")
+            self.complaints.append(said if number is None else f"[{self._who(number)}] {said}")
 
     def say(self, text: str) -> None:
         self.on_event({"event": "note", "text": text})
@@ -66,7 +69,10 @@ class Listener:
             name = signal.Signals(-code if code < 0 else code - 128).name
             how = "frozen" if name == "SIGSTOP" else "killed"
             hint = " (the kernel does this when memory runs out)" if name == "SIGKILL" else ""
-            self.lost = f"rank {number} was {how} by {name}{hint}"
+            self.lost = f"{name_rank(number, self.record.per_host)} was {how} by {name}{hint}"
+
+    def _who(self, number: int) -> str:
+        return str(number) if self.record.per_host == 1 else name_rank(number, self.record.per_host)
 
     def take(self, event: dict[str, Any]) -> None:
         """One event of a rank in this very process."""
@@ -130,8 +136,5 @@ def _note(run: Run, kind: str, facts: dict[str, Any]) -> None:
         run.layer_errors |= facts["errors"]
     elif kind == "end":
         run.status, run.error = "ok", ""
-        run.wire_bytes, run.logical_bytes, run.nic_bytes = (
-            facts["wire_bytes"],
-            facts["logical_bytes"],
-            facts["nic_bytes"],
-        )
+        run.wire_bytes, run.inside_bytes = facts["wire_bytes"], facts["inside_bytes"]
+        run.logical_bytes, run.nic_bytes = facts["logical_bytes"], facts["nic_bytes"]

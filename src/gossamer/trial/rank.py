@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from gossamer import kernels, workloads
+from gossamer.core import offered
 from gossamer.core.errors import GossamerError
-from gossamer.lab import in_lab
+from gossamer.lab import in_lab, name_rank
 from gossamer.record import Step
 from gossamer.trial import saving
 from gossamer.trial.agree import ControlGroup, attempt, new_group
@@ -30,6 +31,8 @@ Hear = Callable[[dict[str, Any]], None]
 def take_part(plan: Plan, hear: Hear) -> int:
     """Take part in a trial as one of several ranks; the exit code is 1 if a contender failed. Rank 0 calls `hear`."""
     torch.set_num_threads(1)
+    for each in plan.imports:
+        offered.bring(each)
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=plan.deadline))
     except (RuntimeError, ValueError) as error:
@@ -37,7 +40,8 @@ def take_part(plan: Plan, hear: Hear) -> int:
     try:
         code = Trial(plan, hear).run()
     except GossamerError as error:
-        return _give_up(f"rank {dist.get_rank()}: {error}", hear if dist.get_rank() == 0 else None)
+        who = name_rank(dist.get_rank(), plan.per_host)
+        return _give_up(f"{who}: {error}", hear if dist.get_rank() == 0 else None)
     if code == 0:  # after a failure there may be nobody left to take leave of
         _take_leave()
     return code
@@ -63,7 +67,7 @@ class Trial:
 
     def __init__(self, plan: Plan, hear: Hear) -> None:
         self.plan, self.hear = plan, hear
-        self.control = ControlGroup(plan.deadline)
+        self.control = ControlGroup(plan.deadline, plan.per_host)
         self.alive = dict[str, Contender]()
         self.reached = dict[str, float]()  # the last quality of each
         self.saved = dict[str, int]()
@@ -190,8 +194,15 @@ class Trial:
 
     def _judge(self, contender: Contender) -> None:
         quality = self.reached[contender.name] = contender.quality()
-        where = {"step": contender.steps_done, "seconds": contender.clock.seconds, "sent": contender.sent()}
+        sent = contender.sent() if self.plan.per_host == 1 else self._over_links(contender).get("sent")
+        where = {"step": contender.steps_done, "seconds": contender.clock.seconds, "sent": sent}
         self._tell("evaluation", run=contender.name, **where, quality=quality)
+
+    def _over_links(self, contender: Contender) -> dict[str, int]:
+        """What a host's ranks have sent over its link, to each other inside, and to their backends; means over the hosts."""
+        totals = {"sent": contender.sent(), "inside": contender.inside(), "handed": contender.handed()}
+        means = self.control.means({k: v for k, v in totals.items() if v is not None})
+        return {k: int(v * self.plan.per_host) for k, v in means.items()}
 
     def _save(self, contender: Contender) -> None:
         step, last = contender.steps_done, self.saved[contender.name]
@@ -212,10 +223,13 @@ class Trial:
         while some := dict(islice(rest, 16)):  # a line longer than a pipe's page may be cut by another rank's
             self._tell("layers", run=contender.name, errors=some)
         self._tell_if_within_a_round(contender)
-        totals = {"wire_bytes": contender.sent(), "logical_bytes": contender.handed()}
-        totals["nic_bytes"] = contender.clock.nic if in_lab() else None
-        means = self.control.means({k: v for k, v in totals.items() if v is not None})
-        self._tell("end", run=contender.name, **(totals | {k: int(v) for k, v in means.items()}))
+        links = self._over_links(contender)
+        facts = {"wire_bytes": "sent", "inside_bytes": "inside", "logical_bytes": "handed"}
+        nic = self.control.means(
+            {"nic": contender.clock.nic} if in_lab() else {}
+        )  # all ranks of a host read one counter
+        totals = {fact: links.get(name) for fact, name in facts.items()}
+        self._tell("end", run=contender.name, nic_bytes=int(nic["nic"]) if nic else None, **totals)
 
     def _tell_if_within_a_round(self, contender: Contender) -> None:
         last = contender.steps_done

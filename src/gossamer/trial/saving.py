@@ -44,7 +44,7 @@ def save(plan: Plan, control: ControlGroup, contender: Contender, history: Histo
         with files.replacing(final, CHECKPOINT) as file:
             torch.save(state, file)
     except (OSError, RuntimeError) as error:
-        mine = f"rank {rank}: {_why(error)}"
+        mine = f"{control.named(rank)}: {_why(error)}"
     finally:
         tidy(folder, rank)
     others = [folder / f"step{s}-rank{rank}.pt" for s in saved_steps(folder, rank) if s != step]
@@ -87,7 +87,7 @@ def restore(plan: Plan, control: ControlGroup, contender: Contender) -> History:
         why = str(error)
     for other, reason in enumerate(control.texts(why[:1500])):  # nobody changes anything where one cannot go on
         if reason:
-            raise CheckpointError(why or f"rank {other}: {reason}")
+            raise CheckpointError(why or f"{control.named(other)}: {reason}")
     try:
         contender.load_state_dict(saved["state"])
     except Exception as error:
@@ -149,4 +149,5 @@ def _checked(path: Path, plan: Plan, contender: Contender) -> dict[str, Any]:
 def _facts(plan: Plan, contender: Contender) -> dict[str, Any]:
     """What must not change when a run goes on."""
     facts = {"recipe": contender.origin, "workload": plan.workload, "options": plan.options, "seed": plan.seed}
-    return facts | {"network": plan.network, RANKS: dist.get_world_size()}
+    several = f", {plan.per_host} ranks a host" if plan.per_host > 1 else ""
+    return facts | {"network": plan.network + several, RANKS: dist.get_world_size()}

@@ -17,7 +17,7 @@ WARM_UP = 2  # turns that compile kernels, check collectives against one another
 
 @dataclass(frozen=True)
 class StepRow:
-    """One contender at one rate; bytes are per step and rank, times are medians over steps with their range.
+    """One contender at one rate; bytes are per step and host, times are medians over steps with their range.
 
     Where some steps send and others do not, it is whole rounds of them: a median over steps would leave out the sending.
     """
@@ -34,6 +34,8 @@ class StepRow:
     nic_mb: float | None
     loss: float | None
     error: str = ""
+    per_host: int = 1
+    inside_mb: float | None = None  # past the card, by the ranks of a host to each other
 
 
 def measure_steps(
@@ -44,10 +46,13 @@ def measure_steps(
     chunk: int,
     on_event: OnEvent,
     workload: str = "lm",
+    per_host: int = 1,
+    imports: Sequence[str] = (),
 ) -> list[StepRow]:
     """Train all contenders in turns of `chunk` steps, and say what their steps took."""
     turns = max(turns, *(ceil(_period(kind) / chunk) for kind in contenders.values()))  # one whole round at least
-    plan = Plan(contenders, workload, steps=(turns + WARM_UP) * chunk, chunk=chunk, measure_every=0)
+    plan = Plan(contenders, workload, steps=(turns + WARM_UP) * chunk, chunk=chunk, measure_every=0, per_host=per_host)
+    plan.imports = [*imports]
     record, code = launch(plan, hosts, rate, "gossamer bench steps", on_event)
     if code > 128:
         raise KeyboardInterrupt(code - 128)
@@ -91,8 +96,14 @@ def _row(run: Run, paces: Sequence[float], medians: dict[str, float], record: Re
         high_ms=round(max(paces, default=0.0), 1),
         ratio_to_ddp=ratio("ddp"),
         ratio_to_compute=ratio("compute"),
-        sent_mb=None if run.wire_bytes is None else round(run.wire_bytes / steps / 1e6, 4),
-        nic_mb=None if run.nic_bytes is None else round(run.nic_bytes / steps / 1e6, 4),
+        sent_mb=_megabytes(run.wire_bytes, steps),
+        nic_mb=_megabytes(run.nic_bytes, steps),
         loss=round(run.evaluations[-1].quality, 4) if run.evaluations else None,
         error=run.error,
+        per_host=record.per_host,
+        inside_mb=_megabytes(run.inside_bytes, steps),
     )
+
+
+def _megabytes(total: int | None, steps: int) -> float | None:
+    return None if total is None else round(total / steps / 1e6, 4)

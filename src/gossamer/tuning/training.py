@@ -65,6 +65,18 @@ def run(workload: Workload, recipe: Recipe, lr: float, steps: int, ranks: int) -
     >>> result.steps, result.quality < 0.2
     (50, True)
     """
+    crew = crew_of(workload, recipe, lr, ranks)
+    try:
+        sent = train(crew, batches_of(workload, ranks), steps).ledger.sent
+    except Diverged as error:
+        return Result(len(crew[0].losses), math.nan, math.nan, 0, str(error))
+    quality = judge(workload, crew)
+    why = "" if math.isfinite(quality) else "the held-out quality is not finite"
+    return Result(steps, quality, _last_loss(crew), round(sent / ranks), why)
+
+
+def crew_of(workload: Workload, recipe: Recipe, lr: float, ranks: int) -> list[Replica]:
+    """Virtual ranks that train at a multiple of the workload's learning rate."""
     said, left = at_rate(recipe, lr)
 
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -73,18 +85,11 @@ def run(workload: Workload, recipe: Recipe, lr: float, steps: int, ranks: int) -
             group["lr"] = group["lr"] * left
         return made
 
-    crew = replicas(said, workload.model, optimizer, ranks, workload.seed)
-    try:
-        sent = train(crew, _backward(workload, ranks), steps).ledger.sent
-    except Diverged as error:
-        return Result(len(crew[0].losses), math.nan, math.nan, 0, str(error))
-    quality = _quality(workload, crew)
-    why = "" if math.isfinite(quality) else "the held-out quality is not finite"
-    return Result(steps, quality, _last_loss(crew), round(sent / ranks), why)
+    return replicas(said, workload.model, optimizer, ranks, workload.seed)
 
 
-def _backward(workload: Workload, ranks: int) -> Callable[[nn.Module, int, int], float]:
-    """No rank sees a batch twice, whatever a schedule or a controller accumulates."""
+def batches_of(workload: Workload, ranks: int) -> Callable[[nn.Module, int, int], float]:
+    """A backward pass on the next batch. No rank sees one twice, whatever a schedule or a controller accumulates."""
     drawn = [0] * ranks
 
     def backward(model: nn.Module, rank: int, step: int) -> float:
@@ -98,7 +103,7 @@ def _backward(workload: Workload, ranks: int) -> Callable[[nn.Module, int, int],
     return backward
 
 
-def _quality(workload: Workload, crew: list[Replica]) -> float:
+def judge(workload: Workload, crew: list[Replica]) -> float:
     """Each rank judges the model it has, as `compare` does; equal ones are judged once."""
     kept = [list(r.model.state_dict().values()) for r in crew]
     if all(torch.equal(a, b) for other in kept[1:] for a, b in zip(kept[0], other, strict=True)):

@@ -1,5 +1,7 @@
 """Floor 4: what is made of an agreed gradient. One update per file, one import line here."""
 
+from gossamer.updates.adam_after import AdamAfter
+from gossamer.updates.lamb_after import LambAfter
 from gossamer.updates.signs import Signs
 
-__all__ = ["Signs"]
+__all__ = ["AdamAfter", "LambAfter", "Signs"]

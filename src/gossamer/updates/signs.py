@@ -1,4 +1,4 @@
-"""The sign of a mean: every element moves as far as every other."""
+"""The sign of a mean, of gradients or of momenta: every element moves as far as every other."""
 
 from typing import final
 
@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import Context, Update
-from gossamer.core.parts import part
+from gossamer.core.contracts import Context, Policy, Update
+from gossamer.core.parts import part, require
+from gossamer.core.world import World
 
 
 @final
@@ -18,6 +19,9 @@ class Signs(Update):
     Elements of a gradient differ by powers of ten; here all move equally far, as under Adam without its second moment. A
     learning rate of SGD's is far too large: a tenth to a thousandth of it is usual. Weight decay, momentum and all else that
     the optimizer does come after it, as ever.
+
+    With `momentum` every rank sends m = momentum m + (1 - momentum) g in place of its gradient g: the sign of one batch's
+    gradient is wrong often, and that of many batches' seldom. The optimizer must have none then. Over votes it is Signum.
 
     Use: with plain SGD where gradients of layers differ by orders of magnitude, and under exchanges that keep directions
     better than lengths.
@@ -35,6 +39,30 @@ class Signs(Update):
 
     Paper: Bernstein, Wang, Azizzadenesheli, Anandkumar, signSGD: Compressed Optimisation for Non-Convex Problems, ICML 2018.
     """
+
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.momentum < 1, f"signs: momentum must lie in [0, 1), got {self.momentum}; 0.9 is usual")
+
+    @property
+    def sends_momentum(self) -> bool:
+        return self.momentum > 0
+
+    def policy(self, key: str) -> Policy:
+        return "mean"
+
+    def fits(self, world: World) -> None:
+        world.bar_momentum(self, self.momentum)
+
+    def sent(self, gradient: Block, state: State, scale: float) -> Tensor:
+        if not self.momentum:
+            return gradient.flat
+        running = torch.mul(gradient.flat, (1 - self.momentum) / scale, out=gradient.new())
+        if "running" in state:
+            running.add_(state["running"], alpha=self.momentum)
+        state["running"] = running
+        return torch.mul(running, scale, out=gradient.flat)
 
     def direction(self, mean: Block, model: Block, state: State, context: Context) -> Tensor:
         return torch.sign(mean.flat, out=mean.new())

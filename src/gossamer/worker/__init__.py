@@ -1,8 +1,8 @@
 """Floor 5: a recipe bound to the parameters of one rank; it knows nothing of processes."""
 
+from gossamer.core.halves import rest, until_descend
 from gossamer.worker import checkpoint
 from gossamer.worker.channels import Channel
-from gossamer.worker.halves import rest, until_descend
 from gossamer.worker.heterogeneity import Heterogeneity, gradients_of, heterogeneity
 from gossamer.worker.leaves import Leaf, Plain, leaves_of
 from gossamer.worker.optimizers import Together

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from gossamer.core.block import Block, Draft
 from gossamer.core.verbs import Missed
 
@@ -16,11 +19,21 @@ class Descent:
     def __init__(self, worker: "Worker") -> None:
         self._worker = worker
         self._rates = dict[Any, list[float]]()  # those of an optimizer that is stepping, as its user set them
+        self._drafts = dict[int, Draft]()  # what this step's gradients have changed of updates' states as they left
+        self._taken = list[tuple[Tensor, Tensor]]()  # parameters that have moved, and the directions that they took
 
     def put(self) -> None:
         """The agreed means become the parameters' gradients."""
         for channel, mean in zip(self._worker.channels, self._worker.means, strict=True):
             channel.put_gradient(mean)
+
+    def outgoing(self, index: int, flat: Tensor, scale: float) -> Tensor:
+        """What travels in place of a channel's gradient, which is given away, and is so many times as long as it should be."""
+        update, channel = self._worker.recipe.update, self._worker.channels[index]
+        if update is None:
+            return flat
+        self._drafts[index] = Draft(channel.states["update"])
+        return update.sent(Block(flat, channel.layout), self._drafts[index], scale)
 
     def redirect(self) -> list[Draft]:
         """What the recipe's update makes of the gradients, clipped and unscaled as they are now, takes their place.
@@ -31,24 +44,43 @@ class Descent:
         if update is None:
             return drafts
         for i, channel in enumerate(self._worker.channels):
-            drafts.append(Draft(channel.states["update"]))
-            mean, model = Block(channel.gradients(), channel.layout), Block(channel.read(), channel.layout)
+            flat = channel.gradients()
+            if self._worker.size == 1:  # it has not left, and what would have left is all there is
+                flat = self.outgoing(i, flat, 1.0)
+            drafts.append(self._drafts.pop(i, None) or Draft(channel.states["update"]))
+            mean, model = Block(flat, channel.layout), Block(channel.read(), channel.layout)
             channel.put_gradient(update.direction(mean, model, drafts[-1], self._worker.context(i)))
         return drafts
 
     def enter(self, optimizer: Any) -> None:
         """The optimizer is about to step: its rates are those of the schedule in force."""
         factor = self._worker.recipe.schedule.lr_factor
-        if factor == 1:
-            return
-        self._rates[optimizer] = [group["lr"] for group in optimizer.param_groups]
+        if factor != 1:
+            self._rates[optimizer] = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * factor
+        update = self._worker.recipe.update
+        if update is not None and update.is_step and isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
+            self._take(optimizer)
+
+    def _take(self, optimizer: Any) -> None:
+        """Make the steps that an adaptive optimizer would divide once more; it leaves parameters without gradients alone."""
+        ours = {id(leaf.parameter) for leaf in self._worker.leaves.values()}
         for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * factor
+            for p in group["params"]:
+                if p.grad is not None and id(p) in ours:
+                    with torch.no_grad():
+                        p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(p.grad * group["lr"])
+                    self._taken.append((p, p.grad))
+                    p.grad = None
 
     def leave(self, optimizer: Any) -> None:
         """It has had its turn, and its rates are its user's again."""
         for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):
             group["lr"] = rate
+        for p, direction in self._taken:
+            p.grad = direction
+        self._taken.clear()
 
     def make_up(self, missed: Missed, step: Callable[[], object], before: Callable[[], None] | None = None) -> None:
         """Apply what this rank was too late for, with the rates that were agreed on; `before` is what the user does first."""

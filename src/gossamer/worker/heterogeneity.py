@@ -83,7 +83,6 @@ def heterogeneity(gradients: Iterable[Tensor], size: int) -> Program[Heterogenei
 def gradients_of(losses: Iterable[Tensor], parameters: Sequence[Tensor]) -> Iterator[Tensor]:
     """The gradient of each loss, flat; what hooks and `.grad` know of gradients is left alone."""
     for loss in losses:
-        found: Sequence[Tensor | None] = torch.autograd.grad(loss, parameters, allow_unused=True)
-        pieces = [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)]
-        flat = torch.cat([g.reshape(-1) for g in pieces])
+        found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        flat = torch.cat([g.reshape(-1) for g in found])
         yield flat.to(torch.promote_types(flat.dtype, torch.float32))

@@ -61,6 +61,17 @@ class Sending:
         handle = yield from start(program, channel.name, worker.step)
         flight.add(index, handle, drafts)
 
+    def near(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
+        """Average among a few ranks; whether all of it is finite nobody asks."""
+        flight = Flight()
+        for index, value in zip(which, values, strict=True):
+            yield from self.take_off(flight, index, value, over)
+        means = list[Tensor]()
+        for handle in flight.handles.values():
+            mean, _ = yield from join(handle)
+            means.append(mean)
+        return means
+
     def settle(self, flight: Flight) -> Program[None]:
         """Wait for a flight, if it is still on its way; memories move on with it."""
         if flight.handles:

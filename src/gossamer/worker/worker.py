@@ -10,6 +10,7 @@ from torch import Tensor
 from gossamer.core.block import Block
 from gossamer.core.contracts import Context, Exchange
 from gossamer.core.dice import Dice
+from gossamer.core.halves import rest, until_descend
 from gossamer.core.moments import ask, used_here
 from gossamer.core.schedule import Loop, Message
 from gossamer.core.verbs import Program, all_gather, start
@@ -20,7 +21,6 @@ from gossamer.worker import optimizers
 from gossamer.worker.channels import build
 from gossamer.worker.descent import Descent
 from gossamer.worker.flights import Flight, Flights
-from gossamer.worker.halves import rest, until_descend
 from gossamer.worker.held import Held
 from gossamer.worker.leaves import Leaf
 from gossamer.worker.measuring import relative_errors
@@ -111,7 +111,7 @@ class Worker:
         """Put one channel's gradient on its way; the mean may be written over it."""
         flat = self._weighted(flat)
         self.steering.note(index, flat)
-        yield from self.sending.take_off(self._gradients, index, flat)
+        yield from self.sending.take_off(self._gradients, index, self.descent.outgoing(index, flat, self.scale))
 
     def average_gradients(self) -> Program[None]:
         sums: Sequence[Tensor] = ()
@@ -154,6 +154,9 @@ class Worker:
         for index, value in zip(which, values, strict=True):
             yield from self.sending.take_off(flight, index, value, over)
         self.flights.add(which, flight)
+
+    def average_near(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
+        return (yield from self.sending.near(which, values, over))
 
     def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]:
         flights = self.flights.of(which)
@@ -223,7 +226,8 @@ class Worker:
     def context(self, index: int) -> Context:
         dice = Dice(self.seed, self.step, self.rank)
         channel = self.channels[index]
-        return Context(self.rank, self.size, self.step, dice, lr=channel.rate(self.optimizer), shift=channel.shift)
+        rate = channel.rate(self.optimizer)
+        return Context(self.rank, self.size, self.step, dice, lr=rate, shift=channel.shift, scale=self.scale)
 
     def plain_context(self, step: int) -> Context:
         return Context(self.rank, self.size, step, Dice(self.seed, step, self.rank))
@@ -266,7 +270,7 @@ class Worker:
 
         `step` is the optimizer's, for what this rank has missed.
         """
-        if self.recipe.schedule.averages_gradients and self.size > 1:
+        if self.recipe.schedule.averages(self.step) and self.size > 1:
             for i, flat in enumerate(gradients):
                 yield from self.ready(i, flat)
         steps = self.steps()

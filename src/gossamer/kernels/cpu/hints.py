@@ -1,4 +1,4 @@
-"""What Numba has no word for: two hints to the machine, which change speed and never a result, and one instruction."""
+"""What Numba has no word for: two hints to the machine, which change speed and never a result, and a few instructions."""
 
 from __future__ import annotations
 
@@ -68,3 +68,21 @@ def _lowest(context: Any, word: Any) -> Any:
 
 
 lowest_bit = cast(Callable[[np.uint64], np.uint64], intrinsic(_lowest))  # the place of a word's lowest bit; it has one
+
+
+def _as_int(context: Any, number: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float32), generate
+
+
+def _as_float(context: Any, number: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+bits_of = cast(Callable[[np.float32], np.int32], intrinsic(_as_int))
+float_of = cast(Callable[[np.int32], np.float32], intrinsic(_as_float))

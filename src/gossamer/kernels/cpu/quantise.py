@@ -139,9 +139,9 @@ def _read(
             b = min(hi, (i + 1) * bucket)
             unit = unit_of(norms[i], weight, top)
             if anew:
-                _put(out, a, b, codes, a - lo, unit, scale, shift)
+                say_first(out, a, b, codes, a - lo, unit, scale, shift)
             else:
-                _add(out, a, b, codes, a - lo, unit, scale, shift)
+                say_again(out, a, b, codes, a - lo, unit, scale, shift)
             a = b
 
 
@@ -161,4 +161,4 @@ def _reader(anew: bool) -> Say:
     return say
 
 
-_put, _add = _reader(True), _reader(False)
+say_first, say_again = _reader(True), _reader(False)

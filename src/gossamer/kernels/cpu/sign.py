@@ -1,4 +1,4 @@
-"""Sign bits with error feedback: 512 elements at a time, so that all but the first touch is in L1."""
+"""Sign bits, with and without error feedback: 512 elements at a time, so that all but the first touch is in L1."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ from gossamer.kernels.layout import PLANE_BLOCK, SUM_GROUP, edges, plane_bytes
 _CHUNK = SUM_GROUP // 4  # both vectors' chunks, and the next ones on their way, fit into L1
 
 
+def encode(x: Tensor, bounds: tuple[int, ...], power: int, out: Tensor) -> Tensor:
+    scales = torch.empty(len(bounds) - 1)
+    _encode(x.detach().numpy(), edges(bounds), power, out.numpy(), scales.numpy())
+    return scales
+
+
+def decode(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor) -> None:
+    _decode(wire.numpy(), edges(bounds), units.numpy(), out.detach().numpy())
+
+
 def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     wire = fresh(plane_bytes(g.numel(), 1), g.device)
     scales = torch.empty(len(bounds) - 1)
@@ -25,6 +35,41 @@ def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int,
 
 def accumulate(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor) -> None:
     _accumulate(wire.numpy(), edges(bounds), units.numpy(), out.detach().numpy())
+
+
+@kernel
+def _encode(x: Floats, edges: Longs, power: int, wire: Bytes, scales: Floats) -> None:
+    wide()
+    full = x.size // PLANE_BLOCK
+    blocks, rows = x[: full * PLANE_BLOCK].reshape(full, 8, 64), full_rows(wire, 1, x.size)
+    done = 0
+    for i in range(scales.size):
+        a, b = edges[i], edges[i + 1]
+        sums = np.zeros((max(-(-(b - a) // SUM_GROUP), 1), 64), np.float64)
+        for lo in range(a, b, _CHUNK):
+            hi = min(lo + _CHUNK, b)
+            prefetch(x, hi, hi + _CHUNK)
+            if power == 1:
+                _sum(x[lo:hi], sums, (lo - a) // SUM_GROUP)
+            else:
+                _sum_squares(x[lo:hi], sums, (lo - a) // SUM_GROUP)
+            ready = hi // PLANE_BLOCK
+            _pack(blocks, rows, done, ready)
+            done = ready
+        mean = _total(sums) / max(b - a, 1)
+        scales[i] = np.float32(mean if power == 1 else np.sqrt(mean))
+    _pack_rest(x, wire, rows.size)
+
+
+@kernel
+def _pack_rest(x: Floats, wire: Bytes, written: int) -> None:
+    """The last, shorter block."""
+    rest = x.size % PLANE_BLOCK
+    if rest:
+        width = wire.size - written
+        padded = np.full(8 * width, np.float32(-1))
+        padded[:rest] = x[x.size - rest :]
+        _pack(padded.reshape(1, 8, width), wire[written:].reshape(1, width), 0, 1)
 
 
 @kernel
@@ -46,12 +91,7 @@ def _feedback(g: Floats, pending: Floats, said: Floats, edges: Longs, wire: Byte
             _pack(blocks, rows, done, ready)
             done = ready
         scales[i] = np.float32(_total(sums) / max(b - a, 1))
-    rest = g.size - full * PLANE_BLOCK
-    if rest:
-        width = wire.size - rows.size
-        padded = np.full(8 * width, np.float32(-1))
-        padded[:rest] = pending[full * PLANE_BLOCK :]
-        _pack(padded.reshape(1, 8, width), wire[rows.size :].reshape(1, width), 0, 1)
+    _pack_rest(pending, wire, rows.size)
 
 
 @kernel
@@ -80,6 +120,29 @@ def _sum(x: Floats, sums: Doubles, group: int) -> None:
             sums[group, j] += np.float64(np.abs(rows[i, j]))
     for j in range(x.size - whole * 64):
         sums[group, j] += np.float64(np.abs(x[whole * 64 + j]))
+
+
+@kernel
+def _sum_squares(x: Floats, sums: Doubles, group: int) -> None:
+    """The same of squares, which are exact in double precision."""
+    wide()
+    whole = x.size // 64
+    rows = x[: whole * 64].reshape(whole, 64)
+    eights = whole // 8 * 8
+    for i in range(0, eights, 8):
+        for j in range(64):
+            total = sums[group, j]
+            for k in range(8):
+                value = np.float64(rows[i + k, j])
+                total += value * value
+            sums[group, j] = total
+    for i in range(eights, whole):
+        for j in range(64):
+            value = np.float64(rows[i, j])
+            sums[group, j] += value * value
+    for j in range(x.size - whole * 64):
+        value = np.float64(x[whole * 64 + j])
+        sums[group, j] += value * value
 
 
 @kernel
@@ -132,6 +195,34 @@ def _accumulate(wire: Bytes, edges: Longs, units: Floats, out: Floats) -> None:
             b = min(hi, edges[segment + 1])
             _add(out, a, b, codes, a - lo, units[segment])
             a = b
+
+
+@kernel
+def _decode(wire: Bytes, edges: Longs, units: Floats, out: Floats) -> None:
+    wide()
+    rows = full_rows(wire, 1, out.size)
+    codes = np.zeros(CHUNK, np.uint8)
+    blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
+    segment = 0
+    for lo in range(0, out.size, CHUNK):
+        hi = min(lo + CHUNK, out.size)
+        unpack(rows, lo // PLANE_BLOCK, 1, blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK)
+        if hi - lo < CHUNK:
+            unpack_tail(wire, 1, codes, out.size)
+        a = lo
+        while a < hi:
+            while edges[segment + 1] <= a:
+                segment += 1
+            b = min(hi, edges[segment + 1])
+            _put(out, a, b, codes, a - lo, units[segment])
+            a = b
+
+
+@kernel
+def _put(out: Floats, a: int, b: int, codes: Bytes, begin: int, unit: np.float32) -> None:
+    wide()
+    for j in range(b - a):
+        out[np.uint64(a + j)] = unit if codes[np.uint64(begin + j)] else -unit
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""Sign bits with error feedback; the means of |p| are summed by the reference's torch operations, in its order."""
+"""Sign bits, with and without error feedback; what scales are made of is summed by the reference's torch operations, in its order."""
 
 # Triton's language is not typed Python.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -18,6 +18,21 @@ _BLOCKS = 4  # blocks of one encoding program
 _READ = 2  # blocks of one decoding program
 
 
+def encode(x: Tensor, bounds: tuple[int, ...], power: int, out: Tensor) -> Tensor:
+    n = x.numel()
+    if n:
+        _encode[(triton.cdiv(n, _BLOCKS * PLANE_BLOCK),)](x, out, n, _BLOCKS, **OPTIONS)
+    return reference.lengths(x, bounds, power)
+
+
+def decode(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor) -> None:
+    n, count = out.numel(), len(bounds) - 1
+    if n:
+        grid = (triton.cdiv(n, _READ * PLANE_BLOCK),)
+        table, steps = edges_on(bounds, out.device), count.bit_length()
+        _decode[grid](wire, table, units, out, n, count, steps, _READ, **OPTIONS)
+
+
 def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     n, count = g.numel(), len(bounds) - 1
     wire = torch.empty(plane_bytes(n, 1), dtype=torch.uint8, device=g.device)
@@ -34,6 +49,33 @@ def accumulate(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor
         grid = (triton.cdiv(n, _READ * PLANE_BLOCK),)
         table, steps = edges_on(bounds, out.device), count.bit_length()
         _accumulate[grid](wire, table, units, out, n, count, steps, _READ, **OPTIONS)
+
+
+@triton.jit
+def _encode(x, wire, n, BLOCKS: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * (BLOCKS * 512)
+    left = tl.minimum(n - first, BLOCKS * 512).to(tl.int32)
+    block, lane = tl.arange(0, BLOCKS)[:, None], tl.arange(0, 64)[None, :]
+    size = tl.minimum(tl.maximum(left - block * 512, 0), 512)
+    width = (size + 7) // 8
+    byte = tl.zeros([BLOCKS, 64], tl.int32)
+    for row in tl.static_range(8):
+        inside = (lane < width) & (row * width + lane < size)
+        value = tl.load(x + first + (block * 512 + row * width + lane), mask=inside, other=-1.0)
+        byte = byte | (((value >= 0) & inside).to(tl.int32) << row)
+    tl.store(wire + first // 8 + (block * 64 + lane), byte.to(tl.uint8), mask=lane < width)
+
+
+@triton.jit(do_not_specialize=["count", "steps"])
+def _decode(wire, edges, units, out, n, count, steps, BLOCKS: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * (BLOCKS * 512)
+    left = tl.minimum(n - first, BLOCKS * 512).to(tl.int32)
+    low, high = touched(edges, first, left, count, steps)
+    block, place = tl.arange(0, BLOCKS)[:, None], tl.arange(0, 512)[None, :]
+    size = tl.minimum(tl.maximum(left - block * 512, 0), 512)
+    positive = codes_at(wire + first // 8, block, place, size, 1) > 0
+    unit = entry_of(units, edges, first, block * 512 + place, low, high)
+    tl.store(out + first + (block * 512 + place), tl.where(positive, unit, -unit), mask=place < size)
 
 
 @triton.jit(do_not_specialize=["count", "steps"])

@@ -1,4 +1,4 @@
-"""Sign bits with error feedback."""
+"""Sign bits, with and without error feedback."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from torch.nn.functional import pad
 
 from gossamer.kernels.layout import SUM_GROUP
 from gossamer.kernels.reference.planes import pack, spread, unpack
+
+
+def encode(x: Tensor, bounds: tuple[int, ...], power: int, out: Tensor) -> Tensor:
+    out.copy_(pack((x >= 0).to(torch.uint8), 1))
+    return lengths(x, bounds, power)
+
+
+def decode(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor) -> None:
+    said = spread(units, bounds)
+    torch.where(unpack(wire, 1, out.numel()) > 0, said, -said, out=out)
 
 
 def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -26,11 +36,16 @@ def accumulate(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor
 
 def means(p: Tensor, bounds: tuple[int, ...]) -> Tensor:
     """mean |p| per segment."""
+    return lengths(p, bounds, 1)
+
+
+def lengths(p: Tensor, bounds: tuple[int, ...], power: int) -> Tensor:
+    """mean |p| per segment, or its root mean square."""
     out = torch.zeros(len(bounds) - 1, dtype=torch.float64, device=p.device)
     for i, (a, b) in enumerate(pairwise(bounds)):
         if b > a:
-            out[i] = _sum(p[a:b].abs()) / (b - a)
-    return out.float()
+            out[i] = _sum(p[a:b].abs() if power == 1 else p[a:b].double().square()) / (b - a)
+    return (out if power == 1 else out.sqrt()).float()
 
 
 def _sum(x: Tensor) -> Tensor:

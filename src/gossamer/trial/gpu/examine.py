@@ -42,7 +42,8 @@ class Examination:
     def _recipes(self, shared: str) -> list[Finding]:
         out, ways = list[Finding](), dict[Path, Found]()
         wanted = self.recipes or tuple(presets())
-        possible = tuple(p for p in wanted if recipes.ranks_needed(p) <= self.runner.size)
+        refused = {p: why for p in wanted if (why := recipes.refused(p))}
+        possible = tuple(p for p in wanted if recipes.ranks_needed(p) <= self.runner.size and p not in refused)
         for way in GO:
             why = self._why_not(way, shared)
             if why:
@@ -56,9 +57,8 @@ class Examination:
             }
             if len(fine) > 1:
                 out.append(recipes.compared(preset, fine))
-        too_few = [p for p in wanted if p not in possible]
-        why = f"it takes more ranks than {self.runner.size}"
-        return out + [Finding("mean losses", p, "left out", why) for p in too_few]
+        few = f"it takes more ranks than {self.runner.size}"
+        return out + [Finding("mean losses", p, "left out", refused.get(p, few)) for p in wanted if p not in possible]
 
     def _peers(self, shared: str) -> list[Finding]:
         out, everyone = list[Finding](), tuple(range(self.runner.size))

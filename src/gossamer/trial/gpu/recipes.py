@@ -17,14 +17,16 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer.catalogue import example
+from gossamer.core.errors import AttachError
 from gossamer.hosts import Communicator
 from gossamer.hosts.consensus import hash_of
+from gossamer.hosts.devices import refuse_lengths
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 from gossamer.trial.gpu.findings import Finding
 from gossamer.trial.gpu.order import WAYS, Order, Path, Placement
 
-SHORT = {"epoch": 4, "every": 2, "steps": 8}  # steps, so that something happens in few of them
+SHORT = {"epoch": 4, "every": 2, "steps": 8, "warmup": 4}  # steps, so that something happens in few of them
 BATCHES, BATCH, INPUTS = 64, 8, 32
 CLOSE = 0.01  # by which mean losses may differ, of their size: sums in another order may round another way
 MOST_WAITS = 2  # of the host for the GPU in a step; one is the verdict on the mean, and some recipes ask once more
@@ -36,7 +38,8 @@ def check(order: Order, placement: Placement, subject: str) -> Finding:
     sizes, device = order.sizes, placement.device
     torch.manual_seed(0)
     model = net(sizes.width).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    own = any("sends momentum" in part.traits for part in short(subject).parts())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.0 if own else 0.9)
     batches = batches_of(placement.rank).to(device)
     losses = list[Tensor]()
     with gossamer.attach(model, optimizer, short(subject), deadline=sizes.deadline) as comm:
@@ -82,6 +85,15 @@ def short(preset: str) -> Recipe:
 def ranks_needed(preset: str) -> int:
     """Backup workers are some ranks that others do not wait for."""
     return 3 if waits_for_few(preset) else 2
+
+
+def refused(preset: str) -> str:
+    """Why GPUs do not take it, or nothing."""
+    try:
+        refuse_lengths(short(preset), torch.device("cuda"))
+    except AttachError as error:
+        return str(error)
+    return ""
 
 
 def waits_for_few(preset: str) -> bool:

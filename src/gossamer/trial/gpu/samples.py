@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops
 
 KEY = (0xFFFFFFF0, 0x12345678)  # a counter that runs over
 Calls = Callable[[int], Iterator[tuple[Any, ...]]]
@@ -128,6 +129,30 @@ def _decoded_codes(n: int) -> Iterator[tuple[Any, ...]]:
         yield wire, bits, bucket, norms, out
 
 
+def _to_small(n: int) -> Iterator[tuple[Any, ...]]:
+    kinds = (
+        (INT8, any_top, 128, KEY),
+        (E4M3, power_tops, 32, None),
+        (E5M2, clipping_tops, 100, KEY),
+        (POWERS, power_tops, 4096, KEY),
+    )
+    for form, steps, bucket, key in (*kinds, (INT8, brain_tops, 1, None)):
+        tops, wire = torch.zeros(-(-n // bucket)), torch.zeros(n, dtype=torch.uint8)
+        yield values(n), form, steps(form), bucket, key, tops, wire
+
+
+def _from_small(n: int) -> Iterator[tuple[Any, ...]]:
+    for x, form, steps, bucket, key, tops, wire in _to_small(n):
+        kernels.small_encode(x, form, steps, bucket, key, tops, wire)
+        tops[-1:] = float("inf")
+        yield wire, form, bucket, tops, values(n, 1), 0.7
+
+
+def _decoded_small(n: int) -> Iterator[tuple[Any, ...]]:
+    for *rest, out, _ in _from_small(n):
+        yield *rest, out
+
+
 def _divided(n: int) -> Iterator[tuple[Any, ...]]:
     for by in (2, 3, 7):
         yield values(n), by
@@ -142,6 +167,17 @@ def _from_signs(n: int) -> Iterator[tuple[Any, ...]]:
     for bounds in cuts(n):
         wire, scales = kernels.sign_feedback(values(n), torch.zeros(n), torch.zeros(len(bounds) - 1), bounds)
         yield wire, bounds, scales, values(n, 1), 0.1
+
+
+def _only_signs(n: int) -> Iterator[tuple[Any, ...]]:
+    for x, bounds in _by_segment(n):
+        for power in (1, 2):
+            yield x, bounds, power, torch.zeros(kernels.sign_bytes(n), dtype=torch.uint8)
+
+
+def _from_only_signs(n: int) -> Iterator[tuple[Any, ...]]:
+    for wire, bounds, scales, out, _ in _from_signs(n):
+        yield wire, bounds, scales, out
 
 
 def _chosen(n: int) -> Tensor:
@@ -230,8 +266,13 @@ CALLS: dict[str, Calls] = {
     "quantise_decode": _decoded_codes,
     "quantise_encode": _to_codes,
     "scatter_add": _scatter,
+    "small_accumulate": _from_small,
+    "small_decode": _decoded_small,
+    "small_encode": _to_small,
     "sparse_mean": _sparse_mean,
     "sign_accumulate": _from_signs,
+    "sign_decode": _from_only_signs,
+    "sign_encode": _only_signs,
     "sign_feedback": _to_signs,
     "sketch_encode": _to_sketch,
     "sketch_estimate": _from_sketch,

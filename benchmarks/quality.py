@@ -1,0 +1,221 @@
+"""What methods cost in quality and in steps, each tuned with the same budget of trials: the table of docs/quality.md.
+
+python benchmarks/quality.py RECIPE ... --workload lm --out runs/quality-lm [--trials 6] [--steps 48] [--seeds 3] [--lab LAB.json]
+
+First a search, as `gossamer tune` makes it: as many trials for everybody, dense gradients included, over the learning rate
+and the knobs that cost no bytes. Then the best of each on seeds that nobody searched on, up to twice the steps, judged every
+few: the quality after `--steps`, with what it is above dense's (95 % bounds), and the steps to the quality that dense had
+then, in a straight line between two judgements. Ranks are virtual, so the network and the load of this machine do not matter;
+what a step takes in a lab comes from the record of `gossamer bench steps`, if one is given. All that is done is kept after
+every run: the same command goes on where it was.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from gossamer.recipe import Recipe
+from gossamer.simulate import bytes_per_step, train
+from gossamer.tuning import Question, Search
+from gossamer.tuning.points import Setting
+from gossamer.tuning.record import Trial, Tuning
+from gossamer.tuning.space import Wish
+from gossamer.tuning.standings import Gap, gap_of
+from gossamer.tuning.training import Diverged, batches_of, crew_of, judge, parameters_of
+from gossamer.workloads import get
+
+DENSE = "ddp"
+RANKS = 4
+FIRST_SEED = 10  # of those that nobody searched on
+APART = 4  # steps between two judgements
+
+
+@dataclass
+class Curve:
+    """The best of one recipe, trained once more."""
+
+    contender: str
+    recipe: str
+    lr: float
+    seed: int
+    steps: list[int] = field(default_factory=list)
+    qualities: list[float] = field(default_factory=list)
+    error: str = ""
+
+    def at(self, step: int) -> float:
+        """The quality after so many steps: the last judgement up to there."""
+        known = [q for s, q in zip(self.steps, self.qualities, strict=True) if s <= step]
+        return known[-1] if known and not self.error else math.nan
+
+    def reaches(self, quality: float, sign: int) -> float:
+        """Steps to a quality, between two judgements in a straight line; not a number if it did not get there."""
+        before = (0, math.inf)
+        for step, found in zip(self.steps, (sign * q for q in self.qualities), strict=True):
+            if found <= sign * quality:
+                return _crossing(before, (step, found), sign * quality)
+            before = (step, found)
+        return math.nan
+
+
+def _crossing(before: tuple[int, float], after: tuple[int, float], at: float) -> float:
+    if not math.isfinite(before[1]):
+        return float(after[0])
+    return before[0] + (after[0] - before[0]) * (before[1] - at) / (before[1] - after[1])
+
+
+def main() -> None:
+    asked = _arguments()
+    torch.set_num_threads(1)
+    out = Path(asked.out)
+    out.mkdir(parents=True, exist_ok=True)
+    search = _search(asked, out)
+    bests = {name: _best(search, name) for name in search.plans}
+    curves = _curves(asked, {n: b for n, b in bests.items() if b is not None}, out)
+    text = table(asked, search, bests, curves)
+    (out / "table.md").write_text(text)
+    print(text)
+
+
+def _search(asked: argparse.Namespace, out: Path) -> Search:
+    recipes = {DENSE: "allreduce", **{text: text for text in asked.recipes}}
+    wishes = [Wish.of(text) for text in (f"lr={asked.lr}", *asked.knob)]
+    question = Question(
+        recipes, asked.workload, asked.shards, asked.trials, steps=asked.steps, repeats=0, seed=0, wishes=wishes
+    )
+    search = Search(question, " ".join(sys.argv))
+    if (out / "record.json").exists():
+        known = Tuning.read(out / "record.json")
+        search.tuning.trials = [t for t in known.trials if t.contender in recipes and t.number < asked.trials]
+        search.tuning.untrained = known.untrained
+
+    def tell(tuning: object, trial: Trial) -> None:
+        search.tuning.write(out / "record.json")
+        print(
+            f"{trial.contender:40} lr {trial.lr:.3g} {trial.values} {trial.quality:.4f} {trial.seconds:.0f} s",
+            flush=True,
+        )
+
+    search.run(tell)
+    return search
+
+
+def _best(search: Search, name: str) -> Setting | None:
+    best = search.tuning.best(name)
+    return None if best is None else search.plans[name][1][best.number]
+
+
+def _curves(asked: argparse.Namespace, bests: dict[str, Setting], out: Path) -> list[Curve]:
+    kept = out / "curves.json"
+    curves = [Curve(**c) for c in json.loads(kept.read_text())] if kept.exists() else []
+    done = {(c.contender, c.recipe, c.lr, c.seed): c for c in curves}
+    for seed in range(FIRST_SEED, FIRST_SEED + asked.seeds):
+        goal = math.nan
+        for name, best in bests.items():
+            key = (name, repr(best.recipe), best.lr, seed)
+            if key not in done:
+                began = time.perf_counter()
+                done[key] = _curve(asked, name, best, seed, goal)
+                kept.write_text(json.dumps([asdict(c) for c in done.values()]))
+                print(
+                    f"{name:40} seed {seed} {done[key].qualities[-1:]} {time.perf_counter() - began:.0f} s", flush=True
+                )
+            if name == DENSE:
+                goal = done[key].at(asked.steps)
+    return [c for k, c in done.items() if k[0] in bests and (repr(bests[k[0]].recipe), bests[k[0]].lr) == k[1:3]]
+
+
+def _curve(asked: argparse.Namespace, name: str, best: Setting, seed: int, goal: float) -> Curve:
+    """Up to twice the steps; who is there after the steps of all need go no further."""
+    workload = get(asked.workload, seed=seed, shards=asked.shards)
+    sign = 1 if workload.lower_is_better else -1
+    crew, backward = crew_of(workload, best.recipe, best.lr, RANKS), batches_of(workload, RANKS)
+    curve = Curve(name, repr(best.recipe), best.lr, seed)
+    most = asked.steps if name == DENSE else 2 * asked.steps
+    while not curve.steps or curve.steps[-1] < most:
+        try:
+            train(crew, backward, APART)
+        except Diverged as error:
+            curve.error = str(error)
+            break
+        curve.steps.append(APART + (curve.steps[-1] if curve.steps else 0))
+        curve.qualities.append(judge(workload, crew))
+        if curve.steps[-1] >= asked.steps and sign * curve.qualities[-1] <= sign * goal:
+            break
+    return curve
+
+
+def table(asked: argparse.Namespace, search: Search, bests: dict[str, Setting | None], curves: list[Curve]) -> str:
+    """One row for each recipe: what it sends, how good it is after the steps of all, and when it is as good as dense."""
+    sign, parameters = search.tuning.sign(), parameters_of(search.workload.model())
+    lab = json.loads(Path(asked.lab).read_text()) if asked.lab else {}
+    dense = {c.seed: c.at(asked.steps) for c in curves if c.contender == DENSE}
+    full = bytes_per_step(Recipe.of("allreduce"), parameters, RANKS)
+    head = [
+        "recipe, as tuned",
+        "rate",
+        "bytes",
+        f"{search.tuning.metric} after {asked.steps}",
+        "above dense",
+        "steps to dense's",
+    ]
+    rows = [[*head, *(["lab time, of dense's"] if lab else [])]]
+    for name, best in bests.items():
+        mine = [c for c in curves if c.contender == name]
+        if best is None or not mine or any(c.error for c in mine):
+            rows.append([f"`{name}`", *["-"] * (len(rows[0]) - 2), "diverges"])
+            continue
+        sent = bytes_per_step(best.recipe, parameters, RANKS)
+        gap = gap_of([sign * (c.at(asked.steps) - dense[c.seed]) for c in mine]) if len(mine) > 1 else None
+        steps = [c.reaches(dense[c.seed], sign) for c in mine]
+        row = [
+            f"`{best.recipe if name != DENSE else DENSE}`",
+            f"{best.lr:.2g}",
+            f"1/{full / sent:.3g}" if sent < full else "1",
+            f"{fmean(c.at(asked.steps) for c in mine):.4f}",
+            "" if name == DENSE else _bounds(gap),
+            _reached(steps, asked.steps),
+        ]
+        if lab:
+            ratio = lab[name] / lab[DENSE] if name in lab else math.nan
+            row.append("-" if math.isnan(ratio * sum(steps)) else f"{ratio * fmean(steps) / asked.steps:.2f}")
+        rows.append(row)
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]]) + "\n"
+
+
+def _bounds(gap: Gap | None) -> str:
+    return f"{gap.mean:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]" if gap is not None else "-"
+
+
+def _reached(steps: list[float], asked: int) -> str:
+    there = [s for s in steps if math.isfinite(s)]
+    if not there:
+        return f"over {2 * asked}"
+    few = "" if len(there) == len(steps) else f" ({len(there)} of {len(steps)})"
+    return f"{fmean(there):.0f}{few}"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="+")
+    parser.add_argument("--workload", default="lm")
+    parser.add_argument("--shards", default="iid")
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--trials", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=48)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--lr", default="0.25..8")
+    parser.add_argument("--knob", action="append", default=[])
+    parser.add_argument("--lab", help="a JSON object: milliseconds a step in the lab, by recipe")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""AdaComp: of every bin those elements travel that this step's gradient carries above the largest of all."""
+
+from functools import lru_cache
+from typing import Annotated, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.core.block import Block, Layout, Segment, State
+from gossamer.core.contracts import Codec, Context
+from gossamer.core.errors import WireError
+from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice
+from gossamer.core.wire import expect, pack, take
+
+_LONGEST = 2**15  # elements of a bin, whose places leave a bit for the sign
+
+
+@final
+@part("adacomp")
+class AdaComp(Codec):
+    """Of each bin of G, the gradient and all that a memory has kept, the k with |G_k + g_k| >= max |G| travel as signs; g is
+    this step's gradient, which so counts twice.
+
+    They are as large as their mean in their parameter: of all choices of one number the one that loses least. (The paper's,
+    the mean of the bins' largest, is the same where each bin sends but that, and adds more than it leaves out where bins are
+    unlike.) How many travel follows from the gradients: one or a few of a bin while they are alike from step to step, more
+    where the last one points elsewhere. Nothing is sorted. Biased: error feedback is needed.
+
+    Use: where nobody wants to choose how much to send; the authors took bins of 50 for convolutions, and of 500 for all else.
+
+    Not for: who must know the length of a message before, such as a GPU's host; nor without a memory, where everything
+    above half of a bin's largest travels.
+
+    Wire: 4 bytes of float32 a parameter, and for each element that travels and for each bin one byte (bins up to 128
+    elements) or two; lengths depend on the data, and cost one small gather more.
+
+    >>> from gossamer.core.dice import Dice
+    >>> block = Block.of({"w": torch.tensor([0.1, -3.0, 0.2, 0.0, 1.0, 0.3])})
+    >>> codec = AdaComp(bin=3)
+    >>> wire = codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
+    >>> wire.numel(), codec.decode(wire, block)
+    (8, tensor([ 0., -2.,  0.,  0.,  2.,  0.]))
+
+    Paper: Chen, Choi, Brand, Agrawal, Zhang, Gopalakrishnan, AdaComp: Adaptive Residual Gradient Compression for Data-Parallel
+    Distributed Training, AAAI 2018.
+    """
+
+    bin: Annotated[int, Choice(50, 100, 500, 1000)] = 500
+
+    def __post_init__(self) -> None:
+        require(
+            1 <= self.bin <= _LONGEST,
+            f"adacomp: bin must lie between 1 and {_LONGEST} elements, got {self.bin}; 50 for convolutions, 500 else",
+        )
+
+    @property
+    def unbiased(self) -> bool:
+        return False
+
+    def omega(self, layout: Layout) -> float:
+        return float("inf")
+
+    def wire_bytes(self, layout: Layout) -> int | None:
+        return None
+
+    def wire_limit(self, layout: Layout) -> int:
+        return 4 * len(layout.segments) + self._width * (_bins(self.bin, layout.segments).number + layout.numel)
+
+    @property
+    def _width(self) -> int:
+        return 1 if self.bin <= 128 else 2
+
+    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+        bins, flat = _bins(self.bin, block.layout.segments).on(block.flat.device), block.flat.float()
+        places = self._chosen(block, flat).nonzero().view(-1)
+        which = torch.searchsorted(bins.begin, places, right=True) - 1
+        counts, mine = torch.bincount(which, minlength=bins.number), bins.segment[which]
+        scales = flat.new_zeros(len(block.layout.segments), dtype=torch.float64)
+        scales.index_add_(0, mine, flat[places].abs().double())
+        scales /= torch.bincount(mine, minlength=len(scales)).clamp(min=1)
+        words = (places - bins.begin[which]) * 2 + (flat[places] < 0)
+        return pack(scales.float(), self._written(counts), self._written(words))
+
+    def _chosen(self, block: Block, flat: Tensor) -> Tensor:
+        """Which elements travel; what is no number does."""
+        twice = (flat + (flat if block.latest is None else block.latest.float())).abs()
+        chosen = flat.isfinite().logical_not()
+        for s in block.layout.segments:
+            here = slice(s.offset, s.offset + s.numel)
+            whole = nn.functional.pad(flat[here].abs(), (0, -s.numel % self.bin)).view(-1, self.bin)
+            largest = whole.amax(1, keepdim=True).expand_as(whole).reshape(-1)[: s.numel]
+            chosen[here] |= (twice[here] >= largest) & (flat[here] != 0)
+        return chosen
+
+    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
+        bins = _bins(self.bin, layout.segments).on(into.device)
+        scales, rest = take(wire, torch.float32, len(layout.segments))
+        counts = self._read(rest[: self._width * bins.number], bins.number)
+        total = int(counts.sum())
+        expect(rest, self._width * (bins.number + total), "adacomp")
+        words = self._read(rest[self._width * bins.number :], total)
+        which = torch.arange(bins.number, device=into.device).repeat_interleave(counts)
+        inside = words >> 1
+        if bool((inside >= bins.length[which]).any()):
+            raise WireError("adacomp: a place lies outside of its bin; the bytes were damaged on the way")
+        values = scales[bins.segment[which]] * (1 - 2 * (words & 1))
+        into.index_add_(0, bins.begin[which] + inside, values.to(into.dtype), alpha=weight)
+
+    def _written(self, numbers: Tensor) -> Tensor:
+        return numbers.to(torch.uint8 if self._width == 1 else torch.int16)  # of which the highest bit is one as well
+
+    def _read(self, wire: Tensor, count: int) -> Tensor:
+        if self._width == 1:
+            return take(wire, torch.uint8, count)[0].long()
+        return take(wire, torch.int16, count)[0].long() & 0xFFFF
+
+
+class _Bins(NamedTuple):
+    """The bins of a block's parameters, one after the other."""
+
+    segment: Tensor  # each bin's parameter,
+    begin: Tensor  # its first element,
+    length: Tensor  # and how many it has
+
+    @property
+    def number(self) -> int:
+        return len(self.segment)
+
+    def on(self, device: torch.device) -> "_Bins":
+        return self if device.type == "cpu" else _Bins(*(t.to(device) for t in self))
+
+
+@lru_cache(maxsize=256)
+def _bins(longest: int, segments: tuple[Segment, ...]) -> _Bins:
+    firsts, lengths = (torch.tensor([*numbers], dtype=torch.long) for numbers in _edges(segments))
+    counts = (lengths + longest - 1) // longest
+    segment = torch.arange(len(segments)).repeat_interleave(counts)
+    inside = longest * (torch.arange(len(segment)) - (counts.cumsum(0) - counts)[segment])
+    return _Bins(segment, firsts[segment] + inside, (lengths[segment] - inside).clamp(max=longest))
+
+
+def _edges(segments: tuple[Segment, ...]) -> tuple[list[int], list[int]]:
+    return [s.offset for s in segments], [s.numel for s in segments]

@@ -1,0 +1,116 @@
+"""Signs: one bit for each element, and one number for each parameter."""
+
+from typing import Annotated, Literal, final
+
+import torch
+from torch import Tensor
+
+from gossamer import kernels
+from gossamer.codecs.noise import signs
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.contracts import Codec, Context
+from gossamer.core.parts import part
+from gossamer.core.ranges import Choice
+from gossamer.core.wire import expect, take
+
+
+@final
+@part("sign")
+class Sign(Codec):
+    """Every element becomes -s or +s, with one s for each parameter.
+
+    `scale="l1"`: s = |x|_1 / n, the nearest that signs come to x; what is left is 1 - |x|_1^2 / (n |x|_2^2) of its square:
+    .363 of a Gaussian. `scale="l2"`: s = |x|_2 / sqrt(n), as long as x itself; what is left can be up to twice what there
+    was, where few elements are large, and error feedback around it stays bounded all the same. With one element in a
+    hundred not zero, the residual under "l2" was 18 times the gradient, from step 100 on; under "l1" 174 times, and growing.
+    `scale="one"`: s = 1: votes. An element of exactly 0 votes by the toss of a coin then, else it is +s.
+
+    Use: "l1" and "l2" with error_feedback(), for 32 times fewer bytes; "l2" for momenta, "one" with signs() and no memory.
+
+    Not for: parameters of which most elements are zero: all of them are said to be s long, and what is wrong comes back.
+
+    Wire: ceil(d / 8) bytes, and 4 a parameter.
+
+    >>> from gossamer.core.dice import Dice
+    >>> block = Block.of({"w": torch.tensor([3.0, -1.0, 0.5, 1.5])})
+    >>> codec = Sign()
+    >>> wire = codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
+    >>> wire.numel(), codec.decode(wire, block)
+    (5, tensor([ 1.5000, -1.5000,  1.5000,  1.5000]))
+
+    Paper: Bernstein, Wang, Azizzadenesheli, Anandkumar, signSGD: Compressed Optimisation for Non-Convex Problems, ICML 2018;
+    Karimireddy, Rebjock, Stich, Jaggi, Error Feedback Fixes SignSGD, ICML 2019.
+    """
+
+    scale: Annotated[Literal["l1", "l2", "one"], Choice("l1", "l2")] = "l1"
+
+    @property
+    def unbiased(self) -> bool:
+        return False
+
+    @property
+    def contracts(self) -> bool:
+        return self.scale == "l1"
+
+    @property
+    def bounds_residual(self) -> bool:
+        return self.scale == "l2"
+
+    @property
+    def any_size(self) -> bool:
+        return self.scale != "one"
+
+    @property
+    def bucket_mb(self) -> float:
+        return 25.0  # few bytes: what a bucket costs is its latency and its turn on the processor
+
+    def omega(self, layout: Layout) -> float:
+        return float("inf")
+
+    def wire_bytes(self, layout: Layout) -> int:
+        return 4 * len(layout.segments) + kernels.sign_bytes(layout.numel)
+
+    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+        flat, layout = block.flat.float(), block.layout
+        wire = layout.buffers.of(self.wire_bytes(layout), flat.device)
+        scales, payload = take(wire, torch.float32, len(layout.segments))
+        if self.scale == "one":
+            scales.copy_(_ones(kernels.absmax(flat, layout.bounds)))
+            kernels.sign_encode(_tossed(flat, block.name, context), layout.bounds, 1, payload)
+        else:
+            scales.copy_(kernels.sign_encode(flat, layout.bounds, 1 if self.scale == "l1" else 2, payload))
+        return wire
+
+    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
+        if out.dtype != torch.float32:
+            super().overwrite(wire, layout, out)
+            return
+        scales, payload = self._open(wire, layout)
+        kernels.sign_decode(payload, layout.bounds, scales, out)
+
+    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
+        scales, payload = self._open(wire, layout)
+        if into.dtype == torch.float32:
+            kernels.sign_accumulate(payload, layout.bounds, scales, into, weight)
+            return
+        narrow = torch.empty(layout.numel, device=into.device)
+        kernels.sign_decode(payload, layout.bounds, scales, narrow)
+        into.add_(narrow, alpha=weight)  # weighted in double, or a memory's books would not balance
+
+    def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
+        return self._open(wire, layout)[0]
+
+    def _open(self, wire: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        expect(wire, self.wire_bytes(layout), "sign")
+        return take(wire, torch.float32, len(layout.segments))
+
+
+def _ones(largest: Tensor) -> Tensor:
+    """1 for what is not all zero; of what is not finite something that is not."""
+    return (largest > 0).float() + (largest - largest)
+
+
+def _tossed(flat: Tensor, name: str, context: Context) -> Tensor:
+    """Zeros by the toss of a coin; else half of all votes on nothing would agree."""
+    coins = signs(1, flat.numel(), context.dice.key(f"{name}/sign"), flat.device)[0]
+    return torch.where(flat == 0, coins, flat)

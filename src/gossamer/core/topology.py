@@ -1,0 +1,138 @@
+"""Topologies: who is whose neighbour in which round, and what a graph must be for models to agree in the end."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+from gossamer.core.errors import AttachError
+from gossamer.core.parts import Part
+from gossamer.core.world import World
+
+
+class Peers(NamedTuple):
+    """One rank's neighbours in one round: it sends `share` of its mass to each of `to`, and hears from `source`.
+
+    Where the shares differ, there is one for each of `to`, in that order.
+    """
+
+    to: tuple[int, ...]
+    source: tuple[int, ...]
+    share: float | tuple[float, ...]
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """That of each of `to`."""
+        return self.share if isinstance(self.share, tuple) else (self.share,) * len(self.to)
+
+    @property
+    def keep(self) -> float:
+        """What is left of its mass."""
+        return 1 - (sum(self.share) if isinstance(self.share, tuple) else self.share * len(self.to))
+
+
+class Topology(Part):
+    """Who is whose neighbour in which round: pure arithmetic, no process groups.
+
+    Law: `j in peers(i).to` iff `i in peers(j).source`; nobody is its own neighbour; every rank keeps some of its mass. After
+    `prelude` rounds it repeats itself every `period` rounds, over which news from any rank gets to every other. If it is
+    `alike`, all ranks have as many peers in a round, hear from as many, and share as much.
+    """
+
+    kind: ClassVar[str] = "topology"
+
+    @property
+    def alike(self) -> bool:
+        """True if a rank can tell from its own neighbours how much any other one shares."""
+        return False
+
+    @property
+    def prelude(self) -> int:
+        """How many rounds come before those that repeat."""
+        return 0
+
+    def period(self, size: int) -> int:
+        """After how many rounds it repeats itself; a topology that changes from round to round says so."""
+        return 1
+
+    @abstractmethod
+    def peers(self, rank: int, size: int, round: int) -> Peers: ...
+
+    def fits(self, world: World) -> None:
+        super().fits(world)
+        if world.size > 1:
+            refuse_unsound(self, world.size)
+
+
+def refuse_unsound(topology: Topology, size: int) -> None:
+    """Raise AttachError for a graph on which mass is lost, messages wait for nobody, or news stops on its way."""
+    heard: dict[int, set[int]] = {rank: set() for rank in range(size)}
+    for round in rounds(topology, size):
+        found = [topology.peers(rank, size, round) for rank in range(size)]
+        _refuse_shares(topology, round, found)
+        _refuse_strangers(topology, round, found)
+        for rank, peers in enumerate(found):
+            heard[rank] |= set(peers.source)
+    _refuse_islands(topology, size, heard)
+
+
+def rounds(topology: Topology, size: int) -> range:
+    """Those that repeat."""
+    return range(topology.prelude, topology.prelude + topology.period(size))
+
+
+def is_undirected(topology: Topology, size: int) -> bool:
+    """Whether in every round each rank hears from those it sends to."""
+    found = (topology.peers(rank, size, round) for round in rounds(topology, size) for rank in range(size))
+    return all(set(peers.to) == set(peers.source) for peers in found)
+
+
+def _refuse_shares(topology: Topology, round: int, found: Sequence[Peers]) -> None:
+    for rank, peers in enumerate(found):
+        if len(peers.shares) != len(peers.to) or min((peers.keep, *peers.shares)) <= 0:
+            raise AttachError(
+                f"{topology} is not column-stochastic: in round {round}, rank {rank} gives {_listed(peers.to)} "
+                f"{peers.share} and keeps {peers.keep:.3g}; what it gives and what it keeps must be positive, and add up to 1"
+            )
+
+
+def _refuse_strangers(topology: Topology, round: int, found: Sequence[Peers]) -> None:
+    senders = [list[int]() for _ in found]
+    for rank, peers in enumerate(found):
+        for to in peers.to:
+            senders[to % len(found)].append(rank)
+    for rank, peers in enumerate(found):
+        if sorted(peers.source) != senders[rank] or rank in senders[rank]:
+            raise AttachError(
+                f"{topology}: in round {round}, rank {rank} listens to {_listed(peers.source)}, and what is sent to it comes "
+                f"from {_listed(senders[rank])}; `source` must be all who have it in `to`, and nobody is its own neighbour"
+            )
+
+
+def _refuse_islands(topology: Topology, size: int, heard: Mapping[int, set[int]]) -> None:
+    """Whether rank 0 hears of all, and all hear of rank 0: then all hear of all."""
+    told: dict[int, set[int]] = {rank: set() for rank in range(size)}
+    for rank, sources in heard.items():
+        for source in sources:
+            told[source].add(rank)
+    for words, edges in ("never hears of", heard), ("is never heard by", told):
+        if missing := sorted(set(range(size)) - _reached(edges)):
+            raise AttachError(
+                f"{topology} is not connected: among {size} ranks, over its period of {topology.period(size)} rounds, rank 0 "
+                f"{words} {_listed(missing)}, so that models would never agree; add the edges that are missing"
+            )
+
+
+def _reached(edges: Mapping[int, set[int]]) -> set[int]:
+    """Whom one gets to from rank 0."""
+    reached, edge = {0}, [0]
+    while edge:
+        new = edges[edge.pop()] - reached
+        reached |= new
+        edge += new
+    return reached
+
+
+def _listed(ranks: Iterable[int], most: int = 8) -> str:
+    named = sorted(ranks)
+    some = ", ".join(map(str, named[:most])) + (", ..." if len(named) > most else "")
+    return f"rank{'s' * (len(named) > 1)} {some}" if named else "nobody"

@@ -1,0 +1,207 @@
+"""Levels in a Rice code, a record at a time: 64 levels are compared with one number at once, which makes one word of bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gossamer.kernels.cpu.compile import Bytes, kernel
+from gossamer.kernels.cpu.hints import wide
+from gossamer.kernels.cpu.masks import add_where, at_least, has, ones, spread, squeeze
+from gossamer.kernels.layout import LEVEL_BLOCK, LEVEL_RECORD, LEVEL_ZEROS
+
+Words = npt.NDArray[np.uint64]
+WORDS = LEVEL_RECORD // 64
+_EACH = LEVEL_BLOCK // 64  # words that share a parameter
+
+
+@kernel
+def fold(codes: Bytes, levels: np.uint8, size: int) -> None:
+    """0, -1, 1, -2, 2, ... become 0, 1, 2, 3, 4, ...; what follows is zero, up to the end of its word."""
+    wide()
+    for i in range(size):
+        level = np.int8(np.uint8(codes[i] - levels))
+        codes[i] = np.uint8(np.int8(np.int8(level << np.int8(1)) ^ np.int8(level >> np.int8(7))))
+    for i in range(size, (size + 63) // 64 * 64):
+        codes[i] = np.uint8(0)
+
+
+@kernel
+def unfold(codes: Bytes, levels: np.uint8, size: int) -> np.uint8:
+    """The inverse; returns the largest that was found."""
+    wide()
+    top = np.uint8(0)
+    for i in range(size):
+        top = max(top, codes[i])
+    for i in range(size):
+        half, odd = np.uint8(codes[i] >> np.uint8(1)), np.uint8(codes[i] & np.uint8(1))
+        codes[i] = np.uint8(np.uint8(half ^ np.uint8(-odd)) + levels)
+    return top
+
+
+@kernel
+def parameters(codes: Bytes, bits: int, size: int, out: Bytes) -> None:
+    """Of each block the smallest parameter of the shortest code, unary parts counted with their ends."""
+    wide()
+    for block in range(out.size):
+        inside = min(LEVEL_BLOCK, size - block * LEVEL_BLOCK)
+        best, chosen, quotients = 1 << 40, 0, 0
+        for r in range(bits - 1, -1, -1):
+            bit, count = np.uint8(1 << r), 0
+            for w in range(block * LEVEL_BLOCK, block * LEVEL_BLOCK + inside, 64):
+                count += ones(has(codes, w, bit))
+            quotients = count + 2 * quotients
+            cost = quotients + (r + 1) * inside
+            if cost <= best:
+                best, chosen = cost, r
+        out[block] = chosen if quotients else LEVEL_ZEROS
+
+
+@kernel
+def code(codes: Bytes, rice: Bytes, levels: int, size: int, alive: Words, out: Words) -> int:
+    """The record of some folded codes, of whole words or of less than one; returns its bits."""
+    wide()
+    words = (size + 63) // 64
+    if size < 64:
+        at, held = _write_few(codes, int(rice[0]), levels, size, alive, out)
+    else:
+        at, held = 64 * _write_whole(codes, rice, levels, size // 64, alive, out), np.uint64(0)
+    k, more = 1, True
+    while more:
+        more, k = False, k + 1
+        for block in range(rice.size):
+            r = int(rice[block])
+            bound, last = np.uint8(k << r), k >= 2 * levels >> r
+            for w in range(block * _EACH, min((block + 1) * _EACH, words)):
+                here = alive[w]
+                if here:
+                    reached = at_least(codes, 64 * w, bound)
+                    at, held = _append(squeeze(reached, here), ones(here), out, at, held)
+                    alive[w] = np.uint64(0) if last else reached
+                    more |= alive[w] != 0
+    out[np.uint64(at >> 6)] = held
+    return at
+
+
+@kernel
+def _write_whole(codes: Bytes, rice: Bytes, levels: int, count: int, alive: Words, out: Words) -> int:
+    """The planes in which every element has a bit: as many whole words of them."""
+    at = np.uint64(0)
+    for plane in range(8):
+        for block in range(rice.size):
+            if plane < rice[block] and rice[block] != LEVEL_ZEROS:
+                for w in range(block * _EACH, min((block + 1) * _EACH, count)):
+                    out[at] = has(codes, 64 * w, np.uint8(1 << plane))
+                    at += np.uint64(1)
+    for block in range(rice.size):
+        r = int(rice[block])
+        for w in range(block * _EACH, min((block + 1) * _EACH, count)):
+            alive[w] = np.uint64(0)
+            if r != LEVEL_ZEROS:
+                out[at] = at_least(codes, 64 * w, np.uint8(1 << r))
+                if 2 * levels >> r > 1:
+                    alive[w] = out[at]
+                at += np.uint64(1)
+    return int(at)
+
+
+@kernel
+def _write_few(codes: Bytes, r: int, levels: int, size: int, alive: Words, out: Words) -> tuple[int, np.uint64]:
+    """The same planes of less than a word."""
+    at, held = 0, np.uint64(0)
+    alive[0] = np.uint64(0)
+    if r != LEVEL_ZEROS:
+        for plane in range(r):
+            at, held = _append(has(codes, 0, np.uint8(1 << plane)), size, out, at, held)
+        reached = at_least(codes, 0, np.uint8(1 << r))
+        at, held = _append(reached, size, out, at, held)
+        if 2 * levels >> r > 1:
+            alive[0] = reached
+    return at, held
+
+
+@kernel
+def _append(bits: np.uint64, count: int, out: Words, at: int, held: np.uint64) -> tuple[int, np.uint64]:
+    """Adds so many bits to those that are held of a word that is not full yet."""
+    bit = np.uint64(at & 63)
+    held |= bits << bit
+    out[np.uint64(at >> 6)] = held
+    over = (bits >> np.uint64(1)) >> (np.uint64(63) - bit)
+    return at + count, over if int(bit) + count >= 64 else held
+
+
+@kernel
+def uncode(record: Words, most: int, rice: Bytes, levels: int, size: int, alive: Words, codes: Bytes) -> int:
+    """Folded codes out of a record of at most so many bits; returns the bits that were read, or more than that if it is none.
+
+    Behind the record lies room for a plane of all its elements.
+    """
+    wide()
+    words = (size + 63) // 64
+    for i in range(64 * words):
+        codes[i] = np.uint8(0)
+    if size < 64:
+        at = _read_few(record, int(rice[0]), levels, size, alive, codes)
+    else:
+        at = _read_whole(record, most, rice, levels, size // 64, alive, codes)
+    k, more = 1, True
+    while more and at <= most:
+        more, k = False, k + 1
+        for block in range(rice.size):
+            r = int(rice[block])
+            unit, last = np.uint8(1 << r), k >= 2 * levels >> r
+            for w in range(block * _EACH, min((block + 1) * _EACH, words)):
+                here = alive[w]
+                if here:
+                    reached = spread(_bits(record, at), here)
+                    at += ones(here)
+                    add_where(codes, 64 * w, reached, unit)
+                    alive[w] = np.uint64(0) if last else reached
+                    more |= alive[w] != 0
+    return at
+
+
+@kernel
+def _read_whole(record: Words, most: int, rice: Bytes, levels: int, count: int, alive: Words, codes: Bytes) -> int:
+    at = np.uint64(0)
+    for plane in range(8):
+        if 64 * int(at) > most:
+            return 64 * int(at)
+        for block in range(rice.size):
+            if plane < rice[block] and rice[block] != LEVEL_ZEROS:
+                for w in range(block * _EACH, min((block + 1) * _EACH, count)):
+                    add_where(codes, 64 * w, record[at], np.uint8(1 << plane))
+                    at += np.uint64(1)
+    if 64 * int(at) > most:
+        return 64 * int(at)
+    for block in range(rice.size):
+        r = int(rice[block])
+        for w in range(block * _EACH, min((block + 1) * _EACH, count)):
+            alive[w] = np.uint64(0)
+            if r != LEVEL_ZEROS:
+                add_where(codes, 64 * w, record[at], np.uint8(1 << r))
+                if 2 * levels >> r > 1:
+                    alive[w] = record[at]
+                at += np.uint64(1)
+    return 64 * int(at)
+
+
+@kernel
+def _read_few(record: Words, r: int, levels: int, size: int, alive: Words, codes: Bytes) -> int:
+    inside, at = np.uint64((np.uint64(1) << np.uint64(size)) - np.uint64(1)), 0
+    alive[0] = np.uint64(0)
+    if r != LEVEL_ZEROS:
+        for plane in range(r + 1):
+            reached = _bits(record, at) & inside
+            add_where(codes, 0, reached, np.uint8(1 << plane))
+            at += size
+            if plane == r and 2 * levels >> r > 1:
+                alive[0] = reached
+    return at
+
+
+@kernel
+def _bits(record: Words, at: int) -> np.uint64:
+    """64 bits from any place on."""
+    word, bit = np.uint64(at >> 6), np.uint64(at & 63)
+    return (record[word] >> bit) | ((record[word + np.uint64(1)] << np.uint64(1)) << (np.uint64(63) - bit))

@@ -1,0 +1,52 @@
+"""Small numbers: a byte for each element, relative to the largest of its bucket; see `forms.py`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gossamer.kernels.backends import twin
+from gossamer.kernels.errors import require_count, require_length, require_vector
+from gossamer.kernels.forms import Form, Steps
+from gossamer.kernels.hashing import Key
+
+LONGEST = 4096  # elements of one bucket: a GPU's program holds it whole
+
+
+def small_encode(x: Tensor, form: Form, steps: Steps, bucket: int, key: Key | None, tops: Tensor, out: Tensor) -> None:
+    """Writes the top of each bucket, and of each element the number of the form that is next to it in units of that.
+
+    With a key one of its two neighbours, at random such that it is right on average; without, the nearest one, and of two
+    the even one. The bytes of one element are its code; a bucket whose top is not finite has any codes. Tops below 2^-100
+    count as zero. Reads 4 bytes and writes 1 per element.
+    """
+    require_vector("x", x)
+    _require(x.numel(), bucket, tops)
+    require_length("small numbers", out, x.numel())
+    twin("small", "encode", x.device)(x, form, steps, bucket, key, tops, out)
+
+
+def small_accumulate(wire: Tensor, form: Form, bucket: int, tops: Tensor, out: Tensor, weight: float = 1.0) -> None:
+    """out += weight * top / form.top * (what the code says), in place; a bucket whose top is not finite becomes NaN.
+
+    Reads 5 and writes 4 bytes per element.
+    """
+    _read(wire, form, bucket, tops, out, weight, False)
+
+
+def small_decode(wire: Tensor, form: Form, bucket: int, tops: Tensor, out: Tensor) -> None:
+    """To the bit what `small_accumulate` adds to zeros, without a pass that writes them."""
+    _read(wire, form, bucket, tops, out, 1.0, True)
+
+
+def _read(wire: Tensor, form: Form, bucket: int, tops: Tensor, out: Tensor, weight: float, anew: bool) -> None:
+    require_vector("out", out)
+    _require(out.numel(), bucket, tops)
+    require_length("small numbers", wire, out.numel())
+    twin("small", "read", out.device)(wire, form, bucket, tops, weight, out, anew)
+
+
+def _require(n: int, bucket: int, tops: Tensor) -> None:
+    if not 1 <= bucket <= LONGEST:
+        raise ValueError(f"bucket must be between 1 and {LONGEST}, got {bucket}")
+    require_vector("tops", tops)
+    require_count("tops", tops, -(-n // bucket))

@@ -1,0 +1,62 @@
+"""What memories share that learn gradients: differences travel, and what got through of them is learned."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Context, Memory, Policy, Sender
+from gossamer.core.verbs import Program, all_reduce
+
+
+class Learning(Memory):
+    """A memory whose entries are "own", h_i, what it has learned of this rank's gradient, and "common", h, which follows
+    the mean of all ranks' h_i.
+
+    D_i = g_i - h_i;  send D_i;  h_i += a (what got through of mine);  h += a (the mean of what did).
+    With `start="first"` differences are taken to each rank's first gradient, which travels in full, once.
+    """
+
+    start: Literal["zero", "first"]
+
+    @property
+    def begins(self) -> bool:
+        return self.start == "first"
+
+    def policy(self, key: str) -> Policy:
+        return "equal" if key in ("common", "velocity") else "mean"
+
+    def inherit(self, state: State, owed: Tensor, times: float) -> bool:
+        """common + owed = mean own, so what was owed leaves own, and mean own becomes common."""
+        if "own" in state:
+            state["own"] = torch.sub(state["own"], owed, alpha=times)
+        return "own" in state
+
+    def learn(self, block: Block, state: State, send: Sender, context: Context, rate: float) -> Program[Tensor]:
+        """The old h, and the mean of what got through; both memories move by `rate` of it."""
+        if self.begins and "own" not in state:
+            return (yield from _first(block, state, context))
+        own, common = _learned(block, state)
+        difference = torch.sub(block.flat, own, out=block.new())
+        echo = yield from send(block.like(difference), context._replace(feedback=rate))
+        learned = block.new().copy_(own)
+        echo.add_sent(learned, rate)
+        mean = echo.mean
+        del difference, echo  # and what was sent with it
+        state["own"], state["common"] = learned, torch.add(common, mean, alpha=rate, out=block.new())
+        return mean.add_(common)
+
+
+def _first(block: Block, state: State, context: Context) -> Program[Tensor]:
+    """Everybody's gradient in full: what differences are taken to."""
+    own = block.flat.clone()
+    mean = (yield from all_reduce(block.flat.clone())).div_(context.size)
+    state["own"], state["common"] = own, mean.clone()
+    return mean
+
+
+def _learned(block: Block, state: State) -> tuple[Tensor, Tensor]:
+    if "own" not in state:
+        return torch.zeros_like(block.flat), torch.zeros_like(block.flat)
+    return state["own"], state["common"]

@@ -1,0 +1,66 @@
+"""How fast models may follow their neighbours through a codec: found by letting random vectors agree."""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, Layout
+from gossamer.core.contracts import Codec, Context, Topology
+from gossamer.core.dice import Dice
+from gossamer.mixers.weights import metropolis
+
+_LAYOUT = Layout.of({"x": (256,)})
+_ROUNDS, _RATES = 40, (1.0, 0.5, 0.25, 0.1, 0.05, 0.025, 0.01, 0.005)
+
+
+def damping(codec: Codec, layout: Layout) -> float:
+    """What an unbiased codec's wires are multiplied by, so that less is left of a vector than it had: 1 / (1 + omega)."""
+    return 1 / (1 + codec.omega(layout)) if codec.unbiased else 1.0
+
+
+@cache
+def consensus_rate(codec: Codec, topology: Topology, size: int) -> float:
+    """Of a few rates the one with which random vectors come nearest to their mean in some rounds; equal on all ranks.
+
+    >>> from gossamer.codecs import FP32, TopK
+    >>> from gossamer.topologies import Ring, TwoWay
+    >>> consensus_rate(FP32(), TwoWay(Ring()), 4), consensus_rate(TopK(0.01), TwoWay(Ring()), 4)
+    (1.0, 0.05)
+    """
+    best, least = _RATES[-1], float("inf")
+    for rate in _RATES:
+        left = _spread_after(codec, topology, size, rate)
+        if least < float("inf") and left > 0.9 * least:  # a larger one is as good, or better
+            break
+        best, least = (rate, left) if left < least else (best, least)
+    return best
+
+
+def _spread_after(codec: Codec, topology: Topology, size: int, rate: float) -> float:
+    weights = _matrix(topology, size)
+    numbers = torch.Generator().manual_seed(1)
+    x = torch.randn(size, _LAYOUT.numel, generator=numbers)
+    believed = x.clone()
+    x += torch.randn(x.shape, generator=numbers)  # as far from what is believed as from one another
+    for step in range(_ROUNDS):
+        believed = believed + torch.stack([_told(codec, x[i] - believed[i], i, size, step) for i in range(size)])
+        x = x + rate * (weights @ believed - believed)
+    left = float((x - x.mean(0)).norm())
+    return left if left < float("inf") else float("inf")
+
+
+def _told(codec: Codec, news: Tensor, rank: int, size: int, step: int) -> Tensor:
+    block = Block(news, _LAYOUT)
+    wire = codec.encode(block, {}, Context(rank, size, step, Dice(0, step, rank)))
+    return codec.decode(wire, block) * damping(codec, _LAYOUT)
+
+
+def _matrix(topology: Topology, size: int) -> Tensor:
+    """W: what each rank makes of all models."""
+    out = torch.eye(size)
+    for i in range(size):
+        for j, weight in zip(topology.peers(i, size, 0).to, metropolis(topology, i, size, 0)):
+            out[i, j] = weight
+            out[i, i] -= weight
+    return out

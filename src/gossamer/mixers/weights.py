@@ -1,0 +1,46 @@
+"""The weights of undirected mixing: symmetric, so that what one rank gives another gets back."""
+
+from gossamer.core.contracts import Topology
+from gossamer.core.errors import AttachError
+from gossamer.core.parts import Part
+from gossamer.core.topology import is_undirected, rounds
+
+
+def metropolis(topology: Topology, rank: int, size: int, round: int) -> list[float]:
+    """W_ij = 1 / (1 + max(deg_i, deg_j)) for each of a rank's peers: doubly stochastic on every undirected graph.
+
+    >>> from gossamer.topologies import Graph, Ring, TwoWay
+    >>> metropolis(TwoWay(Ring()), 0, 6, 0) == [1 / 3, 1 / 3]
+    True
+    >>> metropolis(Graph("0-1 0-2 0-3"), 1, 4, 0)
+    [0.25]
+    """
+    to = topology.peers(rank, size, round).to
+    return [1 / (1 + max(len(to), len(topology.peers(j, size, round).to))) for j in to]
+
+
+def given(topology: Topology, rank: int, size: int, round: int) -> list[float]:
+    """The topology's own shares."""
+    return [*topology.peers(rank, size, round).shares]
+
+
+def refuse_directed(part: Part, topology: Topology, size: int) -> None:
+    if not is_undirected(topology, size):
+        raise AttachError(
+            f"{part} needs an undirected graph, and {topology} has edges that go one way only: what they carry would never come "
+            f"back, and models would settle at no average; use two_way({topology}), or push_sum({topology})"
+        )
+
+
+def refuse_unequal(part: Part, topology: Topology, size: int) -> None:
+    """Given weights must be the same at both ends of an edge."""
+    for round in rounds(topology, size):
+        shares = [dict(zip((p := topology.peers(rank, size, round)).to, p.shares)) for rank in range(size)]
+        for i, row in enumerate(shares):
+            for j, share in row.items():
+                if abs(share - shares[j][i]) > 1e-9:
+                    raise AttachError(
+                        f"{part}: rank {i} gives rank {j} {share:.4g} and gets {shares[j][i]:.4g} in round {round}, so the "
+                        "weights are not doubly stochastic, and models would settle at no average; use weights='metropolis', or "
+                        f"push_sum({topology})"
+                    )

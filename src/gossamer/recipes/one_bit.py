@@ -1,0 +1,86 @@
+"""One bit per element."""
+
+from typing import Literal
+
+from gossamer.codecs import Sign
+from gossamer.controllers import FromStep
+from gossamer.exchanges import Scatter
+from gossamer.memories import ErrorFeedback, NoMemory
+from gossamer.recipe import Recipe, preset
+from gossamer.recipes.dense import DENSE
+from gossamer.updates import AdamAfter, LambAfter, Signs
+
+
+@preset
+def signsgd(momentum: float = 0.0) -> Recipe:
+    """The majority's vote on the sign of each element; with `momentum` on that of each rank's running mean.
+
+    Use: with plain SGD at a hundredth of its usual rate or less, below about 1 Gbit/s, where ranks may be wrong: 32 times fewer
+    bytes whatever their number, and none of them has more than one vote. With `momentum=0.9` it is Signum.
+
+    Not for: optimizers with momentum, which Signum refuses, nor adaptive ones, nor few ranks with small batches: a sign is right or
+    wrong, whatever the size of what it is of. Of a gradient that is 4 in one batch of four and -1 in the others it goes the
+    wrong way for ever, which `ef_signsgd` does not. Nor embeddings of which few rows are used: the others walk at random.
+
+    Paper: Bernstein, Wang, Azizzadenesheli, Anandkumar, signSGD, ICML 2018; Bernstein, Zhao, Azizzadenesheli, Anandkumar,
+    signSGD with Majority Vote is Communication Efficient and Fault Tolerant, ICLR 2019.
+    """
+    votes = Scatter(Sign("one"), feedback=0.0, own="encoded")
+    return Recipe(votes, NoMemory(allow_biased=True), update=Signs(momentum))
+
+
+@preset
+def ef_signsgd() -> Recipe:
+    """The sign of each element and one size for each parameter, and error feedback for the rest, in both phases.
+
+    Use: below about 1 Gbit/s, with SGD at its usual rate: 32 times fewer bytes whatever the number of ranks.
+
+    Not for: adaptive optimizers, whose step does not shrink with the rate as what is held back does: `onebit_adam` is made for
+    those. It keeps a residual as large as the model. Nor embeddings of which few rows are used, whose residuals grow for long.
+
+    Paper: Karimireddy, Rebjock, Stich, Jaggi, Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019.
+    """
+    return Recipe(Scatter(Sign("l1")), ErrorFeedback(units="update"))
+
+
+CARRIER = Scatter(Sign("l2"), own="encoded")
+"""A momentum's signs in two phases, as long as it is, with error feedback on both sides."""
+
+
+@preset
+def onebit_adam(
+    warmup: int, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, bias_correction: bool = True
+) -> Recipe:
+    """Adam for a warm-up; then its second moment is frozen, and its momentum travels as signs.
+
+    Use: with AdamW, in place of DeepSpeed's OneBitAdam, on long runs below about 1 Gbit/s: from the freeze on a 32nd of dense's
+    bytes, whatever the number of ranks. Say a `warmup` of 15 to 25 percent of all steps.
+
+    Not for: short runs: of 20 percent of dense steps alone the whole run's bytes are a fifth. Nor runs whose gradients are
+    still large at the freeze: the frozen second moment makes all later steps too small.
+
+    Paper: Tang et al., 1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed, ICML 2021.
+    """
+    update = AdamAfter(warmup, beta1, beta2, eps, bias_correction)
+    return Recipe(DENSE, controller=FromStep(warmup, CARRIER, ErrorFeedback()), update=update)
+
+
+@preset
+def onebit_lamb(
+    warmup: int,
+    weight_decay: float = 0.0,
+    max_coeff: float = 10.0,
+    min_coeff: float = 0.01,
+    coefficients: Literal["adaptive", "frozen"] = "adaptive",
+) -> Recipe:
+    """LAMB for a warm-up; then its second moment and trust ratios are frozen, and its momentum travels as signs.
+
+    Use: with AdamW or SGD, without weight decay of theirs, in place of DeepSpeed's OneBitLamb: for large batches on long runs below
+    about 1 Gbit/s. Say a `warmup` of 15 to 25 percent of all steps.
+
+    Not for: short runs, as `onebit_adam`; nor rates of Adam's: steps are as long as a tensor times the rate.
+
+    Paper: Li, Awan, Tang, Rajbhandari, He, 1-bit LAMB, 2021.
+    """
+    update = LambAfter(warmup, weight_decay, max_coeff=max_coeff, min_coeff=min_coeff, coefficients=coefficients)
+    return Recipe(DENSE, controller=FromStep(warmup, CARRIER, ErrorFeedback()), update=update)

@@ -1,0 +1,81 @@
+"""Block momentum: rounds of local steps are filtered as gradients are by momentum."""
+
+from typing import Annotated, Literal, final
+
+import torch
+
+from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice, Range
+from gossamer.core.schedule import Loop, Schedule, Share
+from gossamer.core.verbs import Program
+from gossamer.schedules.slowmo import SlowMo
+
+
+@final
+@part("bmuf", sample="bmuf(8)")
+class BMUF(Schedule):
+    """Blockwise model-update filtering: `every` local steps, an average, and a momentum step that knows no learning rate.
+
+    G = mean_i (x_i - a);  v = momentum v + rate G;  a += v;  x_i = a.  With `nesterov`: W += v, and the next block starts at
+    a = W + momentum v; W is the model that is judged. In the long run a block counts rate / (1 - momentum) times: momentum
+    None is 1 - 1/N on N ranks, so that what N ranks have learned together counts N times. It is `slowmo` with by_lr=False,
+    bit for bit with a rate of 1, and so is Nesterov's form DiLoCo's outer step.
+
+    `buffers` says what becomes of the optimizer's own momentum at the end of a block, as in `slowmo`; "reset" is usual.
+    G passes through the recipe's memory and exchange.
+
+    Use: on slow links with a learning rate that is left as it is, or cut seldom.
+
+    Not for: rates that a schedule moves down fast, for v knows nothing of them: use `slowmo`. Nor machines short of memory:
+    it keeps two more copies of the model.
+
+    Wire: the exchange's bytes once per `every` steps.
+
+    >>> BMUF(every=16, nesterov=True)
+    bmuf(16, nesterov=True)
+
+    Paper: Chen, Huo, Scalable Training of Deep Learning Machines by Incremental Block Training with Intra-block Parallel
+    Optimization and Blockwise Model-Update Filtering, ICASSP 2016.
+    """
+
+    every: Annotated[int, Choice(4, 8, 16, 32, 64)]
+    momentum: Annotated[float | None, Range(0.0, 0.8)] = None
+    rate: float = 1.0
+    nesterov: bool = False
+    buffers: Annotated[Literal["maintain", "reset", "average"], Choice("maintain", "reset")] = "reset"
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"bmuf: every must be at least 1 step, got {self.every}")
+        require(
+            self.momentum is None or 0 <= self.momentum < 1,
+            f"bmuf: momentum must lie in [0, 1), got {self.momentum}; None is 1 - 1/N on N ranks",
+        )
+        require(self.rate > 0, f"bmuf: rate must be positive, got {self.rate}; 1 is usual, 0 would freeze the model")
+
+    @property
+    def period(self) -> int:
+        return self.every
+
+    def ends_round(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def equal(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def judged(self, loop: Loop) -> list[Share]:
+        """Without the look-ahead of Nesterov's form."""
+        models, one = loop.parameters(), torch.ones(())
+        if self.nesterov:
+            ahead = self.rate * self._momentum(loop.size)
+            for x, state in zip(models, loop.states):
+                if "velocity" in state:
+                    x.add_(state["velocity"], alpha=ahead)
+        return [Share(x, one) for x in models]
+
+    def step(self, loop: Loop) -> Program[None]:
+        momentum = self._momentum(loop.size)
+        slow = SlowMo(self.every, momentum, self.rate, by_lr=False, buffers=self.buffers, nesterov=self.nesterov)
+        yield from slow.step(loop)
+
+    def _momentum(self, size: int) -> float:
+        return 1 - 1 / size if self.momentum is None else self.momentum

@@ -1,0 +1,87 @@
+"""CoCoD: an average lands a round later, and what a rank has learned meanwhile is kept."""
+
+from typing import Annotated, final
+
+import torch
+from torch import Tensor
+
+from gossamer.core.contracts import Policy
+from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice
+from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.verbs import Descend, Program
+from gossamer.schedules.rounds import just_before_landing, lands, refuse_delay, remember_anchor
+
+
+@final
+@part("cocod", sample="cocod(8)")
+class CoCoD(Schedule):
+    """Every `every` steps: land the average of models launched a round ago, add what was learned since, launch the next.
+
+    s_i: the model as it was launched.  D = mean_i (a - s_i);  a -= D, which is mean s;  x_i = a + (x_i - s_i).  So the mean
+    of models moves by the mean of all progress, at the learning rate as it is, and ranks differ by what they learned in one
+    round. The average travels during `delay` steps, a whole round unless said otherwise; with 0 it is `local_sgd`. It lands
+    by schedule, never by arrival, and passes through the recipe's memory and exchange.
+    A round whose average is not finite is dropped: when it should land, every rank returns to the anchor.
+
+    Use: where an average takes as long as a few local steps, and the learning rate is to stay as it is.
+
+    Not for: ranks whose data differ much, unless rounds are short: nothing pulls a rank back but the average itself. Nor
+    machines short of memory: it keeps two more copies of the model.
+
+    Wire: the exchange's bytes once per `every` steps, hidden behind computing.
+
+    >>> CoCoD(every=8)
+    cocod(8)
+
+    Paper: Shen, Xu, Liu, Cheng, Faster Distributed Deep Net Training: Computation and Communication Decoupled Stochastic
+    Gradient Descent, IJCAI 2019.
+    """
+
+    every: Annotated[int, Choice(2, 4, 8, 12, 24)]
+    delay: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"cocod: every must be at least 1 step, got {self.every}")
+        refuse_delay("cocod", self.delay, self.every)
+
+    def policy(self, key: str) -> Policy:
+        return "mean" if key == "start" else "equal"
+
+    @property
+    def period(self) -> int:
+        return self.every
+
+    def ends_round(self, step: int) -> bool:
+        return just_before_landing(step, self.every, self.delay)
+
+    def equal(self, step: int) -> bool:
+        return self.delay == 0 and step % self.every == 0
+
+    def step(self, loop: Loop) -> Program[None]:
+        remember_anchor(loop, loop.parameters)
+        yield Descend()
+        if lands(loop.step, self.every, self.delay) and loop.in_flight():
+            yield from self._land(loop)
+        if loop.step % self.every:
+            return
+        yield from self._launch(loop)
+        if self.delay == 0:
+            yield from self._land(loop)
+
+    def _launch(self, loop: Loop) -> Program[None]:
+        moved = list[Tensor]()
+        for place, x in zip(loop.places, loop.parameters()):
+            state = place.states["schedule"]
+            state["start"] = x
+            moved.append(torch.sub(state["anchor"], x, out=place.layout.buffers.like(x)))
+        yield from loop.launch(moved)
+
+    def _land(self, loop: Loop) -> Program[None]:
+        means = yield from loop.land()
+        models = loop.parameters()
+        for place, mean, x in zip(loop.places, means or [], models):
+            state = place.states["schedule"]
+            state["anchor"] = torch.sub(state["anchor"], mean, out=mean)
+            x.sub_(state["start"]).add_(state["anchor"])
+        loop.assign(models if means is not None else [s["anchor"] for s in loop.states])

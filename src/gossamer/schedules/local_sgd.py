@@ -1,0 +1,54 @@
+"""Local steps, then an average: SlowMo without slow momentum."""
+
+from typing import Annotated, final
+
+from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice
+from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.verbs import Program
+from gossamer.schedules.slowmo import SlowMo
+
+
+@final
+@part("local_sgd", sample="local_sgd(8)")
+class LocalSGD(Schedule):
+    """`every` local steps, then an exact average: SlowMo with beta 0 and alpha 1.
+
+    D = mean_i (a - x_i);  x_i = a = a - D.  After `warmup` steps, during which it averages at every step.
+
+    Use: on links of high latency, and where every step is too often.
+
+    Not for: ranks whose data differ much, unless rounds are short: models drift apart in between.
+
+    Wire: the exchange's bytes once per `every` steps.
+
+    >>> LocalSGD(every=8)
+    local_sgd(8)
+
+    Paper: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019.
+    """
+
+    every: Annotated[int, Choice(2, 4, 8, 12, 24)]
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"local_sgd: every must be at least 1 step, got {self.every}; 4 to 16 are usual")
+        require(self.warmup >= 0, f"local_sgd: warmup must be 0 steps or more, got {self.warmup}")
+
+    @property
+    def period(self) -> int:
+        return self.every
+
+    @property
+    def prelude(self) -> int:
+        return self.warmup
+
+    def ends_round(self, step: int) -> bool:
+        return step <= self.warmup or step % self.every == 0
+
+    def equal(self, step: int) -> bool:
+        return self.ends_round(step)
+
+    def step(self, loop: Loop) -> Program[None]:
+        rounds = SlowMo(1 if loop.step <= self.warmup else self.every, beta=0.0)
+        yield from rounds.step(loop)

@@ -1,0 +1,60 @@
+"""Lookahead: slow weights follow fast ones, on one rank as well."""
+
+from typing import Annotated, final
+
+from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice, Range
+from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.verbs import Descend, Program
+from gossamer.schedules.slowmo import SlowMo
+
+
+@final
+@part("lookahead")
+class Lookahead(Schedule):
+    """`every` steps forward, then a part of the way: a += alpha (mean_i x_i - a);  x_i = a.
+
+    On one rank it is Lookahead around the optimizer, whose state goes on as it is; on several it is `slowmo` without
+    momentum, and `alpha=1` is plain local steps. The difference passes through the recipe's memory and exchange.
+
+    Use: around an optimizer whose steps are large or noisy, on one rank or many: the average over rounds is quieter.
+
+    Not for: saving time: of every step a share of `alpha` is kept, so raise the learning rate.
+
+    Wire: the exchange's bytes once per `every` steps; nothing on one rank.
+
+    >>> Lookahead(every=6)
+    lookahead(every=6)
+
+    Paper: Zhang, Lucas, Hinton, Ba, Lookahead Optimizer: k steps forward, 1 step back, NeurIPS 2019.
+    """
+
+    every: Annotated[int, Choice(5, 10, 20)] = 5
+    alpha: Annotated[float, Range(0.3, 0.8)] = 0.5
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"lookahead: every must be at least 1 step, got {self.every}; the paper uses 5 and 10")
+        require(
+            0 < self.alpha <= 1,
+            f"lookahead: alpha must lie in (0, 1], got {self.alpha}: 0 freezes the model; the paper uses 0.5 and 0.8",
+        )
+
+    @property
+    def works_alone(self) -> bool:
+        return True
+
+    @property
+    def period(self) -> int:
+        return self.every
+
+    def ends_round(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def equal(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def step(self, loop: Loop) -> Program[None]:
+        if loop.size == 1 and self.alpha == 1:
+            yield Descend()
+            return
+        yield from SlowMo(self.every, beta=0.0, alpha=self.alpha).step(loop)

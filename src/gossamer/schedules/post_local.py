@@ -1,0 +1,86 @@
+"""Post-local SGD: synchronous training while it is fragile, local steps after."""
+
+from typing import final
+
+from gossamer.core.parts import part, require
+from gossamer.core.schedule import Loop, Schedule, Share
+from gossamer.core.terms import Term, bars
+from gossamer.core.verbs import Descend, Program
+
+
+@final
+@part("post_local", sample="post_local(2, local_sgd(4))")
+class PostLocal(Schedule):
+    """For `steps` steps gradients are averaged, as in synchronous training; from then on it is `then`.
+
+    The steps are those up to the first cut of the learning rate, usually. All ranks hold one model when `then` begins, which
+    is its first anchor, and an optimizer that saw equal gradients. Rounds of `then` end at multiples of its length,
+    counted from the first step of training, so that the first one may be shorter. `then` may be any schedule of local steps.
+
+    Use: where local steps from the start cost quality: models part the most while gradients change fast.
+
+    Not for: links on which even the first steps cannot wait for every average; `local_sgd` and `slowmo` start at once.
+
+    Wire: the exchange's bytes at every step at first, and then those of `then`.
+
+    >>> from gossamer.schedules import LocalSGD
+    >>> PostLocal(1000, LocalSGD(8))
+    post_local(1000, local_sgd(8))
+
+    Paper: Lin, Stich, Patel, Jaggi, Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020.
+    """
+
+    steps: int
+    then: Schedule
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0, f"post_local: steps must be 0 or more, got {self.steps}")
+        require(
+            not self.then.averages_gradients and self.then.drives is None and not self.then.lane,
+            f"post_local: {self.then} is no schedule of local steps; use local_sgd(...), slowmo(...) or another one",
+        )
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        units = "a residual of gradients is none of models, and would be lost or counted wrongly at the change; "
+        return (
+            *self.then.terms,
+            bars("memory", because="{memory} under {schedule}: " + units + "drop the memory, and use scatter(qsgd())"),
+            bars("own feedback", because="{exchange} under {schedule}: " + units + "leave feedback out"),
+            bars("control", because="{controller} under {schedule} would take gradients and models for the same"),
+        )
+
+    @property
+    def works_alone(self) -> bool:
+        return self.then.works_alone
+
+    @property
+    def follows_rate(self) -> bool:
+        return self.then.follows_rate
+
+    @property
+    def period(self) -> int:
+        return self.then.period
+
+    @property
+    def prelude(self) -> int:
+        return max(self.steps, self.then.prelude)
+
+    def averages(self, step: int) -> bool:
+        return step <= self.steps
+
+    def ends_round(self, step: int) -> bool:
+        return self.averages(step) or self.then.ends_round(step)
+
+    def equal(self, step: int) -> bool:
+        return self.averages(step) or self.then.equal(step)
+
+    def judged(self, loop: Loop) -> list[Share] | None:
+        return self.then.judged(loop)
+
+    def step(self, loop: Loop) -> Program[None]:
+        if not self.averages(loop.step):
+            yield from self.then.step(loop)
+            return
+        yield from loop.average_gradients()
+        yield Descend()

@@ -1,0 +1,96 @@
+"""Rounds: what schedules of local steps share. An anchor, the mean of what ranks moved away from it, and an outer step.
+
+The outer step is one rule: v = beta v + D;  a -= alpha v, and under Nesterov a -= alpha (D + beta v). SlowMo scales v by the
+learning rate, block momentum does not, Lookahead and Local SGD have beta 0, DiLoCo is Nesterov's.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import State
+from gossamer.core.parts import require
+from gossamer.core.schedule import Loop, Place, Schedule
+from gossamer.core.verbs import Descend, Program
+
+
+class OuterStep(NamedTuple):
+    """How an anchor follows the mean D = mean_i (a - x_i) of a round."""
+
+    beta: float
+    alpha: float = 1.0
+    by_lr: bool = True
+    nesterov: bool = False
+
+    def take(self, place: Place, moved: Tensor, lr: float) -> None:
+        """Move one block's anchor; `moved` is given away."""
+        state, room = place.states["schedule"], place.layout.buffers.like(moved)
+        ahead = room.copy_(moved) if self.nesterov else room
+        velocity = slow_velocity(state, moved, lr, self.beta, self.by_lr)
+        if self.nesterov:
+            step = ahead.add_(velocity, alpha=self.beta).mul_(self.alpha)
+        else:
+            step = torch.mul(velocity, self.alpha, out=ahead)
+        state["anchor"] = torch.sub(state["anchor"], step, out=step)
+
+
+class LocalSteps(Schedule):
+    """What a round is made of unless a schedule says otherwise: every rank steps for itself."""
+
+    @property
+    def nests(self) -> bool:
+        return True
+
+    def step(self, loop: Loop) -> Program[None]:
+        yield Descend()
+
+
+def slow_velocity(state: State, moved: Tensor, lr: float, beta: float, by_lr: bool) -> Tensor:
+    """v = beta (lr_t / lr_(t-1)) v + moved, kept in `state` where `moved` was; without `by_lr` the ratio is left out."""
+    if beta == 0:
+        return moved
+    velocity, last = state.get("velocity"), float(state.get("lr", torch.zeros(())))
+    ratio = lr / last if by_lr and last else float(not by_lr)
+    if velocity is not None:
+        moved.add_(velocity, alpha=beta * ratio)
+    state["velocity"], state["lr"] = moved, torch.tensor(lr, dtype=torch.float64)
+    return moved
+
+
+def remember_anchor(loop: Loop, held: Callable[[], Sequence[Tensor]]) -> None:
+    """At the first step, the anchor is the model all ranks start from; parameters that join later have theirs then."""
+    if any("anchor" not in s for s in loop.states):
+        for state, x in zip(loop.states, held()):
+            state.setdefault("anchor", x)
+
+
+def differences(loop: Loop, held: Sequence[Tensor]) -> list[Tensor]:
+    """Anchor minus what a rank holds, written over that: it points like a gradient."""
+    return [torch.sub(s["anchor"], x, out=x) for s, x in zip(loop.states, held)]
+
+
+def return_to_anchor(loop: Loop) -> None:
+    """Ranks hold the anchor again, and each a whole share of it."""
+    loop.assign([s["anchor"] for s in loop.states])
+    for state in loop.mixing:
+        state.clear()
+
+
+def lands(step: int, every: int, delay: int | None) -> bool:
+    """Whether what was launched lands after this step: so many steps later, and before the next one leaves."""
+    return step % every == (every if delay is None else delay) % every
+
+
+def just_before_landing(step: int, every: int, delay: int | None) -> bool:
+    """An average has had its time to travel; without a delay it is the end of the round."""
+    return step % every == 0 if delay == 0 else lands(step + 1, every, delay)
+
+
+def refuse_delay(name: str, delay: int | None, every: int) -> None:
+    require(
+        delay is None or 0 <= delay <= every,
+        f"{name}: delay={delay} in rounds of {every} steps: the next average would leave before the last one has landed, and "
+        f"only one is on its way; use 0 to {every} steps",
+    )

@@ -1,0 +1,46 @@
+"""One topology first, another one from some round on."""
+
+from typing import final
+
+from gossamer.core.contracts import Peers, Topology
+from gossamer.core.parts import part, require
+
+
+@final
+@part("switch", sample="switch(exponential(count=2), 1000, exponential())")
+class Switch(Topology):
+    """`before` for so many rounds, `after` from then on.
+
+    Use: to mix more while models differ most: two peers in the first epochs, one later.
+
+    Wire: that of the one in force.
+
+    >>> from gossamer.topologies import Exponential
+    >>> [Switch(Exponential(2), 1, Exponential()).peers(0, 9, k).to for k in range(3)]
+    [(1, 2), (1,), (2,)]
+
+    Paper: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
+    """
+
+    before: Topology
+    rounds: int
+    after: Topology
+
+    def __post_init__(self) -> None:
+        require(self.rounds >= 1, f"switch: rounds must be 1 or more, got {self.rounds}; or use {self.after} alone")
+
+    @property
+    def alike(self) -> bool:
+        return self.before.alike and self.after.alike
+
+    @property
+    def prelude(self) -> int:
+        return self.rounds + self.after.prelude
+
+    def period(self, size: int) -> int:
+        return self.after.period(size)
+
+    def peers(self, rank: int, size: int, round: int) -> Peers:
+        if round < self.rounds:
+            return self.before.peers(rank, size, round)
+        return self.after.peers(rank, size, round - self.rounds)

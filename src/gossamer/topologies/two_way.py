@@ -1,0 +1,39 @@
+"""Any topology, both ways."""
+
+from typing import final
+
+from gossamer.core.contracts import Peers, Topology
+from gossamer.core.parts import part
+from gossamer.topologies.ring import Ring
+
+
+@final
+@part("two_way")
+class TwoWay(Topology):
+    """Whoever sends to a rank hears from it too; with n neighbours, each gets 1/(n+1) of a rank's mass.
+
+    On a ring these are (1/3, 1/3, 1/3), and disagreement shrinks by (1 + 2 cos(2 pi / N)) / 3 a round.
+
+    Use: for mixers that need undirected graphs: `symmetric(two_way(ring()))`, `choco(qsgd(), two_way(ring()))`.
+
+    Not for: `push_sum()`, which needs no way back: it would send twice as much.
+
+    Wire: a message of d numbers a neighbour and round.
+
+    >>> TwoWay(Ring()).peers(rank=0, size=4, round=0)
+    Peers(to=(1, 3), source=(1, 3), share=0.3333333333333333)
+    """
+
+    topology: Topology = Ring()
+
+    @property
+    def prelude(self) -> int:
+        return self.topology.prelude
+
+    def period(self, size: int) -> int:
+        return self.topology.period(size)
+
+    def peers(self, rank: int, size: int, round: int) -> Peers:
+        one = self.topology.peers(rank, size, round)
+        both = tuple(sorted({*one.to, *one.source}))
+        return Peers(both, both, 1 / (len(both) + 1) if both else 0.0)
