@@ -172,3 +172,62 @@ def too_few(rank: int, size: int, recipe: str) -> str:
 @pytest.mark.parametrize(("backups", "words"), [(1, "2 ranks leave one gradient"), (2, "2 ranks leave nobody")])
 def test_ranks_that_leave_no_mean_are_refused_at_attach(gang2: Gang, backups: int, words: str) -> None:
     assert all(words in text for text in gang2.run(too_few, f"backup({backups})"))
+
+
+def patient(rank: int, size: int) -> tuple[list[int], list[float], torch.Tensor]:
+    """Nobody is late by a thousand times what is usual."""
+    with attached("allreduce(fp32()) + first(grace=1000.0, limit=60.0)") as (model, optimizer, comm):
+        while comm.step < STEPS:
+            optimizer.zero_grad()
+            loss_of(model, rank, comm.step + 1).backward()
+            optimizer.step()
+        dist.barrier()
+        return comm.dropped, comm.acceptance, flat(model)
+
+
+def test_grace_keeps_a_step_open_for_all(gang4: Gang) -> None:
+    outcomes = gang4.run(patient)
+    for dropped, acceptance, model in outcomes:
+        assert dropped == []
+        assert acceptance == [1.0] * 4
+        assert same(model, outcomes[0][2])
+
+
+def shrinking(rank: int, size: int) -> dict[str, Any]:
+    """Nobody may be late, and the last rank is, in its second step: until the others have done four without it."""
+    told, used = list[tuple[int, Any]](), dict[int, tuple[int, ...]]()
+    recipe = "allreduce(fp32()) + first(backups=0, limit=0.2, on_exhausted='shrink')"
+    with milestones(rank) as others, attached(recipe) as (model, optimizer, comm):
+        comm.worker.on_late = lambda step: told.append((step, comm.dropped_samples[step]))
+
+        def before() -> None:
+            used[len(used) + 1] = comm.accepted
+
+        comm.before_step = before
+        turns = 0
+        while comm.step < STEPS:
+            turns += 1
+            optimizer.zero_grad()
+            comm.samples(f"batch {turns}")
+            loss = loss_of(model, rank, comm.step + 1)
+            if rank == size - 1 and turns == 2:
+                others.wait_for(4)
+            loss.backward()
+            optimizer.step()
+            others.reach(comm.step)
+        dist.barrier()
+        drops = [(d.step, d.dropped) for d in comm.ledger.drops]
+        return {"told": told, "drops": drops, "used": used, "model": flat(model), "shares": comm.acceptance}
+
+
+def test_an_exhausted_step_shrinks_and_every_rank_knows_by_how_much(gang4: Gang) -> None:
+    outcomes = gang4.run(shrinking)
+    last, first = outcomes[-1], outcomes[0]
+    assert all(3 not in first["used"][step] for step in (2, 3, 4))  # under load, others may be late as well
+    assert (2, ["batch 2"]) in last["told"]
+    assert last["told"] == last["drops"]
+    assert first["shares"][3] <= 1 - 3 / STEPS
+    for outcome in outcomes:
+        assert same(outcome["model"], first["model"])
+        assert outcome["used"] == first["used"]
+        assert outcome["shares"] == first["shares"]

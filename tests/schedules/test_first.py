@@ -7,7 +7,7 @@ import torch
 from tests.worker.gym import Flat, Network, Replica, bit_equal, make, noise, parameters, pull, sgd, train
 from torch import Tensor
 
-from gossamer.core.errors import AttachError, RecipeError
+from gossamer.core.errors import AttachError, PeerError, RecipeError
 from gossamer.core.verbs import AllReduce
 from gossamer.counting import bytes_per_step
 from gossamer.fabrics.ledger import traffic
@@ -281,3 +281,74 @@ def test_late_ranks_send_zeros_so_bytes_do_not_change() -> None:
 def test_impossible_values_are_refused() -> None:
     with pytest.raises(RecipeError, match="0 or more"):
         First(-1)
+
+
+def test_grace_waits_for_all_until_the_deadline_that_follows_them() -> None:
+    """Arrivals at 1, 1.1, 1.2 and 1.3: median 1.15, median distance .1. So until 2.15; who takes longer is left out."""
+
+    def seconds(rank: int, step: int) -> float:
+        return 9.0 if (rank, step) == (3, 5) else 1.0 + rank / 10
+
+    ranks = make("allreduce(fp32()) + first(grace=10.0)", 4)
+    run = train(ranks, pull, 5, seconds=seconds)
+    seen = ranks[0].worker.live["quorum"].accepted
+    assert all(seen[step] == (0, 1, 2, 3) for step in range(1, 5))
+    assert seen[5] == (0, 1, 2)
+    assert ranks[3].worker.dropped[-1] == 5
+    assert bit_equal(parameters(ranks))
+    assert min(r.clock for r in run.replicas) == pytest.approx(4 * 1.3 + 2.15)
+
+
+def test_grace_without_late_ranks_is_synchronous_training() -> None:
+    ranks, plain = make("allreduce(fp32()) + first(grace=5.0)", 3), make("allreduce", 3)
+    train(ranks, pull, 6, seconds=lambda rank, step: 1.0 + rank / 10)
+    train(plain, pull, 6)
+    assert all(r.worker.dropped == [] for r in ranks)
+    assert all(bit_equal(pair) for pair in zip(parameters(ranks), parameters(plain)))
+
+
+def stuck(rank: int, step: int) -> float:
+    return 100.0 if rank >= 2 and step == 2 else 1.0
+
+
+def test_an_exhausted_step_shrinks() -> None:
+    ranks = make("allreduce(fp32()) + first(limit=5.0, on_exhausted='shrink')", 4)
+    train(ranks, pull, 4, seconds=stuck)
+    quorum = ranks[0].worker.live["quorum"]
+    assert sorted(quorum.accepted[2]) == [0, 1]
+    assert min(r.clock for r in ranks) == pytest.approx(16.0)  # 1, then 5 in each of the steps that two are late for
+    assert bit_equal(parameters(ranks))
+
+
+def test_an_exhausted_step_is_an_error_that_names_who_is_missing() -> None:
+    with pytest.raises(PeerError, match=r"only 2 of 3 gradients came within 5 seconds, none from ranks \[2, 3\]"):
+        train(make("allreduce(fp32()) + first(limit=5.0)", 4), pull, 4, seconds=stuck)
+
+
+def test_samples_of_what_was_dropped_are_told_and_written_down() -> None:
+    ranks, told = make("backup(1)", 3), list[tuple[int, object]]()
+    last = ranks[2].worker
+    last.on_late = lambda step: told.append((step, last.dropped_samples[step]))
+
+    def backward(model: torch.nn.Module, rank: int, step: int) -> float:
+        ranks[rank].worker.samples += [f"{rank}-{step}a", f"{rank}-{step}b"]
+        return pull(model, rank, step)
+
+    run = train(ranks, backward, 6, seconds=lambda rank, step: 2.5 if rank == 2 else 1.0)
+    assert told == [(step, [f"2-{step}a", f"2-{step}b"]) for step in last.dropped]
+    assert [(d.step, d.rank, d.dropped) for d in run.ledger.drops] == [(s, 2, samples) for s, samples in told]
+    assert last.accepted[0] == last.accepted[1] == last.closed == 6
+    assert last.accepted[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ("first(grace=-1.0)", "grace must be"),
+        ("first(limit=-1.0)", "limit must be"),
+        ("first(on_exhausted='shrink')", "needs a limit"),
+    ],
+)
+def test_impatience_that_cannot_be_is_refused(recipe: str, words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        make(f"allreduce(fp32()) + {recipe}", 4)

@@ -58,7 +58,8 @@ class FP32(Codec, LinearCodec):
         return [self.wire_bytes(layout)]
 
     def encode(self, block: Block, state: State, context: Context) -> Tensor:
-        return pack(block.flat)
+        # A copy: the mean may be written over the block while the wire is still on its way.
+        return pack(block.new().copy_(block.flat))
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
         into.add_(_read("fp32", wire, layout.dtype, layout), alpha=weight)

@@ -113,11 +113,28 @@ class Claim:
 
 @dataclass(frozen=True)
 class Closed:
-    """Wait until `count` tickets are drawn, and learn which ranks drew them, in order."""
+    """Wait until `count` tickets are drawn, and learn which ranks drew them, in order: `Holders`.
+
+    `relents` are (seconds, tickets): so long after the request so many are enough, and whoever sees that first closes the
+    counter for all, with as many as are drawn by then.
+    """
 
     name: str
     count: int
     among: Among = None
+    relents: tuple[tuple[float, int], ...] = ()
+
+
+class Holders(tuple[int, ...]):
+    """Ranks that drew tickets, in order, and how long after the request each was seen."""
+
+    seconds: tuple[float, ...] = ()
+
+    @staticmethod
+    def seen(ranks: Sequence[int], seconds: Sequence[float]) -> "Holders":
+        out = Holders(ranks)
+        out.seconds = tuple(seconds)
+        return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,8 +246,8 @@ def claim(name: str) -> Program[int]:
     return (yield Claim(name))
 
 
-def closed(name: str, count: int) -> Program[tuple[int, ...]]:
-    return (yield Closed(name, count))
+def closed(name: str, count: int, relents: tuple[tuple[float, int], ...] = ()) -> Program[Holders]:
+    return (yield Closed(name, count, relents=relents))
 
 
 def start(program: "Program[T]", label: str = "", step: int = 0, lane: str = "comm") -> Program[Handle[T]]:

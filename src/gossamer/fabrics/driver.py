@@ -22,6 +22,7 @@ from gossamer.core.verbs import (
     Compute,
     Descend,
     Handle,
+    Holders,
     Join,
     Program,
     Promise,
@@ -192,8 +193,8 @@ class NetworkDriver:
                 return answer
             case Claim(name):
                 return _network(lambda: group.tickets.claim(name))
-            case Closed(name, count):
-                return _network(lambda: self._closed(group, name, count, halt))
+            case Closed():
+                return _network(lambda: self._closed(group, verb, halt))
             case _:
                 refuse(verb, group.connection.size, group.connection.rank, self._device)
                 return self._cross(group, verb, handle)
@@ -256,20 +257,28 @@ class NetworkDriver:
         finally:
             self.asking = False
 
-    def _closed(self, group: Group, name: str, count: int, halt: threading.Event) -> tuple[int, ...]:
+    def _closed(self, group: Group, verb: Closed, halt: threading.Event) -> Holders:
         """No deadline here: a quorum may take as long as a step takes; whoever joins has one."""
         holders: tuple[int, ...] | None = None
+        began, seen = time.monotonic(), list[float]()
         group.tickets.sweep()
 
         def ready() -> bool:
             nonlocal holders
-            holders = group.tickets.holders(name, count)
+            count = verb.count
+            if verb.relents:
+                since = time.monotonic() - began
+                drawn = group.tickets.drawn(verb.name)
+                seen.extend([since] * (drawn - len(seen)))
+                enough = drawn >= count or any(since >= s and drawn >= least for s, least in verb.relents)
+                count = group.tickets.settled(verb.name, min(drawn, count) if enough else None)
+            holders = group.tickets.holders(verb.name, count) if count else None
             return holders is not None
 
         self._poll(ready, halt)
         if holders is None:
             raise _Trouble("another rank has left this lane")
-        return holders
+        return Holders.seen(holders, seen[: len(holders)])
 
     def _compare(self, group: Group, handle: Running, halt: threading.Event) -> None:
         """Before a group's first collectives, and later ones that are unusual, see that all its ranks are about to do the
@@ -311,7 +320,7 @@ class NetworkDriver:
         match verb:
             case AllReduce() | AllGather() | AllToAll() if away:
                 return "not all ranks come to it"
-            case Closed(_, count) if len(away) > len(group.ranks) - count:
+            case Closed() if len(away) > len(group.ranks) - min([verb.count, *(n for _, n in verb.relents)]):
                 return "too few ranks are left for it"
             case _:
                 return ""

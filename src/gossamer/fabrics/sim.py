@@ -27,6 +27,7 @@ from gossamer.core.verbs import (
     Compute,
     Descend,
     Handle,
+    Holders,
     Join,
     Program,
     Receive,
@@ -104,7 +105,8 @@ class _Simulation:
         self.link_free: defaultdict[int, float] = defaultdict(float)
         self.tickets: defaultdict[_Counter, list[int]] = defaultdict(list)
         self.drawn_at: defaultdict[_Counter, list[float]] = defaultdict(list)
-        self.closing: defaultdict[_Counter, list[tuple[int, _Task]]] = defaultdict(list)
+        self.closing: defaultdict[_Counter, list[tuple[Closed, _Task]]] = defaultdict(list)
+        self.decided = dict[_Counter, tuple[int, float]]()  # with how many tickets, and when, where fewer might do
         self.failures = list[Exception]()  # in the order of virtual time
 
     def run(self, programs: Sequence[Program[Any]]) -> Outcome:
@@ -178,11 +180,13 @@ class _Simulation:
                 self.receive(task, verb)
             case Claim():
                 self.claim(task, verb)
-            case Closed(name, wanted, among):
+            case Closed(name, wanted, among, relents):
                 counter = name, among
                 task.waits = f"ticket {wanted} of {name!r}{named(among)} ({len(self.tickets[counter])} drawn)"
-                self.closing[counter].append((wanted, task))
-                self.close(counter)
+                self.closing[counter].append((verb, task))
+                for seconds, _ in relents:
+                    self.at(task.clock + seconds, partial(self.close, counter, task.clock + seconds))
+                self.close(counter, task.clock)
             case Descend():
                 self.wake(task, task.clock, error=GossamerError("Descend is answered by a host, not by a fabric"))
         return None
@@ -302,16 +306,23 @@ class _Simulation:
         self.tickets[counter].append(members(verb, self.size).index(task.rank))
         self.drawn_at[counter].append(task.clock)
         self.wake(task, task.clock, len(self.tickets[counter]))
-        self.close(counter)
+        self.close(counter, task.clock)
 
-    def close(self, counter: "_Counter") -> None:
-        drawn = self.tickets[counter]
+    def close(self, counter: "_Counter", now: float) -> None:
+        drawn, at = self.tickets[counter], self.drawn_at[counter]
         waiting, self.closing[counter] = self.closing[counter], []
-        for wanted, task in waiting:
-            if len(drawn) >= wanted:
-                self.wake(task, self.drawn_at[counter][wanted - 1] + self.network.latency, tuple(drawn[:wanted]))
-            else:
-                self.closing[counter].append((wanted, task))
+        for verb, task in waiting:
+            enough = (verb.count, at[verb.count - 1]) if len(drawn) >= verb.count else None
+            if verb.relents:
+                enough = self.decided.get(counter) or enough or _relented(verb, task.clock, at, now)
+            if enough is None:
+                self.closing[counter].append((verb, task))
+                continue
+            if verb.relents:
+                self.decided[counter] = enough
+            count, when = enough
+            holders = Holders.seen(drawn[:count], [max(t - task.clock, 0.0) for t in at[:count]])
+            self.wake(task, when + self.network.latency, holders)
 
     def note(self, task: _Task, verb: Shared, seconds: float) -> None:
         moved = traffic(verb, task.rank, self.size, self.ledger.per_node)
@@ -354,6 +365,12 @@ class _Route(NamedTuple):
 
 def _once(verb: Verb) -> Program[Any]:
     return (yield verb)
+
+
+def _relented(verb: Closed, asked: float, at: Sequence[float], now: float) -> tuple[int, float] | None:
+    """With how many tickets, and when, fewer than wanted are enough by now for whoever asked then."""
+    due = [max(asked + seconds, at[least - 1]) for seconds, least in verb.relents if len(at) >= least]
+    return (len(at), now) if due and min(due) <= now else None
 
 
 def _astray(tasks: list[_Task]) -> str:

@@ -25,6 +25,22 @@ class Tickets:
         self._raw.set(f"{name}/{ticket}", str(self._rank))
         return ticket
 
+    def drawn(self, name: str) -> int:
+        """How many tickets there are by now."""
+        return self._raw.add(name, 0)
+
+    def settled(self, name: str, count: int | None) -> int:
+        """With how many tickets a counter was closed; 0 while it is open. Who gives a number closes it, unless another has."""
+        key = f"{name}/closed"
+        if count is None and not self._store.are_there([key]):
+            return 0
+        if count is not None:
+            self._raw.compare_set(key, "", str(count))
+        (text,) = self._store.read([key])
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and 0 < int(text) <= self._store.size):
+            raise self._store.malformed(key, text)
+        return int(text)
+
     def holders(self, name: str, count: int) -> tuple[int, ...] | None:
         """The ranks that drew the first `count` tickets, in order; None while fewer are drawn."""
         keys = [f"{name}/{i}" for i in range(1, count + 1)]
@@ -52,3 +68,4 @@ class Tickets:
                 for i in range(1, self._raw.add(name, 0) + 1):
                     self._raw.delete_key(f"{name}/{i}")
                 self._raw.delete_key(name)
+                self._raw.delete_key(f"{name}/closed")

@@ -26,6 +26,7 @@ from gossamer.hosts.start import hyperparameters, make_equal
 from gossamer.hosts.steps import Steps
 from gossamer.hosts.strangers import optimizers_of, refuse_model, refuse_optimizers
 from gossamer.hosts.wants import SCALED, for_all_ranks, for_buffers, for_silence_on, refuse
+from gossamer.hosts.weights import agree_on_weights, check_weight
 from gossamer.recipe import Recipe
 from gossamer.worker import Together, Worker, leaves_of
 
@@ -42,6 +43,7 @@ def attach(
     seed: int = 0,
     deadline: float = 300.0,
     patience: Patience = "alive",
+    weight: float = 1.0,
     buffers: Buffers | None = None,
     scaler: Any = None,
     find_unused_parameters: bool = False,
@@ -62,6 +64,8 @@ def attach(
       or a DeviceMesh of nodes and their ranks. They then average densely inside, and by the recipe between nodes.
     - `deadline`: seconds of silence after which a missing rank is an error on all others.
     - `patience`: "alive" waits, after a warning, for a rank that lives but works elsewhere; "work" does not.
+    - `weight`: what this rank's data count in all averages, such as how many samples its batch or its shard has; only what
+      ranks have in proportion matters. With batches of n samples each the weighted mean is the gradient of all of them.
     - `buffers`: what becomes of float buffers (BatchNorm statistics) when parameters are averaged; asked for then.
     - `scaler`: a GradScaler, so that memories are free of its scale and skipped steps are counted. Local schedules need it.
     - `find_unused_parameters`: agree at every step on parameters no rank used, and leave them without gradient.
@@ -86,6 +90,7 @@ def attach(
         given, refusal = None, None
         hosts = host_names(fabric) if nodes == "hosts" else []
         try:
+            check_weight(weight)
             parsed = between_nodes(Recipe.of(recipe), nodes, hosts, fabric.size, group)
             given = _given(model, optimizer, parsed, buffers, scaler, find_unused_parameters)
             if fabric.size > 1:
@@ -109,6 +114,7 @@ def attach(
             warm(parsed, fabric.device, worker.channels[0].layout.dtype)
             extras = {"deadline": deadline, "buffers": policy, "find_unused_parameters": find_unused_parameters}
             fabric.run(compare(worker, fingerprint(worker, extras | hyperparameters(optimizers), model)))
+            fabric.run(agree_on_weights(worker, weight))
             fabric.form(parsed.groups(fabric.size), parsed.ranks_per_node)
             fabric.run(make_equal(model, optimizers, worker))
         meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)

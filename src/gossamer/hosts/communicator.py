@@ -74,6 +74,11 @@ class Communicator:
         return dict(self.worker.dropped_samples)
 
     @property
+    def accepted(self) -> tuple[int, ...]:
+        """Whose gradients the update under way, or the last one, is made of; empty where all are waited for."""
+        return self.worker.last_accepted
+
+    @property
     def acceptance(self) -> list[float]:
         """For each rank the share of steps that its gradient was a part of; empty where all are waited for.
 
@@ -161,6 +166,16 @@ class Communicator:
             yield
         finally:
             consensus.restore(self.model, own)
+
+    def finish(self) -> None:
+        """The end of training: every rank keeps the consensus, an exact average where models had parted, and the hooks go.
+
+        All ranks call it together, wherever in a round they are.
+        """
+        if self.fabric.size > 1 or self.recipe.schedule.trains_elsewhere:
+            self._steps.settle_local()
+            self.fabric.run(consensus.swap_in(self.model, self.worker, average_buffers=self._steps.buffers != "local"))
+        self.detach()
 
     def heterogeneity(self, losses: Iterable[Tensor]) -> Heterogeneity:
         """How unlike the ranks' gradients are now, at the consensus model; all ranks call it together, between steps.

@@ -30,7 +30,8 @@ def swap_in(model: nn.Module, worker: Worker, average_buffers: bool) -> Program[
     yield from worker.quiesce()
     judged = worker.recipe.schedule.judged(worker.loop)
     for channel, share in zip(worker.channels, judged or []):
-        total = yield from all_reduce(torch.cat([share.value, share.weight.to(share.value).view(1)]))
+        given = torch.cat([share.value, share.weight.to(share.value).view(1)])
+        total = yield from all_reduce(given if worker.weight == 1 else given.mul_(worker.weight))
         channel.write(total[:-1] / total[-1])
     if average_buffers:
         yield from share_buffers(model, worker, "average")
@@ -49,10 +50,9 @@ def share_buffers(
         return {}
     sizes = [b.numel() for b in buffers.values()]
     counts = torch.stack([b.isfinite().all() for b in buffers.values()]).double()
-    if policy == "broadcast" and worker.rank != 0:
-        counts.zero_()
+    counts *= worker.weight if policy == "average" else float(worker.rank == 0)
     weights = counts.repeat_interleave(torch.tensor(sizes, device=counts.device))
-    flat = torch.where(weights > 0, torch.cat([b.reshape(-1).double() for b in buffers.values()]), 0.0)
+    flat = torch.where(weights > 0, torch.cat([b.reshape(-1).double() for b in buffers.values()]), 0.0).mul_(weights)
     total = yield from all_reduce(torch.cat([flat, counts]))
     sums, givers = total.split([flat.numel(), len(buffers)])
     for (name, buffer), value, count in zip(buffers.items(), sums.split(sizes), givers.tolist(), strict=True):

@@ -105,12 +105,35 @@ def for_silence_on(buffer: str) -> tuple[Term, ...]:
     )
 
 
+WEIGHTED = (
+    bars(
+        "waits for few",
+        because="{schedule} with weight=: who is waited for changes from step to step, and so would every weight; give all ranks "
+        "batches of one size",
+    ),
+    bars(
+        "mixes",
+        because="{schedule} with weight=: neighbours pull models together one by one, and end at their plain mean; give all ranks "
+        "shards of one size, or average every few steps with local_sgd or slowmo",
+    ),
+    bars(
+        "parts models",
+        because="{memory} with weight=: a rank takes all of its own gradient besides, whatever its weight; use error_feedback()",
+    ),
+    bars(
+        "control", because="{controller} with weight=: it goes by gradients of equal batches; leave the controller out"
+    ),
+)
+"""What can be done where ranks count differently."""
+
+
 __all__ = [
     "HOOK",
     "SCALED",
     "UNTOLD_LOCAL",
     "UNTOLD_MEANS",
     "UNTOLD_MOMENTUM",
+    "WEIGHTED",
     "for_all_ranks",
     "for_buffers",
     "for_silence_on",

@@ -12,7 +12,7 @@ from gossamer.core.contracts import Policy
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.schedule import Loop, Place, Schedule, Share
-from gossamer.core.terms import Term, bars
+from gossamer.core.terms import Term, bars, those
 from gossamer.core.verbs import Descend, Program
 from gossamer.core.world import World
 
@@ -51,6 +51,10 @@ class Accelerated(Schedule):
             all(n >= 1 for n in self.stages),
             f"accelerated: stages are lengths of at least 1 round, got {self.stages}; () never starts anew",
         )
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(own_step=True)
 
     @property
     def terms(self) -> tuple[Term, ...]:

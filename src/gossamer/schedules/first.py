@@ -1,6 +1,6 @@
 """Backup workers: the step ends when enough gradients are in, not when the last one is."""
 
-from typing import ClassVar, final
+from typing import ClassVar, Literal, final
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from gossamer.core.schedule import Loop, Schedule
 from gossamer.core.terms import Term, bars, those
 from gossamer.core.verbs import Descend, Program
 from gossamer.core.world import World
-from gossamer.schedules.quorum import Quorum
+from gossamer.schedules.quorum import Patience, Quorum
 
 
 @final
@@ -22,6 +22,12 @@ class First(Schedule):
     exchange of flag g, flag = 1 for the first N. A late rank takes part with zeros while it still computes, and applies
     every update it missed in order, so all replicas stay bit-equal. `backups=0` is synchronous SGD. N must be two at
     least: of one gradient a step there is no mean, and a rank alone would train as well.
+
+    `grace` keeps a step open for all until a deadline that follows the ranks: the median of their last arrivals, and so many
+    times their median distance from it (4 to 10 are usual). So nothing is dropped where nobody is late; at 0 the N-th ticket
+    closes it. After `limit` seconds without N gradients they are exhausted: that is an error on all ranks, or with
+    on_exhausted="shrink" the step is made of those that are there, which are a smaller batch: `before_step` may look at
+    `comm.accepted` and take a shorter step.
 
     It hides slow computing, not a dead process or a slow link: those are errors within the deadline.
 
@@ -40,9 +46,18 @@ class First(Schedule):
     lane: ClassVar[str] = "quorum"
 
     backups: int = 1
+    grace: float = 0.0
+    limit: float = 0.0
+    on_exhausted: Literal["error", "shrink"] = "error"
 
     def __post_init__(self) -> None:
         require(self.backups >= 0, f"first: backups must be 0 or more, got {self.backups}")
+        require(self.grace >= 0, f"first: grace must be 0 or more, got {self.grace}; at 0 nobody is waited for")
+        require(self.limit >= 0, f"first: limit must be 0 or more seconds, got {self.limit}; at 0 there is none")
+        require(
+            self.limit > 0 or self.on_exhausted == "error",
+            "first: on_exhausted='shrink' needs a limit, the seconds after which fewer gradients will do",
+        )
 
     @property
     def averages_gradients(self) -> bool:
@@ -82,7 +97,8 @@ class First(Schedule):
 
     def begin(self, loop: Loop) -> Program[None]:
         if "quorum" not in loop.live:
-            loop.live["quorum"] = quorum = Quorum(loop, loop.size - self.backups, self.lane)
+            patience = Patience(loop.size - self.backups, self.grace, self.limit)
+            loop.live["quorum"] = quorum = Quorum(loop, patience, self.on_exhausted == "shrink", self.lane)
             yield from quorum.open()
 
     def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:

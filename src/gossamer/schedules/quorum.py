@@ -6,19 +6,24 @@ tickets are drawn; the training thread only asks whether it is set, and both ans
 thread as the result of the lane's program, the next round included, so joining its handle is what orders the two.
 """
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
+from statistics import median
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Draft
+from gossamer.core.errors import PeerError
 from gossamer.core.moments import Moment, ask, sent
 from gossamer.core.schedule import Loop
 from gossamer.core.verbs import Handle, Missed, Program, all_reduce, claim, closed, join, start
 from gossamer.kernels.finite import peak
 
+SEEN = 200  # arrivals that the deadline goes by
 KEPT = 1000  # steps of which it is remembered who was accepted
 
 
@@ -69,11 +74,32 @@ class Waiting(NamedTuple):
     handle: Handle[Settled]
 
 
+class Patience(NamedTuple):
+    """How long a step is kept open: for all until a deadline, then for as many as are `wanted`, and for fewer after `limit`.
+
+    The deadline is the median of arrivals and `grace` times their median distance from it; without grace there is none, and
+    without a limit no end.
+    """
+
+    wanted: int
+    grace: float = 0.0
+    limit: float = 0.0
+
+    def relents(self, arrivals: Sequence[float]) -> tuple[tuple[float, int], ...]:
+        last = ((self.limit, 1),) if self.limit else ()
+        if not (self.grace and arrivals):  # of the first step nothing is known
+            return last
+        middle = median(arrivals)
+        spread = median([abs(t - middle) for t in arrivals])
+        return ((middle + self.grace * spread, self.wanted), *last)
+
+
 class Quorum:
     """Keeps one program per step waiting on the lane; each starts its successor, so that late ranks still answer."""
 
-    def __init__(self, loop: Loop, wanted: int, lane: str) -> None:
-        self.loop, self.wanted, self.lane = loop, wanted, lane
+    def __init__(self, loop: Loop, patience: Patience, shrinks: bool, lane: str) -> None:
+        self.loop, self.patience, self.shrinks, self.lane = loop, patience, shrinks, lane
+        self._arrivals = deque[float](maxlen=SEEN)  # seconds from the beginning of a step, as this lane saw them
         self.accepted = dict[int, tuple[int, ...]]()  # by step
         self._now: Waiting | None = None  # the round of the step that this rank computes
 
@@ -122,19 +148,32 @@ class Quorum:
             loop.context(round.step),
             loop.measures(round.step),
         )
-        accepted = yield from closed(f"step/{round.step}", self.wanted)
+        accepted = yield from self._wait_for_enough(round.step)
         round.closed = True
         block, numbers = self._given(round, accepted)
         echo = yield from place.exchange.average(block, carried, context)
         # The fastest rank speaks for all: one learning rate for one update, although a late rank's scheduler lags.
         rates = yield from all_reduce(numbers.clone() if loop.rank == accepted[0] else torch.zeros_like(numbers))
-        mean = echo.mean if self.wanted == loop.size else echo.mean.mul_(loop.size / self.wanted)
+        mean = echo.mean if len(accepted) == loop.size else echo.mean.mul_(loop.size / len(accepted))
         if measures and round.offer is not None and loop.rank in accepted:
             loop.measure(Block(round.offer.gradient, place.layout), echo.add_sent)
         largest = peak(mean)
         carried.commit_if(largest.isfinite())
         follows = yield from self._wait(Round(round.step + 1))
         return Settled(mean, accepted, torch.cat([rates, largest.view(1)]), follows)
+
+    def _wait_for_enough(self, step: int) -> Program[tuple[int, ...]]:
+        patience, size = self.patience, self.loop.size
+        count = size if patience.grace else patience.wanted
+        accepted = yield from closed(f"step/{step}", count, patience.relents(self._arrivals))
+        self._arrivals.extend(accepted.seconds)
+        if len(accepted) < patience.wanted and not self.shrinks:
+            missing = sorted(set(range(size)) - set(accepted))
+            raise PeerError(
+                f"step {step}: only {len(accepted)} of {patience.wanted} gradients came within {patience.limit:g} seconds, none from "
+                f"ranks {missing}; give the step more time (limit), allow more backups, or on_exhausted='shrink'"
+            )
+        return tuple(accepted)
 
     def _given(self, round: Round, accepted: tuple[int, ...]) -> tuple[Block, Tensor]:
         """What this rank gives to a mean that some were accepted for, and the rates it would be applied with."""

@@ -52,8 +52,8 @@ class Momenta:
                 if id(p) in ours:
                     yield self._optimizer.state.get(p, {}), group
 
-    def average(self, size: int) -> Program[None]:
-        """Densely, over all ranks."""
+    def average(self, size: int, weight: float = 1.0) -> Program[None]:
+        """Densely, over all ranks; this one's count `weight` times."""
         tensors = self.tensors()
         if not (yield from self._all_hold_the_same(tensors)) or not tensors:
             return
@@ -62,7 +62,7 @@ class Momenta:
         flat = torch.cat(
             [t.reshape(-1).to(wide) for t in tensors], out=self._buffers.of(length, tensors[0].device).view(wide)
         )
-        total = yield from all_reduce(flat)
+        total = yield from all_reduce(flat if weight == 1 else flat.mul_(weight))
         for tensor, mean in zip(tensors, total.div_(size).split([t.numel() for t in tensors])):
             tensor.copy_(mean.view_as(tensor))
 

@@ -48,6 +48,7 @@ class Worker:
         self.momenta = Momenta(self.leaves, optimizer)
         self.step = 1  # the step that is being computed
         self.scale = 1.0  # what gradients are multiplied by: a loss scaler's factor
+        self.weight = 1.0  # what this rank's values are multiplied by before they are averaged
         self.unit = 1.0  # the factor of the gradients that memories are made of
         self.means: list[Tensor] = []
         self.finite = True
@@ -73,6 +74,7 @@ class Worker:
         self.accepted = Counter[
             int
         ]()  # of how many steps each rank's gradient was a part, where not all are waited for
+        self.last_accepted: tuple[int, ...] = ()
         self.closed = 0  # how many steps those are
         self.samples = list[Any]()  # what this rank's host says of the batch under way
         self.dropped_samples = dict[int, list[Any]]()  # and of those that came too late, by step
@@ -107,6 +109,7 @@ class Worker:
 
     def send(self, index: int, flat: Tensor) -> Program[None]:
         """Put one channel's gradient on its way; the mean may be written over it."""
+        flat = self._weighted(flat)
         self.steering.note(index, flat)
         yield from self.sending.take_off(self._gradients, index, self.descent.outgoing(index, flat, self.scale))
 
@@ -133,6 +136,7 @@ class Worker:
 
     def accept(self, ranks: Sequence[int]) -> None:
         self.accepted.update(ranks)
+        self.last_accepted = tuple(ranks)
         self.closed += 1
 
     def drop(self, step: int) -> None:
@@ -145,6 +149,7 @@ class Worker:
             self.on_late(step)
 
     def launch(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange | None = None) -> Program[None]:
+        values = [self._weighted(value) for value in values]
         flight = Flight(given=[peak(value) for value in values])
         for index, value in zip(which, values, strict=True):
             yield from self.sending.take_off(flight, index, value, over)
@@ -169,6 +174,9 @@ class Worker:
         if means is not None:
             self.steering.next = self.steering.decide(means)
         return means
+
+    def _weighted(self, flat: Tensor) -> Tensor:
+        return flat if self.weight == 1 else flat.mul_(self.weight)
 
     def debts(self, which: Sequence[int]) -> list[Tensor]:
         self._held.settle()
@@ -211,7 +219,7 @@ class Worker:
         self.momenta.reset()
 
     def average_optimizer(self) -> Program[None]:
-        yield from self.momenta.average(self.size)
+        yield from self.momenta.average(self.size, self.weight)
 
     # -- what hosts call ---------------------------------------------------------------------------------------------
 
