@@ -39,6 +39,7 @@ RULES = {
     "rule": "allreduce(powersgd()) + error_feedback() + rule('ndim < 2', allreduce(fp32()))",
     "route": "accordion(2, interval=1)",  # a controller makes routes
     "bucket": "allreduce" + BUCKET,
+    "per_node": "scatter(qsgd()) + per_node(2)",
 }
 
 
@@ -68,6 +69,7 @@ def with_parts() -> tuple[str, ...]:
     for name in registry.of():
         if name not in have | RULES.keys():
             having = [r for r in samples.recipes() if name in {p.name for p in parts_of(r)}]
+            having = having or [Recipe.of(f"sgp({t})") for t in samples.topologies() if t.name == name]
             assert having, f"no recipe has {name}"
             for found in filter(runs, having):
                 have |= {p.name for p in parts_of(found)}
