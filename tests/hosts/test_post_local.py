@@ -21,11 +21,14 @@ class Normed(nn.Module):
         return self.body(x)
 
 
+def decayed(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+
+
 def statistics_and_models(rank: int, size: int, recipe: str) -> list[tuple[Tensor, Tensor, Tensor]]:
     out = list[tuple[Tensor, Tensor, Tensor]]()
     options = {"buffers": "average", "find_unused_parameters": True}
-    decay = lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)  # noqa: E731
-    with attached(recipe, Normed(), decay, **options) as (model, optimizer, comm):
+    with attached(recipe, Normed(), decayed, **options) as (model, optimizer, comm):
         for step in range(1, STEPS + 1):
             optimizer.zero_grad()
             (x, y), (more, target) = data(rank, step), data(rank, step + 50)
