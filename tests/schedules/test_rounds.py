@@ -8,9 +8,11 @@ from tests.schedules.rates import NUMEL, constant, cosine, gradient, known_sgd, 
 from tests.worker.gym import Flat, anchors, bit_equal, make, parameters, pull, spoiled, train
 from torch import Tensor
 
+from gossamer.codecs import TopK
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.schedule import Loop
 from gossamer.hosts.attach import check
+from gossamer.mixers import Choco
 from gossamer.recipe import Recipe
 from gossamer.schedules import BMUF, EveryStep, Gossip, Hierarchical, LocalSGD, Lookahead, PostLocal, SlowMo
 
@@ -265,6 +267,7 @@ REFUSED = [
     (lambda: SlowMo(10, inner=Gossip(every=4)), "use every=12"),
     (lambda: SlowMo(8, inner=LocalSGD(2)), r"hierarchical\(2, N, slowmo\(8\)\)"),
     (lambda: SlowMo(8, average=False), "never meet"),
+    (lambda: SlowMo(8, inner=Choco(TopK()), average=False), "slower than their graph"),
     (lambda: SlowMo(8, inner=EveryStep(), average=False), "never meet"),
     (lambda: Hierarchical(2, 2, EveryStep()), "local steps"),
     (lambda: Hierarchical(2, 2, SlowMo(8, inner=Gossip())), "shares"),

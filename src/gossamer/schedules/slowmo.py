@@ -85,6 +85,11 @@ class SlowMo(Schedule):
             self.average or self.base.drives is not None,
             "slowmo: average=False without a mixer: ranks would never meet; use inner=push_sum() or gossip(...)",
         )
+        require(
+            self.average or self.base.drives is None or not self.base.drives.begins,
+            f"slowmo: average=False over {self.inner}: compressed models come together slower than their graph says, so that "
+            "nobody knows whether ranks stay together; use push_sum() or symmetric(), or leave average as it is",
+        )
 
     @property
     def base(self) -> Schedule:
