@@ -30,8 +30,8 @@ demo: $(VENV)/.installed .network-tools
 LANES := processes computes crews judges types
 
 test: $(VENV)/.installed .network-tools
-	$(BIN)/ruff check -q src tests benchmarks campaigns
-	$(BIN)/ruff format -q --check src tests benchmarks campaigns
+	$(BIN)/ruff check -q src tests benchmarks campaigns examples
+	$(BIN)/ruff format -q --check src tests benchmarks campaigns examples
 	$(BIN)/lint-imports --no-cache
 	@$(MAKE) --no-print-directory -k -j2 $(LANES:%=lane-%)
 

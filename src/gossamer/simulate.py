@@ -6,6 +6,7 @@ The same worker, recipe and algorithms as on real processes; only the fabric dif
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import heapify, heapreplace
 
 import torch
 from torch import Tensor, nn
@@ -85,11 +86,66 @@ def train(
     """
     ledger = Ledger(per_node=ranks[0].worker.origin.ranks_per_node)
     for replica in ranks:
-        replica.worker.on_decision = ledger.decide
+        replica.worker.on_decision, replica.worker.on_drop = ledger.decide, ledger.drop
     outcome = simulate([_run(r, backward, steps, seconds) for r in ranks], network, ledger)
     for replica, clock in zip(ranks, outcome.clocks, strict=True):
         replica.clock = clock
     return Trained(list(ranks), ledger)
+
+
+@dataclass
+class Stale:
+    """What asynchronous training came to: the server's model, and how many updates came between each gradient and its own."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    staleness: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def train_on_arrival(
+    model: Callable[[], nn.Module],
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    size: int,
+    backward: Backward,
+    updates: int,
+    seconds: Seconds = lambda rank, step: 1.0,
+) -> Stale:
+    """The asynchronous baseline: a server applies every gradient as it arrives, however stale, and nobody waits for anybody.
+
+    A rank takes the newest model, computes, hands its gradient in, and takes the newest again; what travels takes no time
+    here. With ranks all alike a gradient is size - 1 updates old. Under plain SGD, a constant staleness s and a
+    curvature c it is stable if lr c < 2 sin(pi / (2 (2 s + 1))): 2, 1, .62 for s = 0, 1, 2. `step` counts a rank's gradients.
+
+    >>> def linear(): return nn.Linear(2, 1, bias=False)
+    >>> def sgd(model): return torch.optim.SGD(model.parameters(), lr=0.05)
+    >>> def backward(model, rank, step):
+    ...     loss = (model(torch.ones(1, 2)) - 1).square().sum(); loss.backward(); return loss.item()
+    >>> run = train_on_arrival(linear, sgd, size=3, backward=backward, updates=60)
+    >>> run.staleness[-1], run.seconds, round(run.losses[-1], 3)
+    (2, 20.0, 0.0)
+    """
+    server = model()
+    ranks = [model() for _ in range(size)]
+    out, taken, begun = Stale(server, optimizer(server)), [0] * size, [1] * size
+    for mine in ranks:
+        mine.load_state_dict(server.state_dict())
+    arrivals = [(seconds(rank, 1), rank) for rank in range(size)]
+    heapify(arrivals)
+    for done in range(updates):
+        out.seconds, rank = arrivals[0]
+        mine = ranks[rank]
+        mine.zero_grad()
+        out.losses.append(backward(mine, rank, begun[rank]))
+        for p, q in zip(server.parameters(), mine.parameters(), strict=True):
+            p.grad = None if q.grad is None else q.grad.clone()
+        out.optimizer.step()
+        out.staleness.append(done - taken[rank])
+        mine.load_state_dict(server.state_dict())
+        taken[rank], begun[rank] = done + 1, begun[rank] + 1
+        heapreplace(arrivals, (out.seconds + seconds(rank, begun[rank]), rank))
+    return out
 
 
 def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> Program[None]:
@@ -144,4 +200,14 @@ def _descend(replica: Replica) -> bool:
     return finite
 
 
-__all__ = ["Backward", "Replica", "Seconds", "Trained", "bytes_per_step", "replicas", "train"]
+__all__ = [
+    "Backward",
+    "Replica",
+    "Seconds",
+    "Stale",
+    "Trained",
+    "bytes_per_step",
+    "replicas",
+    "train",
+    "train_on_arrival",
+]

@@ -28,6 +28,7 @@ BESIDES = (
     "scatter(topk(ratio=0.3), answer=bf16()) + error_feedback()",
     "allreduce(fp32()) + gossip(push_sum(ring()), every=2, overlap=True)",
     "allreduce(powersgd(factors='fp16')) + error_feedback()",
+    "gather(dropping(warmup=0)) + error_feedback()",
     "scatter(qsgd()) + first()",
     "nodes(scatter(qsgd()), 2)",
     "nodes(allreduce(powersgd()), 2) + error_feedback()",
@@ -67,6 +68,7 @@ def with_parts() -> tuple[str, ...]:
     for name in registry.of():
         if name not in have | RULES.keys():
             having = [r for r in samples.recipes() if name in {p.name for p in parts_of(r)}]
+            having = having or [Recipe.of(f"sgp({t})") for t in samples.topologies() if t.name == name]
             assert having, f"no recipe has {name}"
             for found in filter(runs, having):
                 have |= {p.name for p in parts_of(found)}

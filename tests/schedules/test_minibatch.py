@@ -1,7 +1,9 @@
 """Minibatch, accelerated and inner-outer SGD: the self-tests T5.1 to T5.5 of the method notes, and the stages of restarts."""
 
+import runpy
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -183,3 +185,11 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 def test_accelerated_takes_plain_sgd(optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
     with pytest.raises(AttachError, match="momentum=0"):
         make("accelerated", 2, optimizer=optimizer)
+
+
+def test_the_example_runs_and_its_minibatches_know_no_zeta() -> None:
+    table = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "heterogeneity.py"))["rows"](2, 2, True)
+    for name in ("minibatch", "accelerated"):
+        assert table[name] == pytest.approx([table[name][0]] * 6, rel=1e-9)
+    pairs = zip(table["inner and outer"], table["local SGD"], table["minibatch"], strict=True)
+    assert all(both <= local and both <= (1 + 1e-9) * minibatch for both, local, minibatch in pairs)

@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from gossamer.cli import bench, doctor, lab, parts, report, trial, tune
+from gossamer.cli import bench, doctor, heterogeneity, lab, parts, report, trial, tune
 from gossamer.core.errors import GossamerError
 from gossamer.core.text import cut
 
@@ -20,6 +20,7 @@ app = typer.Typer(
 app.command("train")(trial.train)
 app.command("compare")(trial.compare)
 app.command("tune")(tune.tune)
+app.command("heterogeneity")(heterogeneity.heterogeneity)
 app.command("recipes")(parts.recipes)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)

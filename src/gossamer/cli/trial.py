@@ -29,6 +29,7 @@ from gossamer.report.words import ranks_on, seconds, seeds_of, size
 from gossamer.trial import Plan, join, launch
 from gossamer.trial.contender import check
 from gossamer.trial.saving import saved_steps
+from gossamer.trial.slowness import Slowness
 from gossamer.workloads import get
 
 Hosts = Annotated[
@@ -44,6 +45,12 @@ Out = Annotated[Path | None, typer.Option(help="Folder for the record, the repor
 Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what went wrong.")]
 Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines on standard output.")]
 Deadline = Annotated[float, typer.Option(min=1.0, help="Seconds after which a missing rank is an error.")]
+Slow = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Slow a rank down: 'RANK:MS' sleeps so long in every step, 'RANK:MS:CHANCE' in some; 'all' ranks."
+    ),
+]
 Steps = Annotated[int, typer.Option(min=1, help="Optimizer steps.")]
 
 
@@ -63,6 +70,7 @@ def train(
     ] = False,
     deadline: Deadline = 120.0,
     imports: Imports = None,
+    slow: Slow = None,
     force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -74,7 +82,7 @@ def train(
     chunk = min(10, steps, checkpoint_every)
     plan = Plan({_short(recipe): _absolute(recipe)}, workload, {"shards": shards}, steps, chunk, seed=seed)
     plan.deadline, plan.checkpoint_every, plan.resume = deadline, checkpoint_every, resume
-    plan.per_host, plan.imports = per_host, brought()
+    plan.per_host, plan.imports, plan.slow = per_host, brought(), slow or []
     if resume:
         _check_resumable(out)
     _check_place(plan, hosts, rate)
@@ -102,6 +110,7 @@ def compare(
     out: Out = None,
     deadline: Deadline = 120.0,
     imports: Imports = None,
+    slow: Slow = None,
     force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -117,7 +126,8 @@ def compare(
         check(_absolute(text))
         names[_unused(_short(text), names)] = _absolute(text)
     plan = Plan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
-    plan.deadline, plan.per_host, plan.imports = deadline, per_host, brought()
+    plan.deadline, plan.per_host = deadline, per_host
+    plan.imports, plan.slow = brought(), slow or []
     _check_place(plan, hosts, rate)
     _run(plan, hosts, rate, _folder(out, "compare", force), quiet, as_json, seeds)
 
@@ -131,6 +141,8 @@ def _check_place(plan: Plan, hosts: int, rate: str | None) -> None:
     get(plan.workload, seed=plan.seed, **plan.options)
     if rate is not None:
         parse_links(rate, hosts)
+    for text in plan.slow:
+        Slowness.of(text, hosts)
 
 
 def _imported_before(folder: Path) -> list[str]:

@@ -31,8 +31,8 @@ class Strom(Codec):
     Not for: who must know the length of a message before, such as a GPU's host; nor for a threshold out of nowhere: a tenth of
     the right one sends nearly everything, ten times it waits for ten times as many steps.
 
-    Wire: 4 bytes for how many travel, 4 of float32 threshold, and 4 of place and sign for each element that travels; lengths depend on the data, and
-    cost one small gather more.
+    Wire: 4 bytes for how many travel, 4 of float32 threshold, and 4 of place and sign for each of them; lengths depend on the
+    data, and cost one small gather more.
 
     >>> from gossamer.core.dice import Dice
     >>> block = Block.of({"w": torch.tensor([0.1, -3.0, 0.2, 2.0])})

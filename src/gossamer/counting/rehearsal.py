@@ -217,6 +217,9 @@ class Rehearsal:
     def drop(self, step: int) -> None:
         pass
 
+    def accept(self, ranks: Sequence[int]) -> None:
+        pass
+
     def agreed(self) -> None:
         pass
 

@@ -1,10 +1,10 @@
 """The ledger: every request that crossed the network, with its bytes and seconds."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gossamer.core.groups import members, place
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Among, Receive, Send, Shared, Verb
@@ -38,6 +38,15 @@ class Decision:
     decision: str
 
 
+@dataclass(frozen=True)
+class Drop:
+    """A gradient that came too late for its step, and the samples it was of, as far as the training loop has said."""
+
+    step: int
+    rank: int
+    dropped: list[Any]
+
+
 class Ledger:
     """All entries of one rank, or of all ranks of a simulation; totals are kept even when entries are dropped.
 
@@ -48,6 +57,7 @@ class Ledger:
         self.keep, self.per_node = keep, per_node
         self.entries = list[Entry]()
         self.decisions = list[Decision]()
+        self.drops = list[Drop]()
         self.handed = self.sent = self.received = self.requests = 0
         self.inside = 0  # of what was sent
         self.seconds = 0.0
@@ -74,6 +84,11 @@ class Ledger:
         if len(self.decisions) < self.keep:
             self.decisions.append(Decision(step, rank, decision))
 
+    def drop(self, step: int, rank: int, samples: Sequence[Any]) -> None:
+        """This rank's gradient of a step was not used."""
+        if len(self.drops) < self.keep:
+            self.drops.append(Drop(step, rank, [*samples]))
+
     def amend(self, place: int, seconds: float) -> None:
         """How long a request took that was noted before it was over."""
         self.seconds += seconds
@@ -89,8 +104,8 @@ class Ledger:
         return iter(self.entries)
 
     def write(self, path: Path) -> None:
-        """One JSON object per line; decisions come last."""
-        lines = [json.dumps(asdict(line)) + "\n" for line in (*self.entries, *self.decisions)]
+        """One JSON object per line; decisions and drops come last."""
+        lines = [json.dumps(asdict(line), default=str) + "\n" for line in (*self.entries, *self.decisions, *self.drops)]
         path.write_text("".join(lines))
 
     @staticmethod
@@ -100,6 +115,9 @@ class Ledger:
             said = json.loads(line)
             if "decision" in said:
                 ledger.decide(**said)
+                continue
+            if "dropped" in said:
+                ledger.drop(said["step"], said["rank"], said["dropped"])
                 continue
             among = said.pop("among", None)
             ledger.note(Entry(**said, among=None if among is None else tuple(among)))

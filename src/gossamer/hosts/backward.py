@@ -115,7 +115,7 @@ class Backward:
         if self._scale is not None:
             self.worker.scale = self._scale.now()
         if self._intake is None:
-            self._filling = None  # averaged no more: its memory is free
+            self._filling, self.worker.means = None, []  # averaged no more: their memory is free
         else:
             self.steps.follow()
             self.worker.means = []

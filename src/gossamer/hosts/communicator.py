@@ -1,11 +1,11 @@
 """The communicator: what a user holds of a run that was attached."""
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
-from torch import nn
+from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError, CheckpointError, GossamerError
 from gossamer.fabrics.ledger import Ledger
@@ -14,7 +14,7 @@ from gossamer.hosts.backward import Backward
 from gossamer.hosts.handshake import agree
 from gossamer.hosts.steps import Steps
 from gossamer.recipe import Recipe
-from gossamer.worker import checkpoint
+from gossamer.worker import Heterogeneity, checkpoint, gradients_of, heterogeneity
 
 attached: "WeakSet[nn.Module]" = WeakSet()
 
@@ -67,6 +67,27 @@ class Communicator:
     def dropped(self) -> list[int]:
         """Steps whose gradient came too late on this rank and was not used."""
         return list(self.worker.dropped)
+
+    @property
+    def dropped_samples(self) -> dict[int, list[Any]]:
+        """Of those steps, what was told to `samples`: what to feed again, or to write down."""
+        return dict(self.worker.dropped_samples)
+
+    @property
+    def acceptance(self) -> list[float]:
+        """For each rank the share of steps that its gradient was a part of; empty where all are waited for.
+
+        A rank near zero is always late: its data are not learned. Give it another shard now and then.
+        """
+        worker = self.worker
+        return [worker.accepted[rank] / worker.closed for rank in range(worker.size)] if worker.closed else []
+
+    def samples(self, *batch: Any) -> None:
+        """Say which samples the gradient of this step is of, by whatever names you have for them.
+
+        If it comes too late they are in `dropped_samples[step]` when `on_late(step)` is called, and in the ledger.
+        """
+        self.worker.samples += batch
 
     @property
     def spoilt(self) -> dict[int, int]:
@@ -140,6 +161,16 @@ class Communicator:
             yield
         finally:
             consensus.restore(self.model, own)
+
+    def heterogeneity(self, losses: Iterable[Tensor]) -> Heterogeneity:
+        """How unlike the ranks' gradients are now, at the consensus model; all ranks call it together, between steps.
+
+        `losses` are those of a few micro-batches, equally many on each rank and at least two, best computed one by one:
+        `comm.heterogeneity(loss_of(model, batch) for batch in batches)`. Neither model nor training changes.
+        """
+        parameters = [leaf.parameter for leaf in self.worker.leaves.values()]
+        with self.consensus():
+            return self.fabric.run(heterogeneity(gradients_of(losses, parameters), self.fabric.size))
 
     def quiet(self) -> None:
         """Wait for what is on its way, before collectives of your own; it lands when it would have, and nothing else changes.

@@ -30,7 +30,7 @@ class Meter:
 
     def __init__(self, worker: Worker, ledger: Ledger, on_metrics: OnMetrics | None, every: int) -> None:
         self.worker, self.ledger, self.on_metrics, self.every = worker, ledger, on_metrics, every
-        worker.on_decision = ledger.decide
+        worker.on_decision, worker.on_drop = ledger.decide, ledger.drop
         self.restart()
 
     @property
@@ -72,6 +72,7 @@ class Meter:
             "exposed_seconds": now.exposed,
             "residual_norm": worker.residual_norm(),
             "dropped_steps": float(len(worker.dropped)),
+            **({"accepted_share": worker.accepted[worker.rank] / worker.closed} if worker.closed else {}),
             "skipped_steps": float(worker.skipped),
             "dropped_rounds": float(worker.dropped_rounds),
         }

@@ -1,4 +1,8 @@
-"""Local steps, and an average at the end of a round."""
+"""Local steps, and an average at the end of a round.
+
+Losses below are held-out ones of `digits` on four simulated ranks after 144 steps in rounds of 12, each at the best of three
+learning rates, over two seeds. Dense has .116, and .125 where each rank has labels of its own; there seeds differ by up to .2.
+"""
 
 from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
@@ -23,7 +27,7 @@ def local_sgd(every: int = 8) -> Recipe:
     `every` times.
 
     Not for: links on which dense hides behind backward, as an average of models cannot. Models drift apart between
-    averages, the further the more the ranks' data differ: then take fewer steps.
+    averages, the further the more the ranks' data differ: then take fewer steps. On `digits` .136, and .425 by label.
 
     Paper: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019.
     """
@@ -35,10 +39,12 @@ def slowmo(every: int = 12, beta: float = 0.7, alpha: float = 1.0) -> Recipe:
     """Local steps, an average, and slow momentum over the rounds.
 
     Use: across sites and on slow links: messages are rare, and momentum wins back what local steps lose. It takes a
-    codec as well: `slowmo + scatter(qsgd())`.
+    codec as well: `slowmo + scatter(qsgd())`. Most where ranks' data differ: on `digits` by label local steps lost .425,
+    and with a beta of 0.3, 0.5 and 0.7 .342, .286 and .324.
 
     Not for: links on which dense hides behind backward, as an average of models cannot, nor machines short of
-    memory: it keeps two more copies of the model.
+    memory: it keeps two more copies of the model. Nor a dozen rounds of data that is alike: there it lost .137, .149
+    and .199, plain local steps .136.
 
     Paper: Wang, Tantia, Ballas, Rabbat, SlowMo, ICLR 2020.
     """
@@ -67,7 +73,8 @@ def bmuf(every: int = 16, momentum: float | None = None, rate: float = 1.0, nest
     Use: on slow links with a learning rate that is left as it is, or cut seldom. It takes a codec as well:
     `bmuf + scatter(qsgd())`.
 
-    Not for: rates that a schedule moves down fast: use `slowmo`, which follows them.
+    Not for: rates that a schedule moves down fast: use `slowmo`, which follows them. On `digits`, momentum 0.5, it lost
+    .147, and .336 by label, where local steps lost .136 and .425.
 
     Paper: Chen, Huo, Blockwise Model-Update Filtering, ICASSP 2016.
     """
@@ -79,7 +86,7 @@ def diloco(every: int = 100, rate: float = 0.7, momentum: float = 0.9) -> Recipe
     """Very long rounds of local steps, and an outer step of Nesterov momentum.
 
     The outer step is `slowmo(every, momentum, rate, by_lr=False, nesterov=True)`. Its authors take AdamW inside, whose state
-    each rank keeps; in the long run a round counts rate / (1 - momentum) times, 7 as they have it.
+    each rank keeps, and rounds of 500 steps; in the long run a round counts rate / (1 - momentum) times, 7 as they have it.
 
     Use: across sites, for training so long that rounds of hundreds of steps are short.
 
@@ -96,7 +103,8 @@ def lookahead(every: int = 5, alpha: float = 0.5) -> Recipe:
 
     Use: around an optimizer whose steps are large or noisy, on one rank or many.
 
-    Not for: saving time: of every step a share of `alpha` is kept, so raise the learning rate.
+    Not for: saving time: of every step a share of `alpha` is kept, so raise the learning rate. On `digits` it gained
+    nothing over `local_sgd` at its own best rate: .146, and .514 by label.
 
     Paper: Zhang, Lucas, Hinton, Ba, Lookahead Optimizer, NeurIPS 2019.
     """
@@ -108,7 +116,8 @@ def post_local(steps: int, every: int = 8) -> Recipe:
     """Synchronous training at first, and local steps after.
 
     Use: where `local_sgd` from the start costs quality: models part the most while gradients change fast. `steps` are
-    those up to the first cut of the learning rate, usually.
+    those up to the first cut of the learning rate, usually. On `digits` by label a quarter of the steps brought the loss
+    from .425 down to .278.
 
     Not for: links on which even the first steps cannot wait for every average.
 
@@ -122,6 +131,7 @@ def hierarchical(ranks: int = 8, near: int = 2, every: int = 16) -> Recipe:
     """Neighbours average often, and all ranks now and then.
 
     Use: nodes of `ranks` ranks behind one slow link each: inside, averages cost little, and rounds between can be long.
+    On `digits` in pairs, every third step, .114 (`local_sgd` .136), and .299 by label (.425).
 
     Not for: ranks whose links are all alike: a shorter round of all of them does more for as many bytes.
 
@@ -137,7 +147,7 @@ def cocod(every: int = 8) -> Recipe:
     Use: where an average takes as long as a few local steps: it travels while they are computed, and nobody waits.
 
     Not for: ranks whose data differ much, unless rounds are short: only the average itself holds them together, and
-    it is a round old.
+    it is a round old. On `digits` .206, and .859 by label; `overlap_local_sgd` .136 and .550.
 
     Paper: Shen, Xu, Liu, Cheng, CoCoD-SGD, IJCAI 2019.
     """
@@ -151,7 +161,8 @@ def easgd(every: int = 10, alpha: float | None = None) -> Recipe:
     Use: on slow links, with an optimizer of much momentum (EAMSGD: SGD with Nesterov momentum of 0.99). The sum
     travels while the next round is computed.
 
-    Not for: short runs: ranks stay apart, and the centre follows slowly. Evaluate under `comm.consensus()`, which is
+    Not for: short runs, nor ranks whose data differ: ranks stay apart, and the centre follows slowly. After a dozen
+    rounds on `digits` it lost .177, and 1.04 by label. Evaluate under `comm.consensus()`, which is
     the centre.
 
     Paper: Zhang, Choromanska, LeCun, Deep Learning with Elastic Averaging SGD, NIPS 2015.

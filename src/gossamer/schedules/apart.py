@@ -51,6 +51,7 @@ def _shares(mixer: Mixer | None, size: int, round: int) -> Tensor:
     out = torch.zeros(size, size, dtype=torch.float64)
     for rank in range(size):
         peers = topology.peers(rank, size, round)
-        out[list(peers.to), rank] = peers.share
-        out[rank, rank] = 1 - peers.share * len(peers.to)
+        for other, share in zip(peers.to, peers.shares, strict=True):
+            out[other, rank] = share
+        out[rank, rank] = peers.keep
     return out

@@ -8,9 +8,9 @@ from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.schedule import Loop, Schedule
 from gossamer.core.terms import Term, bars, those
-from gossamer.core.verbs import Descend, Missed, Program
+from gossamer.core.verbs import Descend, Program
 from gossamer.core.world import World
-from gossamer.schedules.quorum import Outcome, Quorum
+from gossamer.schedules.quorum import Quorum
 
 
 @final
@@ -100,14 +100,12 @@ class First(Schedule):
         """Take the agreed update of my step, and of all that closed meanwhile; the last is left for the optimizer."""
         quorum = self._quorum(loop)
         outcome = yield from quorum.take()
+        if loop.rank not in outcome.accepted:
+            loop.drop(loop.step)
         while quorum.is_late():
-            yield from loop.missed(_missed(outcome))
+            yield from loop.missed(outcome.missed)
             outcome = yield from quorum.take()
         loop.deliver(outcome.mean, outcome.fine, outcome.rates)
 
     def _quorum(self, loop: Loop) -> Quorum:
         return loop.live["quorum"]
-
-
-def _missed(outcome: Outcome) -> Missed:
-    return Missed(outcome.mean if outcome.fine else None, outcome.rates)

@@ -16,7 +16,7 @@ from torch import Tensor
 from gossamer.core.block import Block, Draft
 from gossamer.core.moments import Moment, ask, sent
 from gossamer.core.schedule import Loop
-from gossamer.core.verbs import Handle, Program, all_reduce, claim, closed, join, start
+from gossamer.core.verbs import Handle, Missed, Program, all_reduce, claim, closed, join, start
 from gossamer.kernels.finite import peak
 
 KEPT = 1000  # steps of which it is remembered who was accepted
@@ -36,6 +36,12 @@ class Outcome(NamedTuple):
     mean: Tensor
     rates: list[float]
     fine: bool  # else nobody applies it
+    accepted: tuple[int, ...]  # whose gradients it is made of
+
+    @property
+    def missed(self) -> Missed:
+        """It, for a rank that is late."""
+        return Missed(self.mean if self.fine else None, self.rates)
 
 
 @dataclass(eq=False)
@@ -95,9 +101,8 @@ class Quorum:
         *rates, largest = ask(settled.told)
         self.accepted[round.step] = settled.accepted
         self.accepted.pop(round.step - KEPT, None)
-        if round.offer is not None and self.loop.rank not in settled.accepted:
-            self.loop.drop(round.step)
-        return Outcome(settled.mean, rates, isfinite(largest))
+        self.loop.accept(settled.accepted)
+        return Outcome(settled.mean, rates, isfinite(largest), settled.accepted)
 
     def is_late(self) -> bool:
         """Whether the next step has closed already, without this rank."""

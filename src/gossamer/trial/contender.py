@@ -19,6 +19,7 @@ from gossamer.lab import in_lab, own_counters
 from gossamer.recipe import Recipe
 from gossamer.record import Step
 from gossamer.trial.plan import Plan
+from gossamer.trial.slowness import sleep
 from gossamer.trial.yardsticks import DECENT, KINDS, YARDSTICKS, Yardstick, has_decent
 from gossamer.workloads import Batch, Workload
 
@@ -43,7 +44,7 @@ class Contender:
     """Trains in turns; what happens between them does not count."""
 
     def __init__(self, name: str, kind: str, workload: Workload, plan: Plan, group: dist.ProcessGroup) -> None:
-        self.name, self.kind, self.workload, self.group = name, kind, workload, group
+        self.name, self.kind, self.workload, self.group, self.plan = name, kind, workload, group, plan
         self.rank, self.size, self.per_host = dist.get_rank(), dist.get_world_size(), plan.per_host
         self.model = workload.model()
         self.optimizer = workload.optimizer(self.model)
@@ -162,6 +163,7 @@ class Contender:
     def _batch(self) -> Batch:
         """No rank sees a batch twice, and a rank that missed steps goes on where the others are."""
         self.drawn = max(self.drawn, self.steps_done) + 1
+        sleep(self.plan.slow, self.rank, self.drawn, self.plan.seed)
         return self.workload.batch(self.drawn - 1, self.rank, self.size)
 
     def _meters(self) -> tuple[float, float] | None:

@@ -26,7 +26,10 @@ class Plan:
     network: str = "unshaped"  # as the record says it; a run that goes on stays on one network
     per_host: int = 1  # ranks that share a host and its link; they are numbered host by host
     measure_every: int = 20
-    imports: list[str] = field(default_factory=list)  # modules and files with parts of somebody's own
+    imports: list[str] = field(default_factory=list[str])  # modules and files with parts of somebody's own
+    slow: list[str] = field(
+        default_factory=list[str]
+    )  # who sleeps: 'RANK:MS' in every step, 'RANK:MS:CHANCE' at random
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -18,7 +18,8 @@ def fits(part: Any, world: World, betas: tuple[float, float], eps: float) -> Non
     """Refuse optimizers that would make something else of whole steps than to take them times their rate."""
     for optimizer in world.optimizers:
         kind = type(optimizer).__name__
-        if isinstance(optimizer, torch.optim.Optimizer) and not isinstance(optimizer, FAMILY):
+        is_one = isinstance(optimizer, torch.optim.Optimizer)  # pyright: ignore[reportUnnecessaryIsInstance]  (or a stand-in)
+        if is_one and not isinstance(optimizer, FAMILY):
             raise AttachError(
                 f"{part} makes Adam's steps, and {kind} would make others of them; use torch.optim.AdamW, or torch.optim.SGD "
                 "without momentum"

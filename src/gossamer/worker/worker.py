@@ -70,6 +70,13 @@ class Worker:
         self.descent, self.steering, self.sending = Descent(self), Steering(self), Sending(self)
         self.live = dict[str, Any]()  # what the schedule keeps beside the steps
         self.dropped = list[int]()  # steps for whose end this rank's gradient was not waited for
+        self.accepted = Counter[
+            int
+        ]()  # of how many steps each rank's gradient was a part, where not all are waited for
+        self.closed = 0  # how many steps those are
+        self.samples = list[Any]()  # what this rank's host says of the batch under way
+        self.dropped_samples = dict[int, list[Any]]()  # and of those that came too late, by step
+        self.on_drop: Callable[[int, int, Sequence[Any]], None] | None = None  # told step, rank, and samples
         self.on_late: Callable[[int], None] | None = None
         self.on_decision: Callable[[int, int, str], None] | None = None  # told step, rank, and what holds from then on
         self.flights = Flights()
@@ -124,8 +131,16 @@ class Worker:
         self.means, self.finite = list(means), finite
         self.set_rates(rates)
 
+    def accept(self, ranks: Sequence[int]) -> None:
+        self.accepted.update(ranks)
+        self.closed += 1
+
     def drop(self, step: int) -> None:
         self.dropped.append(step)
+        if self.samples:
+            self.dropped_samples[step] = self.samples
+        if self.on_drop is not None:
+            self.on_drop(step, self.rank, self.samples)
         if self.on_late is not None:
             self.on_late(step)
 
@@ -275,6 +290,7 @@ class Worker:
         """Count the step, let memories move on, and adopt what the controller decided in it."""
         held, self._held = self._held, Held()
         held.commit()
+        self.samples = []
         self.steering.next = held.decided or self.steering.next
         self.skipped += not descended
         self.step += 1

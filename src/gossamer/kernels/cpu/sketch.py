@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from gossamer.kernels.cpu.compile import Floats, kernel
 from gossamer.kernels.cpu.hashing import fraction, start, word
 from gossamer.kernels.cpu.hints import prefetch, wide
+from gossamer.kernels.cpu.signs import Words, add_signed, middle_of_five
 from gossamer.kernels.layout import SIGN_WORDS, SIGNS, Turns
 
-Words = npt.NDArray[np.uint32]
 Table = Floats  # two dimensions: (rows, columns)
 
 
@@ -22,6 +21,10 @@ def add(x: Tensor, turns: Turns, table: Tensor) -> None:
 
 def estimate(table: Tensor, turns: Turns, out: Tensor) -> None:
     counter, k1 = start(turns.key, 0)
+    if turns.rows == 5 and turns.columns > SIGN_WORDS:
+        said = table.view(-1).numpy()
+        _estimate_by_five(said, turns.columns, turns.layers, turns.first_word, counter, k1, out.numpy())
+        return
     _estimate(table.numpy(), turns.layers, turns.first_word, counter, k1, out.numpy())
 
 
@@ -47,6 +50,57 @@ def _add(x: Floats, layers: int, first_word: int, counter: np.uint32, k1: np.uin
                     _sign(near, words, signed)
                     _plus(signed[: columns - place], table[j, place:])
                     _plus(signed[columns - place : n], table[j, : place + n - columns])
+
+
+@kernel
+def _estimate_by_five(
+    table: Floats, columns: int, layers: int, first_word: int, counter: np.uint32, k1: np.uint32, out: Floats
+) -> None:
+    """As `_estimate` of five rows, the table being laid end to end; whole words' runs of which no row is cut in two at once."""
+    wide()
+    words, some, said = (
+        np.empty(5 * SIGN_WORDS, np.uint32),
+        np.empty(5, np.int64),
+        np.empty((5, SIGN_WORDS), np.float32),
+    )
+    for layer in range(layers):
+        lo = layer * columns
+        size = min(columns, out.size - lo)
+        for a in range(0, size, SIGNS):
+            for j in range(5):
+                row = j * layers + layer
+                _hash(words[j * SIGN_WORDS : (j + 1) * SIGN_WORDS], _first(first_word, row, columns, a, counter), k1)
+                some[j] = _turned(a, row, columns, counter, k1)
+            for i in range((min(SIGNS, size - a) + SIGN_WORDS - 1) // SIGN_WORDS):
+                n = min(SIGN_WORDS, size - a - i * SIGN_WORDS)
+                whole = n == SIGN_WORDS
+                for j in range(5):
+                    whole &= some[j] + SIGN_WORDS <= columns
+                if whole:
+                    cells = (
+                        some[0],
+                        columns + some[1],
+                        2 * columns + some[2],
+                        3 * columns + some[3],
+                        4 * columns + some[4],
+                    )
+                    middle_of_five(table, cells, words, i, out, lo + a + i * SIGN_WORDS)
+                else:
+                    for j in range(5):
+                        _ask(table[j * columns : (j + 1) * columns], some[j], words[j * SIGN_WORDS :], i, said[j, :n])
+                    _middle(said[:, :n], out[lo + a + i * SIGN_WORDS : lo + a + i * SIGN_WORDS + n])
+                for j in range(5):
+                    some[j] += SIGN_WORDS
+                    some[j] -= columns if some[j] >= columns else 0
+
+
+@kernel
+def _ask(row: Floats, place: int, words: Words, i: int, out: Floats) -> None:
+    """What a row says of less than a word's run, or of one that is cut in two."""
+    for g in range(out.size):
+        cell = place + g
+        value = row[cell - row.size if cell >= row.size else cell]
+        out[g] = -value if np.uint32(np.uint32(words[g] >> np.uint32(31 - i)) & np.uint32(1)) else value
 
 
 @kernel
@@ -111,12 +165,13 @@ def _sign(values: Floats, words: Words, out: Floats) -> None:
 def _add_signed(values: Floats, words: Words, into: Floats) -> None:
     """Both at once, where a stretch is not cut in two."""
     wide()
-    width = words.size
-    for i in range((values.size + width - 1) // width):
-        given, made = values[i * width : (i + 1) * width], into[i * width : (i + 1) * width]
-        shift = np.uint32(31 - i)
-        for g in range(given.size):
-            made[g] += -given[g] if np.uint32(np.uint32(words[g] >> shift) & np.uint32(1)) else given[g]
+    whole = values.size // SIGN_WORDS
+    for i in range(whole):
+        add_signed(values, i * SIGN_WORDS, words, i, into, i * SIGN_WORDS)
+    shift = np.uint32(31 - whole)
+    for g in range(values.size - whole * SIGN_WORDS):
+        value = values[whole * SIGN_WORDS + g]
+        into[whole * SIGN_WORDS + g] += -value if np.uint32(np.uint32(words[g] >> shift) & np.uint32(1)) else value
 
 
 @kernel
@@ -130,23 +185,11 @@ def _plus(values: Floats, into: Floats) -> None:
 def _middle(said: Table, out: Floats) -> None:
     """The median of what the rows say, each row being sorted as far as it takes."""
     rows = said.shape[0]
-    if rows == 5:
-        _middle_of_five(said[0], said[1], said[2], said[3], said[4], out)
-        return
     for done in range(rows // 2 + 1):
         for j in range(rows - 1, done, -1):
             _exchange(said[j - 1], said[j])
     for i in range(out.size):
         out[i] = said[rows // 2, i] + np.float32(0)
-
-
-@kernel
-def _middle_of_five(a: Floats, b: Floats, c: Floats, d: Floats, e: Floats, out: Floats) -> None:
-    """Of two pairs neither the least nor the largest is the middle; what that is of the other three, it is of all."""
-    wide()
-    for i in range(out.size):
-        low, high = max(min(a[i], b[i]), min(d[i], e[i])), min(max(a[i], b[i]), max(d[i], e[i]))
-        out[i] = max(min(low, high), min(max(low, high), c[i])) + np.float32(0)
 
 
 @kernel

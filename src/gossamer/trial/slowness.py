@@ -1,0 +1,49 @@
+"""Ranks that are slow on purpose: a sleep in each of their steps, or in some of them at random."""
+
+import random
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gossamer.core.errors import RecipeError
+
+_FORM = re.compile(r"(\d{1,6}|all):(\d{1,7}(?:\.\d+)?)(?::(0?\.\d+|1|1\.0))?")
+
+
+@dataclass(frozen=True)
+class Slowness:
+    """Who sleeps for how long before a gradient, and how often: 'RANK:MS' always, 'RANK:MS:CHANCE' at random, or 'all:...'.
+
+    >>> Slowness.of("3:200"), Slowness.of("all:150:0.05")
+    (Slowness(rank=3, seconds=0.2, chance=1.0), Slowness(rank=None, seconds=0.15, chance=0.05))
+    """
+
+    rank: int | None  # None: every rank, each for itself
+    seconds: float
+    chance: float = 1.0
+
+    @staticmethod
+    def of(text: str, size: int | None = None) -> "Slowness":
+        found = _FORM.fullmatch(text.strip())
+        if found is None:
+            raise RecipeError(
+                f"--slow takes RANK:MS or RANK:MS:CHANCE, such as '3:200' or 'all:150:0.05', not {text[:40]!r}"
+            )
+        rank = None if found[1] == "all" else int(found[1])
+        if size is not None and rank is not None and rank >= size:
+            raise RecipeError(f"--slow {text.strip()}: there is no rank {rank} among {size}")
+        return Slowness(rank, float(found[2]) / 1000, float(found[3] or 1.0))
+
+    def at(self, rank: int, step: int, seed: int = 0) -> float:
+        """Seconds that a rank sleeps in a step: the same for every contender."""
+        if self.rank not in (None, rank):
+            return 0.0
+        drawn = random.Random(f"{seed} {rank} {step} {self.seconds}").random()
+        return self.seconds if drawn < self.chance else 0.0
+
+
+def sleep(slow: Sequence[str], rank: int, step: int, seed: int = 0) -> None:
+    """What all of these come to at a rank's step."""
+    if seconds := sum(Slowness.of(text).at(rank, step, seed) for text in slow):
+        time.sleep(seconds)
