@@ -1,10 +1,15 @@
 """Two levels: what crosses a node's card, what its ranks hold in common, and what is refused."""
 
+import re
+
 import pytest
 import torch
 from tests.laws.blocks import bits, block
 from tests.laws.crew import Crew, mean
+from tests.worker.gym import bit_equal, make, parameters, pull
+from tests.worker.gym import train as run
 
+from gossamer.catalogue import example
 from gossamer.core.block import Block
 from gossamer.core.buffers import Buffers
 from gossamer.core.errors import GossamerError, RecipeError
@@ -12,7 +17,7 @@ from gossamer.core.verbs import Program, claim, join, receive, receive_first, se
 from gossamer.counting import bytes_between, bytes_per_step
 from gossamer.exchanges.as_one import Node, as_one
 from gossamer.fabrics.sim import Network, simulate
-from gossamer.recipe import Recipe
+from gossamer.recipe import Recipe, known_presets
 from gossamer.simulate import Trained, replicas, train
 
 SHAPES = {"w": (96, 64), "v": (1000,)}
@@ -190,3 +195,27 @@ def test_messages_that_add_up_do_so_inside_and_nothing_dense_is_sent(codec: str)
     for step in range(3):
         blocks = gradients(4, step)
         torch.testing.assert_close(two.step(blocks), one.step(blocks), rtol=1e-2, atol=1e-2)
+
+
+def refusal_of(text: str) -> str:
+    """Why it is no recipe; nothing if it is one."""
+    try:
+        Recipe.of(text)
+    except RecipeError as refusal:
+        return str(refusal)
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", known_presets())
+def test_every_preset_trains_in_two_levels_or_is_refused_with_the_reason(name: str) -> None:
+    text = f"{example(name)!r} + per_node(2)"
+    if why := refusal_of(text):
+        assert re.search(r"average nothing|left to the memory|speaks of nodes of", why)
+        return
+    recipe = Recipe.of(text)
+    ranks = make(repr(recipe), 5)
+    run(ranks, pull, 9)
+    models = parameters(ranks)
+    assert all(torch.isfinite(model).all() for model in models)
+    assert bit_equal(models) or not recipe.equal(9)
