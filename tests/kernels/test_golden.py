@@ -40,7 +40,12 @@ def wires() -> dict[str, str]:
         for bits in range(1, 9):
             norms = kernels.bucket_norms(x, 100, "max")
             found[f"quantise{bits}.{n}"] = kernels.quantise_encode(x, bits, 100, norms, KEY, 3)
-        small = {"int8": (INT8, brain_tops), "e4m3": (E4M3, any_top), "e5m2": (E5M2, power_tops), "powers": (POWERS, power_tops)}
+        small = {
+            "int8": (INT8, brain_tops),
+            "e4m3": (E4M3, any_top),
+            "e5m2": (E5M2, power_tops),
+            "powers": (POWERS, power_tops),
+        }
         for name, (form, steps) in small.items():
             for key in (KEY, None):
                 tops, codes = torch.zeros(-(-n // 100)), torch.zeros(n, dtype=torch.uint8)

@@ -10,7 +10,7 @@ from gossamer.recipe import presets as _presets
 
 # isort: off
 from gossamer.recipes.dense import allreduce, bf16, fp16
-from gossamer.recipes.quantised import terngrad, qsgd, dqsgd, diana, dqgd
+from gossamer.recipes.quantised import int8, fp8, natural, terngrad, qsgd, dqsgd, diana, dqgd
 from gossamer.recipes.sparse import topk, local_gradients, dgc, sketched_sgd, fetchsgd
 from gossamer.recipes.low_rank import powersgd, atomo
 from gossamer.recipes.rounds import local_sgd, slowmo, overlap_local_sgd
@@ -33,9 +33,12 @@ __all__ = [
     "dqgd",
     "dqsgd",
     "fetchsgd",
+    "fp8",
     "fp16",
+    "int8",
     "local_gradients",
     "local_sgd",
+    "natural",
     "osgp",
     "overlap_local_sgd",
     "powersgd",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.kernels.forms import CENTRE, run_of, INFINITE, Form, Steps, meanings
+from gossamer.kernels.forms import CENTRE, INFINITE, Form, Steps, meanings, run_of
 from gossamer.kernels.layout import TINY, divisor, units
 from gossamer.kernels.reference.hashing import mix3
 

@@ -130,7 +130,12 @@ def _decoded_codes(n: int) -> Iterator[tuple[Any, ...]]:
 
 
 def _to_small(n: int) -> Iterator[tuple[Any, ...]]:
-    kinds = ((INT8, any_top, 128, KEY), (E4M3, power_tops, 32, None), (E5M2, clipping_tops, 100, KEY), (POWERS, power_tops, 4096, KEY))
+    kinds = (
+        (INT8, any_top, 128, KEY),
+        (E4M3, power_tops, 32, None),
+        (E5M2, clipping_tops, 100, KEY),
+        (POWERS, power_tops, 4096, KEY),
+    )
     for form, steps, bucket, key in (*kinds, (INT8, brain_tops, 1, None)):
         tops, wire = torch.zeros(-(-n // bucket)), torch.zeros(n, dtype=torch.uint8)
         yield values(n), form, steps(form), bucket, key, tops, wire
