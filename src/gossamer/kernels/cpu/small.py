@@ -1,7 +1,7 @@
 """A byte for each element: a bucket is measured, and rounded while it is still near.
 
-Kernels are compiled for one form and one length of buckets: loops of a length that the compiler knows take half the time.
-What they close over is plain values, or they would not be found in the cache.
+Kernels are compiled for one form, and for the usual length of buckets: loops of a length that the compiler knows take half
+the time. What they close over is plain values, or they would not be found in the cache.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, kernel
 from gossamer.kernels.cpu.hashing import start, word
 from gossamer.kernels.cpu.hints import bits_of, float_of, inlined, prefetch, wide
 from gossamer.kernels.cpu.rounding import unit_of
-from gossamer.kernels.forms import CENTRE, INFINITE, Form, Steps, run_of
+from gossamer.kernels.forms import CENTRE, INFINITE, RUN, Form, Steps
 from gossamer.kernels.layout import TINY
 
 Encode = Callable[
-    [Floats, Ints, np.int32, np.int32, np.int32, np.float32, np.uint32, np.uint32, Floats, Ints, Bytes], None
+    [Floats, Ints, int, np.int32, np.int32, np.int32, np.float32, np.uint32, np.uint32, Floats, Ints, Bytes], None
 ]
-Read = Callable[[Bytes, Floats, np.float32, Floats], None]
+Read = Callable[[Bytes, int, Floats, np.float32, Floats], None]
 
 _AHEAD = 4096  # elements that are asked for before they are needed
+_USUAL = (128, 4096)  # elements of a bucket
 _TO_WHOLE = 3 * 2.0**22  # added to a number, leaves no bits behind the point
 
 
@@ -34,12 +35,17 @@ def encode(
     values, said, (counter, k1) = x.detach().numpy(), tops.numpy(), start(key or (0, 0), 0)
     add, mask, plus, lift = np.int32(steps.add), np.int32(steps.mask), np.int32(steps.plus), np.float32(steps.lift)
     bits, bits_said = values.view(np.int32), said.view(np.int32)
-    write = _encoder(form, key is not None, bucket)
-    write(values, bits, add, mask, plus, lift, counter, k1, said, bits_said, wire.numpy())
+    write = _encoder(form, key is not None, _usual(bucket))
+    write(values, bits, bucket, add, mask, plus, lift, counter, k1, said, bits_said, wire.numpy())
 
 
 def read(wire: Tensor, form: Form, bucket: int, tops: Tensor, weight: float, out: Tensor, anew: bool) -> None:
-    _reader(form, bucket, anew)(wire.numpy(), tops.numpy(), np.float32(weight), out.detach().numpy())
+    _reader(form, _usual(bucket), anew)(wire.numpy(), bucket, tops.numpy(), np.float32(weight), out.detach().numpy())
+
+
+def _usual(bucket: int) -> int:
+    """A length to compile for, or 0, for all others."""
+    return bucket if bucket in _USUAL else 0
 
 
 @kernel
@@ -167,14 +173,14 @@ def _largest(bits: Ints, a: int, length: int) -> np.int32:
 
 
 @lru_cache(maxsize=64)
-def _encoder(form: Form, dice: bool, bucket: int) -> Encode:
-    (run, half), flat = run_of(bucket), form.flat
-    second, runs = run - half, bucket // run
+def _encoder(form: Form, dice: bool, known: int) -> Encode:
+    flat = form.flat
 
     @kernel
     def write(
         x: Floats,
         bits: Ints,
+        length: int,
         add: np.int32,
         mask: np.int32,
         plus: np.int32,
@@ -186,7 +192,10 @@ def _encoder(form: Form, dice: bool, bucket: int) -> Encode:
         out: Bytes,
     ) -> None:
         wide()
-        full = x.size // bucket
+        bucket = known if known else length
+        run = min(bucket, RUN)
+        half = (run + 1) // 2
+        second, runs, full = run - half, bucket // run, x.size // bucket
         for i in range(full):
             a = i * bucket
             prefetch(x, a + _AHEAD, a + bucket + _AHEAD)
@@ -241,12 +250,13 @@ def _say(wire: Bytes, a: int, length: int, unit: np.float32, form: Form, flat: b
 
 
 @lru_cache(maxsize=64)
-def _reader(form: Form, bucket: int, anew: bool) -> Read:
+def _reader(form: Form, known: int, anew: bool) -> Read:
     flat = form.flat
 
     @kernel
-    def read(wire: Bytes, tops: Floats, weight: np.float32, out: Floats) -> None:
+    def read(wire: Bytes, length: int, tops: Floats, weight: np.float32, out: Floats) -> None:
         wide()
+        bucket = known if known else length
         full, top = out.size // bucket, np.float32(form.top)
         for i in range(full):
             a = i * bucket
