@@ -25,7 +25,7 @@ def encode(
         counter, k1 = words(key or (0, 0), 0)
         _encode[grid](
             x, tops, wire, n, bucket, *steps, form.top, form.least, counter, k1,
-            key is not None, form.flat, form.mantissa, rows, columns, **OPTIONS,
+            key is not None, form.flat, form.mantissa, rows, columns, num_warps=_warps(columns), **OPTIONS,
         )  # fmt: skip
 
 
@@ -35,7 +35,26 @@ def read(wire: Tensor, form: Form, bucket: int, tops: Tensor, weight: float, out
         rows, columns = _shape(bucket)
         grid = (triton.cdiv(tops.numel(), rows),)
         unit = units(tops, weight, int(form.top))
-        _read[grid](wire, unit, out, n, bucket, form.least, anew, form.flat, form.mantissa, rows, columns, **OPTIONS)
+        _read[grid](
+            wire,
+            unit,
+            out,
+            n,
+            bucket,
+            form.least,
+            anew,
+            form.flat,
+            form.mantissa,
+            rows,
+            columns,
+            num_warps=_warps(columns),
+            **OPTIONS,
+        )
+
+
+def _warps(columns: int) -> int:
+    """Enough threads for a long bucket's elements to have registers."""
+    return 8 if columns > _STRETCH else 4
 
 
 def _shape(bucket: int) -> tuple[int, int]:
@@ -64,17 +83,17 @@ def _encode(
     top = (((largest + add) & mask) + plus).to(tl.float32, bitcast=True)
     own = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tl.store(tops + own, top, mask=own.to(tl.int64) * bucket < n)
-    gain = tl.where(top < 2.0**-100, 0.0, tl.div_rn(lift + tl.zeros_like(top), top))
+    exact = (lift + tl.zeros_like(top)).to(tl.float64) / top.to(
+        tl.float64
+    )  # whose rounding is that of a division in 32 bits
+    gain = tl.where(top < 2.0**-100, 0.0, exact.to(tl.float32))
     y = values * gain[:, None]
     y = tl.where(y < most, y, most)
     y = tl.where(y > -most, y, -most)
     random = tl.zeros_like(place)
     if DICE:
         random = _fraction(first, place, bucket, counter, k1, COLUMNS)
-    if FLAT:
-        code = _whole(y, random, DICE)
-    else:
-        code = _floating(y, values, random, least, DICE, MANTISSA)
+    code = _whole(y, random, DICE) if FLAT else _floating(y, values, random, least, DICE, MANTISSA)
     tl.store(wire + first + place, code.to(tl.uint8), mask=inside)
 
 
