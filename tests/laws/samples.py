@@ -52,10 +52,13 @@ MORE: dict[str, tuple[str, ...]] = {
     "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
     "fetch_sgd": ("fetch_sgd(ratio=0.05, rows=3, momentum=0.0, error='subtract')",),
+    "fp8": ("fp8(format='e5m2', block=32, scale='e8m0')", "fp8(block=7, scale='ocp', rounding='nearest')"),
     "first": ("first(backups=0)",),
     "gossip": ("gossip(every=2)", "gossip(overlap=True)", "gossip(warmup=2, exact=3)"),
+    "int8": ("int8(block=7, scale='bf16', rounding='nearest')",),
     "local_sgd": ("local_sgd(2)", "local_sgd(2, warmup=2)"),
     "momentum_correction": ("momentum_correction(momentum=0.0)", "momentum_correction(masking=False)"),
+    "natural": ("natural(bits=9)",),
     "nodes": (
         "nodes(allreduce(fp32()), 2)",
         "nodes(scatter(qsgd(bits=4, bucket=16)), 2)",

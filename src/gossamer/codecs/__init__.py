@@ -7,6 +7,9 @@ from gossamer.codecs.bernoulli import Bernoulli
 from gossamer.codecs.casts import BF16, FP16, FP32
 from gossamer.codecs.count_sketch import CountSketch
 from gossamer.codecs.dropping import Dropping
+from gossamer.codecs.fp8 import FP8
+from gossamer.codecs.int8 import Int8
+from gossamer.codecs.natural import Natural
 from gossamer.codecs.powersgd import PowerSGD
 from gossamer.codecs.qsgd import QSGD
 from gossamer.codecs.randk import RandK
@@ -20,6 +23,7 @@ from gossamer.codecs.topk import TopK
 __all__ = [
     "BF16",
     "DCT",
+    "FP8",
     "FP16",
     "FP32",
     "QSGD",
@@ -31,6 +35,8 @@ __all__ = [
     "CountSketch",
     "Dropping",
     "Entry",
+    "Int8",
+    "Natural",
     "PowerSGD",
     "RandK",
     "SharedBasis",

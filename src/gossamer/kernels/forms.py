@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 CENTRE = 64  # 16 bits are random in a fraction of 23, and what is behind them is half of their last one
+RUN = 128  # elements of a bucket that are rounded together
 INFINITE = 0x7F800000  # bits of infinity: all above, in magnitude, are NaN
 _FIELD = 0xFF << 23  # where a float32 has its exponent
 _GUARD = 1 + 2.0**-21  # gains are a touch larger, so that |x| == top never rounds below it
@@ -88,7 +89,7 @@ def run_of(bucket: int) -> tuple[int, int]:
     """A bucket is rounded in runs of so many elements; and half of that, rounded up: from there on an element of a run has the
     other half of the random word of the one that is so far before it.
     """
-    run = min(bucket, 128)
+    run = min(bucket, RUN)
     return run, (run + 1) // 2
 
 
@@ -131,6 +132,7 @@ __all__ = [
     "INFINITE",
     "INT8",
     "POWERS",
+    "RUN",
     "Form",
     "Steps",
     "any_top",

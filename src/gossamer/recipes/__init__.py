@@ -10,7 +10,7 @@ from gossamer.recipe import presets as _presets
 
 # isort: off
 from gossamer.recipes.dense import allreduce, bf16, fp16
-from gossamer.recipes.quantised import terngrad, qsgd, dqsgd, diana, dqgd
+from gossamer.recipes.quantised import int8, fp8, natural, terngrad, qsgd, dqsgd, diana, dqgd
 from gossamer.recipes.sparse import (
     topk,
     sparse_scatter,
@@ -39,7 +39,7 @@ from gossamer.recipes.rounds import (
 )
 from gossamer.recipes.minibatch import minibatch, accelerated, inner_outer
 from gossamer.recipes.one_bit import signsgd, ef_signsgd, onebit_sgd, onebit_adam, onebit_lamb
-from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp
+from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp, gossip_pga, d_psgd, choco_sgd
 from gossamer.recipes.waiting import backup
 from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch
 # isort: on
@@ -56,7 +56,9 @@ __all__ = [
     "backup",
     "bf16",
     "bmuf",
+    "choco_sgd",
     "cocod",
+    "d_psgd",
     "dgc",
     "diana",
     "diloco",
@@ -67,13 +69,17 @@ __all__ = [
     "ef_signsgd",
     "fetchsgd",
     "fp16",
+    "fp8",
+    "gossip_pga",
     "gtopk",
     "hierarchical",
     "inner_outer",
+    "int8",
     "local_gradients",
     "local_sgd",
     "lookahead",
     "minibatch",
+    "natural",
     "onebit_adam",
     "onebit_lamb",
     "onebit_sgd",

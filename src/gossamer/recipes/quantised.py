@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from gossamer.codecs import BF16, QSGD, Ternary
+from gossamer.codecs import BF16, FP8, QSGD, Int8, Natural, Ternary
 from gossamer.controllers import DQSGD
 from gossamer.exchanges import Gather, Scatter
 from gossamer.memories import DIANA
@@ -10,6 +10,54 @@ from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
 from gossamer.rules import Rule
 from gossamer.schedules import EveryStep
+
+
+@preset
+def int8(block: int = 128, rounding: Literal["stochastic", "nearest"] = "stochastic") -> Recipe:
+    """Gradients in whole numbers of eight bits, in two phases.
+
+    Use: below about 10 Gbit/s, where `bf16` is too long: 3.9 times fewer bytes than dense, nothing to tune, no memory, and no loss
+    that could be seen. The byte language model of a small Transformer on four ranks had a held-out loss of 2.481 after 120 steps, as
+    dense and `bf16` had; two seeds, differences below .001.
+
+    Not for: links on which dense hides behind backward, nor below 1 Gbit/s, where fewer bits pay: `qsgd` has four, and was at
+    2.493.
+
+    Error feedback changed nothing there (`int8 + error_feedback()`: 2.481), nor did rounding to the nearest (2.480), which is
+    somewhat quicker, and biased.
+
+    Paper: none; what teams write into hooks of their own.
+    """
+    return Recipe(Scatter(Int8(block, rounding=rounding)))
+
+
+@preset
+def fp8(format: Literal["e4m3", "e5m2"] = "e4m3", block: int = 128) -> Recipe:
+    """Gradients in floats of eight bits, in two phases.
+
+    Use: in place of `int8` where a few elements of a block are far larger than the others, in as many bytes: 3.9 times fewer
+    than dense. The small Transformer of `int8`'s note had the same loss under it, 2.480, and under `e5m2` 2.479.
+
+    Not for: anything that `int8` does as well, with less noise: see its page. Codes are made for the network alone: nothing is
+    computed in eight bits, and no GPU needs to know them.
+
+    Paper: Micikevicius et al., FP8 Formats for Deep Learning, 2022.
+    """
+    return Recipe(Scatter(FP8(format, block)))
+
+
+@preset
+def natural() -> Recipe:
+    """Gradients as signs and powers of two, in two phases.
+
+    Use: where gradients have all sizes and 4 times fewer bytes are wanted, with nothing to tune and no memory.
+
+    Not for: gradients on which `int8` is as short: the small Transformer of its note was at 2.485 after 120 steps under powers of two, at
+    2.481 under `int8`.
+
+    Paper: Horvath et al., Natural Compression for Distributed Deep Learning, 2019.
+    """
+    return Recipe(Scatter(Natural()))
 
 
 @preset

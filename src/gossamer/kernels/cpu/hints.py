@@ -33,6 +33,19 @@ def _wide(context: Any) -> Any:
 wide = cast(Callable[[], None], intrinsic(_wide))
 
 
+def _inlined(context: Any) -> Any:
+    """Called in a kernel, has it copied into those that call it, so that what they know of its arguments is known in it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.function.attributes.add("alwaysinline")
+        return context.get_dummy_value()
+
+    return types.none(), generate
+
+
+inlined = cast(Callable[[], None], intrinsic(_inlined))
+
+
 @kernel
 def prefetch(x: Any, start: int, stop: int) -> None:
     """Asks for x[start:stop] to be brought near, while the kernel is still busy with the stretch before it.

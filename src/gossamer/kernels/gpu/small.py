@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gossamer.kernels.forms import Form, Steps
-from gossamer.kernels.gpu.hashing import fraction, words
+from gossamer.kernels.gpu.hashing import word, words
 from gossamer.kernels.gpu.options import OPTIONS
 from gossamer.kernels.layout import units
 
@@ -25,7 +25,7 @@ def encode(
         counter, k1 = words(key or (0, 0), 0)
         _encode[grid](
             x, tops, wire, n, bucket, *steps, form.top, form.least, counter, k1,
-            key is not None, form.mantissa, rows, columns, **OPTIONS,
+            key is not None, form.flat, form.mantissa, rows, columns, num_warps=_warps(columns), **OPTIONS,
         )  # fmt: skip
 
 
@@ -35,7 +35,26 @@ def read(wire: Tensor, form: Form, bucket: int, tops: Tensor, weight: float, out
         rows, columns = _shape(bucket)
         grid = (triton.cdiv(tops.numel(), rows),)
         unit = units(tops, weight, int(form.top))
-        _read[grid](wire, unit, out, n, bucket, form.least, anew, form.mantissa, rows, columns, **OPTIONS)
+        _read[grid](
+            wire,
+            unit,
+            out,
+            n,
+            bucket,
+            form.least,
+            anew,
+            form.flat,
+            form.mantissa,
+            rows,
+            columns,
+            num_warps=_warps(columns),
+            **OPTIONS,
+        )
+
+
+def _warps(columns: int) -> int:
+    """Enough threads for a long bucket's elements to have registers."""
+    return 8 if columns > _STRETCH else 4
 
 
 def _shape(bucket: int) -> tuple[int, int]:
@@ -56,42 +75,80 @@ def _places(n, bucket, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit(do_not_specialize=["add", "mask", "plus", "lift", "most", "least", "counter", "k1"])
 def _encode(
     x, tops, wire, n, bucket, add, mask, plus, lift, most, least, counter, k1,
-    DICE: tl.constexpr, MANTISSA: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DICE: tl.constexpr, FLAT: tl.constexpr, MANTISSA: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     first, place, inside = _places(n, bucket, ROWS, COLUMNS)
     values = tl.load(x + first + place, mask=inside, other=0.0)
-    bits = values.to(tl.int32, bitcast=True)
-    largest = tl.minimum(tl.max(bits & 0x7FFFFFFF, 1), 0x7F800000)
+    largest = tl.minimum(tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1), 0x7F800000)
     top = (((largest + add) & mask) + plus).to(tl.float32, bitcast=True)
     own = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tl.store(tops + own, top, mask=own.to(tl.int64) * bucket < n)
-    gain = tl.where(top < 2.0**-100, 0.0, tl.div_rn(lift + tl.zeros_like(top), top))
-    small = tl.abs(values) * gain[:, None]
-    small = tl.where(small < most, small, most)
-    exponent = tl.maximum(small.to(tl.int32, bitcast=True) >> 23, least)
-    steps = small * ((254 + MANTISSA - exponent) << 23).to(tl.float32, bitcast=True)
+    exact = (lift + tl.zeros_like(top)).to(tl.float64) / top.to(
+        tl.float64
+    )  # whose rounding is that of a division in 32 bits
+    gain = tl.where(top < 2.0**-100, 0.0, exact.to(tl.float32))
+    y = values * gain[:, None]
+    y = tl.where(y < most, y, most)
+    y = tl.where(y > -most, y, -most)
+    random = tl.zeros_like(place)
     if DICE:
-        random = fraction((first + place).to(tl.uint32) + counter.to(tl.uint32), k1)
-        whole = ((steps * 8388608.0).to(tl.int32) + random) >> 23
-    else:
-        whole = ((steps + 12582912.0) - 12582912.0).to(tl.int32)
-    code = ((exponent - least) << MANTISSA) + whole + ((bits >> 31) & 128)
+        random = _fraction(first, place, bucket, counter, k1, COLUMNS)
+    code = _whole(y, random, DICE) if FLAT else _floating(y, values, random, least, DICE, MANTISSA)
     tl.store(wire + first + place, code.to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _fraction(first, place, bucket, counter, k1, COLUMNS: tl.constexpr):
+    """Two elements of a run have one random word, of which each has a half."""
+    run = tl.minimum(bucket, 128)
+    half = (run + 1) // 2
+    second = tl.arange(0, COLUMNS)[None, :] % run >= half
+    places = (first + place - tl.where(second, half, 0)).to(tl.uint32)
+    random = word(places + counter.to(tl.uint32), k1)
+    return (tl.where(second, random << 7, random >> 9) & 0x7FFF80 | 64).to(tl.int32)
+
+
+@triton.jit
+def _whole(y, random, DICE: tl.constexpr):
+    if DICE:
+        return ((y * 8388608.0).to(tl.int32) + random) >> 23
+    return (y + 12582912.0).to(tl.int32, bitcast=True)  # of which the lowest byte counts
+
+
+@triton.jit
+def _floating(y, x, random, least, DICE: tl.constexpr, MANTISSA: tl.constexpr):
+    y = tl.abs(y)
+    if DICE:
+        # What lies below the least exponent is moved up by its power, and is as evenly spaced there.
+        power = ((least + tl.zeros_like(random)) << 23).to(tl.float32, bitcast=True)
+        raised = tl.where(y < power, y + power, y)
+        below = tl.where(y < power, least, least - 1) << MANTISSA
+        code = ((raised.to(tl.int32, bitcast=True) + (random >> MANTISSA)) >> (23 - MANTISSA)) - below
+    else:
+        exponent = tl.maximum(y.to(tl.int32, bitcast=True) >> 23, least)
+        ruler = (exponent + (23 - MANTISSA)) << 23  # its last digit is the spacing
+        steps = (y + ruler.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True) - ruler
+        code = ((exponent - least) << MANTISSA) + steps
+    return code | ((x.to(tl.int32, bitcast=True) >> 24) & 128)
 
 
 @triton.jit(do_not_specialize=["least"])
 def _read(
     wire, units, out, n, bucket, least,
-    ANEW: tl.constexpr, MANTISSA: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ANEW: tl.constexpr, FLAT: tl.constexpr, MANTISSA: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     first, place, inside = _places(n, bucket, ROWS, COLUMNS)
     code = tl.load(wire + first + place, mask=inside, other=0).to(tl.int32)
     own = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     unit = tl.load(units + own, mask=own.to(tl.int64) * bucket < n, other=0.0)
-    exponent = (code & 127) >> MANTISSA
-    steps = (code & ((1 << MANTISSA) - 1)) + tl.where(exponent > 0, 1 << MANTISSA, 0)
-    power = ((tl.maximum(exponent, 1) + (least - MANTISSA - 1)) << 23).to(tl.float32, bitcast=True)
-    said = steps.to(tl.float32) * power
-    said = tl.where(code < 128, said, -said)
+    if FLAT:
+        said = ((code << 24) >> 24).to(tl.float32)
+    else:
+        size = (code & 127) << (23 - MANTISSA)
+        low = size < 8388608  # below the least exponent: as many steps, less the power that comes with it
+        power = (least + tl.zeros_like(code)) << 23
+        raised = (size + tl.where(low, power, power - 8388608)).to(tl.float32, bitcast=True)
+        said = raised - tl.where(low, power.to(tl.float32, bitcast=True), 0.0)
+        said = tl.where(code < 128, said, -said)
     old = 0.0 if ANEW else tl.load(out + first + place, mask=inside, other=0.0)
     tl.store(out + first + place, old + unit[:, None] * said, mask=inside)

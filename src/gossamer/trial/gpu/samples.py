@@ -72,13 +72,16 @@ def _counted_levels(n: int) -> Iterator[tuple[Any, ...]]:
 
 
 def _to_rice(n: int) -> Iterator[tuple[Any, ...]]:
-    for x, levels, *rest in _counted_levels(n):
-        yield kernels.level_codes(x, levels, *rest), levels
+    for x, levels, bucket, norms, key in _counted_levels(n):
+        room = torch.zeros(kernels.levels_most(n, levels), dtype=torch.uint8)
+        yield x, levels, bucket, norms, key, room, False, n
 
 
 def _from_rice(n: int) -> Iterator[tuple[Any, ...]]:
-    for codes, levels in _to_rice(n):
-        yield kernels.levels_encode(codes, levels), n, levels
+    for x, levels, bucket, norms, key, room, *_ in _to_rice(n):
+        if x.isfinite().all():
+            wire = room[: kernels.levels_encode(x, levels, bucket, norms, key, room)]
+            yield wire, levels, bucket, norms, values(n, 1)
 
 
 def _to_levels(n: int) -> Iterator[tuple[Any, ...]]:
@@ -259,6 +262,7 @@ CALLS: dict[str, Calls] = {
     "lanes_unpack": _from_lanes,
     "mix3": _dice,
     "level_codes": _counted_levels,
+    "levels_accumulate": _from_rice,
     "levels_decode": _from_rice,
     "levels_encode": _to_rice,
     "quantise": _by_magnitude,

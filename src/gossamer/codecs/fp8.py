@@ -1,0 +1,104 @@
+"""Floats of eight bits, with a scale for each block."""
+
+from typing import Annotated, final
+
+from torch import Tensor
+
+from gossamer.codecs.scaled import Rounding, Scale, Scaled, require_rounding
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.contracts import Codec, Context
+from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice
+from gossamer.kernels.forms import E4M3, E5M2
+
+_FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
+
+
+@final
+@part("fp8")
+class FP8(Codec):
+    """Floats of eight bits: a sign, 4 bits of exponent and 3 of mantissa (`e4m3`, up to 448), or 5 and 2 (`e5m2`, up to 57344).
+
+    The largest of a block becomes the format's largest number. Unbiased with `rounding="stochastic"`, to 2^-17 of the distance of
+    two neighbours; "nearest" errs half as much, and always the same way, which is too little to need error feedback.
+    Codes are the bytes of torch's `float8_e4m3fn` and `float8_e5m2`, and are made without them: any torch, CPU and GPU will do.
+
+    `scale="e8m0"` is a power of two, rounded up, as in MXFP8 with `block=32`. `scale="ocp"` is OCP's rule, by which the largest
+    may be cut off by an eighth: it is biased, wants `rounding="nearest"` and error feedback, and is there to compare.
+
+    Use: where elements of a block differ by orders of magnitude: each keeps its own three bits, small or large. On a log-normal
+    gradient it errs half as much as `int8`, in blocks of 1024 a sixth.
+
+    Not for: gradients like Gaussian ones, on which `int8` is 16 times as exact in as many bytes; `e5m2` errs four times as much as
+    `e4m3`, and is for those who must have it.
+
+    Wire: d + 4 ceil(d / block) bytes; 2 for each block with `scale="bf16"`, 1 with "e8m0" and "ocp".
+
+    >>> import torch
+    >>> from gossamer.core.dice import Dice
+    >>> block = Block.of({"w": torch.tensor([448.0, -3.0, 0.0, 0.25])})
+    >>> wire = FP8().encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
+    >>> wire.numel(), FP8().decode(wire, block)
+    (8, tensor([ 4.4800e+02, -3.0000e+00,  0.0000e+00,  2.5000e-01]))
+
+    Paper: Micikevicius et al., FP8 Formats for Deep Learning, 2022; the power-of-two scales are OCP's Microscaling Formats, 2023.
+    """
+
+    format: Annotated[str, Choice("e4m3", "e5m2")] = "e4m3"
+    block: Annotated[int, Choice(32, 64, 128, 256, 512, 1024)] = 128
+    scale: Scale = "fp32"
+    rounding: Annotated[Rounding, Choice("stochastic", "nearest")] = "stochastic"
+
+    def __post_init__(self) -> None:
+        require(
+            self.format in _FORMATS,
+            f"fp8: format must be 'e4m3' or 'e5m2', got {self.format!r}; others, as those of torch's fnuz dtypes, have other zeros "
+            "and limits, and are not written here. These two need no dtype of torch",
+        )
+        self._writes.require_block()
+        require_rounding("fp8", self.rounding)
+        require(
+            self.scale in ("fp32", "bf16", "e8m0", "ocp"),
+            f"fp8: scale must be 'fp32', 'bf16', 'e8m0' or 'ocp', got {self.scale!r}; a block has one, and 'e8m0' is one byte",
+        )
+        require(
+            self.scale != "ocp" or self.rounding == "nearest",
+            "fp8: scale='ocp' cuts off the largest of a block, so that stochastic rounding is not right on average either; "
+            "use scale='e8m0', a power of two that is rounded up, or rounding='nearest' with error_feedback()",
+        )
+
+    @property
+    def _writes(self) -> Scaled:
+        return Scaled("fp8", _FORMATS[self.format], self.block, self.scale)
+
+    @property
+    def unbiased(self) -> bool:
+        return self.rounding == "stochastic"
+
+    @property
+    def needs_feedback(self) -> bool:
+        return (
+            self.scale == "ocp"
+        )  # rounding loses little, and cutting off the largest much, always of the same elements
+
+    @property
+    def bucket_mb(self) -> float:
+        return 25.0
+
+    def omega(self, layout: Layout) -> float:
+        return self._writes.omega(layout) if self.unbiased else float("inf")
+
+    def wire_bytes(self, layout: Layout) -> int:
+        return self._writes.wire_bytes(layout)
+
+    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+        return self._writes.encode(block, context.dice.key(f"{block.name}/fp8") if self.unbiased else None)
+
+    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
+        self._writes.overwrite(wire, layout, out)
+
+    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
+        self._writes.accumulate(wire, layout, into, weight)
+
+    def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
+        return self._writes.open(wire, layout)[0]

@@ -1,0 +1,103 @@
+"""A byte for each element, and for each block of them a scale: what codecs of eight bits have in common."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer import kernels
+from gossamer.core.block import Block, Layout
+from gossamer.core.dice import Key
+from gossamer.core.parts import require
+from gossamer.core.wire import expect, take
+from gossamer.kernels.forms import (
+    Form,
+    any_top,
+    brain_tops,
+    clipping_tops,
+    power_tops,
+    squeezed,
+    stretched,
+)
+from gossamer.kernels.small import LONGEST
+
+Scale = Literal["fp32", "bf16", "e8m0", "ocp"]
+Rounding = Literal["stochastic", "nearest"]
+
+_STEPS = {"fp32": any_top, "bf16": brain_tops, "e8m0": power_tops, "ocp": clipping_tops}
+_WIDTHS = {"fp32": torch.float32, "bf16": torch.bfloat16, "e8m0": torch.uint8, "ocp": torch.uint8}
+_ROUNDED_UP = {"fp32": 1.0, "bf16": 1 + 2.0**-7, "e8m0": 2.0, "ocp": 1.0}  # at most so many times the largest magnitude
+
+
+class Scaled(NamedTuple):
+    """How a codec of eight bits writes: the scales of all blocks, then the codes.
+
+    A scale is that of the form's largest number; what is written of it is how much that stands for, or the power of two.
+    """
+
+    name: str
+    form: Form
+    block: int
+    scale: Scale
+
+    def require_block(self) -> None:
+        require(
+            1 <= self.block <= LONGEST,
+            f"{self.name}: block must be between 1 and {LONGEST}, got {self.block}; 128 elements with one scale are usual",
+        )
+
+    def omega(self, layout: Layout) -> float:
+        """A step of the mantissa, where numbers have exponents; and half a smallest number for each element of a block."""
+        n, h = min(self.block, max(layout.numel, 1)), 2.0**-self.form.mantissa
+        finest = _ROUNDED_UP[self.scale] * self.form.quantum / self.form.top
+        return (0.0 if self.form.flat else h**2 / (4 * (1 + h))) + n * finest**2 / 4
+
+    def wire_bytes(self, layout: Layout) -> int:
+        return self._blocks(layout) * _WIDTHS[self.scale].itemsize + layout.numel
+
+    def encode(self, block: Block, key: Key | None) -> Tensor:
+        layout, device = block.layout, block.flat.device
+        wire = layout.buffers.of(self.wire_bytes(layout), device)
+        scales, codes = take(wire, _WIDTHS[self.scale], self._blocks(layout))
+        plain = self.scale == "fp32"
+        tops = scales if plain else layout.buffers.of(4 * self._blocks(layout), device).view(torch.float32)
+        steps = _STEPS[self.scale](self.form)
+        kernels.small_encode(block.flat.float(), self.form, steps, self.block, key, tops, codes)
+        if not plain:
+            scales.copy_(tops if self.scale == "bf16" else squeezed(tops, self.form))
+        return wire
+
+    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
+        tops, codes = self.open(wire, layout)
+        if out.dtype == torch.float32:
+            kernels.small_decode(codes, self.form, self.block, tops, out)
+        else:
+            out.copy_(self._narrow(codes, tops, layout))
+
+    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
+        tops, codes = self.open(wire, layout)
+        if into.dtype == torch.float32:
+            kernels.small_accumulate(codes, self.form, self.block, tops, into, weight)
+        else:  # weighted in double, or a memory's books would balance to single precision only
+            into.add_(self._narrow(codes, tops, layout), alpha=weight)
+
+    def open(self, wire: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """The largest magnitude that each block's codes can say, and the codes."""
+        expect(wire, self.wire_bytes(layout), self.name)
+        scales, codes = take(wire, _WIDTHS[self.scale], self._blocks(layout))
+        return stretched(scales, self.form) if scales.dtype == torch.uint8 else scales.float(), codes
+
+    def _narrow(self, codes: Tensor, tops: Tensor, layout: Layout) -> Tensor:
+        out = torch.empty(layout.numel, device=codes.device)
+        kernels.small_decode(codes, self.form, self.block, tops, out)
+        return out
+
+    def _blocks(self, layout: Layout) -> int:
+        return -(-layout.numel // self.block)
+
+
+def require_rounding(name: str, rounding: str) -> None:
+    require(
+        rounding in ("stochastic", "nearest"),
+        f"{name}: rounding must be 'stochastic', which is right on average, or 'nearest', which errs half as much, got {rounding!r}",
+    )
