@@ -16,7 +16,7 @@ COMPILED, CODE = "tests/kernels/test_compiled.py", "test_the_code_does_what_the_
 
 MUTATIONS = (
     Mutation("1 generator's type", "fabrics/stream.py", '"GeneratorType[Any, Any, Any]"', "GeneratorType[Any, Any, Any]", f"{RECIPES}::test_it_trains[allreduce]"),
-    Mutation("2 a message on the CPU", "mixers/push_sum.py", "x.element_size(), x.device)", 'x.element_size(), torch.device("cpu"))', f"{RECIPES}::test_it_trains[sgp]"),
+    Mutation("2 a message on the CPU", "mixers/push_sum.py", "buffers.of(_length(x), x.device)", 'buffers.of(_length(x), torch.device("cpu"))', f"{RECIPES}::test_it_trains[sgp]"),
     Mutation("2 sends before receives", "fabrics/nccl.py", "group._start_coalescing()", "pass", f"{RECIPES}::test_it_trains[sgp]"),
     Mutation("3 rates on the CPU", "schedules/quorum.py", "sent(mine.rates, mine.gradient.device)", "mine.rates", f"{RECIPES}::test_it_trains[backup]"),
     Mutation("3 gradients read before they are written", "core/moments.py", "torch.cuda.current_stream(device).record_event()", "torch.cuda.Event()", f"{RECIPES}::test_there_are_no_races[backup]"),
@@ -37,7 +37,7 @@ MUTATIONS = (
     Mutation("14 registers spilled", "kernels/gpu/scales.py", "_STRETCH = 4096", "_STRETCH = 65536", f"{COMPILED}::{CODE}[no register is spilled to memory]"),
     Mutation("16 divided by a plain number", "kernels/layout.py", "divisor(top, scales.device)", "top", f"{DOCTOR}::test_all_that_is_right_passes"),
     Mutation("16 products and sums fused", "kernels/gpu/options.py", '"enable_fp_fusion": False', '"enable_fp_fusion": True', f"{COMPILED}::{CODE}[nobody may fuse what the reference multiplies and adds]"),
-    Mutation("19 no options for a program", "kernels/gpu/sign.py", "n, count, steps, _READ, **OPTIONS)", "n, count, steps, _READ)", f"{COMPILED}::{CODE}[nobody may fuse what the reference multiplies and adds]"),
+    Mutation("19 no options for a program", "kernels/gpu/sign.py", "_accumulate[grid](wire, table, units, out, n, count, steps, _READ, **OPTIONS)", "_accumulate[grid](wire, table, units, out, n, count, steps, _READ)", f"{COMPILED}::{CODE}[nobody may fuse what the reference multiplies and adds]"),
     Mutation("19 compiled in the first step", "hosts/attach.py", "            warm(parsed, fabric.device, worker.channels[0].layout.dtype)\n", "", f"{OPTIONS}::test_kernels_are_compiled_before_the_first_step"),
     Mutation("19 no way back to torch", "kernels/backends.py", "_verdicts[device] = _try_triton(device)", "_verdicts[device] = True", "tests/kernels/test_backends.py::test_a_triton_that_cannot_launch_is_told_of_once_and_not_used"),
     Mutation("19 a graph is captured", "hosts/strangers.py", 'device.type == "cuda" and torch.cuda.is_current_stream_capturing()', "False", f"{OPTIONS}::test_graphs_and_compiled_autograd_are_refused"),

@@ -43,8 +43,8 @@ MUTATIONS = (
     Mutation("exchange: nothing is told of one's own message", "exchanges/gather.py", "codec.accumulate(wire, layout, into, weight)", "codec.accumulate(wire, layout, into, 0 * weight)", f"{MEMORIES}::{BOOKS}[3-gather(topk()) + error_feedback()]"),
     # what is kept
     Mutation("memory: half is forgotten", "memories/error_feedback.py", "echo.add_sent(pending, -1.0)", "echo.add_sent(pending, -0.5)", f"{MEMORIES}::{BOOKS}[3-gather(topk()) + error_feedback()]"),
-    Mutation("memory: rates the wrong way round", "memories/error_feedback.py", "self.decay * unit / before", "self.decay * before / unit", "tests/memories/test_error_feedback.py::test_in_units_of_the_update_it_is_the_form_of_the_theory"),
-    Mutation("memory: the common gradient runs ahead", "memories/diana.py", "torch.add(common, mean, alpha=rate", "torch.add(common, mean, alpha=1.0", "tests/memories/test_diana.py::test_the_common_gradient_is_the_mean_of_the_learned_ones_at_every_step"),
+    Mutation("memory: rates the wrong way round", "memories/error_feedback.py", "self.decay * units.now / units.before", "self.decay * units.before / units.now", "tests/memories/test_error_feedback.py::test_in_units_of_the_update_it_is_the_form_of_the_theory"),
+    Mutation("memory: the common gradient runs ahead", "memories/learning.py", "torch.add(common, mean, alpha=rate", "torch.add(common, mean, alpha=1.0", "tests/memories/test_diana.py::test_the_common_gradient_is_the_mean_of_the_learned_ones_at_every_step"),
     # who carries it
     Mutation("fabric: what is sent last is read first", "fabrics/sim.py", "arrival, wire = self.mail[route].popleft()", "arrival, wire = self.mail[route].pop()", "tests/fabrics/test_sim.py::test_messages_of_one_pair_arrive_in_the_order_of_sending"),
     Mutation("fabric: a gather among one more", "fabrics/ledger.py", "(count - 1) * wire.numel()", "count * wire.numel()", "tests/exchanges/test_averages.py::test_gathered_bytes_grow_with_the_world"),
@@ -56,11 +56,11 @@ MUTATIONS = (
     Mutation("recipe: a preset's rules come first", "recipe.py", "rules=(*rules, *base.rules)", "rules=(*base.rules, *rules)", f"{RECIPE}::test_rules_given_come_before_a_preset_s_own"),
     Mutation("report: the first step counts", "report/study.py", "return (last.seconds - first.seconds) / max(last.step - first.step, 1)", "return last.seconds / last.step", f"{REPORT}::test_rows_are_means_and_ratios"),
     # schedules
-    Mutation("schedule: slow momentum at the old rate", "schedules/slowmo.py", "alpha=beta * ratio)", "alpha=beta)", f"{SLOWMO}::test_slowmo_is_its_formula_in_both_forms"),
-    Mutation("schedule: a warm-up ends a step early", "schedules/slowmo.py", "1 if loop.step <= self.warmup else", "1 if loop.step < self.warmup else", f"{SLOWMO}::test_warm_up_averages_at_every_step"),
+    Mutation("schedule: slow momentum at the old rate", "schedules/rounds.py", "alpha=beta * ratio)", "alpha=beta)", f"{SLOWMO}::test_slowmo_is_its_formula_in_both_forms"),
+    Mutation("schedule: a warm-up ends a step early", "schedules/local_sgd.py", "1 if loop.step <= self.warmup else", "1 if loop.step < self.warmup else", f"{SLOWMO}::test_warm_up_averages_at_every_step"),
     Mutation("schedule: the pull is too weak", "schedules/overlap_local_sgd.py", "torch.lerp(x, a, self.alpha, out=x)", "torch.lerp(x, a, 1 - self.alpha, out=x)", f"{OVERLAP}::test_it_is_the_formula_of_the_paper"),
     Mutation("schedule: the threshold knows no momentum", "schedules/every_step.py", "[gain * lr * self.l1 for", "[lr * self.l1 for", "tests/schedules/test_penalty.py::test_the_optimum_of_lasso_and_ridge_is_found_with_momentum"),
-    Mutation("schedule: a mean over those who are late too", "schedules/quorum.py", "echo.mean.mul_(loop.size / self.wanted)", "echo.mean", f"{FIRST}::test_the_mean_is_over_the_accepted_and_nothing_else"),
+    Mutation("schedule: a mean over those who are late too", "schedules/quorum.py", "echo.mean.mul_(loop.size / len(accepted))", "echo.mean", f"{FIRST}::test_the_mean_is_over_the_accepted_and_nothing_else"),
     Mutation("schedule: all speak of the rate at once", "schedules/quorum.py", "numbers.clone() if loop.rank == accepted[0] else", "numbers.clone() if loop.rank >= 0 else", f"{FIRST}::test_a_late_rank_takes_missed_updates_with_the_rates_of_their_steps"),
     Mutation("schedule: messages are absorbed at once", "schedules/gossip.py", "(step + self.overlap) % self.every", "step % self.every", "tests/laws/test_laws_replicas.py::test_a_round_whose_messages_travel_ends_just_before_they_land"),
     # controllers

@@ -19,10 +19,10 @@ _LONGEST = 2**15  # elements of a bin, whose places leave a bit for the sign
 @final
 @part("adacomp")
 class AdaComp(Codec):
-    """Of each bin of G, the gradient and all that a memory has kept, the k with |G_k + g_k| >= max |G| travel as signs; g is
-    this step's gradient, which so counts twice.
+    """Of every bin those elements travel, as signs, that this step's gradient carries above the largest of all.
 
-    They are as large as their mean in their parameter: of all choices of one number the one that loses least. (The paper's,
+    Of each bin of G, the gradient and all that a memory has kept, these are the k with |G_k + g_k| >= max |G|; g is this
+    step's gradient, which so counts twice. They are as large as their mean in their parameter: of all choices of one number the one that loses least. (The paper's,
     the mean of the bins' largest, is the same where each bin sends but that, and adds more than it leaves out where bins are
     unlike.) How many travel follows from the gradients: one or a few of a bin while they are alike from step to step, more
     where the last one points elsewhere. Nothing is sorted. Biased: error feedback is needed.

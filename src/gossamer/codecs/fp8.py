@@ -17,7 +17,7 @@ _FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
 @final
 @part("fp8")
 class FP8(Codec):
-    """Floats of eight bits: a sign, 4 bits of exponent and 3 of mantissa (`e4m3`, up to 448), or 5 and 2 (`e5m2`, up to 57344).
+    """Floats of eight bits: 4 of exponent and 3 of mantissa (`e4m3`, up to 448), or 5 and 2 (`e5m2`, up to 57344).
 
     The largest of a block becomes the format's largest number. Unbiased with `rounding="stochastic"`, to 2^-17 of the distance of
     two neighbours; "nearest" errs half as much, and always the same way, which is too little to need error feedback.

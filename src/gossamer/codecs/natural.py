@@ -22,7 +22,7 @@ _EIGHT = Scaled("natural", POWERS, _BLOCK, "e8m0")
 @final
 @part("natural")
 class Natural(Codec):
-    """Natural compression: each element becomes one of the two powers of two around it, at random such that it is right on average.
+    """Natural compression: each element becomes one of the two powers of two around it, at random and right on average.
 
     2^a <= |x| < 2^(a + 1): 2^(a + 1) with probability (|x| - 2^a) / 2^a, else 2^a. Unbiased, with a variance of at most x^2 / 8,
     whatever the gradient's sizes. In 8 bits an exponent is written as its distance to the largest of 4096 elements; what is

@@ -22,10 +22,9 @@ _PAIR = 8  # bytes of a value and its place
 @final
 @part("gtopk")
 class GTopK(Exchange):
-    """The k largest of everybody's k largest, found on a tree: two ranks' elements are added, the k largest sums go on, and
-    the last k go back to all; k = ceil(ratio n) of a whole block.
+    """The k largest of everybody's k largest, found on a tree and sent to all; k = ceil(ratio n) of a whole block.
 
-    What a merge leaves out is kept by the rank that merges, and so by its memory: what got through of mine are my k largest,
+    Two ranks' elements are added, and the k largest sums go on; the last k go back. What a merge leaves out is kept by the rank that merges, and so by its memory: what got through of mine are my k largest,
     less all that I have left out of sums. So nothing is lost, and books balance, whatever the number of ranks: one without
     a partner waits for the next round. (The authors' form takes what is in the end sent for sent by everybody, and loses
     what was left out on the way.) Biased: error feedback is needed.

@@ -76,6 +76,10 @@ class Choco(Mixer):
     def begins(self) -> bool:
         return True
 
+    @property
+    def prelude(self) -> int:
+        return 1  # whole models, to begin with
+
     def fits(self, world: World) -> None:
         super().fits(world)
         if world.size == 1:
