@@ -101,9 +101,8 @@ def refusals(name: str) -> list[catalogue.Refusal]:
 
 
 def with_length(name: str) -> str:
-    if name in ("onebit_adam", "onebit_lamb"):
-        return f"{name}(8)"
-    return f"{name}(100)" if name.startswith("accordion") or name == "dqsgd" else name
+    given = typical(presets()[name])
+    return f"{name}({', '.join(f'{k}={v}' for k, v in given.items())})" if given else name
 
 
 @pytest.mark.parametrize("name", presets())
