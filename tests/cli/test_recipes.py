@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gossamer
 from gossamer import catalogue
+from gossamer.catalogue.samples import typical
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.parts import registry
 from gossamer.counting import bytes_per_step
