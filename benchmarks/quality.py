@@ -11,6 +11,7 @@ every run: the same command goes on where it was.
 """
 
 import argparse
+import gc
 import json
 import math
 import sys
@@ -120,6 +121,7 @@ def _curves(asked: argparse.Namespace, bests: dict[str, Setting], out: Path) -> 
         for name, best in bests.items():
             key = (name, repr(best.recipe), best.lr, seed)
             if key not in done:
+                gc.collect()
                 began = time.perf_counter()
                 done[key] = _curve(asked, name, best, seed, goal)
                 kept.write_text(json.dumps([asdict(c) for c in done.values()]))

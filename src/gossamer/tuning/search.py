@@ -1,5 +1,6 @@
 """The search: every recipe gets as many trials, turn by turn, so that one cut short was fair as far as it came."""
 
+import gc
 import math
 import os
 import platform
@@ -129,6 +130,7 @@ class Search:
     def _try(self, name: str, number: int, setting: Setting, seed: int, tell: Tell) -> None:
         workload = self._seeded(seed)
         untrained = self._untrained(workload)
+        gc.collect()  # ranks of earlier trials refer to each other, and models are large
         began = perf_counter()
         result = self._result(workload, setting, first=number == 0)
         learned = math.isfinite(result.quality) and self.tuning.sign() * (result.quality - untrained) < 0
