@@ -72,7 +72,6 @@ def with_parts() -> tuple[str, ...]:
     for name, part in registry.of().items():
         if name not in have | RULES.keys() and part.kind != "topology":
             having = [r for r in samples.recipes() if name in {p.name for p in parts_of(r)}]
-            having = having or [Recipe.of(f"sgp({t})") for t in samples.topologies() if t.name == name]
             assert having, f"no recipe has {name}"
             for found in filter(runs, having):
                 have |= {p.name for p in parts_of(found)}

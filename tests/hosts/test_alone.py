@@ -17,6 +17,7 @@ PLAIN = [
     if (r.schedule.averages_gradients or not r.schedule.works_alone)
     and r.schedule.accumulate == 1
     and not r.schedule.trains_elsewhere
+    and r.update is None
 ]
 
 

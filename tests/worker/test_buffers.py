@@ -30,6 +30,10 @@ MAKING = (  # what is on nobody's hot path
     "index='rice'",  # lengths that follow the data
     "atomo",  # all atoms of a tensor are weighed before some are kept
     "fetch",  # tables, which are no larger than a model worth the name
+    *("strom", "adacomp"),  # lengths that follow the data
+    "gtopk",  # merges, of what is kept and what is not
+    *("lamb", "sign_columns"),  # steps and matrices are looked at one by one
+    *("scale='one'", "signsgd"),  # coins for zeros
 )
 SOURCE = gossamer.__path__[0]
 

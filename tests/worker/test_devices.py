@@ -64,7 +64,15 @@ def zeros(model: torch.nn.Module, rank: int, step: int) -> float:
     return 0.0
 
 
-ASKS = ("topk", "independent", "accordion", "dqsgd", "buffers='average'")  # lengths that follow data; controllers
+ASKS = (
+    "topk",
+    "strom",
+    "adacomp",
+    "independent",
+    "accordion",
+    "dqsgd",
+    "buffers='average'",
+)  # lengths that follow data; controllers
 SILENT = [r for r in fleet.ALL if not any(word in r for word in ASKS)]
 
 

@@ -113,7 +113,9 @@ class Choco(Mixer):
             return pack(x)
         news = torch.sub(x, state["belief"], out=block.new())
         wire = self.codec.encode(block.like(news), {}, context)
-        through = self.codec.decode(wire, block).mul_(damping(self.codec, block.layout))
+        through = block.new()
+        self.codec.overwrite(wire, block.layout, through)
+        through.mul_(damping(self.codec, block.layout))
         state["belief"] = torch.add(state["belief"], through, out=block.new())
         state["pull"] = torch.add(state["pull"], through, alpha=-others, out=block.new())
         return wire

@@ -79,7 +79,7 @@ class AdamAfter(Update):
     def direction(self, mean: Block, model: Block, state: State, context: Context) -> Tensor:
         if "divisor" in state:
             divisor = state["divisor"]
-            state["m"] = mean.flat.masked_fill(divisor == inf, 0.0)
+            state["m"] = mean.new().copy_(mean.flat).masked_fill_(state["still"], 0.0)
             return torch.div(state["m"], divisor, out=mean.new())
         steps = int(state.get("steps", 0)) + 1
         state["steps"] = torch.tensor(steps)
@@ -89,7 +89,8 @@ class AdamAfter(Update):
             m, v = corrected(m, self.beta1, steps), corrected(v, self.beta2, steps)
         divisor = v.sqrt().add_(self.eps)
         if steps >= self.warmup:
-            state["divisor"] = frozen(self._raised(v, mean), self.eps)
+            state["divisor"] = kept = frozen(self._raised(v, mean), self.eps)
+            state["still"] = kept == inf
             del state["v"], state["steps"]
         return m / divisor
 

@@ -59,7 +59,7 @@ def travels(gradient: Block, state: State, beta: float, scale: float) -> Tensor:
     if "divisor" not in state:
         return gradient.flat
     momentum = gradient.flat.mul_(1 - beta).add_(state["m"], alpha=beta * scale)
-    return momentum.masked_fill_(state["divisor"] == inf, 0.0)
+    return momentum.masked_fill_(state["still"], 0.0)
 
 
 def corrected(moment: Tensor, beta: float, steps: int) -> Tensor:

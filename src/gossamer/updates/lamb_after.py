@@ -102,7 +102,7 @@ class LambAfter(Update):
         out, ends = mean.like(mean.new()), False
         if "divisor" in state:
             old, fresh = state["m"], state["fresh"]
-            state["m"] = m = mean.flat.masked_fill(state["divisor"] == inf, 0.0)
+            state["m"] = m = mean.new().copy_(mean.flat).masked_fill_(state["still"], 0.0)
             agreed = (m - self.beta1 * old) / (1 - self.beta1)
             state["fresh"] = running(fresh, agreed.square_(), self.beta2)
             push, coefficient = m / state["divisor"], self._frozen
@@ -155,6 +155,7 @@ class LambAfter(Update):
         steps = int(state["steps"])
         v = corrected(state["v"], self.beta2, steps) if self.bias_correction else state["v"]
         state["divisor"], state["fresh"] = frozen(v, self.eps), v
+        state["still"] = state["divisor"] == inf
         for s in mean.layout.segments:
             if s.numel:
                 state[f"c:{s.name}"] = corrected(state[f"c:{s.name}"], self.coeff_beta, steps)
