@@ -15,11 +15,11 @@ KEPT = {
     "terngrad": 4,
     "qsgd": 4,
     "dqsgd": 4,
-    "signsgd": 4,
+    "signsgd": 8,  # the direction
     "ef_signsgd": 12,  # residual, and what owners owe
     "onebit_sgd": 12,  # the same
-    "onebit_adam": 16,  # momentum, divisor, residual, and what owners owe; the optimizer has none
-    "onebit_lamb": 20,  # and the fresh second moment
+    "onebit_adam": 21,  # momentum, divisor, residual, what owners owe, the direction, and who stays; the optimizer has none
+    "onebit_lamb": 25,  # and the fresh second moment
     "topk": 8,  # residual
     "sparse_scatter": 12,  # residual, and what answers left out
     "gtopk": 8,  # residual
@@ -60,6 +60,11 @@ KEPT = {
 }
 CRUMBS = 0.5  # bytes a parameter of scales, tables and numbers, in a model as small as the judges'
 PEAK = 8  # bytes a parameter that may come on top for a while
+PEAKS = {  # of those that look at whole matrices, or make a step of a second moment in their warm-up
+    "onebit_sgd": 10,
+    "onebit_adam": 14,
+    "onebit_lamb": 24,
+}
 ACTIVATIONS = 2.0  # and what the judges' own model needs in its passes
 
 # Launches a step that one more parameter may cost: its gradient into the bucket, its mean out of it; and what some

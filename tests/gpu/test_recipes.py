@@ -81,4 +81,4 @@ def test_what_is_kept(world: World, name: str) -> None:
 @pytest.mark.parametrize("name", cases("test_what_is_needed_for_a_while", short_presets()))
 def test_what_is_needed_for_a_while(world: World, name: str) -> None:
     for seen in seen_of(world, plan_of(named()[name])):
-        assert seen.peak <= seen.kept + limits.PEAK + limits.ACTIVATIONS
+        assert seen.peak <= seen.kept + limits.PEAKS.get(name, limits.PEAK) + limits.ACTIVATIONS

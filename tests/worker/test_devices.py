@@ -66,6 +66,7 @@ def zeros(model: torch.nn.Module, rank: int, step: int) -> float:
 
 ASKS = (
     "topk",
+    "dropping",
     "strom",
     "adacomp",
     "independent",

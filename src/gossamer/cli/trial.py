@@ -263,6 +263,9 @@ def summary(record: Record) -> None:
         told = f"time and steps to the {record.metric} that {record.baseline} ended with, {study.target:.4f}"
         out.print(told, markup=False, style="dim")
     out.print(_table(study))
+    if study.common is not None:
+        times = [f"{row.run.name} {seconds(row.common)}" for row in study.rows if row.common is not None]
+        out.print(f"to {study.common:.4f}, the last that all reached: {', '.join(times)}", markup=False, style="dim")
     for row in study.rows:
         if row.cut:
             out.print(f"{row.run.name}: {row.run.error}", markup=False)
@@ -290,21 +293,19 @@ def _table(study: Study) -> Table:
     base = study.record.baseline if len(study.record.baseline) < 12 else "baseline"
     heads = ["recipe", "steps", "mean step", "sent/step", "NIC/wire", "last"]
     if several:
-        heads[1:1] = ["time", f"vs {base}", *([f"to {study.common:.4g}"] if study.common is not None else [])]
+        heads[1:1] = ["time", f"vs {base}"]
     table = Table(box=None, pad_edge=False)
     for i, head in enumerate(heads):
         table.add_column(escape(head), justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
     for row in study.rows:
-        table.add_row(*map(escape, _cells(row, several, study.common is not None)))
+        table.add_row(*map(escape, _cells(row, several)))
     return table
 
 
-def _cells(row: Row, several: bool, common: bool) -> list[str]:
+def _cells(row: Row, several: bool) -> list[str]:
     """Empty where there is nothing to say."""
     time = seconds(row.reached) if row.reached is not None else row.outcome
     compared = [time, _ratio(row)] if several else []
-    if several and common:
-        compared.append("" if row.common is None else seconds(row.common))
     steps = round(row.reached_steps) if several and row.reached_steps else row.run.done
     numbers = [
         str(steps or ""),
