@@ -1,8 +1,17 @@
 """The recipes that stand before every law of training: some by hand, and every schedule and controller there is."""
 
-from tests.laws.samples import carried, controlled, controllers, schedules, updated, updates
+from collections.abc import Iterable
 
+from tests.laws.samples import carried, controlled, controllers, plainest, schedules, updated, updates
+
+from gossamer.core.parts import Part
 from gossamer.recipe import Recipe
+
+
+def few(part: Part, recipes: Iterable[Recipe]) -> list[Recipe]:
+    found = [*recipes]
+    return found if part == plainest(type(part)) else found[-1:]
+
 
 SMALL = " + bucket(0.00002)"  # four channels even on a small model
 
@@ -98,8 +107,9 @@ GOSSIP = [  # replicas differ; only sums are kept
 ]
 
 # Whatever is registered, without anyone remembering; round about it the laws above ask for rounds of three steps.
-EVERY_SCHEDULE = [repr(recipe) for schedule in schedules() for recipe in carried(schedule)]
-EVERY_CONTROLLER = [repr(recipe) for controller in controllers() for recipe in controlled(controller)]
+# Whatever goes with all is shown by the plainest of each; of its other settings one recipe is enough, a compressed one.
+EVERY_SCHEDULE = [repr(recipe) for schedule in schedules() for recipe in few(schedule, carried(schedule))]
+EVERY_CONTROLLER = [repr(recipe) for controller in controllers() for recipe in few(controller, controlled(controller))]
 EVERY_UPDATE = [repr(recipe) for update in updates() for recipe in updated(update)]
 
 ALL = list(
