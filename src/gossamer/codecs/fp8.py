@@ -2,11 +2,7 @@
 
 from typing import Annotated, final
 
-from torch import Tensor
-
-from gossamer.codecs.scaled import Rounding, Scale, Scaled, require_rounding
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Codec, Context
+from gossamer.codecs.scaled import Rounding, Scale, Scaled, ScaledCodec, require_rounding
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.kernels.forms import E4M3, E5M2
@@ -16,7 +12,7 @@ _FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
 
 @final
 @part("fp8")
-class FP8(Codec):
+class FP8(ScaledCodec):
     """Floats of eight bits: 4 of exponent and 3 of mantissa (`e4m3`, up to 448), or 5 and 2 (`e5m2`, up to 57344).
 
     The largest of a block becomes the format's largest number. Unbiased with `rounding="stochastic"`, to 2^-17 of the distance of
@@ -55,7 +51,7 @@ class FP8(Codec):
             f"fp8: format must be 'e4m3' or 'e5m2', got {self.format!r}; others, as those of torch's fnuz dtypes, have other zeros "
             "and limits, and are not written here. These two need no dtype of torch",
         )
-        self._writes.require_block()
+        self.writes.require_block()
         require_rounding("fp8", self.rounding)
         require(
             self.scale in ("fp32", "bf16", "e8m0", "ocp"),
@@ -68,7 +64,7 @@ class FP8(Codec):
         )
 
     @property
-    def _writes(self) -> Scaled:
+    def writes(self) -> Scaled:
         return Scaled("fp8", _FORMATS[self.format], self.block, self.scale)
 
     @property
@@ -80,25 +76,3 @@ class FP8(Codec):
         return (
             self.scale == "ocp"
         )  # rounding loses little, and cutting off the largest much, always of the same elements
-
-    @property
-    def bucket_mb(self) -> float:
-        return 25.0
-
-    def omega(self, layout: Layout) -> float:
-        return self._writes.omega(layout) if self.unbiased else float("inf")
-
-    def wire_bytes(self, layout: Layout) -> int:
-        return self._writes.wire_bytes(layout)
-
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
-        return self._writes.encode(block, context.dice.key(f"{block.name}/fp8") if self.unbiased else None)
-
-    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
-        self._writes.overwrite(wire, layout, out)
-
-    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        self._writes.accumulate(wire, layout, into, weight)
-
-    def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
-        return self._writes.open(wire, layout)[0]

@@ -2,11 +2,7 @@
 
 from typing import Annotated, Literal, final
 
-from torch import Tensor
-
-from gossamer.codecs.scaled import Rounding, Scaled, require_rounding
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Codec, Context
+from gossamer.codecs.scaled import Rounding, Scaled, ScaledCodec, require_rounding
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.kernels.forms import INT8
@@ -14,7 +10,7 @@ from gossamer.kernels.forms import INT8
 
 @final
 @part("int8")
-class Int8(Codec):
+class Int8(ScaledCodec):
     """Whole numbers between -127 and 127, in units of 1/127 of the largest of their block.
 
     Unbiased with `rounding="stochastic"`, to 2^-17 of a unit: one of the two next to x, at random such that it is right on
@@ -43,7 +39,7 @@ class Int8(Codec):
     rounding: Annotated[Rounding, Choice("stochastic", "nearest")] = "stochastic"
 
     def __post_init__(self) -> None:
-        self._writes.require_block()
+        self.writes.require_block()
         require_rounding("int8", self.rounding)
         require(
             self.scale in ("fp32", "bf16"),
@@ -51,7 +47,7 @@ class Int8(Codec):
         )
 
     @property
-    def _writes(self) -> Scaled:
+    def writes(self) -> Scaled:
         return Scaled("int8", INT8, self.block, self.scale)
 
     @property
@@ -61,25 +57,3 @@ class Int8(Codec):
     @property
     def needs_feedback(self) -> bool:
         return False  # at most half of 1/127 of a block's largest element is lost, far below a gradient's own noise
-
-    @property
-    def bucket_mb(self) -> float:
-        return 25.0
-
-    def omega(self, layout: Layout) -> float:
-        return self._writes.omega(layout) if self.unbiased else float("inf")
-
-    def wire_bytes(self, layout: Layout) -> int:
-        return self._writes.wire_bytes(layout)
-
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
-        return self._writes.encode(block, context.dice.key(f"{block.name}/int8") if self.unbiased else None)
-
-    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
-        self._writes.overwrite(wire, layout, out)
-
-    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        self._writes.accumulate(wire, layout, into, weight)
-
-    def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
-        return self._writes.open(wire, layout)[0]

@@ -1,12 +1,14 @@
 """A byte for each element, and for each block of them a scale: what codecs of eight bits have in common."""
 
+from abc import abstractmethod
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.block import Block, Layout
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.contracts import Codec, Context
 from gossamer.core.dice import Key
 from gossamer.core.parts import require
 from gossamer.core.wire import expect, take
@@ -94,6 +96,36 @@ class Scaled(NamedTuple):
 
     def _blocks(self, layout: Layout) -> int:
         return -(-layout.numel // self.block)
+
+
+class ScaledCodec(Codec):
+    """A codec that writes so; those of a part's own say which form and which scale."""
+
+    @property
+    @abstractmethod
+    def writes(self) -> Scaled: ...
+
+    @property
+    def bucket_mb(self) -> float:
+        return 25.0
+
+    def omega(self, layout: Layout) -> float:
+        return self.writes.omega(layout) if self.unbiased else float("inf")
+
+    def wire_bytes(self, layout: Layout) -> int:
+        return self.writes.wire_bytes(layout)
+
+    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+        return self.writes.encode(block, context.dice.key(f"{block.name}/{self.name}") if self.unbiased else None)
+
+    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
+        self.writes.overwrite(wire, layout, out)
+
+    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
+        self.writes.accumulate(wire, layout, into, weight)
+
+    def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
+        return self.writes.open(wire, layout)[0]
 
 
 def require_rounding(name: str, rounding: str) -> None:
