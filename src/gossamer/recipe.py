@@ -27,10 +27,10 @@ from gossamer.core.parts import Part, nearest, parse, part, require
 from gossamer.core.schedule import Schedule
 from gossamer.core.text import LONGEST, MOST_TERMS, cut, shown, table
 from gossamer.core.world import World
-from gossamer.levels import PerNode, in_two_levels
 from gossamer.memories import NoMemory
 from gossamer.rules import Route, Rule
 from gossamer.schedules import EveryStep, First, Gossip
+from gossamer.two_levels import PerNode, in_two_levels
 
 presets: dict[str, Callable[..., "Recipe"]] = {}  # by name; gossamer.recipes fills it
 PresetT = TypeVar("PresetT", bound=Callable[..., "Recipe"])

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 import gossamer
 from gossamer.core.errors import AttachError, GossamerError
 from gossamer.counting import bytes_between, bytes_per_step
-from gossamer.levels import in_two_levels
 from gossamer.recipe import Recipe
+from gossamer.two_levels import in_two_levels
 
 pytestmark = pytest.mark.gang
 

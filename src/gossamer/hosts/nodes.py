@@ -9,8 +9,8 @@ from gossamer.core.errors import AttachError
 from gossamer.fabrics.nccl import machine
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts.handshake import tell
-from gossamer.levels import in_two_levels
 from gossamer.recipe import Recipe
+from gossamer.two_levels import in_two_levels
 
 Where = int | Literal["hosts"] | DeviceMesh
 
