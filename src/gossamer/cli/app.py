@@ -2,9 +2,11 @@
 
 import signal
 import sys
+from typing import Annotated
 
 import typer
 
+import gossamer
 from gossamer.cli import bench, doctor, heterogeneity, lab, parts, report, trial, tune
 from gossamer.core.errors import GossamerError
 from gossamer.core.text import cut
@@ -15,8 +17,25 @@ app = typer.Typer(
     help="Train PyTorch models over slow, uneven or unreliable networks.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"gossamer {gossamer.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train PyTorch models over slow, uneven or unreliable networks."""
+
+
 app.command("train")(trial.train)
 app.command("compare")(trial.compare)
 app.command("tune")(tune.tune)
@@ -24,7 +43,12 @@ app.command("heterogeneity")(heterogeneity.heterogeneity)
 app.command("recipes")(parts.recipes)
 app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
-app.command("lab", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(lab.lab)
+theirs = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": ["--help"],
+}  # -h is the command's
+app.command("lab", context_settings=theirs)(lab.lab)
 app.add_typer(bench.app, name="bench")
 
 

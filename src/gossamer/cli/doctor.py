@@ -36,7 +36,7 @@ def doctor(
     gpu: Annotated[bool, typer.Option("--gpu", help="Try everything on GPUs, and write a report to send.")] = False,
     out: Annotated[Path, typer.Option(help="Where that report goes.")] = gpus.REPORT,
     force: Force = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Versions, kernels and their speed, the lab, and the link between two ranks on this machine.
 

@@ -24,7 +24,7 @@ def heterogeneity(
     micro_batches: Annotated[int, typer.Option(min=2, help="Batches of each rank to go by.")] = 8,
     at: Annotated[str, typer.Option(help="After which steps of synchronous training to look.")] = "0",
     seed: int = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """How unlike the ranks' gradients are: whether local steps will do, or many gradients at one point must.
 

@@ -62,9 +62,14 @@ def recipes(
     hosts: Annotated[int, typer.Option(min=2, max=10_000, help="Count bytes for so many ranks.")] = 4,
     rate: Annotated[str | None, typer.Option(help="What the bytes take on links of this rate: '200mbit'.")] = None,
     imports: Imports = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List recipes or parts, or explain one: what it is made of and sends, when to use it, and what it refuses."""
+    asked = {"--workload": workload, "--parameters": parameters, "--rate": rate}
+    if name is None and (given := [word for word, value in asked.items() if value is not None]):
+        raise InputError(
+            f"{given[0]} counts the bytes of one recipe: name it, as in 'gossamer recipes qsgd {given[0]} ...'"
+        )
     if name is None or not _is_known(name):
         offered.load()
     if name is None:
