@@ -82,7 +82,7 @@ def test_bits_fall_with_the_norm_and_grow_while_it_stays() -> None:
 
 
 @pytest.mark.parametrize("per", ["model", "layer"])
-@pytest.mark.parametrize("budget", [2.5, 4.0, 5.5])
+@pytest.mark.parametrize("budget", [2.5, *(pytest.param(b, marks=pytest.mark.slow) for b in (4.0, 5.5))])
 @pytest.mark.parametrize("backward", [falling, steady])
 def test_a_budget_is_kept_within_two_percent(per: str, budget: float, backward: Any) -> None:
     seen, _, ranks = history(f"scatter(qsgd(bits=3)) + dqsgd(100, bits={budget}, per='{per}')", backward, 100)

@@ -118,6 +118,7 @@ def test_every_page_is_in_the_table_of_contents() -> None:
         assert page.stem in listed or page.name in OTHERS or page.stem == "index", page.name
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
     pytest.importorskip("furo")

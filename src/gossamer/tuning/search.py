@@ -25,6 +25,7 @@ from gossamer.tuning.training import Length, Result, parameters_of, run
 from gossamer.workloads import Workload, get
 
 OTHER_SEEDS = 10  # from the seed of the search to the first of those on which the best are judged
+LARGE = 100_000  # parameters of a model that is not left to lie about
 Tell = Callable[[Tuning, Trial], None]
 
 
@@ -130,7 +131,8 @@ class Search:
     def _try(self, name: str, number: int, setting: Setting, seed: int, tell: Tell) -> None:
         workload = self._seeded(seed)
         untrained = self._untrained(workload)
-        gc.collect()  # ranks of earlier trials refer to each other, and models are large
+        if sum(p.numel() for p in self.parameters.values()) > LARGE:
+            gc.collect()  # ranks of earlier trials refer to each other: seventy of them took 9 GB
         began = perf_counter()
         result = self._result(workload, setting, first=number == 0)
         learned = math.isfinite(result.quality) and self.tuning.sign() * (result.quality - untrained) < 0
