@@ -287,16 +287,16 @@ def test_grace_waits_for_all_until_the_deadline_that_follows_them() -> None:
     """Arrivals at 1, 1.1, 1.2 and 1.3: median 1.15, median distance .1. So until 2.15; who takes longer is left out."""
 
     def seconds(rank: int, step: int) -> float:
-        return 9.0 if (rank, step) == (3, 5) else 1.0 + rank / 10
+        return 9.0 if (rank, step) == (3, 6) else 1.0 + rank / 10
 
     ranks = make("allreduce(fp32()) + first(grace=10.0)", 4)
-    run = train(ranks, pull, 5, seconds=seconds)
+    run = train(ranks, pull, 6, seconds=seconds)
     seen = ranks[0].worker.live["quorum"].accepted
-    assert all(seen[step] == (0, 1, 2, 3) for step in range(1, 5))
-    assert seen[5] == (0, 1, 2)
-    assert ranks[3].worker.dropped[-1] == 5
+    assert all(seen[step] == (0, 1, 2, 3) for step in range(1, 6))
+    assert seen[6] == (0, 1, 2)
+    assert ranks[3].worker.dropped[-1] == 6
     assert bit_equal(parameters(ranks))
-    assert min(r.clock for r in run.replicas) == pytest.approx(4 * 1.3 + 2.15)
+    assert min(r.clock for r in run.replicas) == pytest.approx(5 * 1.3 + 2.15)
 
 
 def test_grace_without_late_ranks_is_synchronous_training() -> None:

@@ -24,7 +24,7 @@ class First(Schedule):
     least: of one gradient a step there is no mean, and a rank alone would train as well.
 
     `grace` keeps a step open for all until a deadline that follows the ranks: the median of their last arrivals, and so many
-    times their median distance from it (4 to 10 are usual). So nothing is dropped where nobody is late; at 0 the N-th ticket
+    times their median distance from it (4 to 10 are usual), once 20 have been seen. So nothing is dropped where nobody is late; at 0 the N-th ticket
     closes it. After `limit` seconds without N gradients they are exhausted: that is an error on all ranks, or with
     on_exhausted="shrink" the step is made of those that are there, which are a smaller batch: `before_step` may look at
     `comm.accepted` and take a shorter step.

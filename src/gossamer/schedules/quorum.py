@@ -24,6 +24,7 @@ from gossamer.core.verbs import Handle, Missed, Program, all_reduce, claim, clos
 from gossamer.kernels.finite import peak
 
 SEEN = 200  # arrivals that the deadline goes by
+FEW = 20  # before so many there is none: two ranks that happen to come together say nothing of the others
 KEPT = 1000  # steps of which it is remembered who was accepted
 
 
@@ -87,7 +88,7 @@ class Patience(NamedTuple):
 
     def relents(self, arrivals: Sequence[float]) -> tuple[tuple[float, int], ...]:
         last = ((self.limit, 1),) if self.limit else ()
-        if not (self.grace and arrivals):  # of the first step nothing is known
+        if not self.grace or len(arrivals) < FEW:  # of the first steps too little is known
             return last
         middle = median(arrivals)
         spread = median([abs(t - middle) for t in arrivals])
