@@ -25,6 +25,8 @@ class Int8(ScaledCodec):
     Wire: d + 4 ceil(d / block) bytes; 2 for each block with `scale="bf16"`, which is rounded up, so that nothing is cut off.
 
     >>> import torch
+    >>> from gossamer.core.block import Block
+    >>> from gossamer.core.contracts import Context
     >>> from gossamer.core.dice import Dice
     >>> block = Block.of({"w": torch.tensor([127.0, -3.0, 0.0, 1.0])})
     >>> wire = Int8().encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
