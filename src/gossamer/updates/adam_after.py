@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import Context, Update
+from gossamer.core.contracts import Context
 from gossamer.core.parts import part, require
 from gossamer.core.world import World
-from gossamer.updates.adaptive import corrected, fits, frozen, running, travels
+from gossamer.updates.adaptive import MomentumStep, corrected, fits, frozen, running
 
 
 @final
 @part("adam_after", sample="adam_after(2)")
-class AdamAfter(Update):
+class AdamAfter(MomentumStep):
     """Adam for `warmup` steps; then momentum SGD, divided by what Adam's second moment was.
 
     Up to the freeze: m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, and the step is m^ / (sqrt(v^) + eps), both corrected for
@@ -62,19 +62,8 @@ class AdamAfter(Update):
         require(self.eps > 0, f"adam_after: eps must be positive, got {self.eps}; 1e-8 is usual")
         require(self.v_floor >= 0, f"adam_after: v_floor must not be negative, got {self.v_floor}; 0 is none")
 
-    @property
-    def sends_momentum(self) -> bool:
-        return True
-
-    @property
-    def is_step(self) -> bool:
-        return True
-
     def fits(self, world: World) -> None:
         fits(self, world, (self.beta1, self.beta2), self.eps)
-
-    def sent(self, gradient: Block, state: State, scale: float) -> Tensor:
-        return travels(gradient, state, self.beta1, scale)
 
     def direction(self, mean: Block, model: Block, state: State, context: Context) -> Tensor:
         if "divisor" in state:

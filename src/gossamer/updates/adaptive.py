@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
+from gossamer.core.contracts import Update
 from gossamer.core.errors import AttachError
 from gossamer.core.world import World
 
@@ -70,3 +71,20 @@ def corrected(moment: Tensor, beta: float, steps: int) -> Tensor:
 def running(old: Tensor | None, new: Tensor, beta: float) -> Tensor:
     """beta old + (1 - beta) new, as a new tensor."""
     return new * (1 - beta) if old is None else torch.add(old * beta, new, alpha=1 - beta)
+
+
+class MomentumStep(Update):
+    """Makes a whole step, and from the freeze on its momentum travels in place of the gradient."""
+
+    beta1: float
+
+    @property
+    def sends_momentum(self) -> bool:
+        return True
+
+    @property
+    def is_step(self) -> bool:
+        return True
+
+    def sent(self, gradient: Block, state: State, scale: float) -> Tensor:
+        return travels(gradient, state, self.beta1, scale)

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import Context, Update
+from gossamer.core.contracts import Context
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.world import World
-from gossamer.updates.adaptive import corrected, fits, frozen, running, travels
+from gossamer.updates.adaptive import MomentumStep, corrected, fits, frozen, running
 
 
 @final
 @part("lamb_after", sample="lamb_after(2)")
-class LambAfter(Update):
+class LambAfter(MomentumStep):
     """LAMB for `warmup` steps; then with its second moment frozen, and each tensor's trust ratio as it was, times r.
 
     Up to the freeze: u = m^ / (sqrt(v^) + eps) + wd x, and the step is c u, with c = |x| / |u| of each tensor, within
@@ -77,14 +77,6 @@ class LambAfter(Update):
         require(0 < low <= 1 <= high, f"lamb_after: ratio must hold 1, as (0.5, 4.0), got {self.ratio}")
         require(0 < self.ratio_step < 1, f"lamb_after: ratio_step must lie between 0 and 1, got {self.ratio_step}")
 
-    @property
-    def sends_momentum(self) -> bool:
-        return True
-
-    @property
-    def is_step(self) -> bool:
-        return True
-
     def fits(self, world: World) -> None:
         fits(self, world, (self.beta1, self.beta2), self.eps)
         for optimizer in world.optimizers:
@@ -94,9 +86,6 @@ class LambAfter(Update):
                         f"{self} with {type(optimizer).__name__}(weight_decay={decay}): LAMB's decay belongs into its trust ratio; "
                         f"say weight_decay=0 to the optimizer, and weight_decay={decay} in the recipe"
                     )
-
-    def sent(self, gradient: Block, state: State, scale: float) -> Tensor:
-        return travels(gradient, state, self.beta1, scale)
 
     def direction(self, mean: Block, model: Block, state: State, context: Context) -> Tensor:
         out, ends = mean.like(mean.new()), False
