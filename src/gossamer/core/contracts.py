@@ -328,6 +328,12 @@ class Exchange(_Lossy):
         """How many megabytes of gradient to put in one block, unless the recipe says otherwise; measured."""
         return 25.0
 
+    def least_blocks(self, size: int) -> int:
+        """Into how many blocks at least to cut a model among `size` ranks, if they are of some megabytes and the recipe does
+        not say otherwise: the first of them travel while backward computes the last.
+        """
+        return 1
+
     @abstractmethod
     def omega(self, layout: Layout, size: int) -> float:
         """The relative variance among `size` ranks: sum of E|what got through - x|^2 <= omega * sum of |x|^2, both over
