@@ -8,6 +8,7 @@ from gossamer.codecs.casts import BF16, FP16, FP32
 from gossamer.codecs.count_sketch import CountSketch
 from gossamer.codecs.dropping import Dropping
 from gossamer.codecs.fp8 import FP8
+from gossamer.codecs.gradiveq import GradiVeQ
 from gossamer.codecs.int8 import Int8
 from gossamer.codecs.natural import Natural
 from gossamer.codecs.powersgd import PowerSGD
@@ -35,6 +36,7 @@ __all__ = [
     "CountSketch",
     "Dropping",
     "Entry",
+    "GradiVeQ",
     "Int8",
     "Natural",
     "PowerSGD",

@@ -472,7 +472,8 @@ _ONE_MOMENTUM = (
     ),
     bars(
         "follows rate",
-        because="{update} sends a momentum, whose length does not follow the learning rate, and {memory} does; use error_feedback()",
+        because="{update} sends a momentum, whose length does not follow the learning rate, and {memory} under {schedule} does; use "
+        "error_feedback() and every_step()",
     ),
     bars(
         "waits for few",

@@ -24,7 +24,7 @@ from gossamer.recipes.sparse import (
     sketched_sgd,
     fetchsgd,
 )
-from gossamer.recipes.low_rank import powersgd, atomo
+from gossamer.recipes.low_rank import powersgd, gradiveq, atomo
 from gossamer.recipes.rounds import (
     local_sgd,
     slowmo,
@@ -71,6 +71,7 @@ __all__ = [
     "fp8",
     "fp16",
     "gossip_pga",
+    "gradiveq",
     "gtopk",
     "hierarchical",
     "inner_outer",
