@@ -39,7 +39,7 @@ from gossamer.recipes.rounds import (
 )
 from gossamer.recipes.minibatch import minibatch, accelerated, inner_outer
 from gossamer.recipes.one_bit import signsgd, ef_signsgd, onebit_sgd, onebit_adam, onebit_lamb
-from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp, gossip_pga, d_psgd, choco_sgd
+from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp, gossip_pga, d_psgd, ad_psgd, choco_sgd
 from gossamer.recipes.waiting import backup
 from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch
 # isort: on
@@ -50,6 +50,7 @@ __all__ = [
     "accordion_batch",
     "accordion_qsgd",
     "accordion_topk",
+    "ad_psgd",
     "adacomp",
     "allreduce",
     "atomo",
