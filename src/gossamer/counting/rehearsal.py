@@ -223,6 +223,15 @@ class Rehearsal:
     def arrived(self, which: Sequence[int]) -> list[list[Tensor]]:
         return [self._wires.get(i, []) for i in which]
 
+    def has_posted(self, which: Sequence[int]) -> bool:
+        return any(i in self._wires for i in which)
+
+    def has_come(self, which: Sequence[int]) -> bool:
+        return self.has_posted(which)
+
+    def wait(self, which: Sequence[int]) -> Program[None]:
+        yield from ()
+
     def deliver(self, means: Sequence[Tensor], finite: bool, rates: Sequence[float]) -> None:
         pass
 

@@ -217,7 +217,9 @@ class Communicator:
         """Plain tensors and scalars; save one per rank, between steps. Rank-local entries carry the rank in their key."""
         self._steps.settle_skipped()
         self.fabric.run(self.worker.quiesce())
-        return checkpoint.save(self.worker)
+        state = checkpoint.save(self.worker)
+        self.fabric.run(self.worker.quiesce())  # who goes on asks others, and they have all saved by now
+        return state
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Take up where `state_dict` left off; after a change of world size, give the dictionaries of all old ranks.

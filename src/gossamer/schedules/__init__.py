@@ -12,6 +12,7 @@ from gossamer.schedules.inner_outer import InnerOuter
 from gossamer.schedules.local_sgd import LocalSGD
 from gossamer.schedules.lookahead import Lookahead
 from gossamer.schedules.overlap_local_sgd import OverlapLocalSGD
+from gossamer.schedules.pairwise import Pairwise
 from gossamer.schedules.post_local import PostLocal
 from gossamer.schedules.resync import Resync
 from gossamer.schedules.slowmo import SlowMo
@@ -30,6 +31,7 @@ __all__ = [
     "LocalSGD",
     "Lookahead",
     "OverlapLocalSGD",
+    "Pairwise",
     "PostLocal",
     "Resync",
     "SlowMo",
