@@ -3,6 +3,7 @@
 from gossamer.schedules.accelerated import Accelerated, Stage, stages
 from gossamer.schedules.bmuf import BMUF
 from gossamer.schedules.cocod import CoCoD
+from gossamer.schedules.eager import Eager
 from gossamer.schedules.easgd import EASGD
 from gossamer.schedules.every_step import EveryStep
 from gossamer.schedules.first import First
@@ -15,12 +16,14 @@ from gossamer.schedules.overlap_local_sgd import OverlapLocalSGD
 from gossamer.schedules.post_local import PostLocal
 from gossamer.schedules.resync import Resync
 from gossamer.schedules.slowmo import SlowMo
+from gossamer.schedules.streaming import Streaming
 
 __all__ = [
     "BMUF",
     "EASGD",
     "Accelerated",
     "CoCoD",
+    "Eager",
     "EveryStep",
     "First",
     "Gossip",
@@ -33,5 +36,6 @@ __all__ = [
     "Resync",
     "SlowMo",
     "Stage",
+    "Streaming",
     "stages",
 ]
