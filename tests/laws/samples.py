@@ -110,6 +110,7 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
     "randk": ("randk(ratio=0.3, scaled=True)",),
     "resync": ("resync(3, buffers='average')",),
+    "streaming": ("streaming(3, 3, mixing=0.3)",),
     "ternary": ("ternary(clip=0.0)", "ternary(levels=7)", "ternary(clip=0.0, levels=127)"),
     "topk": (
         "topk(ratio=0.3)",

@@ -1,7 +1,7 @@
 """Schedules: what one promises, and what it sees of the training that it drives, the loop."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -31,6 +31,8 @@ class Place(Protocol):
     def narrow(self) -> bool: ...
     @property
     def device(self) -> torch.device: ...
+    @property
+    def fragment(self) -> int: ...
     def read(self) -> Tensor: ...
     def write(self, flat: Tensor) -> None: ...
     def empty(self) -> Tensor: ...
@@ -402,6 +404,10 @@ class Schedule(Part):
     def prelude(self) -> int:
         """How many steps come before that, in another way."""
         return 0
+
+    def fragment_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, int]:
+        """The fragment of the model that each parameter is of: those of different ones never travel in one block."""
+        return dict.fromkeys(shapes, 0)
 
     def ends_round(self, step: int) -> bool:
         """True if this is the last step of a round: after it is the time to judge, or to keep, the models."""

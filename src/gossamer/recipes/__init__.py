@@ -13,9 +13,9 @@ from gossamer.recipes.dense import allreduce, bf16, fp16
 from gossamer.recipes.quantised import int8, fp8, natural, terngrad, qsgd, dqsgd, diana, dqgd
 from gossamer.recipes.sparse import topk, sparse_scatter, gtopk, randk, ef21, strom, adacomp, local_gradients, dgc, sketched_sgd, fetchsgd
 from gossamer.recipes.low_rank import powersgd, gradiveq, atomo
-from gossamer.recipes.rounds import local_sgd, slowmo, overlap_local_sgd, bmuf, diloco, lookahead, post_local, hierarchical, cocod, easgd
+from gossamer.recipes.rounds import local_sgd, slowmo, overlap_local_sgd, bmuf, diloco, streaming_diloco, eager_diloco, sparse_loco, lookahead, post_local, hierarchical, cocod, easgd
 from gossamer.recipes.minibatch import minibatch, accelerated, inner_outer
-from gossamer.recipes.one_bit import signsgd, ef_signsgd, onebit_sgd, onebit_adam, zero_one_adam, onebit_lamb
+from gossamer.recipes.one_bit import signsgd, ef_signsgd, demo, onebit_sgd, onebit_adam, zero_one_adam, onebit_lamb
 from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp, gossip_pga, d_psgd, ad_psgd, choco_sgd
 from gossamer.recipes.waiting import backup
 from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch
@@ -37,11 +37,13 @@ __all__ = [
     "choco_sgd",
     "cocod",
     "d_psgd",
+    "demo",
     "dgc",
     "diana",
     "diloco",
     "dqgd",
     "dqsgd",
+    "eager_diloco",
     "easgd",
     "ef21",
     "ef_signsgd",
@@ -74,7 +76,9 @@ __all__ = [
     "sketched_sgd",
     "slowmo",
     "slowmo_sgp",
+    "sparse_loco",
     "sparse_scatter",
+    "streaming_diloco",
     "strom",
     "terngrad",
     "topk",

@@ -3,6 +3,7 @@
 from gossamer.schedules.accelerated import Accelerated, Stage, stages
 from gossamer.schedules.bmuf import BMUF
 from gossamer.schedules.cocod import CoCoD
+from gossamer.schedules.eager import Eager
 from gossamer.schedules.easgd import EASGD
 from gossamer.schedules.every_step import EveryStep
 from gossamer.schedules.first import First
@@ -17,25 +18,6 @@ from gossamer.schedules.post_local import PostLocal
 from gossamer.schedules.resync import Resync
 from gossamer.schedules.slowmo import SlowMo
 from gossamer.schedules.zero_one import ZeroOne
+from gossamer.schedules.streaming import Streaming
 
-__all__ = [
-    "BMUF",
-    "EASGD",
-    "Accelerated",
-    "CoCoD",
-    "EveryStep",
-    "First",
-    "Gossip",
-    "Hierarchical",
-    "InnerOuter",
-    "LocalSGD",
-    "Lookahead",
-    "OverlapLocalSGD",
-    "Pairwise",
-    "PostLocal",
-    "Resync",
-    "SlowMo",
-    "Stage",
-    "ZeroOne",
-    "stages",
-]
+__all__ = ["Accelerated", "BMUF", "CoCoD", "EASGD", "Eager", "EveryStep", "First", "Gossip", "Hierarchical", "InnerOuter", "LocalSGD", "Lookahead", "OverlapLocalSGD", "Pairwise", "PostLocal", "Resync", "SlowMo", "Stage", "Streaming", "ZeroOne", "stages"]

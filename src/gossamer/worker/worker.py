@@ -343,7 +343,7 @@ class Worker:
     def follow(self, leaves: Mapping[str, Leaf]) -> None:
         """Parameters that were frozen train from now on, in channels of their own."""
         self.leaves |= leaves
-        self.channels += build(self.recipe, leaves, self.rate_groups(), self.size)
+        self.channels += build(self.recipe, leaves, self.rate_groups(), self.size, self.leaves)
 
     def is_sending(self) -> bool:
         """Whether anything is on its way that will land at a later step."""
