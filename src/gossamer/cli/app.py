@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import gossamer
-from gossamer.cli import bench, doctor, heterogeneity, lab, parts, report, trial, tune
+from gossamer.cli import bench, doctor, heterogeneity, lab, parts, report, script, trial, tune
 from gossamer.core.errors import GossamerError
 from gossamer.core.text import cut
 
@@ -37,7 +37,7 @@ def root(
 
 
 app.command("train")(trial.train)
-app.command("compare")(trial.compare)
+app.command("compare", cls=script.Dashed)(trial.compare)
 app.command("tune")(tune.tune)
 app.command("heterogeneity")(heterogeneity.heterogeneity)
 app.command("recipes")(parts.recipes)
