@@ -24,7 +24,7 @@ settings.register_profile("gossamer", derandomize=True, deadline=None)
 settings.load_profile("gossamer")
 
 
-CREWS, JUDGES = {"gang2", "gang4", "everywhere"}, {"world", "nursery"}
+CREWS, JUDGES = {"gang2", "gang3", "gang4", "everywhere"}, {"world", "nursery"}
 COMMANDS = {"lab", "trial"}  # packages whose tests start whole commands, or measure a network, and do not always say so
 
 
@@ -61,6 +61,11 @@ def _gang(size: int) -> Iterator[Gang]:
 @pytest.fixture(scope="session")
 def gang2() -> Iterator[Gang]:
     yield from _gang(2)
+
+
+@pytest.fixture(scope="session")
+def gang3() -> Iterator[Gang]:
+    yield from _gang(3)
 
 
 @pytest.fixture(scope="session")

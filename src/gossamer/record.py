@@ -59,6 +59,7 @@ class Run:
     error: str = ""  # why it failed, or what interrupted it
     about: str = ""  # what the recipe does, in a sentence
     yardstick: bool = False  # trained without gossamer
+    lr: float = 1.0  # in multiples of the workload's own learning rate
     steps: list[Step] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     layer_errors: dict[str, float] = field(default_factory=dict)  # relative compression error, by parameter

@@ -14,7 +14,6 @@ from gossamer.core.errors import OutputError
 from gossamer.record import Record
 from gossamer.tuning import Tuning, is_tuning
 
-
 TOGETHER = "together.html"  # beside the first record, whose own page stays
 
 

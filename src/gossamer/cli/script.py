@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
 
 from gossamer.cli import progress
+from gossamer.cli.dashed import arguments
 from gossamer.cli.errors import InputError
 from gossamer.cli.out import RECORD
 from gossamer.core.errors import AttachError
@@ -30,19 +30,9 @@ THEIRS = {
     "shards": "the script deals out its data itself",
     "seed": "the script draws its own numbers",
     "seeds": "the script draws its own numbers; run the command again instead",
+    "lr": "the script has its own learning rate",
     "slow": "a script's steps cannot be slept in",
 }
-ARGUMENTS = "gossamer.script.arguments"
-
-
-class Dashed(TyperCommand):
-    """A command with whose words a script's own may come, after `--`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if "--" in args:
-            cut = args.index("--")
-            args, ctx.meta[ARGUMENTS] = args[:cut], args[cut + 1 :]
-        return super().parse_args(ctx, args)
 
 
 @dataclass
@@ -59,12 +49,6 @@ class Asked:
     imports: list[str]
     quiet: bool
     as_json: bool
-
-
-def arguments(ctx: typer.Context) -> list[str]:
-    """What came after `--`."""
-    found: list[str] = ctx.meta.get(ARGUMENTS, [])
-    return found
 
 
 def refuse_arguments(ctx: typer.Context) -> None:

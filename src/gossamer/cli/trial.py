@@ -28,6 +28,7 @@ from gossamer.report.study import TOLERANCE, Row, Study, study_of
 from gossamer.report.words import ranks_on, seconds, seeds_of, size
 from gossamer.trial import Plan, join, launch
 from gossamer.trial.contender import check
+from gossamer.trial.rates import rates_of
 from gossamer.trial.saving import saved_steps
 from gossamer.trial.scripts import ScriptPlan
 from gossamer.trial.slowness import Slowness
@@ -52,6 +53,12 @@ Slow = Annotated[
         help="Slow a rank down: 'RANK:MS' sleeps so long in every step, 'RANK:MS:CHANCE' in some; 'all' ranks."
     ),
 ]
+Lr = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A factor on the workload's learning rate, for all or as 'RECIPE=FACTOR' for one. May be repeated."
+    ),
+]
 Steps = Annotated[int, typer.Option(min=1, help="Optimizer steps.")]
 
 
@@ -72,6 +79,7 @@ def train(
     deadline: Deadline = 120.0,
     imports: Imports = None,
     slow: Slow = None,
+    lr: Lr = None,
     force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -84,6 +92,7 @@ def train(
     plan = Plan({_short(recipe): _absolute(recipe)}, workload, {"shards": shards}, steps, chunk, seed=seed)
     plan.deadline, plan.checkpoint_every, plan.resume = deadline, checkpoint_every, resume
     plan.per_host, plan.imports, plan.slow = per_host, brought(), slow or []
+    plan.lr = rates_of(lr or [], plan.contenders)
     if resume:
         _check_resumable(out)
     _check_place(plan, hosts, rate)
@@ -117,6 +126,7 @@ def compare(
     deadline: Deadline = 120.0,
     imports: Imports = None,
     slow: Slow = None,
+    lr: Lr = None,
     force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -136,7 +146,7 @@ def compare(
     names = _named(recipes)
     plan = Plan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
     plan.deadline, plan.per_host = deadline, per_host
-    plan.imports, plan.slow = brought(), slow or []
+    plan.imports, plan.slow, plan.lr = brought(), slow or [], rates_of(lr or [], names)
     _check_place(plan, hosts, rate)
     _run(plan, hosts, rate, _folder(out, "compare", force), quiet, as_json, seeds)
 
@@ -293,6 +303,9 @@ def summary(record: Record) -> None:
     if study.common is not None:
         times = [f"{row.run.name} {seconds(row.common)}" for row in study.rows if row.common is not None]
         out.print(f"to {study.common:.4f}, the last that all reached: {', '.join(times)}", markup=False, style="dim")
+    if any(row.run.lr != 1 for row in study.rows):
+        told = ", ".join(f"{row.run.name} {row.run.lr:g}" for row in study.rows)
+        out.print(f"learning rates, in multiples of the workload's: {told}", style="dim", markup=False)
     for row in study.rows:
         if row.cut:
             out.print(f"{row.run.name}: {row.run.error}", markup=False)

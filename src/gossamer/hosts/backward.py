@@ -113,7 +113,7 @@ class Backward:
         self._passes += 1
         self.steps.settle_skipped(parameter)
         if self._scale is not None:
-            self.worker.scale = self._scale.now()
+            self.worker.scale = self._scale.now() if self.steps.averages_gradients else 1.0
         if self._intake is None:
             self._filling, self.worker.means = None, []  # averaged no more: their memory is free
         else:

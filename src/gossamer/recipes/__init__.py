@@ -38,7 +38,7 @@ from gossamer.recipes.rounds import (
     easgd,
 )
 from gossamer.recipes.minibatch import minibatch, accelerated, inner_outer
-from gossamer.recipes.one_bit import signsgd, ef_signsgd, onebit_sgd, onebit_adam, onebit_lamb
+from gossamer.recipes.one_bit import signsgd, ef_signsgd, onebit_sgd, onebit_adam, zero_one_adam, onebit_lamb
 from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp, gossip_pga, d_psgd, choco_sgd
 from gossamer.recipes.waiting import backup
 from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch
@@ -99,6 +99,7 @@ __all__ = [
     "strom",
     "terngrad",
     "topk",
+    "zero_one_adam",
 ]
 
 

@@ -15,6 +15,7 @@ from gossamer.schedules.overlap_local_sgd import OverlapLocalSGD
 from gossamer.schedules.post_local import PostLocal
 from gossamer.schedules.resync import Resync
 from gossamer.schedules.slowmo import SlowMo
+from gossamer.schedules.zero_one import ZeroOne
 
 __all__ = [
     "BMUF",
@@ -33,5 +34,6 @@ __all__ = [
     "Resync",
     "SlowMo",
     "Stage",
+    "ZeroOne",
     "stages",
 ]
