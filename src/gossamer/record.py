@@ -130,6 +130,7 @@ class Record:
     imports: list[str] = field(default_factory=list)  # modules and files whose parts these recipes have
     format: int = FORMAT
     per_host: int = 1  # ranks on each host
+    script: str = ""  # whose own training this was; else a workload's
 
     def run(self, name: str) -> Run | None:
         return named(self.runs, name)

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from gossamer.cli import progress
+from gossamer.cli import progress, script
 from gossamer.cli.console import console, is_lively
 from gossamer.cli.errors import InputError
 from gossamer.cli.imports import Imports, bring, brought
@@ -30,6 +30,7 @@ from gossamer.trial import Plan, join, launch
 from gossamer.trial.contender import check
 from gossamer.trial.rates import rates_of
 from gossamer.trial.saving import saved_steps
+from gossamer.trial.scripts import ScriptPlan
 from gossamer.trial.slowness import Slowness
 from gossamer.workloads import get
 
@@ -103,9 +104,14 @@ def train(
 
 
 def compare(
+    ctx: typer.Context,
     recipes: Annotated[
         list[str], typer.Argument(help="Presets, expressions, TOML files, or yardsticks: 'ddp', 'ddp-fp16', 'compute'.")
     ],
+    own: Annotated[
+        Path | None,
+        typer.Option("--script", help="Train by this script, once per recipe; its own arguments come after --."),
+    ] = None,
     workload: Workload = "lm",
     hosts: Hosts = 4,
     per_host: PerHost = 1,
@@ -128,18 +134,29 @@ def compare(
     """Train several recipes in turns on the same data, seed and network; the first is the baseline.
 
     The others train on until they reach the quality the baseline ended with. Prints a table and writes a report.
+    A --script runs as torchrun would run it: it calls gossamer.attach(model, optimizer) or gossamer.ddp.register(model)
+    without a recipe, and comm.log(loss=loss).
     """
+    if own is not None:
+        asked = script.Asked(own, _named(recipes), hosts, per_host, rate, chunk, deadline, brought(), quiet, as_json)
+        _run_script(script.plan_of(ctx, asked), asked, out, force)
+    script.refuse_arguments(ctx)
     if _is_a_rank():
         raise InputError("compare starts its own ranks, and here a launcher has started some: run it once, without one")
-    names = dict[str, str]()
-    for text in recipes:
-        check(_absolute(text))
-        names[_unused(_short(text), names)] = _absolute(text)
+    names = _named(recipes)
     plan = Plan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
     plan.deadline, plan.per_host = deadline, per_host
     plan.imports, plan.slow, plan.lr = brought(), slow or [], rates_of(lr or [], names)
     _check_place(plan, hosts, rate)
     _run(plan, hosts, rate, _folder(out, "compare", force), quiet, as_json, seeds)
+
+
+def _named(recipes: list[str]) -> dict[str, str]:
+    names = dict[str, str]()
+    for text in recipes:
+        check(_absolute(text))
+        names[_unused(_short(text), names)] = _absolute(text)
+    return names
 
 
 def _is_a_rank() -> bool:
@@ -188,8 +205,18 @@ def _run(plan: Plan, hosts: int, rate: str | None, folder: Path, quiet: bool, as
     _conclude(record, code, folder, quiet, as_json, earlier)
 
 
+def _run_script(plan: ScriptPlan, asked: script.Asked, out: Path | None, force: bool) -> NoReturn:
+    made = script.missing_folders(folder := _named_folder(out, "script"))
+    follow = script.join if _is_a_rank() else script.launch
+    if not _is_a_rank() or not int(os.environ["RANK"]):
+        run_folder(folder, force)
+    with _shown(plan, asked.quiet, asked.as_json) as show:
+        record, code = follow(plan, asked, folder, made, _command(), show)
+    _conclude(record, code, folder, asked.quiet, asked.as_json)
+
+
 @contextmanager
-def _shown(plan: Plan, quiet: bool, as_json: bool) -> Generator[progress.Show]:
+def _shown(plan: Plan | ScriptPlan, quiet: bool, as_json: bool) -> Generator[progress.Show]:
     if as_json or quiet or not is_lively(stderr=True):
         yield _lines(plan, quiet, as_json)
     else:
@@ -213,7 +240,7 @@ def _join(plan: Plan, rate: str | None, out: Path | None, force: bool, quiet: bo
     _conclude(record, code, folder, quiet, as_json, earlier)
 
 
-def _lines(plan: Plan, quiet: bool, as_json: bool) -> progress.Show:
+def _lines(plan: Plan | ScriptPlan, quiet: bool, as_json: bool) -> progress.Show:
     return progress.lines_of_json if as_json else progress.quiet if quiet else progress.PlainLines(plan).show
 
 
@@ -235,7 +262,7 @@ def _earlier(folder: Path) -> Record | None:
 
 def _conclude(
     record: Record, code: int, folder: Path, quiet: bool, as_json: bool, earlier: Record | None = None
-) -> None:
+) -> NoReturn:
     trouble = _keep(record, folder, earlier)
     if not quiet and not as_json:
         summary(record)  # whatever became of the files: it may be all that is left of hours
@@ -267,7 +294,7 @@ def summary(record: Record) -> None:
     """The outcome: a sentence, and a table with the fastest to the baseline's quality first, as in the report."""
     out, study = console(), study_of(record)
     where = "not shaped" if record.rate == "unshaped" else f"at {record.rate}"
-    out.print(f"\n[bold]{escape(record.workload)}[/], {_crew(record)}, {where}, {seeds_of(record.trials)}")
+    out.print(f"\n[bold]{escape(record.workload)}[/], {_crew(record)}, {where}{_seeds(record)}")
     out.print(headline(study).title, markup=False, style="bold")
     if study.target is not None and len(record.runs) > 1:
         told = f"time and steps to the {record.metric} that {record.baseline} ended with, {study.target:.4f}"
@@ -289,6 +316,11 @@ def summary(record: Record) -> None:
         out.print(f"! the interface counted {TOLERANCE:.0%} more or less than we did", style="dim", markup=False)
     if record.note:
         out.print(record.note, style="dim", markup=False)
+
+
+def _seeds(record: Record) -> str:
+    """A script draws its own numbers."""
+    return "" if record.script else f", {seeds_of(record.trials)}"
 
 
 def _crew(record: Record) -> str:
@@ -338,9 +370,13 @@ def _ratio(row: Row) -> str:
 
 
 def _folder(out: Path | None, kind: str, force: bool) -> Path:
-    folder = out or Path("runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = _named_folder(out, kind)
     run_folder(folder, force)
     return folder
+
+
+def _named_folder(out: Path | None, kind: str) -> Path:
+    return out or Path("runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _absolute(text: str) -> str:
