@@ -110,7 +110,7 @@ class Backward:
         self._passes += 1
         self.steps.settle_skipped(parameter)
         if self._scale is not None:
-            self.worker.scale = self._scale.now()
+            self.worker.scale = self._scale.now() if self.steps.averages_gradients else 1.0
         self.worker.means = []
         if not self.steps.averages_gradients:
             self._intake = None  # averaged no more: its memory is free

@@ -29,6 +29,7 @@ class Channel:
     exchange: Exchange
     memory: Memory
     shift: float
+    fragment: int = 0  # of the model, which the schedule cut it into
     group: int = 0  # the optimizer's parameter group that gives the learning rate, where anything asks for it
     states: dict[str, State] = field(default_factory=lambda: {role: {} for role in ROLES})
 
@@ -89,12 +90,19 @@ class Channel:
         return self.layout.buffers.of(length, self.device).view(self.layout.dtype)
 
 
-def build(recipe: Recipe, leaves: Mapping[str, Leaf], groups: Mapping[str, int], size: int) -> list[Channel]:
-    """Cut a model into channels: backward order, one way and one of `groups` each, no longer than a bucket.
+def build(
+    recipe: Recipe,
+    leaves: Mapping[str, Leaf],
+    groups: Mapping[str, int],
+    size: int,
+    model: Mapping[str, Leaf] | None = None,
+) -> list[Channel]:
+    """Cut a model into channels: backward order, one way, one of `groups` and one fragment each, no longer than a bucket.
 
-    `size` is that of the world, which some memories follow.
+    `size` is that of the world, which some memories follow; `model` all of which these leaves are a part, if they are.
     """
-    limit = _full(recipe, leaves, size)
+    fragments = recipe.schedule.fragment_of({name: leaf.shape for name, leaf in (model or leaves).items()})
+    limit = _full(recipe, model or leaves, size)
     together = "whole" in recipe.schedule.traits  # one message closes the step, whatever the rates
     finished = list[list[str]]()
     filling = dict[object, list[str]]()
@@ -105,7 +113,7 @@ def build(recipe: Recipe, leaves: Mapping[str, Leaf], groups: Mapping[str, int],
             exchange = recipe.exchange
         dtype = _block_dtype(leaf)
         group = 0 if together else groups[name]
-        key = exchange, memory, dtype, group, leaf.device
+        key = exchange, memory, dtype, group, leaf.device, fragments[name]
         bucket = filling.setdefault(key, [])
         if not bucket:
             finished.append(bucket)
@@ -115,16 +123,19 @@ def build(recipe: Recipe, leaves: Mapping[str, Leaf], groups: Mapping[str, int],
     # A channel can travel once its last parameter is there, so channels go in the order they are filled.
     position = {n: i for i, n in enumerate(reversed(list(leaves)))}
     finished.sort(key=lambda names: position[names[-1]])
-    return [_channel(recipe, {n: leaves[n] for n in names}, groups[names[0]], size) for names in finished]
+    return [
+        _channel(recipe, {n: leaves[n] for n in names}, groups[names[0]], fragments[names[0]], size)
+        for names in finished
+    ]
 
 
-def _full(recipe: Recipe, leaves: Mapping[str, Leaf], size: int) -> int:
+def _full(recipe: Recipe, model: Mapping[str, Leaf], size: int) -> int:
     """The bytes from which on a channel takes no more parameters."""
     said = int(recipe.bucket_mb * 2**20)
     if recipe.bucket is not None:
         return said
-    model = sum(prod(leaf.shape) * _block_dtype(leaf).itemsize for leaf in leaves.values())
-    return min(said, max(model // recipe.exchange.least_blocks(size), LEAST))
+    length = sum(prod(leaf.shape) * _block_dtype(leaf).itemsize for leaf in model.values())
+    return min(said, max(length // recipe.exchange.least_blocks(size), LEAST))
 
 
 def _block_dtype(leaf: Leaf) -> torch.dtype:
@@ -177,7 +188,7 @@ def _told(recipe: Recipe, shapes: Mapping[str, tuple[int, ...]], layout: Layout)
     )
 
 
-def _channel(recipe: Recipe, members: Mapping[str, Leaf], group: int, size: int) -> Channel:
+def _channel(recipe: Recipe, members: Mapping[str, Leaf], group: int, fragment: int, size: int) -> Channel:
     first = next(iter(members))
     dtype = _block_dtype(members[first])
     shapes = {n: leaf.shape for n, leaf in members.items()}
@@ -190,4 +201,4 @@ def _channel(recipe: Recipe, members: Mapping[str, Leaf], group: int, size: int)
             "exchange that cuts the model into buckets, such as gather(topk())"
         )
     shift = memory.follow(exchange.omega(layout, size))
-    return Channel(layout, tuple(members.values()), exchange, memory, shift, group)
+    return Channel(layout, tuple(members.values()), exchange, memory, shift, fragment, group)
