@@ -38,6 +38,8 @@ OURS = [  # every sum is made by us, in rank order: no bit may differ
     "scatter(qsgd(bits=4, bucket=16)) + overlap_local_sgd(3)" + SMALL,
     "scatter(topk(ratio=0.2)) + error_feedback() + easgd(2)" + SMALL,
     "scatter(qsgd(bits=4, bucket=16)) + post_local(3, cocod(2))" + SMALL,
+    "scatter(qsgd(bits=4, bucket=16)) + streaming(4, delay=1)" + SMALL,
+    "gather(tile_topk(4, 8)) + error_feedback(decay=0.95) + eager(2)" + SMALL,
     "scatter(qsgd(bits=4, bucket=16)) + hierarchical(1, 2, bmuf(3, nesterov=True))" + SMALL,
     "scatter(qsgd(bits=4, bucket=16)) + slowmo(3, inner=gossip(overlap=True))" + SMALL,
     "accordion_qsgd(epoch=2, interval=1, threshold=0.1)" + SMALL,
@@ -50,6 +52,7 @@ OURS = [  # every sum is made by us, in rank order: no bit may differ
     "gather(topk(ratio=0.2)) + error_feedback() + rule('ndim < 2', scatter(qsgd(bits=8)))" + SMALL,
     "scatter(qsgd()) + first(backups=0)",
     "scatter(qsgd()) + signs()" + SMALL,
+    "demo(keep=4, side=8)" + SMALL,
     "nodes(scatter(qsgd(bits=4, bucket=16)), 2)" + SMALL,  # a sum of two has no order
     "nodes(scatter(topk(ratio=0.2)), 2) + error_feedback()" + SMALL,
     "nodes(gather(topk(ratio=0.2, index='rice')), 2) + error_feedback() + slowmo(3)",

@@ -6,6 +6,7 @@ from gossamer.codecs.atoms import DCT, Basis, Entry, SharedBasis
 from gossamer.codecs.bernoulli import Bernoulli
 from gossamer.codecs.casts import BF16, FP16, FP32
 from gossamer.codecs.count_sketch import CountSketch
+from gossamer.codecs.dct_topk import DCTTopK
 from gossamer.codecs.dropping import Dropping
 from gossamer.codecs.fp8 import FP8
 from gossamer.codecs.gradiveq import GradiVeQ
@@ -19,6 +20,7 @@ from gossamer.codecs.sign_columns import SignColumns
 from gossamer.codecs.spectral import SVD
 from gossamer.codecs.strom import Strom
 from gossamer.codecs.ternary import Ternary
+from gossamer.codecs.tile_topk import TileTopK
 from gossamer.codecs.topk import TopK
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "Basis",
     "Bernoulli",
     "CountSketch",
+    "DCTTopK",
     "Dropping",
     "Entry",
     "GradiVeQ",
@@ -46,5 +49,6 @@ __all__ = [
     "SignColumns",
     "Strom",
     "Ternary",
+    "TileTopK",
     "TopK",
 ]

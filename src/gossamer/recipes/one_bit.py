@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from gossamer.codecs import Sign, SignColumns
+from gossamer.codecs import DCTTopK, Sign, SignColumns
 from gossamer.controllers import FromStep
-from gossamer.exchanges import Scatter
+from gossamer.exchanges import Gather, Scatter
 from gossamer.memories import ErrorFeedback, NoMemory
 from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
@@ -42,6 +42,25 @@ def ef_signsgd() -> Recipe:
     Paper: Karimireddy, Rebjock, Stich, Jaggi, Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019.
     """
     return Recipe(Scatter(Sign("l1")), ErrorFeedback(units="update"))
+
+
+@preset
+def demo(keep: int = 32, side: int = 64, decay: float = 0.999) -> Recipe:
+    """Of each rank's momentum its largest waves travel and leave it, and the model takes the signs of their mean.
+
+    m = decay m + g;  q = the `keep` largest coefficients of the cosine transform of every `side` by `side` of m;  m -= what they
+    make;  x -= lr sign(mean of what they make). So what moves fast is sent, and what moves slowly grows until it is. The mean is
+    that of all ranks; the authors' code divides each coefficient by the number of ranks that sent it.
+
+    Use: below about 100 Mbit/s among few ranks, with SGD without momentum at a hundredth of its usual rate or less, and weight
+    decay if any.
+
+    Not for: optimizers with momentum or Adam's: the momentum is here, and the step is a sign. Nor many ranks: the bytes of a gather
+    grow with their number.
+
+    Paper: Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, 2024.
+    """
+    return Recipe(Gather(DCTTopK(keep, side)), ErrorFeedback(decay=decay), update=Signs())
 
 
 @preset

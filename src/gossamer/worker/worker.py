@@ -209,10 +209,11 @@ class Worker:
         return bool(self.flights.of(which))
 
     def post(self, which: Sequence[int], message: Message) -> Program[None]:
+        lane = self.recipe.schedule.lane or "comm"
         for i in which:
             c = self.channels[i]
             program = message(Block(c.read(), c.layout), c.states["mixer"], self.context(i))
-            self.flights.post(i, (yield from start(program, c.name, self.step)))
+            self.flights.post(i, (yield from start(program, c.name, self.step, lane)))
 
     def collect(self, which: Sequence[int]) -> Program[list[list[Tensor]]]:
         yield from self.flights.join_messages(which)
@@ -221,11 +222,25 @@ class Worker:
     def arrived(self, which: Sequence[int]) -> list[list[Tensor]]:
         return self.flights.arrived(which)
 
+    def has_posted(self, which: Sequence[int]) -> bool:
+        return self.flights.has_posted(which)
+
+    def has_come(self, which: Sequence[int]) -> bool:
+        return self.flights.has_come(which)
+
+    def wait(self, which: Sequence[int]) -> Program[None]:
+        yield from self.flights.join_messages(which)
+
     def quiesce(self) -> Program[None]:
         """Wait for what is in flight, without letting it land: afterwards the state is all there is."""
         for flight in self.flights.averages:
             yield from self.sending.settle(flight)
-        yield from self.flights.join_messages(range(len(self.channels)))
+        yield from self.recipe.schedule.quiesce(self.loop)
+
+    def leave(self) -> Program[None]:
+        """Its lanes are about to end."""
+        if self.size > 1:
+            yield from self.recipe.schedule.leave(self.loop)
 
     def reset_optimizer(self) -> None:
         self.momenta.reset()
@@ -328,7 +343,7 @@ class Worker:
     def follow(self, leaves: Mapping[str, Leaf]) -> None:
         """Parameters that were frozen train from now on, in channels of their own."""
         self.leaves |= leaves
-        self.channels += build(self.recipe, leaves, self.rate_groups(), self.size)
+        self.channels += build(self.recipe, leaves, self.rate_groups(), self.size, self.leaves)
 
     def is_sending(self) -> bool:
         """Whether anything is on its way that will land at a later step."""
