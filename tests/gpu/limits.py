@@ -20,6 +20,7 @@ KEPT = {
     "demo": 12,  # residual, and the direction
     "onebit_sgd": 12,  # the same
     "onebit_adam": 21,  # momentum, divisor, residual, what owners owe, the direction, and who stays; the optimizer has none
+    "zero_one_adam": 29,  # the same, the model that ranks met at, and what steps since came to
     "onebit_lamb": 25,  # and the fresh second moment
     "topk": 8,  # residual
     "sparse_scatter": 12,  # residual, and what answers left out
@@ -31,6 +32,7 @@ KEPT = {
     "sketched_sgd": 8,  # residual
     "fetchsgd": 4,  # and two tables
     "powersgd": 8,  # residual
+    "gradiveq": 10,  # residual; and of each matrix's slices what is known, or learned
     "atomo": 4,
     "diana": 12,  # own, common
     "dqgd": 12,  # the same, which stay as they are
@@ -67,6 +69,7 @@ PEAK = 8  # bytes a parameter that may come on top for a while
 PEAKS = {  # of those that look at whole matrices, or make a step of a second moment in their warm-up
     "onebit_sgd": 10,
     "onebit_adam": 14,
+    "zero_one_adam": 14,
     "onebit_lamb": 24,
 }
 ACTIVATIONS = 2.0  # and what the judges' own model needs in its passes
