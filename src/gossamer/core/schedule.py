@@ -1,14 +1,14 @@
 """Schedules: what one promises, and what it sees of the training that it drives, the loop."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Context, Exchange, Mixer, Policy
+from gossamer.core.contracts import Context, Exchange, Mixer, Policy, Update
 from gossamer.core.parts import Part
 from gossamer.core.terms import those
 from gossamer.core.verbs import Descend, Missed, Program
@@ -31,6 +31,8 @@ class Place(Protocol):
     def narrow(self) -> bool: ...
     @property
     def device(self) -> torch.device: ...
+    @property
+    def fragment(self) -> int: ...
     def read(self) -> Tensor: ...
     def write(self, flat: Tensor) -> None: ...
     def empty(self) -> Tensor: ...
@@ -50,11 +52,15 @@ class Host(Protocol):
     def rates(self) -> list[float]: ...
     def rate(self, index: int) -> float: ...
     def gain(self, index: int) -> float: ...
+    def decay(self, index: int) -> float: ...
+    @property
+    def update(self) -> Update | None: ...
+    def updates(self, which: Sequence[int]) -> list[State]: ...
     def context(self, index: int) -> Context: ...
     def plain_context(self, step: int) -> Context: ...
     def drop(self, step: int) -> None: ...
     def accept(self, ranks: Sequence[int]) -> None: ...
-    def send(self, index: int, flat: Tensor) -> Program[None]: ...
+    def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]: ...
     def average_gradients(self) -> Program[None]: ...
     def debts(self, which: Sequence[int]) -> list[Tensor]: ...
     def settle(self, which: Sequence[int]) -> None: ...
@@ -123,6 +129,21 @@ class Loop:
         return [self.host.gain(i) for i in self.which]
 
     @property
+    def decays(self) -> list[float]:
+        """By how much of itself, times the learning rate, the optimizer shrinks each block at a step."""
+        return [self.host.decay(i) for i in self.which]
+
+    @property
+    def update(self) -> Update | None:
+        """What the recipe makes of gradients."""
+        return self.host.update
+
+    @property
+    def updates(self) -> list[State]:
+        """What that keeps, per block; once the optimizer has descended, after this step."""
+        return self.host.updates(self.which)
+
+    @property
     def states(self) -> list[State]:
         """The schedule's own state, per block."""
         return [p.states["schedule"] for p in self.places]
@@ -161,9 +182,11 @@ class Loop:
 
     # -- averages ----------------------------------------------------------------------------------------------------
 
-    def send(self, index: int, flat: Tensor) -> Program[None]:
-        """Put a block's gradient on its way, for `average_gradients` to join."""
-        yield from self.host.send(self.which[index], flat)
+    def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
+        """Put a block's gradient on its way, for `average_gradients` to join; through memory and exchange, or `over` another
+        exchange and past them.
+        """
+        yield from self.host.send(self.which[index], flat, over)
 
     def average_gradients(self) -> Program[None]:
         """Join what backward started; afterwards every gradient is the agreed mean."""
@@ -360,6 +383,10 @@ class Schedule(Part):
         """True if gradients are averaged before this step's descent."""
         return self.averages_gradients
 
+    def coarse(self, step: int) -> bool:
+        """True if this step's mean is written coarsely on purpose, and others are not."""
+        return False
+
     @property
     def trains_elsewhere(self) -> bool:
         """True if gradients are taken at another model than is judged, one that all ranks hold alike."""
@@ -377,6 +404,10 @@ class Schedule(Part):
     def prelude(self) -> int:
         """How many steps come before that, in another way."""
         return 0
+
+    def fragment_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, int]:
+        """The fragment of the model that each parameter is of: those of different ones never travel in one block."""
+        return dict.fromkeys(shapes, 0)
 
     def ends_round(self, step: int) -> bool:
         """True if this is the last step of a round: after it is the time to judge, or to keep, the models."""

@@ -12,6 +12,7 @@ from gossamer.fabrics.ledger import Ledger
 from gossamer.hosts import consensus
 from gossamer.hosts.backward import Backward
 from gossamer.hosts.handshake import agree
+from gossamer.hosts.metrics import Told
 from gossamer.hosts.steps import Steps
 from gossamer.recipe import Recipe
 from gossamer.worker import Heterogeneity, checkpoint, gradients_of, heterogeneity
@@ -205,6 +206,13 @@ class Communicator:
         if self.fabric.size > 1:
             self._steps.settle_local()
             self.fabric.run(consensus.check(self.worker, self.model, self._steps.shared))
+
+    def log(self, *, loss: Told = None, held_out: Told = None) -> None:
+        """Tell the training loss of the step just done, or a held-out quality, as numbers or tensors of one element.
+
+        It is in `metrics()` from then on, and `gossamer compare --script` goes by it. Nothing is communicated.
+        """
+        self._meter.log(loss, held_out)
 
     def metrics(self) -> dict[str, float]:
         """Bytes, ratio to dense, waiting, compression error and residual of this rank, since `attach`.

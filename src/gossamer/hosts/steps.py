@@ -188,8 +188,7 @@ class Steps:
             self.begin()
         if self.before_step is not None:
             self.before_step()
-        if self.averages_gradients:
-            self.worker.redirect()
+        self.worker.redirect()
 
     def _serve(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Call | None:
         """Have a closure compute the gradients now."""
