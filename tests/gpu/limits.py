@@ -57,6 +57,7 @@ KEPT = {
     "osgp": 24,  # x, z, a letter out and a letter in
     "gossip_pga": 12,  # x, z
     "d_psgd": 24,  # x, a letter out, and two letters in
+    "ad_psgd": 20,  # the model that is answered from, what it is owed, a question and an answer
     "choco_sgd": 16,  # belief, pull
     "backup": 8,  # the settled mean
     "accordion": 12,  # residual, and sums in watched epochs
