@@ -101,8 +101,8 @@ class TileTopK(Codec):
                 values = numbers[of : of + BINS][_unpack(codes[code : code + length], kept)]
             else:
                 values = numbers[of : of + kept]
-            where = places[at : at + kept].view(tiles.count, -1)
-            read = tiles.together(spread(where, values.view(tiles.count, -1), tiles.places))
+            where = places[at : at + kept].view(tiles.total, -1)
+            read = tiles.together(spread(where, values.view(tiles.total, -1), tiles.places))
             into[own].add_(read.to(into.dtype), alpha=weight)
             at, of, code = at + kept, of + (BINS if self.bits == 2 else kept), code + length
 
@@ -113,7 +113,7 @@ class TileTopK(Codec):
         for s in layout.segments:
             if s.numel:
                 tiles = tiling(s.shape, self.side, self.side**2)
-                kept = tiles.count * min(self.keep, tiles.places)
+                kept = tiles.total * min(self.keep, tiles.places)
                 yield _Piece(tiles, kept, slice(s.offset, s.offset + s.numel), (kept + 3) // 4 if self.bits == 2 else 0)
 
 
