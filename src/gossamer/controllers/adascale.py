@@ -1,5 +1,6 @@
 """AdaScale: the learning rate of a large batch, by how much its size is worth at the moment."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, final
 
@@ -72,6 +73,10 @@ class AdaScale(Controller):
                     f"{self} with {type(optimizer).__name__}: its steps do not grow with the gradient, so that gains do not tell "
                     "how long they should be; use torch.optim.SGD, or leave the controller out"
                 )
+
+    def reach(self, recipe: Any) -> Iterable[Any]:
+        if "batch" in recipe.schedule.traits:  # one rate stands for all of them
+            yield replace(recipe, schedule=replace(recipe.schedule, rate=2 * recipe.schedule.rate))
 
     def local(self, block: Block, exchange: Exchange) -> Tensor:
         return tell(block)

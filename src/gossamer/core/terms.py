@@ -33,6 +33,7 @@ TRAITS: dict[str, str] = {
     "mixes": "models are pulled together, and never agree exactly",
     "reunites": "models that have parted are made equal now and then",
     "waits for few": "the latest ranks are not waited for; they make up for what they missed",
+    "rounds": "models are averaged every so many steps, and it can be told another number: `every`",
     "batch": "it can grow the batch: `micro_batches` and `rate`",
     "accumulates": "several micro-batches make one step",
     "own step": "the model moves otherwise than the optimizer says, by another rate or by a step of its own",

@@ -118,6 +118,10 @@ class Communicator:
         """How many micro-batches make one step at the moment."""
         return self.recipe.schedule.accumulate
 
+    def loss(self, loss: Tensor | float) -> None:
+        """Tell the loss of this step's batch, before `optimizer.step()`, for a controller that goes by it: `adacomm`."""
+        self.worker.loss = loss
+
     @property
     def progress(self) -> float:
         """What the steps so far are worth, in steps of one rank's batch: under `adascale` more than were taken."""
