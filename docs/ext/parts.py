@@ -1,4 +1,4 @@
-"""Pages that follow from the code, written before each build: one per part, the presets, and what recipes refuse.
+"""Pages that follow from the code, written before each build: one per part, the presets, what recipes refuse, and the API.
 
 A new codec, preset or topology has its page as soon as it is registered; nobody has to remember. The text is the
 docstring, the law is the contract's, the bytes are counted by the simulator, and every refusal was provoked just now.
@@ -13,6 +13,9 @@ from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
+
+import api
+from api import escaped as _escape
 
 from gossamer import catalogue
 from gossamer.catalogue import KINDS, Refusal, example, formulas, parts_of, read, sample, signature
@@ -42,12 +45,6 @@ def prose(text: str) -> str:
     lines, rest = formulas(text)
     out = ["```text", *lines, "```", ""] if lines else []
     return "\n".join([*out, _escape(rest)])
-
-
-def _escape(text: str) -> str:
-    """Keep Markdown from reading stars, brackets and underscores of plain text as its own."""
-    pieces = text.split("`")
-    return "`".join(p if i % 2 else re.sub(r"([\\*_<>\[\]])", r"\\\1", p) for i, p in enumerate(pieces))
 
 
 def _one_line(text: str) -> str:
@@ -265,7 +262,8 @@ def refusals_page() -> str:
 
 def index_page() -> str:
     lines = ["# Parts and presets", "", "A recipe is made of parts. Each has its page, made from its docstring.", ""]
-    listed = ["presets", "refusals"]
+    lines += ["What a program calls is in the [API](api.md).", ""]
+    listed = ["api", "presets", "refusals"]
     for kind in [k for k in KINDS if registry.of(k)] + sorted({p.kind for p in registry.of().values()} - KINDS.keys()):
         folder, what = KINDS.get(kind, (f"{kind}s", ""))
         lines += [f"## {folder.capitalize()}: {what}", "", "| name | in short |", "| --- | --- |"]
@@ -279,6 +277,7 @@ def index_page() -> str:
 def pages() -> Iterator[tuple[str, str]]:
     """Every generated page: its path below docs/parts, and its text."""
     yield "index.md", index_page()
+    yield "api.md", api.page()
     yield "presets.md", presets_page()
     yield "refusals.md", refusals_page()
     for name, part in registry.of().items():

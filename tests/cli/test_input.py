@@ -220,7 +220,7 @@ def test_an_error_of_our_own_making_is_not_swallowed(say: Say, monkeypatch: pyte
     def wrong() -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("gossamer.cli.parts.presets", wrong)
+    monkeypatch.setattr("gossamer.cli.listed.presets", wrong)
     with pytest.raises(ZeroDivisionError):
         say("recipes")
     assert not issubclass(ZeroDivisionError, GossamerError)

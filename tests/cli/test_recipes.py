@@ -346,7 +346,8 @@ def screen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
     """What a terminal shows, without the white space: lines are folded, but nothing is cut off."""
     shown = io.StringIO()
     made = Console(file=shown, force_terminal=True, width=request.param, highlight=False, color_system=None)
-    monkeypatch.setattr("gossamer.cli.cards.console", lambda: made)
+    for module in ("cards", "lists"):
+        monkeypatch.setattr(f"gossamer.cli.{module}.console", lambda: made)
 
     def read() -> str:
         lines = shown.getvalue().splitlines()

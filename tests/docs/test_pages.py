@@ -99,7 +99,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_links_to_made_pages_lead_somewhere() -> None:
-    names = {f"parts/{n}.md" for n in ("index", "presets", "refusals")}
+    names = {f"parts/{n}.md" for n in ("index", "api", "presets", "refusals")}
     sys.path.insert(0, str(DOCS / "ext"))
     import parts
 

@@ -1,9 +1,7 @@
-"""What `gossamer recipes` shows to a person."""
+"""What `gossamer recipes` shows to a person of one recipe or part, and of the parts there are."""
 
-import re
 from collections.abc import Iterable
 from itertools import groupby
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,29 +10,9 @@ from rich.table import Table
 
 from gossamer.catalogue import KINDS, formulas
 from gossamer.cli.console import console
+from gossamer.cli.lists import Card, prose, summary
 from gossamer.lab import format_rate
 from gossamer.report.words import listed, rate, seconds, size
-
-Card = dict[str, Any]
-ROOMY = 120  # columns from which expressions have one of their own
-
-
-def list_presets(rows: list[Card]) -> None:
-    out = console()
-    heads = ("recipe", "what it does", "as an expression")
-    table = Table(*(heads if out.width >= ROOMY else heads[:2]), box=None, pad_edge=False)
-    table.columns[0].no_wrap = True
-    for row in rows:
-        name, words, text = (
-            f"[bold]{row['name']}[/]",
-            _summary(out, row),
-            f"[dim]{escape(row['expression'])}[/]",
-        )
-        table.add_row(*((name, words, text) if out.width >= ROOMY else (name, f"{words}\n{text}")))
-    out.print(table)
-    out.print(
-        "\n[dim]gossamer recipes NAME explains one, or an expression; gossamer recipes --parts lists the parts.[/]"
-    )
 
 
 def list_parts(rows: list[Card]) -> None:
@@ -46,15 +24,10 @@ def list_parts(rows: list[Card]) -> None:
         out.print(f"[bold]{plural.capitalize()}[/]" + (f"[dim]: {what}[/]" if what else ""))
         table = _grid(width)
         for row in members:
-            table.add_row(row["name"], _summary(out, row))
+            table.add_row(row["name"], summary(out, row))
         _padded(out, table, 2)
         out.print()
     out.print("[dim]gossamer recipes NAME explains one; add --parts where a recipe has the same name.[/]")
-
-
-def _summary(out: Console, row: Card) -> str:
-    """What it does, and whose it is if it is not the house's own."""
-    return _prose(out, row["summary"]) + (f" [dim]({escape(row['origin'])})[/]" if "origin" in row else "")
 
 
 def show_recipe(card: Card) -> None:
@@ -63,9 +36,9 @@ def show_recipe(card: Card) -> None:
     _section(out, "Made of")
     for part in card["parts"]:
         out.print(f"  [cyan]{escape(part['text'])}[/] [dim]{part['kind']}[/]")
-        _padded(out, _prose(out, part["summary"]))
+        _padded(out, prose(out, part["summary"]))
         if part["wire"]:
-            _padded(out, f"[dim]on the wire:[/] {_prose(out, part['wire'])}")
+            _padded(out, f"[dim]on the wire:[/] {prose(out, part['wire'])}")
     _section(out, "Sends", _asked(card))
     _sent(out, card, [(card["name"], card)])
     _refused(out, card, f"{card['name']} + ")
@@ -77,7 +50,7 @@ def show_part(card: Card) -> None:
     _details(out, card["details"])
     if card["wire"]:
         _section(out, "On the wire")
-        _padded(out, _prose(out, card["wire"]), 2)
+        _padded(out, prose(out, card["wire"]), 2)
     if card["recipes"]:
         _section(out, "Sends", _asked(card))
         _sent(out, card, [(r["expression"], r) for r in card["recipes"]])
@@ -91,14 +64,14 @@ def _head(out: Console, card: Card) -> None:
     name, _, arguments = (card["signature"] or card["name"]).partition("(")
     out.print(f"[bold]{escape(name)}[/]" + (f"[dim]({escape(arguments)}[/]" if arguments else ""))
     if card["summary"]:
-        out.print(_prose(out, card["summary"]))
+        out.print(prose(out, card["summary"]))
     out.print(f"[cyan]{escape(card['expression'])}[/]" + (f" [dim]{card['kind']}[/]" if "kind" in card else ""))
     if card["paper"]:
         out.print(f"[dim]Paper: {escape(card['paper'])}[/]")
     words = _grid(len("not for"))
     for label, colour, text in (("use", "green", card["use"]), ("not for", "red", card["not_for"])):
         if text:
-            words.add_row(f"[bold {colour}]{label}[/]", _prose(out, text))
+            words.add_row(f"[bold {colour}]{label}[/]", prose(out, text))
     if words.rows:
         out.print()
         out.print(words)
@@ -111,7 +84,7 @@ def _details(out: Console, paragraphs: list[str]) -> None:
         for line in lines:
             _padded(out, f"[magenta]{escape(line)}[/]", 2)
         if words:
-            out.print(_prose(out, words))
+            out.print(prose(out, words))
 
 
 def _asked(card: Card) -> str:
@@ -154,11 +127,11 @@ def _refused(out: Console, card: Card, start: str) -> None:
     _section(out, "Refuses")
     for texts, message in _families(card["refuses"], start):
         out.print(f"  [yellow]{escape(listed(texts))}[/]")
-        _padded(out, _prose(out, message))
+        _padded(out, prose(out, message))
     if card["limits"]:
         out.print("  [yellow]arguments out of range[/]")
         for message in card["limits"]:
-            _padded(out, _prose(out, message))
+            _padded(out, prose(out, message))
 
 
 def _families(refusals: list[Card], start: str) -> Iterable[tuple[list[str], str]]:
@@ -186,8 +159,3 @@ def _grid(width: int) -> Table:
     table.add_column(min_width=width, no_wrap=True)
     table.add_column()
     return table
-
-
-def _prose(out: Console, text: str) -> str:
-    """Docstrings set code between backticks; on a terminal its colour says so."""
-    return re.sub(r"`([^`]+)`", r"[cyan]\1[/]", escape(text)) if out.is_terminal else escape(text)

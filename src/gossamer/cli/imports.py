@@ -5,10 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gossamer import workloads
 from gossamer.core import offered
-from gossamer.core.parts import registry
-from gossamer.recipes import presets
 
 _brought = dict[str, None]()  # in the order they were asked for
 
@@ -36,6 +33,10 @@ def brought() -> list[str]:
 
 
 def _known() -> int:
+    from gossamer import workloads  # all three need torch, and most commands bring nothing
+    from gossamer.core.parts import registry
+    from gossamer.recipes import presets
+
     return len(registry.of()) + len(presets()) + len(workloads.names())
 
 

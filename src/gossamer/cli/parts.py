@@ -1,16 +1,14 @@
-"""gossamer recipes: what there is, and all there is to say about one of them, or about one part."""
+"""What `gossamer recipes` says of one recipe or of one part, as data."""
 
 import json
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import typer
 from torch import Tensor
 
 from gossamer import catalogue
-from gossamer.cli import cards
+from gossamer.cli import cards, listed
 from gossamer.cli.errors import InputError
-from gossamer.cli.imports import Imports
 from gossamer.core import offered
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, nearest, parse, registry
@@ -50,54 +48,15 @@ class Question(NamedTuple):
         return None if self.rate is None else 8 * sent / self.rate
 
 
-def recipes(
-    name: Annotated[str | None, typer.Argument(help="A preset, an expression, a TOML file or a part.")] = None,
-    parts: Annotated[bool, typer.Option("--parts", help="List or explain parts instead of presets.")] = False,
-    workload: Annotated[
-        str | None, typer.Option(help=f"Count bytes for its model; '{MODEL}' if nothing is said.")
-    ] = None,
-    parameters: Annotated[
-        int | None, typer.Option(min=4, max=10**12, help="Count bytes for as many, in square matrices.")
-    ] = None,
-    hosts: Annotated[int, typer.Option(min=2, max=10_000, help="Count bytes for so many ranks.")] = 4,
-    rate: Annotated[str | None, typer.Option(help="What the bytes take on links of this rate: '200mbit'.")] = None,
-    imports: Imports = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """List recipes or parts, or explain one: what it is made of and sends, when to use it, and what it refuses."""
-    asked = {"--workload": workload, "--parameters": parameters, "--rate": rate}
-    if name is None and (given := [word for word, value in asked.items() if value is not None]):
-        raise InputError(
-            f"{given[0]} counts the bytes of one recipe: name it, as in 'gossamer recipes qsgd {given[0]} ...'"
-        )
-    if name is None or not _is_known(name):
-        offered.load()
-    if name is None:
-        show = _show_parts if parts else _show_presets
-        return show(as_json)
-    subject = _part_called(name) if parts else _find(name)
-    question = _question(workload, parameters, hosts, rate)
-    facts, card = _facts(name, subject, question)
-    return print(json.dumps(facts, indent=1)) if as_json else card(facts)
-
-
-def _show_presets(as_json: bool) -> None:
-    rows = [
-        {"name": n, "expression": repr(catalogue.example(n)), **_origin(make), **_words(make)}
-        for n, make in presets().items()
-    ]
-    print(json.dumps(rows, indent=1)) if as_json else cards.list_presets(rows)
-
-
-def _origin(made: Any) -> dict[str, str]:
-    """Of what the house did not bring, where it comes from."""
-    found = offered.origin(made.__module__)
-    return {"origin": found} if found else {}
-
-
-def _show_parts(as_json: bool) -> None:
-    rows = [{"kind": p.kind, "name": n, **_origin(p), **_words(p)} for n, p in registry.of().items()]
+def list_parts(as_json: bool) -> None:
+    offered.load()
+    rows = [{"kind": p.kind, "name": n, **listed.origin(p), **listed.words(p)} for n, p in registry.of().items()]
     print(json.dumps(rows, indent=1)) if as_json else cards.list_parts(rows)
+
+
+def show(name: str, subject: Recipe | Part, question: Question, as_json: bool) -> None:
+    facts, card = _facts(name, subject, question)
+    print(json.dumps(facts, indent=1)) if as_json else card(facts)
 
 
 def _is_known(name: str) -> bool:
@@ -105,6 +64,13 @@ def _is_known(name: str) -> bool:
 
 
 # -- what is meant -----------------------------------------------------------------------------------------------------
+
+
+def subject(name: str, is_part: bool = False) -> Recipe | Part:
+    """What a name, an expression or a file means; a word that is unknown may be one that an installed package has."""
+    if not _is_known(name):
+        offered.load()
+    return _part_called(name) if is_part else _find(name)
 
 
 def _find(text: str) -> Recipe | Part:
@@ -135,7 +101,8 @@ def _part_called(text: str) -> Part:
     return value
 
 
-def _question(workload: str | None, parameters: int | None, hosts: int, rate: str | None) -> Question:
+def question(workload: str | None, parameters: int | None, hosts: int, rate: str | None) -> Question:
+    """The model and the network that are asked for."""
     if workload is not None and parameters is not None:
         raise InputError("--workload and --parameters are two models; give one of them")
     if parameters is not None:
@@ -180,8 +147,8 @@ def explain(name: str, recipe: Recipe, question: Question) -> dict[str, Any]:
         "name": name,
         "expression": repr(recipe),
         "signature": catalogue.signature(preset) if preset else "",
-        **_words(preset),
-        "parts": [{"kind": p.kind, "text": repr(p), **_words(type(p))} for p in own],
+        **listed.words(preset),
+        "parts": [{"kind": p.kind, "text": repr(p), **listed.words(type(p))} for p in own],
         **_model(question),
         **_bytes(recipe, question),
         "refuses": [{"text": r.text, "message": r.message} for r in refused],
@@ -197,7 +164,7 @@ def explain_part(part: Part, question: Question) -> dict[str, Any]:
         "kind": part.kind,
         "expression": repr(part),
         "signature": catalogue.signature(kind),
-        **_words(kind),
+        **listed.words(kind),
         "details": catalogue.read(kind).body,
         **_model(question),
         "recipes": [{"expression": repr(r), **_bytes(r, question)} for r in catalogue.showing(part)],
@@ -205,12 +172,6 @@ def explain_part(part: Part, question: Question) -> dict[str, Any]:
         "limits": catalogue.wrong_values(kind),
         "presets": catalogue.users(part.name),
     }
-
-
-def _words(subject: Any) -> dict[str, str]:
-    docs = catalogue.read(subject) if subject is not None else catalogue.Docs("", [])
-    words = ("summary", "use", "not_for", "wire", "paper")
-    return {word: getattr(docs, word) for word in words if word != "wire" or isinstance(subject, type)}
 
 
 def _model(question: Question) -> dict[str, Any]:

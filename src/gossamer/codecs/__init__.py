@@ -9,6 +9,7 @@ from gossamer.codecs.count_sketch import CountSketch
 from gossamer.codecs.dct_topk import DCTTopK
 from gossamer.codecs.dropping import Dropping
 from gossamer.codecs.fp8 import FP8
+from gossamer.codecs.gradiveq import GradiVeQ
 from gossamer.codecs.int8 import Int8
 from gossamer.codecs.natural import Natural
 from gossamer.codecs.powersgd import PowerSGD
@@ -38,6 +39,7 @@ __all__ = [
     "DCTTopK",
     "Dropping",
     "Entry",
+    "GradiVeQ",
     "Int8",
     "Natural",
     "PowerSGD",

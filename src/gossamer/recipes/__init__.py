@@ -24,7 +24,7 @@ from gossamer.recipes.sparse import (
     sketched_sgd,
     fetchsgd,
 )
-from gossamer.recipes.low_rank import powersgd, atomo
+from gossamer.recipes.low_rank import powersgd, gradiveq, atomo
 from gossamer.recipes.rounds import (
     local_sgd,
     slowmo,
@@ -41,8 +41,8 @@ from gossamer.recipes.rounds import (
     easgd,
 )
 from gossamer.recipes.minibatch import minibatch, accelerated, inner_outer
-from gossamer.recipes.one_bit import signsgd, ef_signsgd, demo, onebit_sgd, onebit_adam, onebit_lamb
-from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp, gossip_pga, d_psgd, choco_sgd
+from gossamer.recipes.one_bit import signsgd, ef_signsgd, demo, onebit_sgd, onebit_adam, zero_one_adam, onebit_lamb
+from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp, gossip_pga, d_psgd, ad_psgd, choco_sgd
 from gossamer.recipes.waiting import backup
 from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch
 # isort: on
@@ -53,6 +53,7 @@ __all__ = [
     "accordion_batch",
     "accordion_qsgd",
     "accordion_topk",
+    "ad_psgd",
     "adacomp",
     "allreduce",
     "atomo",
@@ -76,6 +77,7 @@ __all__ = [
     "fp8",
     "fp16",
     "gossip_pga",
+    "gradiveq",
     "gtopk",
     "hierarchical",
     "inner_outer",
@@ -106,6 +108,7 @@ __all__ = [
     "strom",
     "terngrad",
     "topk",
+    "zero_one_adam",
 ]
 
 

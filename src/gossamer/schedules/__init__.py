@@ -13,10 +13,12 @@ from gossamer.schedules.inner_outer import InnerOuter
 from gossamer.schedules.local_sgd import LocalSGD
 from gossamer.schedules.lookahead import Lookahead
 from gossamer.schedules.overlap_local_sgd import OverlapLocalSGD
+from gossamer.schedules.pairwise import Pairwise
 from gossamer.schedules.post_local import PostLocal
 from gossamer.schedules.resync import Resync
 from gossamer.schedules.slowmo import SlowMo
 from gossamer.schedules.streaming import Streaming
+from gossamer.schedules.zero_one import ZeroOne
 
 __all__ = [
     "BMUF",
@@ -32,10 +34,12 @@ __all__ = [
     "LocalSGD",
     "Lookahead",
     "OverlapLocalSGD",
+    "Pairwise",
     "PostLocal",
     "Resync",
     "SlowMo",
     "Stage",
     "Streaming",
+    "ZeroOne",
     "stages",
 ]
