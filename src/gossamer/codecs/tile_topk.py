@@ -125,7 +125,7 @@ def _binned(values: Tensor) -> tuple[Tensor, Tensor]:
     deviation = apart.square().mean().sqrt()
     steps = torch.where(deviation > 0, apart / (WIDTH * deviation), torch.zeros_like(apart))
     bins = steps.nan_to_num(0.0).round().clamp(-2, 1).long() + 2
-    members = torch.nn.functional.one_hot(bins, BINS).to(unit.dtype)
+    members = (bins[:, None] == torch.arange(BINS, device=bins.device)).to(unit.dtype)
     means = (unit[:, None] * members).sum(0) / members.sum(0).clamp(min=1) * size
     return means, bins
 

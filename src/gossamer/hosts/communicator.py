@@ -101,7 +101,8 @@ class Communicator:
         """How many of a step's `samples` this rank shall take, if one takes it so many `seconds`: as many as let all ranks be
         done at the same time. Every mean then counts a rank by its share, as `attach(weight=)` does, so that training is that of
         all samples in one batch. All ranks call it together, between steps; again when speeds may have changed, and it stays as
-        it is where less than a tenth of a step's time would be gained. `most` is what fits into this rank's memory.
+        it is where less than a tenth of a step's time would be gained. `most` is what fits into this rank's memory. Ranks draw
+        from one pool of data then, or from shards as large as their shares: what a rank sees counts by its share.
 
         What it returns is not in a checkpoint: keep it beside, and resume with `attach(..., weight=share)`.
         """

@@ -6,7 +6,7 @@ from gossamer.core.errors import GossamerError
 from gossamer.core.shares import check, planned
 from gossamer.core.verbs import Program, all_gather
 from gossamer.hosts.handshake import agree
-from gossamer.hosts.wants import WEIGHTED, refuse
+from gossamer.hosts.weights import refuse_weights
 from gossamer.worker import Worker
 
 
@@ -15,7 +15,7 @@ def share_out(worker: Worker, samples: int, seconds: float, most: int | None, no
     refusal = None
     try:
         check(samples, seconds, most, worker.size)
-        refuse(worker.origin, *WEIGHTED)
+        refuse_weights(worker)
     except GossamerError as error:
         refusal = error
     yield from agree(refusal, worker.device)

@@ -64,7 +64,10 @@ class Steering:
         if not worker.recipe.controller.hears_loss:
             return None
         known = 0.0 if worker.loss is None else worker.loss
-        loss = torch.as_tensor(known, dtype=torch.float64, device=worker.device).detach().reshape(())
+        if isinstance(known, Tensor):
+            loss = known.detach().to(worker.device, torch.float64).reshape(())
+        else:
+            loss = torch.full((), known, dtype=torch.float64, device=worker.device)
         told = torch.full_like(loss, float(worker.loss is not None))
         (sums,) = yield from join((yield summed([torch.stack([loss, told])], worker.step)))
         total, ranks = sums.tolist()
