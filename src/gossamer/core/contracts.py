@@ -574,6 +574,7 @@ class Facts(NamedTuple):
     lr: float
     blocks: Sequence[Block]  # this step's agreed mean gradients
     sums: Sequence[Tensor] = ()  # of each block, what `local` told of it, summed over all ranks; in double precision
+    loss: float | None = None  # of this step's batches, the mean over the ranks that told it, for who `hears_loss`
 
 
 class Controller(Part):
@@ -598,6 +599,11 @@ class Controller(Part):
     @property
     def moves_schedule(self) -> bool:
         """True if it may change the schedule, and so what the optimizer does; else only what is sent."""
+        return False
+
+    @property
+    def hears_loss(self) -> bool:
+        """True if it goes by the loss that the training loop tells, where averages of models land."""
         return False
 
     @property
