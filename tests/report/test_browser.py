@@ -280,7 +280,7 @@ def test_one_crosshair_reads_every_line(browser: Browser, page: Path) -> None:
     browser.mouse("mouseMoved", x, y)
     assert browser.run("document.querySelectorAll('#quality-time .cross').length") == 1
     said = tip(browser, "quality-time")
-    evaluations = made().runs[1].evaluations[7]
+    evaluations = made().runs[1].evaluations[6]
     ddp = made().runs[0].evaluations
     before, after = next((a, b) for a, b in pairwise(ddp) if a.seconds <= evaluations.seconds <= b.seconds)
     part = (evaluations.seconds - before.seconds) / (after.seconds - before.seconds)
