@@ -11,9 +11,35 @@ from gossamer.recipe import presets as _presets
 # isort: off
 from gossamer.recipes.dense import allreduce, bf16, fp16
 from gossamer.recipes.quantised import int8, fp8, natural, terngrad, qsgd, dqsgd, diana, dqgd
-from gossamer.recipes.sparse import topk, sparse_scatter, gtopk, randk, ef21, strom, adacomp, local_gradients, dgc, sketched_sgd, fetchsgd
+from gossamer.recipes.sparse import (
+    topk,
+    sparse_scatter,
+    gtopk,
+    randk,
+    ef21,
+    strom,
+    adacomp,
+    local_gradients,
+    dgc,
+    sketched_sgd,
+    fetchsgd,
+)
 from gossamer.recipes.low_rank import powersgd, gradiveq, atomo
-from gossamer.recipes.rounds import local_sgd, slowmo, overlap_local_sgd, bmuf, diloco, streaming_diloco, eager_diloco, sparse_loco, lookahead, post_local, hierarchical, cocod, easgd
+from gossamer.recipes.rounds import (
+    local_sgd,
+    slowmo,
+    overlap_local_sgd,
+    bmuf,
+    diloco,
+    streaming_diloco,
+    eager_diloco,
+    sparse_loco,
+    lookahead,
+    post_local,
+    hierarchical,
+    cocod,
+    easgd,
+)
 from gossamer.recipes.minibatch import minibatch, accelerated, inner_outer
 from gossamer.recipes.one_bit import signsgd, ef_signsgd, demo, onebit_sgd, onebit_adam, zero_one_adam, onebit_lamb
 from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp, gossip_pga, d_psgd, ad_psgd, choco_sgd
@@ -48,8 +74,8 @@ __all__ = [
     "ef21",
     "ef_signsgd",
     "fetchsgd",
-    "fp16",
     "fp8",
+    "fp16",
     "gossip_pga",
     "gradiveq",
     "gtopk",

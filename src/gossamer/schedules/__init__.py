@@ -17,7 +17,29 @@ from gossamer.schedules.pairwise import Pairwise
 from gossamer.schedules.post_local import PostLocal
 from gossamer.schedules.resync import Resync
 from gossamer.schedules.slowmo import SlowMo
-from gossamer.schedules.zero_one import ZeroOne
 from gossamer.schedules.streaming import Streaming
+from gossamer.schedules.zero_one import ZeroOne
 
-__all__ = ["Accelerated", "BMUF", "CoCoD", "EASGD", "Eager", "EveryStep", "First", "Gossip", "Hierarchical", "InnerOuter", "LocalSGD", "Lookahead", "OverlapLocalSGD", "Pairwise", "PostLocal", "Resync", "SlowMo", "Stage", "Streaming", "ZeroOne", "stages"]
+__all__ = [
+    "BMUF",
+    "EASGD",
+    "Accelerated",
+    "CoCoD",
+    "Eager",
+    "EveryStep",
+    "First",
+    "Gossip",
+    "Hierarchical",
+    "InnerOuter",
+    "LocalSGD",
+    "Lookahead",
+    "OverlapLocalSGD",
+    "Pairwise",
+    "PostLocal",
+    "Resync",
+    "SlowMo",
+    "Stage",
+    "Streaming",
+    "ZeroOne",
+    "stages",
+]

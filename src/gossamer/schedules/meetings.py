@@ -136,7 +136,9 @@ class Desk:
                 callers.discard(caller)
                 continue
             if not (caller in callers and 0 <= index < len(self._base)):
-                raise WireError(f"rank {caller} asks about block {index} of {len(self._base)}, or has left: not what a peer sends")
+                raise WireError(
+                    f"rank {caller} asks about block {index} of {len(self._base)}, or has left: not what a peer sends"
+                )
             mine = self._model_of(index)
             self._owe(index, (yield from answer(caller, mine)))
 

@@ -80,7 +80,10 @@ class Pairwise(Schedule):
                 because="{memory} under {schedule}: partners change, and what one of them did not get another would; drop the "
                 "memory, or compress with gossip(choco(topk()))",
             ),
-            bars("singles out", because="{rules} cannot single out parameters under {schedule}: whole models are averaged"),
+            bars(
+                "singles out",
+                because="{rules} cannot single out parameters under {schedule}: whole models are averaged",
+            ),
             bars("control", because="{controller} has no knob to turn under {schedule}"),
             needs(
                 "exact",
@@ -157,9 +160,7 @@ class Pairwise(Schedule):
 
     def _near(self, rank: int, size: int) -> list[int]:
         """Its neighbours, each as often as there are rounds in which it is one."""
-        return [
-            other for round in rounds(self.topology, size) for other in self.topology.peers(rank, size, round).to
-        ]
+        return [other for round in rounds(self.topology, size) for other in self.topology.peers(rank, size, round).to]
 
     def _meet(self, block: Block, state: State, context: Context, index: int) -> Program[list[Tensor]]:
         """What a rank says in a meeting that it asks for; of one that only answers, what it says in one (to be counted)."""
