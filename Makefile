@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 APT := $(shell command -v apt-get 2>/dev/null)
 
+# Images for containers forbid bytecode; then each of hundreds of processes would compile all of our modules again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-all check docs bench clean lane-processes lane-computes lane-crews lane-judges lane-types
 
 # The CPU build of torch is a fifth of the size of the default one; where pip has no such build of this version at hand,

@@ -1,9 +1,11 @@
 """Settings for all tests, and gangs of processes that live as long as the session."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 # Before torch is loaded, and for the processes that tests start: one thread each, or they fight for the cores.
@@ -24,8 +26,24 @@ settings.register_profile("gossamer", derandomize=True, deadline=None)
 settings.load_profile("gossamer")
 
 
-CREWS, JUDGES = {"gang2", "gang4", "everywhere"}, {"world", "nursery"}
+CREWS, JUDGES = {"gang2", "gang3", "gang4", "everywhere"}, {"world", "nursery"}
 COMMANDS = {"lab", "trial"}  # packages whose tests start whole commands, or measure a network, and do not always say so
+# Words without which a file has no test of a kind; so that the lane of that kind need not load it. Any file may compute.
+WORDS = {"crews": CREWS, "judges": JUDGES, "processes": {"gang", "lab", "shell"}}
+KINDS = (*WORDS, "computes")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What a lane of `make test` leaves unread: most files have tests that compute, and no others."""
+    lane = config.getoption("markexpr").partition(" ")[0]
+    tests = collection_path.suffix == ".py" and collection_path.name != "conftest.py"
+    return True if tests and lane in WORDS and not _may_hold(collection_path, lane) else None
+
+
+@cache
+def _may_hold(file: Path, kind: str) -> bool:
+    said = re.search(rf"\b({'|'.join(WORDS[kind])})\b", file.read_text(encoding="utf-8"))
+    return said is not None or (kind == "processes" and file.parent.name in COMMANDS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,7 +52,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if reason is not None and item.get_closest_marker("lab"):
             item.add_marker(pytest.mark.skip(reason=reason))
-        item.add_marker(_kind(item))
+        kind = _kind(item)
+        if kind.name in WORDS and not _may_hold(item.path, kind.name):
+            words = " or ".join(sorted(WORDS[kind.name]))
+            raise pytest.UsageError(
+                f"{item.nodeid} is one of `{kind.name}`, whose lane skips its file: name {words} there"
+            )
+        item.add_marker(kind)
 
 
 def _kind(item: pytest.Item) -> pytest.MarkDecorator:
@@ -61,6 +85,11 @@ def _gang(size: int) -> Iterator[Gang]:
 @pytest.fixture(scope="session")
 def gang2() -> Iterator[Gang]:
     yield from _gang(2)
+
+
+@pytest.fixture(scope="session")
+def gang3() -> Iterator[Gang]:
+    yield from _gang(3)
 
 
 @pytest.fixture(scope="session")

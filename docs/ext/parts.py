@@ -172,7 +172,7 @@ def _sent(recipe: Recipe, ranks: int) -> str:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.3g} x"
+    return f"{float(f'{ratio:.3g}'):g} x"  # never in powers of ten
 
 
 def _laws(part: type[Part]) -> list[str]:

@@ -1,6 +1,6 @@
 """Train PyTorch models over slow, uneven or unreliable networks.
 
-One line gives a training loop a recipe: `comm = gossamer.attach(model, optimizer, "terngrad")`.
+One line gives a training loop a recipe: `comm = gossamer.attach(model, optimizer, "qsgd")`.
 """
 
 from importlib import import_module

@@ -59,6 +59,7 @@ class Run:
     error: str = ""  # why it failed, or what interrupted it
     about: str = ""  # what the recipe does, in a sentence
     yardstick: bool = False  # trained without gossamer
+    lr: float = 1.0  # in multiples of the workload's own learning rate
     steps: list[Step] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     layer_errors: dict[str, float] = field(default_factory=dict)  # relative compression error, by parameter
@@ -129,6 +130,7 @@ class Record:
     imports: list[str] = field(default_factory=list)  # modules and files whose parts these recipes have
     format: int = FORMAT
     per_host: int = 1  # ranks on each host
+    script: str = ""  # whose own training this was; else a workload's
 
     def run(self, name: str) -> Run | None:
         return named(self.runs, name)

@@ -17,6 +17,7 @@ KEPT = {
     "dqsgd": 4,
     "signsgd": 8,  # the direction
     "ef_signsgd": 12,  # residual, and what owners owe
+    "demo": 12,  # residual, and the direction
     "onebit_sgd": 12,  # the same
     "onebit_adam": 21,  # momentum, divisor, residual, what owners owe, the direction, and who stays; the optimizer has none
     "onebit_lamb": 25,  # and the fresh second moment
@@ -39,6 +40,9 @@ KEPT = {
     "slowmo": 12,  # anchor, velocity
     "bmuf": 12,  # anchor, velocity
     "diloco": 12,  # anchor, velocity
+    "streaming_diloco": 16,  # anchor, velocity, message
+    "eager_diloco": 28,  # anchor, velocity, agreed, pace, own, message
+    "sparse_loco": 12,  # anchor, residual
     "lookahead": 8,  # anchor
     "minibatch": 4,
     "accelerated": 8,  # x, aggregate, and no momentum

@@ -59,7 +59,8 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def usual(recipe: str | Recipe) -> Callable[[nn.Module], torch.optim.Optimizer]:
     """SGD with momentum; without, where the recipe brings its own."""
     parsed = Recipe.of(recipe)
-    own = parsed.schedule.trains_elsewhere or (parsed.update is not None and parsed.update.sends_momentum)
+    update = parsed.update
+    own = parsed.schedule.trains_elsewhere or (update is not None and (update.sends_momentum or update.is_step))
     return (lambda model: torch.optim.SGD(model.parameters(), lr=0.05)) if own else sgd
 
 

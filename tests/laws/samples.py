@@ -6,7 +6,7 @@ A part says itself what is typical of it. For settings worth trying besides, suc
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -110,6 +110,7 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
     "randk": ("randk(ratio=0.3, scaled=True)",),
     "resync": ("resync(3, buffers='average')",),
+    "streaming": ("streaming(3, 3, mixing=0.3)",),
     "ternary": ("ternary(clip=0.0)", "ternary(levels=7)", "ternary(clip=0.0, levels=127)"),
     "topk": (
         "topk(ratio=0.3)",
@@ -146,15 +147,17 @@ def linear_codecs() -> list[LinearCodec]:
     return [c for c in samples("codec") if isinstance(c, LinearCodec)]
 
 
-def exchanges() -> list[Exchange]:
+@cache
+def exchanges() -> tuple[Exchange, ...]:
     """Every exchange around every codec that it accepts."""
     plain = samples("exchange")
     carriers = dict.fromkeys(type(e) for e in plain if any(f.name == "codec" for f in fields(e)))  # pyright: ignore
     carried = [e for make, codec in product(carriers, samples("codec")) for e in legal(make, codec)]
-    return [*carried, *(e for e in plain if e not in carried)]
+    return (*carried, *(e for e in plain if e not in carried))
 
 
-def pairs() -> list[Recipe]:
+@cache
+def pairs() -> tuple[Recipe, ...]:
     """Every exchange with every memory that it bears; where models part, under a schedule that brings them together.
 
     Of memories under which they do, the plainest meets them all, and what it adds to a mean is the same whatever they are.
@@ -162,7 +165,7 @@ def pairs() -> list[Recipe]:
     plain = [r for e, m in product(exchanges(), memories()) for r in legal(Recipe, e, m)]
     first, *others = [m for m in memories() if m.parts_models]
     parting = [*product(exchanges(), [first]), *((parse("gather(topk(ratio=0.3))"), m) for m in others)]
-    return [*plain, *(r for e, m in parting for r in legal(Recipe, e, m, Resync(2)))]
+    return (*plain, *(r for e, m in parting for r in legal(Recipe, e, m, Resync(2))))
 
 
 def quick(all_recipes: Iterable[Recipe]) -> list[Any]:
@@ -237,7 +240,8 @@ def preset_recipes() -> dict[str, Recipe]:
     return {name: make(**dict.fromkeys(required(make), 2)) for name, make in presets.presets().items()}
 
 
-def recipes() -> list[Recipe]:
+@cache
+def recipes() -> tuple[Recipe, ...]:
     """All presets, every exchange with every memory it bears, every schedule and controller with what bears it."""
     out = list(preset_recipes().values())
     out += pairs()
@@ -248,7 +252,7 @@ def recipes() -> list[Recipe]:
         out += legal(partial(replace, update=update), base)
     for base, controller in product(carriers, controllers()):
         out += legal(Recipe, base.exchange, base.memory, base.schedule, controller)
-    return list({repr(r): r for r in out}.values())
+    return tuple({repr(r): r for r in out}.values())
 
 
 def legal(make: Callable[..., Any], *arguments: Any) -> Iterator[Any]:

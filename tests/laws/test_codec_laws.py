@@ -5,6 +5,7 @@ with a chance of 6e-7 (z < 5).
 """
 
 import contextlib
+from itertools import product
 
 import pytest
 import torch
@@ -22,7 +23,6 @@ every_codec = pytest.mark.parametrize("codec", codecs(), ids=repr)
 every_linear_codec = pytest.mark.parametrize("codec", linear_codecs(), ids=repr)
 every_unbiased_codec = pytest.mark.parametrize("codec", [c for c in codecs() if c.unbiased], ids=repr)
 every_biased_codec = pytest.mark.parametrize("codec", [c for c in codecs() if c.needs_feedback], ids=repr)
-every_shape = pytest.mark.parametrize("shape", SHAPES)
 every_filled_shape = pytest.mark.parametrize("shape", FILLED)
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 
@@ -39,28 +39,26 @@ def fine(dtype: torch.dtype) -> float:
 
 
 @every_codec
-@every_shape
 @every_dtype
-def test_a_wire_has_the_length_that_was_promised(codec: Codec, shape: str, dtype: torch.dtype) -> None:
-    given = block(shape, dtype)
-    wire = codec.encode(given, {}, context())
-    assert (wire.dtype, wire.dim()) == (torch.uint8, 1)
-    assert wire.is_contiguous()
-    promised = codec.wire_bytes(given.layout)
-    assert promised is None or wire.numel() == promised
-    assert wire.numel() <= codec.wire_limit(given.layout)
+def test_a_wire_has_the_length_that_was_promised(codec: Codec, dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        given = block(shape, dtype)
+        wire = codec.encode(given, {}, context())
+        assert (wire.dtype, wire.dim()) == (torch.uint8, 1)
+        assert wire.is_contiguous()
+        promised = codec.wire_bytes(given.layout)
+        assert promised is None or wire.numel() == promised, shape
+        assert wire.numel() <= codec.wire_limit(given.layout), shape
 
 
 @every_codec
-@every_shape
 @every_dtype
-def test_decoding_gives_finite_numbers_of_the_block_s_shape_and_precision(
-    codec: Codec, shape: str, dtype: torch.dtype
-) -> None:
-    given = block(shape, dtype)
-    out = roundtrip(codec, given)
-    assert (out.shape, out.dtype) == (given.flat.shape, dtype)
-    assert out.isfinite().all()
+def test_decoding_gives_finite_numbers_of_the_block_s_shape_and_precision(codec: Codec, dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        given = block(shape, dtype)
+        out = roundtrip(codec, given)
+        assert (out.shape, out.dtype) == (given.flat.shape, dtype), shape
+        assert out.isfinite().all(), shape
 
 
 @every_codec
@@ -88,25 +86,25 @@ def test_encoding_leaves_block_state_and_global_dice_alone(codec: Codec, dtype: 
 
 @every_codec
 @every_dtype
-@pytest.mark.parametrize("offset", [1, 2, 3, 5, 7, 8])
-def test_a_wire_may_start_at_any_byte(codec: Codec, dtype: torch.dtype, offset: int) -> None:
+def test_a_wire_may_start_at_any_byte(codec: Codec, dtype: torch.dtype) -> None:
     given = block("several", dtype)
     wire = codec.encode(given, {}, context())
-    moved = torch.cat([torch.full((offset,), 255, dtype=torch.uint8), wire, torch.ones(3, dtype=torch.uint8)])
-    moved = moved[offset : offset + wire.numel()]
-    assert bits(codec.decode(moved, given)) == bits(codec.decode(wire, given))
+    decoded = bits(codec.decode(wire, given))
+    for offset in (1, 2, 3, 5, 7, 8):
+        moved = torch.cat([torch.full((offset,), 255, dtype=torch.uint8), wire, torch.ones(3, dtype=torch.uint8)])
+        assert bits(codec.decode(moved[offset : offset + wire.numel()], given)) == decoded, offset
 
 
 @every_codec
-@every_shape
-def test_a_wire_of_another_length_is_refused(codec: Codec, shape: str) -> None:
-    given = block(shape)
-    wire = codec.encode(given, {}, context())
-    wrong = [wire[:n] for n in {0, 1, wire.numel() // 2, wire.numel() - 1} if 0 <= n < wire.numel()]
-    wrong += [torch.cat([wire, torch.zeros(n, dtype=torch.uint8)]) for n in (1, 4, 5, 8, 64)]
-    for bad in wrong:
-        with pytest.raises(WireError):
-            codec.decode(bad, given)
+def test_a_wire_of_another_length_is_refused(codec: Codec) -> None:
+    for shape in SHAPES:
+        given = block(shape)
+        wire = codec.encode(given, {}, context())
+        wrong = [wire[:n] for n in {0, 1, wire.numel() // 2, wire.numel() - 1} if 0 <= n < wire.numel()]
+        wrong += [torch.cat([wire, torch.zeros(n, dtype=torch.uint8)]) for n in (1, 4, 5, 8, 64)]
+        for bad in wrong:
+            with pytest.raises(WireError):
+                codec.decode(bad, given)
 
 
 @every_codec
@@ -146,23 +144,21 @@ def test_a_refused_wire_changes_nothing(codec: Codec, dtype: torch.dtype) -> Non
 
 
 @every_codec
-@every_shape
 @every_dtype
-def test_zero_in_is_exactly_zero_out(codec: Codec, shape: str, dtype: torch.dtype) -> None:
-    given = block(shape, dtype)
-    given.flat.zero_()
-    assert (roundtrip(codec, given) == 0).all()
+def test_zero_in_is_exactly_zero_out(codec: Codec, dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        given = block(shape, dtype)
+        given.flat.zero_()
+        assert (roundtrip(codec, given) == 0).all(), shape
 
 
 @every_codec
-@pytest.mark.parametrize("value", SPOILERS)
 @every_dtype
-def test_one_number_that_is_not_finite_makes_one_that_is_not(codec: Codec, value: float, dtype: torch.dtype) -> None:
-    for shape in [*FILLED, "one element"]:
-        for place in (0, 1, -1):
-            given = block(shape, dtype)
-            given.flat[place % given.numel] = value
-            assert not roundtrip(codec, given).isfinite().all(), f"{shape} at {place}"
+def test_one_number_that_is_not_finite_makes_one_that_is_not(codec: Codec, dtype: torch.dtype) -> None:
+    for value, shape, place in product(SPOILERS, [*FILLED, "one element"], (0, 1, -1)):
+        given = block(shape, dtype)
+        given.flat[place % given.numel] = value
+        assert not roundtrip(codec, given).isfinite().all(), f"{value} in {shape} at {place}"
 
 
 @every_codec
@@ -186,14 +182,14 @@ def test_the_size_of_a_gradient_does_not_matter(codec: Codec, size: float) -> No
 
 @every_codec
 @every_dtype
-@pytest.mark.parametrize("weight", [1.0, -1.0, 0.5, 0.37, 8.0])
-def test_accumulating_adds_the_weighted_decoding(codec: Codec, dtype: torch.dtype, weight: float) -> None:
+def test_accumulating_adds_the_weighted_decoding(codec: Codec, dtype: torch.dtype) -> None:
     given = block("several", dtype)
     wire = codec.encode(given, {}, context())
-    start = torch.linspace(-2, 2, given.numel, dtype=dtype)
-    into = start.clone()
-    codec.accumulate(wire, given.layout, into, weight)
-    torch.testing.assert_close(into, start + weight * codec.decode(wire, given), rtol=fine(dtype), atol=fine(dtype))
+    start, close = torch.linspace(-2, 2, given.numel, dtype=dtype), fine(dtype)
+    for weight in (1.0, -1.0, 0.5, 0.37, 8.0):
+        into = start.clone()
+        codec.accumulate(wire, given.layout, into, weight)
+        torch.testing.assert_close(into, start + weight * codec.decode(wire, given), rtol=close, atol=close)
 
 
 # -- dice --------------------------------------------------------------------------------------------------------------
@@ -210,20 +206,17 @@ def test_equal_seats_write_equal_wires(codec: Codec) -> None:
 
 
 @every_codec
-@pytest.mark.parametrize(
-    "contexts",
-    [
-        [context(rank=r, size=5) for r in range(5)],
-        [context(step=s) for s in range(5)],
-        [context(seed=s) for s in range(5)],
-        [context(), context()._replace(dice=context().dice.again())],
-    ],
-    ids=["rank", "step", "seed", "again"],
-)
-def test_every_rank_step_and_seed_has_its_own_dice_or_there_are_none(codec: Codec, contexts: list[Context]) -> None:
-    different = len(set(wires_of(codec, contexts)))
+def test_every_rank_step_and_seed_has_its_own_dice_or_there_are_none(codec: Codec) -> None:
+    kinds = {
+        "rank": [context(rank=r, size=5) for r in range(5)],
+        "step": [context(step=s) for s in range(5)],
+        "seed": [context(seed=s) for s in range(5)],
+        "again": [context(), context()._replace(dice=context().dice.again())],
+    }
     rounds = codec.unbiased and codec.omega(block("long").layout) > 0
-    assert different == len(contexts) if rounds else different in (1, len(contexts))
+    for kind, contexts in kinds.items():
+        different = len(set(wires_of(codec, contexts)))
+        assert different == len(contexts) if rounds else different in (1, len(contexts)), kind
 
 
 @every_unbiased_codec
@@ -317,21 +310,21 @@ def on_ranks(shape: str, size: int, dtype: torch.dtype = torch.float32) -> list[
 
 
 @every_linear_codec
-@every_shape
 @every_dtype
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_the_mean_is_bit_equal_on_all_ranks_and_is_the_mean_of_what_got_through(
-    codec: LinearCodec, shape: str, dtype: torch.dtype, size: int
+    codec: LinearCodec, dtype: torch.dtype, size: int
 ) -> None:
-    blocks = on_ranks(shape, size, dtype)
-    before = [b.flat.clone() for b in blocks]
-    echoes, _ = averaged(codec, blocks)
-    assert len({bits(e.mean) for e in echoes}) == 1
-    assert (echoes[0].mean.shape, echoes[0].mean.dtype) == (blocks[0].flat.shape, dtype)
-    through = sum(sent(e, b) for e, b in zip(echoes, blocks, strict=True)) / size
     coarse = max(12 * codec.sum_rounding, 10 * fine(dtype))
-    torch.testing.assert_close(through, echoes[0].mean, rtol=coarse, atol=coarse)
-    assert all(torch.equal(b.flat, old) for b, old in zip(blocks, before, strict=True))
+    for shape in SHAPES:
+        blocks = on_ranks(shape, size, dtype)
+        before = [b.flat.clone() for b in blocks]
+        echoes, _ = averaged(codec, blocks)
+        assert len({bits(e.mean) for e in echoes}) == 1, shape
+        assert (echoes[0].mean.shape, echoes[0].mean.dtype) == (blocks[0].flat.shape, dtype), shape
+        through = sum(sent(e, b) for e, b in zip(echoes, blocks, strict=True)) / size
+        torch.testing.assert_close(through, echoes[0].mean, rtol=coarse, atol=coarse)
+        assert all(torch.equal(b.flat, old) for b, old in zip(blocks, before, strict=True)), shape
 
 
 @every_linear_codec

@@ -11,7 +11,7 @@ from tests.laws.blocks import agree, bits, block, context, sent, vector
 from tests.laws.crew import Crew
 from tests.laws.samples import controlled, controllers, exchanges, memories, schedules, updates
 from tests.worker.fleet import SMALL
-from tests.worker.gym import Odd, bit_equal, held, make, on_all, parameters, pull, train
+from tests.worker.gym import Odd, bit_equal, held, make, on_all, parameters, pull, sgd, train
 
 from gossamer.combinations import Singled
 from gossamer.controllers import Fixed
@@ -255,6 +255,17 @@ def averages_at_every_step(schedule: Schedule) -> None:
         run = train(ranks, pull, 1)
         assert {e.step for e in run.ledger if e.step} == {step}
         assert bit_equal(parameters(ranks))
+
+
+@law("meets")
+def agrees_on_what_an_update_made_of_own_gradients(schedule: Schedule) -> None:
+    ranks = make(f"allreduce(fp32()) + {schedule} + adam_frozen()", 3, optimizer=sgd(0.05, 0.0))
+    equal = list[bool]()
+    for step in range(1, 13):
+        train(ranks, pull, 1)
+        equal.append(bit_equal(parameters(ranks)))
+        assert equal[-1] == schedule.equal(step)
+    assert set(equal) == {True, False}
 
 
 @law("waits for few")

@@ -42,33 +42,38 @@ def decided(recipe: Recipe) -> list[Recipe]:
     return list(found.values())
 
 
-CONTROLLED = [r for r in samples.recipes() if r.controller != Fixed()]
-DECIDED = [d for r in CONTROLLED for d in decided(r)[1:]]
-EVERY = [
-    *samples.recipes(),
-    *DECIDED,
+BY_HAND = (
     Recipe(AllReduced(FP32()), rules=RULES),
     Recipe(AllReduced(FP32()), bucket=Bucket(0.5)),
     Recipe(AllReduced(FP32()), rules=RULES, routes={"a": Gather(QSGD()), "b": Scatter(QSGD()), "c": Gather(QSGD())}),
-]
-every_recipe = pytest.mark.parametrize("recipe", EVERY, ids=repr)
+)
 
 
-def test_there_are_recipes_to_try() -> None:
-    assert len(EVERY) > 150
-    moved = {r.controller.name for r in CONTROLLED if len(decided(r)) > 1}
-    assert moved == {r.controller.name for r in CONTROLLED}  # every controller decides something
-    assert any(0 < len(r.routes) < len(NAMES) for r in DECIDED)
-
-
-@every_recipe
-def test_a_recipe_reads_back_from_its_text_and_from_toml(recipe: Recipe, tmp_path: Path) -> None:
+def reads_back(recipe: Recipe, folder: Path) -> None:
     assert Recipe.of(repr(recipe)) == recipe
     assert hash(Recipe.of(repr(recipe))) == hash(recipe)
-    file = tmp_path / "recipe.toml"
+    file = folder / "recipe.toml"
     file.write_text(recipe.to_toml(), encoding="utf-8")
     for source in (file, str(file), f"  {file}\n"):
         assert Recipe.of(source) == recipe
+
+
+def test_a_recipe_reads_back_from_its_text_and_from_toml(tmp_path: Path) -> None:
+    """All of a thousand and more, which one test goes through far sooner than a test each."""
+    every = [*samples.recipes(), *BY_HAND]
+    assert len(every) > 1000
+    for recipe in every:
+        reads_back(recipe, tmp_path)
+
+
+def test_what_a_controller_puts_in_force_reads_back_too(tmp_path: Path) -> None:
+    controlled = {r: decided(r)[1:] for r in samples.recipes() if r.controller != Fixed()}
+    moved = {r.controller.name for r, found in controlled.items() if found}
+    assert moved == {r.controller.name for r in controlled}  # every controller decides something
+    every = list(dict.fromkeys(found for each in controlled.values() for found in each))
+    assert any(0 < len(r.routes) < len(NAMES) for r in every)
+    for recipe in every:
+        reads_back(recipe, tmp_path)
 
 
 @given(st.text(min_size=1, max_size=20))
@@ -322,7 +327,7 @@ def test_a_bucket_is_the_exchange_s_own_unless_given() -> None:
     assert Recipe.of("terngrad + bucket(2.5)").bucket_mb == 2.5
     assert Recipe.of("terngrad").bucket_mb == Scatter(Ternary()).bucket_mb
     assert Recipe.of("allreduce + bucket(2)") == Recipe.of("allreduce + bucket(2.0)")
-    assert all(r.bucket_mb > 0 for r in EVERY)
+    assert all(r.bucket_mb > 0 for r in samples.recipes())
 
 
 def test_a_recipe_is_frozen_and_has_defaults() -> None:

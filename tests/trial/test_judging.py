@@ -74,6 +74,15 @@ def test_a_local_recipe_does_not_train_past_the_end_of_the_baseline_if_it_is_the
     assert of(events, "evaluation", "x")[-1]["quality"] < of(events, "evaluation", "ddp")[-1]["quality"]
 
 
+def test_a_contender_trains_at_the_rate_that_was_found_for_it(gang2: Any) -> None:
+    """A factor of two changes no rounding: the same as twice the mean, for an optimizer that is linear in it."""
+    contenders = {"x": "allreduce", "y": "allreduce + every_step(rate=2.0)", "z": "allreduce"}
+    _, events = run(gang2, contenders=contenders, steps=6, chunk=6, lr={"x": 2.0})
+    ends = {name: of(events, "evaluation", name)[-1]["quality"] for name in contenders}
+    assert ends["x"] == pytest.approx(ends["y"], rel=1e-6)
+    assert ends["x"] != pytest.approx(ends["z"], rel=1e-2)
+
+
 def contender(kind: str) -> Contender:
     plan = Plan({"x": kind}, workload="ridge", deadline=30.0, measure_every=0)
     return Contender("x", kind, workloads.get("ridge"), plan, new_group(30.0))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from gossamer.catalogue.samples import parts_of
 from gossamer.core.block import Block
+from gossamer.core.contracts import Update
 from gossamer.core.verbs import Program
 from gossamer.exchanges import FetchSGD
 from gossamer.fabrics.sim import Network, simulate
@@ -86,7 +87,7 @@ def usual(recipe: "str | Recipe") -> Optimizer:
     parts = [*parts_of(Recipe.of(recipe))]
     own = any(isinstance(p, FetchSGD | MomentumCorrection) and p.momentum for p in parts)
     own |= any(isinstance(p, EF21) and p.eta < 1 for p in parts)
-    own |= any("sends momentum" in p.traits for p in parts)
+    own |= any("sends momentum" in p.traits or (isinstance(p, Update) and p.is_step) for p in parts)
     own |= any(isinstance(p, Accelerated) for p in parts)
     return sgd(momentum=0.0) if own else sgd()
 

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import gossamer
+from gossamer.cli.dashed import Dashed
 from gossamer.core.errors import GossamerError
 from gossamer.core.text import cut
 
@@ -40,9 +41,11 @@ def root(
 class Later(TyperCommand):
     """Stands for a command until it is called: knows where it is, and what the list of commands says of it."""
 
-    def __init__(self, name: str, home: str, says: str, **settings: Any) -> None:
+    def __init__(
+        self, name: str, home: str, says: str, kind: type[TyperCommand] = TyperCommand, **settings: Any
+    ) -> None:
         super().__init__(name, help=says)
-        self.home, self.settings = home, settings
+        self.home, self.kind, self.settings = home, kind, settings
 
     def brought(self) -> Any:
         module, name = self.home.split(".")
@@ -50,7 +53,7 @@ class Later(TyperCommand):
         if isinstance(found, typer.Typer):
             return typer.main.get_command(found)
         alone = typer.Typer(add_completion=False)
-        alone.command(self.name, context_settings=self.settings)(found)
+        alone.command(self.name, cls=self.kind, context_settings=self.settings)(found)
         return typer.main.get_command(alone)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
@@ -70,6 +73,7 @@ COMMANDS = [  # what is said of one is how its own help begins, which a test com
         "compare",
         "trial.compare",
         "Train several recipes in turns on the same data, seed and network; the first is the baseline.",
+        Dashed,
     ),
     Later(
         "tune",

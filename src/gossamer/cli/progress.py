@@ -16,6 +16,7 @@ from rich.table import Table
 
 from gossamer.report.words import seconds, size
 from gossamer.trial.plan import Plan
+from gossamer.trial.scripts import ScriptPlan
 
 Show = Callable[[dict[str, Any]], None]
 
@@ -30,6 +31,7 @@ class Row:
         self.seconds, self.waited = 0.0, 0.0
         self.lost = 0  # steps and rounds, to values that are not finite
         self.measured = False  # a yardstick does not say how long it waits
+        self.judged = "held out"  # what its quality is
 
     def take(self, event: dict[str, Any]) -> None:
         kind = event["event"]
@@ -39,12 +41,14 @@ class Row:
             self.sent = (
                 self.sent if event["sent"] is None else event["sent"]
             )  # where ranks share a link, it is judged later
-            self.state = "trains" if self.step <= self.steps else "chases"  # it has had its steps: now for the quality
+            # Who has had its steps goes on for the quality; how many a script has is not known.
+            self.state = "chases" if 0 < self.steps < self.step else "trains"
             if event["wait"] is not None:
                 self.measured, self.waited = True, self.waited + event["wait"]
         elif kind == "evaluation":
             # What was under way when the last step was told has arrived by now.
             self.quality, self.seconds, self.sent = event["quality"], event["seconds"], event["sent"]
+            self.judged = event.get("of", self.judged)
         elif kind == "contender":
             self.step = event["done"]
         elif kind == "spoilt":
@@ -65,9 +69,9 @@ class Row:
     def numbers(self) -> dict[str, str]:
         """Means are over all steps so far; empty what is not known."""
         return {
-            "step": f"{self.step}/{self.steps}",
+            "step": f"{self.step}/{self.steps}" if self.steps else str(self.step),
             "loss": f"{self.loss:.3f}" if self.trained else "",
-            "held out": "" if math.isnan(self.quality) else f"{self.quality:.4f}",
+            "quality": "" if math.isnan(self.quality) else f"{self.quality:.4f}",
             "sent": "" if self.sent is None else size(self.sent),
             "a step": seconds(self.pace) if self.step else "",
             "waits": seconds(self.waited / self.trained) if self.measured else "",
@@ -78,7 +82,7 @@ class Row:
 class LiveTable(AbstractContextManager["LiveTable"]):
     """Live rows; used as a context so that the terminal is left in order."""
 
-    def __init__(self, plan: Plan, console: Console | None = None) -> None:
+    def __init__(self, plan: Plan | ScriptPlan, console: Console | None = None) -> None:
         self.rows = {n: Row(n, plan.steps) for n in plan.contenders}
         self.began = monotonic()
         self.live = Live(console=console or Console(stderr=True), refresh_per_second=4, get_renderable=self.table)
@@ -102,7 +106,8 @@ class LiveTable(AbstractContextManager["LiveTable"]):
             row.take(event)
 
     def table(self) -> Table:
-        heads = [*next(iter(self.rows.values())).numbers(), ""]
+        first = next(iter(self.rows.values()))
+        heads = [first.judged if head == "quality" else head for head in [*first.numbers(), ""]]
         table = Table(box=None, pad_edge=False, caption=self._clock(), caption_justify="left")
         table.add_column("recipe", overflow="fold")
         for head in heads:
@@ -139,7 +144,7 @@ def _minutes(time: float) -> str:
 class PlainLines:
     """One line for each evaluation and ending."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan | ScriptPlan) -> None:
         self.rows = {n: Row(n, plan.steps) for n in plan.contenders}
         self.width = min(24, max(map(len, self.rows)))
 
@@ -157,7 +162,7 @@ def _line(row: Row) -> str:
     """Numbers that a yardstick does not know are left out."""
     numbers = row.numbers()
     wide = 2 * len(str(row.steps)) + 2  # one more than it takes: a chase may need another digit
-    told = [f"step {numbers['step']:>{wide}}", f"{seconds(row.seconds):>7}", f"held out {row.quality:.4f}"]
+    told = [f"step {numbers['step']:>{wide}}", f"{seconds(row.seconds):>7}", f"{row.judged} {row.quality:.4f}"]
     told += [f"{name} {numbers[name]}" for name in ("loss", "sent", "a step", "waits", "left") if numbers[name]]
     return "  ".join(told) + _lost(row)
 

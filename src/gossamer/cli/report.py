@@ -14,22 +14,27 @@ from gossamer.core.errors import OutputError
 from gossamer.record import Record
 from gossamer.tuning import Tuning, is_tuning
 
+TOGETHER = "together.html"  # beside the first record, whose own page stays
+
 
 def report(
-    record: Annotated[Path, typer.Argument(help="The record.json of a run, or the run's folder.")],
+    records: Annotated[
+        list[Path], typer.Argument(help="The record.json of a run, or the run's folder; several go on one page.")
+    ],
     out: Annotated[Path | None, typer.Option(help="A file, or a folder for it; beside the record by default.")] = None,
     markdown: Annotated[bool, typer.Option(help="A Markdown table instead; printed, if there is no --out.")] = False,
     figures: Annotated[Path | None, typer.Option(help="A folder for SVG and PNG figures.")] = None,
     force: Force = False,
 ) -> None:
-    """Make the report of a run: one HTML file that works offline."""
+    """Make the report of a run: one HTML file that works offline. Of several runs, one page with all of them."""
     from gossamer.report.markdown import AUTHOR, MARKDOWN
 
-    source = record / RECORD if os.path.isdir(record) else record  # unlike is_dir(), it bears every name
-    pages = _pages(source)
+    sources = [r / RECORD if os.path.isdir(r) else r for r in records]  # unlike is_dir(), it bears every name
+    source = sources[0]
+    pages = _pages(source) if len(sources) == 1 else _together(sources)
     if figures is not None and isinstance(pages, Tuned):
         raise InputError("a search has one figure, which is on its page: leave out --figures")
-    name = "report.md" if markdown else PAGE
+    name = "report.md" if markdown else PAGE if len(sources) == 1 else TOGETHER
     page = out / name if out and os.path.isdir(out) else out or source.with_name(name)
     try:
         if not markdown:
@@ -99,6 +104,14 @@ def _pages(source: Path) -> Pages:
         return Tuned(Tuning.read(source))
     except ValueError as error:
         raise InputError(f"{source} is no record of a run: {error}") from None
+
+
+def _together(sources: list[Path]) -> Pages:
+    from gossamer.report.beside import beside
+
+    if any(map(is_tuning, sources)):
+        raise InputError("the page of a search has room for one: give it alone")
+    return Compared(beside([read(s) for s in sources]))
 
 
 def read(source: Path) -> Record:

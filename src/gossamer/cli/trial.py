@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from gossamer.cli import progress
+from gossamer.cli import progress, script
 from gossamer.cli.console import console, is_lively
 from gossamer.cli.errors import InputError
 from gossamer.cli.imports import Imports, bring, brought
@@ -28,7 +28,9 @@ from gossamer.report.study import TOLERANCE, Row, Study, study_of
 from gossamer.report.words import ranks_on, seconds, seeds_of, size
 from gossamer.trial import Plan, join, launch
 from gossamer.trial.contender import check
+from gossamer.trial.rates import rates_of
 from gossamer.trial.saving import saved_steps
+from gossamer.trial.scripts import ScriptPlan
 from gossamer.trial.slowness import Slowness
 from gossamer.workloads import get
 
@@ -51,6 +53,12 @@ Slow = Annotated[
         help="Slow a rank down: 'RANK:MS' sleeps so long in every step, 'RANK:MS:CHANCE' in some; 'all' ranks."
     ),
 ]
+Lr = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A factor on the workload's learning rate, for all or as 'RECIPE=FACTOR' for one. May be repeated."
+    ),
+]
 Steps = Annotated[int, typer.Option(min=1, help="Optimizer steps.")]
 
 
@@ -71,6 +79,7 @@ def train(
     deadline: Deadline = 120.0,
     imports: Imports = None,
     slow: Slow = None,
+    lr: Lr = None,
     force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -83,6 +92,7 @@ def train(
     plan = Plan({_short(recipe): _absolute(recipe)}, workload, {"shards": shards}, steps, chunk, seed=seed)
     plan.deadline, plan.checkpoint_every, plan.resume = deadline, checkpoint_every, resume
     plan.per_host, plan.imports, plan.slow = per_host, brought(), slow or []
+    plan.lr = rates_of(lr or [], plan.contenders)
     if resume:
         _check_resumable(out)
     _check_place(plan, hosts, rate)
@@ -94,9 +104,14 @@ def train(
 
 
 def compare(
+    ctx: typer.Context,
     recipes: Annotated[
         list[str], typer.Argument(help="Presets, expressions, TOML files, or yardsticks: 'ddp', 'ddp-fp16', 'compute'.")
     ],
+    own: Annotated[
+        Path | None,
+        typer.Option("--script", help="Train by this script, once per recipe; its own arguments come after --."),
+    ] = None,
     workload: Workload = "lm",
     hosts: Hosts = 4,
     per_host: PerHost = 1,
@@ -111,6 +126,7 @@ def compare(
     deadline: Deadline = 120.0,
     imports: Imports = None,
     slow: Slow = None,
+    lr: Lr = None,
     force: Force = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -118,18 +134,29 @@ def compare(
     """Train several recipes in turns on the same data, seed and network; the first is the baseline.
 
     The others train on until they reach the quality the baseline ended with. Prints a table and writes a report.
+    A --script runs as torchrun would run it: it calls gossamer.attach(model, optimizer) or gossamer.ddp.register(model)
+    without a recipe, and comm.log(loss=loss).
     """
+    if own is not None:
+        asked = script.Asked(own, _named(recipes), hosts, per_host, rate, chunk, deadline, brought(), quiet, as_json)
+        _run_script(script.plan_of(ctx, asked), asked, out, force)
+    script.refuse_arguments(ctx)
     if _is_a_rank():
         raise InputError("compare starts its own ranks, and here a launcher has started some: run it once, without one")
+    names = _named(recipes)
+    plan = Plan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
+    plan.deadline, plan.per_host = deadline, per_host
+    plan.imports, plan.slow, plan.lr = brought(), slow or [], rates_of(lr or [], names)
+    _check_place(plan, hosts, rate)
+    _run(plan, hosts, rate, _folder(out, "compare", force), quiet, as_json, seeds)
+
+
+def _named(recipes: list[str]) -> dict[str, str]:
     names = dict[str, str]()
     for text in recipes:
         check(_absolute(text))
         names[_unused(_short(text), names)] = _absolute(text)
-    plan = Plan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
-    plan.deadline, plan.per_host = deadline, per_host
-    plan.imports, plan.slow = brought(), slow or []
-    _check_place(plan, hosts, rate)
-    _run(plan, hosts, rate, _folder(out, "compare", force), quiet, as_json, seeds)
+    return names
 
 
 def _is_a_rank() -> bool:
@@ -178,8 +205,18 @@ def _run(plan: Plan, hosts: int, rate: str | None, folder: Path, quiet: bool, as
     _conclude(record, code, folder, quiet, as_json, earlier)
 
 
+def _run_script(plan: ScriptPlan, asked: script.Asked, out: Path | None, force: bool) -> NoReturn:
+    made = script.missing_folders(folder := _named_folder(out, "script"))
+    follow = script.join if _is_a_rank() else script.launch
+    if not _is_a_rank() or not int(os.environ["RANK"]):
+        run_folder(folder, force)
+    with _shown(plan, asked.quiet, asked.as_json) as show:
+        record, code = follow(plan, asked, folder, made, _command(), show)
+    _conclude(record, code, folder, asked.quiet, asked.as_json)
+
+
 @contextmanager
-def _shown(plan: Plan, quiet: bool, as_json: bool) -> Generator[progress.Show]:
+def _shown(plan: Plan | ScriptPlan, quiet: bool, as_json: bool) -> Generator[progress.Show]:
     if as_json or quiet or not is_lively(stderr=True):
         yield _lines(plan, quiet, as_json)
     else:
@@ -203,7 +240,7 @@ def _join(plan: Plan, rate: str | None, out: Path | None, force: bool, quiet: bo
     _conclude(record, code, folder, quiet, as_json, earlier)
 
 
-def _lines(plan: Plan, quiet: bool, as_json: bool) -> progress.Show:
+def _lines(plan: Plan | ScriptPlan, quiet: bool, as_json: bool) -> progress.Show:
     return progress.lines_of_json if as_json else progress.quiet if quiet else progress.PlainLines(plan).show
 
 
@@ -225,7 +262,7 @@ def _earlier(folder: Path) -> Record | None:
 
 def _conclude(
     record: Record, code: int, folder: Path, quiet: bool, as_json: bool, earlier: Record | None = None
-) -> None:
+) -> NoReturn:
     trouble = _keep(record, folder, earlier)
     if not quiet and not as_json:
         summary(record)  # whatever became of the files: it may be all that is left of hours
@@ -257,7 +294,7 @@ def summary(record: Record) -> None:
     """The outcome: a sentence, and a table with the fastest to the baseline's quality first, as in the report."""
     out, study = console(), study_of(record)
     where = "not shaped" if record.rate == "unshaped" else f"at {record.rate}"
-    out.print(f"\n[bold]{escape(record.workload)}[/], {_crew(record)}, {where}, {seeds_of(record.trials)}")
+    out.print(f"\n[bold]{escape(record.workload)}[/], {_crew(record)}, {where}{_seeds(record)}")
     out.print(headline(study).title, markup=False, style="bold")
     if study.target is not None and len(record.runs) > 1:
         told = f"time and steps to the {record.metric} that {record.baseline} ended with, {study.target:.4f}"
@@ -266,6 +303,9 @@ def summary(record: Record) -> None:
     if study.common is not None:
         times = [f"{row.run.name} {seconds(row.common)}" for row in study.rows if row.common is not None]
         out.print(f"to {study.common:.4f}, the last that all reached: {', '.join(times)}", markup=False, style="dim")
+    if any(row.run.lr != 1 for row in study.rows):
+        told = ", ".join(f"{row.run.name} {row.run.lr:g}" for row in study.rows)
+        out.print(f"learning rates, in multiples of the workload's: {told}", style="dim", markup=False)
     for row in study.rows:
         if row.cut:
             out.print(f"{row.run.name}: {row.run.error}", markup=False)
@@ -276,6 +316,11 @@ def summary(record: Record) -> None:
         out.print(f"! the interface counted {TOLERANCE:.0%} more or less than we did", style="dim", markup=False)
     if record.note:
         out.print(record.note, style="dim", markup=False)
+
+
+def _seeds(record: Record) -> str:
+    """A script draws its own numbers."""
+    return "" if record.script else f", {seeds_of(record.trials)}"
 
 
 def _crew(record: Record) -> str:
@@ -325,9 +370,13 @@ def _ratio(row: Row) -> str:
 
 
 def _folder(out: Path | None, kind: str, force: bool) -> Path:
-    folder = out or Path("runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = _named_folder(out, kind)
     run_folder(folder, force)
     return folder
+
+
+def _named_folder(out: Path | None, kind: str) -> Path:
+    return out or Path("runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _absolute(text: str) -> str:

@@ -6,8 +6,10 @@ from gossamer.codecs.atoms import DCT, Basis, Entry, SharedBasis
 from gossamer.codecs.bernoulli import Bernoulli
 from gossamer.codecs.casts import BF16, FP16, FP32
 from gossamer.codecs.count_sketch import CountSketch
+from gossamer.codecs.dct_topk import DCTTopK
 from gossamer.codecs.dropping import Dropping
 from gossamer.codecs.fp8 import FP8
+from gossamer.codecs.gradiveq import GradiVeQ
 from gossamer.codecs.int8 import Int8
 from gossamer.codecs.natural import Natural
 from gossamer.codecs.powersgd import PowerSGD
@@ -18,6 +20,7 @@ from gossamer.codecs.sign_columns import SignColumns
 from gossamer.codecs.spectral import SVD
 from gossamer.codecs.strom import Strom
 from gossamer.codecs.ternary import Ternary
+from gossamer.codecs.tile_topk import TileTopK
 from gossamer.codecs.topk import TopK
 
 __all__ = [
@@ -33,8 +36,10 @@ __all__ = [
     "Basis",
     "Bernoulli",
     "CountSketch",
+    "DCTTopK",
     "Dropping",
     "Entry",
+    "GradiVeQ",
     "Int8",
     "Natural",
     "PowerSGD",
@@ -44,5 +49,6 @@ __all__ = [
     "SignColumns",
     "Strom",
     "Ternary",
+    "TileTopK",
     "TopK",
 ]

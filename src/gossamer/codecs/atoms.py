@@ -204,14 +204,14 @@ class DCT(SharedBasis):
         pieces = list[Tensor]()
         for piece, length in ((flat[:, :full], self.length), (flat[:, full:], flat.shape[1] - full)):
             if piece.shape[1]:
-                waves = _waves(length, flat.dtype, flat.device)
-                turned = piece.reshape(-1, length) @ (waves if turned_back else waves.t())
+                rows = waves(length, flat.dtype, flat.device)
+                turned = piece.reshape(-1, length) @ (rows if turned_back else rows.t())
                 pieces.append(turned.view(flat.shape[0], -1))
         return torch.cat(pieces, 1) if pieces else flat
 
 
 @lru_cache(maxsize=64)
-def _waves(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def waves(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """One wave a row. Made on the host and copied, which waits: so any stream may read it."""
     k = torch.arange(length, dtype=torch.float64, device="cpu")
     waves = torch.cos(pi / length * torch.outer(k, k + 0.5)) * (2 / length) ** 0.5
@@ -219,4 +219,4 @@ def _waves(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return waves.to(device, dtype)
 
 
-__all__ = ["DCT", "Atoms", "Basis", "Entry", "Shape", "SharedBasis"]
+__all__ = ["DCT", "Atoms", "Basis", "Entry", "Shape", "SharedBasis", "waves"]

@@ -38,6 +38,10 @@ class Context(NamedTuple):
     shift: float = 0.0  # the rate at which a memory around the exchange follows what was sent; 0: there is none
     feedback: float | None = None  # how much of what it leaves out an exchange shall add later; None: no memory says
     scale: float = 1.0  # what gradients come multiplied by, for who compares them with a number: a loss scaler's factor
+    coarse: bool = (
+        False  # this step's mean was written coarsely, and others are not: nobody learns a gradient's size of it
+    )
+    own: bool = False  # what comes is this rank's own gradient: no mean was agreed on at this step
 
 
 @dataclass(frozen=True, eq=False)
@@ -468,7 +472,8 @@ _ONE_MOMENTUM = (
     ),
     bars(
         "follows rate",
-        because="{update} sends a momentum, whose length does not follow the learning rate, and {memory} does; use error_feedback()",
+        because="{update} sends a momentum, whose length does not follow the learning rate, and {memory} under {schedule} does; use "
+        "error_feedback() and every_step()",
     ),
     bars(
         "waits for few",
@@ -523,6 +528,37 @@ class Update(Part):
     @abstractmethod
     def direction(self, mean: Block, model: Block, state: State, context: Context) -> Tensor:
         """What the optimizer is given in place of the mean; `model` is a copy, and nobody else's."""
+
+
+class StepsApart(Update):
+    """An update that makes steps of a rank's own gradients too (`context.own`), under a schedule on which ranks meet now and
+    then: what their steps came to is averaged, and all go on from one model.
+
+    Law: after a meeting all ranks hold bit-equal models and momenta.
+    """
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        because = "{update} makes steps of agreed gradients, or of own ones where ranks meet; under {schedule} they do not: use "
+        twice = "{update} has a momentum, and {memory} over {exchange} adds another one: leave that one out, with momentum=0.0 or "
+        return (
+            needs("averages gradients", "meets", because=because + "every_step() or zero_one(1000)"),
+            bars("adds momentum", because=twice + "error_feedback()"),
+        )
+
+    @abstractmethod
+    def gone(self, state: State) -> Tensor | None:
+        """What this rank's own steps came to since ranks last met, given away; None where it took none."""
+
+    @abstractmethod
+    def meet(self, start: Tensor, mean: Tensor, rate: float, state: State) -> Tensor:
+        """The model that all go on from: `start`, which is given away, moved by the mean of what ranks' steps came to, at
+        learning rates that add up to `rate`.
+        """
+
+    @abstractmethod
+    def forget(self, state: State) -> None:
+        """What ranks did since they last met is lost: they go on from where they were."""
 
 
 class Facts(NamedTuple):

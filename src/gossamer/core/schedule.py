@@ -1,14 +1,14 @@
 """Schedules: what one promises, and what it sees of the training that it drives, the loop."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Context, Exchange, Mixer, Policy
+from gossamer.core.contracts import Context, Exchange, Mixer, Policy, Update
 from gossamer.core.parts import Part
 from gossamer.core.terms import those
 from gossamer.core.verbs import Descend, Missed, Program
@@ -29,6 +29,10 @@ class Place(Protocol):
     def exchange(self) -> Exchange: ...
     @property
     def narrow(self) -> bool: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def fragment(self) -> int: ...
     def read(self) -> Tensor: ...
     def write(self, flat: Tensor) -> None: ...
     def empty(self) -> Tensor: ...
@@ -48,11 +52,15 @@ class Host(Protocol):
     def rates(self) -> list[float]: ...
     def rate(self, index: int) -> float: ...
     def gain(self, index: int) -> float: ...
+    def decay(self, index: int) -> float: ...
+    @property
+    def update(self) -> Update | None: ...
+    def updates(self, which: Sequence[int]) -> list[State]: ...
     def context(self, index: int) -> Context: ...
     def plain_context(self, step: int) -> Context: ...
     def drop(self, step: int) -> None: ...
     def accept(self, ranks: Sequence[int]) -> None: ...
-    def send(self, index: int, flat: Tensor) -> Program[None]: ...
+    def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]: ...
     def average_gradients(self) -> Program[None]: ...
     def debts(self, which: Sequence[int]) -> list[Tensor]: ...
     def settle(self, which: Sequence[int]) -> None: ...
@@ -64,6 +72,9 @@ class Host(Protocol):
     def post(self, which: Sequence[int], message: Message) -> Program[None]: ...
     def collect(self, which: Sequence[int]) -> Program[list[list[Tensor]]]: ...
     def arrived(self, which: Sequence[int]) -> list[list[Tensor]]: ...
+    def has_posted(self, which: Sequence[int]) -> bool: ...
+    def has_come(self, which: Sequence[int]) -> bool: ...
+    def wait(self, which: Sequence[int]) -> Program[None]: ...
     def agreed(self) -> None: ...
     def reset_optimizer(self) -> None: ...
     def average_optimizer(self) -> Program[None]: ...
@@ -118,6 +129,21 @@ class Loop:
         return [self.host.gain(i) for i in self.which]
 
     @property
+    def decays(self) -> list[float]:
+        """By how much of itself, times the learning rate, the optimizer shrinks each block at a step."""
+        return [self.host.decay(i) for i in self.which]
+
+    @property
+    def update(self) -> Update | None:
+        """What the recipe makes of gradients."""
+        return self.host.update
+
+    @property
+    def updates(self) -> list[State]:
+        """What that keeps, per block; once the optimizer has descended, after this step."""
+        return self.host.updates(self.which)
+
+    @property
     def states(self) -> list[State]:
         """The schedule's own state, per block."""
         return [p.states["schedule"] for p in self.places]
@@ -156,9 +182,11 @@ class Loop:
 
     # -- averages ----------------------------------------------------------------------------------------------------
 
-    def send(self, index: int, flat: Tensor) -> Program[None]:
-        """Put a block's gradient on its way, for `average_gradients` to join."""
-        yield from self.host.send(self.which[index], flat)
+    def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
+        """Put a block's gradient on its way, for `average_gradients` to join; through memory and exchange, or `over` another
+        exchange and past them.
+        """
+        yield from self.host.send(self.which[index], flat, over)
 
     def average_gradients(self) -> Program[None]:
         """Join what backward started; afterwards every gradient is the agreed mean."""
@@ -216,6 +244,20 @@ class Loop:
     def arrived(self) -> list[list[Tensor]]:
         """The wires that have come and have not been collected."""
         return self.host.arrived(self.which)
+
+    def has_posted(self) -> bool:
+        """Whether something was posted and has not been collected."""
+        return self.host.has_posted(self.which)
+
+    def has_come(self) -> bool:
+        """Whether something was posted, and to collect it would be to wait for nobody. For who goes at its own pace only: the
+        answer is a matter of time.
+        """
+        return self.host.has_come(self.which)
+
+    def wait(self) -> Program[None]:
+        """Wait for what was posted, and keep what came for `collect`."""
+        yield from self.host.wait(self.which)
 
     # -- the optimizer -----------------------------------------------------------------------------------------------
 
@@ -275,8 +317,8 @@ class Schedule(Part):
     """One training step: what is exchanged before and after the optimizer descends.
 
     Law: `step` yields Descend once, besides the steps that a rank has missed; all ranks start the same programs in the same
-    order; what was launched lands by schedule, never by arrival; after a step that is `equal`, all ranks hold bit-equal
-    models.
+    order; what was launched lands by schedule, never by arrival, unless ranks go at their `own_pace`; after a step that is
+    `equal`, all ranks hold bit-equal models.
     """
 
     kind: ClassVar[str] = "schedule"
@@ -284,11 +326,15 @@ class Schedule(Part):
     lane: ClassVar[str] = ""
     """The lane of what a schedule keeps beside the steps; empty where it keeps nothing there."""
 
+    serves: ClassVar[bool] = False
+    """True if some rank on that lane answers whoever calls first, until all who may call have left."""
+
     @property
     def traits(self) -> frozenset[str]:
         return super().traits | those(
             averages_gradients=self.averages_gradients,
             mixes=self.mixes,
+            own_pace=self.own_pace,
             own_step=self.lr_factor != 1,
             accumulates=self.accumulate != 1,
         )
@@ -301,6 +347,11 @@ class Schedule(Part):
     @property
     def mixes(self) -> bool:
         """True if models are pulled together, and never agree exactly."""
+        return False
+
+    @property
+    def own_pace(self) -> bool:
+        """True if each rank counts steps of its own: it waits for nobody, and what is on its way lands whenever it comes."""
         return False
 
     @property
@@ -332,6 +383,10 @@ class Schedule(Part):
         """True if gradients are averaged before this step's descent."""
         return self.averages_gradients
 
+    def coarse(self, step: int) -> bool:
+        """True if this step's mean is written coarsely on purpose, and others are not."""
+        return False
+
     @property
     def trains_elsewhere(self) -> bool:
         """True if gradients are taken at another model than is judged, one that all ranks hold alike."""
@@ -349,6 +404,10 @@ class Schedule(Part):
     def prelude(self) -> int:
         """How many steps come before that, in another way."""
         return 0
+
+    def fragment_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, int]:
+        """The fragment of the model that each parameter is of: those of different ones never travel in one block."""
+        return dict.fromkeys(shapes, 0)
 
     def ends_round(self, step: int) -> bool:
         """True if this is the last step of a round: after it is the time to judge, or to keep, the models."""
@@ -381,4 +440,12 @@ class Schedule(Part):
 
     def close(self, loop: Loop) -> Program[None]:
         """The round that it goes on in ends: take in what is on its way."""
+        yield from ()
+
+    def quiesce(self, loop: Loop) -> Program[None]:
+        """Wait for messages that are under way, without letting them land: afterwards the state is all there is."""
+        yield from loop.wait()
+
+    def leave(self, loop: Loop) -> Program[None]:
+        """This rank asks nobody for anything any more; called by whoever ends its lanes, perhaps after a failure."""
         yield from ()

@@ -32,6 +32,8 @@ TRAITS: dict[str, str] = {
     "averages gradients": "gradients are averaged before each descent, at every step",
     "mixes": "models are pulled together, and never agree exactly",
     "reunites": "models that have parted are made equal now and then",
+    "meets": "ranks step apart now and then, and what an update makes of their own gradients is agreed on afterwards",
+    "own pace": "each rank counts steps of its own and waits for nobody, until all do something together",
     "waits for few": "the latest ranks are not waited for; they make up for what they missed",
     "batch": "it can grow the batch: `micro_batches` and `rate`",
     "accumulates": "several micro-batches make one step",

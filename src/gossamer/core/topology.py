@@ -86,6 +86,29 @@ def is_undirected(topology: Topology, size: int) -> bool:
     return all(set(peers.to) == set(peers.source) for peers in found)
 
 
+def sides(topology: Topology, size: int) -> tuple[frozenset[int], frozenset[int]]:
+    """The two halves of a graph all of whose edges lie between them, rank 0's first; AttachError where there are none."""
+    near = [
+        {other for round in rounds(topology, size) for other in topology.peers(rank, size, round).to}
+        for rank in range(size)
+    ]
+    side, edge = {0: 0}, [0]
+    while edge:
+        rank = edge.pop()
+        for other in sorted(near[rank]):
+            if other not in side:
+                side[other] = 1 - side[rank]
+                edge.append(other)
+            elif side[other] == side[rank]:
+                raise AttachError(
+                    f"{topology} is not bipartite: ranks {rank} and {other} of {size} are neighbours and on one side of it, so "
+                    "that ranks which wait for answers could wait in a circle, for ever; use bipartite(), or a graph without "
+                    "a circle of odd length, such as two_way(ring()) of an even number of ranks"
+                )
+    first = frozenset(rank for rank, of in side.items() if of == 0)
+    return first, frozenset(range(size)) - first
+
+
 def _refuse_shares(topology: Topology, round: int, found: Sequence[Peers]) -> None:
     for rank, peers in enumerate(found):
         if len(peers.shares) != len(peers.to) or min((peers.keep, *peers.shares)) <= 0:

@@ -86,7 +86,14 @@ def _counted(
     channels = build(parsed, leaves_of(parameters), dict.fromkeys(parameters, 0), size)
     parsed.fits(World(size, [c.layout for c in channels]))
     first, last = span(parsed)
-    run = Rehearsal(parsed, len(channels), size, first, parameters=sum(len(c.names) for c in channels))
+    run = Rehearsal(
+        parsed,
+        len(channels),
+        size,
+        first,
+        parameters=sum(len(c.names) for c in channels),
+        fragments=[c.fragment for c in channels],
+    )
     while run.step <= last:
         run.take_step()
     mixer = parsed.schedule.drives

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Context, Echo, Exchange
+from gossamer.core.contracts import Context, Echo, Exchange, Update
 from gossamer.core.dice import Dice
 from gossamer.core.errors import GossamerError
 from gossamer.core.parts import require
@@ -89,19 +89,28 @@ class Later(Handle[Any]):
 class Rehearsal:
     """A run of a model of so many numbers, a block each: it notes what a schedule asks for, and asks nobody."""
 
-    def __init__(self, recipe: Recipe, blocks: int = 1, size: int = 2, step: int = 1, parameters: int = 1) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        blocks: int = 1,
+        size: int = 2,
+        step: int = 1,
+        parameters: int = 1,
+        fragments: Sequence[int] = (),
+    ) -> None:
         self._parameters = parameters
         self.recipe, self.rank, self.size, self.step = recipe, 0, size, step
         self.averages, self.mail, self.besides = list[Average](), list[Mail](), list[Verb]()
-        self.channels = [self._channel(i) for i in range(blocks)]
+        self.channels = [self._channel(i, fragment) for i, fragment in enumerate(fragments or [0] * blocks)]
         self.live, self.rates = dict[str, Any](), [1.0]
         self._flights, self._wires = dict[int, Tensor](), dict[int, list[Tensor]]()
         self._loop = Loop(self)
+        self._over: Exchange | None = None  # what gradients go through that go past the recipe
 
-    def _channel(self, index: int) -> Channel:
+    def _channel(self, index: int, fragment: int) -> Channel:
         noting = Noting(lambda: self.averages.append(Average((index,))))
         layout = Layout.of({f"p{index}": (1,)})
-        return Channel(layout, (Plain(torch.zeros(1)),), noting, NoMemory(), 0.0)
+        return Channel(layout, (Plain(torch.zeros(1)),), noting, NoMemory(), 0.0, fragment)
 
     def take_step(self) -> None:
         schedule, loop = self.recipe.schedule, self._loop
@@ -156,17 +165,28 @@ class Rehearsal:
     def gain(self, index: int) -> float:
         return 1.0
 
+    def decay(self, index: int) -> float:
+        return 0.0
+
+    @property
+    def update(self) -> Update | None:
+        return None  # nothing is made of numbers that nobody has
+
+    def updates(self, which: Sequence[int]) -> list[State]:
+        return [{} for _ in which]
+
     def context(self, index: int) -> Context:
         return self.plain_context(self.step)
 
     def plain_context(self, step: int) -> Context:
         return Context(self.rank, self.size, step, Dice(0, step, self.rank))
 
-    def send(self, index: int, flat: Tensor) -> Program[None]:
+    def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
+        self._over = over
         yield from ()
 
     def average_gradients(self) -> Program[None]:
-        self.averages.append(Average(self._everything))
+        self.averages.append(Average(self._everything, self._over))
         if counts := self.recipe.controller.counts:
             of = self._parameters if self.recipe.controller.counts_each else len(self.channels)
             self.besides.append(AllReduce(torch.zeros(of, counts, dtype=torch.float64)))
@@ -210,6 +230,15 @@ class Rehearsal:
 
     def arrived(self, which: Sequence[int]) -> list[list[Tensor]]:
         return [self._wires.get(i, []) for i in which]
+
+    def has_posted(self, which: Sequence[int]) -> bool:
+        return any(i in self._wires for i in which)
+
+    def has_come(self, which: Sequence[int]) -> bool:
+        return self.has_posted(which)
+
+    def wait(self, which: Sequence[int]) -> Program[None]:
+        yield from ()
 
     def deliver(self, means: Sequence[Tensor], finite: bool, rates: Sequence[float]) -> None:
         pass

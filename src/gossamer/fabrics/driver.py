@@ -121,6 +121,11 @@ class NetworkDriver:
         for group in [*self._groups.values()]:
             group.hang_up(patience)
 
+    def tear(self) -> None:
+        """From any thread: peers that wait for this lane fail at once."""
+        for group in [*self._groups.values()]:
+            group.tear()
+
     def clear_up(self) -> None:
         """Delete what this rank has posted, if all have read it."""
         for group in self._groups.values():

@@ -4,8 +4,9 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar, get_args
 
 import torch
@@ -79,11 +80,13 @@ class TorchFabric:
         lanes, the settings and the ledger that it had: whoever was not with us makes one, and opens as many lanes. Groups of
         some ranks are to be formed again, since there are others now; ranks that do not come along close theirs.
         """
-        lanes = [*self._lanes]
+        lanes, served = [*self._lanes], self._served
         self.close()
-        self._meet(group, lanes)
+        self._meet(group, lanes, served)
 
-    def _meet(self, group: dist.ProcessGroup | None, lanes: Sequence[str]) -> None:
+    def _meet(
+        self, group: dist.ProcessGroup | None, lanes: Sequence[str], served: frozenset[str] = frozenset()
+    ) -> None:
         """Come together with the ranks of a group, and open these lanes. Nothing is left of an earlier group's."""
         if group is None and dist.is_initialized():
             group = dist.group.WORLD
@@ -93,6 +96,8 @@ class TorchFabric:
         self._lanes = dict[str, Lane]()
         self._drivers = dict[str, NetworkDriver]()
         self._last = dict[str, weakref.ref[Running]]()  # what was started last on each lane
+        self._served = frozenset[str]()  # lanes on which somebody answers whoever is first
+        self.before_close: Callable[[], None] | None = None  # what is to be said to the others before the lanes end
         self._path, self._refusal = _way(group, self.size, self.device)
         self._closed = False
         self._groups = list[tuple[int, ...]]()
@@ -105,17 +110,21 @@ class TorchFabric:
         self._at_exit = leaving.at_exit(self.close)
         try:
             for lane in lanes:
-                self.open_lane(lane)
+                self.open_lane(lane, served=lane in served)
         except BaseException:
             self.close()
             raise
 
-    def open_lane(self, name: str) -> None:
-        """Open another lane; all ranks do so, in the same order."""
+    def open_lane(self, name: str, served: bool = False) -> None:
+        """Open another lane; all ranks do so, in the same order.
+
+        On one that is `served` somebody answers whoever is first. NCCL cannot, so that one goes by way of the host.
+        """
         if name in self._lanes:
             raise ValueError(f"there is a lane {name!r} already")
+        way = "staged" if served and self._path == "nccl" else self._path
         says = (
-            f"opens lane {name!r} over {self._path} with deadline {self._deadline:g}, patience {self._patience!r} and "
+            f"opens lane {name!r} over {way} with deadline {self._deadline:g}, patience {self._patience!r} and "
             f"check {self._check}"
         )
         if self._refusal is not None:  # which the others are told where they would else wait
@@ -123,9 +132,10 @@ class TorchFabric:
         number, driver = len(self._lanes), NetworkDriver(self, name, self._store, self._pulse, self._check, self.device)
         lane = Lane(name, driver, self._pulse, self.device)
         self._drivers[name], self._lanes[name] = driver, lane
+        self._served |= {name} if served else frozenset()
 
         def program() -> Program[None]:
-            yield Compute(lambda: driver.open(number, says, self._connect, lane.halt), says)
+            yield Compute(lambda: driver.open(number, says, partial(self._connect, way), lane.halt), says)
 
         try:
             self.join(self.start(program(), f"opening lane {name!r}", lane=name))
@@ -153,8 +163,11 @@ class TorchFabric:
     def _form(self, lane: str, groups: list[tuple[int, ...]]) -> None:
         driver, halt, number = self._drivers[lane], self._lanes[lane].halt, len(self._groups)
 
+        way = "staged" if lane in self._served and self._path == "nccl" else self._path
+
         def program() -> Program[None]:
-            yield Compute(lambda: driver.form(number, groups, self._connect, halt), f"making {len(groups)} groups")
+            make = partial(self._connect, way)
+            yield Compute(lambda: driver.form(number, groups, make, halt), f"making {len(groups)} groups")
 
         if groups:
             self.join(self.start(program(), f"making groups on lane {lane!r}", lane=lane))
@@ -199,6 +212,8 @@ class TorchFabric:
             return
         self._closed = True
         self._at_exit.cancel()
+        if self.before_close is not None:
+            self.before_close()
         waits = self.size > 1 and self._is_whole() and leaving.in_peace()
         until = time.monotonic() + (self._deadline if waits else 0.0)
         for name, lane in self._lanes.items():
@@ -209,6 +224,8 @@ class TorchFabric:
         if fine and self._hosts:
             leaving.stay_for(self._store, self._deadline)
         ended = [name for name, lane in self._lanes.items() if lane.close(patience=0.5)]
+        for name in self._served - set(ended):  # it waits for a call, and callers for its answer
+            self._drivers[name].tear()
         if self._pulse.close() and fine and len(ended) == len(self._lanes):
             self._say_goodbye()
         for name in ended:
@@ -270,15 +287,15 @@ class TorchFabric:
         store = default_store()
         return SharedStore(store, self.rank, self.size).under(f"{name}/{_made[name]}")
 
-    def _connect(self, meet: Meet, among: Among) -> Connection:
+    def _connect(self, way: Path, meet: Meet, among: Among) -> Connection:
         """A lane's own connection of these ranks; all of them have come to make it."""
         if self._refusal is not None:
             raise self._refusal
         ranks = range(self.size) if among is None else among
         rank, size, device = ranks.index(self.rank), len(ranks), self.device
-        if self._group is None or self._path == "alone":
+        if self._group is None or way == "alone":
             return Gloo(None, rank, size)
-        if self._path == "nccl":
+        if way == "nccl":
             if among is None:
                 where = nccl.card_of(device)
                 nccl.refuse_shared({rank: where} | meet(where))
@@ -288,7 +305,7 @@ class TorchFabric:
             group = nccl.new_group([everyone[r] for r in ranks], size, deadline, device)
             return nccl.Nccl(group, rank, size, device)
         group = gloo(meet, rank, size, self._deadline)
-        return Gloo(group, rank, size) if self._path == "gloo" else Staged(group, rank, size, device)
+        return Gloo(group, rank, size) if way == "gloo" else Staged(group, rank, size, device)
 
 
 def _way(group: dist.ProcessGroup | None, size: int, device: torch.device) -> tuple[Path, AttachError | None]:

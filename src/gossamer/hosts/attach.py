@@ -22,6 +22,7 @@ from gossamer.hosts.devices import device_of, refuse_devices, refuse_lengths, sh
 from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
 from gossamer.hosts.nodes import Where, between_nodes, host_names
+from gossamer.hosts.orders import order
 from gossamer.hosts.start import hyperparameters, make_equal
 from gossamer.hosts.steps import Steps
 from gossamer.hosts.strangers import optimizers_of, refuse_model, refuse_optimizers
@@ -36,7 +37,7 @@ Buffers = Literal["average", "broadcast", "local"]
 def attach(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
-    recipe: str | Recipe,
+    recipe: str | Recipe | None = None,
     process_group: "dist.ProcessGroup | DeviceMesh | None" = None,
     *,
     nodes: Where | None = None,
@@ -58,6 +59,7 @@ def attach(
     All ranks compare their set-up first, and start from rank 0's parameters, buffers and optimizer state. What is refused on
     one rank is an error on all.
 
+    - `recipe`: a name, an expression, a TOML file or a `Recipe`; left out, it is what the environment's GOSSAMER_RECIPE says.
     - `optimizer`: one, or a list of those that share the model's parameters among them; a step is over when all have stepped.
     - `process_group`: a group or a one-dimensional DeviceMesh; None is the default group (or this process alone).
     - `nodes`: where several ranks share a node and its network card: how many nodes there are, "hosts" to go by their names,
@@ -75,6 +77,7 @@ def attach(
       then, at the next step that sends.
     - `on_metrics`: called with (step, metrics) when `optimizer.step()` has done every `metrics_every`-th step; for loggers.
       `metrics` is that of `comm.metrics()`, and rates since the last report. What it raises, `optimizer.step()` raises.
+      If it returns a dictionary, its "loss" and "held_out" are told as by `comm.log`.
 
     >>> import torch
     >>> model = nn.Linear(2, 1)
@@ -84,6 +87,7 @@ def attach(
     >>> comm.detach()
     """
     check_callback(on_metrics, metrics_every)
+    recipe, kind, process_group, deadline, patience = order(recipe, process_group, deadline, patience, "attach")
     group = _group(process_group)
     fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(model))
     try:
@@ -118,6 +122,7 @@ def attach(
             fabric.form(parsed.groups(fabric.size), parsed.ranks_per_node)
             fabric.run(make_equal(model, optimizers, worker))
         meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
+        meter.begin(kind)
         steps = Steps(model, optimizers, worker, fabric, meter, buffers=policy, scaler=scaler, before_step=before_step)
         backward = Backward(steps, find_unused=find_unused_parameters)
         return Communicator(steps, backward)

@@ -28,14 +28,9 @@ class Backward:
         self._inside = False
         self._task: int | None = None  # autograd's number of the backward pass under way
         self._passes = 0
-        self._filling: Intake | None = None
+        self._intake: Intake | None = None  # where gradients go that are averaged at this step
         self._own_peaks = list[Tensor]()  # the largest magnitudes that this rank gave, where nothing else tells
         self._handles = dict[str, Any]()
-
-    @property
-    def _intake(self) -> Intake | None:
-        """Where gradients go that are averaged at this step."""
-        return self._filling if self.steps.averages_gradients else None
 
     def install(self) -> list[Any]:
         """Put the hooks in place, and return what removes them; in a world of one there is nothing to see."""
@@ -60,22 +55,25 @@ class Backward:
         """Channels are new (at attach, after a controller's change, after loading): so is the intake."""
         if self.fabric.size == 1:
             return
-        self._filling = Intake(self.worker, self._launch) if self.steps.averages_gradients else None
+        self._intake = Intake(self.worker, self._launch) if self.steps.averages_gradients else None
         for name, leaf in self.worker.leaves.items():
             if name not in self._handles and leaf.trains:
                 self._handles[name] = leaf.parameter.register_post_accumulate_grad_hook(self._hook(name))
 
     def _hook(self, name: str) -> Callable[[Tensor], None]:
-        def hook(parameter: Tensor) -> None:
+        def hook(parameter: Tensor) -> None:  # once for each parameter and step: every call in here counts
             if not self.syncing:
                 self.steps.only_adds(parameter)
                 return
-            self._enter(parameter)
+            task = engine.pass_under_way()
+            if task != self._task or not self._inside:
+                self._enter(parameter, task)
             leaf = self.worker.leaves[name]
-            if self._intake is not None and leaf.gradient is not None:
-                self._intake.take(name, leaf.gradient)
-                if parameter.is_cuda:
-                    self._let_go(name, leaf)
+            if self._intake is None or (gradient := leaf.gradient) is None:
+                return
+            self._intake.take(name, gradient)
+            if parameter.is_cuda:
+                self._let_go(name, leaf)
 
         return hook
 
@@ -85,10 +83,9 @@ class Backward:
         if view is not None and leaf.takes(view):
             leaf.hand(view)
 
-    def _enter(self, parameter: Tensor) -> None:
-        """A gradient is there: is it the first of a new backward pass?"""
-        task = engine.pass_under_way()
-        if self._inside and (task == self._task or engine.is_nested()):
+    def _enter(self, parameter: Tensor, task: int) -> None:
+        """A gradient of another pass than the last one: is it the first of a new backward pass?"""
+        if self._inside and engine.is_nested():
             return
         if engine.is_nested():
             raise AttachError(
@@ -113,12 +110,12 @@ class Backward:
         self._passes += 1
         self.steps.settle_skipped(parameter)
         if self._scale is not None:
-            self.worker.scale = self._scale.now()
-        if self._intake is None:
-            self._filling, self.worker.means = None, []  # averaged no more: their memory is free
-        else:
+            self.worker.scale = self._scale.now() if self.steps.averages_gradients else 1.0
+        self.worker.means = []
+        if not self.steps.averages_gradients:
+            self._intake = None  # averaged no more: its memory is free
+        if self._intake is not None:
             self.steps.follow()
-            self.worker.means = []
             self._own_peaks.clear()
             self._intake.reset()
 

@@ -12,6 +12,7 @@ from gossamer.fabrics.ledger import Ledger
 from gossamer.hosts import consensus
 from gossamer.hosts.backward import Backward
 from gossamer.hosts.handshake import agree
+from gossamer.hosts.metrics import Told
 from gossamer.hosts.steps import Steps
 from gossamer.recipe import Recipe
 from gossamer.worker import Heterogeneity, checkpoint, gradients_of, heterogeneity
@@ -206,6 +207,13 @@ class Communicator:
             self._steps.settle_local()
             self.fabric.run(consensus.check(self.worker, self.model, self._steps.shared))
 
+    def log(self, *, loss: Told = None, held_out: Told = None) -> None:
+        """Tell the training loss of the step just done, or a held-out quality, as numbers or tensors of one element.
+
+        It is in `metrics()` from then on, and `gossamer compare --script` goes by it. Nothing is communicated.
+        """
+        self._meter.log(loss, held_out)
+
     def metrics(self) -> dict[str, float]:
         """Bytes, ratio to dense, waiting, compression error and residual of this rank, since `attach`.
 
@@ -217,7 +225,9 @@ class Communicator:
         """Plain tensors and scalars; save one per rank, between steps. Rank-local entries carry the rank in their key."""
         self._steps.settle_skipped()
         self.fabric.run(self.worker.quiesce())
-        return checkpoint.save(self.worker)
+        state = checkpoint.save(self.worker)
+        self.fabric.run(self.worker.quiesce())  # who goes on asks others, and they have all saved by now
+        return state
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Take up where `state_dict` left off; after a change of world size, give the dictionaries of all old ranks.

@@ -86,7 +86,8 @@ def check(
         hashed[name] = hash_of(agreed) if torch.equal(now[name], agreed) else TOUCHED
     if not hashed:
         return
-    table = torch.tensor([worker.step, *hashed.values()], dtype=torch.int64)
+    counted = 0 if worker.recipe.schedule.own_pace else worker.step
+    table = torch.tensor([counted, *hashed.values()], dtype=torch.int64)
     answers = yield from all_gather(table.to(worker.device).view(torch.uint8))
     rows = [a.clone().view(torch.int64).tolist() for a in answers]
     for i, name in enumerate(["the step count", *hashed]):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -21,8 +22,9 @@ from gossamer.hosts.communicator import attached
 from gossamer.hosts.devices import device_of, refuse_devices, refuse_lengths
 from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.intake import Intake
-from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
+from gossamer.hosts.metrics import Meter, OnMetrics, Told, check_callback
 from gossamer.hosts.nodes import Where, between_nodes, host_names
+from gossamer.hosts.orders import DDP, order
 from gossamer.hosts.scaler import Scale
 from gossamer.hosts.wants import HOOK, refuse
 from gossamer.kernels.finite import all_finite
@@ -53,7 +55,7 @@ class Hook:
         self.waiting: list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]] = []
         self._meter = meter
         # A communication hook never sees the optimizer, so every optimizer's steps are watched; but only if asked for.
-        watches = meter.on_metrics is not None
+        watches = meter.on_metrics is not None or meter.overseer is not None
         self._watch = register_optimizer_step_post_hook(self._after_step) if watches else None
 
     @property
@@ -80,6 +82,10 @@ class Hook:
         """Compare a hash of every parameter on all ranks, between steps; an error names those that are not equal."""
         if self.fabric.size > 1:
             self.fabric.run(consensus.check(self.worker, self.model, {}, self.ignored))
+
+    def log(self, *, loss: Told = None, held_out: Told = None) -> None:
+        """As a communicator's `log()`."""
+        self._meter.log(loss, held_out)
 
     def metrics(self) -> dict[str, float]:
         """What a communicator's `metrics()` gives, since `register`."""
@@ -182,7 +188,7 @@ def _put(gradients: list[Tensor], means: list[Tensor], buffer: Tensor) -> Tensor
 
 def register(
     ddp_model: DistributedDataParallel,
-    recipe: str | Recipe,
+    recipe: str | Recipe | None = None,
     process_group: "dist.ProcessGroup | None" = None,
     *,
     nodes: Where | None = None,
@@ -197,13 +203,15 @@ def register(
 
     Call it once, before the first backward. Give a GradScaler as `scaler`, so that memories are free of its scale. The
     object returned holds the state: save its `state_dict()` per rank. `nodes` and `on_metrics` are those of `attach`, and
-    `on_metrics` is called with (step, metrics) when the optimizer has done every `metrics_every`-th step.
+    `on_metrics` is called with (step, metrics) when the optimizer has done every `metrics_every`-th step. Without a recipe it
+    is what the environment's GOSSAMER_RECIPE says, where "ddp" is DDP as it comes and "compute" no averaging at all.
     """
     check_callback(on_metrics, metrics_every)
+    given = process_group or ddp_model.process_group
+    recipe, kind, group, deadline, patience = order(recipe, given, deadline, patience, "register")
     parsed = Recipe.of(recipe)
     check(parsed)
     named = _averaged(ddp_model)
-    group = process_group or ddp_model.process_group
     fabric = TorchFabric(
         group,
         deadline=deadline,
@@ -222,8 +230,9 @@ def register(
         fabric.close()
         raise
     meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
+    meter.begin(kind)
     hook = Hook(ddp_model, worker, fabric, scaler, meter)
-    ddp_model.register_comm_hook(hook, _hook())
+    ddp_model.register_comm_hook(hook, _torchs_own(given) if kind == DDP else _hook())
     return hook
 
 
@@ -289,6 +298,16 @@ def _hook() -> Callable[[Any, Any], Any]:
         return state.take(bucket)
 
     return gossamer_hook
+
+
+def _torchs_own(group: Any) -> Callable[[Any, Any], Any]:
+    """What DDP does without a hook, and a step counted."""
+
+    def plain_hook(state, bucket):  # type: ignore[no-untyped-def]  # pyright: ignore
+        state.worker.step += int(bucket.is_last())
+        return default_hooks.allreduce_hook(group, bucket)
+
+    return plain_hook
 
 
 __all__ = ["Hook", "register"]

@@ -58,12 +58,14 @@ class Intake:
                 f"the gradient of {name!r} came a second time in one backward, after it was sent; "
                 "with reentrant checkpointing use use_reentrant=False, and accumulate under comm.no_sync()"
             )
-        gradient = gradient.detach()  # under create_graph=True it has a history that must not grow into the buffer
+        if gradient.requires_grad:  # under create_graph=True it has a history that must not grow into the buffer
+            gradient = gradient.detach()
         slot.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
         if name not in self.arrived:
             self.arrived.add(name)
             self.missing[index] -= 1
-            self._launch_full()
+            if not self.missing[index]:
+                self._launch_full()
 
     def finish(self) -> list[str]:
         """Backward is over: parameters it did not reach send what they have, or zero. Returns their names."""

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from gossamer.core.errors import AttachError
 from gossamer.fabrics.ledger import Ledger
+from gossamer.hosts.orders import Watch
 from gossamer.worker import Worker
 
 OnMetrics = Callable[[int, dict[str, float]], object]
+Told = float | Tensor | None  # what a training loop says of itself
 
 
 class Mark(NamedTuple):
@@ -31,7 +35,25 @@ class Meter:
     def __init__(self, worker: Worker, ledger: Ledger, on_metrics: OnMetrics | None, every: int) -> None:
         self.worker, self.ledger, self.on_metrics, self.every = worker, ledger, on_metrics, every
         worker.on_decision, worker.on_drop = ledger.decide, ledger.drop
+        self.overseer = Watch.overseer
+        self.logged = dict[str, Any]()  # tensors as they were told: nobody waits for a GPU until a number is asked for
         self.restart()
+
+    def begin(self, kind: str) -> None:
+        """All is ready; who watches this process is told."""
+        if self.overseer is not None:
+            self.overseer.begin(self, kind)
+
+    def log(self, loss: Told, held_out: Told) -> None:
+        """Keep what the training loop tells."""
+        for name, value in (("loss", loss), ("held_out", held_out)):
+            if value is None:
+                continue
+            if isinstance(value, Tensor) and value.numel() != 1:
+                raise AttachError(f"log({name}=...) takes one number, got a tensor of shape {tuple(value.shape)}")
+            self.logged[name] = value.detach() if isinstance(value, Tensor) else float(value)
+            if self.overseer is not None:
+                self.overseer.told(name, float(self.logged[name]))
 
     @property
     def exposed_seconds(self) -> float:
@@ -54,13 +76,18 @@ class Meter:
 
     def step_ended(self) -> None:
         """The optimizer has stepped: report, if a multiple of `every` was reached or passed since the last report."""
+        if self.overseer is not None:
+            self.overseer.stepped()
         if self.on_metrics is None:
             return
         before, now = self._last, self._mark()
         if now.step // self.every == before.step // self.every:
             return
         self._last = now  # already here, so that what a callback that raises was told is not told again
-        self.on_metrics(now.step, self._totals(now) | self._rates(before, now))
+        answer = self.on_metrics(now.step, self._totals(now) | self._rates(before, now))
+        if isinstance(answer, dict):
+            said: dict[str, Any] = answer  # pyright: ignore[reportUnknownVariableType]
+            self.log(said.get("loss"), said.get("held_out"))
 
     def _totals(self, now: Mark) -> dict[str, float]:
         worker = self.worker
@@ -76,6 +103,7 @@ class Meter:
             "skipped_steps": float(worker.skipped),
             "dropped_rounds": float(worker.dropped_rounds),
         }
+        out |= {name: float(value) for name, value in self.logged.items()}
         if worker.errors:
             out["relative_error"] = sum(worker.errors.values()) / len(worker.errors)
         return out

@@ -69,7 +69,8 @@ class Steps:
         """Put the hooks in place, and return their handles; in a world of one they count steps."""
         lane, handles = self.worker.recipe.schedule.lane, list[Any]()
         if self.fabric.size > 1 and lane:
-            self.fabric.open_lane(lane)
+            self.fabric.open_lane(lane, served=self.worker.recipe.schedule.serves)
+            self.fabric.before_close = self._leave
             handles.append(self.model.register_forward_pre_hook(Opener(self._begin_forward)))
         if self.fabric.size > 1 and self.scaler is not None:
             handles.append(Ear(self.scaler, self._turns, self._left_out))
@@ -78,6 +79,9 @@ class Steps:
             after: Any = torch.compiler.disable(self._after_step)
             handles += [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
         return handles
+
+    def _leave(self) -> None:
+        self.fabric.run(self.worker.leave())
 
     # -- what may become of a step -----------------------------------------------------------------------------------
 
@@ -141,7 +145,7 @@ class Steps:
         if not new:
             return False
         first = next(iter(new))
-        if "waits for few" in self.worker.recipe.schedule.traits or self.worker.is_sending():
+        if self.worker.recipe.schedule.lane or self.worker.is_sending():
             raise AttachError(
                 f"parameter {first!r} has been unfrozen, and under {self.worker.recipe} it cannot join a run that is under "
                 "way: detach() and attach again"
@@ -184,8 +188,7 @@ class Steps:
             self.begin()
         if self.before_step is not None:
             self.before_step()
-        if self.averages_gradients:
-            self.worker.redirect()
+        self.worker.redirect()
 
     def _serve(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Call | None:
         """Have a closure compute the gradients now."""

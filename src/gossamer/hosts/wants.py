@@ -84,7 +84,7 @@ UNTOLD_LOCAL = (
 def for_all_ranks(what: str) -> Term:
     """An option that needs all ranks at every step."""
     because = f"{{schedule}} with {what}: that needs all ranks at every step, and late ones are not there"
-    return bars("waits for few", because=because)
+    return bars("waits for few", "own pace", because=because)
 
 
 def for_buffers(said: str) -> Term:

@@ -24,13 +24,16 @@ from gossamer.recipes.sparse import (
     sketched_sgd,
     fetchsgd,
 )
-from gossamer.recipes.low_rank import powersgd, atomo
+from gossamer.recipes.low_rank import powersgd, gradiveq, atomo
 from gossamer.recipes.rounds import (
     local_sgd,
     slowmo,
     overlap_local_sgd,
     bmuf,
     diloco,
+    streaming_diloco,
+    eager_diloco,
+    sparse_loco,
     lookahead,
     post_local,
     hierarchical,
@@ -38,8 +41,8 @@ from gossamer.recipes.rounds import (
     easgd,
 )
 from gossamer.recipes.minibatch import minibatch, accelerated, inner_outer
-from gossamer.recipes.one_bit import signsgd, ef_signsgd, onebit_sgd, onebit_adam, onebit_lamb
-from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp, gossip_pga, d_psgd, choco_sgd
+from gossamer.recipes.one_bit import signsgd, ef_signsgd, demo, onebit_sgd, onebit_adam, zero_one_adam, onebit_lamb
+from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp, gossip_pga, d_psgd, ad_psgd, choco_sgd
 from gossamer.recipes.waiting import backup
 from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch
 # isort: on
@@ -50,6 +53,7 @@ __all__ = [
     "accordion_batch",
     "accordion_qsgd",
     "accordion_topk",
+    "ad_psgd",
     "adacomp",
     "allreduce",
     "atomo",
@@ -59,11 +63,13 @@ __all__ = [
     "choco_sgd",
     "cocod",
     "d_psgd",
+    "demo",
     "dgc",
     "diana",
     "diloco",
     "dqgd",
     "dqsgd",
+    "eager_diloco",
     "easgd",
     "ef21",
     "ef_signsgd",
@@ -71,6 +77,7 @@ __all__ = [
     "fp8",
     "fp16",
     "gossip_pga",
+    "gradiveq",
     "gtopk",
     "hierarchical",
     "inner_outer",
@@ -95,10 +102,13 @@ __all__ = [
     "sketched_sgd",
     "slowmo",
     "slowmo_sgp",
+    "sparse_loco",
     "sparse_scatter",
+    "streaming_diloco",
     "strom",
     "terngrad",
     "topk",
+    "zero_one_adam",
 ]
 
 

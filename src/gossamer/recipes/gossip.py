@@ -5,8 +5,8 @@ from gossamer.core.contracts import Codec, Topology
 from gossamer.mixers import Choco, PushSum, Symmetric
 from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
-from gossamer.schedules import Gossip, SlowMo
-from gossamer.topologies import Exponential, Ring, TwoWay
+from gossamer.schedules import Gossip, Pairwise, SlowMo
+from gossamer.topologies import Bipartite, Exponential, Ring, TwoWay
 
 
 @preset
@@ -83,6 +83,21 @@ def d_psgd(topology: Topology = TwoWay(Ring()), overlap: bool = True) -> Recipe:
     Paper: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NIPS 2017.
     """
     return Recipe(DENSE, schedule=Gossip(Symmetric(topology), overlap=overlap))
+
+
+@preset
+def ad_psgd(topology: Topology = Bipartite(), every: int = 1) -> Recipe:  # noqa: B008
+    """Asynchronous decentralised parallel SGD: ranks average with one neighbour at a time, and nobody waits for anybody.
+
+    Use: among ranks of unlike or moody speed that shall not wait for the slowest, and an even number of them.
+
+    Not for: ranks of one speed, where `d_psgd(topology=bipartite())` does the same in order, and the same again each time; nor
+    few bytes: a whole model travels for each step. The ranks' models differ, and their steps do: evaluate under
+    `comm.consensus()`, which all ranks enter together.
+
+    Paper: Lian, Zhang, Zhang, Liu, Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018.
+    """
+    return Recipe(DENSE, schedule=Pairwise(topology, every))
 
 
 @preset

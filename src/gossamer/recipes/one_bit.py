@@ -2,13 +2,14 @@
 
 from typing import Literal
 
-from gossamer.codecs import Sign, SignColumns
+from gossamer.codecs import DCTTopK, Sign, SignColumns
 from gossamer.controllers import FromStep
-from gossamer.exchanges import Scatter
+from gossamer.exchanges import Gather, Scatter
 from gossamer.memories import ErrorFeedback, NoMemory
 from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
-from gossamer.updates import AdamAfter, LambAfter, Signs
+from gossamer.schedules import ZeroOne
+from gossamer.updates import AdamAfter, AdamFrozen, LambAfter, Signs
 
 
 @preset
@@ -41,6 +42,25 @@ def ef_signsgd() -> Recipe:
     Paper: Karimireddy, Rebjock, Stich, Jaggi, Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019.
     """
     return Recipe(Scatter(Sign("l1")), ErrorFeedback(units="update"))
+
+
+@preset
+def demo(keep: int = 32, side: int = 64, decay: float = 0.999) -> Recipe:
+    """Of each rank's momentum its largest waves travel and leave it, and the model takes the signs of their mean.
+
+    m = decay m + g;  q = the `keep` largest coefficients of the cosine transform of every `side` by `side` of m;  m -= what they
+    make;  x -= lr sign(mean of what they make). So what moves fast is sent, and what moves slowly grows until it is. The mean is
+    that of all ranks; the authors' code divides each coefficient by the number of ranks that sent it.
+
+    Use: below about 100 Mbit/s among few ranks, with SGD without momentum at a hundredth of its usual rate or less, and weight
+    decay if any.
+
+    Not for: optimizers with momentum or Adam's: the momentum is here, and the step is a sign. Nor many ranks: the bytes of a gather
+    grow with their number.
+
+    Paper: Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, 2024.
+    """
+    return Recipe(Gather(DCTTopK(keep, side)), ErrorFeedback(decay=decay), update=Signs())
 
 
 @preset
@@ -79,6 +99,32 @@ def onebit_adam(
     """
     update = AdamAfter(warmup, beta1, beta2, eps, bias_correction)
     return Recipe(DENSE, controller=FromStep(warmup, CARRIER, ErrorFeedback()), update=update)
+
+
+@preset
+def zero_one_adam(
+    freeze: int,
+    kappa: int = 16,
+    scaler: int = 32678,
+    clipper: int = 16,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    bias_correction: bool = True,
+) -> Recipe:
+    """Adam whose second moment learns at fewer and fewer steps, then is frozen, while ranks step apart and meet in signs.
+
+    Use: with AdamW, in place of DeepSpeed's ZeroOneAdam, on long runs below about 1 Gbit/s: fewer bytes than `onebit_adam` from
+    the first steps on, and few messages. Let `freeze` be the end of the learning rate's warm-up, and `scaler` the steps in which
+    the rate halves.
+
+    Not for: short runs, nor ranks whose data differ much: in a round each goes its own way. Nor runs whose gradients are still
+    large at the freeze, as `onebit_adam`.
+
+    Paper: Lu, Li, Zhang, De Sa, He, Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam, ICLR 2023.
+    """
+    update = AdamFrozen(beta1, beta2, eps, bias_correction)
+    return Recipe(CARRIER, ErrorFeedback(), ZeroOne(freeze, kappa, scaler, clipper), update=update)
 
 
 @preset

@@ -4,18 +4,23 @@ Losses below are held-out ones of `digits` on four simulated ranks after 144 ste
 learning rates, over two seeds. Dense has .116, and .125 where each rank has labels of its own; there seeds differ by up to .2.
 """
 
+from gossamer.codecs import QSGD, TileTopK
+from gossamer.exchanges import Gather, Scatter
+from gossamer.memories import ErrorFeedback
 from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
 from gossamer.schedules import (
     BMUF,
     EASGD,
     CoCoD,
+    Eager,
     Hierarchical,
     LocalSGD,
     Lookahead,
     OverlapLocalSGD,
     PostLocal,
     SlowMo,
+    Streaming,
 )
 
 
@@ -95,6 +100,68 @@ def diloco(every: int = 100, rate: float = 0.7, momentum: float = 0.9) -> Recipe
     Paper: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, 2023.
     """
     return Recipe(DENSE, schedule=SlowMo(every, momentum, rate, by_lr=False, nesterov=True))
+
+
+@preset
+def streaming_diloco(
+    every: int = 100,
+    delay: int | None = None,
+    mixing: float = 0.5,
+    rate: float = 0.4,
+    momentum: float = 0.9,
+    bits: int = 4,
+) -> Recipe:
+    """DiLoCo a fragment of the model at a time, in 4 bits, while the next steps are computed.
+
+    Fragments are dealt out layer by layer; `streaming(...)` takes their number, or patterns of names. The outer step is
+    diloco's, whose anchor the model is pulled towards when a fragment lands: a twentieth of a round later, unless `delay` says
+    how many steps.
+
+    Use: across sites, as `diloco`, where the wire is to be busy all the time and never much: a step sends a fragment at most,
+    and `delay` steps hide it.
+
+    Not for: runs of a few rounds, as `diloco`.
+
+    Paper: Douillard et al., Streaming DiLoCo with Overlapping Communication: Towards a Distributed Free Lunch, 2025.
+    """
+    late = max(1, every // 20) if delay is None else delay
+    return Recipe(
+        Scatter(QSGD(bits=bits)), schedule=Streaming(every, delay=late, mixing=mixing, rate=rate, momentum=momentum)
+    )
+
+
+@preset
+def eager_diloco(every: int = 30, rate: float = 0.4, momentum: float = 0.9) -> Recipe:
+    """DiLoCo that waits for nobody: a rank's own way counts at once, that of the others a round later.
+
+    Use: across sites where an average takes as long as a round.
+
+    Not for: machines short of memory, nor a few rounds. Evaluate under `comm.consensus()`, which is the model that all agreed on.
+
+    Paper: Kale, Douillard, Donchev, Eager Updates for Overlapped Communication and Computation in DiLoCo, 2025.
+    """
+    return Recipe(DENSE, schedule=Eager(every, rate, momentum))
+
+
+@preset
+def sparse_loco(every: int = 30, keep: int = 64, rate: float = 1.0, decay: float = 0.95) -> Recipe:
+    """Rounds of local steps; of the way a rank went the largest elements travel, in 2 bits.
+
+    e_i = decay e_i + D_i; send the largest `keep` of every 64 x 64 of it; e_i -= what was sent;  a -= rate mean(sent). There is
+    no outer momentum: what is held back is one. The mean is that of all ranks; the authors' code divides each element by the
+    number of ranks that sent it, and cuts ranks' values to their median length.
+
+    Use: across sites among a few ranks, where `diloco` is still too much: a message is 146 times shorter than the model.
+
+    Not for: many ranks: the bytes of a gather grow with their number. Nor a few rounds: most of what was learned waits.
+
+    Paper: Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025.
+    """
+    return Recipe(
+        Gather(TileTopK(keep)),
+        ErrorFeedback(decay=decay),
+        SlowMo(every, beta=0.0, alpha=rate, by_lr=False),
+    )
 
 
 @preset

@@ -101,6 +101,18 @@ def ratio(mine: Sequence[Arrival], others: Sequence[Arrival]) -> Ratio | None:
     return Ratio(*(math.exp(fmean(logs) + d) for d in (0.0, -half, half)))
 
 
+def bounds(times: Sequence[float]) -> tuple[float, float] | None:
+    """Two bounds of the mean of some times, that hold with 95 % each; none of a single one.
+
+    >>> bounds([10.0, 10.0]), bounds([10.0])
+    ((10.0, 10.0), None)
+    """
+    if len(times) < 2:
+        return None
+    half = student(len(times) - 1) * stdev(times) / math.sqrt(len(times))
+    return max(0.0, fmean(times) - half), fmean(times) + half
+
+
 def tied(mine: Sequence[Arrival], first: Sequence[Arrival], doubts: tuple[float, float]) -> bool:
     """Whether nobody should say which of the two was sooner: by seeds where there are some, else by what one run tells."""
     found = ratio(mine, first)

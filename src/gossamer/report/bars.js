@@ -40,6 +40,7 @@ class BarChart {
     const name = this.page.runs[row.run].name;
     const values = row.parts.map((part, k) => [this.spec.parts[k], format.seconds(part)]).concat([["whole step", format.seconds(row.total)]]);
     if (!row.parts.length) values.push(["parts", "not measured apart"]);
+    if (row.by_difference) values.push(["wait", "step without compute’s"]);
     const label = `${name}: ${values.map((v) => v.join(" ")).join(", ")}`;
     const group = svg("g", { class: "row", tabindex: "0", role: "img", "aria-label": label, "data-run": row.run, "data-total": row.total }, this.svg);
     svg("rect", { class: "reach", x: 0, y: y + 1, width, height: pitch - 2, rx: 4 }, group);

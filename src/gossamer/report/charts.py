@@ -6,8 +6,8 @@ from itertools import accumulate
 from typing import Literal
 
 from gossamer.record import Run
-from gossamer.report.study import Study
-from gossamer.report.words import capital, number, quality
+from gossamer.report.study import Row, Study
+from gossamer.report.words import capital, listed, number, quality
 
 POINTS = 4_000  # in one chart: more cannot be seen, and the page has to stay small
 LOG_FROM = 50  # positive values that span more than this factor start on a logarithmic axis
@@ -58,6 +58,7 @@ class Bar:
     run: int
     parts: list[float]  # seconds; empty where they were not measured apart
     total: float
+    by_difference: bool = False  # it does not say how long it waits: what it takes beyond computing alone
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ def _loss_time(study: Study) -> Lines:
     longest = max((len(points) for _, points in lines), default=0)
     every = "every step" if longest <= _limit(len(lines)) else f"up to {_limit(len(lines))} of its steps"
     means = f" Thin: {every}. Bold: the mean over up to {window} steps." if window > 1 else ""
-    caption = f"On the data of rank 0.{means}"
+    whose = "The mean over the ranks that told theirs." if study.record.script else "On the data of rank 0."
+    caption = f"{whose}{means}"
     x: tuple[str, Kind] = ("training time", "seconds")
     return _lines("loss-time", "Training loss over time", caption, x, "training loss", lines, None)
 
@@ -132,19 +134,28 @@ def _residuals(study: Study) -> Lines:
 
 
 def _step_time(study: Study) -> Bars:
-    rows = [
-        Bar(r.index, [] if r.compute is None else [r.compute, r.codec or 0.0, r.wait or 0.0], r.step)
-        for r in sorted(study.rows, key=lambda r: r.step or 0.0)
-        if r.step is not None
-    ]
+    alone = next((r.step for r in study.rows if r.run.alone and r.step is not None), None)
+    rows = [_bar(r, r.step, alone) for r in sorted(study.rows, key=lambda r: r.step or 0.0) if r.step is not None]
     caption = (
         "Means over the steps. Compute: forward, backward, optimizer. Codec: encoding and decoding, beside the rest where "
         "it can, so a bar may pass the tick that marks the whole step by the clock. Exposed wait: training stood still for "
         "the network."
     )
+    if any(row.by_difference for row in rows):
+        names = listed([study.record.runs[row.run].name for row in rows if row.by_difference])
+        caption += f" {names} cannot say: its wait is its step without that of compute."
     if any(not row.parts for row in rows):
-        caption += " Hatched: not measured apart."
+        caption += " Hatched: not measured apart; beside compute it would be known how long it waits."
     return Bars("step-time", "Where a step’s time goes", caption, ["compute", "codec", "exposed wait"], rows)
+
+
+def _bar(row: Row, step: float, alone: float | None) -> Bar:
+    """A yardstick does not say how long it waits; beside a run that computes alone that is known all the same."""
+    if row.compute is not None:
+        return Bar(row.index, [row.compute, row.codec or 0.0, row.wait or 0.0], step)
+    if alone is None or alone > step:
+        return Bar(row.index, [], step)
+    return Bar(row.index, [alone, 0.0, step - alone], step, by_difference=True)
 
 
 def _lines(

@@ -171,8 +171,9 @@ class LineChart {
       fill(aim.text, { x: place.l, y: place.t + 11 }, null, null);
       taken.push(place);
     }
-    if (!named) return;
-    const ends = lines.map((line) => ({ ...line.at(-1), name: this.page.runs[line[0].series.run].name }));
+    const winner = this.page.winner; // it has its name on a phone, too
+    const ends = lines.map((line) => ({ ...line.at(-1), name: this.page.runs[line[0].series.run].name }))
+      .map((end) => ({ ...end, first: end.series.run === winner })).filter((end) => named || end.first);
     for (const { end, x, y } of placeNames(ends, ink, taken, this.box)) {
       svg("text", { class: `end s${end.series.run}`, x, y }, this.svg, end.name);
     }
@@ -249,14 +250,33 @@ class LineChart {
     this.at = q;
     const { x, y } = this.spec, run = this.page.runs[q.series.run];
     this.over.replaceChildren();
+    svg("line", { class: "cross", x1: q.px, x2: q.px, y1: this.box.top, y2: this.box.bottom }, this.over);
+    const others = this.across(q);
+    for (const o of others) svg("circle", { class: `dot s${o.series.run}`, cx: q.px, cy: o.py, r: 3 }, this.over);
     svg("circle", { class: `dot s${q.series.run}`, cx: q.px, cy: q.py, r: 5 }, this.over);
     const values = [[y.label, format[y.kind](q.p[1], 4)]];
     if (q.p[3] !== null) values.push(["mean around it", format[y.kind](q.p[3], 4)]);
     values.push([x.label, format[x.kind](q.p[0], 4)]);
     if (x.label !== "step") values.push(["step", String(q.p[2])]);
-    for (const g of this.svg.querySelectorAll(".series")) g.style.opacity = g.dataset.run === String(q.series.run) ? 1 : 0.3;
-    this.tip.show(q.series.run, run.name, values, q.px, q.py);
+    for (const g of this.svg.querySelectorAll(".series")) g.style.opacity = g.dataset.run === String(q.series.run) ? 1 : 0.45;
+    const beside = others.map((o) => [this.page.runs[o.series.run].name, format[y.kind](this.y.value(o.py), 4)]);
+    this.tip.show(q.series.run, run.name, values.concat(beside.length ? [["at the same " + (x.label === "step" ? "step" : x.kind === "bytes" ? "bytes" : "time"), ""]] : [], beside), q.px, q.py);
     return `${run.name}: ${values.map((v) => v.join(" ")).join(", ")}`;
+  }
+
+  // Where the other lines are at the same x, from the top down: between two points in a straight line.
+  across(q) {
+    const out = [];
+    for (const series of this.visible()) {
+      if (series === q.series) continue;
+      const line = this.points.filter((p) => p.series === series);
+      const k = line.findIndex((p) => p.px >= q.px);
+      if (k < 0 || (k === 0 && line[0].px > q.px + 1)) continue;
+      const b = line[k], a = line[Math.max(0, k - 1)];
+      const py = b.px > a.px ? a.py + ((b.py - a.py) * (q.px - a.px)) / (b.px - a.px) : b.py;
+      out.push({ series, py });
+    }
+    return out.sort((a, b) => a.py - b.py);
   }
 
   unhover() {

@@ -33,8 +33,9 @@ def write_markdown(record: Record) -> str:
     """
     study = study_of(record)
     head = headline(study)
-    what = capital(subject(record.summary or record.workload))
-    where = f"{what}, {ranks_on(record.hosts, record.per_host)} on {rate(record.rate)}, {seeds_of(record.trials)}."
+    what = record.summary if record.script else capital(subject(record.summary or record.workload))
+    seeds = "" if record.script else f", {seeds_of(record.trials)}"
+    where = f"{what}, {ranks_on(record.hosts, record.per_host)} on {rate(record.rate)}{seeds}."
     parts = [f"**{_plain(head.title)}**", _plain(head.detail), _plain(where)]
     if record.note:
         parts.append(f"Note: {_plain(record.note)}")

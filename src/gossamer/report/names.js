@@ -22,10 +22,10 @@ function placeNames(ends, ink, taken, box) {
   const inside = (b) => b.l > box.left && b.r < box.width + 4 && b.t > 14 && b.b < box.bottom + 2;
   const out = [];
   // Whoever ends furthest right has the most room; the crowd at the left takes what it finds.
-  for (const end of [...ends].sort((a, b) => b.px - a.px)) {
+  for (const end of [...ends].sort((a, b) => Boolean(b.first) - Boolean(a.first) || b.px - a.px)) {
     const free = spots(end, LETTER * end.name.length).filter((b) => inside(b) && !taken.some((o) => touches(b, o)));
     const best = free.map((b) => ({ ...b, cost: b.cost + covered(b, ink) })).sort((a, b) => a.cost - b.cost)[0];
-    if (!best || best.cost > 3) continue;
+    if (!best || (best.cost > 3 && !end.first)) continue;
     taken.push({ l: best.l - 8, r: best.r + 8, t: best.t, b: best.b });
     out.push({ end, x: best.l, y: best.t + 11 });
   }
@@ -35,8 +35,9 @@ function placeNames(ends, ink, taken, box) {
 // Right of the end, a little above or below it, or under it.
 function spots({ px, py }, w) {
   const right = [0, -8, 8, -14, 14].map((dy, i) => ({ l: px + 9, t: py + dy - HIGH / 2, cost: 0.4 * i }));
-  const under = [{ l: px - w / 2, t: py + 8, cost: 2.5 }, { l: px - w - 9, t: py + 4, cost: 3 }];
-  return [...right, ...under].map((b) => ({ ...b, r: b.l + w, b: b.t + HIGH }));
+  const under = [{ l: px - w / 2, t: py + 8, cost: 2.5 }, { l: px - w - 9, t: py + 4, cost: 3 }, { l: px - w, t: py + 12, cost: 3.2 }];
+  const over = [{ l: px - w, t: py - 20, cost: 3.4 }];
+  return [...right, ...under, ...over].map((b) => ({ ...b, r: b.l + w, b: b.t + HIGH }));
 }
 
 // A point every few pixels along a line: where its ink is.

@@ -4,7 +4,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const spoken = document.getElementById("say");
-  const page = { runs: data.runs, hidden: new Set(), say: (text) => { spoken.textContent = text; } };
+  const page = { runs: data.runs, winner: data.winner, hidden: new Set(), say: (text) => { spoken.textContent = text; } };
   const charts = data.charts.map(addChart);
 
   function addChart(spec) {
@@ -45,6 +45,34 @@
     });
   }
   all?.addEventListener("click", () => { page.hidden.clear(); update(); });
+
+  // ---- tables sort by any column: first upwards, then downwards, then as they came
+
+  for (const table of document.querySelectorAll("table.sorts")) {
+    const body = table.tBodies[0], came = [...body.rows];
+    const value = (row, k) => {
+      const cell = row.cells[k], v = cell.dataset.v;
+      return v === undefined ? cell.textContent.trim() : v === "" ? null : Number(v);
+    };
+    [...table.tHead.rows[0].cells].forEach((head, k) => {
+      const button = html("button", { type: "button", class: "sort", title: "Sort by this column" });
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const next = { none: "ascending", ascending: "descending", descending: "none" }[head.ariaSort ?? "none"];
+        for (const other of table.tHead.rows[0].cells) other.ariaSort = "none";
+        head.ariaSort = next;
+        const sign = next === "descending" ? -1 : 1;
+        const rows = next === "none" ? came : [...came].sort((a, b) => {
+          const x = value(a, k), y = value(b, k);
+          if (x === null || y === null) return (x === null) - (y === null); // what is not known is last, either way
+          return sign * (typeof x === "number" ? x - y : x.localeCompare(y));
+        });
+        body.append(...rows);
+        page.say(`Sorted by ${button.textContent.trim()}, ${next}`);
+      });
+    });
+  }
 
   // ---- light and dark
 

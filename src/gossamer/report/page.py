@@ -73,6 +73,7 @@ def data(study: Study) -> dict[str, Any]:
             for i, run in enumerate(study.record.runs)
         ],
         "baseline": base.index if base else None,
+        "winner": study.first[0].index if study.first else None,
         "charts": [asdict(chart) for chart in charts(study)],
         "rows": [
             {name: value for name, value in vars(row).items() if name != "run"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from gossamer.record import Record, Run, named
-from gossamer.report.arrivals import Arrival, arrival, doubt, last_that_all_reached, ratio, tied
+from gossamer.report.arrivals import Arrival, arrival, bounds, doubt, last_that_all_reached, ratio, tied
 from gossamer.report.words import number, spoilt, times
 
 FEW = 1_000_000  # bytes; below, what processes say to find each other outweighs the training
@@ -30,6 +30,7 @@ class Row:
     reached_sent: float | None  # bytes up to then
     time_ratio: float | None  # of the baseline's time to the same quality
     time_bounds: tuple[float, float] | None  # of that ratio, where there are several seeds
+    reached_bounds: tuple[float, float] | None  # of the mean time, where there are several seeds
     tied: bool  # with the first, or the first itself and somebody tied with it
     some_missed: bool  # on some seeds it got there, on others it did not
     common: float | None  # seconds to the last quality that all reached
@@ -184,6 +185,7 @@ def _row(record: Record, index: int, run: Run, arrivals: Times, meets: list[Arri
         reached_sent=fmean(sent) if mine and len(sent) == len(mine) else None,
         time_ratio=found.mean if found else None,
         time_bounds=(found.low, found.high) if found and len(mine) > 1 else None,
+        reached_bounds=bounds([a.seconds for a in mine]),
         tied=False,
         some_missed=0 < arrivals[run.name].count(None) < len(arrivals[run.name]),
         common=_mean(a.seconds for a in _all(meets)),

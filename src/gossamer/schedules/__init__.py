@@ -3,6 +3,7 @@
 from gossamer.schedules.accelerated import Accelerated, Stage, stages
 from gossamer.schedules.bmuf import BMUF
 from gossamer.schedules.cocod import CoCoD
+from gossamer.schedules.eager import Eager
 from gossamer.schedules.easgd import EASGD
 from gossamer.schedules.every_step import EveryStep
 from gossamer.schedules.first import First
@@ -12,15 +13,19 @@ from gossamer.schedules.inner_outer import InnerOuter
 from gossamer.schedules.local_sgd import LocalSGD
 from gossamer.schedules.lookahead import Lookahead
 from gossamer.schedules.overlap_local_sgd import OverlapLocalSGD
+from gossamer.schedules.pairwise import Pairwise
 from gossamer.schedules.post_local import PostLocal
 from gossamer.schedules.resync import Resync
 from gossamer.schedules.slowmo import SlowMo
+from gossamer.schedules.streaming import Streaming
+from gossamer.schedules.zero_one import ZeroOne
 
 __all__ = [
     "BMUF",
     "EASGD",
     "Accelerated",
     "CoCoD",
+    "Eager",
     "EveryStep",
     "First",
     "Gossip",
@@ -29,9 +34,12 @@ __all__ = [
     "LocalSGD",
     "Lookahead",
     "OverlapLocalSGD",
+    "Pairwise",
     "PostLocal",
     "Resync",
     "SlowMo",
     "Stage",
+    "Streaming",
+    "ZeroOne",
     "stages",
 ]

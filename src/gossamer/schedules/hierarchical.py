@@ -1,5 +1,6 @@
 """Hierarchical local SGD: neighbours average often, where links are fast, and all ranks now and then."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, final
 
@@ -88,6 +89,9 @@ class Hierarchical(Schedule):
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
         nodes = [Node.of(first, size, self.ranks).ranks for first in range(0, size, self.ranks)]
         return tuple(dict.fromkeys([*(node for node in nodes if len(node) > 1), *super().groups(size)]))
+
+    def fragment_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, int]:
+        return self.then.fragment_of(shapes)
 
     def ends_round(self, step: int) -> bool:
         return self.then.ends_round(step)

@@ -1,5 +1,6 @@
 """Post-local SGD: synchronous training while it is fragile, local steps after."""
 
+from collections.abc import Mapping
 from typing import final
 
 from gossamer.core.parts import part, require
@@ -68,6 +69,9 @@ class PostLocal(Schedule):
 
     def averages(self, step: int) -> bool:
         return step <= self.steps
+
+    def fragment_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, int]:
+        return self.then.fragment_of(shapes)
 
     def ends_round(self, step: int) -> bool:
         return self.averages(step) or self.then.ends_round(step)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.core.block import State
+from gossamer.core.block import Layout, State
 from gossamer.core.parts import require
 from gossamer.core.schedule import Loop, Place, Schedule
 from gossamer.core.verbs import Descend, Program
@@ -26,7 +26,11 @@ class OuterStep(NamedTuple):
 
     def take(self, place: Place, moved: Tensor, lr: float) -> None:
         """Move one block's anchor; `moved` is given away."""
-        state, room = place.states["schedule"], place.layout.buffers.like(moved)
+        self.follow(place.states["schedule"], place.layout, moved, lr)
+
+    def follow(self, state: State, layout: Layout, moved: Tensor, lr: float) -> None:
+        """Move the anchor of a state."""
+        room = layout.buffers.like(moved)
         ahead = room.copy_(moved) if self.nesterov else room
         velocity = slow_velocity(state, moved, lr, self.beta, self.by_lr)
         if self.nesterov:

@@ -48,6 +48,8 @@ class Contender:
         self.rank, self.size, self.per_host = dist.get_rank(), dist.get_world_size(), plan.per_host
         self.model = workload.model()
         self.optimizer = workload.optimizer(self.model)
+        for settings in self.optimizer.param_groups:
+            settings["lr"] = settings["lr"] * plan.lr.get(name, 1.0)
         self.clock, self.done, self.drawn = Clock(), 0, 0
         self.comm: Communicator | None = None
         self.yardstick: Yardstick | None = None

@@ -106,12 +106,12 @@ def _record(plan: Plan, hosts: int, rate: str | None, command: str) -> Record:
         per_host=plan.per_host,
         rate=rate or "unshaped",
         seed=plan.seed,
-        versions=_versions(),
-        machine=f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}{_tcp()}",
+        versions=versions(),
+        machine=machine(),
         baseline=plan.baseline or next(iter(plan.contenders)),
         imports=plan.imports,
         runs=[
-            Run(name, recipe, "interrupted", UNFINISHED, about(recipe), recipe in YARDSTICKS)
+            Run(name, recipe, "interrupted", UNFINISHED, about(recipe), recipe in YARDSTICKS, plan.lr.get(name, 1.0))
             for name, recipe in plan.contenders.items()
         ],
     )
@@ -123,12 +123,16 @@ def _parameters(plan: Plan) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     found = {"gossamer": gossamer.__version__, "python": platform.python_version(), "torch": torch.__version__}
     for name in ("numba", "triton", "decent-dp"):
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def machine() -> str:
+    return f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}{_tcp()}"
 
 
 def _tcp() -> str:

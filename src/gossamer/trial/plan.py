@@ -30,6 +30,7 @@ class Plan:
     slow: list[str] = field(
         default_factory=list[str]
     )  # who sleeps: 'RANK:MS' in every step, 'RANK:MS:CHANCE' at random
+    lr: dict[str, float] = field(default_factory=dict[str, float])  # multiples of the workload's rate, by contender
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -28,6 +28,7 @@ class Channel:
     exchange: Exchange
     memory: Memory
     shift: float
+    fragment: int = 0  # of the model, which the schedule cut it into
     group: int = 0  # the optimizer's parameter group that gives the learning rate, where anything asks for it
     states: dict[str, State] = field(default_factory=lambda: {role: {} for role in ROLES})
 
@@ -88,11 +89,18 @@ class Channel:
         return self.layout.buffers.of(length, self.device).view(self.layout.dtype)
 
 
-def build(recipe: Recipe, leaves: Mapping[str, Leaf], groups: Mapping[str, int], size: int) -> list[Channel]:
-    """Cut a model into channels: backward order, one way and one of `groups` each, no longer than a bucket.
+def build(
+    recipe: Recipe,
+    leaves: Mapping[str, Leaf],
+    groups: Mapping[str, int],
+    size: int,
+    model: Mapping[str, Leaf] | None = None,
+) -> list[Channel]:
+    """Cut a model into channels: backward order, one way, one of `groups` and one fragment each, no longer than a bucket.
 
-    `size` is that of the world, which some memories follow.
+    `size` is that of the world, which some memories follow; `model` all of which these leaves are a part, if they are.
     """
+    fragments = recipe.schedule.fragment_of({name: leaf.shape for name, leaf in (model or leaves).items()})
     limit = int(recipe.bucket_mb * 2**20)
     together = "whole" in recipe.schedule.traits  # one message closes the step, whatever the rates
     finished = list[list[str]]()
@@ -104,7 +112,7 @@ def build(recipe: Recipe, leaves: Mapping[str, Leaf], groups: Mapping[str, int],
             exchange = recipe.exchange
         dtype = torch.float64 if leaf.dtype == torch.float64 else torch.float32
         group = 0 if together else groups[name]
-        key = exchange, memory, dtype, group, leaf.device
+        key = exchange, memory, dtype, group, leaf.device, fragments[name]
         bucket = filling.setdefault(key, [])
         if not bucket:
             finished.append(bucket)
@@ -114,7 +122,10 @@ def build(recipe: Recipe, leaves: Mapping[str, Leaf], groups: Mapping[str, int],
     # A channel can travel once its last parameter is there, so channels go in the order they are filled.
     position = {n: i for i, n in enumerate(reversed(list(leaves)))}
     finished.sort(key=lambda names: position[names[-1]])
-    return [_channel(recipe, {n: leaves[n] for n in names}, groups[names[0]], size) for names in finished]
+    return [
+        _channel(recipe, {n: leaves[n] for n in names}, groups[names[0]], fragments[names[0]], size)
+        for names in finished
+    ]
 
 
 def are_cut_alike(some: Sequence[Channel], others: Sequence[Channel]) -> bool:
@@ -163,7 +174,7 @@ def _told(recipe: Recipe, shapes: Mapping[str, tuple[int, ...]], layout: Layout)
     )
 
 
-def _channel(recipe: Recipe, members: Mapping[str, Leaf], group: int, size: int) -> Channel:
+def _channel(recipe: Recipe, members: Mapping[str, Leaf], group: int, fragment: int, size: int) -> Channel:
     first = next(iter(members))
     dtype = torch.float64 if members[first].dtype == torch.float64 else torch.float32
     shapes = {n: leaf.shape for n, leaf in members.items()}
@@ -176,4 +187,4 @@ def _channel(recipe: Recipe, members: Mapping[str, Leaf], group: int, size: int)
             "exchange that cuts the model into buckets, such as gather(topk())"
         )
     shift = memory.follow(exchange.omega(layout, size))
-    return Channel(layout, tuple(members.values()), exchange, memory, shift, group)
+    return Channel(layout, tuple(members.values()), exchange, memory, shift, fragment, group)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Draft
+from gossamer.core.contracts import Context
 from gossamer.core.verbs import Missed
 
 if TYPE_CHECKING:
@@ -49,8 +50,12 @@ class Descent:
                 flat = self.outgoing(i, flat, 1.0)
             drafts.append(self._drafts.pop(i, None) or Draft(channel.states["update"]))
             mean, model = Block(flat, channel.layout), Block(channel.read(), channel.layout)
-            channel.put_gradient(update.direction(mean, model, drafts[-1], self._worker.context(i)))
+            channel.put_gradient(update.direction(mean, model, drafts[-1], self._context(i)))
         return drafts
+
+    def _context(self, index: int) -> Context:
+        schedule, step = self._worker.recipe.schedule, self._worker.step
+        return self._worker.context(index)._replace(coarse=schedule.coarse(step), own=not schedule.averages(step))
 
     def enter(self, optimizer: Any) -> None:
         """The optimizer is about to step: its rates are those of the schedule in force."""

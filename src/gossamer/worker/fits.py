@@ -69,9 +69,10 @@ def check_whole(worker: "Worker", found: Contents, channels: Sequence[Channel], 
             f"with the buckets and parameter groups of then: {found.head['recipe']}"
         )
     entries = {**found.equal, **next(iter(found.own.values()))}
-    everyone = list(worker.leaves)
+    fragments = {name: c.fragment for c in channels for name in c.names}
     for channel, state in zip(channels, states, strict=True):
-        for role, names in ("schedule", everyone), ("mixer", [s.name for s in channel.layout.segments]):
+        together = [name for name in worker.leaves if fragments[name] == channel.fragment]
+        for role, names in ("schedule", together), ("mixer", [s.name for s in channel.layout.segments]):
             words = [key for key, tensor in state[role].items() if tensor.dtype != torch.uint8]
             inside = [s.name for s in channel.layout.segments]
             for word, name in ((w, n) for w in words for n in (inside if w in BY_BLOCK else names)):

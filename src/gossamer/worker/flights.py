@@ -71,6 +71,13 @@ class Flights:
     def post(self, index: int, handle: Handle[Wires]) -> None:
         self._handles[index] = handle
 
+    def has_posted(self, which: Iterable[int]) -> bool:
+        return any(i in self._handles or i in self._arrived for i in which)
+
+    def has_come(self, which: Sequence[int]) -> bool:
+        """Whether there are messages of these blocks, and all of them are there."""
+        return self.has_posted(which) and all(self._handles[i].done() for i in which if i in self._handles)
+
     def join_messages(self, which: Iterable[int]) -> Program[None]:
         """Wait for them, and keep what came."""
         for i in which:

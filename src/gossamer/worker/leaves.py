@@ -61,7 +61,7 @@ class Leaf(ABC):
 
     def takes(self, view: Tensor) -> bool:
         """Whether a part of a block can be its gradient as it is; else the parameter is narrower, or laid out otherwise."""
-        return view.dtype == self.dtype and self.values.is_contiguous()
+        return view.dtype == self.dtype and self.local(self.parameter).is_contiguous()
 
     def put_gradient(self, mean: Tensor) -> None:
         self.hand(mean if self.takes(mean) else torch.empty_like(self.values).copy_(mean))

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block
-from gossamer.core.contracts import Context, Exchange
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Context, Exchange, Update
 from gossamer.core.dice import Dice
 from gossamer.core.halves import rest, until_descend
 from gossamer.core.moments import ask, used_here
@@ -104,14 +104,26 @@ class Worker:
         memory = channel.memory.gain if self.size > 1 else 1.0  # alone, nothing goes through it
         return gain(self.optimizer.param_groups[channel.group]) * memory
 
+    def decay(self, index: int) -> float:
+        return float(self.optimizer.param_groups[self.channels[index].group].get("weight_decay", 0.0))
+
+    @property
+    def update(self) -> Update | None:
+        return self.recipe.update
+
+    def updates(self, which: Sequence[int]) -> list[State]:
+        self._held.settle()
+        return [self.channels[i].states["update"] for i in which]
+
     def agreed(self) -> None:
         self.assigned = True
 
-    def send(self, index: int, flat: Tensor) -> Program[None]:
+    def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
         """Put one channel's gradient on its way; the mean may be written over it."""
         flat = self._weighted(flat)
         self.steering.note(index, flat)
-        yield from self.sending.take_off(self._gradients, index, self.descent.outgoing(index, flat, self.scale))
+        given = self.descent.outgoing(index, flat, self.scale) if over is None else flat
+        yield from self.sending.take_off(self._gradients, index, given, over)
 
     def average_gradients(self) -> Program[None]:
         sums: Sequence[Tensor] = ()
@@ -197,10 +209,11 @@ class Worker:
         return bool(self.flights.of(which))
 
     def post(self, which: Sequence[int], message: Message) -> Program[None]:
+        lane = self.recipe.schedule.lane or "comm"
         for i in which:
             c = self.channels[i]
             program = message(Block(c.read(), c.layout), c.states["mixer"], self.context(i))
-            self.flights.post(i, (yield from start(program, c.name, self.step)))
+            self.flights.post(i, (yield from start(program, c.name, self.step, lane)))
 
     def collect(self, which: Sequence[int]) -> Program[list[list[Tensor]]]:
         yield from self.flights.join_messages(which)
@@ -209,11 +222,25 @@ class Worker:
     def arrived(self, which: Sequence[int]) -> list[list[Tensor]]:
         return self.flights.arrived(which)
 
+    def has_posted(self, which: Sequence[int]) -> bool:
+        return self.flights.has_posted(which)
+
+    def has_come(self, which: Sequence[int]) -> bool:
+        return self.flights.has_come(which)
+
+    def wait(self, which: Sequence[int]) -> Program[None]:
+        yield from self.flights.join_messages(which)
+
     def quiesce(self) -> Program[None]:
         """Wait for what is in flight, without letting it land: afterwards the state is all there is."""
         for flight in self.flights.averages:
             yield from self.sending.settle(flight)
-        yield from self.flights.join_messages(range(len(self.channels)))
+        yield from self.recipe.schedule.quiesce(self.loop)
+
+    def leave(self) -> Program[None]:
+        """Its lanes are about to end."""
+        if self.size > 1:
+            yield from self.recipe.schedule.leave(self.loop)
 
     def reset_optimizer(self) -> None:
         self.momenta.reset()
@@ -285,9 +312,9 @@ class Worker:
     def redirect(self) -> None:
         """The optimizer is about to take the gradients: make of them what the recipe says.
 
-        Of those that are not finite nothing is made: whoever skips steps must see them.
+        Of means that are not finite nothing is made: whoever skips steps must see them. Own gradients wait for no verdict.
         """
-        if self.finite:
+        if self.finite or not self.recipe.schedule.averages(self.step):
             self._held.drafts += self.descent.redirect()
 
     def discard(self) -> None:
@@ -316,7 +343,7 @@ class Worker:
     def follow(self, leaves: Mapping[str, Leaf]) -> None:
         """Parameters that were frozen train from now on, in channels of their own."""
         self.leaves |= leaves
-        self.channels += build(self.recipe, leaves, self.rate_groups(), self.size)
+        self.channels += build(self.recipe, leaves, self.rate_groups(), self.size, self.leaves)
 
     def is_sending(self) -> bool:
         """Whether anything is on its way that will land at a later step."""

@@ -38,7 +38,9 @@ def check(order: Order, placement: Placement, subject: str) -> Finding:
     sizes, device = order.sizes, placement.device
     torch.manual_seed(0)
     model = net(sizes.width).to(device)
-    own = any("sends momentum" in part.traits for part in short(subject).parts())
+    recipe = short(subject)
+    own = any("sends momentum" in part.traits for part in recipe.parts())
+    own |= recipe.update is not None and recipe.update.is_step
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.0 if own else 0.9)
     batches = batches_of(placement.rank).to(device)
     losses = list[Tensor]()

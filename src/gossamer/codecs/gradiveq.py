@@ -1,0 +1,179 @@
+"""GradiVeQ: slices of a gradient in the few directions that they had of late."""
+
+from functools import lru_cache
+from typing import Annotated, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from gossamer.codecs.casts import FP32
+from gossamer.core.block import Block, Layout, Segment, State
+from gossamer.core.contracts import Context, Echo, LinearCodec, Policy
+from gossamer.core.errors import AttachError
+from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice
+from gossamer.core.verbs import Program, all_reduce
+from gossamer.core.world import World
+
+SWEEPS = 8  # of the subspace iteration, which begins with the directions of before
+
+
+@final
+@part("gradiveq", sample="gradiveq(length=8, ratio=3, learn=1)")
+class GradiVeQ(LinearCodec):
+    """Slices of matrices in the principal directions of those before: what travels is linear, so it adds up on its way.
+
+    A matrix's rows are cut into equal slices s of at most `length` elements, which all begin at like places. For `learn`
+    steps the gradient travels in full, and C = sum s s^T of the agreed mean is taken; U are its leading directions, one for
+    every `ratio` elements of a slice, and all ranks find the same. For the next `every` steps U^T s travels, and the mean is
+    U mean(U^T s); then it begins anew. What lies across U gets through at the next learning, with error feedback, or not at
+    all. Vectors, and matrices with fewer slices than a slice has elements, travel as they are.
+
+    Use: with error_feedback() where ring all-reduces are fast, and gradients keep their directions for hundreds of steps: it
+    does two thin products a step, and looks for no direction in between.
+
+    Not for: the first hundreds of steps, in which directions turn: powersgd() follows them at every step, and says a matrix
+    in less. Nor models of short rows.
+
+    Wire: for `every` steps an all-reduce of 4 / ratio bytes for each element of matrices, and 4 of all others; for `learn`
+    steps 4 bytes an element. Memory: `length` / ratio elements for each of a slice, for each matrix.
+
+    >>> from gossamer.core.dice import Dice
+    >>> block, state = Block.of({"w": torch.outer(torch.arange(1.0, 9.0), torch.ones(8))}), dict[str, Tensor]()
+    >>> codec, sent = GradiVeQ(length=8, ratio=8, learn=1), list[int]()
+    >>> for step in (1, 2):
+    ...     program = codec.average(block, state, Context(0, 1, step, Dice(0, step, 0)))
+    ...     asked = next(program); sent.append(asked.tensor.numel())
+    ...     try: program.send(asked.tensor)
+    ...     except StopIteration as end: mean = end.value.mean
+    >>> sent, bool(torch.allclose(mean, block.flat, atol=1e-5))
+    ([64, 8], True)
+
+    Paper: Yu, Lin, Narra, Li, Li, Kim, Schwing, Annavaram, Avestimehr, GradiVeQ: Vector Quantization for Bandwidth-Efficient
+    Gradient Aggregation in Distributed CNN Training, NeurIPS 2018.
+    """
+
+    length: int = 256
+    ratio: Annotated[int, Choice(4, 8, 16)] = 8
+    learn: int = 10
+    every: int = 200
+
+    def __post_init__(self) -> None:
+        require(
+            2 <= self.ratio <= self.length,
+            f"gradiveq: ratio must be from 2 to length, {self.length}, got {self.ratio}; 8 is usual",
+        )
+        require(self.learn >= 1, f"gradiveq: learn must be at least 1 step, got {self.learn}; 10 are usual")
+        require(self.every >= 1, f"gradiveq: every must be at least 1 step, got {self.every}; hundreds are usual")
+
+    @property
+    def unbiased(self) -> bool:
+        return False
+
+    def omega(self, layout: Layout) -> float:
+        return float("inf")
+
+    def fits(self, world: World) -> None:
+        if any(layout.numel for layout in world.layouts) and not any(
+            _cut(self, layout.segments).slices for layout in world.layouts
+        ):
+            raise AttachError(
+                f"{self}: no matrix of the model has rows of {self.ratio} elements or more, and as many slices as they are long, "
+                "so that all would travel as it is; use a shorter length, or allreduce(powersgd()) + error_feedback()"
+            )
+
+    def policy(self, key: str) -> Policy:
+        return "equal"
+
+    def sum_bytes(self, layout: Layout, size: int) -> list[int]:
+        """While nothing is learned."""
+        slices, plain = _cut(self, layout.segments)
+        count = sum(s.count * s.kept for s in slices) + sum(end - begin for begin, end in plain)
+        return [count * layout.dtype.itemsize] if count else []
+
+    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+        cut = _cut(self, block.layout.segments)
+        known = all(f"basis:{s.name}" in state for s in cut.slices)
+        age = int(state.get("age", 0))
+        age = age if known or age < self.learn else 0
+        state["age"] = torch.tensor((age + 1) % (self.learn + self.every))
+        if age >= self.learn:
+            return (yield from self._along(cut, block, state, context))
+        echo = yield from FP32().average(block, {}, context)
+        for s in cut.slices:
+            self._learn(s, s.of(echo.mean), age, state, context)
+        return echo
+
+    def _along(self, cut: "_Cut", block: Block, state: State, context: Context) -> Program[Echo]:
+        """What lies along the known directions, and all that is not cut."""
+        bases = [state[f"basis:{s.name}"] for s in cut.slices]
+        own = [s.of(block.flat) @ basis.t() for s, basis in zip(cut.slices, bases, strict=True)]
+        rest = [block.flat[begin:end].clone() for begin, end in cut.plain]
+        message = torch.cat([block.flat.new_empty(0), *(t.reshape(-1) for t in (*own, *rest))])
+        if message.numel():
+            message = (yield from all_reduce(message)) / context.size
+        means = message.split([t.numel() for t in (*own, *rest)])
+        mean = block.for_mean()
+        for s, basis, c in zip(cut.slices, bases, means, strict=False):
+            torch.mm(c.view(s.count, s.kept), basis, out=s.of(mean))
+        for (begin, end), x in zip(cut.plain, means[len(own) :], strict=True):
+            mean[begin:end] = x
+
+        def add_sent(into: Tensor, weight: float) -> None:
+            for s, basis, c in zip(cut.slices, bases, own, strict=True):
+                s.of(into).addmm_(c, basis, alpha=weight)
+            for (begin, end), x in zip(cut.plain, rest, strict=True):
+                into[begin:end].add_(x, alpha=weight)
+
+        return Echo(mean, add_sent)
+
+    def _learn(self, s: "_Slices", x: Tensor, age: int, state: State, context: Context) -> None:
+        """Take one agreed mean into account, in its own size; the last one tells where the directions are."""
+        largest = x.abs().max()
+        x = (x / torch.where(largest > 0, largest, 1.0)).nan_to_num(
+            0.0, 0.0, 0.0
+        )  # of a mean that is none, nothing is kept
+        moment = x.t() @ x
+        if age:
+            moment += state[f"moment:{s.name}"]
+        if age + 1 < self.learn:
+            state[f"moment:{s.name}"] = moment
+            return
+        state.pop(f"moment:{s.name}", None)
+        basis = state.get(f"basis:{s.name}")
+        if basis is None:
+            basis = context.dice.shared_normal(f"{s.name}/gradiveq", s.kept, s.long).to(x)
+        for _ in range(SWEEPS):
+            basis = torch.linalg.qr(moment @ basis.t())[0].t()
+        state[f"basis:{s.name}"] = basis.contiguous()
+
+
+class _Slices(NamedTuple):
+    """Those of one matrix: how many there are, how long they are, and how many directions they are said in."""
+
+    name: str
+    offset: int
+    count: int
+    long: int
+    kept: int
+
+    def of(self, flat: Tensor) -> Tensor:
+        return flat[self.offset : self.offset + self.count * self.long].view(self.count, self.long)
+
+
+class _Cut(NamedTuple):
+    slices: tuple[_Slices, ...]
+    plain: tuple[tuple[int, int], ...]  # where what is not cut begins and ends
+
+
+@lru_cache(maxsize=1024)
+def _cut(codec: GradiVeQ, segments: tuple[Segment, ...]) -> _Cut:
+    slices, plain = list[_Slices](), list[tuple[int, int]]()
+    for s in segments:
+        row = s.row if len(s.shape) > 1 else 0
+        long = max((n for n in range(1, min(row, codec.length) + 1) if row % n == 0), default=0)
+        if long >= codec.ratio and s.numel >= long * long:
+            slices.append(_Slices(s.name, s.offset, s.numel // long, long, long // codec.ratio))
+        elif s.numel:
+            plain.append((s.offset, s.offset + s.numel))
+    return _Cut(tuple(slices), tuple(plain))

@@ -1,0 +1,140 @@
+"""SparseLoCo's codec: the largest elements of each tile, and of them 2 bits."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from gossamer.codecs.tiles import PLACES, Tiling, largest, place_bytes, read_places, spread, tiling, write_places
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.contracts import Codec, Context
+from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice
+from gossamer.core.wire import expect, pack, take
+
+BINS, WIDTH = 4, 1.5  # bins of so many standard deviations, the third of them around the mean
+
+
+class _Piece(NamedTuple):
+    tiles: Tiling
+    kept: int  # elements of all its tiles
+    own: slice  # of the block
+    codes: int  # bytes of theirs
+
+
+@final
+@part("tile_topk")
+class TileTopK(Codec):
+    """Keep the `keep` largest magnitudes of every tile of `side` by `side` elements, written in 2 bits each.
+
+    Of a tensor's values that are kept, m is the mean and s the standard deviation; each goes into one of four bins of 1.5 s,
+    those around m - 3 s, m - 1.5 s, m and m + 1.5 s, and is read as the mean of its bin. So |x - C(x)|^2 < |x|^2, and what rounding
+    takes is in the residual. Vectors have tiles of as many elements; a tensor that
+    is smaller is one tile. `bits=32` writes values as they are.
+
+    Use: for pseudo-gradients under error_feedback(decay=0.95), as the preset `sparse_loco` does: messages are 146 times shorter.
+
+    Not for: gradients at every step of large values apart: four means are too few; take topk().
+
+    Wire: of each element kept 12 bits of its place and 2 bits, and 16 bytes a tensor: 112 bytes of a full tile.
+
+    >>> from gossamer.core.dice import Dice
+    >>> block, codec = Block.of({"w": torch.tensor([0.1, 4.0, 0.2, -4.0])}), TileTopK(keep=2)
+    >>> codec.decode(codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0))), block)
+    tensor([ 0.,  4.,  0., -4.])
+
+    Paper: Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025.
+    """
+
+    keep: Annotated[int, Choice(16, 32, 64, 128)] = 64
+    side: Annotated[int, Choice(16, 32, 64)] = 64
+    bits: Literal[2, 32] = 2
+
+    def __post_init__(self) -> None:
+        require(self.keep >= 1, f"tile_topk: keep must be at least 1 element of a tile, got {self.keep}; 64 is usual")
+        require(
+            self.side >= 1 and self.side**2 <= PLACES,
+            f"tile_topk: side must be between 1 and 64, got {self.side}: 12 bits name a place in a tile",
+        )
+
+    @property
+    def unbiased(self) -> bool:
+        return False
+
+    @property
+    def bucket_mb(self) -> float:
+        return 25.0
+
+    def omega(self, layout: Layout) -> float:
+        return float("inf")
+
+    def wire_bytes(self, layout: Layout) -> int:
+        pieces = [*self._pieces(layout)]
+        return 4 * self._numbers(pieces) + sum(p.codes for p in pieces) + place_bytes(sum(p.kept for p in pieces))
+
+    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+        flat, places = block.flat.float(), list[Tensor]()
+        numbers, codes = list[Tensor](), list[Tensor]()
+        for tiles, _, own, _ in self._pieces(block.layout):
+            where, what = largest(tiles.apart(flat[own]), min(self.keep, tiles.places))
+            places.append(where.view(-1))
+            if self.bits == 2:
+                means, bins = _binned(what.view(-1))
+                numbers.append(means)
+                codes.append(_pack(bins))
+            else:
+                numbers.append(what.view(-1))
+        if not places:
+            return flat.new_empty(0, dtype=torch.uint8)
+        return pack(torch.cat(numbers), *codes, write_places(torch.cat(places)))
+
+    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
+        expect(wire, self.wire_bytes(layout), "tile_topk")
+        pieces = [*self._pieces(layout)]
+        numbers, rest = take(wire, torch.float32, self._numbers(pieces))
+        coded = sum(p.codes for p in pieces)
+        codes, places = rest[:coded], read_places(rest[coded:], sum(p.kept for p in pieces))
+        at, of, code = 0, 0, 0
+        for tiles, kept, own, length in pieces:
+            if self.bits == 2:
+                values = numbers[of : of + BINS][_unpack(codes[code : code + length], kept)]
+            else:
+                values = numbers[of : of + kept]
+            where = places[at : at + kept].view(tiles.count, -1)
+            read = tiles.together(spread(where, values.view(tiles.count, -1), tiles.places))
+            into[own].add_(read.to(into.dtype), alpha=weight)
+            at, of, code = at + kept, of + (BINS if self.bits == 2 else kept), code + length
+
+    def _numbers(self, pieces: list[_Piece]) -> int:
+        return sum(BINS if self.bits == 2 else p.kept for p in pieces)
+
+    def _pieces(self, layout: Layout) -> Iterator[_Piece]:
+        for s in layout.segments:
+            if s.numel:
+                tiles = tiling(s.shape, self.side, self.side**2)
+                kept = tiles.count * min(self.keep, tiles.places)
+                yield _Piece(tiles, kept, slice(s.offset, s.offset + s.numel), (kept + 3) // 4 if self.bits == 2 else 0)
+
+
+def _binned(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of each bin, and the bin of each value."""
+    size = values.abs().max()
+    unit = values / torch.where(size > 0, size, torch.ones_like(size))  # squares of what is tiny would be nothing
+    apart = unit - unit.mean()
+    deviation = apart.square().mean().sqrt()
+    steps = torch.where(deviation > 0, apart / (WIDTH * deviation), torch.zeros_like(apart))
+    bins = steps.nan_to_num(0.0).round().clamp(-2, 1).long() + 2
+    members = torch.nn.functional.one_hot(bins, BINS).to(unit.dtype)
+    means = (unit[:, None] * members).sum(0) / members.sum(0).clamp(min=1) * size
+    return means, bins
+
+
+def _pack(bins: Tensor) -> Tensor:
+    quads = torch.nn.functional.pad(bins, (0, -bins.numel() % 4)).view(-1, 4)
+    return (quads << torch.arange(0, 8, 2, device=bins.device)).sum(1).to(torch.uint8)
+
+
+def _unpack(codes: Tensor, count: int) -> Tensor:
+    shifted = codes.long()[:, None] >> torch.arange(0, 8, 2, device=codes.device)
+    return (shifted & 3).view(-1)[:count]

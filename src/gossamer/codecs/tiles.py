@@ -1,0 +1,109 @@
+"""Tiles: a tensor cut into pieces of equal size, with the same number kept of each, so that a place takes few bits."""
+
+from functools import lru_cache
+from math import ceil, prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.codecs.atoms import waves
+
+PLACES = 4096  # in a tile at most, so that 12 bits name one
+
+
+class Tiling(NamedTuple):
+    """A tensor as a matrix, zeros beyond its edges, of tiles that are `high` by `wide`."""
+
+    rows: int
+    columns: int
+    high: int
+    wide: int
+
+    @staticmethod
+    def of(shape: tuple[int, ...], side: int, run: int) -> "Tiling":
+        """Tiles of `side` by `side`; of a vector, of `run` elements. What is smaller has smaller ones.
+
+        >>> Tiling.of((100, 30), 64, 64), Tiling.of((5,), 64, 64)
+        (Tiling(rows=100, columns=30, high=64, wide=30), Tiling(rows=1, columns=5, high=1, wide=5))
+        """
+        if len(shape) < 2:
+            return Tiling(1, prod(shape), 1, min(run, prod(shape)))
+        rows, columns = shape[0], prod(shape[1:])
+        return Tiling(rows, columns, min(side, rows), min(side, columns))
+
+    @property
+    def numel(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return (ceil(self.rows / self.high), ceil(self.columns / self.wide)) if self.numel else (0, 0)
+
+    @property
+    def count(self) -> int:
+        return prod(self.grid)
+
+    @property
+    def places(self) -> int:
+        """In one tile."""
+        return self.high * self.wide
+
+    def apart(self, flat: Tensor) -> Tensor:
+        """A flat tensor, a tile a row."""
+        (down, across), matrix = self.grid, flat.view(self.rows, self.columns)
+        beyond = (0, across * self.wide - self.columns, 0, down * self.high - self.rows)
+        padded = torch.nn.functional.pad(matrix, beyond)
+        return padded.view(down, self.high, across, self.wide).transpose(1, 2).reshape(self.count, self.places)
+
+    def together(self, tiles: Tensor) -> Tensor:
+        """The inverse; what lies beyond the edges is dropped."""
+        down, across = self.grid
+        matrix = tiles.view(down, across, self.high, self.wide).transpose(1, 2)
+        return matrix.reshape(down * self.high, across * self.wide)[: self.rows, : self.columns].reshape(-1)
+
+    def cosines(self, tiles: Tensor, back: bool = False) -> Tensor:
+        """The discrete cosine transform of each tile, down and across, or its inverse."""
+        down, across = (waves(n, tiles.dtype, tiles.device) for n in (self.high, self.wide))
+        square = tiles.view(-1, self.high, self.wide)
+        turned = down.t() @ square @ across if back else down @ square @ across.t()
+        return turned.view(-1, self.places)
+
+
+@lru_cache(maxsize=1024)
+def tiling(shape: tuple[int, ...], side: int, run: int) -> Tiling:
+    return Tiling.of(shape, side, run)
+
+
+def largest(tiles: Tensor, keep: int) -> tuple[Tensor, Tensor]:
+    """The places in each tile of the elements of largest magnitude, and these."""
+    places = tiles.abs().topk(keep, dim=1, sorted=False).indices.sort(1).values
+    return places, tiles.gather(1, places)
+
+
+def spread(places: Tensor, values: Tensor, width: int) -> Tensor:
+    """Tiles that are zero but for these values; a wire may name a place twice."""
+    return values.new_zeros(values.shape[0], width).scatter_(1, places.clamp(max=width - 1), values)
+
+
+def place_bytes(count: int) -> int:
+    """Two places in three bytes."""
+    return (3 * count + 1) // 2
+
+
+def write_places(places: Tensor) -> Tensor:
+    """12 bits each.
+
+    >>> read_places(write_places(torch.tensor([1, 4095, 7])), 3).tolist()
+    [1, 4095, 7]
+    """
+    flat = torch.nn.functional.pad(places.view(-1), (0, places.numel() % 2)).view(-1, 2)
+    a, b = flat[:, 0], flat[:, 1]
+    packed = torch.stack([a & 255, (a >> 8) | ((b & 15) << 4), b >> 4], 1).to(torch.uint8).view(-1)
+    return packed[: place_bytes(places.numel())]
+
+
+def read_places(wire: Tensor, count: int) -> Tensor:
+    x = torch.nn.functional.pad(wire.long(), (0, -wire.numel() % 3)).view(-1, 3)
+    a, b = x[:, 0] | ((x[:, 1] & 15) << 8), (x[:, 1] >> 4) | (x[:, 2] << 4)
+    return torch.stack([a, b], 1).view(-1)[:count]

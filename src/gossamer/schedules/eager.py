@@ -1,0 +1,108 @@
+"""Eager updates: a rank's own progress counts at once, that of the others a round later."""
+
+from typing import Annotated, Literal, final
+
+import torch
+from torch import Tensor
+
+from gossamer.core.contracts import Policy
+from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice, LogRange, Range
+from gossamer.core.schedule import Loop, Place, Schedule, Share
+from gossamer.core.verbs import Descend, Program
+from gossamer.schedules.rounds import OuterStep, differences, just_before_landing, remember_anchor
+
+
+@final
+@part("eager", sample="eager(8)")
+class Eager(Schedule):
+    """Every `every` steps an outer step over a rank's own way now, and the way of the others a round ago.
+
+    D_i = a_i - x_i, launched;  E_i = D_i / N + D' - D_i' / N, where D' is the mean of the round before, and D_i' this rank's
+    part of it;  v_i = momentum v_i + E_i;  a_i -= rate (E_i + momentum v_i);  x_i = a_i. So nobody waits: an average has a whole
+    round to travel, and is late for the others' part only. `replace="scaled"` takes D_i / N + (1 - 1/N) D', as it is printed: then
+    a part of a rank's own way counts twice, and what they count twice drives ranks apart.
+
+    Anchors and velocities differ from rank to rank. Beside them every rank keeps the model that follows the means alone, equal on
+    all of them: that is the one to judge, and where all return to when an average is not finite.
+
+    Use: across sites where an average takes as long as a round, and `diloco` would wait for it.
+
+    Not for: machines short of memory: it keeps six more copies of the model. Nor few rounds, as `diloco`.
+
+    Wire: the exchange's bytes once per `every` steps, hidden behind computing.
+
+    >>> Eager(30)
+    eager(30)
+
+    Paper: Kale, Douillard, Donchev, Eager Updates for Overlapped Communication and Computation in DiLoCo, 2025.
+    """
+
+    every: Annotated[int, Choice(4, 8, 12, 24, 48)]
+    rate: Annotated[float, LogRange(0.2, 1.0)] = 0.4
+    momentum: Annotated[float, Range(0.0, 0.9)] = 0.9
+    replace: Annotated[Literal["own", "scaled"], Choice("own", "scaled")] = "own"
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"eager: every must be at least 1 step, got {self.every}; the paper uses 30")
+        require(self.rate > 0, f"eager: rate must be positive, got {self.rate}; 0 would freeze the model")
+        require(0 <= self.momentum < 1, f"eager: momentum must lie in [0, 1), got {self.momentum}; 0.9 is usual")
+
+    @property
+    def period(self) -> int:
+        return self.every
+
+    def policy(self, key: str) -> Policy:
+        return "mean" if key in ("anchor", "velocity", "own") else "equal"
+
+    def ends_round(self, step: int) -> bool:
+        return just_before_landing(step, self.every, None)
+
+    def judged(self, loop: Loop) -> list[Share] | None:
+        held = zip(loop.states, loop.parameters())
+        return [Share(state.get("agreed", x), torch.ones(())) for state, x in held]
+
+    def step(self, loop: Loop) -> Program[None]:
+        remember_anchor(loop, loop.parameters)
+        for state in loop.states:
+            state.setdefault("agreed", state["anchor"])
+        yield Descend()
+        if loop.step % self.every:
+            return
+        landed = loop.in_flight()
+        means = (yield from loop.land()) if landed else None
+        if landed and means is None:
+            return self._return(loop)
+        own = differences(loop, loop.parameters())
+        given = [place.layout.buffers.like(d).copy_(d) for place, d in zip(loop.places, own)]
+        for i, (place, mine, lr) in enumerate(zip(loop.places, own, loop.lrs)):
+            self._take(place, mine, None if means is None else means[i], loop.size, lr)
+        loop.write([s["anchor"] for s in loop.states])
+        yield from loop.launch(given)
+
+    def _take(self, place: Place, mine: Tensor, mean: Tensor | None, size: int, lr: float) -> None:
+        """The outer step of a block, of this rank's own anchor and of the agreed one."""
+        state, outer = place.states["schedule"], OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True)
+        eager = torch.div(mine, size, out=place.layout.buffers.like(mine))
+        if mean is not None:
+            if self.replace == "own":
+                eager.add_(mean).sub_(state["own"], alpha=1 / size)
+            else:
+                eager.add_(mean, alpha=1 - 1 / size)
+            agreed = {"anchor": state["agreed"]} | ({"velocity": state["pace"]} if "pace" in state else {})
+            outer.follow(agreed, place.layout, mean, lr)
+            state["agreed"] = agreed["anchor"]
+            if self.momentum:
+                state["pace"] = agreed["velocity"]
+        state["own"] = mine
+        outer.take(place, eager, lr)
+
+    def _return(self, loop: Loop) -> None:
+        """All ranks hold the agreed model again, and its velocity."""
+        for state in loop.states:
+            state["anchor"] = state["agreed"]
+            for key in "own", "velocity":
+                state.pop(key, None)
+            if "pace" in state:
+                state["velocity"] = state["pace"]
+        loop.assign([s["anchor"] for s in loop.states])

@@ -1,0 +1,91 @@
+"""Fragments: a model in pieces that are averaged one after the other, so that no round has a peak on the wire."""
+
+import re
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from math import prod
+
+from gossamer.core.errors import AttachError
+
+MOST = 8  # fragments, where nobody says how many
+
+Shapes = Mapping[str, tuple[int, ...]]
+NUMBERED = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
+
+
+def layer(name: str) -> str:
+    """The layer a parameter is of: up to the first number in its name, or all of that but its last word.
+
+    >>> layer("blocks.3.attention.query.weight"), layer("embedding.weight"), layer("scale")
+    ('blocks.3', 'embedding', 'scale')
+    """
+    numbered = NUMBERED.match(name)
+    return numbered[0] if numbered else name.rpartition(".")[0] or name
+
+
+def layers(shapes: Shapes) -> list[str]:
+    """Those that have anything to send, in the model's order."""
+    return [*dict.fromkeys(layer(name) for name, shape in shapes.items() if prod(shape))]
+
+
+def balanced(shapes: Shapes, count: int) -> dict[str, int]:
+    """Greedy packing: the largest tensor first, each into the fragment that is smallest so far.
+
+    >>> balanced({"a": (2,), "b": (3,), "c": (4,)}, 2)
+    {'c': 0, 'b': 1, 'a': 1}
+    """
+    fullness, out = [(0, 0, p) for p in range(count)], dict[str, int]()
+    for name in sorted(shapes, key=lambda n: (-prod(shapes[n]), n)):
+        numel, tensors, p = min(fullness)
+        out[name] = p
+        fullness[fullness.index((numel, tensors, p))] = (numel + prod(shapes[name]), tensors + 1, p)
+    return out
+
+
+def strided(shapes: Shapes, count: int) -> dict[str, int]:
+    """The layers dealt out in turn, in their order: each fragment has some of the early ones, and some of the late.
+
+    >>> strided({"0.w": (2,), "0.b": (1,), "1.w": (2,), "2.w": (2,)}, 2)
+    {'0.w': 0, '0.b': 0, '1.w': 1, '2.w': 0}
+    """
+    places = {one: i for i, one in enumerate(layers(shapes))}
+    return {name: places.get(layer(name), 0) % count for name in shapes}
+
+
+def matched(shapes: Shapes, patterns: Sequence[str]) -> dict[str, int]:
+    """The first pattern that a name fits says its fragment.
+
+    >>> matched({"0.w": (2,), "1.w": (2,), "head": (2,)}, ("0.*", "*"))
+    {'0.w': 0, '1.w': 1, 'head': 1}
+    """
+    out = dict[str, int]()
+    for name in shapes:
+        found = [p for p, pattern in enumerate(patterns) if fnmatchcase(name, pattern)]
+        if not found:
+            raise AttachError(
+                f"parameter {name!r} fits none of fragments={tuple(patterns)}, and would never be averaged; end with '*', which "
+                "takes the rest"
+            )
+        out[name] = found[0]
+    return out
+
+
+def usual(shapes: Shapes, every: int) -> int:
+    """As many fragments as there are layers, 8 at most, each with a slot of its own in a round.
+
+    >>> usual({"0.w": (2,), "1.w": (2,), "2.w": (2,)}, 100)
+    2
+    """
+    most = max(1, min(len(layers(shapes)), MOST))
+    return max(count for count in range(1, most + 1) if every % count == 0)
+
+
+def refuse_empty(part: object, shapes: Shapes, of: Mapping[str, int], called: Sequence[str]) -> None:
+    """Every fragment needs something to send."""
+    full = {p for name, p in of.items() if prod(shapes[name])}
+    empty = [name for p, name in enumerate(called) if p not in full]
+    if empty:
+        raise AttachError(
+            f"{part}: {', '.join(empty)} of {len(called)} fragments would be without parameters, for the model has "
+            f"{len(shapes)} tensors in {len(layers(shapes))} layers; use fewer fragments, or leave fragments out"
+        )

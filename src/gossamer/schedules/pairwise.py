@@ -1,0 +1,190 @@
+"""Average with one neighbour at a time, and wait for nobody."""
+
+from functools import partial
+from typing import Annotated, ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Context, Topology
+from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice
+from gossamer.core.schedule import Loop, Schedule, Share
+from gossamer.core.terms import Term, bars, needs
+from gossamer.core.topology import rounds, sides
+from gossamer.core.verbs import Descend, Program, all_reduce, start
+from gossamer.core.world import World
+from gossamer.mixers.weights import refuse_directed
+from gossamer.schedules import meetings
+from gossamer.schedules.meetings import Desk
+from gossamer.topologies import Bipartite
+
+
+@final
+@part("pairwise")
+class Pairwise(Schedule):
+    """AD-PSGD: ranks on one side of a graph ask a neighbour on the other side for its model, and both move to the middle.
+
+    A rank that asks sends its model m and trains on; when the answer r is there it adds (r - m) / 2 to what its model is by
+    then, and the rank that answered adds (m - r) / 2 to its own. Differences are added and averages never assigned, so
+    that no step is lost that was made meanwhile, and the sum of all models changes by what optimizers do and by nothing else.
+    Who answers does so beside its training, from a copy of its model: gradients are taken at the model as it was when the
+    step began, and what came meanwhile is added after the optimizer's step. Ranks of one side ask, those of the other only
+    answer: nobody who is waited for waits, so there is no deadlock.
+
+    After each `every`-th step a rank asks, unless an answer is still on its way: whom, it draws ("random": a round of the
+    topology, and a peer in it), or takes the topology's rounds "in turn". Each rank counts its own steps. `consensus`,
+    `finish`, `state_dict` and `save` are for all ranks together: those that are ahead wait there for the others, and answer
+    meanwhile. What a run comes to depends on time; in the simulator it is the same each time.
+
+    Use: among ranks of unlike or moody speed, on links that carry a model in a few steps: nobody waits for the slowest.
+
+    Not for: runs that must repeat themselves to the bit; ranks of one speed, where `gossip(symmetric(bipartite()),
+    overlap=True)` does the same in order; few bytes.
+
+    Wire: 4 d + 8 bytes a block from who asks, and 4 d from who answers (8 d each in double precision).
+
+    >>> Pairwise()
+    pairwise()
+    >>> from gossamer.topologies import Ring, TwoWay
+    >>> Pairwise(TwoWay(Ring()), every=2)
+    pairwise(topology=two_way(ring()), every=2)
+
+    Paper: Lian, Zhang, Zhang, Liu, Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018.
+    """
+
+    lane: ClassVar[str] = "pairs"
+    serves: ClassVar[bool] = True
+
+    topology: Topology = Bipartite()
+    every: Annotated[int, Choice(1, 2, 4)] = 1
+    partners: Literal["random", "in turn"] = "random"
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"pairwise: every must be at least 1 step, got {self.every}")
+
+    @property
+    def mixes(self) -> bool:
+        return True
+
+    @property
+    def own_pace(self) -> bool:
+        return True
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return (
+            bars(
+                "memory",
+                because="{memory} under {schedule}: partners change, and what one of them did not get another would; drop the "
+                "memory, or compress with gossip(choco(topk()))",
+            ),
+            bars(
+                "singles out",
+                because="{rules} cannot single out parameters under {schedule}: whole models are averaged",
+            ),
+            bars("control", because="{controller} has no knob to turn under {schedule}"),
+            needs(
+                "exact",
+                because="{exchange} under {schedule} would send nothing: whole models go from rank to rank, uncompressed; use "
+                "'allreduce(fp32()) + {schedule}', or gossip(choco()) to compress",
+            ),
+        )
+
+    @property
+    def period(self) -> int:
+        return self.every
+
+    @property
+    def prelude(self) -> int:
+        return self.topology.prelude * self.every
+
+    def ends_round(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def fits(self, world: World) -> None:
+        super().fits(world)
+        if world.size > 1:
+            refuse_directed(self, self.topology, world.size)
+            sides(self.topology, world.size)
+
+    def judged(self, loop: Loop) -> list[Share]:
+        """With what this rank owes its model: answers that have come, and those that it gave."""
+        desk: Desk = loop.live.get("desk") or self._desk(loop)
+        return [Share(model, torch.ones(())) for model in desk.models()]
+
+    def begin(self, loop: Loop) -> Program[None]:
+        if loop.size > 1 and "desk" not in loop.live:
+            loop.live["desk"] = desk = self._desk(loop)
+            yield from desk.open()
+
+    def step(self, loop: Loop) -> Program[None]:
+        yield from self.begin(loop)  # where no forward pass was seen
+        yield Descend()
+        desk: Desk = loop.live["desk"]
+        if desk.serves:
+            yield from desk.take()
+            return
+        if loop.has_come():
+            desk.land((yield from loop.collect()))
+        if loop.step % self.every == 0 and not loop.has_posted():
+            for i in range(len(loop.which)):
+                yield from loop.part([i]).post(partial(self._meet, index=i))
+
+    def quiesce(self, loop: Loop) -> Program[None]:
+        """Both halves of every pair are done when the last rank has come here. All ranks come."""
+        if loop.size == 1:
+            return
+        asked = yield from self._tell(loop, loop.has_posted())
+        if asked:
+            yield from self.begin(loop)  # on a rank that has never trained
+            yield from loop.wait()
+            yield from self._tell(loop, False)
+
+    def leave(self, loop: Loop) -> Program[None]:
+        """Who asks says goodbye; who answers goes on until all have."""
+        yield from self.begin(loop)
+        desk: Desk = loop.live["desk"]
+        if not desk.serves:
+            yield from start(meetings.goodbye(desk.near, loop.places[0].device), "goodbye", lane=self.lane)
+
+    def _tell(self, loop: Loop, so: bool) -> Program[bool]:
+        """Whether it is so on any rank, which is known when all have said it."""
+        flag = torch.tensor([float(so)], device=loop.places[0].device)
+        return bool((yield from all_reduce(flag, "max")))
+
+    def _desk(self, loop: Loop) -> Desk:
+        asking, _ = sides(self.topology, loop.size)
+        return Desk(loop, self._near(loop.rank, loop.size), loop.rank not in asking, self.lane)
+
+    def _near(self, rank: int, size: int) -> list[int]:
+        """Its neighbours, each as often as there are rounds in which it is one."""
+        return [other for round in rounds(self.topology, size) for other in self.topology.peers(rank, size, round).to]
+
+    def _meet(self, block: Block, state: State, context: Context, index: int) -> Program[list[Tensor]]:
+        """What a rank says in a meeting that it asks for; of one that only answers, what it says in one (to be counted)."""
+        partner, model = self._partner(context), meetings.whole(block.flat, state)
+        if partner is None:
+            return _nothing()
+        asking, _ = sides(self.topology, context.size)
+        meeting = meetings.ask(partner, index, model) if context.rank in asking else meetings.answer(partner, model)
+        return _as_wire(meeting)
+
+    def _partner(self, context: Context) -> int | None:
+        """Drawn evenly, or the next round's: nobody, perhaps."""
+        if self.partners == "random":
+            near, (u,) = self._near(context.rank, context.size), context.dice.uniform("partner", 1).tolist()
+            return near[int(u * len(near))]
+        number = context.step // self.every - 1
+        to = self.topology.peers(context.rank, context.size, number).to
+        return to[number % len(to)] if to else None
+
+
+def _as_wire(meeting: Program[Tensor]) -> Program[list[Tensor]]:
+    return [(yield from meeting).view(torch.uint8)]
+
+
+def _nothing() -> Program[list[Tensor]]:
+    yield from ()
+    return []

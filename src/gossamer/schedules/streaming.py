@@ -1,0 +1,178 @@
+"""Streaming DiLoCo: fragments of the model leave one after the other, and land some steps later."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, final
+
+import torch
+
+from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice, LogRange, Range
+from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.terms import Term, bars
+from gossamer.core.verbs import Descend, Program
+from gossamer.schedules import fragments as pieces
+from gossamer.schedules.rounds import (
+    OuterStep,
+    differences,
+    just_before_landing,
+    lands,
+    refuse_delay,
+    remember_anchor,
+    return_to_anchor,
+)
+
+
+@final
+@part("streaming", sample="streaming(8)")
+class Streaming(Schedule):
+    """Every `every` steps each fragment of the model is averaged, each at its own step, and lands `delay` steps later.
+
+    D = mean_i (a - x_i) of a fragment, launched;  v = momentum v + D;  a -= rate (D + momentum v);  `delay` steps after it
+    left, x_i = mixing x_i + (1 - mixing) a. So the wire is busy all the time and never much: its peak is that of one fragment.
+    Every fragment has its own anchor and velocity. With one fragment, no delay and no mixing it is `diloco`, bit for bit.
+
+    `fragments`: how many; or patterns of names, of which the first that fits counts: ("embed*", "blocks.?.*", "*"). Left out,
+    as many as the model has layers, 8 at most. `cut="strided"` deals layers out in turn, as the paper does; "balanced" packs
+    tensors so that all are about as long.
+
+    In the long run a local step counts g (1 - (1 - mixing) delay / every) / (1 - mixing + mixing g) times, with g = rate /
+    (1 - momentum), which `gain` says: mixing and momentum are to be chosen together. Averages land by schedule, never by
+    arrival, and pass through the recipe's memory and exchange. Where one is not finite, all ranks return to that fragment's
+    anchor.
+
+    Use: across sites: averages travel while the next steps are computed, and no step sends a whole model.
+
+    Not for: networks on which one fragment takes longer than `delay` steps: then it is waited for.
+
+    Wire: the exchange's bytes once per `every` steps, hidden behind computing, a fragment at a time.
+
+    >>> Streaming(100, fragments=4, delay=5)
+    streaming(100, fragments=4, delay=5)
+    >>> round(Streaming(100, delay=5).gain, 2)
+    1.56
+
+    Paper: Douillard et al., Streaming DiLoCo with Overlapping Communication: Towards a Distributed Free Lunch, 2025.
+    """
+
+    every: Annotated[int, Choice(4, 8, 12, 24, 48)]
+    fragments: int | tuple[str, ...] | None = None
+    delay: int = 1
+    mixing: Annotated[float, Range(0.1, 0.9)] = 0.5
+    rate: Annotated[float, LogRange(0.2, 1.0)] = 0.4
+    momentum: Annotated[float, Range(0.0, 0.9)] = 0.9
+    cut: Annotated[Literal["strided", "balanced"], Choice("strided", "balanced")] = "strided"
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, f"streaming: every must be at least 1 step, got {self.every}; the paper uses 100")
+        refuse_delay("streaming", self.delay, self.every)
+        require(
+            0 <= self.mixing < 1,
+            f"streaming: mixing must lie in [0, 1), got {self.mixing}: 1 keeps all of a rank's own and never synchronises; the "
+            "paper uses 0.5",
+        )
+        require(
+            self.mixing > 0 or self.delay == 0,
+            f"streaming: mixing=0.0 with delay={self.delay} throws away the {self.delay} steps taken meanwhile; use mixing=0.5, or "
+            "delay=0",
+        )
+        require(0 <= self.momentum < 1, f"streaming: momentum must lie in [0, 1), got {self.momentum}; 0.9 is usual")
+        require(self.rate > 0, f"streaming: rate must be positive, got {self.rate}; 0 would freeze the model")
+        require(
+            self.rate < self.stable,
+            f"streaming: a rate of {self.rate} with mixing={self.mixing} and momentum={self.momentum} swings ever further; it must "
+            f"be below {self.stable:.3g}",
+        )
+        self._check_fragments()
+
+    def _check_fragments(self) -> None:
+        count = len(self.fragments) if isinstance(self.fragments, tuple) else self.fragments
+        if count is None:
+            return
+        require(count >= 1, f"streaming: there must be at least one fragment, got fragments={self.fragments}")
+        require(
+            self.every % count == 0,
+            f"streaming: {count} fragments in a round of {self.every} steps: each needs a slot of its own, and all are as long; "
+            f"use every={count * -(-self.every // count)}",
+        )
+
+    @property
+    def stable(self) -> float:
+        """The outer rate from which on a model that is pulled half-way overshoots ever further."""
+        if not self.mixing:
+            return float("inf")
+        return (1 + self.momentum) * (1 + 1 / self.mixing) / (1 + 2 * self.momentum)
+
+    @property
+    def gain(self) -> float:
+        """How many times a local step counts in the long run."""
+        g = self.rate / (1 - self.momentum)
+        return g * (1 - (1 - self.mixing) * self.delay / self.every) / (1 - self.mixing + self.mixing * g)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        if self._is_whole:
+            return ()
+        because = (
+            "{controller} under {schedule}: it goes by means of whole models, and here a fragment lands at a time; drop it, or "
+            "use diloco"
+        )
+        return (bars("control", because=because),)
+
+    @property
+    def _is_whole(self) -> bool:
+        return self.fragments == 1 or (isinstance(self.fragments, tuple) and len(self.fragments) == 1)
+
+    @property
+    def period(self) -> int:
+        return self.every
+
+    def ends_round(self, step: int) -> bool:
+        return just_before_landing(step, self.every, self.delay)
+
+    def equal(self, step: int) -> bool:
+        return self._is_whole and self.delay == 0 and self.mixing == 0 and step % self.every == 0
+
+    def fragment_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, int]:
+        if isinstance(self.fragments, tuple):
+            of, called = pieces.matched(shapes, self.fragments), [repr(pattern) for pattern in self.fragments]
+        else:
+            count = self.fragments or pieces.usual(shapes, self.every)
+            of = (pieces.strided if self.cut == "strided" else pieces.balanced)(shapes, count)
+            called = [f"the {p + 1}." for p in range(count)]
+        pieces.refuse_empty(self, shapes, of, called)
+        return of
+
+    # -- a step ----------------------------------------------------------------------------------------------------------
+
+    def step(self, loop: Loop) -> Program[None]:
+        remember_anchor(loop, loop.parameters)
+        yield Descend()
+        parts = fragments_of(loop)
+        since = [loop.step - self.every * (p + 1) // len(parts) for p in range(len(parts))]
+        for fragment, steps in zip(parts, since):
+            if self.delay and lands(steps, self.every, self.delay) and fragment.in_flight():
+                yield from self._land(fragment)
+        for fragment, steps in zip(parts, since):
+            if steps % self.every:
+                continue
+            yield from fragment.launch(differences(fragment, fragment.parameters()))
+            if self.delay == 0:
+                yield from self._land(fragment)
+
+    def _land(self, fragment: Loop) -> Program[None]:
+        """Move the fragment's anchor, and the model towards it; all the way where what landed was not finite."""
+        means = yield from fragment.land()
+        outer = OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True)
+        for place, mean, lr in zip(fragment.places, means or [], fragment.lrs):
+            outer.take(place, mean, lr)
+        if means is None or not self.mixing:
+            return_to_anchor(fragment)
+            return
+        held = zip(fragment.parameters(), fragment.states)
+        fragment.assign([torch.lerp(x, s["anchor"], 1 - self.mixing, out=x) for x, s in held])
+
+
+def fragments_of(loop: Loop) -> list[Loop]:
+    """The same training, a fragment at a time."""
+    numbers = [place.fragment for place in loop.places]
+    return [loop.part([i for i, n in enumerate(numbers) if n == p]) for p in range(max(numbers) + 1)]

@@ -1,0 +1,182 @@
+"""0/1 Adam's schedule: which means are exact, and when ranks that step apart meet."""
+
+from collections.abc import Sequence
+from typing import Annotated, final
+
+import torch
+from torch import Tensor
+
+from gossamer.codecs import FP32
+from gossamer.core.contracts import StepsApart
+from gossamer.core.parts import part, require
+from gossamer.core.ranges import Choice
+from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.terms import Term, bars, those
+from gossamer.core.verbs import Descend, Program
+from gossamer.exchanges import AllReduced
+from gossamer.schedules.rounds import differences, remember_anchor
+
+_DENSE = AllReduced(FP32())
+
+
+@final
+@part("zero_one", sample="zero_one(3, kappa=1, scaler=2, clipper=4)")
+class ZeroOne(Schedule):
+    """Gradients until the freeze, few of them exactly and all others as the recipe says; then local steps, in longer rounds.
+
+    Up to step `freeze` gradients are averaged at every step: densely at the steps of T_v, past codec and memory; at the
+    others through the recipe's. T_v begins with `kappa` steps in a row; after every `kappa` of them the interval between two
+    doubles. With kappa 16 they are 96 of the first 1000 steps, and 148 of 10 000.
+
+    After that every rank steps on its own gradients, and ranks meet at the steps of T_u: at first at every one, and after
+    every `scaler` steps half as often, up to every `clipper`-th. What travels is what an update such as adam_frozen() says that
+    its steps came to, and all go on from where they met last; under another update, or none, the models' differences. The
+    optimizer's weight decay is taken from the model that they met at, exactly as each rank took it. What a memory owes is
+    forgotten at the freeze: it was owed of gradients.
+
+    Use: with adam_frozen(), over signs with error feedback; the preset `zero_one_adam` is all of it. Let `freeze` be the end
+    of the learning rate's warm-up, and `scaler` the steps in which the rate halves.
+
+    Not for: short runs, most of whose steps come before the freeze and are sent at every step.
+
+    Wire: up to the freeze 4 d bytes in an all-reduce at the steps of T_v, the exchange's bytes at the others; then the
+    exchange's bytes once a round.
+
+    >>> few = ZeroOne(1000)
+    >>> [step for step in range(1, 60) if not few.coarse(step)][14:]
+    [15, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42, 44, 46, 48, 52, 56]
+    >>> sum(not few.coarse(step) for step in range(1, 1001))
+    96
+
+    Paper: Lu, Li, Zhang, De Sa, He, Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam, ICLR 2023.
+    """
+
+    freeze: int
+    kappa: int = 16
+    scaler: int = 32678
+    clipper: Annotated[int, Choice(4, 8, 16)] = 16
+
+    def __post_init__(self) -> None:
+        require(
+            self.freeze >= 1,
+            f"zero_one: freeze must be at least 1 step, got {self.freeze}: a second moment needs gradients to learn of; the end "
+            "of the learning rate's warm-up is usual",
+        )
+        require(self.kappa >= 1, f"zero_one: kappa must be at least 1, got {self.kappa}; 16 is usual")
+        require(self.scaler >= 1, f"zero_one: scaler must be at least 1 step, got {self.scaler}; in it the rate halves")
+        require(
+            self.clipper >= 1,
+            f"zero_one: clipper must be at least 1 step, got {self.clipper}; it is the longest round, and 16 is usual",
+        )
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(meets=True)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        because = "{controller} under {schedule} would take gradients and models for the same; leave it out"
+        return (bars("control", because=because),)
+
+    @property
+    def works_alone(self) -> bool:
+        return True
+
+    @property
+    def follows_rate(self) -> bool:
+        return True
+
+    @property
+    def period(self) -> int:
+        return self.clipper
+
+    @property
+    def prelude(self) -> int:
+        return self.freeze + self.scaler * (self.clipper - 1).bit_length()
+
+    def averages(self, step: int) -> bool:
+        return step <= self.freeze
+
+    def coarse(self, step: int) -> bool:
+        return self.averages(step) and not _is_of_growing_intervals(step, self.kappa)
+
+    def ends_round(self, step: int) -> bool:
+        if self.averages(step):
+            return True
+        doublings = min((step - self.freeze - 1) // self.scaler, self.clipper.bit_length())
+        return step % min(2**doublings, self.clipper) == 0
+
+    def equal(self, step: int) -> bool:
+        return self.ends_round(step)
+
+    def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
+        yield from loop.send(index, flat, None if self.coarse(loop.step) else _DENSE)
+
+    def step(self, loop: Loop) -> Program[None]:
+        if self.averages(loop.step):
+            yield from loop.average_gradients()
+            yield Descend()
+            return
+        _set_out(loop)
+        rates = loop.lrs
+        yield Descend()
+        for state, lr, decay in zip(loop.states, rates, loop.decays, strict=True):
+            state["rate"] = _number(state, "rate", 0.0) + lr
+            state["kept"] = _number(state, "kept", 1.0) * (1 - lr * decay)
+        if self.ends_round(loop.step):
+            yield from _meet(loop)
+
+
+def _is_of_growing_intervals(step: int, count: int) -> bool:
+    """The multiples of 1, of 2, of 4 and so on: so many of each, one after another."""
+    interval, last = 1, 0
+    while last < step:
+        last = last // interval * interval + count * interval
+        if step <= last:
+            return step % interval == 0
+        interval *= 2
+    return False
+
+
+def _number(state: dict[str, Tensor], key: str, start: float) -> Tensor:
+    return state.get(key, torch.tensor(start, dtype=torch.float64))
+
+
+def _set_out(loop: Loop) -> None:
+    """At the first step that ranks take apart; what was owed was owed of gradients."""
+    if not any("anchor" in s for s in loop.states):
+        for place in loop.places:
+            place.states["memory"].clear()
+            place.states["exchange"].clear()
+    remember_anchor(loop, loop.parameters)
+
+
+def _meet(loop: Loop) -> Program[None]:
+    update = loop.update if isinstance(loop.update, StepsApart) else None
+    given = differences(loop, loop.parameters()) if update is None else _gone(loop, update)
+    means: Sequence[Tensor] | None = given
+    if loop.size > 1:
+        means = yield from loop.average(given)
+    starts = [s["anchor"] for s in loop.states]
+    if means is not None and update is None:
+        starts = [torch.sub(a, d, out=d) for a, d in zip(starts, means, strict=True)]
+    elif means is not None and update is not None:
+        starts = [_met(update, *known) for known in zip(loop.states, loop.updates, means, strict=True)]
+    elif update is not None:
+        for state in loop.updates:
+            update.forget(state)
+    for state, x in zip(loop.states, starts, strict=True):
+        state["anchor"] = x
+        state.pop("rate")
+        state.pop("kept")
+    loop.assign(starts)
+
+
+def _gone(loop: Loop, update: StepsApart) -> list[Tensor]:
+    gone = [update.gone(state) for state in loop.updates]
+    return [place.empty() if u is None else u for place, u in zip(loop.places, gone, strict=True)]
+
+
+def _met(update: StepsApart, state: dict[str, Tensor], kept: dict[str, Tensor], mean: Tensor) -> Tensor:
+    """Where all go on from, the optimizer's weight decay included."""
+    return update.meet(state["anchor"] * float(state["kept"]), mean, float(state["rate"]), kept)

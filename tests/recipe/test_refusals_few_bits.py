@@ -1,0 +1,105 @@
+"""Signs, bytes, sparse sums and momenta that travel: what of them cannot be right is refused with the reason and the fix."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.worker.gym import make
+from torch import nn
+
+from gossamer.core.errors import AttachError, RecipeError
+from gossamer.hosts.ddp import check as check_hook
+from gossamer.recipe import Recipe
+
+SUMMED = ("int8()", "fp8()", "natural()", "sign()", "sign_columns()", "strom(0.1)", "adacomp()")
+BIASED = (  # each needs a memory
+    "scatter(sign())",
+    "scatter(sign(scale='l2'))",
+    "scatter(sign_columns())",
+    "gather(strom(0.1))",
+    "gather(adacomp())",
+    "allreduce(randk())",
+    "allreduce(gradiveq())",
+    "gtopk + none()",
+)
+KEPT = ("ef_signsgd", "onebit_sgd", "gtopk", "dgc", "ef21", "strom(0.1)", "adacomp", "randk", "gradiveq")
+
+REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
+    # what is said of a codec and is not so
+    "fp8(format='e4m3fnuz')": ("got 'e4m3fnuz'", "one of 'e4m3', 'e5m2'"),
+    "fp8(scale='ocp')": ("cuts off the largest of a block", "use scale='e8m0'"),
+    "int8(scale='ocp')": ("got 'ocp'", "one of 'fp32', 'bf16'"),
+    "scatter(fp8(rounding='nearest')) + diana()": ("is biased", "error_feedback()"),
+    "int8(block=0)": ("got 0", "128 elements"),
+    "natural(bits=7)": ("got 7", "one of 8, 9"),
+    "strom(0.0)": ("above 0", "largest one percent"),
+    "adacomp(0)": ("between 1 and 32768", "50 for convolutions"),
+    "gtopk(ratio=0.0)": ("(0, 1]", "one percent"),
+    "randk(ratio=2.0)": ("(0, 1]", "one percent"),
+    # memories around what does not contract, or twice
+    "scatter(sign(scale='one')) + error_feedback()": ("can diverge", "drop it"),
+    "scatter(sign(scale='l2')) + ef21()": ("can diverge", "more bits"),
+    "gather(ternary()) + ef21()": ("can diverge", "use diana()"),
+    "ef_signsgd + diana()": ("needs an unbiased exchange", "use error_feedback()"),
+    "ef21(eta=0.0)": ("(0, 1]", "0.1 for minibatches"),
+    "gather(sign()) + momentum_correction()": ("would stop all momentum", "masking=False"),
+    # momenta
+    "onebit_adam(0)": ("at least 1 step", "15 to 25 %"),
+    "onebit_adam(3) + slowmo(4)": ("sends a momentum", "every_step()"),
+    "onebit_adam(3) + local_sgd(4)": ("under local_sgd(4) there is none", "every_step()"),
+    "onebit_lamb(3) + local_sgd(4)": ("under local_sgd(4) there is none", "every_step()"),
+    "zero_one_adam(3) + slowmo(4)": ("under slowmo(4) they do not", "zero_one(1000)"),
+    "allreduce(fp32()) + first() + adam_after(3)": ("late ranks do not have it", "every_step()"),
+    "gather(topk()) + momentum_correction(0.9) + adam_after(3)": ("make another one", "momentum=0.0"),
+    "zero_one_adam(3) + momentum_correction(0.9)": ("adds another one", "momentum=0.0"),
+    "onebit_adam(3) + every_step(l1=0.1)": ("gradient's length", "leave l1 out"),
+    "onebit_lamb(3) + every_step(l1=0.1)": ("gradient's length", "leave l1 out"),
+    "zero_one_adam(3) + every_step(l1=0.1)": ("gradient's length", "leave l1 out"),
+    "signsgd + every_step(l1=0.1)": ("gradient's length", "leave l1 out"),
+    "signsgd + local_sgd(4)": ("under local_sgd(4) there is none", "every_step()"),
+    "signsgd + gossip()": ("would send nothing", "choco()"),
+    "ef_signsgd + local_sgd(4)": ("in units of the update", "error_feedback()"),
+}
+REFUSED |= {f"allreduce({c})": ("cannot be summed on their way", f"use scatter({c})") for c in SUMMED}
+REFUSED |= dict.fromkeys(BIASED, ("is biased", "error_feedback()"))
+REFUSED |= {f"{p} + first()": ("would be lost silently", "drop the memory") for p in KEPT}
+REFUSED |= {f"{p} + gossip()": ("the error does not vanish", "drop the memory") for p in KEPT}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_it_is_refused_with_the_reason_and_the_fix(text: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        Recipe.of(text)
+    for words in REFUSED[text]:
+        assert words in str(caught.value)
+
+
+ADAPTIVE = ("onebit_adam(3)", "zero_one_adam(3)", "onebit_lamb(3)")
+OPTIMIZERS: dict[str, tuple[Callable[[nn.Module], torch.optim.Optimizer], str]] = {
+    "not of Adam's family": (lambda m: torch.optim.RMSprop(m.parameters()), "use torch.optim.AdamW"),
+    "a second momentum": (lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), "both add momentum"),
+    "other numbers": (lambda m: torch.optim.AdamW(m.parameters(), betas=(0.8, 0.99)), "in the recipe"),
+    "amsgrad": (lambda m: torch.optim.AdamW(m.parameters(), weight_decay=0.0, amsgrad=True), "leave amsgrad out"),
+}
+
+
+@pytest.mark.parametrize("recipe", ADAPTIVE)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_that_does_not_fit_is_refused_when_it_is_attached(recipe: str, name: str) -> None:
+    optimizer, fix = OPTIMIZERS[name]
+    with pytest.raises(AttachError) as caught:
+        make(recipe, 2, optimizer=optimizer)
+    assert fix in str(caught.value)
+
+
+@pytest.mark.parametrize("recipe", [*ADAPTIVE, "signsgd"])
+def test_ddp_averages_gradients_already(recipe: str) -> None:
+    with pytest.raises(AttachError, match=r"use gossamer\.attach"):
+        check_hook(Recipe.of(recipe))
+
+
+def test_it_is_the_same_memory_that_owes_and_that_is_refused_elsewhere() -> None:
+    """The table is no list of what is refused anyhow: around what it is for, each of these is legal."""
+    kept: list[Any] = [Recipe.of(text) for text in (*KEPT, *ADAPTIVE)]
+    assert len(kept) == len(KEPT) + len(ADAPTIVE)

@@ -1,0 +1,117 @@
+"""Somebody's own script on trial: what its ranks tell, what is refused, and what becomes of a run that fails."""
+
+import contextlib
+import io
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from tests.gang import Gang
+
+from gossamer.record import Record, Run
+from gossamer.trial.hearing import Hearing
+from gossamer.trial.script import Orders
+from gossamer.trial.script import run as run_script
+from gossamer.trial.scripts import ScriptError, ScriptPlan, Trial
+
+pytestmark = pytest.mark.gang
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def said(rank: int, size: int, script: str, arguments: list[str], recipe: str) -> tuple[int, list[str]]:
+    """What one rank says, which has no process of its own here."""
+    heard, argv, path = io.StringIO(), sys.argv, list(sys.path)
+    with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard):
+        code = run_script(Orders(str(PROGRAMS / script), arguments, recipe, 60.0))
+    sys.argv, sys.path[:] = argv, path
+    return code, heard.getvalue().splitlines()
+
+
+def compare(gang: Gang, script: str, arguments: list[str], *recipes: str) -> tuple[Record, int]:
+    plan = ScriptPlan(str(PROGRAMS / script), arguments, {r: r for r in recipes})
+    trial = Trial(plan, 2, None, "gossamer compare --script", lambda event: None, None)
+
+    def run(kind: str, hearing: Hearing) -> None:
+        for rank, (code, lines) in enumerate(gang.run(said, script, arguments, kind)):
+            for line in lines:
+                hearing.line(rank, line)
+            if code:
+                hearing.killed(rank, code)
+
+    return trial.follow(run)
+
+
+def run_of(record: Record, name: str) -> Run:
+    found = record.run(name)
+    assert found is not None
+    return found
+
+
+def test_a_script_trains_under_every_recipe_that_is_named(gang2: Gang) -> None:
+    record, code = compare(gang2, "plain.py", [], "allreduce", "qsgd", "ddp", "compute")
+    assert code == 0
+    dense, qsgd, ddp, alone = record.runs
+    assert [r.status for r in record.runs] == ["ok"] * 4
+    assert [s.step for s in qsgd.steps] == list(range(1, 9))
+    assert all(math.isfinite(s.loss) and s.wait is not None and s.codec is not None for s in qsgd.steps)
+    assert (dense.recipe, qsgd.recipe) == ("allreduce(fp32())", "scatter(qsgd())")
+    elements = 8 * 16 + 16 + 16 + 1
+    assert dense.wire_bytes == 8 * 4 * elements == ddp.wire_bytes
+    assert 0 < (qsgd.wire_bytes or 0) < dense.wire_bytes / 4
+    assert (alone.wire_bytes, alone.alone) == (0, True)
+    # There is no DistributedDataParallel in it, and the record does not pretend.
+    assert (ddp.yardstick, ddp.recipe) == (False, "allreduce(fp32())")
+    assert "'ddp' is allreduce() here" in record.note
+    assert record.metric == "training loss (mean over 5 steps)"
+    assert [e.step for e in qsgd.evaluations] == [5, 8]
+    assert record.parameters == elements
+
+
+def test_ddp_is_itself_where_the_script_has_it_and_on_metrics_may_tell_the_loss(gang2: Gang) -> None:
+    record, code = compare(gang2, "hooked.py", [], "ddp", "allreduce", "compute", "qsgd")
+    assert code == 0
+    ddp, dense, alone, qsgd = record.runs
+    assert [[s.step for s in r.steps] for r in record.runs] == [[2, 4, 6, 8]] * 4
+    assert (ddp.yardstick, ddp.recipe, ddp.wire_bytes) == (True, "ddp", 8 * 4 * 9)
+    assert ddp.steps[0].wait is None  # it does not say
+    assert dense.steps[-1].loss == pytest.approx(ddp.steps[-1].loss, rel=1e-5)
+    assert alone.steps[-1].loss != pytest.approx(ddp.steps[-1].loss, rel=1e-5)
+    assert (qsgd.wire_bytes or 0) < 8 * 4 * 9
+
+
+def test_held_out_quality_counts_where_a_script_tells_it_and_is_the_mean_over_ranks(gang2: Gang) -> None:
+    record, _ = compare(gang2, "plain.py", ["judges"], "allreduce", "bf16")
+    assert record.metric == "held-out loss"
+    assert [(e.step, e.quality) for e in record.runs[1].evaluations] == [(4, 0.75), (8, 0.625)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("never attaches", "steps an optimizer before it attaches: put comm = gossamer.attach"),
+        ("attaches twice", "attaches twice"),
+        ("ignores", r"names its recipe itself \(qsgd\(bits=2\)\)"),
+        ("never tells", r"never told a loss, .* put comm.log\(loss=loss\)"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_at_its_first_run(gang2: Gang, wrong: str, why: str) -> None:
+    with pytest.raises(ScriptError, match=f"plain.py {why}"):
+        compare(gang2, "plain.py", [wrong], "allreduce", "qsgd")
+
+
+def test_a_rank_that_was_killed_or_missed_others_is_told_from_the_one_at_fault() -> None:
+    hearing = Hearing(Run("qsgd", "qsgd"), 1, 5, lambda event: None)
+    hearing.line(0, '@gossamer {"event": "died", "error": "PeerError: rank 1 is gone", "missed": true}')
+    hearing.line(1, "Traceback")
+    hearing.line(1, "no newline before @gossamer {not ours")
+    hearing.line(1, '@gossamer {"event": "died", "error": "ZeroDivisionError: no more data", "missed": false}')
+    hearing.killed(0, 1)
+    hearing.conclude(2)
+    assert hearing.run.status == "failed"
+    assert hearing.run.error.startswith(
+        "rank 1: ZeroDivisionError: no more data\nits last lines:\n  Traceback\n  no newline"
+    )
+    hearing.killed(2, -9)
+    hearing.conclude(4)
+    assert hearing.run.error == "rank 2: was killed by SIGKILL (the kernel does this when memory runs out)"

@@ -1,0 +1,234 @@
+"""0/1 Adam: few exact means to learn of, signs of all others; then steps apart, and signs of what they came to."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.gang import Gang
+from tests.hosts.loops import Awkward, attached, flat, loss_of, same, small_step
+from tests.updates.test_adam_after import adamw, undecayed
+from tests.worker.gym import Odd, bit_equal, make, parameters, pull, spoiled, train
+from torch import Tensor
+
+from gossamer.core.errors import AttachError, RecipeError
+from gossamer.recipe import Recipe
+from gossamer.schedules import ZeroOne
+
+SHORT = "zero_one_adam(4, kappa=1, scaler=2, clipper=4)"  # exact at 1, 2 and 4; ranks meet after 5, 6, 8, 12, 16
+EXACT = "allreduce(fp32()) + adam_frozen() + zero_one(4, kappa=1, scaler=2, clipper=4)"
+
+
+def test_how_many_means_are_exact_and_how_often_ranks_meet() -> None:
+    """The examples of its tutorial, and of the paper's BERT."""
+    few = ZeroOne(12_500)
+    assert sum(not few.coarse(t) for t in range(1, 1001)) == 96
+    assert sum(not few.coarse(t) for t in range(1, 10_001)) == 148
+    short = ZeroOne(1000, scaler=1000)
+    assert sum(map(short.ends_round, range(1001, 20_001))) == pytest.approx(2813, abs=1)
+    assert sum(map(few.ends_round, range(12_501, 118_001))) == pytest.approx(58_120, abs=2)
+
+
+class Twin:
+    """The method as it is written down, with exact means, in double precision, on so many ranks."""
+
+    def __init__(self, ranks: int) -> None:
+        self.models = [Odd().double() for _ in range(ranks)]
+        shapes = [p.detach() for p in self.models[0].parameters()]
+        self.v, self.learned = [torch.zeros_like(p) for p in shapes], 0
+        self.m = [[torch.zeros_like(p) for p in shapes] for _ in range(ranks)]
+        self.u = [[torch.zeros_like(p) for p in shapes] for _ in range(ranks)]
+        self.rate, self.anchor, self.shrunk = 0.0, list[Tensor](), 1.0
+
+    def gradients(self, step: int) -> list[list[Tensor]]:
+        for rank, model in enumerate(self.models):
+            pull(model, rank, step)
+        return [[torch.zeros_like(p) if p.grad is None else p.grad for p in m.parameters()] for m in self.models]
+
+    @torch.no_grad()
+    def step(self, t: int, lr: float, decay: float) -> None:
+        g = self.gradients(t)
+        together, learns = t <= 4, t in (1, 2, 4)
+        if together:
+            mean = [torch.stack(each).mean(0) for each in zip(*g, strict=True)]
+            g = [mean for _ in g]
+            if learns:
+                self.v = [0.999 * v + 0.001 * x**2 for v, x in zip(self.v, mean, strict=True)]
+                self.learned += 1
+            self.anchor = []
+        if not self.anchor:
+            self.anchor = [p.detach().clone() for p in self.models[0].parameters()]
+        roots = [(v / (1 - 0.999**self.learned)).sqrt() + 1e-8 for v in self.v]
+        for rank, model in enumerate(self.models):
+            for i, p in enumerate(model.parameters()):
+                self.m[rank][i] = 0.9 * self.m[rank][i] + 0.1 * g[rank][i]
+                bias = 1 - 0.9**t if together else 1.0
+                p.mul_(1 - lr * decay).sub_(lr * self.m[rank][i] / bias / roots[i])
+                self.u[rank][i] += lr * self.m[rank][i]
+        if together:
+            self.anchor, self.u = [], [[torch.zeros_like(x) for x in u] for u in self.u]
+            return
+        self.rate, self.shrunk = self.rate + lr, self.shrunk * (1 - lr * decay)
+        if t in (5, 6, 8, 12, 16):
+            self.meet(roots)
+
+    def meet(self, roots: list[Tensor]) -> None:
+        for i in range(len(roots)):
+            agreed = torch.stack([u[i] for u in self.u]).mean(0)
+            for rank, model in enumerate(self.models):
+                list(model.parameters())[i].copy_(self.anchor[i] * self.shrunk - agreed / roots[i])
+                self.m[rank][i], self.u[rank][i] = agreed / self.rate, torch.zeros_like(agreed)
+        self.rate, self.shrunk, self.anchor = 0.0, 1.0, []
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_with_an_exact_exchange_it_is_what_is_written_down(decay: float) -> None:
+    ranks, twin = make(EXACT, 3, optimizer=lambda m: adamw(m, weight_decay=decay)), Twin(3)
+    for step in range(1, 17):
+        train(ranks, pull, 1)
+        twin.step(step, 0.02, decay)
+        for r, model in zip(ranks, twin.models, strict=True):
+            expected = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).float()
+            torch.testing.assert_close(r.flat(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_steps_came_to_tells_the_common_point_at_every_step() -> None:
+    ranks = make(SHORT, 3, optimizer=undecayed)
+    train(ranks, pull, 8)
+    for _ in range(4):
+        train(ranks, pull, 1)
+        points = list[Tensor]()
+        for r in ranks:
+            (c,) = r.worker.channels
+            gone = c.states["update"].get("gone", torch.zeros(()))
+            points.append(c.read() + gone / c.states["update"]["divisor"])
+        assert all(torch.allclose(p, points[0], rtol=1e-5, atol=1e-6) for p in points)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_ranks_are_equal_when_they_meet_and_what_never_had_a_gradient_stays(size: int) -> None:
+    ranks = make(SHORT, size, optimizer=undecayed)
+    still = ranks[0].model.get_parameter("still").detach().clone()
+    for step in range(1, 17):
+        train(ranks, pull, 1)
+        assert bit_equal(parameters(ranks)) == (step in (1, 2, 3, 4, 5, 6, 8, 12, 16))
+        if step in (5, 6, 8, 12, 16):
+            assert bit_equal([r.worker.channels[0].states["update"]["m"] for r in ranks])
+    assert torch.equal(ranks[0].model.get_parameter("still"), still)
+    assert not ranks[0].optimizer.state  # all of it is the recipe's
+
+
+def test_bytes_of_exact_steps_of_signs_and_of_steps_apart() -> None:
+    run = train(make(SHORT, 2, optimizer=adamw), pull, 12)
+    sent = [sum(e.sent for e in run.ledger if e.step == s) for s in range(1, 13)]
+    assert sent[0] == sent[1] == sent[3] > 8 * sent[2]  # small tensors pay for their scales
+    assert sent[2] == sent[4] == sent[5] == sent[7] == sent[11] > 0
+    assert [sent[i] for i in (6, 8, 9, 10)] == [0] * 4
+
+
+def test_gradients_that_are_not_finite_leave_no_trace() -> None:
+    ranks = make(SHORT, 2, optimizer=adamw)
+    train(ranks, spoiled([(0, 3), (1, 4), (0, 6), (1, 10)], float("inf")), 12)
+    assert all(p.isfinite().all() for p in parameters(ranks))
+    assert bit_equal(parameters(ranks))
+    assert all(t.isfinite().all() for r in ranks for k, t in r.worker.channels[0].states["update"].items() if k == "m")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("zero_one_adam(0)", "a second moment needs gradients"),
+        ("zero_one_adam(3, kappa=0)", "kappa must be at least 1"),
+        ("zero_one_adam(3, scaler=0)", "scaler must be at least 1"),
+        ("zero_one_adam(3, clipper=0)", "the longest round"),
+        ("zero_one_adam(3, beta2=1.0)", "beta2 must lie between 0 and 1"),
+        ("allreduce(fp32()) + adam_frozen() + local_sgd(4)", "under local_sgd(4) they do not"),
+        ("zero_one_adam(3) + error_feedback(units='update')", "leave units out"),
+        ("zero_one_adam(3) + from_step(3, scatter(qsgd()))", "take gradients and models for the same"),
+        ("zero_one_adam(3) + signs()", "there is none"),
+        ("dgc(momentum=0.9) + adam_frozen()", "adds another one"),
+        ("scatter(sign()) + zero_one(3) + adam_frozen()", "error_feedback()"),
+    ],
+)
+def test_what_cannot_be_right_is_refused(text: str, words: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        Recipe.of(text)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [{"betas": (0.8, 0.99)}, {"amsgrad": True}])
+def test_an_optimizer_with_numbers_of_its_own_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(AttachError, match=r"recipe|amsgrad"):
+        make(SHORT, 2, optimizer=lambda m: adamw(m, **wrong))
+
+
+# -- real processes --------------------------------------------------------------------------------------------------
+
+
+def stopped_and_resumed(rank: int, size: int, stops: list[int], dtype: torch.dtype) -> list[bool]:
+    """A run of ten steps; and for each of these steps one that is saved after it, and goes on anew."""
+
+    def run(comm_state: Any = None, start: Tensor | None = None, until: int = 10) -> tuple[Tensor, Any]:
+        with attached(SHORT, Awkward(dtype), adamw) as (model, optimizer, comm):
+            if start is not None:
+                for p, new in zip(
+                    model.parameters(), start.split([p.numel() for p in model.parameters()]), strict=True
+                ):
+                    p.data.copy_(new.view(p.shape))
+                comm.load_state_dict(comm_state)
+            while comm.step < until:
+                small_step(model, optimizer, comm, rank)
+            return flat(model), comm.state_dict()
+
+    whole, _ = run()
+    return [bit_equal([whole, run(state, there)[0]]) for there, state in (run(until=s) for s in stops)]
+
+
+@pytest.mark.gang
+def test_it_resumes_bit_equal_around_the_freeze_and_within_a_round(gang2: Gang) -> None:
+    for dtype, stops in (torch.float32, [3, 4, 7, 9]), (torch.bfloat16, [7]):
+        for found in gang2.run(stopped_and_resumed, stops, dtype):
+            assert found == [True] * len(stops)
+
+
+def scaled(rank: int, size: int, factor: float, bad: int) -> Tensor:
+    """With a loss scale, whose steps are those without; at one step rank 0 has a loss that is not finite."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=factor, growth_interval=3)
+    with attached(SHORT, None, adamw, scaler=scaler) as (model, optimizer, comm):
+        for step in range(1, 13):
+            optimizer.zero_grad()
+            loss = loss_of(model, rank, step)
+            scaler.scale(loss * float("inf") if (rank, step) == (0, bad) else loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        comm.check_sync()
+        return flat(model)
+
+
+@pytest.mark.gang
+def test_a_loss_scale_that_moves_changes_no_bit_and_one_that_bursts_no_number(gang2: Gang) -> None:
+    one, many = gang2.run(scaled, 1.0, 0), gang2.run(scaled, 1024.0, 0)
+    assert same(one[0], many[0])
+    for bad in (3, 10):
+        found = gang2.run(scaled, 1024.0, bad)
+        assert same(found[0], found[1])
+        assert bool(found[0].isfinite().all())
+
+
+def unscaled(rank: int, size: int) -> Tensor:
+    """Nobody skips a step whose gradient is not finite; ranks return to where they met last."""
+    with attached(SHORT, None, adamw) as (model, optimizer, comm):
+        for step in range(1, 17):
+            optimizer.zero_grad()
+            loss = loss_of(model, rank, step)
+            (loss * float("inf") if (rank, step) == (1, 10) else loss).backward()
+            optimizer.step()
+        comm.check_sync()
+        return flat(model)
+
+
+@pytest.mark.gang
+@pytest.mark.filterwarnings("ignore")
+def test_a_round_that_is_not_finite_is_lost_and_the_next_is_not(gang2: Gang) -> None:
+    first, second = gang2.run(unscaled)
+    assert same(first, second)
+    assert bool(first.isfinite().all())
