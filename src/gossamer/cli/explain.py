@@ -12,7 +12,9 @@ from gossamer.cli.out import Force
 
 def explain(
     recipe: Annotated[str, typer.Argument(help="A preset, an expression, or a TOML file.")],
-    ranks: Annotated[int, typer.Option(min=2, max=16, help="How many virtual ranks.")] = 3,
+    ranks: Annotated[
+        int | None, typer.Option(min=2, max=16, help="How many virtual ranks; three, or four for who meets in pairs.")
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, max=50, help="Steps in which something is said.")] = 2,
     out: Annotated[Path | None, typer.Option(help="A page to write it to, such as page.html.")] = None,
     imports: Imports = None,
@@ -24,7 +26,7 @@ def explain(
     """
     from gossamer.cli import parts  # it needs torch
     from gossamer.core import files
-    from gossamer.core.errors import OutputError
+    from gossamer.core.errors import AttachError, OutputError
     from gossamer.explained import as_text, explain
     from gossamer.recipe import Recipe
     from gossamer.report import explained
@@ -41,6 +43,8 @@ def explain(
         else:
             explained.write_html(told, recipe, out, force)
             print(out)
+    except AttachError as error:
+        raise InputError(str(error)) from None
     except OutputError as error:
         raise InputError(f"{error}; give another place, or --force") from None
     except OSError as error:

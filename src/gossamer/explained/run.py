@@ -1,6 +1,7 @@
 """A few steps of a tiny model on virtual ranks, with everything written down."""
 
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from functools import partial
 
@@ -13,7 +14,8 @@ from gossamer.recipe import Recipe
 from gossamer.simulate import Replica, replicas, train
 from gossamer.worker.channels import ROLES
 
-SMALL, SQUARE = (2, 3), (4, 4)  # matrices; the second has a rank to lose
+MATRICES = ((2, 3), (4, 4), (8, 8))  # the smallest that a recipe takes: some need a rank to lose, or long rows
+FEW = (3, 4)  # ranks, unless somebody says how many
 MOST = 4096  # steps that a tiny model trains in some seconds
 
 
@@ -63,7 +65,7 @@ class Tiny(nn.Module):
         self.bias = nn.Parameter((torch.arange(rows) % 2 - 0.5).neg())
 
 
-def explain(recipe: str | Recipe, ranks: int = 3, spoken: int = 2) -> Explained:
+def explain(recipe: str | Recipe, ranks: int | None = None, spoken: int = 2) -> Explained:
     """Train until something was said in so many steps; write down what was said, and what everybody had and kept.
 
     >>> told = explain("allreduce")
@@ -71,12 +73,22 @@ def explain(recipe: str | Recipe, ranks: int = 3, spoken: int = 2) -> Explained:
     32
     """
     parsed = Recipe.of(recipe)
-    found = _run(parsed, ranks, spoken)
+    size = ranks or _few(parsed)
+    found = _run(parsed, size, spoken)
     rounds = spoken * parsed.schedule.period
     for steps in (rounds, parsed.schedule.prelude + rounds):
         if _spoken(found) < spoken and steps > len(found.steps):
-            found = _run(parsed, ranks, min(steps, MOST))
+            found = _run(parsed, size, min(steps, MOST))
     return _cut(found, spoken)
+
+
+def _few(recipe: Recipe) -> int:
+    """Three ranks, or four where the recipe does not take three: as where they meet in pairs."""
+    for size in FEW:
+        with suppress(AttachError):
+            _fleet(recipe, size)
+            return size
+    return FEW[0]
 
 
 def _spoken(found: Explained) -> int:
@@ -133,7 +145,7 @@ def _run(recipe: Recipe, size: int, steps: int) -> Explained:
 def _fleet(recipe: Recipe, size: int) -> tuple[list[Replica], str]:
     """Under plain SGD, whose steps can be followed; a recipe that refuses it has Adam, or a larger matrix."""
     refusal: AttachError | None = None
-    for shape in (SMALL, SQUARE):
+    for shape in MATRICES:
         for words, optimizer in OPTIMIZERS.items():
             try:
                 return replicas(recipe, partial(Tiny, *shape), optimizer, size), words
