@@ -91,6 +91,11 @@ COMMANDS = [  # what is said of one is how its own help begins, which a test com
         "List recipes or parts, or explain one: what it is made of and sends, when to use it, and what it refuses.",
     ),
     Later(
+        "explain",
+        "explain.explain",
+        "Follow a recipe by hand: who says what in how many bytes, and what everybody keeps, on three ranks with a tiny model.",
+    ),
+    Later(
         "workloads",
         "workloads.workloads",
         "List what can be trained: how large its model is, and what it is judged by.",
