@@ -120,7 +120,7 @@ def _in_two_precisions(recipe: Recipe) -> Worker:
     # Making one of torch's takes it a second, and a worker only asks for the groups.
     plain = {"momentum": 0, "dampening": 0, "nesterov": False}
     optimizer = SimpleNamespace(param_groups=[{"params": [*named.values()], "lr": 1.0, **plain}])
-    return Worker(recipe, leaves_of(named), cast(torch.optim.Optimizer, optimizer), rank=0, size=5)
+    return Worker(recipe, leaves_of(named), cast(torch.optim.Optimizer, optimizer), rank=0, size=6)
 
 
 # -- of one part, or all ---------------------------------------------------------------------------------------------------

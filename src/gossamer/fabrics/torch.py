@@ -122,7 +122,7 @@ class TorchFabric:
         """
         if name in self._lanes:
             raise ValueError(f"there is a lane {name!r} already")
-        way = "staged" if served and self._path == "nccl" else self._path
+        way: Path = "staged" if served and self._path == "nccl" else self._path
         says = (
             f"opens lane {name!r} over {way} with deadline {self._deadline:g}, patience {self._patience!r} and "
             f"check {self._check}"
@@ -163,7 +163,7 @@ class TorchFabric:
     def _form(self, lane: str, groups: list[tuple[int, ...]]) -> None:
         driver, halt, number = self._drivers[lane], self._lanes[lane].halt, len(self._groups)
 
-        way = "staged" if lane in self._served and self._path == "nccl" else self._path
+        way: Path = "staged" if lane in self._served and self._path == "nccl" else self._path
 
         def program() -> Program[None]:
             make = partial(self._connect, way)
