@@ -26,6 +26,8 @@ settings.register_profile("gossamer", derandomize=True, deadline=None)
 settings.load_profile("gossamer")
 
 
+collect_ignore = ["warm.py"]  # it does something where it is imported
+
 CREWS, JUDGES = {"gang2", "gang3", "gang4", "everywhere"}, {"world", "nursery"}
 COMMANDS = {"lab", "trial"}  # packages whose tests start whole commands, or measure a network, and do not always say so
 # Words without which a file has no test of a kind; so that the lane of that kind need not load it. Any file may compute.

@@ -67,7 +67,7 @@ class Gang:
         port = free_port()
         # Forked from a process that has loaded torch but started nothing: there far sooner than when spawned.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
+        context.set_forkserver_preload([*PRELOADED, "tests.warm"])
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, self.size, port, theirs), daemon=True)

@@ -17,10 +17,11 @@ from gossamer.hosts import checkpoint
 pytestmark = pytest.mark.gang
 
 ROUNDS = 6  # two rounds of three steps
+SAVED = (1, 2, 3, 6)  # after each step of a round, and two rounds; after each of both it is the law on the simulator
 
 
 def interrupted(rank: int, size: int, recipe: str) -> list[list[Tensor]]:
-    """Parameters after each step: of a whole run, then of runs saved after step k and resumed by new objects."""
+    """Parameters after each step: of a whole run, then of runs saved after some steps and resumed by new objects."""
     files = list[bytes]()
     whole = list[Tensor]()
     with attached(recipe) as (model, optimizer, comm):
@@ -32,7 +33,7 @@ def interrupted(rank: int, size: int, recipe: str) -> list[list[Tensor]]:
             torch.save(state, file)
             files.append(file.getvalue())
     out = [whole]
-    for step in range(1, ROUNDS + 1):
+    for step in SAVED:
         out.append(whole[:step])
         with attached(recipe, seed=99) as (model, optimizer, comm):
             state = torch.load(io.BytesIO(files[step - 1]), weights_only=True)
@@ -67,7 +68,7 @@ RECIPES = [
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_resumed_run_differs_in_no_bit(gang2: Gang, recipe: str) -> None:
     for whole, *resumed in gang2.run(interrupted, recipe):
-        for step, run in enumerate(resumed, 1):
+        for step, run in zip(SAVED, resumed, strict=True):
             assert len(run) == len(whole)
             assert all(same(a, b) for a, b in zip(run, whole)), f"saved after step {step}"
 

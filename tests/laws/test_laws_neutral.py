@@ -5,7 +5,8 @@ import torch
 from tests.worker.gym import Flat, bit_equal, make, noise, parameters, pull, sgd, train
 from torch import Tensor
 
-SIZES = [1, 2, 3, 4, 8]
+# One rank, an odd number, and many; what recipes do on two and four is compared with real ranks, in tests/hosts.
+SIZES = [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow), 8]
 
 
 def outcome(recipe: str, size: int, steps: int = 9, **options) -> list[Tensor]:

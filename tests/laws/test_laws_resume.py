@@ -11,6 +11,7 @@ from tests.worker.gym import (
     Odd,
     bit_equal,
     by_name,
+    contents,
     make,
     on_all,
     parameters,
@@ -34,14 +35,17 @@ ROLES = ("memory", "exchange", "schedule", "mixer")
 
 @pytest.mark.parametrize("recipe", fleet.ALL)
 def test_resuming_after_any_step_of_two_rounds_changes_no_bit(recipe: str) -> None:
-    """By induction: a run that goes on for one step after any file writes, to the bit, what the next file holds."""
+    """By induction: a run that goes on for one step after any file writes, to the bit, what the next file holds.
+
+    The files themselves are those of the next test.
+    """
     size = 3
     undisturbed = make(recipe, size)
     train(undisturbed, pull, STEPS)
     ranks = make(recipe, size)
     train(ranks, pull, 1)
     for step in range(1, STEPS):
-        again = resumed(recipe, saved(ranks))
+        again = resumed(recipe, contents(ranks))
         for runs in (ranks, again):
             train(runs, pull, 1)
         on_all(again, lambda w: w.quiesce())

@@ -1,7 +1,10 @@
 """A small awkward model, ways to train it on the simulator, and ways to look inside."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,14 +54,17 @@ def noise(*key: int, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
+_noise = cache(noise)  # for those who only read it: every recipe is pulled alike
+
+
 def pull(model: nn.Module, rank: int, step: int) -> float:
     """Gradients of 1/2 |x - target_rank|^2 with noise; the empty parameter gets none, the still one zero."""
     loss = 0.0
     for i, (name, p) in enumerate(model.named_parameters()):
         if not p.numel():
             continue
-        target = noise(i, rank, numel=p.numel()).view(p.shape)
-        gradient = p.detach() - target + 0.1 * noise(i, rank, step, numel=p.numel()).view(p.shape)
+        target = _noise(i, rank, numel=p.numel()).view(p.shape)
+        gradient = p.detach() - target + 0.1 * _noise(i, rank, step, numel=p.numel()).view(p.shape)
         p.grad = torch.zeros_like(p) if name == "still" else gradient
         loss += float((p.detach() - target).square().sum()) / 2
     return loss
@@ -151,23 +157,32 @@ def on_all(ranks: Sequence[Replica], program: Callable[[Worker], Program[None]])
     simulate([program(r.worker) for r in ranks])
 
 
-def saved(ranks: Sequence[Replica]) -> list[bytes]:
-    """Files as a user would write them: parameters, optimizer and worker of every rank."""
+def contents(ranks: Sequence[Replica]) -> list[dict[str, Any]]:
+    """What a user would save of every rank: parameters, optimizer and worker."""
     on_all(ranks, Worker.quiesce)
-    files = list[bytes]()
-    for r in ranks:
-        file = io.BytesIO()
-        torch.save(
-            {"model": r.model.state_dict(), "opt": r.optimizer.state_dict(), "comm": checkpoint.save(r.worker)}, file
-        )
-        files.append(file.getvalue())
-    return files
+    return [
+        {
+            "model": deepcopy(r.model.state_dict()),
+            "opt": deepcopy(r.optimizer.state_dict()),
+            "comm": checkpoint.save(r.worker),
+        }
+        for r in ranks
+    ]
 
 
-def resumed(recipe: "str | Recipe", files: Sequence[bytes], **options) -> list[Replica]:
+def saved(ranks: Sequence[Replica]) -> list[bytes]:
+    """The same, as files."""
+    files = [io.BytesIO() for _ in ranks]
+    for content, file in zip(contents(ranks), files, strict=True):
+        torch.save(content, file)
+    return [file.getvalue() for file in files]
+
+
+def resumed(recipe: "str | Recipe", files: Sequence[bytes | Mapping[str, Any]], **options) -> list[Replica]:
+    """New ranks that go on from files, or from what would be in them."""
     ranks = make(recipe, len(files), **options)
     for r, file in zip(ranks, files, strict=True):
-        content = torch.load(io.BytesIO(file), weights_only=True)
+        content = torch.load(io.BytesIO(file), weights_only=True) if isinstance(file, bytes) else file
         r.model.load_state_dict(content["model"])
         r.optimizer.load_state_dict(content["opt"])
         checkpoint.load(r.worker, content["comm"])
@@ -182,6 +197,7 @@ __all__ = [
     "anchors",
     "bit_equal",
     "by_name",
+    "contents",
     "held",
     "land",
     "make",
