@@ -26,5 +26,6 @@ def normal(rows: int, columns: int, key: Key, device: torch.device) -> Tensor:
 def signs(rows: int, columns: int, key: Key, device: torch.device) -> Tensor:
     """-1 or 1 in single precision: one bit each."""
     words = kernels.mix3(torch.arange(-(-rows * columns // 32), device=device), key)
-    bits = words[:, None] >> torch.arange(32, device=device) & 1
-    return bits.view(-1)[: rows * columns].view(rows, columns).float().mul_(2).sub_(1)
+    low = words.view(torch.uint8).view(-1, 8)[:, :4]  # as bytes, of which fewer have to be moved
+    bits = low[..., None] >> torch.arange(8, dtype=torch.uint8, device=device) & 1
+    return bits.reshape(-1)[: rows * columns].view(rows, columns).float().mul_(2).sub_(1)
