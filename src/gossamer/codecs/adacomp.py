@@ -93,7 +93,7 @@ class AdaComp(Codec):
                     largest = size[here].view(-1, length).amax(1, keepdim=True)
                     bar = torch.where(largest > 0, largest, torch.inf)  # where all are zero, and where one is no number
                     torch.lt(twice[here].view(-1, length), bar, out=below[here].view(-1, length))
-        return below.logical_not_().logical_and_(flat)
+        return below.logical_not_().bitwise_and_(flat.bool())
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
         bins = _bins(self.bin, layout.segments).on(into.device)
