@@ -169,11 +169,12 @@ def by_bucket(n: int, bits: int, bucket: int, shift: int = 0) -> None:
 
 
 def by_form(n: int, form: Form, bucket: int, key: Key | None, shift: int = 0) -> None:
-    x, tops = vector(n, shift=shift), vector(-(-n // bucket))
-    wire = vector(n, torch.uint8, shift)
-    kernels.small_encode(x, form, (power_tops if form is POWERS else any_top)(form), bucket, key, tops, wire)
-    kernels.small_accumulate(wire, form, bucket, tops, x)
-    kernels.small_decode(wire, form, bucket, tops, x)
+    x, wire = vector(n, shift=shift), vector(n, torch.uint8, shift)
+    for width in (torch.float32, torch.uint8) if form in (E4M3, POWERS) else (torch.float32,):
+        tops = vector(-(-n // bucket), width)
+        kernels.small_encode(x, form, (power_tops if form is POWERS else any_top)(form), bucket, key, tops, wire)
+        kernels.small_accumulate(wire, form, bucket, tops, x)
+        kernels.small_decode(wire, form, bucket, tops, x)
 
 
 def by_layer(n: int, rows: int, columns: int, shift: int = 0) -> None:

@@ -76,7 +76,8 @@ for n in LENGTHS:
             both(lambda: [kernels.sketch_encode(x, rows, columns, KEY), kernels.sketch_estimate(table, n, KEY)])
     small = ((INT8, brain_tops, 128, KEY), (E4M3, any_top, 100, KEY), (E5M2, clipping_tops, 7, None), (POWERS, power_tops, 4096, KEY))
     for form, steps, bucket, key in small:
-        tops, wire, out, over = x.new_zeros(-(-n // bucket)), x.new_zeros(n, dtype=torch.uint8), x.clone(), x.clone()
+        width = torch.uint8 if steps in (power_tops, clipping_tops) else torch.float32
+        tops, wire = x.new_zeros(-(-n // bucket), dtype=width), x.new_zeros(n, dtype=torch.uint8)
         def written():
             kernels.small_encode(x, form, steps(form), bucket, key, tops, wire)
             return [tops.clone(), wire.clone()]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer import kernels
-from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops
+from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops, stretched
 from gossamer.kernels.scales import clipped_scales
 
 pytestmark = pytest.mark.skipif("numba" not in kernels.backends(), reason="numba is not installed")
@@ -171,21 +171,23 @@ def test_quantise(n, bits, bucket, seed):
     n=st.sampled_from(SIZES),
     form=st.sampled_from([INT8, E4M3, E5M2, POWERS]),
     steps=st.sampled_from([any_top, brain_tops, power_tops, clipping_tops]),
+    byte=st.booleans(),
     usual=st.booleans(),
     bucket=st.sampled_from([1, 3, 32, 200]),
     key=st.sampled_from([KEY, None]),
     seed=st.integers(0, 2**20),
 )
-def test_small_numbers(n, form, steps, usual, bucket, key, seed):
+def test_small_numbers(n, form, steps, byte, usual, bucket, key, seed):
+    width = torch.uint8 if byte and steps in (power_tops, clipping_tops) else torch.float32
     bucket = (4096 if form == POWERS else 128) if usual else bucket  # what is compiled for one length, and for any
     x, start, buckets = values(n, seed) * 10.0 ** (seed % 50 - 25), values(n, seed + 1), -(-n // bucket)
     if n > 5 and seed % 3 == 0:
         x[seed % n] = [float("nan"), float("inf"), -float("inf")][seed % 9 // 3]
 
     def encode():
-        tops, wire = torch.full((buckets,), 7.0), torch.full((n,), 7, dtype=torch.uint8)
+        tops, wire = torch.full((buckets,), 7, dtype=width), torch.full((n,), 7, dtype=torch.uint8)
         kernels.small_encode(x, form, steps(form), bucket, key, tops, wire)
-        fine = tops.isfinite().repeat_interleave(bucket)[:n]
+        fine = (stretched(tops, form) if width == torch.uint8 else tops).isfinite().repeat_interleave(bucket)[:n]
         return [tops, torch.where(fine, wire, 0)]  # of a bucket that is not finite the codes mean nothing
 
     tops, wire = both(encode)

@@ -4,7 +4,7 @@ from functools import lru_cache
 from typing import Annotated, NamedTuple, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gossamer.core.block import Block, Layout, Segment, State
 from gossamer.core.contracts import Codec, Context
@@ -84,14 +84,16 @@ class AdaComp(Codec):
 
     def _chosen(self, block: Block, flat: Tensor) -> Tensor:
         """Which elements travel; what is no number does."""
-        twice = (flat + (flat if block.latest is None else block.latest.float())).abs()
-        chosen = flat.isfinite().logical_not()
+        size, twice = flat.abs(), (flat + (flat if block.latest is None else block.latest.float())).abs_()
+        below = torch.empty_like(flat, dtype=torch.bool)
         for s in block.layout.segments:
-            here = slice(s.offset, s.offset + s.numel)
-            whole = nn.functional.pad(flat[here].abs(), (0, -s.numel % self.bin)).view(-1, self.bin)
-            largest = whole.amax(1, keepdim=True).expand_as(whole).reshape(-1)[: s.numel]
-            chosen[here] |= (twice[here] >= largest) & (flat[here] != 0)
-        return chosen
+            middle, end = s.offset + s.numel // self.bin * self.bin, s.offset + s.numel
+            for here, length in ((slice(s.offset, middle), self.bin), (slice(middle, end), end - middle)):
+                if here.start < here.stop:
+                    largest = size[here].view(-1, length).amax(1, keepdim=True)
+                    bar = torch.where(largest > 0, largest, torch.inf)  # where all are zero, and where one is no number
+                    torch.lt(twice[here].view(-1, length), bar, out=below[here].view(-1, length))
+        return below.logical_not_().bitwise_and_(flat.bool())
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
         bins = _bins(self.bin, layout.segments).on(into.device)

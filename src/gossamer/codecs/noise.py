@@ -1,5 +1,6 @@
 """Dice that are cast where they are needed: on a GPU no number has to come from the host."""
 
+from functools import lru_cache
 from math import pi
 
 import torch
@@ -26,5 +27,12 @@ def normal(rows: int, columns: int, key: Key, device: torch.device) -> Tensor:
 def signs(rows: int, columns: int, key: Key, device: torch.device) -> Tensor:
     """-1 or 1 in single precision: one bit each."""
     words = kernels.mix3(torch.arange(-(-rows * columns // 32), device=device), key)
-    bits = words[:, None] >> torch.arange(32, device=device) & 1
-    return bits.view(-1)[: rows * columns].view(rows, columns).float().mul_(2).sub_(1)
+    low = words.view(torch.uint8).view(-1, 8)[:, :4].reshape(-1)
+    return _of_bytes(device).index_select(0, low.int()).view(-1)[: rows * columns].view(rows, columns)
+
+
+@lru_cache(maxsize=64)
+def _of_bytes(device: torch.device) -> Tensor:
+    """The eight signs of each byte. Made on the host and copied, which waits: so any stream may read it."""
+    bits = torch.arange(256, device="cpu")[:, None] >> torch.arange(8, device="cpu") & 1
+    return (2 * bits - 1).float().to(device)

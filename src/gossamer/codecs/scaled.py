@@ -18,7 +18,6 @@ from gossamer.kernels.forms import (
     brain_tops,
     clipping_tops,
     power_tops,
-    squeezed,
     stretched,
 )
 from gossamer.kernels.small import LONGEST
@@ -61,23 +60,23 @@ class Scaled(NamedTuple):
         layout, device = block.layout, block.flat.device
         wire = layout.buffers.of(self.wire_bytes(layout), device)
         scales, codes = take(wire, _WIDTHS[self.scale], self._blocks(layout))
-        plain = self.scale == "fp32"
-        tops = scales if plain else layout.buffers.of(4 * self._blocks(layout), device).view(torch.float32)
+        in_halves = self.scale == "bf16"
+        tops = layout.buffers.of(4 * self._blocks(layout), device).view(torch.float32) if in_halves else scales
         steps = _STEPS[self.scale](self.form)
         kernels.small_encode(block.flat.float(), self.form, steps, self.block, key, tops, codes)
-        if not plain:
-            scales.copy_(tops if self.scale == "bf16" else squeezed(tops, self.form))
+        if in_halves:
+            scales.copy_(tops)
         return wire
 
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
-        tops, codes = self.open(wire, layout)
+        tops, codes = self._take(wire, layout)
         if out.dtype == torch.float32:
             kernels.small_decode(codes, self.form, self.block, tops, out)
         else:
             out.copy_(self._narrow(codes, tops, layout))
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        tops, codes = self.open(wire, layout)
+        tops, codes = self._take(wire, layout)
         if into.dtype == torch.float32:
             kernels.small_accumulate(codes, self.form, self.block, tops, into, weight)
         else:  # weighted in double, or a memory's books would balance to single precision only
@@ -85,9 +84,14 @@ class Scaled(NamedTuple):
 
     def open(self, wire: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """The largest magnitude that each block's codes can say, and the codes."""
+        tops, codes = self._take(wire, layout)
+        return stretched(tops, self.form) if tops.dtype == torch.uint8 else tops, codes
+
+    def _take(self, wire: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """As it is written, or wider."""
         expect(wire, self.wire_bytes(layout), self.name)
         scales, codes = take(wire, _WIDTHS[self.scale], self._blocks(layout))
-        return stretched(scales, self.form) if scales.dtype == torch.uint8 else scales.float(), codes
+        return scales.float() if scales.dtype == torch.bfloat16 else scales, codes
 
     def _narrow(self, codes: Tensor, tops: Tensor, layout: Layout) -> Tensor:
         out = torch.empty(layout.numel, device=codes.device)

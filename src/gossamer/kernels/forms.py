@@ -108,16 +108,25 @@ def meanings(form: Form, device: torch.device) -> Tensor:
 def squeezed(tops: Tensor, form: Form) -> Tensor:
     """Tops that are the form's times a power of two, as one byte each: the power plus 127; 255 where they are not finite."""
     field = tops.view(torch.int32) >> 23
-    return torch.where(field == 255, 255, (field - _raised(form)).clamp(min=0)).to(torch.uint8)
+    return torch.where(field == 255, 255, (field - raised(form)).clamp(min=0)).to(torch.uint8)
 
 
 def stretched(powers: Tensor, form: Form) -> Tensor:
     """The inverse of `squeezed`."""
-    field = torch.where(powers == 255, 255, powers.int() + _raised(form)).clamp(max=255)
-    return torch.where(field == 255, INFINITE, (field << 23) + form.fraction).int().view(torch.float32)
+    return _tops(form, powers.device)[powers.int()]
 
 
-def _raised(form: Form) -> int:
+@lru_cache(maxsize=64)
+def _tops(form: Form, device: torch.device) -> Tensor:
+    """What each of 256 bytes says. Copied to a device, which waits, and so made once."""
+    field = (torch.arange(256, dtype=torch.int32, device="cpu") + raised(form)).clamp(max=255)
+    field[255] = 255
+    bits = torch.where(field == 255, INFINITE, (field << 23) + form.fraction)
+    return bits.int().view(torch.float32).to(device)
+
+
+def raised(form: Form) -> int:
+    """How much more the exponent of a form's top is than that of one."""
     return (_bits(form.top) >> 23) - 127
 
 
@@ -140,6 +149,7 @@ __all__ = [
     "clipping_tops",
     "meanings",
     "power_tops",
+    "raised",
     "run_of",
     "squeezed",
     "stretched",

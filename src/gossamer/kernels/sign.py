@@ -34,10 +34,7 @@ def sign_decode(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor) -> No
 
     Reads 1/8 and writes 4 bytes per element.
     """
-    require_vector("out", out)
-    require_count("scales", scales, layout.require_bounds(bounds, out.numel()))
-    require_length("sign", wire, sign_bytes(out.numel()))
-    twin("sign", "decode", out.device)(wire, bounds, layout.units(scales, 1.0, 1), out)
+    _read(wire, bounds, scales, out, 1.0, True)
 
 
 def sign_feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
@@ -60,7 +57,11 @@ def sign_accumulate(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, w
 
     Reads 1/8 + 4 and writes 4 bytes per element.
     """
+    _read(wire, bounds, scales, out, weight, False)
+
+
+def _read(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float, anew: bool) -> None:
     require_vector("out", out)
     require_count("scales", scales, layout.require_bounds(bounds, out.numel()))
     require_length("sign", wire, sign_bytes(out.numel()))
-    twin("sign", "accumulate", out.device)(wire, bounds, layout.units(scales, weight, 1), out)
+    twin("sign", "read", out.device)(wire, bounds, layout.units(scales, weight, 1), out, anew)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from gossamer.kernels.backends import twin
@@ -17,7 +18,8 @@ def small_encode(x: Tensor, form: Form, steps: Steps, bucket: int, key: Key | No
 
     With a key one of its two neighbours, at random such that it is right on average; without, the nearest one, and of two
     the even one. The bytes of one element are its code; a bucket whose top is not finite has any codes. Tops below 2^-100
-    count as zero. Reads 4 bytes and writes 1 per element.
+    count as zero. Tops of one byte are those of `forms.squeezed`, for steps that are powers of two. Reads 4 bytes and writes 1
+    per element.
     """
     require_vector("x", x)
     _require(x.numel(), bucket, tops)
@@ -48,5 +50,5 @@ def _read(wire: Tensor, form: Form, bucket: int, tops: Tensor, out: Tensor, weig
 def _require(n: int, bucket: int, tops: Tensor) -> None:
     if not 1 <= bucket <= LONGEST:
         raise ValueError(f"bucket must be between 1 and {LONGEST}, got {bucket}")
-    require_vector("tops", tops)
+    require_vector("tops", tops, torch.uint8 if tops.dtype == torch.uint8 else torch.float32)
     require_count("tops", tops, -(-n // bucket))

@@ -62,7 +62,6 @@ def _encode(
     for record in range(records):
         lo = min(record * LEVEL_RECORD, x.size // 64 * 64)
         hi = _end(lo, x.size)
-        prefetch(x, hi, hi + LEVEL_RECORD)
         a = lo
         while a < hi:
             i = a // bucket
@@ -71,6 +70,7 @@ def _encode(
             if a == i * bucket or a == lo:
                 factor = gain_of(norms[i], gain)
             b = min(hi, (i + 1) * bucket)
+            prefetch(x, a + LEVEL_RECORD, b + LEVEL_RECORD)
             round_codes(x, a, b, factor, top, top, counter, k1, codes, a - lo)
             a = b
         fold(codes, np.uint8(levels), hi - lo)
@@ -107,7 +107,6 @@ def _read(
     for record in range(records):
         lo = min(record * LEVEL_RECORD, out.size // 64 * 64)
         hi = _end(lo, out.size)
-        prefetch(out, hi, hi + LEVEL_RECORD)
         begin = 2 * records + min(record * _BLOCKS, first - 2 * records - 1)
         rice = wire[begin : begin + (hi - lo + LEVEL_BLOCK - 1) // LEVEL_BLOCK]
         length = _length(wire, record)
@@ -122,6 +121,7 @@ def _read(
         while a < hi:
             i = a // bucket
             b = min(hi, (i + 1) * bucket)
+            prefetch(out, a + LEVEL_RECORD, b + LEVEL_RECORD)
             unit = unit_of(norms[i], weight, np.float32(levels))
             if anew:
                 say_first(out, a, b, codes, a - lo, unit, one, np.int32(levels))

@@ -64,11 +64,11 @@ def _encode(
     blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
     for lo in range(0, x.size, CHUNK):
         hi = min(lo + CHUNK, x.size)
-        prefetch(x, hi, hi + CHUNK)
         a = lo
         while a < hi:
             i = a // bucket
             b = min(hi, (i + 1) * bucket)
+            prefetch(x, a + CHUNK, b + CHUNK)
             round_codes(x, a, b, gains[i], top, top, counter, k1, codes, a - lo)
             a = b
         pack(blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK, bits, rows, lo // PLANE_BLOCK)
@@ -96,7 +96,6 @@ def _measure_and_encode(
     factor = np.float32(0)
     for lo in range(0, x.size, CHUNK):
         hi = min(lo + CHUNK, x.size)
-        prefetch(x, hi, hi + CHUNK)
         a = lo
         while a < hi:
             i = a // bucket
@@ -104,6 +103,7 @@ def _measure_and_encode(
                 tops[i] = top_bits(magnitudes[a : a + bucket])
                 factor = gain_of(norms[i], gain)
             b = min(hi, (i + 1) * bucket)
+            prefetch(x, a + CHUNK, b + CHUNK)
             round_codes(x, a, b, factor, top, top, counter, k1, codes, a - lo)
             a = b
         pack(blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK, bits, rows, lo // PLANE_BLOCK)
@@ -129,7 +129,6 @@ def _read(
     blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
     for lo in range(0, out.size, CHUNK):
         hi = min(lo + CHUNK, out.size)
-        prefetch(out, hi, hi + CHUNK)
         unpack_blocks(rows, lo // PLANE_BLOCK, bits, blocks, (hi - lo) // PLANE_BLOCK)
         if hi - lo < CHUNK:
             unpack_tail(wire, bits, codes, out.size)
@@ -137,6 +136,7 @@ def _read(
         while a < hi:
             i = a // bucket
             b = min(hi, (i + 1) * bucket)
+            prefetch(out, a + CHUNK, b + CHUNK)
             unit = unit_of(norms[i], weight, top)
             if anew:
                 say_first(out, a, b, codes, a - lo, unit, scale, shift)

@@ -21,8 +21,8 @@ def encode(x: Tensor, bounds: tuple[int, ...], power: int, out: Tensor) -> Tenso
     return scales
 
 
-def decode(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor) -> None:
-    _decode(wire.numpy(), edges(bounds), units.numpy(), out.detach().numpy())
+def read(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor, anew: bool) -> None:
+    _read(wire.numpy(), edges(bounds), units.numpy(), out.detach().numpy(), anew)
 
 
 def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -31,10 +31,6 @@ def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int,
     kept = pending.detach().numpy()
     _feedback(g.detach().numpy(), kept, scales_prev.numpy(), edges(bounds), wire.numpy(), scales.numpy())
     return wire, scales
-
-
-def accumulate(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor) -> None:
-    _accumulate(wire.numpy(), edges(bounds), units.numpy(), out.detach().numpy())
 
 
 @kernel
@@ -176,7 +172,7 @@ def _pack(x: Stack, wire: Rows, first: int, last: int) -> None:
 
 
 @kernel
-def _accumulate(wire: Bytes, edges: Longs, units: Floats, out: Floats) -> None:
+def _read(wire: Bytes, edges: Longs, units: Floats, out: Floats, anew: bool) -> None:
     wide()
     rows = full_rows(wire, 1, out.size)
     codes = np.zeros(CHUNK, np.uint8)
@@ -193,28 +189,10 @@ def _accumulate(wire: Bytes, edges: Longs, units: Floats, out: Floats) -> None:
             while edges[segment + 1] <= a:
                 segment += 1
             b = min(hi, edges[segment + 1])
-            _add(out, a, b, codes, a - lo, units[segment])
-            a = b
-
-
-@kernel
-def _decode(wire: Bytes, edges: Longs, units: Floats, out: Floats) -> None:
-    wide()
-    rows = full_rows(wire, 1, out.size)
-    codes = np.zeros(CHUNK, np.uint8)
-    blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
-    segment = 0
-    for lo in range(0, out.size, CHUNK):
-        hi = min(lo + CHUNK, out.size)
-        unpack(rows, lo // PLANE_BLOCK, 1, blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK)
-        if hi - lo < CHUNK:
-            unpack_tail(wire, 1, codes, out.size)
-        a = lo
-        while a < hi:
-            while edges[segment + 1] <= a:
-                segment += 1
-            b = min(hi, edges[segment + 1])
-            _put(out, a, b, codes, a - lo, units[segment])
+            if anew:
+                _put(out, a, b, codes, a - lo, units[segment])
+            else:
+                _add(out, a, b, codes, a - lo, units[segment])
             a = b
 
 

@@ -10,19 +10,20 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, kernel
 from gossamer.kernels.cpu.hashing import start, word
 from gossamer.kernels.cpu.hints import bits_of, float_of, inlined, prefetch, wide
 from gossamer.kernels.cpu.rounding import unit_of
-from gossamer.kernels.forms import CENTRE, INFINITE, RUN, Form, Steps
+from gossamer.kernels.forms import CENTRE, INFINITE, RUN, Form, Steps, raised
 from gossamer.kernels.layout import TINY
 
 Encode = Callable[
-    [Floats, Ints, int, np.int32, np.int32, np.int32, np.float32, np.uint32, np.uint32, Floats, Ints, Bytes], None
+    [Floats, Ints, int, np.int32, np.int32, np.int32, np.float32, np.uint32, np.uint32, Floats | Bytes, Bytes], None
 ]
-Read = Callable[[Bytes, int, Floats, np.float32, Floats], None]
+Read = Callable[[Bytes, int, Floats | Bytes, np.float32, Floats], None]
 
 _AHEAD = 4096  # elements that are asked for before they are needed
 _USUAL = (128, 4096)  # elements of a bucket
@@ -34,13 +35,13 @@ def encode(
 ) -> None:
     values, said, (counter, k1) = x.detach().numpy(), tops.numpy(), start(key or (0, 0), 0)
     add, mask, plus, lift = np.int32(steps.add), np.int32(steps.mask), np.int32(steps.plus), np.float32(steps.lift)
-    bits, bits_said = values.view(np.int32), said.view(np.int32)
-    write = _encoder(form, key is not None, _usual(bucket))
-    write(values, bits, bucket, add, mask, plus, lift, counter, k1, said, bits_said, wire.numpy())
+    write = _encoder(form, key is not None, _usual(bucket), tops.dtype == torch.uint8)
+    write(values, values.view(np.int32), bucket, add, mask, plus, lift, counter, k1, said, wire.numpy())
 
 
 def read(wire: Tensor, form: Form, bucket: int, tops: Tensor, weight: float, out: Tensor, anew: bool) -> None:
-    _reader(form, _usual(bucket), anew)(wire.numpy(), bucket, tops.numpy(), np.float32(weight), out.detach().numpy())
+    say = _reader(form, _usual(bucket), anew, tops.dtype == torch.uint8)
+    say(wire.numpy(), bucket, tops.numpy(), np.float32(weight), out.detach().numpy())
 
 
 def _usual(bucket: int) -> int:
@@ -173,8 +174,8 @@ def _largest(bits: Ints, a: int, length: int) -> np.int32:
 
 
 @lru_cache(maxsize=64)
-def _encoder(form: Form, dice: bool, known: int) -> Encode:
-    flat = form.flat
+def _encoder(form: Form, dice: bool, known: int, powers: bool) -> Encode:
+    flat, up = form.flat, raised(form)
 
     @kernel
     def write(
@@ -187,8 +188,7 @@ def _encoder(form: Form, dice: bool, known: int) -> Encode:
         lift: np.float32,
         counter: np.uint32,
         k1: np.uint32,
-        tops: Floats,
-        top_of: Ints,
+        tops: Floats | Bytes,
         out: Bytes,
     ) -> None:
         wide()
@@ -199,8 +199,9 @@ def _encoder(form: Form, dice: bool, known: int) -> Encode:
         for i in range(full):
             a = i * bucket
             prefetch(x, a + _AHEAD, a + bucket + _AHEAD)
-            top_of[i] = np.int32(np.int32(np.int32(_largest(bits, a, bucket) + add) & mask) + plus)
-            gain = _gain(tops[i], lift)
+            top = np.int32(np.int32(np.int32(_largest(bits, a, bucket) + add) & mask) + plus)
+            tops[i] = _power_of(top, up) if powers else float_of(top)
+            gain = _gain(float_of(top), lift)
             for r in range(runs):
                 lo = a + r * run
                 _pairs(x, lo, second, half, gain, counter, k1, form, flat, dice, out)
@@ -210,11 +211,28 @@ def _encoder(form: Form, dice: bool, known: int) -> Encode:
                 _rest(x, a + runs * run, a + bucket, run, half, gain, counter, k1, form, flat, dice, out)
         if full < tops.size:
             a = full * bucket
-            top_of[full] = np.int32(np.int32(np.int32(_largest(bits, a, x.size - a) + add) & mask) + plus)
-            gain = _gain(tops[full], lift)
+            top = np.int32(np.int32(np.int32(_largest(bits, a, x.size - a) + add) & mask) + plus)
+            tops[full] = _power_of(top, up) if powers else float_of(top)
+            gain = _gain(float_of(top), lift)
             _rest(x, a, x.size, run, half, gain, counter, k1, form, flat, dice, out)
 
     return write
+
+
+@kernel
+def _power_of(bits: np.int32, up: int) -> np.uint8:
+    """As `forms.squeezed`."""
+    inlined()
+    field = np.int32(bits >> np.int32(23))
+    return np.uint8(255) if field == 255 else np.uint8(max(field - up, 0))
+
+
+@kernel
+def _top_of(power: np.uint8, up: int, fraction: int) -> np.float32:
+    """As `forms.stretched`."""
+    inlined()
+    field = 255 if power == 255 else min(int(power) + up, 255)
+    return float_of(np.int32(INFINITE) if field == 255 else np.int32((field << 23) + fraction))
 
 
 @kernel
@@ -250,20 +268,22 @@ def _say(wire: Bytes, a: int, length: int, unit: np.float32, form: Form, flat: b
 
 
 @lru_cache(maxsize=64)
-def _reader(form: Form, known: int, anew: bool) -> Read:
-    flat = form.flat
+def _reader(form: Form, known: int, anew: bool, powers: bool) -> Read:
+    flat, up, fraction = form.flat, raised(form), form.fraction
 
     @kernel
-    def read(wire: Bytes, length: int, tops: Floats, weight: np.float32, out: Floats) -> None:
+    def read(wire: Bytes, length: int, tops: Floats | Bytes, weight: np.float32, out: Floats) -> None:
         wide()
         bucket = known if known else length
         full, top = out.size // bucket, np.float32(form.top)
         for i in range(full):
             a = i * bucket
             prefetch(out, a + _AHEAD, a + bucket + _AHEAD)
-            _say(wire, a, bucket, unit_of(tops[i], weight, top), form, flat, anew, out)
+            largest = np.float32(_top_of(tops[i], up, fraction) if powers else tops[i])
+            _say(wire, a, bucket, unit_of(largest, weight, top), form, flat, anew, out)
         if full < tops.size:
             a = full * bucket
-            _say(wire, a, out.size - a, unit_of(tops[full], weight, top), form, flat, anew, out)
+            largest = np.float32(_top_of(tops[full], up, fraction) if powers else tops[full])
+            _say(wire, a, out.size - a, unit_of(largest, weight, top), form, flat, anew, out)
 
     return read

@@ -25,12 +25,12 @@ def encode(x: Tensor, bounds: tuple[int, ...], power: int, out: Tensor) -> Tenso
     return reference.lengths(x, bounds, power)
 
 
-def decode(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor) -> None:
+def read(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor, anew: bool) -> None:
     n, count = out.numel(), len(bounds) - 1
     if n:
         grid = (triton.cdiv(n, _READ * PLANE_BLOCK),)
         table, steps = edges_on(bounds, out.device), count.bit_length()
-        _decode[grid](wire, table, units, out, n, count, steps, _READ, **OPTIONS)
+        _read[grid](wire, table, units, out, n, count, steps, anew, _READ, **OPTIONS)
 
 
 def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -41,14 +41,6 @@ def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int,
         table, steps = edges_on(bounds, g.device), count.bit_length()
         _feedback[grid](g, pending, table, scales_prev, wire, n, count, steps, _BLOCKS, **OPTIONS)
     return wire, reference.means(pending, bounds)
-
-
-def accumulate(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor) -> None:
-    n, count = out.numel(), len(bounds) - 1
-    if n:
-        grid = (triton.cdiv(n, _READ * PLANE_BLOCK),)
-        table, steps = edges_on(bounds, out.device), count.bit_length()
-        _accumulate[grid](wire, table, units, out, n, count, steps, _READ, **OPTIONS)
 
 
 @triton.jit
@@ -64,18 +56,6 @@ def _encode(x, wire, n, BLOCKS: tl.constexpr):
         value = tl.load(x + first + (block * 512 + row * width + lane), mask=inside, other=-1.0)
         byte = byte | (((value >= 0) & inside).to(tl.int32) << row)
     tl.store(wire + first // 8 + (block * 64 + lane), byte.to(tl.uint8), mask=lane < width)
-
-
-@triton.jit(do_not_specialize=["count", "steps"])
-def _decode(wire, edges, units, out, n, count, steps, BLOCKS: tl.constexpr):
-    first = tl.program_id(0).to(tl.int64) * (BLOCKS * 512)
-    left = tl.minimum(n - first, BLOCKS * 512).to(tl.int32)
-    low, high = touched(edges, first, left, count, steps)
-    block, place = tl.arange(0, BLOCKS)[:, None], tl.arange(0, 512)[None, :]
-    size = tl.minimum(tl.maximum(left - block * 512, 0), 512)
-    positive = codes_at(wire + first // 8, block, place, size, 1) > 0
-    unit = entry_of(units, edges, first, block * 512 + place, low, high)
-    tl.store(out + first + (block * 512 + place), tl.where(positive, unit, -unit), mask=place < size)
 
 
 @triton.jit(do_not_specialize=["count", "steps"])
@@ -99,7 +79,7 @@ def _feedback(g, pending, edges, said, wire, n, count, steps, BLOCKS: tl.constex
 
 
 @triton.jit(do_not_specialize=["count", "steps"])
-def _accumulate(wire, edges, units, out, n, count, steps, BLOCKS: tl.constexpr):
+def _read(wire, edges, units, out, n, count, steps, ANEW: tl.constexpr, BLOCKS: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * (BLOCKS * 512)
     left = tl.minimum(n - first, BLOCKS * 512).to(tl.int32)
     low, high = touched(edges, first, left, count, steps)
@@ -107,5 +87,7 @@ def _accumulate(wire, edges, units, out, n, count, steps, BLOCKS: tl.constexpr):
     size = tl.minimum(tl.maximum(left - block * 512, 0), 512)
     positive = codes_at(wire + first // 8, block, place, size, 1) > 0
     unit = entry_of(units, edges, first, block * 512 + place, low, high)
-    old = tl.load(out + first + (block * 512 + place), mask=place < size, other=0.0)
-    tl.store(out + first + (block * 512 + place), old + tl.where(positive, unit, -unit), mask=place < size)
+    said = tl.where(positive, unit, -unit)
+    if not ANEW:
+        said = tl.load(out + first + (block * 512 + place), mask=place < size, other=0.0) + said
+    tl.store(out + first + (block * 512 + place), said, mask=place < size)

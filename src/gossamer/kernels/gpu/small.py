@@ -3,14 +3,14 @@
 # Triton's language is not typed Python.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gossamer.kernels.forms import Form, Steps
+from gossamer.kernels.forms import Form, Steps, raised
 from gossamer.kernels.gpu.hashing import word, words
 from gossamer.kernels.gpu.options import OPTIONS
-from gossamer.kernels.layout import units
 
 _STRETCH = 2048  # elements of one program, or one bucket
 
@@ -24,8 +24,8 @@ def encode(
         grid = (triton.cdiv(tops.numel(), rows),)
         counter, k1 = words(key or (0, 0), 0)
         _encode[grid](
-            x, tops, wire, n, bucket, *steps, form.top, form.least, counter, k1,
-            key is not None, form.flat, form.mantissa, rows, columns, num_warps=_warps(columns), **OPTIONS,
+            x, tops, wire, n, bucket, *steps, form.top, form.least, raised(form), counter, k1,
+            key is not None, tops.dtype == torch.uint8, form.flat, form.mantissa, rows, columns, num_warps=_warps(columns), **OPTIONS,
         )  # fmt: skip
 
 
@@ -34,22 +34,10 @@ def read(wire: Tensor, form: Form, bucket: int, tops: Tensor, weight: float, out
     if n:
         rows, columns = _shape(bucket)
         grid = (triton.cdiv(tops.numel(), rows),)
-        unit = units(tops, weight, int(form.top))
         _read[grid](
-            wire,
-            unit,
-            out,
-            n,
-            bucket,
-            form.least,
-            anew,
-            form.flat,
-            form.mantissa,
-            rows,
-            columns,
-            num_warps=_warps(columns),
-            **OPTIONS,
-        )
+            wire, tops, out, n, bucket, weight, form.top, form.least, raised(form), form.fraction,
+            anew, tops.dtype == torch.uint8, form.flat, form.mantissa, rows, columns, num_warps=_warps(columns), **OPTIONS,
+        )  # fmt: skip
 
 
 def _warps(columns: int) -> int:
@@ -72,17 +60,22 @@ def _places(n, bucket, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     return first, place, (column < bucket) & (place < left)
 
 
-@triton.jit(do_not_specialize=["add", "mask", "plus", "lift", "most", "least", "counter", "k1"])
+@triton.jit(do_not_specialize=["add", "mask", "plus", "lift", "most", "least", "raised", "counter", "k1"])
 def _encode(
-    x, tops, wire, n, bucket, add, mask, plus, lift, most, least, counter, k1,
-    DICE: tl.constexpr, FLAT: tl.constexpr, MANTISSA: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x, tops, wire, n, bucket, add, mask, plus, lift, most, least, raised, counter, k1,
+    DICE: tl.constexpr, POWERS: tl.constexpr, FLAT: tl.constexpr, MANTISSA: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     first, place, inside = _places(n, bucket, ROWS, COLUMNS)
     values = tl.load(x + first + place, mask=inside, other=0.0)
     largest = tl.minimum(tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1), 0x7F800000)
-    top = (((largest + add) & mask) + plus).to(tl.float32, bitcast=True)
+    bits = ((largest + add) & mask) + plus
+    top = bits.to(tl.float32, bitcast=True)
     own = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    tl.store(tops + own, top, mask=own.to(tl.int64) * bucket < n)
+    said = top
+    if POWERS:
+        field = bits >> 23
+        said = tl.where(field == 255, 255, tl.maximum(field - raised, 0)).to(tl.uint8)
+    tl.store(tops + own, said, mask=own.to(tl.int64) * bucket < n)
     exact = (lift + tl.zeros_like(top)).to(tl.float64) / top.to(
         tl.float64
     )  # whose rounding is that of a division in 32 bits
@@ -132,15 +125,24 @@ def _floating(y, x, random, least, DICE: tl.constexpr, MANTISSA: tl.constexpr):
     return code | ((x.to(tl.int32, bitcast=True) >> 24) & 128)
 
 
-@triton.jit(do_not_specialize=["least"])
+@triton.jit(do_not_specialize=["weight", "most", "least", "raised", "fraction"])
 def _read(
-    wire, units, out, n, bucket, least,
-    ANEW: tl.constexpr, FLAT: tl.constexpr, MANTISSA: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    wire, tops, out, n, bucket, weight, most, least, raised, fraction,
+    ANEW: tl.constexpr, POWERS: tl.constexpr, FLAT: tl.constexpr, MANTISSA: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     first, place, inside = _places(n, bucket, ROWS, COLUMNS)
     code = tl.load(wire + first + place, mask=inside, other=0).to(tl.int32)
     own = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    unit = tl.load(units + own, mask=own.to(tl.int64) * bucket < n, other=0.0)
+    top = tl.load(tops + own, mask=own.to(tl.int64) * bucket < n, other=0)
+    if POWERS:
+        power = top.to(tl.int32)
+        field = tl.minimum(tl.where(power == 255, 255, power + raised), 255)
+        top = tl.where(field == 255, 0x7F800000, (field << 23) + fraction).to(tl.float32, bitcast=True)
+    exact = (top * weight).to(tl.float64) / (most + tl.zeros_like(top)).to(
+        tl.float64
+    )  # rounds as a division in 32 bits
+    unit = exact.to(tl.float32)
+    unit = unit + (unit - unit)  # as `layout.units`
     if FLAT:
         said = ((code << 24) >> 24).to(tl.float32)
     else:

@@ -17,9 +17,10 @@ def encode(x: Tensor, bounds: tuple[int, ...], power: int, out: Tensor) -> Tenso
     return lengths(x, bounds, power)
 
 
-def decode(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor) -> None:
-    said = spread(units, bounds)
-    torch.where(unpack(wire, 1, out.numel()) > 0, said, -said, out=out)
+def read(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor, anew: bool) -> None:
+    unit = spread(units, bounds)
+    said = torch.where(unpack(wire, 1, out.numel()) > 0, unit, -unit)
+    out.copy_(said if anew else out + said)
 
 
 def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -27,11 +28,6 @@ def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int,
     pending.sub_(torch.where(pending >= 0, said, -said)).add_(g)
     bits = (pending >= 0).to(torch.uint8)
     return pack(bits, 1), means(pending, bounds)
-
-
-def accumulate(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor) -> None:
-    bits = unpack(wire, 1, out.numel()).int()
-    out += (2 * bits - 1) * spread(units, bounds)
 
 
 def means(p: Tensor, bounds: tuple[int, ...]) -> Tensor:

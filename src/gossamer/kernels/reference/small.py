@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.kernels.forms import CENTRE, INFINITE, Form, Steps, meanings, run_of
+from gossamer.kernels.forms import CENTRE, INFINITE, Form, Steps, meanings, run_of, squeezed, stretched
 from gossamer.kernels.layout import TINY, divisor, units
 from gossamer.kernels.reference.hashing import mix3
 
@@ -17,7 +17,7 @@ def encode(
     n = x.numel()
     magnitudes = pad(x.view(torch.int32) & 0x7FFFFFFF, (0, -n % bucket)).view(-1, bucket)
     said = (((magnitudes.amax(1).clamp(max=INFINITE) + steps.add) & steps.mask) + steps.plus).view(torch.float32)
-    tops.copy_(said)
+    tops.copy_(squeezed(said, form) if tops.dtype == torch.uint8 else said)
     gains = (divisor(steps.lift, x.device) / said).masked_fill_(said < TINY, 0.0)
     y = x * gains.repeat_interleave(bucket)[:n]
     y = torch.where(y < form.top, y, form.top)  # NaN ends at the top
@@ -55,6 +55,7 @@ def _fractions(n: int, bucket: int, key: tuple[int, int], device: torch.device) 
 
 
 def read(wire: Tensor, form: Form, bucket: int, tops: Tensor, weight: float, out: Tensor, anew: bool) -> None:
-    unit = units(tops, weight, int(form.top)).repeat_interleave(bucket)[: out.numel()]
+    largest = stretched(tops, form) if tops.dtype == torch.uint8 else tops
+    unit = units(largest, weight, int(form.top)).repeat_interleave(bucket)[: out.numel()]
     said = meanings(form, out.device)[wire.long()] * unit
     torch.add(torch.zeros((), device=out.device) if anew else out, said, out=out)  # -0.0 becomes 0.0
