@@ -57,6 +57,7 @@ KEPT = {
     "osgp": 24,  # x, z, a letter out and a letter in
     "gossip_pga": 12,  # x, z
     "d_psgd": 24,  # x, a letter out, and two letters in
+    "ad_psgd": 20,  # the model that is answered from, what it is owed, a question and an answer
     "choco_sgd": 16,  # belief, pull
     "backup": 8,  # the settled mean
     "accordion": 12,  # residual, and sums in watched epochs
@@ -84,8 +85,11 @@ TENSOR_BY_TENSOR = {
     "local_gradients": 12,  # the same, and its model read and written
     "atomo": 6,  # each matrix plus its atoms, for every rank
     "dgc": 10,
+    "demo": 60,  # each tensor's tiles, there and back for every rank
+    "sparse_loco": 60,  # the same, and the bins of its values
     "onebit_sgd": 60,  # each matrix's rows, for every rank, in both phases
     "onebit_lamb": 40,  # each tensor's norms, ratios and averages
+    "dqsgd": 8,  # each run of neighbours that have one width
     "powersgd": 5,  # each matrix times its factors
     "accordion": 8,  # the same, and each gradient's sum and norm
     "accordion_qsgd": 4,
@@ -99,7 +103,9 @@ def syncs(recipe: Recipe) -> float:
     if "waits for few" in recipe.schedule.traits:
         return 2  # once more before it claims its place: who is first is for the devices to say
     if not (recipe.schedule.averages_gradients or recipe.schedule.mixes or "push_sum" in repr(recipe)):
-        return 1 / getattr(recipe.schedule, "every", 1)
+        every = getattr(recipe.schedule, "every", 1)
+        fragments = min(every, 2) if hasattr(recipe.schedule, "fragments") else 1  # each lands by itself
+        return (fragments + recipe.controller.hears_loss) / every
     if "reunites" in recipe.schedule.traits:
         return 1 + 1 / recipe.schedule.period
     watches: Controller = recipe.controller
