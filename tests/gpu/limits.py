@@ -20,7 +20,7 @@ KEPT = {
     "demo": 12,  # residual, and the direction
     "onebit_sgd": 12,  # the same
     "onebit_adam": 21,  # momentum, divisor, residual, what owners owe, the direction, and who stays; the optimizer has none
-    "zero_one_adam": 29,  # the same, the model that ranks met at, and what steps since came to
+    "zero_one_adam": 29,  # the same, the model that ranks met at, and, within a round, what steps since came to
     "onebit_lamb": 25,  # and the fresh second moment
     "topk": 8,  # residual
     "sparse_scatter": 12,  # residual, and what answers left out

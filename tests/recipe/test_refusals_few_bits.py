@@ -61,10 +61,10 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "signsgd + gossip()": ("would send nothing", "choco()"),
     "ef_signsgd + local_sgd(4)": ("in units of the update", "error_feedback()"),
 }
-REFUSED |= {f"allreduce({c})": ("cannot be summed on their way", f"use scatter({c})") for c in SUMMED}
-REFUSED |= dict.fromkeys(BIASED, ("is biased", "error_feedback()"))
-REFUSED |= {f"{p} + first()": ("would be lost silently", "drop the memory") for p in KEPT}
-REFUSED |= {f"{p} + gossip()": ("the error does not vanish", "drop the memory") for p in KEPT}
+REFUSED.update({f"allreduce({c})": ("cannot be summed on their way", f"use scatter({c})") for c in SUMMED})
+REFUSED.update(dict.fromkeys(BIASED, ("is biased", "error_feedback()")))
+REFUSED.update({f"{p} + first()": ("would be lost silently", "drop the memory") for p in KEPT})
+REFUSED.update({f"{p} + gossip()": ("the error does not vanish", "drop the memory") for p in KEPT})
 
 
 @pytest.mark.parametrize("text", REFUSED)

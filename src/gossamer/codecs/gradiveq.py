@@ -87,7 +87,7 @@ class GradiVeQ(LinearCodec):
     def sum_bytes(self, layout: Layout, size: int) -> list[int]:
         """While nothing is learned."""
         slices, plain = _cut(self, layout.segments)
-        count = sum(s.many * s.kept for s in slices) + sum(end - begin for begin, end in plain)
+        count = sum(s.rows * s.kept for s in slices) + sum(end - begin for begin, end in plain)
         return [count * layout.dtype.itemsize] if count else []
 
     def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
@@ -114,7 +114,7 @@ class GradiVeQ(LinearCodec):
         means = message.split([t.numel() for t in (*own, *rest)])
         mean = block.for_mean()
         for s, basis, c in zip(cut.slices, bases, means, strict=False):
-            torch.mm(c.view(s.many, s.kept), basis, out=s.of(mean))
+            torch.mm(c.view(s.rows, s.kept), basis, out=s.of(mean))
         for (begin, end), x in zip(cut.plain, means[len(own) :], strict=True):
             mean[begin:end] = x
 
@@ -152,12 +152,12 @@ class _Slices(NamedTuple):
 
     name: str
     offset: int
-    many: int
+    rows: int
     long: int
     kept: int
 
     def of(self, flat: Tensor) -> Tensor:
-        return flat[self.offset : self.offset + self.many * self.long].view(self.many, self.long)
+        return flat[self.offset : self.offset + self.rows * self.long].view(self.rows, self.long)
 
 
 class _Cut(NamedTuple):

@@ -554,7 +554,7 @@ class StepsApart(Update):
 
     @abstractmethod
     def gone(self, state: State) -> Tensor | None:
-        """What this rank's own steps came to since ranks last met, given away; None where it took none."""
+        """What this rank's own steps came to since ranks last met, given away and kept no more; None where it took none."""
 
     @abstractmethod
     def meet(self, start: Tensor, mean: Tensor, rate: float, state: State) -> Tensor:
@@ -564,7 +564,7 @@ class StepsApart(Update):
 
     @abstractmethod
     def forget(self, state: State) -> None:
-        """What ranks did since they last met is lost: they go on from where they were."""
+        """What ranks did since they last met is lost, and was given away: they go on from where they were."""
 
 
 class Facts(NamedTuple):

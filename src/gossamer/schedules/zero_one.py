@@ -40,7 +40,7 @@ class ZeroOne(Schedule):
     Not for: short runs, most of whose steps come before the freeze and are sent at every step.
 
     Wire: up to the freeze 4 d bytes in an all-reduce at the steps of T_v, the exchange's bytes at the others; then the
-    exchange's bytes once a round.
+    exchange's bytes once a round. Memory: one copy of the model, from the freeze on.
 
     >>> few = ZeroOne(1000)
     >>> [step for step in range(1, 60) if not few.coarse(step)][14:]

@@ -77,10 +77,9 @@ class AdamFrozen(StepsApart):
         return (corrected(m, self.beta1, steps) if self.bias_correction else m) / divisor
 
     def gone(self, state: State) -> Tensor | None:
-        return state["gone"].clone() if "gone" in state else None
+        return state.pop("gone", None)
 
     def meet(self, start: Tensor, mean: Tensor, rate: float, state: State) -> Tensor:
-        state.pop("gone", None)
         if "divisor" not in state:
             return start
         mean = mean.masked_fill(state["still"], 0.0)
@@ -89,7 +88,6 @@ class AdamFrozen(StepsApart):
         return start.sub_(mean.div_(state["divisor"]))
 
     def forget(self, state: State) -> None:
-        state.pop("gone", None)
         if "m" in state:
             state["m"] = torch.zeros_like(state["m"])
 
