@@ -21,6 +21,7 @@ from gossamer.worker import Worker, leaves_of
 
 Backward = Callable[[nn.Module, int, int], float]  # (model, rank, step): leaves gradients in .grad, returns the loss
 Seconds = Callable[[int, int], float]  # (rank, step): how long the step computes on the virtual clock
+Listen = Callable[[int, Program[None]], Program[None]]  # (rank, its program): the same program, heard
 
 
 @dataclass
@@ -73,8 +74,11 @@ def train(
     steps: int,
     network: Network | None = None,
     seconds: Seconds = lambda rank, step: 0.0,
+    listen: Listen = lambda rank, program: program,
 ) -> Trained:
     """Train all ranks for `steps` optimizer steps each, side by side; one alone trains plainly, as it does under `attach`.
+
+    Whoever wants to `listen` puts a program around each rank's, and sees what it asks of the network.
 
     >>> def linear(): return nn.Linear(2, 1, bias=False)
     >>> def sgd(model): return torch.optim.SGD(model.parameters(), lr=0.1)
@@ -87,7 +91,8 @@ def train(
     ledger = Ledger(per_node=ranks[0].worker.origin.ranks_per_node)
     for replica in ranks:
         replica.worker.on_decision, replica.worker.on_drop = ledger.decide, ledger.drop
-    outcome = simulate([_run(r, backward, steps, seconds) for r in ranks], network, ledger)
+    programs = [listen(r.worker.rank, _run(r, backward, steps, seconds)) for r in ranks]
+    outcome = simulate(programs, network, ledger)
     for replica, clock in zip(ranks, outcome.clocks, strict=True):
         replica.clock = clock
     return Trained(list(ranks), ledger)
@@ -160,6 +165,7 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
         rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.accumulate
         loss = yield Compute(lambda: _gradients(replica, backward), "compute", parts * seconds(rank, step))
         replica.losses.append(loss)
+        worker.loss = loss
         gradients = [c.gradients() for c in worker.channels]
         if plain:
             _descend(replica)

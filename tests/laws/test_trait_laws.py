@@ -355,6 +355,14 @@ def may_put_another_schedule_in_force(controller: Controller) -> None:
     assert any(r.schedule != recipe.schedule for r in controller.reach(recipe))
 
 
+@law("rounds")
+def has_as_many_steps_as_it_is_told(schedule: Schedule) -> None:
+    for every in (2, 5):
+        told = replace(schedule, every=every)  # pyright: ignore
+        assert told.period == every
+        assert [step for step in range(11, 21) if told.equal(step)] == [s for s in range(11, 21) if s % every == 0]
+
+
 @law("follows rate")
 def has_blocks_of_one_rate(part: Any) -> None:
     def two_rates(model: torch.nn.Module) -> torch.optim.Optimizer:

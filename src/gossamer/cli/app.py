@@ -60,7 +60,7 @@ class Later(TyperCommand):
         return self.brought().make_context(info_name, args, parent, **extra)
 
 
-THEIRS = {  # -h is the command's that is run
+THEIRS: dict[str, Any] = {  # -h is the command's that is run
     "allow_extra_args": True,
     "ignore_unknown_options": True,
     "help_option_names": ["--help"],
@@ -89,6 +89,11 @@ COMMANDS = [  # what is said of one is how its own help begins, which a test com
         "recipes",
         "recipes.recipes",
         "List recipes or parts, or explain one: what it is made of and sends, when to use it, and what it refuses.",
+    ),
+    Later(
+        "explain",
+        "explain.explain",
+        "Follow a recipe by hand: who says what in how many bytes, and what everybody keeps, on three ranks with a tiny model.",
     ),
     Later(
         "workloads",

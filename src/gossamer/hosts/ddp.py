@@ -92,9 +92,11 @@ class Hook:
         return self._meter.totals()
 
     def state_dict(self) -> dict[str, Any]:
+        """Plain tensors and scalars, as a communicator's; save one per rank, between steps."""
         return checkpoint.save(self.worker)
 
     def load_state_dict(self, saved: Any) -> None:
+        """Take up where `state_dict` left off; after a change of world size, give those of all old ranks."""
         checkpoint.load(self.worker, saved)
         self.intake = Intake(self.worker, self._launch)
         self._meter.restart()
