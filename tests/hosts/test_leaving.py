@@ -75,7 +75,6 @@ PLANS = [
     ("osgp", 5, ""),  # letters that the last rank has not read yet
     ("osgp", 5, "detach destroy"),
     ("ad_psgd", 5, ""),  # the last rank answers the first, or asks them
-    ("ad_psgd", 5, "detach destroy"),
 ]
 
 

@@ -122,7 +122,7 @@ class TorchFabric:
         """
         if name in self._lanes:
             raise ValueError(f"there is a lane {name!r} already")
-        way: Path = "staged" if served and self._path == "nccl" else self._path
+        way = self._way_of(served)
         says = (
             f"opens lane {name!r} over {way} with deadline {self._deadline:g}, patience {self._patience!r} and "
             f"check {self._check}"
@@ -163,7 +163,7 @@ class TorchFabric:
     def _form(self, lane: str, groups: list[tuple[int, ...]]) -> None:
         driver, halt, number = self._drivers[lane], self._lanes[lane].halt, len(self._groups)
 
-        way: Path = "staged" if lane in self._served and self._path == "nccl" else self._path
+        way = self._way_of(lane in self._served)
 
         def program() -> Program[None]:
             make = partial(self._connect, way)
@@ -171,6 +171,9 @@ class TorchFabric:
 
         if groups:
             self.join(self.start(program(), f"making groups on lane {lane!r}", lane=lane))
+
+    def _way_of(self, served: bool) -> Path:
+        return "staged" if served and self._path == "nccl" else self._path
 
     @property
     def per_node(self) -> int:

@@ -5,7 +5,8 @@ last step, and `owed` in the checkpoint's state, what is to be added to them; th
 the training thread renews both after a step. The lock is held for that, and no longer.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -24,28 +25,34 @@ GOODBYE = -1
 
 
 def ask(partner: int, index: int, mine: Block) -> Program[Tensor]:
-    """Send a model's block, and get what moves it half the way to the partner's."""
+    """Send a model's block, and get what moves it half the way to the partner's, who has moved as much by then."""
+    wire = pack(mine.flat)
     yield from send(partner, _word(index, mine.flat.device))
-    return (yield from _swap(partner, mine))
+    yield from send(partner, wire, [(partner, wire.numel())])
+    return half_way(mine, (yield from receive(partner, wire.numel())))
 
 
-def answer(caller: int, mine: Block) -> Program[Tensor]:
-    """The other end of it: the two moves add up to nothing."""
-    return (yield from _swap(caller, mine))
+def answer(caller: int, length: int, meet: Callable[[Tensor], Block]) -> Program[None]:
+    """The other end of it: `meet` is given the caller's block, and moves before it says what it was."""
+    theirs = yield from receive(caller, length)
+    yield from send(caller, pack(meet(theirs).flat))
+
+
+def half_way(mine: Block, wire: Tensor) -> Tensor:
+    """What moves a block to the middle. The moves of two that meet add up to nothing."""
+    theirs, _ = take(wire, mine.flat.dtype, mine.numel)
+    return torch.sub(theirs, mine.flat, out=mine.new()).mul_(0.5)
+
+
+def length_of(block: Block) -> int:
+    """Of its message, in bytes."""
+    return block.numel * block.flat.element_size()
 
 
 def goodbye(partners: Iterable[int], device: torch.device) -> Program[None]:
     """Tell those who answer that this rank asks no more."""
     for partner in sorted(partners):
         yield from send(partner, _word(GOODBYE, device))
-
-
-def _swap(other: int, mine: Block) -> Program[Tensor]:
-    """Both ways at once: neither side's message depends on the other's."""
-    wire = pack(mine.flat)
-    yield from send(other, wire, [(other, wire.numel())])
-    theirs, _ = take((yield from receive(other, wire.numel())), mine.flat.dtype, mine.numel)
-    return torch.sub(theirs, mine.flat, out=mine.new()).mul_(0.5)
 
 
 def _word(index: int, device: torch.device) -> Tensor:
@@ -144,21 +151,15 @@ class Desk:
                 raise WireError(
                     f"rank {caller} asks about block {index} of {len(self._base)}, or has left: not what a peer sends"
                 )
-            mine = self._model_of(index)
-            self._owe(index, (yield from answer(caller, mine)))
+            yield from answer(caller, length_of(self._base[index]), partial(self._meet, index))
 
-    def _model_of(self, index: int) -> Block:
-        """A block as it is by now; nobody writes to what is given."""
+    def _meet(self, index: int, wire: Tensor) -> Block:
+        """Move to the middle; returns where this rank was. Nobody writes to what is given."""
         with self._lock:
             self._done[index].precedes()
-            state = self._loop.mixing[index]
-            used_here([self._base[index].flat, *state.values()])
-            return whole(self._base[index], state)
-
-    def _owe(self, index: int, move: Tensor) -> None:
-        with self._lock:
-            self._done[index].precedes()
-            state = self._loop.mixing[index]
-            used_here(state.values())
-            owe(state, move, self._base[index])
-            self._done[index] = Moment(move.device)
+            base, state = self._base[index], self._loop.mixing[index]
+            used_here([base.flat, *state.values()])
+            mine = whole(base, state)
+            owe(state, half_way(mine, wire), base)
+            self._done[index] = Moment(wire.device)
+        return mine

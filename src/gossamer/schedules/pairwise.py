@@ -168,8 +168,9 @@ class Pairwise(Schedule):
         if partner is None:
             return _nothing()
         asking, _ = sides(self.topology, context.size)
-        meeting = meetings.ask(partner, index, model) if context.rank in asking else meetings.answer(partner, model)
-        return _as_wire(meeting)
+        if context.rank in asking:
+            return _as_wire(meetings.ask(partner, index, model))
+        return _unheard(meetings.answer(partner, meetings.length_of(model), lambda theirs: model))
 
     def _partner(self, context: Context) -> int | None:
         """Drawn evenly, or the next round's: nobody, perhaps."""
@@ -183,6 +184,11 @@ class Pairwise(Schedule):
 
 def _as_wire(meeting: Program[Tensor]) -> Program[list[Tensor]]:
     return [(yield from meeting).view(torch.uint8)]
+
+
+def _unheard(meeting: Program[None]) -> Program[list[Tensor]]:
+    yield from meeting
+    return []
 
 
 def _nothing() -> Program[list[Tensor]]:
