@@ -71,8 +71,11 @@ def test_a_step_is_as_long_as_it_is_worth_and_progress_counts_it(noisy: bool, wo
     before = parameters(ranks)[0]
     train(ranks, backward(gradient), 1)
     mean = 1e-9 if noisy else 1.0
-    assert float((before - parameters(ranks)[0]).mean()) == pytest.approx(0.1 * mean * worth, rel=1e-3)
-    assert {float(r.worker.steering.state["progress"]) for r in ranks} == {1.0 + worth}
+    assert float((before - parameters(ranks)[0]).mean()) == pytest.approx(
+        0.1 * mean * worth, rel=0.03
+    )  # rates lie 5 % apart
+    (progress,) = {float(r.worker.steering.state["progress"]) for r in ranks}
+    assert progress == pytest.approx(1.0 + worth, rel=0.03)
     assert bit_equal(parameters(ranks))
 
 
@@ -80,8 +83,8 @@ def test_the_rate_of_a_schedule_counts_besides() -> None:
     ranks = make(DENSE + "every_step(rate=0.5) + adascale()", 2, lambda: Flat(5), known_sgd())
     opposed = backward(lambda rank, step: 1e-9 + (-1.0) ** rank * torch.ones(5, dtype=torch.float64))
     train(ranks, opposed, 3)
-    assert ranks[0].worker.recipe.schedule.lr_factor == 1.0
-    assert float(ranks[0].worker.steering.state["progress"]) == 1.0 + 2.0 + 2.0
+    assert ranks[0].worker.recipe.schedule.lr_factor == pytest.approx(1.0, rel=0.03)
+    assert float(ranks[0].worker.steering.state["progress"]) == pytest.approx(1.0 + 2.0 + 2.0, rel=0.03)
 
 
 def test_the_batch_grows_with_the_noise_and_the_rate_with_it_up_to_the_most() -> None:
@@ -107,7 +110,7 @@ def test_the_batch_grows_with_the_noise_and_the_rate_with_it_up_to_the_most() ->
         ("qsgd + adascale()", "leaves noise of its own"),
         ("qsgd + noise_batch(4)", r"accordion_batch\(\)"),
         ("local_sgd(4) + adascale()", "none"),
-        ("allreduce + adascale(slack=1.0)", r"\[0, 1\)"),
+        ("allreduce + adascale(slack=1.0)", r"\[0.01, 1\)"),
         ("allreduce + noise_batch(0)", "at least 1 micro-batch"),
         ("allreduce + noise_batch(4, factor=1)", "at least 2"),
     ],

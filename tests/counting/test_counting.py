@@ -74,7 +74,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize(
-    "recipe", samples.quick(r for r in EVERY if not (r.controller.counts or any(w in repr(r) for w in OTHERWISE)))
+    "recipe",
+    samples.quick(
+        r for r in EVERY if not (r.controller.counts or r.controller.hears_loss or any(w in repr(r) for w in OTHERWISE))
+    ),
 )
 def test_the_bytes_are_those_of_a_whole_simulation(recipe: Recipe) -> None:
     assert bytes_per_step(recipe, SHAPES, 3) == trained(recipe, 3)

@@ -28,7 +28,7 @@ from gossamer.core.parts import Part, parse, registry
 from gossamer.core.schedule import Schedule
 from gossamer.memories import ErrorFeedback, NoMemory
 from gossamer.recipe import Recipe
-from gossamer.schedules import EveryStep, Resync
+from gossamer.schedules import EveryStep, LocalSGD, Resync
 
 MORE: dict[str, tuple[str, ...]] = {
     "adacomp": ("adacomp(bin=16)",),
@@ -237,8 +237,14 @@ def updated(update: Update) -> Iterator[Recipe]:
 def controlled(controller: Controller) -> Iterator[Recipe]:
     """The controller over the exchanges that it names, and over those of `CARRIERS`."""
     named = [v for f in fields(controller) if isinstance(v := getattr(controller, f.name), Exchange)]  # pyright: ignore
-    for exchange, memory in product((*named, *map(parse, CARRIERS)), (NoMemory(), ErrorFeedback())):
-        yield from legal(Recipe, exchange, memory, EveryStep(), controller)
+    found = False
+    for schedule in (EveryStep(), LocalSGD(2)):  # the latter for those that turn rounds only
+        for exchange, memory in product((*named, *map(parse, CARRIERS)), (NoMemory(), ErrorFeedback())):
+            for recipe in legal(Recipe, exchange, memory, schedule, controller):
+                found = True
+                yield recipe
+        if found:
+            return
 
 
 def preset_recipes() -> dict[str, Recipe]:

@@ -25,13 +25,14 @@ def test_all_ranks_decide_alike_and_within_reach(recipe: Recipe, size: int) -> N
     exchanges, schedules = {r.exchange for r in reach}, {r.schedule for r in reach}
     ranks = make(recipe, size)
     for _ in range(STEPS):
+        equal = ranks[0].worker.recipe.schedule.equal(ranks[0].worker.step)
         train(ranks, pull, 1)
         now = {repr(r.worker.recipe) for r in ranks}
         assert len(now) == 1
         in_force = ranks[0].worker.recipe
         assert {in_force.exchange, *in_force.routes.values()} <= exchanges
         assert in_force.schedule in schedules
-        assert bit_equal(parameters(ranks))
+        assert bit_equal(parameters(ranks)) or not equal
 
 
 @every_controlled

@@ -65,7 +65,7 @@ class AdaComm(Controller):
 
     def reach(self, recipe: Any) -> Iterable[Any]:
         if "rounds" in recipe.schedule.traits:
-            for every in {1, self.most}:
+            for every in range(1, self.most + 1):
                 yield replace(recipe, schedule=replace(recipe.schedule, every=every))
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:

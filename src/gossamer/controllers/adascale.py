@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import log, log1p
 from typing import Any, final
 
 import torch
@@ -14,6 +15,8 @@ from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.terms import Term, needs
 from gossamer.core.world import World
+
+MOST = 1024  # times the rate of one rank, whatever the number of ranks
 
 
 @final
@@ -41,7 +44,9 @@ class AdaScale(Controller):
     slack: float = 0.05
 
     def __post_init__(self) -> None:
-        require(0 <= self.slack < 1, f"adascale: slack must lie in [0, 1), got {self.slack}; 0.05 follows within 5 %")
+        require(
+            0.01 <= self.slack < 1, f"adascale: slack must lie in [0.01, 1), got {self.slack}; 0.05 follows within 5 %"
+        )
 
     @property
     def terms(self) -> tuple[Term, ...]:
@@ -75,8 +80,16 @@ class AdaScale(Controller):
                 )
 
     def reach(self, recipe: Any) -> Iterable[Any]:
-        if "batch" in recipe.schedule.traits:  # one rate stands for all of them
-            yield replace(recipe, schedule=replace(recipe.schedule, rate=2 * recipe.schedule.rate))
+        if "batch" in recipe.schedule.traits:
+            for times in range(self._place(MOST) + 1):
+                yield self._at(recipe, float(recipe.schedule.rate), times)
+
+    def _place(self, gain: float) -> int:
+        """Rates lie `slack` apart."""
+        return round(log(gain) / log1p(self.slack))
+
+    def _at(self, recipe: Any, one: float, place: int) -> Any:
+        return replace(recipe, schedule=replace(recipe.schedule, rate=one * (1 + self.slack) ** place))
 
     def local(self, block: Block, exchange: Exchange) -> Tensor:
         return tell(block)
@@ -87,7 +100,7 @@ class AdaScale(Controller):
             state.setdefault("one", torch.tensor(rate, dtype=torch.float64))
         )  # a schedule's own rate, if it has one
         state["progress"] = torch.tensor(float(state.get("progress", 0.0)) + rate / one, dtype=torch.float64)
-        gain = min(max(float(f"{noise.gain:.3g}"), 1.0), noise.batches)
+        gain = min(max(noise.gain, 1.0), noise.batches, MOST)
         if abs(gain * one / rate - 1) <= self.slack:
             return recipe
-        return replace(recipe, schedule=replace(recipe.schedule, rate=gain * one))
+        return self._at(recipe, one, self._place(gain))
