@@ -131,6 +131,7 @@ class Record:
     format: int = FORMAT
     per_host: int = 1  # ranks on each host
     script: str = ""  # whose own training this was; else a workload's
+    together: int = 1  # records that were put on one page
 
     def run(self, name: str) -> Run | None:
         return named(self.runs, name)

@@ -1,11 +1,14 @@
 """Two records on one page."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
 from tests.report.made import made
 
+from gossamer.record import Again
+from gossamer.report import render
 from gossamer.report.charts import Bars, charts
 from gossamer.report.study import study_of
 
@@ -24,6 +27,7 @@ def test_two_records_share_a_page_a_baseline_and_their_charts(tmp_path: Path, sa
     for name in ("ddp (200mbit)", "ddp (1gbit)", "qsgd (1gbit)", "gossamer compare fast"):
         assert name in page
     assert "Time vs ddp (200mbit)" in page
+    assert "Those of one record started from the same model" in page
     code, _, err = say("report", str(tmp_path / "slow"), str(tmp_path / "slow"), "--markdown")
     assert code == 0, err
 
@@ -35,6 +39,22 @@ def test_records_of_other_training_do_not_share_a_page(tmp_path: Path, say: Say)
     assert code == 2
     assert "the workload is stdlib-lm in the first and ridge in another" in err
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix == ".html") == []
+
+
+def test_bars_of_time_have_whiskers_where_there_are_seeds() -> None:
+    record = made(["ddp", "qsgd"])
+    assert 'class="whisker"' not in render(record)
+    again = deepcopy(record.runs)
+    for point in [p for run in again for p in (*run.steps, *run.evaluations)]:
+        point.seconds *= 1.1
+    record.again = [Again(8, again)]
+    page = render(record)
+    assert page.count('class="whisker"') == 2
+    reached = next(row.reached for row in study_of(record).rows if row.baseline)
+    bounds = next(row.reached_bounds for row in study_of(record).rows if row.baseline)
+    assert reached is not None
+    assert bounds is not None
+    assert bounds[0] < reached < bounds[1]
 
 
 def test_how_long_ddp_waits_is_known_beside_a_run_that_computes_alone() -> None:

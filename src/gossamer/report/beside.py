@@ -39,6 +39,7 @@ def beside(records: Sequence[Record]) -> Record:
         again=again if together else [],
         baseline=f"{first.baseline} ({labels[0]})",
         rate=", ".join(dict.fromkeys(r.rate for r in records)),
+        together=len(records),
         note="Several records, on one page. " + "; ".join(notes) + ".",
     )
 

@@ -50,7 +50,7 @@ def render(record: Record) -> str:
         layers=layers(record),
         styles=styles(record),
         parts=PARTS,
-        longest=max((r.reached or 0.0 for r in study.rows), default=0.0),
+        longest=max((r.reached_bounds[1] if r.reached_bounds else r.reached or 0.0 for r in study.rows), default=0.0),
         data=Markup(embed(data(study))),
         css=Markup(_asset("page.css")),
         scripts=[Markup(_asset(name)) for name in ("scale.js", "names.js", "lines.js", "bars.js", "page.js")],

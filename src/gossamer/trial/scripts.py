@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from gossamer.core.errors import GossamerError
+from gossamer.core.errors import GossamerError, PeerError, plainly
 from gossamer.hosts.orders import PLAIN
 from gossamer.lab import available, in_lab, run_lab
 from gossamer.lab.output import Lines
@@ -92,8 +92,12 @@ class Trial:
         if len(names) > 1:  # it takes seconds until there is anything to see
             self._shown({"event": "note", "text": f"{name}, {names.index(name) + 1} of {len(names)}"})
         self._shown({"event": "contender", "run": name, "recipe": kind, "done": 0})
-        run(kind, hearing)
-        hearing.conclude(self.hosts * self.plan.per_host)
+        try:
+            run(kind, hearing)
+            hearing.conclude(self.hosts * self.plan.per_host)
+        except GossamerError as error:  # a lab that broke down: what the others have told is not lost
+            hearing.conclude(self.hosts * self.plan.per_host)
+            mine.status, mine.error = "failed", str(error)
         self._refuse(hearing)
         self.record.parameters = self.record.parameters or hearing.attached.get("parameters", 0)
         if name == "ddp" and mine.recipe != "ddp" and mine.status == "ok":
@@ -160,7 +164,10 @@ def join_script(plan: ScriptPlan, command: str, show: Show, path: Path | None) -
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if in_lab():
         plan.per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    dist.init_process_group("gloo")
+    try:
+        dist.init_process_group("gloo")
+    except (RuntimeError, ValueError) as error:
+        raise PeerError(f"the ranks cannot find each other: {plainly(error)}") from None
     control = ControlGroup(2 * plan.deadline + 60.0, plan.per_host)
     told = {"recipes": list(plan.contenders.values()), "script": Path(plan.script).name, "arguments": plan.arguments}
     control.same("the ranks were started with different commands", told)
