@@ -165,6 +165,7 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
         rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.accumulate
         loss = yield Compute(lambda: _gradients(replica, backward), "compute", parts * seconds(rank, step))
         replica.losses.append(loss)
+        worker.loss = loss
         gradients = [c.gradients() for c in worker.channels]
         if plain:
             _descend(replica)

@@ -103,6 +103,6 @@ def test_what_cannot_be_right_is_refused(text: str, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_a_model_without_rows_is_refused() -> None:
-    with pytest.raises(AttachError, match="no matrix of the model"):
+def test_a_model_without_matrices_is_refused() -> None:
+    with pytest.raises(AttachError, match="the model has no matrix"):
         make("gradiveq", 2, lambda: Flat(7))

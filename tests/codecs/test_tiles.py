@@ -52,7 +52,7 @@ def test_what_was_sent_of_a_momentum_has_left_it() -> None:
         (residual,) = [v for k, v in by_name(rank.worker.channels, "memory", "residual").items() if k == "matrix"]
         tiles = tiling((17, 13), 4, 4)
         zero = (tiles.cosines(tiles.apart(residual.reshape(-1))).abs() < 1e-5).sum(1)
-        whole = torch.arange(tiles.count).view(tiles.grid)[:4, :3].reshape(-1)  # those that an edge does not cut
+        whole = torch.arange(tiles.total).view(tiles.grid)[:4, :3].reshape(-1)  # those that an edge does not cut
         assert (zero[whole] >= codec.keep).all()
 
 

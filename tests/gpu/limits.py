@@ -20,6 +20,7 @@ KEPT = {
     "demo": 12,  # residual, and the direction
     "onebit_sgd": 12,  # the same
     "onebit_adam": 21,  # momentum, divisor, residual, what owners owe, the direction, and who stays; the optimizer has none
+    "zero_one_adam": 29,  # the same, the model that ranks met at, and what steps since came to
     "onebit_lamb": 25,  # and the fresh second moment
     "topk": 8,  # residual
     "sparse_scatter": 12,  # residual, and what answers left out
@@ -31,6 +32,7 @@ KEPT = {
     "sketched_sgd": 8,  # residual
     "fetchsgd": 4,  # and two tables
     "powersgd": 8,  # residual
+    "gradiveq": 10,  # residual; and of each matrix's slices what is known, or learned
     "atomo": 4,
     "diana": 12,  # own, common
     "dqgd": 12,  # the same, which stay as they are
@@ -55,6 +57,7 @@ KEPT = {
     "osgp": 24,  # x, z, a letter out and a letter in
     "gossip_pga": 12,  # x, z
     "d_psgd": 24,  # x, a letter out, and two letters in
+    "ad_psgd": 20,  # the model that is answered from, what it is owed, a question and an answer
     "choco_sgd": 16,  # belief, pull
     "backup": 8,  # the settled mean
     "accordion": 12,  # residual, and sums in watched epochs
@@ -67,6 +70,7 @@ PEAK = 8  # bytes a parameter that may come on top for a while
 PEAKS = {  # of those that look at whole matrices, or make a step of a second moment in their warm-up
     "onebit_sgd": 10,
     "onebit_adam": 14,
+    "zero_one_adam": 14,
     "onebit_lamb": 24,
 }
 ACTIVATIONS = 2.0  # and what the judges' own model needs in its passes
@@ -81,8 +85,11 @@ TENSOR_BY_TENSOR = {
     "local_gradients": 12,  # the same, and its model read and written
     "atomo": 6,  # each matrix plus its atoms, for every rank
     "dgc": 10,
+    "demo": 60,  # each tensor's tiles, there and back for every rank
+    "sparse_loco": 60,  # the same, and the bins of its values
     "onebit_sgd": 60,  # each matrix's rows, for every rank, in both phases
     "onebit_lamb": 40,  # each tensor's norms, ratios and averages
+    "dqsgd": 8,  # each run of neighbours that have one width
     "powersgd": 5,  # each matrix times its factors
     "accordion": 8,  # the same, and each gradient's sum and norm
     "accordion_qsgd": 4,
@@ -96,7 +103,9 @@ def syncs(recipe: Recipe) -> float:
     if "waits for few" in recipe.schedule.traits:
         return 2  # once more before it claims its place: who is first is for the devices to say
     if not (recipe.schedule.averages_gradients or recipe.schedule.mixes or "push_sum" in repr(recipe)):
-        return 1 / getattr(recipe.schedule, "every", 1)
+        every = getattr(recipe.schedule, "every", 1)
+        fragments = min(every, 2) if hasattr(recipe.schedule, "fragments") else 1  # each lands by itself
+        return (fragments + recipe.controller.hears_loss) / every
     if "reunites" in recipe.schedule.traits:
         return 1 + 1 / recipe.schedule.period
     watches: Controller = recipe.controller

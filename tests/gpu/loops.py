@@ -176,6 +176,7 @@ def step(
             batch = torch.randn(4, 32, generator=dice).pin_memory().to(device, non_blocking=True)
             loss = model(batch).square().mean()
             (loss / comm.accumulate).backward()
+    comm.loss(loss.detach())  # pyright: ignore
     optimizer.step()
     return loss.detach()  # pyright: ignore
 

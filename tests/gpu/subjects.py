@@ -16,7 +16,14 @@ from gossamer.hosts.devices import refuse_lengths
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 
-SHORT = {"steps": 8, "every": 2, "epoch": 2, "interval": 1}  # steps, so that something happens in few of them
+SHORT = {
+    "steps": 8,
+    "every": 2,
+    "epoch": 2,
+    "interval": 1,
+    "freeze": 2,
+    "learn": 2,
+}  # steps, so that something happens in few of them
 BUCKET = " + bucket(0.025)"  # three channels on the judges' model, where a recipe cuts it at all
 SMALL = " + bucket(0.015)"  # five, where two at a time are on their way
 

@@ -74,6 +74,8 @@ PLANS = [
     ("backup", 20, "child"),  # such a process ends without what is registered with atexit
     ("osgp", 5, ""),  # letters that the last rank has not read yet
     ("osgp", 5, "detach destroy"),
+    ("ad_psgd", 5, ""),  # the last rank answers the first, or asks them
+    ("ad_psgd", 5, "detach destroy"),
 ]
 
 

@@ -108,6 +108,7 @@ def refused(rank: int, size: int, recipe: str, weights: tuple[Any, ...]) -> str:
         ("allreduce(fp32()) + first(backups=0)", (1.0, 2.0), "who is waited for changes"),
         ("local_gradients", (1.0, 2.0), "all of its own gradient besides"),
         ("accordion(2)", (1.0, 2.0), "equal batches"),
+        ("signsgd", (1.0, 2.0), "the same vote as before"),
         ("allreduce", (1.0, -2.0), "weight must be a number of 0 or more"),
         ("allreduce", (0.0, 0.0), "nothing to average"),
     ],

@@ -194,8 +194,14 @@ def memories() -> list[Memory]:
 
 
 def schedules() -> list[Schedule]:
-    """Mixers are driven by one."""
-    return list(dict.fromkeys([*samples("schedule"), *(parse(f"gossip({m})") for m in mixers())]))
+    """Mixers are driven by one. Those at their own pace have a law of their own, with their trait."""
+    in_step = [s for s in samples("schedule") if not s.own_pace]
+    return list(dict.fromkeys([*in_step, *(parse(f"gossip({m})") for m in mixers())]))
+
+
+def unpaced() -> list[Schedule]:
+    """Those whose ranks wait for nobody."""
+    return [s for s in samples("schedule") if s.own_pace]
 
 
 def updates() -> list[Update]:
@@ -243,9 +249,8 @@ def preset_recipes() -> dict[str, Recipe]:
 @cache
 def recipes() -> tuple[Recipe, ...]:
     """All presets, every exchange with every memory it bears, every schedule and controller with what bears it."""
-    out = list(preset_recipes().values())
-    out += pairs()
-    carriers = [*preset_recipes().values()]
+    carriers = [r for r in preset_recipes().values() if not r.schedule.own_pace]
+    out = [*carriers, *pairs()]
     for base, schedule in product(carriers, schedules()):
         out += legal(Recipe, base.exchange, base.memory, schedule)
     for base, update in product(carriers, updates()):
@@ -285,6 +290,7 @@ __all__ = [
     "samples",
     "schedules",
     "topologies",
+    "unpaced",
     "updated",
     "updates",
 ]

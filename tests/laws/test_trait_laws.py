@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.laws.blocks import agree, bits, block, context, sent, vector
 from tests.laws.crew import Crew
-from tests.laws.samples import controlled, controllers, exchanges, memories, schedules, updates
+from tests.laws.samples import controlled, controllers, exchanges, memories, schedules, unpaced, updates
 from tests.worker.fleet import SMALL
 from tests.worker.gym import Odd, bit_equal, held, make, on_all, parameters, pull, sgd, train
 
@@ -132,6 +132,21 @@ def pulls_together_and_keeps_the_sum(schedule: Schedule) -> None:
     assert float(weights.sum()) == 4 * len(ranks[0].worker.channels)
     models = torch.stack(parameters(ranks))
     assert float((models - models.mean(0)).abs().max()) < 0.1  # 0.15 as they were before the first round
+
+
+@law("own pace")
+def waits_for_nobody_and_loses_no_step(schedule: Schedule) -> None:
+    def steady(model: torch.nn.Module, rank: int, step: int) -> float:
+        for p in model.parameters():
+            p.grad = torch.full_like(p, float(rank))
+        return 0.0
+
+    ranks = make(f"allreduce(fp32()) + {schedule}", 4, optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
+    start = parameters(ranks)[0]
+    train(ranks, steady, 12, seconds=lambda rank, step: 6.0 if rank == 0 else 1.0)
+    assert [r.clock for r in ranks] == [72.0, 12.0, 12.0, 12.0]
+    on_all(ranks, Worker.quiesce)
+    torch.testing.assert_close(sum(held(r) for r in ranks) / 4, start - 0.1 * 12 * 1.5, rtol=1e-5, atol=1e-5)
 
 
 @law("reunites")
@@ -340,6 +355,14 @@ def may_put_another_schedule_in_force(controller: Controller) -> None:
     assert any(r.schedule != recipe.schedule for r in controller.reach(recipe))
 
 
+@law("rounds")
+def has_as_many_steps_as_it_is_told(schedule: Schedule) -> None:
+    for every in (2, 5):
+        told = replace(schedule, every=every)  # pyright: ignore
+        assert told.period == every
+        assert [step for step in range(11, 21) if told.equal(step)] == [s for s in range(11, 21) if s % every == 0]
+
+
 @law("follows rate")
 def has_blocks_of_one_rate(part: Any) -> None:
     def two_rates(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -360,7 +383,7 @@ def is_refused_where_all_go_one_way(singled: Singled) -> None:
                 Recipe.of(f"allreduce(fp32()) + {schedule} + rule('ndim < 2', allreduce(fp32()))")
 
 
-PARTIES = [*exchanges(), *memories(), *schedules(), *controllers(), *updates(), Singled("rules")]
+PARTIES = [*exchanges(), *memories(), *schedules(), *unpaced(), *controllers(), *updates(), Singled("rules")]
 CLAIMS = [(trait, party) for trait, party in product(TRAITS, PARTIES) if trait in party.traits]
 
 

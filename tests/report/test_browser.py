@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,15 @@ def table(browser: Browser, section: str) -> dict[str, list[str]]:
     )
 
 
+def reached(evaluations: list[dict[str, float]], target: float) -> dict[str, float] | None:
+    """Between two evaluations in a straight line."""
+    for before, after in pairwise(evaluations):
+        if after["quality"] <= target:
+            part = (target - before["quality"]) / (after["quality"] - before["quality"])
+            return {key: before[key] + part * (after[key] - before[key]) for key in ("seconds", "step", "sent")}
+    return None
+
+
 def test_tables_say_what_the_json_says(browser: Browser, page: Path, tmp_path: Path) -> None:
     """Every number is worked out again here, from the file that `compare` writes."""
     made().write(tmp_path / "record.json")
@@ -91,16 +101,16 @@ def test_tables_say_what_the_json_says(browser: Browser, page: Path, tmp_path: P
     race, sizes = table(browser, "time-to-quality"), table(browser, "bytes")
     assert race.keys() == sizes.keys() == {r["name"] for r in record["runs"]}
     for run in record["runs"]:
-        there = next((e for e in run["evaluations"] if e["quality"] <= target), None)
+        there = reached(run["evaluations"], target)
         steps = run["steps"]
         pace = (steps[-1]["seconds"] - steps[0]["seconds"]) / (len(steps) - 1)
-        time, ratio, taken, sent, step, _, last = race[run["name"]]
+        time, ratio, _, taken, sent, step, _, last = race[run["name"]]
         assert (step, last) == (seconds(pace), number(run["evaluations"][-1]["quality"], 4))
         if there is None:
             assert (time, ratio, taken, sent) == ("failed" if run["error"] else "not reached", "–", "–", "–")
         else:
-            assert (time, taken, sent) == (seconds(there["seconds"]), str(there["step"]), size(there["sent"]))
-            assert ratio == times(there["seconds"] / base["evaluations"][-1]["seconds"])
+            assert (time, taken, sent) == (seconds(there["seconds"]), f"{there['step']:.0f}", size(there["sent"]))
+            assert ratio.removesuffix(" tied") == times(there["seconds"] / base["evaluations"][-1]["seconds"])
         logical, wire, nic, checked, per_step, _ = sizes[run["name"]]
         if run["error"]:  # cut off: what rank 0 had sent by then is all that is known
             assert (logical, wire, nic, checked) == ("–", size(steps[-1]["sent"]), "not measured", "–")
@@ -247,6 +257,42 @@ def test_logarithmic_axis_and_keys(browser: Browser, page: Path) -> None:
     assert browser.run("document.getElementById('say').textContent").startswith("bf16: held-out loss")
     browser.key("Escape")
     assert tip(browser, "quality-time") == {}
+
+
+def test_the_table_sorts_by_a_column_and_goes_back(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    names = "[...document.querySelectorAll('.ladder tbody th')].map(e => e.innerText.trim())"
+    came = browser.run(names)
+    head = ".ladder thead th:last-child"
+    finals = {row.run.name: row.final for row in study_of(made()).rows}
+    for way, sign in (("ascending", 1), ("descending", -1)):
+        browser.click(f"{head} .sort")
+        assert browser.run(f"document.querySelector('{head}').ariaSort") == way
+        assert browser.run(names) == sorted(came, key=lambda name: sign * (finals[name] or 0.0))
+    browser.click(f"{head} .sort")
+    assert browser.run(names) == came
+    assert browser.errors == []
+
+
+def test_one_crosshair_reads_every_line(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    x, y = browser.middle("#quality-time .s1 .mark:nth-of-type(8)")
+    browser.mouse("mouseMoved", x, y)
+    assert browser.run("document.querySelectorAll('#quality-time .cross').length") == 1
+    said = tip(browser, "quality-time")
+    evaluations = made().runs[1].evaluations[6]
+    ddp = made().runs[0].evaluations
+    before, after = next((a, b) for a, b in pairwise(ddp) if a.seconds <= evaluations.seconds <= b.seconds)
+    part = (evaluations.seconds - before.seconds) / (after.seconds - before.seconds)
+    there = before.quality + part * (after.quality - before.quality)
+    assert float(said["ddp"]) == pytest.approx(there, abs=0.01)
+
+
+def test_the_winner_has_its_name_on_a_phone(browser: Browser, page: Path) -> None:
+    browser.open(page, 390, 800, phone=True)
+    named = browser.run("[...document.querySelectorAll('#quality-time text.end')].map(e => e.textContent)")
+    assert named == [study_of(made()).first[0].run.name]
+    assert browser.run("document.documentElement.scrollWidth") <= 390
 
 
 def test_theme_button(browser: Browser, page: Path) -> None:

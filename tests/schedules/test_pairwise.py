@@ -168,7 +168,7 @@ REFUSED: list[tuple[str, int, type[Exception], str]] = [
     ("ad_psgd(topology=two_way(ring()))", 5, AttachError, "not bipartite: ranks .* use bipartite"),
     ("ad_psgd(topology=complete())", 4, AttachError, "not bipartite"),
     ("ad_psgd(topology=ring())", 4, AttachError, r"needs an undirected graph.*use two_way\(ring\(\)\)"),
-    ("ad_psgd(topology=graph('0-1 2-3'))", 4, AttachError, "not connected"),
+    ("ad_psgd(topology=graph('0-1 2-3'))", 4, RecipeError, "not connected"),
     ("qsgd + pairwise()", 4, RecipeError, "would send nothing.*use 'allreduce"),
     ("topk + pairwise()", 4, RecipeError, "drop the memory, or compress"),
     ("allreduce + pairwise(every=0)", 4, RecipeError, "every must be at least 1"),

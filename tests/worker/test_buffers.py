@@ -90,10 +90,14 @@ def pull(model: nn.Module, rank: int, step: int) -> float:
     return 0.0
 
 
+def ranks_of(recipe: str) -> int:
+    return RANKS + Recipe.of(recipe).schedule.own_pace  # pairs are of an even number
+
+
 def made(recipe: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """What a whole round makes when some have gone before."""
     period = Recipe.of(recipe).schedule.period
-    ranks = replicas(recipe, Model, lambda m: torch.optim.SGD(m.parameters(), lr=0.01), RANKS)
+    ranks = replicas(recipe, Model, lambda m: torch.optim.SGD(m.parameters(), lr=0.01), ranks_of(recipe))
     train(ranks, pull, 3 * period + 2)
     with monkeypatch.context() as patch, Watch(patch) as watch:
         train(ranks, pull, max(period, 2))

@@ -34,6 +34,20 @@ def test_a_bucket_is_full_once_it_reaches_its_size() -> None:
     assert cut("allreduce + bucket(0.0005)") == [["scale", "bias", "still", "empty", "turned"], ["matrix"]]
 
 
+def test_between_two_ranks_a_large_model_is_two_blocks_so_that_one_travels_during_backward() -> None:
+    model = nn.ParameterDict({name: torch.empty(2**19) for name in "abcdef"})  # 2 MB each
+
+    def blocks(recipe: str, size: int, of: str) -> list[int]:
+        leaves = leaves_of({name: model[name] for name in of})
+        return [len(c.leaves) for c in build(Recipe.of(recipe), leaves, dict.fromkeys(of, 0), size)]
+
+    assert blocks("terngrad", 2, "abcdef") == [3, 3]
+    assert blocks("terngrad", 2, "abc") == [2, 1]  # less than 4 MB is not worth it
+    assert blocks("terngrad", 2, "ab") == [2]
+    for recipe, size in (("terngrad", 3), ("allreduce", 2), ("terngrad + bucket(25)", 2)):
+        assert blocks(recipe, size, "abcdef") == [6]
+
+
 def test_a_codec_that_must_see_all_gets_one_block_whatever_the_bucket() -> None:
     assert cut("topk(scope='global') + bucket(0.00002)") == [NAMES[::-1]]
 

@@ -60,7 +60,7 @@ class Later(TyperCommand):
         return self.brought().make_context(info_name, args, parent, **extra)
 
 
-THEIRS = {  # -h is the command's that is run
+THEIRS: dict[str, Any] = {  # -h is the command's that is run
     "allow_extra_args": True,
     "ignore_unknown_options": True,
     "help_option_names": ["--help"],

@@ -35,7 +35,7 @@ app = typer.Typer(help="Measure kernels, or whole steps.", no_args_is_help=True)
 @app.command()
 def kernels(
     elements: Annotated[int, typer.Option(min=1024, help="Length of the float32 vector.")] = 25_600_000,
-    rounds: Annotated[int, typer.Option(min=1, help="The best of so many medians counts.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Take the best of this many medians.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Every kernel beside libc's memcpy of the same array: GB/s of float32 input, one thread."""
@@ -54,12 +54,12 @@ def kernels(
 @app.command()
 def steps(
     recipes: Annotated[
-        list[str] | None, typer.Argument(help="Most presets by default; yardsticks are always there.")
+        list[str] | None, typer.Argument(help="Most presets by default; yardsticks are always included.")
     ] = None,
     rates: Annotated[str, typer.Option(help="Rates, separated by spaces.")] = "100mbit 200mbit 1gbit unshaped",
     hosts: Annotated[int, typer.Option(min=2, max=MOST_HOSTS, help="How many hosts.")] = 4,
     per_host: Annotated[int, typer.Option(min=1, help="How many ranks on each; they share its link.")] = 1,
-    turns: Annotated[int, typer.Option(min=1, help="Turns that count, per contender.")] = 6,
+    turns: Annotated[int, typer.Option(min=1, help="Measured turns per contender.")] = 6,
     chunk: Annotated[int, typer.Option(min=1, help="Steps per turn.")] = 4,
     workload: Annotated[str, typer.Option(help="What to train.")] = "lm",
     out: Annotated[Path | None, typer.Option(help="Folder for steps.json, steps.md and a plot for each rate.")] = None,

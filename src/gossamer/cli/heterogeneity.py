@@ -19,10 +19,10 @@ from gossamer.workloads import get
 
 def heterogeneity(
     workload: Workload = "lm",
-    ranks: Annotated[int, typer.Option(min=2, help="Among how many the data are divided.")] = 4,
+    ranks: Annotated[int, typer.Option(min=2, help="How many ranks the data are divided among.")] = 4,
     shards: Shards = "iid",
-    micro_batches: Annotated[int, typer.Option(min=2, help="Batches of each rank to go by.")] = 8,
-    at: Annotated[str, typer.Option(help="After which steps of synchronous training to look.")] = "0",
+    micro_batches: Annotated[int, typer.Option(min=2, help="Batches per rank to measure with.")] = 8,
+    at: Annotated[str, typer.Option(help="Measure after these steps of synchronous training.")] = "0",
     seed: int = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -18,7 +18,7 @@ def lab(
         str | None, typer.Option(help="'200mbit', one per host '1gbit,100mbit', or up/down '20mbit/100mbit'.")
     ] = None,
     latency: Annotated[str | None, typer.Option(help="One-way delay, such as '10ms', where the kernel has it.")] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds after which everything is ended.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="End everything after this many seconds.")] = None,
 ) -> None:
     """Run a command on every host of a small slow network: gossamer lab --hosts 4 --rate 200mbit -- python train.py
 

@@ -13,12 +13,14 @@ from gossamer.cli.imports import Imports
 def recipes(
     name: Annotated[str | None, typer.Argument(help="A preset, an expression, a TOML file or a part.")] = None,
     parts: Annotated[bool, typer.Option("--parts", help="List or explain parts instead of presets.")] = False,
-    workload: Annotated[str | None, typer.Option(help="Count bytes for its model; 'lm' if nothing is said.")] = None,
-    parameters: Annotated[
-        int | None, typer.Option(min=4, max=10**12, help="Count bytes for as many, in square matrices.")
+    workload: Annotated[
+        str | None, typer.Option(help="Count bytes for this workload's model; 'lm' by default.")
     ] = None,
-    hosts: Annotated[int, typer.Option(min=2, max=10_000, help="Count bytes for so many ranks.")] = 4,
-    rate: Annotated[str | None, typer.Option(help="What the bytes take on links of this rate: '200mbit'.")] = None,
+    parameters: Annotated[
+        int | None, typer.Option(min=4, max=10**12, help="Count bytes for this many parameters, in square matrices.")
+    ] = None,
+    hosts: Annotated[int, typer.Option(min=2, max=10_000, help="Count bytes for this many ranks.")] = 4,
+    rate: Annotated[str | None, typer.Option(help="Say how long they take on links of this rate: '200mbit'.")] = None,
     imports: Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -44,13 +44,13 @@ Rate = Annotated[
 Workload = Annotated[str, typer.Option(help="What to train; see the documentation for the list.")]
 Shards = Annotated[str, typer.Option(help="'iid', or what the workload groups by.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the record, the report and checkpoints.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Say only what went wrong.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only what went wrong.")]
 Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines on standard output.")]
 Deadline = Annotated[float, typer.Option(min=1.0, help="Seconds after which a missing rank is an error.")]
 Slow = Annotated[
     list[str] | None,
     typer.Option(
-        help="Slow a rank down: 'RANK:MS' sleeps so long in every step, 'RANK:MS:CHANCE' in some; 'all' ranks."
+        help="Slow a rank down: 'RANK:MS' sleeps this long in every step, 'RANK:MS:CHANCE' in some; 'all' for every rank."
     ),
 ]
 Lr = Annotated[
@@ -74,7 +74,7 @@ def train(
     out: Out = None,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints.")] = 50,
     resume: Annotated[
-        bool, typer.Option(help="Go on from the checkpoint in --out: same recipe, ranks and network.")
+        bool, typer.Option(help="Continue from the checkpoint in --out: same recipe, ranks and network.")
     ] = False,
     deadline: Deadline = 120.0,
     imports: Imports = None,
@@ -118,9 +118,11 @@ def compare(
     rate: Rate = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the first recipe, the baseline.")] = 100,
     chunk: Annotated[int, typer.Option(min=1, help="Steps of a turn, at least; an evaluation follows each.")] = 5,
-    patience: Annotated[float, typer.Option(min=1.0, help="Others may take so many times the baseline's steps.")] = 2.0,
+    patience: Annotated[
+        float, typer.Option(min=1.0, help="The others may take this many times the baseline's steps.")
+    ] = 2.0,
     seed: int = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="Do it with so many seeds, for bounds and ties.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Repeat with this many seeds, for bounds and ties.")] = 1,
     shards: Shards = "iid",
     out: Out = None,
     deadline: Deadline = 120.0,

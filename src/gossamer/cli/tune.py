@@ -29,9 +29,7 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 
 def tune(
-    recipes: Annotated[
-        list[str], typer.Argument(help="Presets, expressions or TOML files; 'ddp' is among them anyway.")
-    ],
+    recipes: Annotated[list[str], typer.Argument(help="Presets, expressions or TOML files; 'ddp' is always included.")],
     workload: Annotated[str, typer.Option(help="What to train; see the documentation for the list.")] = "lm",
     trials: Annotated[int, typer.Option(min=1, help="Trials of each recipe; the first is the recipe as it is.")] = 8,
     knob: Annotated[
@@ -44,18 +42,18 @@ def tune(
     budget: Annotated[
         str | None,
         typer.Option(
-            help="Bytes that a rank may send in a trial, such as 200MB; then those who send less train longer."
+            help="Bytes that a rank may send in a trial, such as 200MB; recipes that send less then train longer."
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Other seeds on which the best of each is judged.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="How many other seeds the best of each is judged on.")] = 3,
     hosts: Annotated[int, typer.Option(min=1, max=MOST_HOSTS, help="How many virtual ranks.")] = 4,
     seed: int = 0,
     shards: Annotated[str, typer.Option(help="'iid', or what the workload groups by.")] = "iid",
     out: Annotated[Path | None, typer.Option(help="Folder for the record and the report.")] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the search in --out; it may have more trials now.")] = False,
+    resume: Annotated[bool, typer.Option(help="Continue the search in --out; it may have more trials now.")] = False,
     imports: Imports = None,
     force: Force = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Say only what went wrong.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only what went wrong.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Trials as JSON lines on standard output.")] = False,
 ) -> None:
     """Search the learning rate and the knobs of every recipe, with the same budget for all, dense included.

@@ -82,11 +82,11 @@ class DCTTopK(Codec):
         places = read_places(rest, count)
         for tiles, own in self._tilings(layout):
             mine, begin = slice(begin, begin + self._kept(tiles)), begin + self._kept(tiles)
-            kept = spread(places[mine].view(tiles.count, -1), values[mine].view(tiles.count, -1), tiles.places)
+            kept = spread(places[mine].view(tiles.total, -1), values[mine].view(tiles.total, -1), tiles.places)
             into[own].add_(tiles.together(tiles.cosines(kept, back=True)).to(into.dtype), alpha=weight)
 
     def _kept(self, tiles: Tiling) -> int:
-        return tiles.count * min(self.keep, tiles.places)
+        return tiles.total * min(self.keep, tiles.places)
 
     def _tilings(self, layout: Layout) -> Iterator[tuple[Tiling, slice]]:
         for s in layout.segments:

@@ -74,12 +74,11 @@ class GradiVeQ(LinearCodec):
         return float("inf")
 
     def fits(self, world: World) -> None:
-        if any(layout.numel for layout in world.layouts) and not any(
-            _cut(self, layout.segments).slices for layout in world.layouts
-        ):
+        """Without a matrix it would be a slow way to send everything as it is."""
+        segments = [s for layout in world.layouts for s in layout.segments]
+        if any(s.numel for s in segments) and not any(s.numel and len(s.shape) > 1 for s in segments):
             raise AttachError(
-                f"{self}: no matrix of the model has rows of {self.ratio} elements or more, and as many slices as they are long, "
-                "so that all would travel as it is; use a shorter length, or allreduce(powersgd()) + error_feedback()"
+                f"{self}: the model has no matrix, and vectors travel as they are; use allreduce(fp32()), or scatter(qsgd())"
             )
 
     def policy(self, key: str) -> Policy:

@@ -101,8 +101,8 @@ class TileTopK(Codec):
                 values = numbers[of : of + BINS][_unpack(codes[code : code + length], kept)]
             else:
                 values = numbers[of : of + kept]
-            where = places[at : at + kept].view(tiles.count, -1)
-            read = tiles.together(spread(where, values.view(tiles.count, -1), tiles.places))
+            where = places[at : at + kept].view(tiles.total, -1)
+            read = tiles.together(spread(where, values.view(tiles.total, -1), tiles.places))
             into[own].add_(read.to(into.dtype), alpha=weight)
             at, of, code = at + kept, of + (BINS if self.bits == 2 else kept), code + length
 
@@ -113,7 +113,7 @@ class TileTopK(Codec):
         for s in layout.segments:
             if s.numel:
                 tiles = tiling(s.shape, self.side, self.side**2)
-                kept = tiles.count * min(self.keep, tiles.places)
+                kept = tiles.total * min(self.keep, tiles.places)
                 yield _Piece(tiles, kept, slice(s.offset, s.offset + s.numel), (kept + 3) // 4 if self.bits == 2 else 0)
 
 
@@ -125,7 +125,7 @@ def _binned(values: Tensor) -> tuple[Tensor, Tensor]:
     deviation = apart.square().mean().sqrt()
     steps = torch.where(deviation > 0, apart / (WIDTH * deviation), torch.zeros_like(apart))
     bins = steps.nan_to_num(0.0).round().clamp(-2, 1).long() + 2
-    members = torch.nn.functional.one_hot(bins, BINS).to(unit.dtype)
+    members = (bins[:, None] == torch.arange(BINS, device=bins.device)).to(unit.dtype)
     means = (unit[:, None] * members).sum(0) / members.sum(0).clamp(min=1) * size
     return means, bins
 

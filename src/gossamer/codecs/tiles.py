@@ -41,7 +41,7 @@ class Tiling(NamedTuple):
         return (ceil(self.rows / self.high), ceil(self.columns / self.wide)) if self.numel else (0, 0)
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         return prod(self.grid)
 
     @property
@@ -54,7 +54,7 @@ class Tiling(NamedTuple):
         (down, across), matrix = self.grid, flat.view(self.rows, self.columns)
         beyond = (0, across * self.wide - self.columns, 0, down * self.high - self.rows)
         padded = torch.nn.functional.pad(matrix, beyond)
-        return padded.view(down, self.high, across, self.wide).transpose(1, 2).reshape(self.count, self.places)
+        return padded.view(down, self.high, across, self.wide).transpose(1, 2).reshape(self.total, self.places)
 
     def together(self, tiles: Tensor) -> Tensor:
         """The inverse; what lies beyond the edges is dropped."""

@@ -2,8 +2,11 @@
 
 from gossamer.controllers.accordion import Accordion
 from gossamer.controllers.accordion_batch import AccordionBatch
+from gossamer.controllers.adacomm import AdaComm
+from gossamer.controllers.adascale import AdaScale
 from gossamer.controllers.dqsgd import DQSGD
 from gossamer.controllers.fixed import Fixed
 from gossamer.controllers.from_step import FromStep
+from gossamer.controllers.noise_batch import NoiseBatch
 
-__all__ = ["DQSGD", "Accordion", "AccordionBatch", "Fixed", "FromStep"]
+__all__ = ["DQSGD", "Accordion", "AccordionBatch", "AdaComm", "AdaScale", "Fixed", "FromStep", "NoiseBatch"]

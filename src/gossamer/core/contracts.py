@@ -332,6 +332,12 @@ class Exchange(_Lossy):
         """How many megabytes of gradient to put in one block, unless the recipe says otherwise; measured."""
         return 25.0
 
+    def least_blocks(self, size: int) -> int:
+        """Into how many blocks at least to cut a model among `size` ranks, if they are of some megabytes and the recipe does
+        not say otherwise: the first of them travel while backward computes the last.
+        """
+        return 1
+
     @abstractmethod
     def omega(self, layout: Layout, size: int) -> float:
         """The relative variance among `size` ranks: sum of E|what got through - x|^2 <= omega * sum of |x|^2, both over
@@ -568,6 +574,7 @@ class Facts(NamedTuple):
     lr: float
     blocks: Sequence[Block]  # this step's agreed mean gradients
     sums: Sequence[Tensor] = ()  # of each block, what `local` told of it, summed over all ranks; in double precision
+    loss: float | None = None  # of this step's batches, the mean over the ranks that told it, for who `hears_loss`
 
 
 class Controller(Part):
@@ -592,6 +599,11 @@ class Controller(Part):
     @property
     def moves_schedule(self) -> bool:
         """True if it may change the schedule, and so what the optimizer does; else only what is sent."""
+        return False
+
+    @property
+    def hears_loss(self) -> bool:
+        """True if it goes by the loss that the training loop tells, where averages of models land."""
         return False
 
     @property

@@ -35,6 +35,7 @@ TRAITS: dict[str, str] = {
     "meets": "ranks step apart now and then, and what an update makes of their own gradients is agreed on afterwards",
     "own pace": "each rank counts steps of its own and waits for nobody, until all do something together",
     "waits for few": "the latest ranks are not waited for; they make up for what they missed",
+    "rounds": "models are averaged every so many steps, and it can be told another number: `every`",
     "batch": "it can grow the batch: `micro_batches` and `rate`",
     "accumulates": "several micro-batches make one step",
     "own step": "the model moves otherwise than the optimizer says, by another rate or by a step of its own",

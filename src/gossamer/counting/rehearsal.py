@@ -211,6 +211,8 @@ class Rehearsal:
     def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]:
         yield from ()
         landed = [self._flights.pop(i) for i in which if i in self._flights]
+        if landed and self.recipe.controller.hears_loss:
+            self.besides.append(AllReduce(torch.zeros(2, dtype=torch.float64)))
         return landed or None
 
     def in_flight(self, which: Sequence[int]) -> bool:

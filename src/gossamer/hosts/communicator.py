@@ -13,6 +13,7 @@ from gossamer.hosts import consensus
 from gossamer.hosts.backward import Backward
 from gossamer.hosts.handshake import agree
 from gossamer.hosts.metrics import Told
+from gossamer.hosts.shares import share_out
 from gossamer.hosts.steps import Steps
 from gossamer.recipe import Recipe
 from gossamer.worker import Heterogeneity, checkpoint, gradients_of, heterogeneity
@@ -35,6 +36,7 @@ class Communicator:
             steps.fabric,
         )
         self._steps, self._backward, self._meter = steps, backward, steps.meter
+        self._shares = list[int]()  # of samples, by rank, when they were last shared out
         self._micro = 0  # micro-batches since the last step, under `accumulating`
         self._handles = [*steps.install(), *backward.install()]
         attached.add(self.model)
@@ -95,6 +97,19 @@ class Communicator:
         """
         self.worker.samples += batch
 
+    def share(self, samples: int, seconds: float, most: int | None = None) -> int:
+        """How many of a step's `samples` this rank shall take, if one takes it so many `seconds`: as many as let all ranks be
+        done at the same time. Every mean then counts a rank by its share, as `attach(weight=)` does, so that training is that of
+        all samples in one batch. All ranks call it together, between steps; again when speeds may have changed, and it stays as
+        it is where less than a tenth of a step's time would be gained. `most` is what fits into this rank's memory. Ranks draw
+        from one pool of data then, or from shards as large as their shares: what a rank sees counts by its share.
+
+        What it returns is not in a checkpoint: keep it beside, and resume with `attach(..., weight=share)`.
+        """
+        program = share_out(self.worker, samples, seconds, most, self._shares)
+        self._shares = self.fabric.run(program) if self.size > 1 else [samples]
+        return self._shares[self.rank]
+
     @property
     def spoilt(self) -> dict[int, int]:
         """How many averages each rank has spoilt with values that were not finite, by rank; those that spoilt none are left out."""
@@ -104,6 +119,16 @@ class Communicator:
     def accumulate(self) -> int:
         """How many micro-batches make one step at the moment."""
         return self.recipe.schedule.accumulate
+
+    def loss(self, loss: Tensor | float) -> None:
+        """Tell the loss of this step's batch, before `optimizer.step()`, for a controller that goes by it: `adacomm`."""
+        self.worker.loss = loss
+
+    @property
+    def progress(self) -> float:
+        """What the steps so far are worth, in steps of one rank's batch: under `adascale` more than were taken."""
+        known = self.worker.steering.state.get("progress")
+        return float(self.step if known is None else known)
 
     @property
     def exposed_seconds(self) -> float:

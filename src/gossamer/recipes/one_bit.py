@@ -55,8 +55,8 @@ def demo(keep: int = 32, side: int = 64, decay: float = 0.999) -> Recipe:
     Use: below about 100 Mbit/s among few ranks, with SGD without momentum at a hundredth of its usual rate or less, and weight
     decay if any.
 
-    Not for: optimizers with momentum or Adam's: the momentum is here, and the step is a sign. Nor many ranks: the bytes of a gather
-    grow with their number.
+    Not for: optimizers with momentum or Adam's: the momentum is here, and the step is a sign. Nor many ranks:
+    bytes grow with their number.
 
     Paper: Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, 2024.
     """

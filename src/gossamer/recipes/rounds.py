@@ -153,7 +153,7 @@ def sparse_loco(every: int = 30, keep: int = 64, rate: float = 1.0, decay: float
 
     Use: across sites among a few ranks, where `diloco` is still too much: a message is 146 times shorter than the model.
 
-    Not for: many ranks: the bytes of a gather grow with their number. Nor a few rounds: most of what was learned waits.
+    Not for: many ranks: bytes grow with their number. Nor a few rounds: most of what was learned waits.
 
     Paper: Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025.
     """

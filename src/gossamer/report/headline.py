@@ -37,7 +37,7 @@ def _against(base: Row, study: Study) -> tuple[str, str]:
         if all(r.cut for r in study.others):
             return f"{label(base)} alone ended with a result: {metric} {number(base.final)}.", stopped
         title = f"No recipe reached {owner(base)} final {metric}, {number(study.target)}."
-        return title, _said(_closest(base, study), stopped)
+        return title, _said(_closest(base, study), _together(base, study), stopped)
     best = arrived[0]
     ratio = best.time_ratio or 1.0
     if ratio >= 1:
@@ -50,7 +50,7 @@ def _against(base: Row, study: Study) -> tuple[str, str]:
             _noise(study), stopped
         )
     title = f"{_winners(study)} as {label(base)} to {goal}: {_span(study)} instead of {seconds(base.reached)}."
-    return title, _said(_rest(base, study), _saved(best, base), stopped)
+    return title, _said(_rest(base, study), _saved(best, base), _together(base, study), stopped)
 
 
 def _winners(study: Study) -> str:
@@ -88,6 +88,16 @@ def _rest(base: Row, study: Study) -> str:
     if len(study.first) > 1:
         said += f" {_noise(study)}"
     return said + (f" {listed(missed)} did not get there." if missed else "")
+
+
+def _together(base: Row, study: Study) -> str:
+    """A script has as many steps for all, so who learns less from one never gets to the end: say who was quick to where all got."""
+    there = [(r.common, r) for r in study.others if r.common is not None]
+    if not study.record.script or base.common is None or not there:
+        return ""
+    soonest, row = min(there, key=lambda each: each[0])
+    to = f"To {number(study.common)}, the last that all reached, {row.run.name}"
+    return f"{to} was first: {seconds(soonest)}, {label(base)} {seconds(base.common)}."
 
 
 def _saved(best: Row, base: Row) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated, final
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.terms import those
 from gossamer.core.verbs import Program
 from gossamer.schedules.slowmo import SlowMo
 
@@ -34,6 +35,10 @@ class LocalSGD(Schedule):
     def __post_init__(self) -> None:
         require(self.every >= 1, f"local_sgd: every must be at least 1 step, got {self.every}; 4 to 16 are usual")
         require(self.warmup >= 0, f"local_sgd: warmup must be 0 steps or more, got {self.warmup}")
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(rounds=True)
 
     @property
     def period(self) -> int:

@@ -5,14 +5,14 @@ last step, and `owed` in the checkpoint's state, what is to be added to them; th
 the training thread renews both after a step. The lock is held for that, and no longer.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from threading import Lock
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gossamer.core.block import State
+from gossamer.core.block import Block, State
 from gossamer.core.errors import WireError
 from gossamer.core.moments import Moment, sent, used_here
 from gossamer.core.schedule import Loop
@@ -23,13 +23,13 @@ WORD = 8  # bytes: the number of the block that is asked about
 GOODBYE = -1
 
 
-def ask(partner: int, index: int, mine: Tensor) -> Program[Tensor]:
+def ask(partner: int, index: int, mine: Block) -> Program[Tensor]:
     """Send a model's block, and get what moves it half the way to the partner's."""
-    yield from send(partner, _word(index, mine.device))
+    yield from send(partner, _word(index, mine.flat.device))
     return (yield from _swap(partner, mine))
 
 
-def answer(caller: int, mine: Tensor) -> Program[Tensor]:
+def answer(caller: int, mine: Block) -> Program[Tensor]:
     """The other end of it: the two moves add up to nothing."""
     return (yield from _swap(caller, mine))
 
@@ -40,21 +40,26 @@ def goodbye(partners: Iterable[int], device: torch.device) -> Program[None]:
         yield from send(partner, _word(GOODBYE, device))
 
 
-def _swap(other: int, mine: Tensor) -> Program[Tensor]:
+def _swap(other: int, mine: Block) -> Program[Tensor]:
     """Both ways at once: neither side's message depends on the other's."""
-    wire = pack(mine)
+    wire = pack(mine.flat)
     yield from send(other, wire, [(other, wire.numel())])
-    theirs, _ = take((yield from receive(other, wire.numel())), mine.dtype, mine.numel())
-    return (theirs - mine).mul_(0.5)
+    theirs, _ = take((yield from receive(other, wire.numel())), mine.flat.dtype, mine.numel)
+    return torch.sub(theirs, mine.flat, out=mine.new()).mul_(0.5)
 
 
 def _word(index: int, device: torch.device) -> Tensor:
     return sent(torch.tensor([index]), device).view(torch.uint8)
 
 
-def whole(model: Tensor, state: State) -> Tensor:
+def whole(model: Block, state: State) -> Block:
     """A block's model, with what it is owed."""
-    return model + state["owed"] if "owed" in state else model
+    return model.like(torch.add(model.flat, state["owed"], out=model.new())) if "owed" in state else model
+
+
+def owe(state: State, move: Tensor, model: Block) -> None:
+    """Add to what a block is owed."""
+    state["owed"] = torch.add(state["owed"], move, out=model.new()) if "owed" in state else move
 
 
 class Desk:
@@ -64,7 +69,7 @@ class Desk:
         self.near, self.serves = frozenset(near), serves
         self._loop, self._lane = loop, lane
         self._lock = Lock()
-        self._base = list[Tensor]()
+        self._base = list[Block]()
         self._done = list[Moment]()  # by block: what the device was given about it last
         self._handle: Handle[Any] | None = None
 
@@ -72,8 +77,8 @@ class Desk:
         """Begin to answer, where this is the side that does."""
         if not self.serves or self._handle is not None:
             return
-        self._base = self._loop.parameters()
-        self._done = [Moment(base.device) for base in self._base]
+        self._base = self._loop.blocks()
+        self._done = [Moment(base.flat.device) for base in self._base]
         self._handle = yield from start(self._serve(), "answers", lane=self._lane)
 
     def models(self) -> list[Tensor]:
@@ -82,7 +87,7 @@ class Desk:
             for moment in self._done:
                 moment.precedes()
             used_here(tensor for state in self._loop.mixing for tensor in state.values())
-            return [whole(x, state) for x, state in zip(self._loop.parameters(), self._coming(), strict=True)]
+            return [whole(block, state).flat for block, state in self._coming()]
 
     def take(self) -> Program[None]:
         """After the optimizer's step: add to the model what came while it was computed."""
@@ -93,36 +98,36 @@ class Desk:
             for i, moment in enumerate(self._done):
                 moment.precedes()
                 self._base[i] = self._move(i)
-                self._done[i] = Moment(self._base[i].device)
+                self._done[i] = Moment(self._base[i].flat.device)
 
     def land(self, arrived: Sequence[Sequence[Tensor]]) -> None:
         """On the side that asks: add what the answers came to."""
-        for i, (state, wires) in enumerate(zip(self._loop.mixing, arrived, strict=True)):
-            owe(state, wires, self._loop.places[i].layout.dtype)
-            self._move(i)
+        for i, wires in enumerate(arrived):
+            self._move(i, wires)
 
-    def _coming(self) -> list[State]:
-        """What each block is owed, with the answers that have come and have not landed."""
-        out = list[State]()
-        for place, kept, wires in zip(self._loop.places, self._loop.mixing, self._loop.arrived(), strict=True):
+    def _coming(self) -> Iterator[tuple[Block, State]]:
+        """The blocks, and what they are owed with the answers that have come and have not landed."""
+        for block, kept, wires in zip(self._loop.blocks(), self._loop.mixing, self._loop.arrived(), strict=True):
             state = dict(kept)
-            owe(state, wires, place.layout.dtype)
-            out.append(state)
-        return out
+            for wire in wires:
+                owe(state, wire.view(block.flat.dtype), block)
+            yield block, state
 
-    def _move(self, index: int) -> Tensor:
+    def _move(self, index: int, wires: Sequence[Tensor] = ()) -> Block:
         """Add to a block's parameters what they are owed; what rounding takes of it stays owed."""
-        one, (state,) = self._loop.part([index]), self._loop.part([index]).mixing
-        (model,) = one.parameters()
+        one = self._loop.part([index])
+        (model,), (state,) = one.blocks(), one.mixing
+        for wire in wires:
+            owe(state, wire.view(model.flat.dtype), model)
         if "owed" not in state:
             return model
         owed = state.pop("owed")
         used_here([owed])  # a lane made it
-        model += owed
-        (taken,) = one.write([model])
-        if taken is not model:
-            state["owed"] = model - taken
-        return taken
+        model.flat.add_(owed)
+        (taken,) = one.write([model.flat])
+        if taken is not model.flat:
+            state["owed"] = torch.sub(model.flat, taken, out=model.new())
+        return model.like(taken)
 
     # -- on the lane -------------------------------------------------------------------------------------------------
 
@@ -142,12 +147,12 @@ class Desk:
             mine = self._model_of(index)
             self._owe(index, (yield from answer(caller, mine)))
 
-    def _model_of(self, index: int) -> Tensor:
+    def _model_of(self, index: int) -> Block:
         """A block as it is by now; nobody writes to what is given."""
         with self._lock:
             self._done[index].precedes()
             state = self._loop.mixing[index]
-            used_here([self._base[index], *state.values()])
+            used_here([self._base[index].flat, *state.values()])
             return whole(self._base[index], state)
 
     def _owe(self, index: int, move: Tensor) -> None:
@@ -155,12 +160,5 @@ class Desk:
             self._done[index].precedes()
             state = self._loop.mixing[index]
             used_here(state.values())
-            state["owed"] = state["owed"] + move if "owed" in state else move
+            owe(state, move, self._base[index])
             self._done[index] = Moment(move.device)
-
-
-def owe(state: State, wires: Sequence[Tensor], dtype: torch.dtype) -> None:
-    """Add moves to what a block is owed."""
-    for wire in wires:
-        move = wire.view(dtype)
-        state["owed"] = state["owed"] + move if "owed" in state else move

@@ -164,7 +164,7 @@ class Pairwise(Schedule):
 
     def _meet(self, block: Block, state: State, context: Context, index: int) -> Program[list[Tensor]]:
         """What a rank says in a meeting that it asks for; of one that only answers, what it says in one (to be counted)."""
-        partner, model = self._partner(context), meetings.whole(block.flat, state)
+        partner, model = self._partner(context), meetings.whole(block, state)
         if partner is None:
             return _nothing()
         asking, _ = sides(self.topology, context.size)

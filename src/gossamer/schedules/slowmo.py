@@ -11,7 +11,7 @@ from gossamer.core.halves import rest, until_descend
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
 from gossamer.core.schedule import Loop, Schedule, Share
-from gossamer.core.terms import Term
+from gossamer.core.terms import Term, those
 from gossamer.core.verbs import Descend, Program
 from gossamer.core.world import World
 from gossamer.schedules import mixing
@@ -99,6 +99,10 @@ class SlowMo(Schedule):
         return self.inner or LocalSteps()
 
     # -- what the base says, and what is said besides ------------------------------------------------------------------
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(rounds=self.average and self.inner is None)
 
     @property
     def terms(self) -> tuple[Term, ...]:

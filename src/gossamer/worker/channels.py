@@ -16,6 +16,7 @@ from gossamer.worker.leaves import Leaf
 from gossamer.worker.optimizers import Optimizing
 
 LONGEST = 2**31 - 1  # elements of a block that cannot be cut: its places are counted in 32 bits
+LEAST = 4 * 2**20  # bytes of a block that is worth messages of its own
 ROLES = ("memory", "exchange", "schedule", "mixer", "update")
 
 
@@ -101,7 +102,7 @@ def build(
     `size` is that of the world, which some memories follow; `model` all of which these leaves are a part, if they are.
     """
     fragments = recipe.schedule.fragment_of({name: leaf.shape for name, leaf in (model or leaves).items()})
-    limit = int(recipe.bucket_mb * 2**20)
+    limit = _full(recipe, model or leaves, size)
     together = "whole" in recipe.schedule.traits  # one message closes the step, whatever the rates
     finished = list[list[str]]()
     filling = dict[object, list[str]]()
@@ -110,7 +111,7 @@ def build(
         exchange, memory = recipe.way(name, leaf.shape)
         if not recipe.controller.cuts and recipe.is_routed(name, leaf.shape):
             exchange = recipe.exchange
-        dtype = torch.float64 if leaf.dtype == torch.float64 else torch.float32
+        dtype = _block_dtype(leaf)
         group = 0 if together else groups[name]
         key = exchange, memory, dtype, group, leaf.device, fragments[name]
         bucket = filling.setdefault(key, [])
@@ -126,6 +127,19 @@ def build(
         _channel(recipe, {n: leaves[n] for n in names}, groups[names[0]], fragments[names[0]], size)
         for names in finished
     ]
+
+
+def _full(recipe: Recipe, model: Mapping[str, Leaf], size: int) -> int:
+    """The bytes from which on a channel takes no more parameters."""
+    said = int(recipe.bucket_mb * 2**20)
+    if recipe.bucket is not None:
+        return said
+    length = sum(prod(leaf.shape) * _block_dtype(leaf).itemsize for leaf in model.values())
+    return min(said, max(length // recipe.exchange.least_blocks(size), LEAST))
+
+
+def _block_dtype(leaf: Leaf) -> torch.dtype:
+    return torch.float64 if leaf.dtype == torch.float64 else torch.float32
 
 
 def are_cut_alike(some: Sequence[Channel], others: Sequence[Channel]) -> bool:
@@ -176,7 +190,7 @@ def _told(recipe: Recipe, shapes: Mapping[str, tuple[int, ...]], layout: Layout)
 
 def _channel(recipe: Recipe, members: Mapping[str, Leaf], group: int, fragment: int, size: int) -> Channel:
     first = next(iter(members))
-    dtype = torch.float64 if members[first].dtype == torch.float64 else torch.float32
+    dtype = _block_dtype(members[first])
     shapes = {n: leaf.shape for n, leaf in members.items()}
     exchange, layout = _told(recipe, shapes, Layout.of(shapes, dtype))
     memory = recipe.way(first, shapes[first])[1]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Draft, State
@@ -57,7 +58,28 @@ class Steering:
             return []
         return [c.gradients() for c in worker.channels]
 
-    def decide(self, means: Sequence[Tensor], sums: Sequence[Tensor] = (), state: State | None = None) -> Recipe | None:
+    def mean_loss(self) -> Program[float | None]:
+        """Of this step's batches, over all ranks that told theirs; None where nobody did, or nobody wants to know."""
+        worker = self._worker
+        if not worker.recipe.controller.hears_loss:
+            return None
+        known = 0.0 if worker.loss is None else worker.loss
+        if isinstance(known, Tensor):
+            loss = known.detach().to(worker.device, torch.float64).reshape(())
+        else:
+            loss = torch.full((), known, dtype=torch.float64, device=worker.device)
+        told = torch.full_like(loss, float(worker.loss is not None))
+        (sums,) = yield from join((yield summed([torch.stack([loss, told])], worker.step)))
+        total, ranks = sums.tolist()
+        return total / ranks if ranks else None
+
+    def decide(
+        self,
+        means: Sequence[Tensor],
+        sums: Sequence[Tensor] = (),
+        state: State | None = None,
+        loss: float | None = None,
+    ) -> Recipe | None:
         """The controller's next recipe, where it is another one; its own state may wait in a draft."""
         worker, controller = self._worker, self._worker.recipe.controller
         if "control" not in controller.traits:
@@ -65,7 +87,7 @@ class Steering:
         blocks = [self._unscaled(mean, c) for mean, c in zip(means, worker.channels)]
         if controller.counts and not sums:  # a rank alone: its own gradients are the means
             sums = [numbers(controller, b, c.exchange) for b, c in zip(blocks, worker.channels, strict=True)]
-        facts = Facts(worker.step, max(worker.rates), blocks, sums)
+        facts = Facts(worker.step, max(worker.rates), blocks, sums, loss)
         decided = controller.decide(facts, worker.recipe, self.state if state is None else state)
         return decided if decided != worker.recipe else None
 

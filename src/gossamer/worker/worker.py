@@ -52,6 +52,7 @@ class Worker:
         self.unit = 1.0  # the factor of the gradients that memories are made of
         self.means: list[Tensor] = []
         self.finite = True
+        self.loss: Tensor | float | None = None  # of this step's batch, as far as the training loop tells it
         self.besides: Callable[[list[Tensor]], Program[list[Tensor]]] | None = (
             None  # what else a host asks of its device at a step
         )
@@ -184,7 +185,8 @@ class Worker:
         means = None if lost or not flights else [landed[i] for i in which]
         means = self.steering.adopt_for(means)
         if means is not None:
-            self.steering.next = self.steering.decide(means)
+            loss = yield from self.steering.mean_loss()
+            self.steering.next = self.steering.decide(means, loss=loss)
         return means
 
     def _weighted(self, flat: Tensor) -> Tensor:
@@ -325,7 +327,7 @@ class Worker:
         """Count the step, let memories move on, and adopt what the controller decided in it."""
         held, self._held = self._held, Held()
         held.commit()
-        self.samples = []
+        self.samples, self.loss = [], None
         self.steering.next = held.decided or self.steering.next
         self.skipped += not descended
         self.step += 1

@@ -26,7 +26,13 @@ from gossamer.recipes import presets
 from gossamer.trial.gpu.findings import Finding
 from gossamer.trial.gpu.order import WAYS, Order, Path, Placement
 
-SHORT = {"epoch": 4, "every": 2, "steps": 8, "warmup": 4}  # steps, so that something happens in few of them
+SHORT = {
+    "epoch": 4,
+    "every": 2,
+    "freeze": 4,
+    "steps": 8,
+    "warmup": 4,
+}  # steps, so that something happens in few of them
 BATCHES, BATCH, INPUTS = 64, 8, 32
 CLOSE = 0.01  # by which mean losses may differ, of their size: sums in another order may round another way
 MOST_WAITS = 2  # of the host for the GPU in a step; one is the verdict on the mean, and some recipes ask once more

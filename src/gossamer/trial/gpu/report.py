@@ -35,7 +35,7 @@ class Report:
                 "\n## Versions\n",
                 *_table(("what", "which"), [(k, v) for k, v in self.facts.items()]),
                 *[line for check in self.checks() for line in self._section(check)],
-                "\n## For machines\n",
+                "\n## The same as JSON\n",
                 f"{BEGIN}{self.to_json()}{END}",
             ]
         )

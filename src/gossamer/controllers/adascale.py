@@ -1,0 +1,93 @@
+"""AdaScale: the learning rate of a large batch, by how much its size is worth at the moment."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from gossamer.controllers.noise import TELLS, look, tell
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Controller, Exchange, Facts
+from gossamer.core.errors import AttachError
+from gossamer.core.parts import part, require
+from gossamer.core.terms import Term, needs
+from gossamer.core.world import World
+
+
+@final
+@part("adascale")
+class AdaScale(Controller):
+    """The learning rate that is right for one rank's batch, times what a step of all ranks' batches is worth.
+
+    r = (var + sqr) / (var / S + sqr) of S ranks, with var the variance of a rank's gradient and sqr the squared length of the true
+    one, estimated from sum |g_i|^2 and |mean g|^2: 1 if all ranks tell the same, S if all is noise. The rate follows r where it is
+    off by more than `slack`. A step counts r steps: `comm.progress` is their sum, by which a plan of learning rates must go, and
+    after which training ends: `while comm.progress < steps`.
+
+    Use: with SGD and a learning rate that was tuned on one rank, on any number of them.
+
+    Not for: Adam and its like, whose step does not follow the gradient's length; nor ranks whose batches differ in size.
+
+    Wire: an all-reduce of 16 bytes a block at each step.
+
+    >>> AdaScale(slack=0.1)
+    adascale(slack=0.1)
+
+    Paper: Johnson, Agrawal, Gu, Guestrin, AdaScale SGD: A User-Friendly Algorithm for Distributed Training, ICML 2020.
+    """
+
+    slack: float = 0.05
+
+    def __post_init__(self) -> None:
+        require(0 <= self.slack < 1, f"adascale: slack must lie in [0, 1), got {self.slack}; 0.05 follows within 5 %")
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return (
+            *super().terms,
+            needs(
+                "batch",
+                because="{controller} sets the rate of a step of all ranks, and {schedule} has none; use every_step()",
+            ),
+            needs(
+                "exact",
+                because="{controller} goes by the length of the mean, and {exchange} leaves noise of its own in it; use "
+                "allreduce(fp32()), or set the rate yourself",
+            ),
+        )
+
+    @property
+    def moves_schedule(self) -> bool:
+        return True
+
+    @property
+    def counts(self) -> int:
+        return TELLS
+
+    def fits(self, world: World) -> None:
+        for optimizer in world.optimizers:
+            if any("betas" in group for group in optimizer.param_groups):
+                raise AttachError(
+                    f"{self} with {type(optimizer).__name__}: its steps do not grow with the gradient, so that gains do not tell "
+                    "how long they should be; use torch.optim.SGD, or leave the controller out"
+                )
+
+    def reach(self, recipe: Any) -> Iterable[Any]:
+        if "batch" in recipe.schedule.traits:  # one rate stands for all of them
+            yield replace(recipe, schedule=replace(recipe.schedule, rate=2 * recipe.schedule.rate))
+
+    def local(self, block: Block, exchange: Exchange) -> Tensor:
+        return tell(block)
+
+    def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
+        noise, rate = look(facts, state), float(recipe.schedule.rate)
+        one = float(
+            state.setdefault("one", torch.tensor(rate, dtype=torch.float64))
+        )  # a schedule's own rate, if it has one
+        state["progress"] = torch.tensor(float(state.get("progress", 0.0)) + rate / one, dtype=torch.float64)
+        gain = min(max(float(f"{noise.gain:.3g}"), 1.0), noise.batches)
+        if abs(gain * one / rate - 1) <= self.slack:
+            return recipe
+        return replace(recipe, schedule=replace(recipe.schedule, rate=gain * one))

@@ -1,0 +1,102 @@
+"""A batch that grows with the noise of its gradient."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from gossamer.controllers.noise import TELLS, look, tell
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Controller, Exchange, Facts
+from gossamer.core.parts import part, require
+from gossamer.core.terms import Term, needs
+
+
+@final
+@part("noise_batch", sample="noise_batch(4)")
+class NoiseBatch(Controller):
+    """Accumulate `factor` times as many micro-batches per step once noise outweighs signal in the mean; never go back.
+
+    The noise scale, var / sqr of one rank's gradient, is the number of ranks' batches at which their mean has as much noise as
+    signal: smaller ones waste messages, larger ones computing. Where it exceeds `hysteresis` times the number there is, the
+    batch grows, to `most` micro-batches a step. The learning rate grows by `factor` too, unless `rate=False`: a batch twice as
+    large does to the noise what half the rate does, so it may take the place of a decay. What is known of the noise goes on.
+
+    Use: where a schedule of the batch is not known, in place of milestones. The training loop reads `comm.accumulate`, or wraps its
+    backward in `comm.accumulating()`.
+
+    Not for: loops that do not ask `comm.accumulate`, nor compressed means, whose noise is not that of the batch.
+
+    Wire: an all-reduce of 16 bytes a block at each step; afterwards one exchange serves `factor` times as many samples.
+
+    >>> NoiseBatch(most=8)
+    noise_batch(8)
+
+    Paper: McCandlish, Kaplan, Amodei, An Empirical Model of Large-Batch Training, 2018; Devarakonda, Naumov, Garland, AdaBatch, 2017.
+    """
+
+    most: int
+    factor: int = 2
+    hysteresis: float = 1.5
+    rate: bool = True
+    warmup: int = 20
+
+    def __post_init__(self) -> None:
+        require(self.most >= 1, f"noise_batch: most must be at least 1 micro-batch, got {self.most}")
+        require(self.factor >= 2, f"noise_batch: factor must be at least 2, got {self.factor}")
+        require(
+            self.hysteresis >= 1, f"noise_batch: hysteresis must be at least 1, got {self.hysteresis}; 1.5 is usual"
+        )
+        require(self.warmup >= 1, f"noise_batch: warmup must be at least 1 step, got {self.warmup}")
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return (
+            *super().terms,
+            needs(
+                "batch",
+                because="{controller} grows the batch of a step that averages gradients, and {schedule} has none; use "
+                "every_step()",
+            ),
+            needs(
+                "exact",
+                because="{controller} goes by the length of the mean, and {exchange} leaves noise of its own in it; use "
+                "allreduce(fp32()), or accordion_batch()",
+            ),
+        )
+
+    @property
+    def moves_schedule(self) -> bool:
+        return True
+
+    @property
+    def counts(self) -> int:
+        return TELLS
+
+    def reach(self, recipe: Any) -> Iterable[Any]:
+        if "batch" in recipe.schedule.traits:
+            while (grown := self._grown(recipe)) != recipe:
+                recipe = grown
+                yield recipe
+
+    def _grown(self, recipe: Any) -> Any:
+        batches = recipe.schedule.micro_batches * self.factor
+        if batches > self.most:
+            return recipe
+        rate = recipe.schedule.rate * (self.factor if self.rate else 1)
+        return replace(recipe, schedule=replace(recipe.schedule, micro_batches=batches, rate=float(rate)))
+
+    def local(self, block: Block, exchange: Exchange) -> Tensor:
+        return tell(block)
+
+    def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
+        noise, seen = look(facts, state), int(state.get("seen", 0)) + 1
+        state["seen"] = torch.tensor(seen)
+        grown = self._grown(recipe)
+        if grown == recipe or seen < self.warmup or noise.scale <= self.hysteresis * noise.batches:
+            return recipe
+        state["seen"] = torch.tensor(0)
+        state["noise"] = state["noise"] * torch.tensor([1 / self.factor, 1.0, 1.0], dtype=torch.float64)
+        return grown
