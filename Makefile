@@ -11,12 +11,18 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all check docs bench clean lane-processes lane-computes lane-crews lane-judges lane-types
 
+# On a terminal pip shows its own progress; elsewhere a line for each of the long things has to do.
+QUIET := $(shell test -t 2 || echo -q)
+
 # The CPU build of torch is a fifth of the size of the default one; where pip has no such build of this version at hand,
 # PyTorch's own index of CPU builds can be given: make test PIP_EXTRA="--index-url URL-OF-THE-CPU-INDEX".
 $(VENV)/.installed: pyproject.toml requirements-dev.txt
+	@echo "Preparing $(VENV): PyTorch and some tools are installed with pip. That takes minutes, and is done once."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || (test -n "$(APT)" && apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV))
-	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install -q --disable-pip-version-check $(PIP_EXTRA) $(TORCH)
-	@$(BIN)/pip install -q --disable-pip-version-check -r requirements-dev.txt
+	@$(BIN)/python -c "import torch" 2>/dev/null || { echo "Installing $(TORCH), the largest of them"; $(BIN)/pip install $(QUIET) --disable-pip-version-check $(PIP_EXTRA) $(TORCH); }
+	@echo "Installing the tools of requirements-dev.txt"
+	@$(BIN)/pip install $(QUIET) --disable-pip-version-check -r requirements-dev.txt
+	@echo "Installing gossamer"
 	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -26,6 +32,7 @@ $(VENV)/.installed: pyproject.toml requirements-dev.txt
 	@touch $@
 
 demo: $(VENV)/.installed .network-tools
+	@echo "Eight recipes train in turns, on four hosts with links of 200 Mbit/s, until they are as good as DDP. That takes minutes."
 	$(BIN)/gossamer compare ddp bf16 qsgd "terngrad(last='qsgd')" topk powersgd slowmo sgp --hosts 4 --rate 200mbit --steps 50 --out runs/demo
 
 # Kinds of tests (see tests/conftest.py), two at a time: who is through with one takes the next. The longest come first; what

@@ -51,7 +51,41 @@ def test_what_is_left_counts_those_who_have_not_begun() -> None:
     table.show(step("a", 10))
     assert table.rows["a"].left == 5.0
     assert sum(progress._expected(row, table.rows) for row in table.rows.values()) == 15.0
+    table.show(judged("a", 10))
     assert shown(table, 80)[-1].strip() == "0:00 past, about 0:15 left"
+
+
+def test_the_live_table_says_what_it_waits_for_before_the_first_step() -> None:
+    table = progress.LiveTable(Plan({"a": "bf16", "b": "fp16"}, steps=20))
+    assert shown(table, 80)[-1].strip() == "0:00 past, ranks are starting"
+    table.show({"event": "begin", "size": 4, "in_lab": True})
+    table.show({"event": "contender", "run": "a", "recipe": "allreduce(bf16())", "done": 0})
+    lines = shown(table, 80)
+    assert lines[-1].strip() == "0:00 past, 4 ranks are there, 1 of 2 recipes are ready"
+    assert lines[1].split()[-1] == "ready"
+    assert lines[2].rstrip().endswith("to come")
+    assert all("waits" not in line for line in lines[1:])  # it is what a step waits for the network
+
+
+def test_the_first_estimate_knows_neither_of_the_start_nor_of_a_slow_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eleven seconds of start-up, a first step of three seconds, then steps of .1 s, and .5 s for an evaluation of each turn."""
+    now = 0.0
+    monkeypatch.setattr(progress, "monotonic", lambda: now)
+    table = progress.LiveTable(Plan({"a": "bf16", "b": "fp16"}, steps=50))
+    now, trained = 11.0, 0.0
+    for number in range(1, 6):
+        took = 3.0 if number == 1 else 0.1
+        now, trained = now + took, trained + took
+        table.show(step("a", number) | {"seconds": trained})
+        assert "left" not in shown(table, 80)[-1]  # too early to tell
+    now += 0.5
+    table.show(judged("a", 5) | {"seconds": trained})
+    told = shown(table, 80)[-1].strip()
+    left = int(told.partition("about 0:")[2].partition(" ")[0])
+    true = 95 * 0.1 + 19 * 0.5
+    assert true / 2 <= left <= true * 1.5, told
 
 
 def test_whoever_had_its_steps_chases_the_baseline_and_whoever_did_not_end_was_cut_off() -> None:

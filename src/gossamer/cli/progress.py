@@ -25,10 +25,14 @@ class Row:
     """One contender's latest numbers."""
 
     def __init__(self, name: str, steps: int) -> None:
-        self.name, self.steps, self.state = name, steps, "waits"
+        self.name, self.steps, self.state = name, steps, "to come"
         self.step, self.trained, self.loss, self.quality = 0, 0, math.nan, math.nan
         self.sent: int | None = None
         self.seconds, self.waited = 0.0, 0.0
+        self.before, self.first = (
+            0.0,
+            0.0,
+        )  # seconds of an earlier session, and of the first step: it is slower than others
         self.lost = 0  # steps and rounds, to values that are not finite
         self.measured = False  # a yardstick does not say how long it waits
         self.judged = "held out"  # what its quality is
@@ -36,6 +40,8 @@ class Row:
     def take(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "step":
+            if not self.trained:
+                self.before, self.first = self.seconds, event["seconds"] - self.seconds
             self.step, self.loss, self.trained = event["step"], event["loss"], self.trained + 1
             self.seconds = event["seconds"]
             self.sent = (
@@ -50,7 +56,7 @@ class Row:
             self.quality, self.seconds, self.sent = event["quality"], event["seconds"], event["sent"]
             self.judged = event.get("of", self.judged)
         elif kind == "contender":
-            self.step = event["done"]
+            self.step, self.state = event["done"], "ready"
         elif kind == "spoilt":
             self.lost = event["skipped_steps"] + event["dropped_rounds"]
         elif kind in ("end", "failed"):
@@ -62,9 +68,14 @@ class Row:
         return self.seconds / self.step if self.step else 0.0
 
     @property
+    def later_pace(self) -> float:
+        """Seconds per step from the second on, as far as there are such."""
+        return (self.seconds - self.before - self.first) / (self.trained - 1) if self.trained > 1 else self.pace
+
+    @property
     def left(self) -> float:
         """Seconds of its own training until it has had its steps; how long it chases after that, nobody knows."""
-        return max(0, self.steps - self.step) * self.pace if self.state == "trains" else 0.0
+        return max(0, self.steps - self.step) * self.later_pace if self.state == "trains" else 0.0
 
     def numbers(self) -> dict[str, str]:
         """Means are over all steps so far; empty what is not known."""
@@ -85,6 +96,9 @@ class LiveTable(AbstractContextManager["LiveTable"]):
     def __init__(self, plan: Plan | ScriptPlan, console: Console | None = None) -> None:
         self.rows = {n: Row(n, plan.steps) for n in plan.contenders}
         self.began = monotonic()
+        self.ranks = 0  # that are there
+        self.training_since = 0.0
+        self.judged = False  # has anybody trained and been judged?
         self.live = Live(console=console or Console(stderr=True), refresh_per_second=4, get_renderable=self.table)
 
     def __enter__(self) -> "LiveTable":
@@ -101,9 +115,15 @@ class LiveTable(AbstractContextManager["LiveTable"]):
     def show(self, event: dict[str, Any]) -> None:
         if event["event"] == "note":
             self.live.console.print(event["text"], style="dim", markup=False, highlight=False)
+        elif event["event"] == "begin":
+            self.ranks = event["size"]
         row = self.rows.get(event.get("run", ""))
-        if row is not None:
-            row.take(event)
+        if row is None:
+            return
+        if event["event"] == "step" and not self.training_since:
+            self.training_since = monotonic() - max(0.0, event["seconds"] - row.seconds)
+        row.take(event)
+        self.judged = self.judged or (event["event"] == "evaluation" and row.trained > 0)
 
     def table(self) -> Table:
         first = next(iter(self.rows.values()))
@@ -117,19 +137,32 @@ class LiveTable(AbstractContextManager["LiveTable"]):
         return table
 
     def _clock(self) -> str:
-        """The wall clock runs for evaluations, too, so what is left is stretched by as much as what is past was."""
-        past, trained = monotonic() - self.began, sum(row.seconds for row in self.rows.values())
-        left = sum(_expected(row, self.rows) for row in self.rows.values())
-        if not trained or not left:
-            return f"{_minutes(past)} past"
-        return f"{_minutes(past)} past, about {_minutes(left * max(1.0, past / trained))} left"
+        past = f"{_minutes(monotonic() - self.began)} past"
+        if not self.training_since:
+            return f"{past}, {self._starting()}"
+        left = sum(_expected(row, self.rows) for row in self.rows.values()) * self._stretch()
+        return f"{past}, about {_minutes(left)} left" if left and self.judged else past
+
+    def _starting(self) -> str:
+        """What is done before the first step."""
+        if not self.ranks:
+            return "ranks are starting"
+        ready = sum(row.state != "to come" for row in self.rows.values())
+        return f"{self.ranks} ranks are there, {ready} of {len(self.rows)} recipes are ready"
+
+    def _stretch(self) -> float:
+        """The wall clock runs for evaluations, too: how many times as long as training, without everybody's first step."""
+        begun = [row for row in self.rows.values() if row.trained]
+        first = sum(row.first for row in begun)
+        trained = sum(row.seconds - row.before for row in begun) - first
+        return max(1.0, (monotonic() - self.training_since - first) / trained) if trained > 0 else 1.0
 
 
 def _expected(row: Row, rows: dict[str, Row]) -> float:
     """A contender that has not had a turn yet is expected to be as slow as the others are on average."""
-    if row.state != "waits":
+    if row.state not in ("to come", "ready"):
         return row.left
-    paces = [r.pace for r in rows.values() if r.step]
+    paces = [r.later_pace for r in rows.values() if r.trained]
     return row.steps * sum(paces) / len(paces) if paces else 0.0
 
 

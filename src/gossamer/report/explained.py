@@ -7,7 +7,7 @@ import jinja2
 from markupsafe import Markup
 
 from gossamer.core import files
-from gossamer.explained import Explained, Step
+from gossamer.explained import Explained
 from gossamer.explained.text import given, grouped, model, outcome, title
 from gossamer.report.page import PAGE
 
@@ -24,10 +24,15 @@ def render(told: Explained, name: str) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"given": given, "outcome": outcome, "title": title}
-    environment.tests["silent"] = lambda step: not isinstance(step, Step)
     page = environment.from_string(_asset("explained.html")).render(
-        told=told, name=name, model=model(told), steps=[*grouped(told.steps)], css=Markup(_asset("page.css"))
+        told=told,
+        name=name,
+        model=model(told),
+        steps=[*grouped(told.steps)],  # a step, or a list of steps in which nobody says anything
+        title=title,
+        given=given,
+        outcome=outcome,
+        css=Markup(_asset("page.css")),
     )
     return page + "\n"
 
