@@ -35,7 +35,9 @@ def test_what_is_sent_is_what_the_planner_says() -> None:
 
     def takes(recipe: str, rate: str) -> float:
         sizes.setdefault(recipe, bytes_per_step(recipe, shapes, 2))
-        return 8e3 * sizes[recipe] / parse_rate(RATES[rate])
+        bits = parse_rate(RATES[rate])
+        assert bits is not None
+        return 8e3 * sizes[recipe] / bits
 
     assert advice().keys() == RATES.keys()
     for rate, (dense, tried, sent) in advice().items():
