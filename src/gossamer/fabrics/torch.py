@@ -173,7 +173,9 @@ class TorchFabric:
             self.join(self.start(program(), f"making groups on lane {lane!r}", lane=lane))
 
     def _way_of(self, served: bool) -> Path:
-        return "staged" if served and self._path == "nccl" else self._path
+        if served and self._path == "nccl":
+            return "staged"
+        return self._path
 
     @property
     def per_node(self) -> int:
