@@ -17,7 +17,7 @@ KEPT = {
     "dqsgd": 4,
     "signsgd": 8,  # the direction
     "ef_signsgd": 12,  # residual, and what owners owe
-    "demo": 12,  # residual, and the direction
+    "demo": 13,  # residual, the direction, and tiles beyond the edge
     "onebit_sgd": 12,  # the same
     "onebit_adam": 21,  # momentum, divisor, residual, what owners owe, the direction, and who stays; the optimizer has none
     "zero_one_adam": 29,  # the same, the model that ranks met at, and, within a round, what steps since came to

@@ -38,6 +38,7 @@ BESIDES = (
     "gather(dropping(warmup=0)) + error_feedback()",
     "scatter(qsgd()) + first()",
     "nodes(scatter(qsgd()), 2)",
+    "allreduce(fp32()) + local_sgd(2) + adacomm(2)",
     "nodes(allreduce(powersgd()), 2) + error_feedback()",
 )
 
