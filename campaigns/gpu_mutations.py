@@ -37,7 +37,7 @@ MUTATIONS = (
     Mutation("14 registers spilled", "kernels/gpu/scales.py", "_STRETCH = 4096", "_STRETCH = 65536", f"{COMPILED}::{CODE}[no register is spilled to memory]"),
     Mutation("16 divided by a plain number", "kernels/layout.py", "divisor(top, scales.device)", "top", f"{DOCTOR}::test_all_that_is_right_passes"),
     Mutation("16 products and sums fused", "kernels/gpu/options.py", '"enable_fp_fusion": False', '"enable_fp_fusion": True', f"{COMPILED}::{CODE}[nobody may fuse what the reference multiplies and adds]"),
-    Mutation("19 no options for a program", "kernels/gpu/sign.py", "_accumulate[grid](wire, table, units, out, n, count, steps, _READ, **OPTIONS)", "_accumulate[grid](wire, table, units, out, n, count, steps, _READ)", f"{COMPILED}::{CODE}[nobody may fuse what the reference multiplies and adds]"),
+    Mutation("19 no options for a program", "kernels/gpu/sign.py", "_read[grid](wire, table, units, out, n, count, steps, anew, _READ, **OPTIONS)", "_read[grid](wire, table, units, out, n, count, steps, anew, _READ)", f"{COMPILED}::{CODE}[nobody may fuse what the reference multiplies and adds]"),
     Mutation("19 compiled in the first step", "hosts/attach.py", "            warm(parsed, fabric.device, worker.channels[0].layout.dtype)\n", "", f"{OPTIONS}::test_kernels_are_compiled_before_the_first_step"),
     Mutation("19 no way back to torch", "kernels/backends.py", "_verdicts[device] = _try_triton(device)", "_verdicts[device] = True", "tests/kernels/test_backends.py::test_a_triton_that_cannot_launch_is_told_of_once_and_not_used"),
     Mutation("19 a graph is captured", "hosts/strangers.py", 'device.type == "cuda" and torch.cuda.is_current_stream_capturing()', "False", f"{OPTIONS}::test_graphs_and_compiled_autograd_are_refused"),

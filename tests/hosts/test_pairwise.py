@@ -112,7 +112,7 @@ def frozen_buffers(rank: int, size: int) -> list[str]:
         {},
         {"buffers": "average"},
         {"find_unused_parameters": True, "buffers": "local"},
-        {"weight": 2.0, "buffers": "local"},
+        {"weight": 1.0 + rank, "buffers": "local"},
     ):
         try:
             with attached("ad_psgd", model=model, optimizer=sgd, **options):

@@ -8,12 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.laws import samples
+from torch import Tensor
 
 from gossamer import recipes
 from gossamer.codecs import FP32, QSGD, PowerSGD, Ternary, TopK
 from gossamer.controllers import Accordion, Fixed
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import Facts
+from gossamer.core.contracts import Controller, Exchange, Facts
 from gossamer.core.errors import RecipeError
 from gossamer.exchanges import AllReduced, Gather, Scatter
 from gossamer.memories import DIANA, ErrorFeedback, NoMemory
@@ -36,10 +37,16 @@ def decided(recipe: Recipe) -> list[Recipe]:
         sizes = [(10.0 if (step // 10 + i) % 3 else 1.0) for i in range(len(NAMES))]
         blocks = [Block.of({name: torch.full((2,), size)}) for name, size in zip(NAMES, sizes, strict=True)]
         control = recipe.controller
-        sums = [numbers(control, b, recipe.exchange) for b in blocks] if control.counts else []
-        recipe = control.decide(Facts(step, 0.01 if step > 55 else 0.1, blocks, sums), recipe, state)
+        sums = [told_by_two(control, b, recipe.exchange) for b in blocks] if control.counts else []
+        recipe = control.decide(Facts(step, 0.01 if step > 55 else 0.1, blocks, sums, loss=6 / step), recipe, state)
         found[repr(recipe)] = recipe
     return list(found.values())
+
+
+def told_by_two(control: Controller, mean: Block, exchange: Exchange) -> Tensor:
+    """What two ranks tell whose gradients have this mean, and are far from each other."""
+    own = (Block(times * mean.flat, mean.layout) for times in (4, -2))
+    return torch.stack([numbers(control, block, exchange) for block in own]).sum(0)
 
 
 BY_HAND = (

@@ -98,6 +98,7 @@ class TorchFabric:
         self._last = dict[str, weakref.ref[Running]]()  # what was started last on each lane
         self._served = frozenset[str]()  # lanes on which somebody answers whoever is first
         self.before_close: Callable[[], None] | None = None  # what is to be said to the others before the lanes end
+        self._path: Path
         self._path, self._refusal = _way(group, self.size, self.device)
         self._closed = False
         self._groups = list[tuple[int, ...]]()
