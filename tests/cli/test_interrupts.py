@@ -24,7 +24,7 @@ def test_while_torch_is_loading(shell: Shell, tmp_path: Path, number: int, code:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(DEAF)
     shell.environment["PYTHONPATH"] = f"{tmp_path}:{shell.environment['PYTHONPATH']}"
-    process = shell.start("recipes")
+    process = shell.start("recipes", "qsgd")
     assert process.stdout is not None
     assert process.stdout.readline() == "loading\n"
     process.send_signal(number)

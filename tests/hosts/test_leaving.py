@@ -88,7 +88,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-c", TRAINING, str(folder), *plans], env=environment, start_new_session=True
     )
     try:
-        process.wait(timeout=100)
+        process.wait(timeout=300)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

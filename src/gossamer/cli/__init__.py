@@ -17,7 +17,7 @@ _heard = list[int]()  # the signal that asked us to end: the command line parser
 
 def main() -> None:
     """The entry point: says how to install what is missing, and turns our errors into one line and an exit code."""
-    _when_asked_to_end(_leave)  # as long as torch is loading, which takes a second, and an exception may be lost in it
+    _when_asked_to_end(_leave)  # until work begins: torch takes a second to load, and an exception may be lost in it
     _let_nothing_unspeakable_end_us()
     try:
         sys.exit(_run())
@@ -43,11 +43,15 @@ def _run() -> int:
         return 1
     from gossamer.cli.app import run
 
-    _when_asked_to_end(_stop)
     code = run()
     sys.stdout.flush()
     _when_asked_to_end(_leave)  # there is nothing left to put in order
     return _interrupted() if _heard else code
+
+
+def work_begins() -> None:
+    """From now on there may be something to put in order before we end."""
+    _when_asked_to_end(_stop)
 
 
 def _when_asked_to_end(do: Callable[[int, FrameType | None], None]) -> None:

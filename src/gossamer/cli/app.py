@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import gossamer
+from gossamer import cli
 from gossamer.cli.dashed import Dashed
 from gossamer.core.errors import GossamerError
 from gossamer.core.text import cut
@@ -39,13 +40,23 @@ def root(
 
 
 class Later(TyperCommand):
-    """Stands for a command until it is called: knows where it is, and what the list of commands says of it."""
+    """Stands for a command until it is called: knows where it is, and what the list of commands says of it.
+
+    One that only `tells` can be ended at any moment; of all others the work begins when their module is there.
+    """
 
     def __init__(
-        self, name: str, home: str, says: str, kind: type[TyperCommand] = TyperCommand, **settings: Any
+        self,
+        name: str,
+        home: str,
+        says: str,
+        kind: type[TyperCommand] = TyperCommand,
+        *,
+        tells: bool = False,
+        **settings: Any,
     ) -> None:
         super().__init__(name, help=says)
-        self.home, self.kind, self.settings = home, kind, settings
+        self.home, self.kind, self.tells, self.settings = home, kind, tells, settings
 
     def brought(self) -> Any:
         module, name = self.home.split(".")
@@ -57,7 +68,10 @@ class Later(TyperCommand):
         return typer.main.get_command(alone)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        return self.brought().make_context(info_name, args, parent, **extra)
+        brought = self.brought()
+        if not self.tells:
+            cli.work_begins()
+        return brought.make_context(info_name, args, parent, **extra)
 
 
 THEIRS: dict[str, Any] = {  # -h is the command's that is run
@@ -89,6 +103,7 @@ COMMANDS = [  # what is said of one is how its own help begins, which a test com
         "recipes",
         "recipes.recipes",
         "List recipes or parts, or explain one: what it is made of and sends, when to use it, and what it refuses.",
+        tells=True,
     ),
     Later(
         "explain",
@@ -99,6 +114,7 @@ COMMANDS = [  # what is said of one is how its own help begins, which a test com
         "workloads",
         "workloads.workloads",
         "List what can be trained: how large its model is, and what it is judged by.",
+        tells=True,
     ),
     Later("report", "report.report", "Make the report of a run: one HTML file that works offline."),
     Later(
