@@ -207,11 +207,11 @@ def register(
     is what the environment's GOSSAMER_RECIPE says, where "ddp" is DDP as it comes and "compute" no averaging at all.
     """
     check_callback(on_metrics, metrics_every)
+    named = _averaged(ddp_model)
     given = process_group or ddp_model.process_group
     recipe, kind, group, deadline, patience = order(recipe, given, deadline, patience, "register")
     parsed = Recipe.of(recipe)
     check(parsed)
-    named = _averaged(ddp_model)
     fabric = TorchFabric(
         group,
         deadline=deadline,
