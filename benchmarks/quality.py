@@ -3,12 +3,12 @@
 python benchmarks/quality.py RECIPE ... --workload lm --out runs/quality-lm [--trials 6] [--steps 48] [--seeds 3] [--lab LAB.json]
 
 First a search, as `gossamer tune` makes it: as many trials for everybody, dense gradients included, over the learning rate
-and the knobs that cost no bytes. The two best of each are trained once more on another seed, and the better mean goes on: a rate
-that one seed bears and the next does not is nobody's best. That one is trained on seeds that nobody searched on, up to twice the
-steps, judged every few: the quality after `--steps`, with what it is above dense's (95 % bounds), and the steps to the quality that dense had
-then, in a straight line between two judgements. Ranks are virtual, so the network and the load of this machine do not matter;
-what a step takes in a lab comes from the record of `gossamer bench steps`, if one is given. All that is done is kept after
-every run: the same command goes on where it was.
+and the knobs that cost no bytes. The two best of each are trained once more on another seed, and the better one of their
+worse ends goes on: a rate that one seed bears and the next does not is nobody's best. That one is trained on seeds that
+nobody searched on, up to twice the steps, judged every few: the quality after `--steps`, with what it is above dense's
+(95 % bounds), and the steps to the quality that dense had then, in a straight line between two judgements. Ranks are
+virtual, so the network and the load of this machine do not matter; what a step takes in a lab comes from the record of
+`gossamer bench steps`, if one is given. All that is done is kept after every run: the same command goes on where it was.
 """
 
 import argparse
@@ -110,13 +110,13 @@ def _search(asked: argparse.Namespace, out: Path) -> Search:
 
 
 def _best(search: Search, name: str, asked: argparse.Namespace, out: Path) -> Setting | None:
-    """Of the two that were best on the search's seed the one that is better on two; none if all diverged."""
+    """Of the two that were best on the search's seed the one whose worse end on two is better; none if all diverged."""
     sign = search.tuning.sign()
     ended = [t for t in search.tuning.trials if t.contender == name and math.isfinite(t.quality)]
     first = sorted(ended, key=lambda t: sign * t.quality)[:FINALISTS]
-    again = [t.quality + _again(search.plans[name][1][t.number], asked, out) for t in first]
-    means = {t.number: sign * q for t, q in zip(first, again, strict=True) if math.isfinite(q)}
-    return search.plans[name][1][min(means, key=lambda n: means[n])] if means else None
+    again = [_again(search.plans[name][1][t.number], asked, out) for t in first]
+    worse = {t.number: max(sign * t.quality, sign * q) for t, q in zip(first, again, strict=True) if math.isfinite(q)}
+    return search.plans[name][1][min(worse, key=lambda n: worse[n])] if worse else None
 
 
 def _again(setting: Setting, asked: argparse.Namespace, out: Path) -> float:
