@@ -86,6 +86,7 @@ class Model(nn.Module):
         dice = torch.Generator().manual_seed(0)
         self.large = nn.Parameter(torch.randn(SIDE, SIDE, generator=dice))
         self.small = nn.Parameter(torch.randn(SIDE, generator=dice))
+        self.last = nn.Parameter(torch.randn(SIDE, generator=dice))  # a third layer, for models in three fragments
 
 
 def pull(model: nn.Module, rank: int, step: int) -> float:
