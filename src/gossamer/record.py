@@ -59,7 +59,6 @@ class Run:
     error: str = ""  # why it failed, or what interrupted it
     about: str = ""  # what the recipe does, in a sentence
     yardstick: bool = False  # trained without gossamer
-    lr: float = 1.0  # in multiples of the workload's own learning rate
     steps: list[Step] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     layer_errors: dict[str, float] = field(default_factory=dict)  # relative compression error, by parameter
@@ -74,6 +73,7 @@ class Run:
     wire_bytes: int | None = None  # crossing one host's link, by the ledger or a formula
     nic_bytes: int | None = None  # the interface's counter over the same time; None outside a lab, too
     inside_bytes: int | None = None  # what the ranks of one host told each other past its link; 0 where it has one rank
+    lr: float = 1.0  # in multiples of the workload's own learning rate
 
     @property
     def alone(self) -> bool:

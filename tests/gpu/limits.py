@@ -33,7 +33,7 @@ KEPT = {
     "fetchsgd": 4,  # and two tables
     "powersgd": 8,  # residual
     "gradiveq": 10,  # residual; and of each matrix's slices what is known, or learned
-    "atomo": 4,
+    "atomo": 4.2,  # and a little for its matrices
     "diana": 12,  # own, common
     "dqgd": 12,  # the same, which stay as they are
     "local_sgd": 8,  # anchor
@@ -89,6 +89,7 @@ TENSOR_BY_TENSOR = {
     "sparse_loco": 60,  # the same, and the bins of its values
     "onebit_sgd": 60,  # each matrix's rows, for every rank, in both phases
     "onebit_lamb": 40,  # each tensor's norms, ratios and averages
+    "gradiveq": 10,  # each matrix's directions, while it learns them
     "dqsgd": 8,  # each run of neighbours that have one width
     "powersgd": 5,  # each matrix times its factors
     "accordion": 8,  # the same, and each gradient's sum and norm

@@ -106,6 +106,11 @@ def waits_for_few(text: str) -> bool:
     return "waits for few" in Recipe.of(text).schedule.traits
 
 
+def own_pace(text: str) -> bool:
+    """Whether ranks pair up at their own pace: in an even number, and what they do depends on time."""
+    return Recipe.of(text).schedule.own_pace
+
+
 def is_cut(text: str) -> bool:
     """Whether the model travels in buckets."""
     return "bucket" not in text and not waits_for_few(text)
@@ -134,11 +139,12 @@ def plans_under_nccl(text: str) -> list[Plan]:
 
     The first has few parameters, the second many. (`plan_of` is another one: two ranks, lazily, one backend.)
     """
+    most = 2 if own_pace(text) else 3
     plans = [
-        Plan(text, ranks=3, eager=True, backends="undefined", warm=1, steps=2),
-        Plan(text, ranks=3, eager=False, backends="cpu:gloo,cuda:nccl", depth=7, warm=1, steps=2),
+        Plan(text, ranks=most, eager=True, backends="undefined", warm=1, steps=2),
+        Plan(text, ranks=most, eager=False, backends="cpu:gloo,cuda:nccl", depth=7, warm=1, steps=2),
     ]
-    if talks_to_one(text):
+    if talks_to_one(text) and most > 2:
         plans.append(Plan(text, ranks=2, eager=True, backends="undefined", warm=1, steps=2))
     return plans
 

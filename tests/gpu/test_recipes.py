@@ -7,7 +7,7 @@ from tests.gpu import limits
 from tests.gpu.known import cases
 from tests.gpu.loops import Plan, Seen, World
 from tests.gpu.nursery import RankError
-from tests.gpu.subjects import named, plan_of, short_presets
+from tests.gpu.subjects import named, own_pace, plan_of, short_presets
 
 from gossamer.catalogue import parts_of
 from gossamer.core.parts import registry
@@ -65,8 +65,9 @@ def test_the_host_waits_once_a_step(world: World, name: str) -> None:
 @pytest.mark.gang
 @pytest.mark.parametrize("name", cases("test_no_lane_waits", named()))
 def test_no_lane_waits(world: World, name: str) -> None:
+    """But where somebody answers whoever is first: NCCL cannot, so that lane goes by way of the host."""
     for seen in seen_of(world, plan_of(named()[name])):
-        assert not seen.lane_syncs
+        assert own_pace(named()[name]) or not seen.lane_syncs
 
 
 @pytest.mark.gang

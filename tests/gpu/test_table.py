@@ -2,6 +2,7 @@
 
 import pytest
 from tests.gpu.loops import World
+from tests.gpu.subjects import own_pace, short_presets
 from tests.gpu.table import PAGE, differs, rows, written
 
 pytestmark = pytest.mark.gang
@@ -10,7 +11,8 @@ pytestmark = pytest.mark.gang
 def test_the_page_is_not_stale(world: World) -> None:
     there, found = written(PAGE.read_text()), rows(world.run, without_triton=False)
     assert there.keys() == found.keys(), "python -m tests.gpu.table writes it anew"
-    stale = {name: (there[name], row) for name, row in found.items() if differs(there[name], row)}
+    timed = {name for name, text in short_presets().items() if own_pace(text)}  # what these do depends on the machine
+    stale = {n: (there[n], row) for n, row in found.items() if n not in timed and differs(there[n], row)}
     assert not stale, "python -m tests.gpu.table writes it anew"
 
 

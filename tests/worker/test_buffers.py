@@ -33,6 +33,10 @@ MAKING = (  # what is on nobody's hot path
     *("strom", "adacomp"),  # lengths that follow the data
     "gtopk",  # merges, of what is kept and what is not
     *("lamb", "sign_columns"),  # steps and matrices are looked at one by one
+    "adam_frozen",  # its moments are new tensors, as states are
+    "gradiveq",  # products of matrices
+    *("tile_topk", "dct_topk"),  # tiles are sorted, or turned into waves
+    "fragments=3",  # more than this model has tensors
     *("scale='one'", "signsgd"),  # coins for zeros
 )
 SOURCE = gossamer.__path__[0]

@@ -11,11 +11,11 @@ from tests.worker import fleet
 from tests.worker.gym import Odd, Worker, make, on_all, pull, train
 from torch import Tensor
 
-from gossamer.controllers import regimes
+from gossamer.controllers import noise, regimes
 from gossamer.core.verbs import Program
 from gossamer.kernels import finite
 from gossamer.schedules import quorum
-from gossamer.worker import checkpoint, sending
+from gossamer.worker import checkpoint, sending, steering
 
 
 def far() -> torch.nn.Module:
@@ -51,9 +51,9 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
     def ask(*tensors: Tensor) -> list[float]:
         asked.append(1)
-        return [0.0] * sum(t.numel() for t in tensors)
+        return [1.0] * sum(t.numel() for t in tensors)
 
-    for module in finite, quorum, sending:
+    for module in finite, noise, quorum, sending, steering:
         monkeypatch.setattr(module, "ask", ask)
     return lambda: len(asked)
 
@@ -79,15 +79,26 @@ SILENT = [r for r in fleet.ALL if not any(word in r for word in ASKS)]
 
 @pytest.mark.parametrize("recipe", SILENT)
 def test_a_host_asks_the_device_once_a_step(recipe: str, questions: Callable[[], int]) -> None:
-    """Whether all is finite; and the simulator, which has no scaler, once more for gradients that are not averaged."""
+    """Whether all is finite; and the simulator, which has no scaler, once more for gradients that are not averaged.
+
+    So it is for each fragment of a model that lands by itself. A controller may ask once for what ranks have summed for it.
+    """
     size = 3 if "nodes" in recipe else max(2, fleet.smallest(recipe))
     ranks = make(recipe, size, far)
     train(ranks, zeros, 7)
-    schedule = ranks[0].worker.recipe.schedule
-    ends = [step for step in range(1, 8) if schedule.ends_round(step)]
+    worker = ranks[0].worker
+    schedule, controller = worker.recipe.schedule, worker.recipe.controller
     models = not (schedule.averages_gradients or schedule.mixes) or "reunites" in schedule.traits
-    rounds = len(ends) if models else 0
-    assert questions() <= size * (7 + rounds)
+    rounds = len(landings(worker)) if models else 0
+    told = rounds if controller.hears_loss else 7 if controller.counts else 0
+    assert questions() <= size * (7 + rounds + told)
+
+
+def landings(worker: Worker) -> list[int]:
+    """The steps out of seven after which something lands; of a model in fragments, each has rounds of its own."""
+    schedule, fragments = worker.recipe.schedule, 1 + max(c.fragment for c in worker.channels)
+    early = [schedule.period * p // fragments for p in range(fragments)]
+    return [step for step in range(1, 8) for e in early if schedule.ends_round(step + e)]
 
 
 def test_a_controller_asks_for_all_its_norms_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import Facts
+from gossamer.core.moments import ask
 
 TELLS = 2  # numbers of a block: its squared length, and one for the rank
 MEMORY = 1000.0  # of so many ranks' gradients, in all
@@ -59,5 +60,5 @@ def _numbers(blocks: Sequence[Block], sums: Sequence[Tensor]) -> tuple[float, fl
     """The one time that the host asks its device."""
     squares = torch.stack([block.flat.double().square().sum() for block in blocks]).sum()
     told = torch.stack([s.view(-1) for s in sums])
-    total, ranks, mean = torch.stack([told[:, 0].sum(), told[0, 1], squares.to(told.device)]).tolist()
+    total, ranks, mean = ask(told[:, 0].sum(), told[0, 1], squares.to(told.device))
     return total, ranks, mean

@@ -47,9 +47,9 @@ class Pairwise(Schedule):
 
     >>> Pairwise()
     pairwise()
-    >>> from gossamer.topologies import Ring, TwoWay
-    >>> Pairwise(TwoWay(Ring()), every=2)
-    pairwise(topology=two_way(ring()), every=2)
+    >>> from gossamer.topologies import TwoWay
+    >>> Pairwise(TwoWay(), every=2)
+    pairwise(topology=two_way(), every=2)
 
     Paper: Lian, Zhang, Zhang, Liu, Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018.
     """

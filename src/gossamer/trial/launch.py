@@ -111,7 +111,7 @@ def _record(plan: Plan, hosts: int, rate: str | None, command: str) -> Record:
         baseline=plan.baseline or next(iter(plan.contenders)),
         imports=plan.imports,
         runs=[
-            Run(name, recipe, "interrupted", UNFINISHED, about(recipe), recipe in YARDSTICKS, plan.lr.get(name, 1.0))
+            Run(name, recipe, "interrupted", UNFINISHED, about(recipe), recipe in YARDSTICKS, lr=plan.lr.get(name, 1.0))
             for name, recipe in plan.contenders.items()
         ],
     )

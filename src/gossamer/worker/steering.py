@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gossamer.core.block import Block, Draft, State
 from gossamer.core.contracts import Facts
+from gossamer.core.moments import ask
 from gossamer.core.verbs import Handle, Program, join
 from gossamer.recipe import Recipe
 from gossamer.worker.channels import Channel, are_cut_alike, build, retell
@@ -70,7 +71,7 @@ class Steering:
             loss = torch.full((), known, dtype=torch.float64, device=worker.device)
         told = torch.full_like(loss, float(worker.loss is not None))
         (sums,) = yield from join((yield summed([torch.stack([loss, told])], worker.step)))
-        total, ranks = sums.tolist()
+        total, ranks = ask(sums)
         return total / ranks if ranks else None
 
     def decide(
