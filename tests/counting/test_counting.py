@@ -1,5 +1,6 @@
 """What is counted without training is what training sends."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +31,7 @@ MORE = [
     Recipe(Scatter(QSGD()), rules=(Rule("ndim < 2", AllReduced(FP32())),)),
     Recipe(AllReduced(PowerSGD(rank=1)), ErrorFeedback(), LocalSGD(3)),
     Recipe(AllReduced(FP32()), schedule=SlowMo(4, inner=PushSum(Exponential(2)))),
+    Recipe.of("zero_one_adam(2, kappa=1, scaler=2, clipper=4)"),
 ]
 EVERY = [*samples.recipes(), *MORE]
 OTHERWISE = (
@@ -42,6 +44,8 @@ OTHERWISE = (
     "svd",
     "factors",
     "columns=20",
+    "gradiveq",
+    "zero_one(2)",
 )  # as long as data or dice say, longer at first, or longer than these few parameters
 
 
@@ -109,6 +113,18 @@ def test_only_whole_rounds_after_the_warm_up_count() -> None:
     plain = bytes_per_step("local_sgd(8)", SHAPES, 4)
     assert bytes_per_step("allreduce(fp32()) + local_sgd(8, warmup=20)", SHAPES, 4) == plain
     assert 8 * plain == bytes_per_step("allreduce", SHAPES, 4)
+
+
+def test_steps_that_learn_directions_are_not_counted() -> None:
+    recipe = Recipe.of("allreduce(gradiveq(length=8, ratio=3, learn=2)) + error_feedback()")
+    ranks = replicas(recipe, Bare, lambda m: torch.optim.SGD(m.parameters(), lr=0.1), 3)
+    sent = Counter[int]()
+    for entry in train(ranks, noise, 4).ledger:
+        sent[entry.step] += entry.sent
+    learned = bytes_per_step(recipe, SHAPES, 3)
+    full = bytes_per_step("allreduce", SHAPES, 3)
+    assert [sent[step] / 3 for step in range(1, 5)] == pytest.approx([full, full, learned, learned], abs=4)
+    assert learned < full
 
 
 def test_rounds_with_fewer_peers_send_less() -> None:

@@ -19,7 +19,7 @@ SWEEPS = 8  # of the subspace iteration, which begins with the directions of bef
 
 
 @final
-@part("gradiveq", sample="gradiveq(length=8, ratio=3, learn=1)")
+@part("gradiveq", sample="gradiveq(length=16, ratio=3, learn=1)")
 class GradiVeQ(LinearCodec):
     """Slices of matrices in the principal directions of those before: what travels is linear, so it adds up on its way.
 
