@@ -36,7 +36,6 @@ MAKING = (  # what is on nobody's hot path
     "adam_frozen",  # its moments are new tensors, as states are
     "gradiveq",  # products of matrices
     *("tile_topk", "dct_topk"),  # tiles are sorted, or turned into waves
-    "fragments=3",  # more than this model has tensors
     *("scale='one'", "signsgd"),  # coins for zeros
 )
 SOURCE = gossamer.__path__[0]
