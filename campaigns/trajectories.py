@@ -22,7 +22,7 @@ from tests.worker import fleet
 from tests.worker.gym import make, on_all, parameters, pull, train
 from torch import Tensor
 
-from gossamer.core.errors import RecipeError
+from gossamer.core.errors import AttachError, RecipeError
 from gossamer.recipe import Recipe
 from gossamer.worker import Worker, checkpoint
 
@@ -65,7 +65,7 @@ def everything(known: Iterable[str] = ()) -> dict[str, Any]:
         for size in SIZES:
             try:
                 found[f"{recipe} on {size}"] = run(recipe, size)
-            except RecipeError as refusal:
+            except (RecipeError, AttachError) as refusal:
                 found[f"{recipe} on {size}"] = str(refusal)
     return found
 
