@@ -6,7 +6,7 @@ from typing import Annotated, final
 import torch
 from torch import Tensor
 
-from gossamer.codecs.tiles import PLACES, Tiling, largest, place_bytes, read_places, spread, tiling, write_places
+from gossamer.codecs.tiles import Tiling, check_side, largest, place_bytes, read_places, spread, tiling, write_places
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Codec, Context
 from gossamer.core.parts import part, require
@@ -45,10 +45,7 @@ class DCTTopK(Codec):
         require(
             self.keep >= 1, f"dct_topk: keep must be at least 1 coefficient of a tile, got {self.keep}; 32 is usual"
         )
-        require(
-            self.side >= 1 and self.side**2 <= PLACES,
-            f"dct_topk: side must be between 1 and 64, got {self.side}: 12 bits name a place in a tile",
-        )
+        check_side("dct_topk", self.side)
 
     @property
     def unbiased(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NamedTuple, final
 import torch
 from torch import Tensor
 
-from gossamer.codecs.tiles import PLACES, Tiling, largest, place_bytes, read_places, spread, tiling, write_places
+from gossamer.codecs.tiles import Tiling, check_side, largest, place_bytes, read_places, spread, tiling, write_places
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Codec, Context
 from gossamer.core.parts import part, require
@@ -53,10 +53,7 @@ class TileTopK(Codec):
 
     def __post_init__(self) -> None:
         require(self.keep >= 1, f"tile_topk: keep must be at least 1 element of a tile, got {self.keep}; 64 is usual")
-        require(
-            self.side >= 1 and self.side**2 <= PLACES,
-            f"tile_topk: side must be between 1 and 64, got {self.side}: 12 bits name a place in a tile",
-        )
+        check_side("tile_topk", self.side)
 
     @property
     def unbiased(self) -> bool:

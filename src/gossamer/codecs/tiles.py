@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.codecs.atoms import waves
+from gossamer.core.parts import require
 
 PLACES = 4096  # in a tile at most, so that 12 bits name one
 
@@ -68,6 +69,13 @@ class Tiling(NamedTuple):
         square = tiles.view(-1, self.high, self.wide)
         turned = down.t() @ square @ across if back else down @ square @ across.t()
         return turned.view(-1, self.places)
+
+
+def check_side(codec: str, side: int) -> None:
+    require(
+        side >= 1 and side**2 <= PLACES,
+        f"{codec}: side must be between 1 and 64, got {side}: 12 bits name a place in a tile",
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from gossamer.controllers.noise import TELLS, look, tell
+from gossamer.controllers.noise import TELLS, look, needs_a_mean_without_noise, tell
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import Controller, Exchange, Facts
 from gossamer.core.errors import AttachError
@@ -56,11 +56,7 @@ class AdaScale(Controller):
                 "batch",
                 because="{controller} sets the rate of a step of all ranks, and {schedule} has none; use every_step()",
             ),
-            needs(
-                "exact",
-                because="{controller} goes by the length of the mean, and {exchange} leaves noise of its own in it; use "
-                "allreduce(fp32()), or set the rate yourself",
-            ),
+            needs_a_mean_without_noise("set the rate yourself"),
         )
 
     @property

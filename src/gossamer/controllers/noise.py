@@ -9,6 +9,7 @@ from torch import Tensor
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import Facts
 from gossamer.core.moments import ask
+from gossamer.core.terms import Term, needs
 
 TELLS = 2  # numbers of a block: its squared length, and one for the rank
 MEMORY = 1000.0  # of so many ranks' gradients, in all
@@ -31,6 +32,12 @@ class Noise(NamedTuple):
     def scale(self) -> float:
         """The number of batches at which a mean has as much noise as signal."""
         return self.variance / max(self.signal, LEAST)
+
+
+def needs_a_mean_without_noise(instead: str) -> Term:
+    """Of an exchange that adds noise of its own the estimates would be of that, too; `instead` is what else there is to do."""
+    because = "{controller} goes by the length of the mean, and {exchange} leaves noise of its own in it; use allreduce(fp32()), or "
+    return needs("exact", because=because + instead)
 
 
 def tell(block: Block) -> Tensor:

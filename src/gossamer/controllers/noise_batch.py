@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from gossamer.controllers.noise import TELLS, look, tell
+from gossamer.controllers.noise import TELLS, look, needs_a_mean_without_noise, tell
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import Controller, Exchange, Facts
 from gossamer.core.parts import part, require
@@ -60,11 +60,7 @@ class NoiseBatch(Controller):
                 because="{controller} grows the batch of a step that averages gradients, and {schedule} has none; use "
                 "every_step()",
             ),
-            needs(
-                "exact",
-                because="{controller} goes by the length of the mean, and {exchange} leaves noise of its own in it; use "
-                "allreduce(fp32()), or accordion_batch()",
-            ),
+            needs_a_mean_without_noise("accordion_batch()"),
         )
 
     @property
