@@ -47,7 +47,7 @@ class TopK(Codec):
     """
 
     ratio: Annotated[float, LogRange(0.001, 0.1)] = 0.01
-    scope: Annotated[Literal["tensor", "block", "global"], Choice("tensor", "block")] = "tensor"
+    scope: Annotated[Literal["tensor", "block", "global"], Choice("tensor", "block", "global")] = "tensor"
     index: Literal["int32", "rice"] = "int32"
 
     def __post_init__(self) -> None:
