@@ -33,7 +33,7 @@ STEPS = 2 * ROUND + 1
 ROLES = ("memory", "exchange", "schedule", "mixer")
 
 
-@pytest.mark.parametrize("recipe", fleet.ALL)
+@pytest.mark.parametrize("recipe", fleet.each(fleet.ALL))
 def test_resuming_after_any_step_of_two_rounds_changes_no_bit(recipe: str) -> None:
     """By induction: a run that goes on for one step after any file writes, to the bit, what the next file holds.
 
@@ -69,7 +69,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     )
 
 
-@pytest.mark.parametrize("recipe", fleet.ALL)
+@pytest.mark.parametrize("recipe", fleet.each(fleet.ALL))
 def test_what_is_loaded_is_what_was_saved(recipe: str) -> None:
     ranks = make(recipe, 3)
     train(ranks, pull, 4)
@@ -83,7 +83,7 @@ def test_what_is_loaded_is_what_was_saved(recipe: str) -> None:
         assert same(checkpoint.save(old.worker), checkpoint.save(new.worker))
 
 
-@pytest.mark.parametrize("recipe", fleet.ALL)
+@pytest.mark.parametrize("recipe", fleet.each(fleet.ALL))
 def test_a_checkpoint_is_plain_data_and_rank_local_keys_are_distinct(recipe: str) -> None:
     ranks = make(recipe, max(2, fleet.smallest(recipe)))
     train(ranks, pull, 4)
