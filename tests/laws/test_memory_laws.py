@@ -1,6 +1,5 @@
 """The law of memories: nothing is lost, nothing is written into, and the loss scale does not matter."""
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -31,15 +30,16 @@ def gradients(size: int, step: int, dtype: torch.dtype = torch.float32) -> list[
     return out
 
 
-def books() -> Iterator[Any]:
+def books() -> list[Any]:
     """All of them alone and on three ranks. On eight, which have the most to do, the first of each exchange and codec."""
-    seen = set[Any]()
+    seen, out = set[Any](), list[Any]()
     for recipe, size in product(bookkeepers, (1, 2, 3, 4, 8)):
         e = recipe.exchange
         kind = size, type(e), type(e.codec) if isinstance(e, AllReduced | Scatter | Gather) else e, e.traits
         shown = size in (1, 3) or (size == 8 and kind not in seen)
         seen.add(kind)
-        yield pytest.param(recipe, size, id=f"{size}-{recipe}", marks=[] if shown else pytest.mark.slow)
+        out.append(pytest.param(recipe, size, id=f"{size}-{recipe}", marks=[] if shown else pytest.mark.slow))
+    return out
 
 
 @pytest.mark.parametrize(("recipe", "size"), books())
