@@ -284,6 +284,10 @@ class Loop:
         """The step's agreed gradient, for the optimizer to take with these rates; where it is not finite, nobody takes it."""
         self.host.deliver([mean], finite, rates)
 
+    def hand_over(self, means: Sequence[Tensor] | None) -> None:
+        """These means are what the optimizer takes at this step; without any, no parameter has a gradient."""
+        self.host.deliver(means or [], True, self.host.rates)
+
     def missed(self, update: Missed) -> Program[None]:
         """A step ended without this rank: the optimizer makes up for it, and the next step is counted."""
         yield Descend(update)
