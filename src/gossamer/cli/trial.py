@@ -314,6 +314,8 @@ def summary(record: Record) -> None:
     for row in study.rows:
         if row.spoilt:
             out.print(f"{row.run.name}: {row.spoilt}", markup=False)
+        if row.stale:
+            out.print(f"{row.run.name}: {row.stale}", markup=False)
     if any(row.nic_off for row in study.rows):
         out.print(f"! the interface counted {TOLERANCE:.0%} more or less than we did", style="dim", markup=False)
     if record.note:

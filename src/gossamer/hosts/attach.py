@@ -26,7 +26,7 @@ from gossamer.hosts.orders import order
 from gossamer.hosts.start import hyperparameters, make_equal
 from gossamer.hosts.steps import Steps
 from gossamer.hosts.strangers import optimizers_of, refuse_model, refuse_optimizers
-from gossamer.hosts.wants import SCALED, for_all_ranks, for_buffers, for_silence_on, refuse
+from gossamer.hosts.wants import SCALED, UNUSED, for_all_ranks, for_buffers, for_silence_on, refuse
 from gossamer.hosts.weights import agree_on_weights, check_weight
 from gossamer.recipe import Recipe
 from gossamer.worker import Together, Worker, leaves_of
@@ -172,6 +172,7 @@ def _wants(model: nn.Module, buffers: Buffers | None, scaler: Any, find_unused: 
         yield from for_silence_on(floating[0])
     if find_unused:
         yield for_all_ranks("find_unused_parameters")
+        yield UNUSED
     if buffers in ("average", "broadcast"):
         yield for_all_ranks(f"buffers={buffers!r}")
     if scaler is not None:

@@ -90,6 +90,13 @@ class Communicator:
         worker = self.worker
         return [worker.accepted[rank] / worker.closed for rank in range(worker.size)] if worker.closed else []
 
+    @property
+    def staleness(self) -> dict[int, int]:
+        """How many steps old the models were that have landed on this rank: how often each number. Empty where what is on its way
+        lands by schedule, and on ranks that only answer.
+        """
+        return dict(sorted(self.worker.ages.items()))
+
     def samples(self, *batch: Any) -> None:
         """Say which samples the gradient of this step is of, by whatever names you have for them.
 
