@@ -116,7 +116,9 @@ def compare(
     hosts: Hosts = 4,
     per_host: PerHost = 1,
     rate: Rate = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of the first recipe, the baseline.")] = 100,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Steps of the first recipe, the baseline; a script ends after so many.")
+    ] = 100,
     chunk: Annotated[int, typer.Option(min=1, help="Steps of a turn, at least; an evaluation follows each.")] = 5,
     patience: Annotated[
         float, typer.Option(min=1.0, help="The others may take this many times the baseline's steps.")
@@ -136,11 +138,13 @@ def compare(
     """Train several recipes in turns on the same data, seed and network; the first is the baseline.
 
     The others train on until they reach the quality the baseline ended with. Prints a table and writes a report.
-    A --script runs as torchrun would run it: it calls gossamer.attach(model, optimizer) or gossamer.ddp.register(model)
-    without a recipe, and comm.log(loss=loss).
+    A --script runs as torchrun would run it, with one line of ours: gossamer.attach(model, optimizer), without a recipe.
+    In its arguments {recipe} becomes the recipe's name: -- --out_dir=out-{recipe}.
     """
     if own is not None:
-        asked = script.Asked(own, _named(recipes), hosts, per_host, rate, chunk, deadline, brought(), quiet, as_json)
+        limit = steps if script.is_said(ctx, "steps") else 0
+        names, mine = _named(recipes), brought()
+        asked = script.Asked(own, names, hosts, per_host, rate, chunk, deadline, mine, limit, quiet, as_json)
         _run_script(script.plan_of(ctx, asked), asked, out, force)
     script.refuse_arguments(ctx)
     if _is_a_rank():

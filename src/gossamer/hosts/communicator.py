@@ -28,7 +28,7 @@ class Communicator:
     pulled when `optimizer.step()` returns, as the recipe says.
     """
 
-    def __init__(self, steps: Steps, backward: Backward) -> None:
+    def __init__(self, steps: Steps, backward: Backward, besides: Iterable[Any] = ()) -> None:
         self.model, self.optimizers, self.worker, self.fabric = (
             steps.model,
             steps.optimizers,
@@ -38,7 +38,7 @@ class Communicator:
         self._steps, self._backward, self._meter = steps, backward, steps.meter
         self._shares = list[int]()  # of samples, by rank, when they were last shared out
         self._micro = 0  # micro-batches since the last step, under `accumulating`
-        self._handles = [*steps.install(), *backward.install()]
+        self._handles = [*steps.install(), *backward.install(), *besides]
         attached.add(self.model)
 
     @property
