@@ -47,6 +47,7 @@ class Asked:
     deadline: float
     imports: list[str]
     steps: int  # 0: until the script ends
+    folder: Path | None
     quiet: bool
     as_json: bool
 
@@ -57,7 +58,10 @@ def is_said(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def refuse_arguments(ctx: typer.Context) -> None:
+def refuse_arguments(ctx: typer.Context, folder: Path | None) -> None:
+    """What only a script has a use for."""
+    if folder:
+        raise InputError("--cwd is where a script runs, and there is no --script")
     if arguments(ctx):
         raise InputError(f"'-- {' '.join(arguments(ctx))}': words after -- are a script's, and there is no --script")
 
@@ -87,6 +91,7 @@ def plan_of(ctx: typer.Context, asked: Asked) -> ScriptPlan:
         asked.per_host,
         asked.imports,
         asked.steps,
+        str(asked.folder.absolute()) if asked.folder else "",
     )
 
 

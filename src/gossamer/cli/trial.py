@@ -112,6 +112,10 @@ def compare(
         Path | None,
         typer.Option("--script", help="Train by this script, once per recipe; its own arguments come after --."),
     ] = None,
+    cwd: Annotated[
+        Path | None,
+        typer.Option(help="Folder to run the script in, made if it is missing; 'out-{recipe}' is one for each recipe."),
+    ] = None,
     workload: Workload = "lm",
     hosts: Hosts = 4,
     per_host: PerHost = 1,
@@ -144,9 +148,9 @@ def compare(
     if own is not None:
         limit = steps if script.is_said(ctx, "steps") else 0
         names, mine = _named(recipes), brought()
-        asked = script.Asked(own, names, hosts, per_host, rate, chunk, deadline, mine, limit, quiet, as_json)
+        asked = script.Asked(own, names, hosts, per_host, rate, chunk, deadline, mine, limit, cwd, quiet, as_json)
         _run_script(script.plan_of(ctx, asked), asked, out, force)
-    script.refuse_arguments(ctx)
+    script.refuse_arguments(ctx, cwd)
     if _is_a_rank():
         raise InputError("compare starts its own ranks, and here a launcher has started some: run it once, without one")
     names = _named(recipes)

@@ -57,6 +57,6 @@ def _refuse_anothers(file: Any, name: str, began: float, started: float) -> None
     if began < changed < started:
         raise AttachError(
             f"{name} loads {Path(path).name}, which it saved under another recipe of this comparison, and would go on from there: "
-            "give each its own place, {recipe} in an argument is the recipe's name (-- --out_dir=out-{recipe}); if it is no "
-            "checkpoint but prepared data, run the script once before"
+            "give each recipe a place of its own, by an argument (-- --out_dir=out-{recipe}) or a folder to run in (--cwd "
+            "out-{recipe}); if it is no checkpoint but prepared data, run the script once before"
         )

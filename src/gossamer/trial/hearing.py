@@ -43,6 +43,7 @@ class Hearing:
         self.refused = ""
         self.attached = dict[str, Any]()
         self.ended = set[int]()
+        self.compiled = False
         self.totals = dict[str, list[int]]()
         self._kept = list[Step]()
         self._unsaid = list[Step]()
@@ -97,8 +98,9 @@ class Hearing:
         if len(self.held_out[seen.step]) == 1:
             self.show({"event": "evaluation", "run": self.run.name, "of": "held out", **facts})
 
-    def _hear_end(self, rank: int, **totals: int | None) -> None:
+    def _hear_end(self, rank: int, compiled: bool, **totals: int | None) -> None:
         self.ended.add(rank)
+        self.compiled |= compiled
         if not rank:
             self._show_mean(final=True)
         for name, value in totals.items():

@@ -34,6 +34,7 @@ class Orders:
     per_host: int = 1
     imports: list[str] = field(default_factory=list[str])
     steps: int = 0  # to end it after; 0: it ends by itself
+    folder: str = ""  # to run it in; else where the command was given
     began: float = 0.0  # when the comparison did, as time.time() says it
 
     def to_json(self) -> str:
@@ -63,6 +64,7 @@ class Overlooker(Overseer):
         self.losses = list[float]()  # told since the last row
         self.heard = list[Tensor]()  # what backward() was called on in this step
         self.told_any = False
+        self.totals = dict[str, int | None]()  # as they were after the last step, if its number was given
         self.last = 0  # the step of the last row
         self.alive = monotonic() + max(0.0, START - orders.deadline)
 
@@ -102,6 +104,8 @@ class Overlooker(Overseer):
             self._row()
         elif heard and not self.told_any:
             self._row("heard", sum(float(loss) for loss in heard))
+        if self._step == self.orders.steps:  # what comes after is not of these steps, such as the next gradients
+            self.totals = self._links()
 
     def told(self, name: str, value: float) -> None:
         self.alive = monotonic()
@@ -148,8 +152,7 @@ class Overlooker(Overseer):
                 f"{self.name} attached, and ended without one step of its optimizer: there is nothing to compare"
             )
         self._row()
-        links = {"wire_bytes": self._sent(), "inside_bytes": self._inside(), "logical_bytes": self._handed()}
-        tell("end", nic_bytes=_nic() - self.nic if in_lab() else None, **links)
+        tell("end", compiled=_has_compiled(), **(self.totals or self._links()))
 
     def _row(self, event: str = "step", loss: float = nan) -> None:
         """A row for the step done, with means over those since the last row: many a script tells a loss now and then."""
@@ -192,9 +195,20 @@ class Overlooker(Overseer):
         assert self.meter is not None
         return self._ring() - self._sent() if self.kind == DDP else self.meter.ledger.inside - self.before[1]
 
+    def _links(self) -> dict[str, int | None]:
+        nic = _nic() - self.nic if in_lab() else None
+        sent = {"wire_bytes": self._sent(), "inside_bytes": self._inside(), "logical_bytes": self._handed()}
+        return {"nic_bytes": nic, **sent}
+
     def _handed(self) -> int:
         assert self.meter is not None
         return self.dense * self._step if self.kind == DDP else self.meter.ledger.handed - self.before[2]
+
+
+def _has_compiled() -> bool:
+    """torch.compile takes long once, and the runs that follow find what it has left."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return bool(getattr(dynamo, "counters", {}).get("frames"))
 
 
 def _nic() -> int:

@@ -30,6 +30,9 @@ def run(orders: Orders) -> int:
     """Run the script under its recipe; returns the exit code."""
     torch.set_num_threads(1)
     os.environ[VARIABLE] = orders.recipe
+    if orders.folder:
+        os.makedirs(orders.folder, exist_ok=True)
+        os.chdir(orders.folder)
     for each in orders.imports:
         offered.bring(each)
     overlooker = Overlooker(orders)

@@ -36,6 +36,10 @@ AFTER_DDP = (
     "'ddp' is allreduce() here: this script attaches a plain model, and there is no DistributedDataParallel in it"
 )
 
+COMPILED = (
+    "the script uses torch.compile, whose time counts, and the first run has most of it: compare once more now that its cache is "
+    "there"
+)
 UNTOLD = "the script tells no loss: compared by what it calls backward() on, summed over a step"
 
 
@@ -55,14 +59,15 @@ class ScriptPlan:
     per_host: int = 1
     imports: list[str] = field(default_factory=list[str])
     steps: int = 0  # to end every run after; 0: the script knows
+    folder: str = ""  # to run the script in
     began: float = field(default_factory=time.time)
 
     def command(self, run: Run) -> list[str]:
-        """What a rank runs. In the script's arguments {recipe} is the run's name, fit for a file's."""
+        """What a rank runs. In the script's arguments and its folder {recipe} is the run's name, fit for a file's."""
         name = re.sub(r"[^A-Za-z0-9_.=]+", "-", run.name).strip("-.")
         said = [a.replace("{recipe}", name) for a in self.arguments]
-        kind = self.contenders[run.name]
-        orders = Orders(self.script, said, kind, self.deadline, self.per_host, self.imports, self.steps, self.began)
+        orders = Orders(self.script, said, self.contenders[run.name], self.deadline, self.per_host, self.imports)
+        orders.steps, orders.folder, orders.began = self.steps, self.folder.replace("{recipe}", name), self.began
         return program("gossamer.trial.script", orders.to_json())
 
 
@@ -109,11 +114,13 @@ class Trial:
             mine.status, mine.error = "failed", str(error)
         self._refuse(hearing)
         self.record.parameters = self.record.parameters or hearing.attached.get("parameters", 0)
-        if hearing.goes_by_backward and not hearing.held_out and UNTOLD not in self.record.note:
-            self.record.note = "; ".join(filter(None, [self.record.note, UNTOLD]))
+        if hearing.goes_by_backward and not hearing.held_out:
+            self._note(UNTOLD)
+        if hearing.compiled and len(names) > 1:
+            self._note(COMPILED)
         if name == "ddp" and mine.recipe != "ddp" and mine.status == "ok":
             mine.yardstick, mine.about = False, about("allreduce")
-            self.record.note = "; ".join(filter(None, [self.record.note, AFTER_DDP]))
+            self._note(AFTER_DDP)
         if mine.status == "ok":
             self._shown({"event": "end", "run": name})
         else:
@@ -129,6 +136,11 @@ class Trial:
                 f"{name} never told a loss, nor called backward() on one, so there is nothing to compare by: put "
                 "comm.log(loss=loss) into its loop, or comm.log(held_out=...) where it judges its model"
             )
+
+    def _note(self, text: str) -> None:
+        """What a reader of the record should know, once."""
+        if text not in self.record.note:
+            self.record.note = "; ".join(filter(None, [self.record.note, text]))
 
     def _interrupted(self, why: str) -> None:
         for run in self.record.runs:
