@@ -41,7 +41,7 @@ PerHost = Annotated[int, typer.Option(min=1, help="How many ranks on each host; 
 Rate = Annotated[
     str | None, typer.Option(help="Run in a lab: '200mbit', one rate per host '1gbit,100mbit', or 'unshaped'.")
 ]
-Workload = Annotated[str, typer.Option(help="What to train; see the documentation for the list.")]
+Workload = Annotated[str, typer.Option(help="What to train; 'gossamer workloads' lists them.")]
 Shards = Annotated[str, typer.Option(help="'iid', or what the workload groups by.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the record, the report and checkpoints.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only what went wrong.")]
