@@ -37,7 +37,7 @@ def refuse(recipe: Recipe, *terms: Term) -> None:
         raise AttachError(str(refusal)) from None
 
 
-MORE = "{recipe} is more than a gradient average; take the model out of DDP and use gossamer.attach"
+MORE = "{recipe} is more than a gradient average; use gossamer.attach(ddp_model, optimizer, ...)"
 UNSEEN = "acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
 HOOK = (
     bars("waits for few", because=MORE),
