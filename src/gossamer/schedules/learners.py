@@ -22,7 +22,7 @@ from gossamer.core.schedule import Loop, Place
 from gossamer.core.verbs import Handle, Program, all_reduce, claim, closed, join, now, start
 from gossamer.kernels.finite import all_finite, peak
 from gossamer.schedules.merging import Merge
-from gossamer.schedules.rounds import OuterStep, differences
+from gossamer.schedules.rounds import OuterStep
 
 NEVER = 1e6  # seconds that a rank waits which has not taken a step yet: others will say when it is enough
 
@@ -208,12 +208,18 @@ class Learner:
         self._since, self._due = 0, self._steps + self._rule.overlap
         self._sent = fragment.steps, fragment.tokens
         if fragment.steps:
-            for state, x in zip(fragment.loop.states, held):
-                state["start"] = x.clone()
-            moved, weight = differences(fragment.loop, held), self._rule.weigh(*self._sent)
-            round.offer = Offer(moved, weight, ready := Moment(moved[0].device))
-            ready.wait()
+            round.offer = Offer(self._moved(fragment, held), self._rule.weigh(*self._sent), Moment(held[0].device))
+            round.offer.ready.wait()
         yield from claim(_name(round))
+
+    def _moved(self, fragment: Fragment, held: Sequence[Tensor]) -> list[Tensor]:
+        """How far a fragment has moved away from the anchor; what it is now is remembered until it lands."""
+        moved = list[Tensor]()
+        for place, x in zip(fragment.loop.places, held):
+            state = place.states["schedule"]
+            state["start"] = x
+            moved.append(torch.sub(state["anchor"], x, out=place.layout.buffers.like(x)))
+        return moved
 
     def _pass(self, round: Round) -> Program[None]:
         """Answer that this rank has nothing to offer, if it has not answered."""
