@@ -26,6 +26,7 @@ TRAITS: dict[str, str] = {
     "adds momentum": "what is sent or given has momentum of its own",
     "bias allowed": "bias is let through, on request",
     "wants unbiased": "it is right only around what is right on average",
+    "remembers all": "a copy is kept of what every rank has sent on average, so that none may be missing",
     "parts models": "each rank steps with a gradient of its own, so that models part",
     "owes steps": "under plain SGD, a rank's model and 1/N of what it owes add up to the same on all ranks",
     # of when

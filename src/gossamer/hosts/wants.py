@@ -37,7 +37,7 @@ def refuse(recipe: Recipe, *terms: Term) -> None:
         raise AttachError(str(refusal)) from None
 
 
-MORE = "{recipe} is more than a gradient average; take the model out of DDP and use gossamer.attach"
+MORE = "{recipe} is more than a gradient average; use gossamer.attach(ddp_model, optimizer, ...)"
 UNSEEN = "acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
 HOOK = (
     bars("waits for few", because=MORE),
@@ -103,7 +103,7 @@ UNUSED = bars(
 def for_buffers(said: str) -> Term:
     """Buffers that are shared, as the user says."""
     because = f"buffers={said!r} under {{schedule}}: nobody ever waits for everybody, so buffers cannot be shared; say 'local'"
-    return bars("mixes", because=because)
+    return bars("mixes", "own pace", because=because)
 
 
 def for_silence_on(buffer: str) -> tuple[Term, ...]:
@@ -113,7 +113,7 @@ def for_silence_on(buffer: str) -> tuple[Term, ...]:
         "say buffers="
     )
     return (
-        bars("mixes", because=begins + "'local'"),
+        bars("mixes", "own pace", because=begins + "'local'"),
         needs("averages gradients", because=begins + "'average', 'broadcast' (rank 0's) or 'local'"),
     )
 

@@ -16,6 +16,7 @@ from gossamer.schedules.lookahead import Lookahead
 from gossamer.schedules.overlap_local_sgd import OverlapLocalSGD
 from gossamer.schedules.pairwise import Pairwise
 from gossamer.schedules.post_local import PostLocal
+from gossamer.schedules.quorum_rounds import QuorumRounds
 from gossamer.schedules.resync import Resync
 from gossamer.schedules.slowmo import SlowMo
 from gossamer.schedules.streaming import Streaming
@@ -38,6 +39,7 @@ __all__ = [
     "OverlapLocalSGD",
     "Pairwise",
     "PostLocal",
+    "QuorumRounds",
     "Resync",
     "SlowMo",
     "Stage",

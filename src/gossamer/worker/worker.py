@@ -196,6 +196,10 @@ class Worker:
             self.steering.next = self.steering.decide(means, loss=loss)
         return means
 
+    def give_up(self) -> None:
+        self.dropped_rounds += 1
+        self.momenta.heal()
+
     def _weighted(self, flat: Tensor) -> Tensor:
         return flat if self.weight == 1 else flat.mul_(self.weight)
 
@@ -245,6 +249,15 @@ class Worker:
         for flight in self.flights.averages:
             yield from self.sending.settle(flight)
         yield from self.recipe.schedule.quiesce(self.loop)
+
+    def rest(self) -> Program[None]:
+        """It takes no step for a while."""
+        yield from self.recipe.schedule.rest(self.loop)
+
+    def reopen(self) -> Program[None]:
+        """What was beside its steps is over."""
+        yield from self.recipe.schedule.reopen(self.loop)
+        self.live.clear()
 
     def leave(self) -> Program[None]:
         """Its lanes are about to end."""
