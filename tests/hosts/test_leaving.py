@@ -17,7 +17,9 @@ import multiprocessing, os, sys, time, warnings
 warnings.simplefilter("error")
 import torch, torch.distributed as dist
 import gossamer
+from gossamer import kernels, recipes
 gossamer.attach, torch.optim.SGD([torch.zeros(1)]).zero_grad()  # what takes seconds to load is loaded once, for all ranks
+kernels.warmup()
 
 folder, *plans = sys.argv[1:]
 torch.set_num_threads(1)
