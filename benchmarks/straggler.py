@@ -1,4 +1,4 @@
-"""One slow rank, always or now and then: what a step takes under DDP and under backup workers.
+"""One slow rank, always or now and then: what a step takes under DDP, and under recipes that do not wait for it.
 
 python benchmarks/straggler.py [RECIPE ...] [--ranks 4] [--compute 100] [--slow 3:300] [--spikes all:300:0.05] [--steps 40]
 
@@ -62,6 +62,8 @@ class Contender:
             done = done + 1 if comm is None else comm.step
         seconds = (time.perf_counter() - began) / steps
         used = 1.0 if comm is None else sum(comm.acceptance or [1.0]) / len(comm.acceptance or [1.0])
+        if comm is not None:
+            comm.finish()  # where ranks count their own steps, those that are ahead answer the others meanwhile
         dist.barrier()
         if comm is not None:
             comm.detach()

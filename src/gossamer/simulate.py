@@ -91,6 +91,7 @@ def train(
     ledger = Ledger(per_node=ranks[0].worker.origin.ranks_per_node)
     for replica in ranks:
         replica.worker.on_decision, replica.worker.on_drop = ledger.decide, ledger.drop
+        replica.worker.on_age = ledger.age
     programs = [listen(r.worker.rank, _run(r, backward, steps, seconds)) for r in ranks]
     outcome = simulate(programs, network, ledger)
     for replica, clock in zip(ranks, outcome.clocks, strict=True):
@@ -159,7 +160,7 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
     alone = worker.size == 1  # training is plain then, as under `attach`, but for what acts on the optimizer's steps
     plain = alone and not worker.recipe.schedule.works_alone
     if not alone:
-        worker.live.clear()  # what an earlier `train` left waits in a simulation that is over
+        yield from worker.reopen()  # what an earlier `train` left waits in a simulation that is over
         yield from worker.begin()
     while worker.step < last:
         rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.accumulate
@@ -173,6 +174,8 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
         else:
             yield from worker.train_step(gradients, partial(_descend, replica), replica.optimizer.step)
         worker.descent.leave(replica.optimizer)
+    if not alone:
+        yield from worker.rest()
 
 
 def _gradients(replica: Replica, backward: Backward) -> float:

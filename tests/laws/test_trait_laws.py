@@ -11,7 +11,7 @@ from tests.laws.blocks import agree, bits, block, context, sent, vector
 from tests.laws.crew import Crew
 from tests.laws.samples import controlled, controllers, exchanges, memories, schedules, unpaced, updates
 from tests.worker.fleet import SMALL
-from tests.worker.gym import Odd, bit_equal, held, make, on_all, parameters, pull, sgd, train
+from tests.worker.gym import Odd, anchors, bit_equal, held, make, on_all, parameters, pull, sgd, train
 
 from gossamer.combinations import Singled
 from gossamer.controllers import Fixed
@@ -145,7 +145,11 @@ def waits_for_nobody_and_loses_no_step(schedule: Schedule) -> None:
     start = parameters(ranks)[0]
     train(ranks, steady, 12, seconds=lambda rank, step: 6.0 if rank == 0 else 1.0)
     assert [r.clock for r in ranks] == [72.0, 12.0, 12.0, 12.0]
+    assert [r.worker.step for r in ranks] == [13] * 4
     on_all(ranks, Worker.quiesce)
+    if not schedule.mixes:
+        assert bit_equal([anchors(r) for r in ranks])  # how steps are merged is the schedule's to say
+        return
     torch.testing.assert_close(sum(held(r) for r in ranks) / 4, start - 0.1 * 12 * 1.5, rtol=1e-5, atol=1e-5)
 
 
@@ -233,6 +237,15 @@ def follows_what_is_right_on_average(memory: Memory) -> None:
     assert all(0 < memory.follow(omega) <= 1 for omega in (0.0, 1.0, 100.0))
 
 
+@law("remembers all")
+def keeps_a_copy_of_the_mean_of_what_was_sent(memory: Memory) -> None:
+    crew = around(memory)
+    for step in range(3):
+        crew.step([block("long", seed=10 * step + r) for r in range(2)])
+    own = torch.stack([kept["own"] for kept in crew.kept])
+    torch.testing.assert_close(crew.kept[0]["common"], own.mean(0), rtol=1e-5, atol=1e-5)
+
+
 @law("parts models")
 def gives_each_rank_what_is_its_own(memory: Memory) -> None:
     crew = around(memory)
@@ -281,6 +294,17 @@ def agrees_on_what_an_update_made_of_own_gradients(schedule: Schedule) -> None:
         equal.append(bit_equal(parameters(ranks)))
         assert equal[-1] == schedule.equal(step)
     assert set(equal) == {True, False}
+
+
+@law("lags")
+def takes_the_mean_of_the_step_before(schedule: Schedule) -> None:
+    late, plain = (make(f"allreduce(fp32()) + {s}", 2, optimizer=sgd(momentum=0.0)) for s in (schedule, "every_step()"))
+    before = parameters(late)
+    train(late, pull, 1)
+    assert bit_equal([*before, *parameters(late)])
+    train(late, pull, 1)
+    train(plain, pull, 1)
+    assert bit_equal([*parameters(plain), *parameters(late)])
 
 
 @law("waits for few")

@@ -144,6 +144,7 @@ SETTLING = [
     for r in ALL
     if r not in OWN and "waits for few" not in (s := Recipe.of(r).schedule).traits and s.averages_gradients
 ]  # equal after every step
+PROMPT = [r for r in SETTLING if "lags" not in Recipe.of(r).schedule.traits]  # and each takes its own gradients
 
 
 def smallest(recipe: str) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Context, Exchange, Mixer, Policy, Update
+from gossamer.core.contracts import Context, Exchange, Memory, Mixer, Policy, Update
 from gossamer.core.parts import Part
 from gossamer.core.terms import those
 from gossamer.core.verbs import Descend, Missed, Program
@@ -28,6 +28,8 @@ class Place(Protocol):
     @property
     def exchange(self) -> Exchange: ...
     @property
+    def memory(self) -> Memory: ...
+    @property
     def narrow(self) -> bool: ...
     @property
     def device(self) -> torch.device: ...
@@ -44,6 +46,7 @@ class Host(Protocol):
     rank: int
     size: int
     step: int
+    weight: float
     live: dict[str, Any]
 
     @property
@@ -60,6 +63,7 @@ class Host(Protocol):
     def plain_context(self, step: int) -> Context: ...
     def drop(self, step: int) -> None: ...
     def accept(self, ranks: Sequence[int]) -> None: ...
+    def age(self, steps: int) -> None: ...
     def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]: ...
     def average_gradients(self) -> Program[None]: ...
     def debts(self, which: Sequence[int]) -> list[Tensor]: ...
@@ -76,6 +80,7 @@ class Host(Protocol):
     def has_come(self, which: Sequence[int]) -> bool: ...
     def wait(self, which: Sequence[int]) -> Program[None]: ...
     def agreed(self) -> None: ...
+    def give_up(self) -> None: ...
     def reset_optimizer(self) -> None: ...
     def average_optimizer(self) -> Program[None]: ...
     def measures(self, step: int) -> bool: ...
@@ -117,6 +122,11 @@ class Loop:
     def size(self) -> int:
         """How many ranks there are."""
         return self.host.size
+
+    @property
+    def weight(self) -> float:
+        """What this rank's step counts, where that of others counts 1 on average."""
+        return self.host.weight
 
     @property
     def lrs(self) -> list[float]:
@@ -284,6 +294,10 @@ class Loop:
         """The step's agreed gradient, for the optimizer to take with these rates; where it is not finite, nobody takes it."""
         self.host.deliver([mean], finite, rates)
 
+    def hand_over(self, means: Sequence[Tensor] | None) -> None:
+        """These means are what the optimizer takes at this step; without any, no parameter has a gradient."""
+        self.host.deliver(means or [], True, self.host.rates)
+
     def missed(self, update: Missed) -> Program[None]:
         """A step ended without this rank: the optimizer makes up for it, and the next step is counted."""
         yield Descend(update)
@@ -296,6 +310,14 @@ class Loop:
     def accept(self, ranks: Sequence[int]) -> None:
         """A step ended that is made of the gradients of these ranks."""
         self.host.accept(ranks)
+
+    def age(self, steps: int) -> None:
+        """What has landed was made of this rank's model as it was so many steps ago."""
+        self.host.age(steps)
+
+    def give_up(self) -> None:
+        """A round came to nothing: what the optimizer keeps that is not finite goes with it."""
+        self.host.give_up()
 
     def measures(self, step: int) -> bool:
         """Whether the error is to be measured of what starts at this step."""
@@ -445,6 +467,14 @@ class Schedule(Part):
     def quiesce(self, loop: Loop) -> Program[None]:
         """Wait for messages that are under way, without letting them land: afterwards the state is all there is."""
         yield from loop.wait()
+
+    def rest(self, loop: Loop) -> Program[None]:
+        """This rank takes no step for a while, and waits for nobody; others may go on, and must not wait for it."""
+        yield from ()
+
+    def reopen(self, loop: Loop) -> Program[None]:
+        """What ran beside the steps is over, and begins anew: keep what it came to."""
+        yield from ()
 
     def leave(self, loop: Loop) -> Program[None]:
         """This rank asks nobody for anything any more; called by whoever ends its lanes, perhaps after a failure."""

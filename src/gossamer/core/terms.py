@@ -26,6 +26,7 @@ TRAITS: dict[str, str] = {
     "adds momentum": "what is sent or given has momentum of its own",
     "bias allowed": "bias is let through, on request",
     "wants unbiased": "it is right only around what is right on average",
+    "remembers all": "a copy is kept of what every rank has sent on average, so that none may be missing",
     "parts models": "each rank steps with a gradient of its own, so that models part",
     "owes steps": "under plain SGD, a rank's model and 1/N of what it owes add up to the same on all ranks",
     # of when
@@ -34,6 +35,7 @@ TRAITS: dict[str, str] = {
     "reunites": "models that have parted are made equal now and then",
     "meets": "ranks step apart now and then, and what an update makes of their own gradients is agreed on afterwards",
     "own pace": "each rank counts steps of its own and waits for nobody, until all do something together",
+    "lags": "the mean that a step takes is that of the gradients of the step before",
     "waits for few": "the latest ranks are not waited for; they make up for what they missed",
     "rounds": "models are averaged every so many steps, and it can be told another number: `every`",
     "batch": "it can grow the batch: `micro_batches` and `rate`",

@@ -146,6 +146,11 @@ class Compute:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Now:
+    """What time it is, in seconds since nobody knows when; on a virtual clock, that."""
+
+
 def departures(rank: int, size: int) -> list[int]:
     """In which order a rank makes wires for all others: its own first, then the next rank's, ..."""
     return [(rank + i) % size for i in range(size)]
@@ -203,7 +208,7 @@ class Descend:
 
 
 Shared = AllReduce | AllGather | AllToAll | Send | Receive | Claim | Closed  # which several ranks have a part in
-Verb = Shared | Compute | Start | Join | Descend
+Verb = Shared | Compute | Now | Start | Join | Descend
 Program = Generator[Verb, Any, T]
 
 
@@ -248,6 +253,10 @@ def claim(name: str) -> Program[int]:
 
 def closed(name: str, count: int, relents: tuple[tuple[float, int], ...] = ()) -> Program[Holders]:
     return (yield Closed(name, count, relents=relents))
+
+
+def now() -> Program[float]:
+    return (yield Now())
 
 
 def start(program: "Program[T]", label: str = "", step: int = 0, lane: str = "comm") -> Program[Handle[T]]:

@@ -4,7 +4,19 @@ from typing import Any
 
 import torch
 
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Claim, Closed, Compute, Holders, Receive, Verb, kept
+from gossamer.core.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Claim,
+    Closed,
+    Compute,
+    Holders,
+    Now,
+    Receive,
+    Verb,
+    kept,
+)
 
 
 def answer_of(verb: Verb, size: int) -> Any:
@@ -23,6 +35,8 @@ def answer_of(verb: Verb, size: int) -> Any:
             return 1
         case Compute(work):
             return work()
+        case Now():
+            return 0.0
         case Closed(_, count):
             return Holders.seen(range(count), [0.0] * count)
         case _:

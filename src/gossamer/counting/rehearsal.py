@@ -15,7 +15,7 @@ from gossamer.core.errors import GossamerError
 from gossamer.core.parts import require
 from gossamer.core.programs import drive
 from gossamer.core.schedule import Loop, Message
-from gossamer.core.verbs import AllReduce, Claim, Compute, Descend, Handle, Join, Program, Start, Verb
+from gossamer.core.verbs import AllReduce, Claim, Compute, Descend, Handle, Join, Now, Program, Start, Verb
 from gossamer.counting.answers import answer_of
 from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe
@@ -81,9 +81,14 @@ class Noting(Exchange):
 
 @dataclass(eq=False)
 class Later(Handle[Any]):
-    """A program that is run when somebody joins it."""
+    """A program that is run when somebody joins it, or claims what it waits for."""
 
     program: Program[Any]
+    result: Any = None
+    ended: bool = False
+
+    def done(self) -> bool:
+        return self.ended
 
 
 class Rehearsal:
@@ -102,9 +107,10 @@ class Rehearsal:
         self.recipe, self.rank, self.size, self.step = recipe, 0, size, step
         self.averages, self.mail, self.besides = list[Average](), list[Mail](), list[Verb]()
         self.channels = [self._channel(i, fragment) for i, fragment in enumerate(fragments or [0] * blocks)]
-        self.live, self.rates = dict[str, Any](), [1.0]
+        self.live, self.rates, self.weight = dict[str, Any](), [1.0], 1.0
         self._flights, self._wires = dict[int, Tensor](), dict[int, list[Tensor]]()
         self._loop = Loop(self)
+        self._last: Later | None = None  # what was started last
         self._over: Exchange | None = None  # what gradients go through that go past the recipe
 
     def _channel(self, index: int, fragment: int) -> Channel:
@@ -127,10 +133,14 @@ class Rehearsal:
                 case Descend():
                     return True
                 case Start(program):
-                    return Later(program)
+                    self._last = Later(program)
+                    return self._last
                 case Join(Later() as handle):
-                    return self._alone(handle.program, self.besides)
-                case Claim() | Compute():
+                    return self._end(handle, self.besides)
+                case Claim():
+                    self._end(self._last, self.besides)
+                    return answer_of(verb, self.size)
+                case Compute() | Now():
                     return answer_of(verb, self.size)
                 case _:
                     raise GossamerError(
@@ -140,15 +150,23 @@ class Rehearsal:
 
         drive(steps, answer)
 
+    def _end(self, handle: Later | None, sent: list[Verb]) -> Any:
+        if handle is None:
+            return None
+        if not handle.ended:
+            handle.result, handle.ended = self._alone(handle.program, sent), True
+        return handle.result
+
     def _alone(self, program: Program[Any], sent: list[Verb]) -> Any:
         """Run what was started on a lane, and note what it sends: an exchange's messages apart, as much for any model."""
 
         def answer(verb: Verb) -> Any:
             match verb:
                 case Start(started):
-                    return Later(started)
+                    self._last = Later(started)
+                    return self._last
                 case Join(Later() as handle):
-                    return self._alone(handle.program, sent)
+                    return self._end(handle, sent)
                 case _:
                     sent.append(verb)
                     return answer_of(verb, self.size)
@@ -251,7 +269,13 @@ class Rehearsal:
     def accept(self, ranks: Sequence[int]) -> None:
         pass
 
+    def age(self, steps: int) -> None:
+        pass
+
     def agreed(self) -> None:
+        pass
+
+    def give_up(self) -> None:
         pass
 
     def reset_optimizer(self) -> None:

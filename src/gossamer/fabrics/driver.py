@@ -24,6 +24,7 @@ from gossamer.core.verbs import (
     Handle,
     Holders,
     Join,
+    Now,
     Program,
     Promise,
     Shared,
@@ -172,6 +173,8 @@ class NetworkDriver:
         match verb:
             case Compute(work):
                 return work()
+            case Now():
+                return time.monotonic()
             case Start(program, label, step, lane):
                 return self._parent.start(program, label, step, lane)
             case Join(other):

@@ -29,6 +29,7 @@ from gossamer.core.verbs import (
     Handle,
     Holders,
     Join,
+    Now,
     Program,
     Receive,
     Send,
@@ -166,6 +167,8 @@ class _Simulation:
         match verb:
             case Compute():
                 self.compute(task, verb)
+            case Now():
+                self.wake(task, task.clock, task.clock)
             case Start(program, label, step, lane):
                 self.wake(task, task.clock, self.start(task, program, label, step, lane))
             case Join(handle):

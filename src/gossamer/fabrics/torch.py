@@ -15,7 +15,7 @@ import torch.distributed as dist
 from gossamer.core.errors import AttachError, PeerError
 from gossamer.core.groups import refuse_group
 from gossamer.core.programs import drive
-from gossamer.core.verbs import AllGather, Among, Compute, Descend, Handle, Join, Program, Start, Verb
+from gossamer.core.verbs import AllGather, Among, Compute, Descend, Handle, Join, Now, Program, Start, Verb
 from gossamer.fabrics import leaving, nccl
 from gossamer.fabrics.book import Meet, gloo
 from gossamer.fabrics.connection import Connection
@@ -279,6 +279,8 @@ class TorchFabric:
                 return self.join(handle)
             case Compute(work):
                 return work()
+            case Now():
+                return time.monotonic()
             case Descend():
                 raise RuntimeError("Descend is for a host to answer: it knows the optimizer, a fabric does not")
             case _:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import Context, Memory, Policy, Sender
+from gossamer.core.terms import those
 from gossamer.core.verbs import Program, all_reduce
 
 
@@ -19,6 +20,10 @@ class Learning(Memory):
     """
 
     start: Literal["zero", "first"]
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(remembers_all=True)
 
     @property
     def begins(self) -> bool:

@@ -19,6 +19,7 @@ from gossamer.schedules import (
     Lookahead,
     OverlapLocalSGD,
     PostLocal,
+    QuorumRounds,
     SlowMo,
     Streaming,
 )
@@ -142,6 +143,23 @@ def eager_diloco(every: int = 30, rate: float = 0.4, momentum: float = 0.9) -> R
     Paper: Kale, Douillard, Donchev, Eager Updates for Overlapped Communication and Computation in DiLoCo, 2025.
     """
     return Recipe(DENSE, schedule=Eager(every, rate, momentum))
+
+
+@preset
+def decoupled_diloco(every: int = 100, quorum: int = 1, rate: float = 0.7, momentum: float = 0.9) -> Recipe:
+    """DiLoCo whose rounds close with the first learners: late ones stop nobody, and are merged later.
+
+    A round is agreed on by `quorum` of the ranks at least, and by all who come while there is slack; it lands a step later.
+    `quorum_rounds(...)` takes the rest: fragments, radial averages, what late learners keep. Ranks count their own steps.
+
+    Use: across sites, on machines that are slow now and then or of unlike speed, and on links that an average crosses in
+    a step or two.
+
+    Not for: runs that must repeat themselves to the bit, nor a few rounds, as `diloco`. A process that dies is an error.
+
+    Paper: Douillard et al., Decoupled DiLoCo, arXiv 2604.21428, 2026.
+    """
+    return Recipe(DENSE, schedule=QuorumRounds(every, quorum, rate=rate, momentum=momentum))
 
 
 @preset

@@ -3,6 +3,7 @@
 from gossamer.schedules.accelerated import Accelerated, Stage, stages
 from gossamer.schedules.bmuf import BMUF
 from gossamer.schedules.cocod import CoCoD
+from gossamer.schedules.delayed import Delayed
 from gossamer.schedules.eager import Eager
 from gossamer.schedules.easgd import EASGD
 from gossamer.schedules.every_step import EveryStep
@@ -15,6 +16,7 @@ from gossamer.schedules.lookahead import Lookahead
 from gossamer.schedules.overlap_local_sgd import OverlapLocalSGD
 from gossamer.schedules.pairwise import Pairwise
 from gossamer.schedules.post_local import PostLocal
+from gossamer.schedules.quorum_rounds import QuorumRounds
 from gossamer.schedules.resync import Resync
 from gossamer.schedules.slowmo import SlowMo
 from gossamer.schedules.streaming import Streaming
@@ -25,6 +27,7 @@ __all__ = [
     "EASGD",
     "Accelerated",
     "CoCoD",
+    "Delayed",
     "Eager",
     "EveryStep",
     "First",
@@ -36,6 +39,7 @@ __all__ = [
     "OverlapLocalSGD",
     "Pairwise",
     "PostLocal",
+    "QuorumRounds",
     "Resync",
     "SlowMo",
     "Stage",

@@ -77,6 +77,8 @@ class Worker:
         ]()  # of how many steps each rank's gradient was a part, where not all are waited for
         self.last_accepted: tuple[int, ...] = ()
         self.closed = 0  # how many steps those are
+        self.ages = Counter[int]()  # how many steps old models were that have landed, where that is a matter of time
+        self.on_age: Callable[[int, int, int], None] | None = None  # told step, rank, and how many steps
         self.samples = list[Any]()  # what this rank's host says of the batch under way
         self.dropped_samples = dict[int, list[Any]]()  # and of those that came too late, by step
         self.on_drop: Callable[[int, int, Sequence[Any]], None] | None = None  # told step, rank, and samples
@@ -152,6 +154,11 @@ class Worker:
         self.last_accepted = tuple(ranks)
         self.closed += 1
 
+    def age(self, steps: int) -> None:
+        self.ages[steps] += 1
+        if self.on_age is not None:
+            self.on_age(self.step, self.rank, steps)
+
     def drop(self, step: int) -> None:
         self.dropped.append(step)
         if self.samples:
@@ -188,6 +195,10 @@ class Worker:
             loss = yield from self.steering.mean_loss()
             self.steering.next = self.steering.decide(means, loss=loss)
         return means
+
+    def give_up(self) -> None:
+        self.dropped_rounds += 1
+        self.momenta.heal()
 
     def _weighted(self, flat: Tensor) -> Tensor:
         return flat if self.weight == 1 else flat.mul_(self.weight)
@@ -238,6 +249,15 @@ class Worker:
         for flight in self.flights.averages:
             yield from self.sending.settle(flight)
         yield from self.recipe.schedule.quiesce(self.loop)
+
+    def rest(self) -> Program[None]:
+        """It takes no step for a while."""
+        yield from self.recipe.schedule.rest(self.loop)
+
+    def reopen(self) -> Program[None]:
+        """What was beside its steps is over."""
+        yield from self.recipe.schedule.reopen(self.loop)
+        self.live.clear()
 
     def leave(self) -> Program[None]:
         """Its lanes are about to end."""

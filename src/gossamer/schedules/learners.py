@@ -1,0 +1,404 @@
+"""A learner of rounds that close without the latest: a lane that is always there, and a thread of training at its own pace.
+
+Who may touch what: the training thread alone writes parameters, the schedule's states and a `Fragment`. Of a `Round` it writes
+`offer`, before it claims a ticket; the lane reads that once enough tickets are drawn, and never else. The lane writes `opened`
+and `closed`, each once; the training thread only asks, and both answers are right. Whoever draws this rank's ticket, the
+training thread or, while that rests, the lane, first wins the right to (`_may_answer`), so that there is one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from threading import Lock
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.core.block import Block, Draft, State
+from gossamer.core.contracts import Context, Echo
+from gossamer.core.moments import Moment, ask, sent
+from gossamer.core.schedule import Loop, Place
+from gossamer.core.verbs import Handle, Program, all_reduce, claim, closed, join, now, start
+from gossamer.kernels.finite import all_finite, peak
+from gossamer.schedules.merging import Merge
+from gossamer.schedules.rounds import OuterStep
+
+NEVER = 1e6  # seconds that a rank waits which has not taken a step yet: others will say when it is enough
+
+
+class Rule(NamedTuple):
+    """When a round opens, when it closes, and what is made of it."""
+
+    slot: int  # steps from a rank's last round to the next one that it opens
+    quorum: int
+    least: int
+    overlap: int
+    grace: float
+    keeps: bool
+    weigh: Callable[[int, float], float]  # steps, and what they count, since they were merged last
+    merge: Merge
+    outer: OuterStep
+
+
+class Offer(NamedTuple):
+    """How far a learner has come with each block since it was merged last, what that weighs, and when its device has it."""
+
+    moved: list[Tensor]
+    weight: float
+    ready: Moment
+
+
+@dataclass(eq=False)
+class Round:
+    """What the head of this file says of it."""
+
+    number: int  # 1 at the first
+    offer: Offer | None = None
+    answered: bool = False
+    opened: bool = False
+    closed: bool = False
+
+
+class Settled(NamedTuple):
+    """What a round's program returns: means the same on all ranks, None where they are not finite."""
+
+    means: list[Tensor] | None
+    members: tuple[int, ...]
+    merged: bool  # this rank's offer is among them
+    follows: "Waiting"
+
+
+class Waiting(NamedTuple):
+    """A round, and the program that settles it."""
+
+    round: Round
+    handle: Handle[Settled]
+
+
+Landing = Literal["", "progress", "anchor"]
+LANDINGS: tuple[Landing, ...] = ("", "progress", "anchor")
+
+
+@dataclass(eq=False)
+class Fragment:
+    """A part of the model, the steps that were not merged yet, and how it lands: with its progress since "start", or without."""
+
+    loop: Loop
+    steps: int = 0
+    tokens: float = 0.0
+    merged: int = 0  # and those that were
+    landing: Landing = ""
+
+    def write(self) -> None:
+        """Land on the anchor, which has moved."""
+        if not self.landing:
+            return
+        states = self.loop.states
+        values = [s["anchor"] for s in states]
+        if self.landing == "progress" and self.steps:
+            values = [x.sub_(s["start"]).add_(s["anchor"]) for x, s in zip(self.loop.parameters(), states)]
+        self.loop.write(values)
+        for state in states:
+            state.pop("start", None)
+        self.landing = ""
+
+    def forget(self) -> None:
+        """Nothing of its steps will be merged: it lands where all are."""
+        self.steps, self.tokens, self.landing = 0, 0.0, "anchor"
+        for state in self.loop.states:
+            state.pop("start", None)
+
+
+class Learner:
+    """Keeps one program per round waiting on the lane; each starts its successor, so that a rank that computes still answers."""
+
+    def __init__(self, loop: Loop, parts: Sequence[Loop], rule: Rule, lane: str) -> None:
+        self._loop, self._rule, self._lane = loop, rule, lane
+        self._fragments = [Fragment(part) for part in parts]
+        self._lock, self._resting = Lock(), False
+        self._steps = 0  # of this rank, since it began
+        self._since = (loop.step - 1) % rule.slot  # those since it last answered or landed
+        self._due: int | None = None  # the step at which what it answered lands
+        self._sent: tuple[int, float] | None = None  # steps and tokens of what it answered, until that is settled
+        self._timed: tuple[float, int] = (0.0, 0)  # when computing began, and after which step
+        self._pace, self._travel = NEVER, 0.0  # seconds of a step of this rank, and of the last round's exchange
+        self._number = self._restore()
+        self._now: Waiting | None = None
+        self._latest = Round(0)  # that the lane waits for
+
+    # -- the training thread -------------------------------------------------------------------------------------------
+
+    def open(self) -> Program[None]:
+        """Start waiting for the first round."""
+        self._timed = (yield from now()), self._steps
+        self._now = yield from self._wait(self._number)
+
+    def step_is_done(self) -> Program[None]:
+        """Count it; land what is due, and answer if a round is open, or open one."""
+        self._steps += 1
+        self._since += 1
+        for fragment in self._fragments:
+            fragment.steps += 1
+            fragment.tokens += self._loop.weight
+        began, before = self._timed
+        self._pace = ((yield from now()) - began) / (self._steps - before)
+        yield from self._land_if_due()
+        while self._due is None and self._waiting.round.closed and self._waiting.handle.done():
+            yield from self._take()
+            yield from self._land_if_due()
+        if self._due is None and self._is_asked():
+            yield from self._answer()
+            yield from self._land_if_due()
+
+    def rest(self) -> Program[None]:
+        """Wait for nobody, and let nobody wait: answer what is open, and leave it to the lane to answer from now on."""
+        self._resting = True
+        latest = self._latest
+        if latest.opened and not latest.closed:
+            if latest is self._waiting.round and self._due is None:
+                yield from self._answer()
+            yield from self._pass(latest)
+
+    def settle(self, said: int) -> Program[None]:
+        """All ranks rest: take what has closed, and what is open. Nothing lands, for now is not the time to write parameters.
+
+        `said` is the largest of what ranks `say`.
+        """
+        number, opened = divmod(said, 2)
+        while self._waiting.round.number < number:
+            yield from self._take()
+        if opened and self._waiting.round.number == number:
+            if self._due is None and not self._waiting.round.closed:
+                yield from self._answer()
+            yield from self._pass(self._waiting.round)
+            yield from self._take()
+        self._resting = False
+        self.keep()
+
+    def say(self) -> int:
+        """Where this rank is: at a round that nobody has opened as far as it knows, or at one that it has answered."""
+        return 2 * self._waiting.round.number + (self._sent is not None)
+
+    def take_over(self) -> Program[None]:
+        """What has been settled, where the fabric is over that it was settled on."""
+        while self._waiting.handle.done():
+            yield from self._take()
+        self.keep()
+
+    def _is_asked(self) -> bool:
+        """Whether it is time for a round, or somebody else has found so."""
+        round = self._waiting.round
+        if self._since >= self._rule.slot:
+            return not round.closed
+        return round.opened and not round.closed and self._fragment(round).steps >= self._rule.least
+
+    def _answer(self) -> Program[None]:
+        """Offer how far this rank has come, and claim a ticket; not before its device has it."""
+        round = self._waiting.round
+        fragment = self._fragment(round)
+        held = fragment.loop.parameters()
+        if not all_finite(held):
+            fragment.forget()
+            self._since, self._due = 0, self._steps
+            self._loop.give_up()
+            return
+        if not self._may_answer(round):
+            return
+        self._since, self._due = 0, self._steps + self._rule.overlap
+        self._sent = fragment.steps, fragment.tokens
+        if fragment.steps:
+            round.offer = Offer(self._moved(fragment, held), self._rule.weigh(*self._sent), Moment(held[0].device))
+            round.offer.ready.wait()
+        yield from claim(_name(round))
+
+    def _moved(self, fragment: Fragment, held: Sequence[Tensor]) -> list[Tensor]:
+        """How far a fragment has moved away from the anchor; what it is now is remembered until it lands."""
+        moved = list[Tensor]()
+        for place, x in zip(fragment.loop.places, held):
+            state = place.states["schedule"]
+            state["start"] = x
+            moved.append(torch.sub(state["anchor"], x, out=place.layout.buffers.like(x)))
+        return moved
+
+    def _pass(self, round: Round) -> Program[None]:
+        """Answer that this rank has nothing to offer, if it has not answered."""
+        if self._may_answer(round):
+            yield from claim(_name(round))
+
+    def _may_answer(self, round: Round) -> bool:
+        with self._lock:
+            first, round.answered = not round.answered, True
+        return first
+
+    def _land_if_due(self) -> Program[None]:
+        if self._due is None or self._steps < self._due:
+            return
+        if self._sent is not None:
+            yield from self._take()
+        for fragment in self._fragments:
+            fragment.write()
+        self._due = None
+        self._timed = (yield from now()), self._steps  # what was waited for is no computing
+
+    def _take(self) -> Program[None]:
+        """Learn what a round came to, and move the anchor with it; the model lands on it when that is due."""
+        round, handle = self._waiting
+        settled = yield from join(handle)
+        self._now = settled.follows
+        fragment, (sent, self._sent) = self._fragment(round), (self._sent, None)
+        before = [s["anchor"] for s in fragment.loop.states]
+        for place, mean in zip(fragment.loop.places, settled.means or []):
+            self._rule.outer.take(place, mean, 1.0)
+        if settled.means is not None:
+            self._loop.accept(settled.members)
+        if settled.merged and settled.means is None:
+            fragment.forget()
+            self._loop.give_up()
+        elif settled.merged and sent is not None:
+            fragment.merged += sent[0]
+            fragment.steps, fragment.tokens = fragment.steps - sent[0], fragment.tokens - sent[1]
+            fragment.landing = "progress"
+        elif settled.means is not None:
+            self._is_late(fragment, before)
+        if self._due is None:
+            self._since, self._due = 0, self._steps
+
+    def _is_late(self, fragment: Fragment, before: Sequence[Tensor]) -> None:
+        """A round closed without this rank: what it learned meanwhile stays with it, and is merged later."""
+        if not self._rule.keeps:
+            fragment.forget()
+        elif not fragment.landing:  # else an earlier round has not landed yet
+            for state, anchor in zip(fragment.loop.states, before):
+                state["start"] = anchor
+            fragment.landing = "progress"
+
+    # -- what is kept --------------------------------------------------------------------------------------------------
+
+    def keep(self) -> None:
+        """Put what a checkpoint must hold where it is found."""
+        due = -1 if self._due is None else max(self._due - self._steps, 0)
+        for fragment in self._fragments:
+            numbers = {
+                "round": self._waiting.round.number,
+                "since": self._since,
+                "due": due,
+                "steps": fragment.steps,
+                "tokens": fragment.tokens,
+                "merged": fragment.merged,
+                "landing": LANDINGS.index(fragment.landing),
+            }
+            for state in fragment.loop.states:
+                state.update({k: torch.tensor(float(v), dtype=torch.float64) for k, v in numbers.items()})
+
+    def _restore(self) -> int:
+        """Take up what was kept; the number of the next round."""
+        number = 1
+        for fragment in self._fragments:
+            state = fragment.loop.states[0]
+            if "round" in state:
+                number = int(state["round"])
+            if "since" not in state:
+                continue
+            self._since, due = int(state["since"]), int(state["due"])
+            self._due = None if due < 0 else due
+            fragment.steps, fragment.tokens = int(state["steps"]), float(state["tokens"])
+            fragment.merged, fragment.landing = int(state["merged"]), LANDINGS[int(state["landing"])]
+        return number
+
+    # -- on the lane -------------------------------------------------------------------------------------------------
+
+    def _wait(self, number: int) -> Program[Waiting]:
+        self._latest = round = Round(number)
+        label = self._fragment(round).loop.places[0].layout.name
+        handle = yield from start(self._settle(round), label, number * self._rule.slot, self._lane)
+        return Waiting(round, handle)
+
+    def _settle(self, round: Round) -> Program[Settled]:
+        members = yield from self._close(round)
+        offer = round.offer if self._loop.rank in members else None
+        began = yield from now()
+        means = yield from self._average(self._fragment(round).loop, offer, round.number * self._rule.slot)
+        self._travel = (yield from now()) - began
+        follows = yield from self._wait(round.number + 1)
+        return Settled(means, members, offer is not None, follows)
+
+    def _close(self, round: Round) -> Program[tuple[int, ...]]:
+        """Who has answered, in rank order: the first of them, and those who come while there is time."""
+        quorum, size, name = self._rule.quorum, self._loop.size, _name(round)
+        yield from closed(name, 1)
+        round.opened = True
+        began = yield from now()
+        if self._resting:
+            yield from self._pass(round)
+        members = yield from closed(name, quorum)
+        if self._rule.grace and quorum < size:
+            window = self._window((yield from now()) - began)
+            members = yield from closed(name, size, ((window, quorum),))
+        round.closed = True
+        return tuple(sorted(members))
+
+    def _window(self, waited: float) -> float:
+        """How long this rank would wait for others: a part of what is left until what it offered is to land."""
+        slack = self._rule.overlap * self._pace - waited - self._travel
+        return min(self._rule.grace * max(slack, 0.0), NEVER)
+
+    def _average(self, part: Loop, offer: Offer | None, step: int) -> Program[list[Tensor] | None]:
+        """The weighted mean of all offers, through memory and exchange; those who offer nothing send zeros, and keep what they owe."""
+        if offer is not None:
+            offer.ready.precedes()  # this lane began long before
+        merge, rank, size = self._rule.merge, part.rank, part.size
+        weights, lengths = yield from self._tell(part, offer)
+        total = sum(weights)
+        means, drafts, peaks = list[Tensor](), list[Draft](), list[Tensor]()
+        for i, place in enumerate(part.places):
+            flat = place.empty()
+            if offer is not None and total:
+                flat = merge.given(offer.moved[i], place.layout).mul_(size * weights[rank] / total)
+            kept = Draft(place.states["memory"] if offer is not None else State())
+            carried = Draft(place.states["exchange"])
+            mean = yield from self._send(part, place, flat, kept, carried, step, offer is not None)
+            means.append(merge.made(mean, place.layout, lengths[i], total))
+            peaks.append(peak(means[-1]))
+            drafts += [kept, carried] if offer is not None else [carried]
+        if not total or not all(map(isfinite, ask(*peaks))):
+            return None
+        for draft in drafts:
+            draft.commit()
+        return means
+
+    def _send(
+        self, part: Loop, place: Place, flat: Tensor, kept: State, carried: State, step: int, measures: bool
+    ) -> Program[Tensor]:
+        def send(block: Block, context: Context) -> Program[Echo]:
+            echo = yield from place.exchange.average(block, carried, context)
+            if measures and part.measures(step):
+                part.measure(block, echo.add_sent)
+            return echo
+
+        return (yield from place.memory.around(Block(flat, place.layout), kept, send, part.context(step)))
+
+    def _tell(self, part: Loop, offer: Offer | None) -> Program[tuple[list[float], list[Tensor]]]:
+        """What every rank's offer weighs, and how long each of their tensors is on average, as far as the merge asks."""
+        device, size = part.places[0].device, part.size
+        mine = torch.zeros(size, dtype=torch.float64)
+        if offer is not None:
+            mine[part.rank] = offer.weight
+        moved = offer.moved if offer is not None else [None] * len(part.places)
+        lengths = [self._rule.merge.lengths(m, place) for m, place in zip(moved, part.places)]
+        weight = 0.0 if offer is None else offer.weight
+        told = yield from all_reduce(torch.cat([sent(mine, device), *(n.mul(weight) for n in lengths)]))
+        weights, *found = told.split([size, *(n.numel() for n in lengths)])
+        return ask(weights), found
+
+    def _fragment(self, round: Round) -> Fragment:
+        return self._fragments[(round.number - 1) % len(self._fragments)]
+
+    @property
+    def _waiting(self) -> Waiting:
+        assert self._now is not None, "the learner was never opened"
+        return self._now
+
+
+def _name(round: Round) -> str:
+    return f"round/{round.number}"
