@@ -242,15 +242,10 @@ def test_it_learns_though_one_rank_is_slow() -> None:
 
 def merged(merge: Merge, layout: Layout, *moved: Tensor) -> Tensor:
     weights = [1.0, 3.0, 2.0][: len(moved)]
-    lengths = [merge.lengths(m.clone(), _place(layout)) * w for m, w in zip(moved, weights)]
+    lengths = [merge.lengths(m, layout) * w for m, w in zip(moved, weights)]
     given = [merge.given(m.clone(), layout) * w for m, w in zip(moved, weights)]
     total = sum(weights)
-    return merge.made(torch.stack(given).sum(0) / total, layout, torch.stack(lengths).sum(0), total)
-
-
-class _place:
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    return merge.made(torch.stack(given).sum(0) / total, layout, torch.stack(lengths).sum(0) / total)
 
 
 def test_a_radial_mean_is_the_mean_of_directions_as_long_as_lengths_are() -> None:
@@ -268,7 +263,7 @@ def test_a_radial_mean_of_one_or_of_alike_is_the_mean_and_opposites_stand_still(
     a = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
     torch.testing.assert_close(merged(merge, layout, a), a)
     torch.testing.assert_close(merged(merge, layout, a, 2 * a), (a + 3 * 2 * a) / 4)
-    opposite = merge.made(torch.zeros(4, dtype=torch.float64), layout, torch.ones(1, dtype=torch.float64), 2.0)
+    opposite = merge.made(torch.zeros(4, dtype=torch.float64), layout, torch.ones(1, dtype=torch.float64))
     assert not opposite.any()
     assert not merged(merge, layout, torch.zeros(4, dtype=torch.float64)).any()
 

@@ -61,9 +61,10 @@ class Round:
 
 
 class Settled(NamedTuple):
-    """What a round's program returns: means the same on all ranks, None where they are not finite."""
+    """What a round's program returns: means the same on all ranks, and their peaks, which are still their device's."""
 
-    means: list[Tensor] | None
+    means: list[Tensor]
+    largest: Tensor
     members: tuple[int, ...]
     merged: bool  # this rank's offer is among them
     follows: "Waiting"
@@ -194,11 +195,11 @@ class Learner:
         return round.opened and not round.closed and self._fragment(round).steps >= self._rule.least
 
     def _answer(self) -> Program[None]:
-        """Offer how far this rank has come, and claim a ticket; not before its device has it."""
+        """Offer how far this rank has come, and claim a ticket."""
         round = self._waiting.round
         fragment = self._fragment(round)
         held = fragment.loop.parameters()
-        if not all_finite(held):
+        if not all_finite(held):  # which is known when the device has come so far: it is for devices to say who is first
             fragment.forget()
             self._since, self._due = 0, self._steps
             self._loop.give_up()
@@ -209,7 +210,6 @@ class Learner:
         self._sent = fragment.steps, fragment.tokens
         if fragment.steps:
             round.offer = Offer(self._moved(fragment, held), self._rule.weigh(*self._sent), Moment(held[0].device))
-            round.offer.ready.wait()
         yield from claim(_name(round))
 
     def _moved(self, fragment: Fragment, held: Sequence[Tensor]) -> list[Tensor]:
@@ -247,19 +247,19 @@ class Learner:
         settled = yield from join(handle)
         self._now = settled.follows
         fragment, (sent, self._sent) = self._fragment(round), (self._sent, None)
-        before = [s["anchor"] for s in fragment.loop.states]
-        for place, mean in zip(fragment.loop.places, settled.means or []):
+        before, fine = [s["anchor"] for s in fragment.loop.states], all(map(isfinite, ask(settled.largest)))
+        for place, mean in zip(fragment.loop.places, settled.means if fine else []):
             self._rule.outer.take(place, mean, 1.0)
-        if settled.means is not None:
+        if fine:
             self._loop.accept(settled.members)
-        if settled.merged and settled.means is None:
+        if settled.merged and not fine:
             fragment.forget()
             self._loop.give_up()
         elif settled.merged and sent is not None:
             fragment.merged += sent[0]
             fragment.steps, fragment.tokens = fragment.steps - sent[0], fragment.tokens - sent[1]
             fragment.landing = "progress"
-        elif settled.means is not None:
+        elif fine:
             self._is_late(fragment, before)
         if self._due is None:
             self._since, self._due = 0, self._steps
@@ -318,10 +318,10 @@ class Learner:
         members = yield from self._close(round)
         offer = round.offer if self._loop.rank in members else None
         began = yield from now()
-        means = yield from self._average(self._fragment(round).loop, offer, round.number * self._rule.slot)
+        means, largest = yield from self._average(self._fragment(round).loop, offer, round.number * self._rule.slot)
         self._travel = (yield from now()) - began
         follows = yield from self._wait(round.number + 1)
-        return Settled(means, members, offer is not None, follows)
+        return Settled(means, largest, members, offer is not None, follows)
 
     def _close(self, round: Round) -> Program[tuple[int, ...]]:
         """Who has answered, in rank order: the first of them, and those who come while there is time."""
@@ -343,29 +343,30 @@ class Learner:
         slack = self._rule.overlap * self._pace - waited - self._travel
         return min(self._rule.grace * max(slack, 0.0), NEVER)
 
-    def _average(self, part: Loop, offer: Offer | None, step: int) -> Program[list[Tensor] | None]:
-        """The weighted mean of all offers, through memory and exchange; those who offer nothing send zeros, and keep what they owe."""
+    def _average(self, part: Loop, offer: Offer | None, step: int) -> Program[tuple[list[Tensor], Tensor]]:
+        """The weighted mean of all offers, through memory and exchange, and its peaks; those who offer nothing send zeros, and
+        keep what they owe. The host asks the device nothing here.
+        """
         if offer is not None:
             offer.ready.precedes()  # this lane began long before
-        merge, rank, size = self._rule.merge, part.rank, part.size
         weights, lengths = yield from self._tell(part, offer)
-        total = sum(weights)
+        total, merge = weights.sum(), self._rule.merge
+        share = weights[part.rank].mul(part.size).div(total)
         means, drafts, peaks = list[Tensor](), list[Draft](), list[Tensor]()
         for i, place in enumerate(part.places):
             flat = place.empty()
-            if offer is not None and total:
-                flat = merge.given(offer.moved[i], place.layout).mul_(size * weights[rank] / total)
+            if offer is not None:
+                flat = merge.given(offer.moved[i], place.layout).mul_(share.to(flat.dtype))
             kept = Draft(place.states["memory"] if offer is not None else State())
             carried = Draft(place.states["exchange"])
             mean = yield from self._send(part, place, flat, kept, carried, step, offer is not None)
-            means.append(merge.made(mean, place.layout, lengths[i], total))
-            peaks.append(peak(means[-1]))
+            means.append(merge.made(mean, place.layout, lengths[i].div(total)))
+            peaks.append(peak(means[-1]).double().view(1))
             drafts += [kept, carried] if offer is not None else [carried]
-        if not total or not all(map(isfinite, ask(*peaks))):
-            return None
+        largest = torch.cat(peaks)
         for draft in drafts:
-            draft.commit()
-        return means
+            draft.commit_if(largest.isfinite().all())
+        return means, largest
 
     def _send(
         self, part: Loop, place: Place, flat: Tensor, kept: State, carried: State, step: int, measures: bool
@@ -378,18 +379,16 @@ class Learner:
 
         return (yield from place.memory.around(Block(flat, place.layout), kept, send, part.context(step)))
 
-    def _tell(self, part: Loop, offer: Offer | None) -> Program[tuple[list[float], list[Tensor]]]:
-        """What every rank's offer weighs, and how long each of their tensors is on average, as far as the merge asks."""
+    def _tell(self, part: Loop, offer: Offer | None) -> Program[tuple[Tensor, list[Tensor]]]:
+        """What every rank's offer weighs, and the weighted sum of how long each tensor is, as far as the merge asks."""
         device, size = part.places[0].device, part.size
-        mine = torch.zeros(size, dtype=torch.float64)
-        if offer is not None:
-            mine[part.rank] = offer.weight
-        moved = offer.moved if offer is not None else [None] * len(part.places)
-        lengths = [self._rule.merge.lengths(m, place) for m, place in zip(moved, part.places)]
-        weight = 0.0 if offer is None else offer.weight
+        mine, weight = torch.zeros(size, dtype=torch.float64), 0.0 if offer is None else offer.weight
+        mine[part.rank] = weight
+        moved = offer.moved if offer is not None else [place.empty() for place in part.places]
+        lengths = [self._rule.merge.lengths(m, place.layout) for m, place in zip(moved, part.places)]
         told = yield from all_reduce(torch.cat([sent(mine, device), *(n.mul(weight) for n in lengths)]))
         weights, *found = told.split([size, *(n.numel() for n in lengths)])
-        return ask(weights), found
+        return weights, found
 
     def _fragment(self, round: Round) -> Fragment:
         return self._fragments[(round.number - 1) % len(self._fragments)]
