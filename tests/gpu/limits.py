@@ -44,7 +44,7 @@ KEPT = {
     "diloco": 12,  # anchor, velocity
     "streaming_diloco": 16,  # anchor, velocity, message
     "eager_diloco": 28,  # anchor, velocity, agreed, pace, own, message
-    "decoupled_diloco": 20,  # anchor, velocity, start, message
+    "decoupled_diloco": 24,  # anchor, velocity, start, message, and what the next one is made of
     "sparse_loco": 12,  # anchor, residual
     "lookahead": 8,  # anchor
     "minibatch": 4,

@@ -199,7 +199,9 @@ class Learner:
         round = self._waiting.round
         fragment = self._fragment(round)
         held = fragment.loop.parameters()
-        if not all_finite(held):  # which is known when the device has come so far: it is for devices to say who is first
+        if not all_finite(
+            held
+        ):  # which is known when the device has come so far: it is for devices to say who is first
             fragment.forget()
             self._since, self._due = 0, self._steps
             self._loop.give_up()

@@ -49,7 +49,8 @@ class QuorumRounds(Schedule):
     Not for: runs that must repeat themselves to the bit: who answers in time depends on time, but in the simulator. Nor
     dead processes: a rank that is gone is an error, as everywhere.
 
-    Wire: the exchange's bytes once per `every` steps from every rank (late ones send zeros), and 8 a rank and round.
+    Wire: the exchange's bytes once per `every` steps from every rank (late ones send zeros), and 8 a rank and round; by way
+    of the host and gloo, under NCCL too.
 
     >>> QuorumRounds(every=100, quorum=3)
     quorum_rounds(100, quorum=3)
@@ -58,6 +59,8 @@ class QuorumRounds(Schedule):
     """
 
     lane: ClassVar[str] = "quorum"
+    serves: ClassVar[bool] = True
+    """Ranks that rest ask one another while rounds of others travel, in no fixed order: NCCL would wait for ever."""
 
     every: Annotated[int, Choice(4, 8, 12, 24, 48)]
     quorum: int = 1
