@@ -32,18 +32,18 @@ $(VENV)/.installed: pyproject.toml requirements-dev.txt
 	@touch $@
 
 demo: $(VENV)/.installed .network-tools
-	@echo "Eight recipes train in turns, on four hosts with links of 200 Mbit/s, until they are as good as DDP. That takes minutes."
+	@echo "Seven recipes train in turns, on four hosts with links of 200 Mbit/s, until they are as good as DDP. That takes minutes."
 	$(BIN)/gossamer compare ddp bf16 qsgd "terngrad(last='qsgd')" topk powersgd 'scatter(qsgd()) + local_sgd(8)' --hosts 4 --rate 200mbit --steps 50 --out runs/demo
 
-# Kinds of tests (see tests/conftest.py), two at a time: who is through with one takes the next. The longest come first; what
-# the others say comes when they are through.
+# Kinds of tests (see tests/conftest.py), three at a time, also on two cores: all but one of them wait now and then. Who is
+# through with one takes the next. The longest come first; what the others say comes when they are through.
 LANES := processes computes crews judges types
 
 test: $(VENV)/.installed .network-tools
 	$(BIN)/ruff check -q src tests benchmarks campaigns examples
 	$(BIN)/ruff format -q --check src tests benchmarks campaigns examples
 	$(BIN)/lint-imports --no-cache
-	@$(MAKE) --no-print-directory -k -j2 $(LANES:%=lane-%)
+	@$(MAKE) --no-print-directory -k -j3 $(LANES:%=lane-%)
 
 lane-processes:
 	@$(BIN)/python -m pytest -m "processes and not slow"

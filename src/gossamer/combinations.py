@@ -10,7 +10,7 @@ from typing import Any
 from gossamer import codecs
 from gossamer.controllers import Fixed
 from gossamer.core.contracts import Codec, Controller, Exchange, LinearCodec, Memory, Update
-from gossamer.core.parts import require
+from gossamer.core.errors import RecipeError
 from gossamer.core.schedule import Schedule
 from gossamer.core.terms import Party, Term, agree, those
 
@@ -45,14 +45,15 @@ def check(recipe: Any) -> None:
 
 def _check_kinds(recipe: Any) -> None:
     for value, kind in (recipe.memory, Memory), (recipe.schedule, Schedule), (recipe.controller, Controller):
-        require(isinstance(value, kind), f"{value!r} is no {kind.kind}")
-    require(recipe.update is None or isinstance(recipe.update, Update), f"{recipe.update!r} is no update")
+        if not isinstance(value, kind):
+            raise RecipeError(f"{value!r} is no {kind.kind}")
+    if not isinstance(recipe.update, Update | None):
+        raise RecipeError(f"{recipe.update!r} is no update")
     exchange = recipe.exchange
-    require(
-        isinstance(exchange, Exchange),
-        f"{exchange!r} is no exchange; "
-        + (f"put it in one: {composed(exchange)}" if isinstance(exchange, Codec | LinearCodec) else "name one first"),
-    )
+    if not isinstance(exchange, Exchange):
+        bare = isinstance(exchange, Codec | LinearCodec)
+        hint = f"put it in one: {composed(exchange)}" if bare else "name one first"
+        raise RecipeError(f"{exchange!r} is no exchange; {hint}")
 
 
 def ways(recipe: Any) -> Iterator[Way]:

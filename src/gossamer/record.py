@@ -68,6 +68,8 @@ class Run:
     skipped_steps: int = 0
     dropped_rounds: int = 0
     spoilt: dict[str, int] = field(default_factory=dict)
+    # How many steps old models were when they landed on rank 0, and how often, by number; where that is a matter of time.
+    staleness: dict[str, int] = field(default_factory=dict)
     # Means over ranks, known at the end of a run. None where it was cut off, or where there is nothing to count with.
     logical_bytes: int | None = None  # handed to the backend
     wire_bytes: int | None = None  # crossing one host's link, by the ledger or a formula

@@ -91,6 +91,7 @@ def train(
     ledger = Ledger(per_node=ranks[0].worker.origin.ranks_per_node)
     for replica in ranks:
         replica.worker.on_decision, replica.worker.on_drop = ledger.decide, ledger.drop
+        replica.worker.on_age = ledger.age
     programs = [listen(r.worker.rank, _run(r, backward, steps, seconds)) for r in ranks]
     outcome = simulate(programs, network, ledger)
     for replica, clock in zip(ranks, outcome.clocks, strict=True):

@@ -34,7 +34,7 @@ def test_a_rank_that_fails_ends_the_run_on_all_and_the_report_has_its_last_words
         (("--script", "train.py", "qsgd"), "train.py cannot be read: No such file or directory"),
         (("--script", "broken.py", "qsgd"), "broken.py is no Python that runs: line 1"),
         (("--script", PLAIN, "ddp-powersgd"), "beside a script there are 'ddp' and 'compute'"),
-        (("--script", PLAIN, "qsgd", "--steps", "5"), "--steps says nothing to a script: the script knows"),
+        (("qsgd", "--cwd", "there"), "--cwd is where a script runs, and there is no --script"),
         (("--script", PLAIN, "qsgd", "--workload", "lm"), "--workload says nothing to a script"),
         (("--script", PLAIN, "qsgt"), "there is no recipe 'qsgt'"),
         (("--script", str(PROGRAMS / "hooked.py"), "slowmo"), "slowmo beside DistributedDataParallel: "),

@@ -45,8 +45,17 @@ def test_globally_the_largest_of_all_parameters_are_kept() -> None:
     assert each.nonzero().view(-1).tolist() == [0, 1, 2, 17, 18, 19]
 
 
+def test_of_a_block_the_largest_are_kept_and_a_model_may_have_several() -> None:
+    x = Block.of({"small": torch.full((10,), 0.1), "large": torch.arange(1.0, 11.0)})
+    codec = TopK(0.25, scope="block")
+    assert torch.equal(roundtrip(codec, x), roundtrip(TopK(0.25, scope="global"), x))
+    halves = torch.cat([roundtrip(codec, chunk) for chunk in x.chunks(2)])  # as a model of two buckets is cut
+    assert halves.nonzero().view(-1).tolist() == [0, 1, 2, 17, 18, 19]
+    assert not codec.whole and TopK(scope="global").whole
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("scope", ["tensor", "global"])
+@pytest.mark.parametrize("scope", ["tensor", "block", "global"])
 @pytest.mark.parametrize("ratio", [0.01, 0.1, 0.9, 1.0])
 def test_both_index_codes_mean_the_same(shape: str, scope, ratio: float) -> None:
     x = block(shape)

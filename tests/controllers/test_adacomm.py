@@ -62,7 +62,7 @@ def test_losses_that_differ_by_rank_make_one_length_and_rounds_end_where_it_says
     assert ends == [8, 16, 20, 24]
 
 
-def untold(rank: int, size: int, tells: bool) -> str:
+def telling(rank: int, size: int, how: str) -> str:
     with attached(DENSE + "local_sgd(2) + adacomm(2)") as (model, optimizer, comm):
         try:
             for step in range(1, 5):
@@ -70,9 +70,13 @@ def untold(rank: int, size: int, tells: bool) -> str:
                 optimizer.zero_grad()
                 loss = (model(x) - y).square().mean()
                 loss.backward()
-                if tells:
+                if how == "before":
+                    comm.log(loss=loss)
+                if how == "the older word":
                     comm.loss(loss)
                 optimizer.step()
+                if how == "after":
+                    comm.log(loss=loss)
         except GossamerError as error:
             return str(error)
         return str(comm.recipe.schedule)
@@ -80,8 +84,13 @@ def untold(rank: int, size: int, tells: bool) -> str:
 
 @pytest.mark.gang
 def test_a_loop_that_does_not_tell_the_loss_is_told_so(gang2: Gang) -> None:
-    assert all("call comm.loss(loss)" in text for text in gang2.run(untold, False))
-    first, second = gang2.run(untold, True)
+    assert all("call comm.log(loss=loss)" in text for text in gang2.run(telling, "not at all"))
+
+
+@pytest.mark.gang
+@pytest.mark.parametrize("how", ["before", "after", "the older word"])
+def test_the_loss_is_told_by_log_before_a_step_or_after_it(gang2: Gang, how: str) -> None:
+    first, second = gang2.run(telling, how)
     assert first == second
     assert first.startswith("local_sgd(")
 

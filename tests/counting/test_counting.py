@@ -97,7 +97,8 @@ def test_wires_whose_length_depends_on_the_data_are_written(exchange: Gather | S
 @pytest.mark.parametrize("size", [2, 5, 16])
 def test_any_number_of_ranks(size: int) -> None:
     assert bytes_per_step("allreduce", SHAPES, size) == 2 * (size - 1) * 4 * 92 // size
-    assert bytes_per_step("topk", SHAPES, size) == (size - 1) * 8 * (1 + 1 + 1)
+    assert bytes_per_step("topk", SHAPES, size) == (size - 1) * 8
+    assert bytes_per_step("topk(scope='tensor')", SHAPES, size) == (size - 1) * 8 * (1 + 1 + 1)
     assert bytes_per_step("sgp", SHAPES, size) == 4 * 92 + 4
 
 

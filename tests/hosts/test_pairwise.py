@@ -40,7 +40,15 @@ def at_their_own_pace(rank: int, size: int, recipe: str, slow: int) -> dict[str,
         optimizer.step()
         comm.check_sync()
         comm.finish()
-        return {"agreed": agreed, "own": own, "end": flat(model), "steps": steps, "sent": comm.ledger.sent}
+        ages = comm.staleness, comm.metrics().get("staleness"), [a.age for a in comm.ledger.ages]
+        return {
+            "agreed": agreed,
+            "own": own,
+            "end": flat(model),
+            "steps": steps,
+            "sent": comm.ledger.sent,
+            "ages": ages,
+        }
 
 
 def plain(rank: int, size: int, steps: int) -> Tensor:
@@ -63,6 +71,10 @@ def test_a_run_ends_with_the_mean_of_all_models_and_nobody_waits(gang4: Gang, re
         torch.testing.assert_close(outcome["agreed"], exact, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(outcome["end"], after, rtol=1e-5, atol=1e-5)
         assert outcome["sent"] > 0
+    for rank, (by_age, mean, each) in enumerate(outcome["ages"] for outcome in outcomes):
+        assert bool(by_age) == (rank % 2 == 0)  # of those who ask
+        assert sum(by_age.values()) == len(each)
+        assert not each or (min(each) >= 1 and mean == pytest.approx(sum(each) / len(each)))
     assert not same(outcomes[0]["own"], outcomes[1]["own"])
 
 

@@ -57,6 +57,7 @@ RECIPES = [
     "topk(ratio=0.2) + overlap_local_sgd(3)" + SMALL,
     "scatter(qsgd(bits=4, bucket=16)) + post_local(2, cocod(2))" + SMALL,
     "topk(ratio=0.2) + streaming(3, 3, 2)" + SMALL,
+    "topk(ratio=0.1) + delayed()" + SMALL,
     "allreduce + slowmo(3, inner=gossip(overlap=True))",
     "osgp(every=2)" + SMALL,
     "accordion(epoch=2, mild=3, harsh=1, interval=1, threshold=0.1)" + SMALL,

@@ -27,6 +27,7 @@ OURS = [  # every sum is made by us, in rank order: no bit may differ
     "gather(topk(ratio=0.2, index='rice')) + error_feedback()" + SMALL,
     "gather(dropping(ratio=0.1, warmup=4)) + error_feedback()" + SMALL,
     "gtopk(ratio=0.1)" + SMALL,
+    "onebit_sgd + delayed()" + SMALL,
     "gather(topk(ratio=0.2)) + ef21(eta=1.0)" + SMALL,
     "gather(adacomp(16)) + error_feedback() + rule('ndim < 2', gather(strom(0.1)), error_feedback())",
     "gather(atomo(svd(head=2), atoms=1))" + SMALL,

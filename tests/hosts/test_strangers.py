@@ -32,7 +32,7 @@ def wrapped(rank: int, size: int, how: str) -> str:
 @pytest.mark.parametrize("how", ["before", "after"])
 def test_a_model_that_ddp_averages_too_is_an_error(gang2: Gang, how: str) -> None:
     for said in gang2.run(wrapped, how):
-        assert "take it out of DDP (train the plain model), or register the DDP model itself" in said
+        assert "attach the DDP model itself, gossamer.attach(ddp_model, optimizer, recipe), or register it" in said
 
 
 def taken_out(rank: int, size: int) -> Tensor:

@@ -114,6 +114,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "ternary": ("ternary(clip=0.0)", "ternary(levels=7)", "ternary(clip=0.0, levels=127)"),
     "topk": (
         "topk(ratio=0.3)",
+        "topk(ratio=0.3, scope='block')",
         "topk(ratio=1.0)",
         "topk(ratio=0.3, scope='global')",
         "topk(ratio=0.3, index='rice')",

@@ -10,7 +10,7 @@ STEPS = 7
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("recipe", fleet.SETTLING)
+@pytest.mark.parametrize("recipe", fleet.each(fleet.SETTLING))
 def test_synchronous_replicas_are_bit_equal_after_every_step(recipe: str, size: int) -> None:
     ranks = make(recipe, size)
     start = parameters(ranks)[0]

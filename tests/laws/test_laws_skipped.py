@@ -38,7 +38,7 @@ def known(replica: Replica) -> dict[str, Any]:
     return remembered(worker, *ROLES) | {f"control/{k}": t.clone() for k, t in worker.steering.state.items()}
 
 
-@pytest.mark.parametrize("recipe", fleet.SETTLING)
+@pytest.mark.parametrize("recipe", fleet.each(fleet.PROMPT))
 def test_a_step_that_is_left_out_late_leaves_no_trace(recipe: str) -> None:
     ranks = make(recipe, SIZE)
     simulate([steps(r, 3, taken=True) for r in ranks])

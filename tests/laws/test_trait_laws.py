@@ -296,6 +296,17 @@ def agrees_on_what_an_update_made_of_own_gradients(schedule: Schedule) -> None:
     assert set(equal) == {True, False}
 
 
+@law("lags")
+def takes_the_mean_of_the_step_before(schedule: Schedule) -> None:
+    late, plain = (make(f"allreduce(fp32()) + {s}", 2, optimizer=sgd(momentum=0.0)) for s in (schedule, "every_step()"))
+    before = parameters(late)
+    train(late, pull, 1)
+    assert bit_equal([*before, *parameters(late)])
+    train(late, pull, 1)
+    train(plain, pull, 1)
+    assert bit_equal([*parameters(plain), *parameters(late)])
+
+
 @law("waits for few")
 def goes_on_without_the_latest(schedule: Schedule) -> None:
     ranks = make(f"allreduce(fp32()) + {schedule}", 3)

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 import pytest
 import torch
 from tests.gang import Gang
 from tests.hosts.loops import same
-from tests.others.both import SYNCHRONOUS, attach, both, close, ours, randint, said, settled
+from tests.others.both import SYNCHRONOUS, attach, both, close, ours, randint, settled
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -65,9 +64,7 @@ def get_batch(ranks: Sequence[int], number: int) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def nanogpt(
-    ranks: Sequence[int], recipe: str | None, one_line: bool = True, iterations: int = ITERATIONS
-) -> list[nn.Module]:
+def nanogpt(ranks: Sequence[int], recipe: str | None, iterations: int = ITERATIONS) -> list[nn.Module]:
     model = GPT()
     optimizer = model.configure_optimizers()
     scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -77,19 +74,16 @@ def nanogpt(
         for group in optimizer.param_groups:
             group["lr"] = 1e-2 * (0.1 + 0.45 * (1 + math.cos(math.pi * iteration / iterations)))
         for micro_step in range(MICRO):
-            last = micro_step == MICRO - 1
-            model.require_backward_grad_sync = last  # as train.py has it; a plain model does not care
-            with nullcontext() if last or not one_line else comm.no_sync():
-                _, loss = model(*get_batch(ranks, number))
-                scaler.scale(loss / MICRO).backward()
+            model.require_backward_grad_sync = micro_step == MICRO - 1  # as train.py has it, in place of no_sync()
+            _, loss = model(*get_batch(ranks, number))
+            scaler.scale(loss / MICRO).backward()
             number += 1
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
-    if one_line:
-        settled(comm, iterations)
+    settled(comm, iterations)
     comm.detach()
     return [model]
 
@@ -104,13 +98,3 @@ def test_nanogpt_ends_with_equal_models_under_other_recipes(gang2: Gang, recipe:
     (first,), (second,) = gang2.run(ours, nanogpt, recipe)
     assert same(first, second)
     assert first.isfinite().all()
-
-
-def unchanged(rank: int, size: int) -> list[str]:
-    return said(lambda: nanogpt([rank], "allreduce", False, 2))
-
-
-def test_nanogpt_without_the_line_is_told_of_it_once(gang2: Gang) -> None:
-    for warned in gang2.run(unchanged):
-        assert len(warned) == 1
-        assert "comm.no_sync()" in warned[0]

@@ -118,32 +118,36 @@ def test_accelerate_ends_with_equal_models_under_other_recipes(gang2: Gang, reci
     assert same(first, second)
 
 
-def hooked(rank: int, size: int) -> Tensor:
-    """DDP stays, with the recipe in it, and accumulates as ever."""
+def in_its_ddp(rank: int, size: int, recipe: str, how: str) -> Tensor:
+    """DDP stays, with the recipe in it or in its place, and accumulates as ever."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=MICRO)
     model = Regressor()
     loader = torch.utils.data.DataLoader(Rows(), batch_size=BATCH)
     ddp_model, optimizer, loader = accelerator.prepare(model, optimizer_of(model), loader)
-    hook = gossamer.ddp.register(ddp_model, "allreduce", seed=SEED, deadline=DEADLINE)
+    if how == "hook":
+        comm = gossamer.ddp.register(ddp_model, recipe, seed=SEED, deadline=DEADLINE)
+    else:
+        comm = gossamer.attach(ddp_model, optimizer.optimizer, recipe, seed=SEED, deadline=DEADLINE)
     try:
         for batch in [*loader, *loader]:
             with accelerator.accumulate(ddp_model):
                 accelerator.backward(ddp_model(**batch)["loss"])
                 optimizer.step()
                 optimizer.zero_grad()
-        assert hook.step == 4
-        hook.check_sync()
+        assert comm.step == 4
+        comm.check_sync()
         return flat(model)
     finally:
-        hook.close()
+        comm.close() if isinstance(comm, gossamer.ddp.Hook) else comm.detach()
         forget()
 
 
 @accelerate
-def test_accelerate_with_its_ddp_and_a_hook_is_the_same(gang2: Gang) -> None:
-    for together in gang2.run(hooked):
+@pytest.mark.parametrize("how", ["hook", "attach"])
+def test_accelerate_wrapped_in_its_ddp_is_the_same(gang2: Gang, how: str) -> None:
+    for together in gang2.run(in_its_ddp, "allreduce", how):
         close([together], [alone(2)])
 
 
@@ -246,4 +250,4 @@ def twice_averaged(rank: int, size: int, recipe: str, folder: str) -> str:
 @pytest.mark.parametrize("recipe", ["topk(ratio=0.3)", "local_sgd(2)"])
 def test_trainer_whose_callback_forgets_its_ddp_is_refused(gang2: Gang, recipe: str, tmp_path: Path) -> None:
     for text in gang2.run(twice_averaged, recipe, str(tmp_path)):
-        assert "out of DDP" in text
+        assert "attach the DDP model itself" in text

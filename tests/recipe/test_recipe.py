@@ -95,7 +95,7 @@ def test_any_parameter_name_survives_text_and_toml(name: str) -> None:
 def test_a_toml_file_shows_only_what_differs_from_the_default() -> None:
     assert Recipe.of("allreduce").to_toml() == "exchange = 'allreduce(fp32())'\n"
     assert Recipe.of("topk + slowmo(8) + bucket(2.0)").to_toml().splitlines() == [
-        "exchange = 'gather(topk())'",
+        "exchange = \"gather(topk(scope='block'))\"",
         "memory = 'error_feedback()'",
         "schedule = 'slowmo(8)'",
         "bucket = 'bucket(2.0)'",
@@ -186,7 +186,7 @@ def test_a_preset_is_read_by_name_and_by_call(name: str) -> None:
         ("gather(qsgd()) + diana(momentum=0.5)", Recipe(Gather(QSGD()), DIANA(momentum=0.5))),
         ("qsgd + diana()", Recipe(Scatter(QSGD()), DIANA())),
         ("diana + local_sgd(8)", replace(recipes.diana(), schedule=recipes.local_sgd(8).schedule)),
-        ("topk + none(allow_biased=True)", Recipe(Gather(TopK()), NoMemory(allow_biased=True))),
+        ("topk + none(allow_biased=True)", Recipe(Gather(TopK(scope="block")), NoMemory(allow_biased=True))),
         ("slowmo(8, beta=0.5)", recipes.slowmo(8, 0.5)),
         ("accordion(100)", recipes.accordion(epoch=100)),
     ],

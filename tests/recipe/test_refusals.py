@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     # controllers' levels are checked like the exchange
     "gather(topk()) + accordion(gather(topk()), gather(topk(ratio=0.1)), 2)": ("is biased", "error_feedback()"),
     "scatter(qsgd()) + accordion(scatter(qsgd(bits=8)), scatter(qsgd(bits=2)), 2)": ("starts with its mild", "write"),
-    "topk + accordion(gather(topk()), gather(ternary()), 2)": ("can diverge", "drop it"),
+    "gather(topk()) + error_feedback() + accordion(gather(topk()), gather(ternary()), 2)": ("can diverge", "drop it"),
     # where a preset and a part share a name, the one that was meant refuses
     "diana(bits=9)": ("qsgd: bits must be between 1 and 8", "bf16"),
     "diana(bits='x')": ("diana: bits must be a whole number", "got 'x'"),

@@ -241,6 +241,16 @@ def test_steps_are_counted_by_their_numbers_not_by_rows() -> None:
     assert study_of(record([gaps])).rows[0].wire_step == 10.0
 
 
+def test_how_old_models_were_is_in_the_table_and_on_the_page() -> None:
+    late = run("pairs", (1, 2.0))
+    late.staleness = {"1": 3, "2": 1}
+    told = record([run("ddp", (1, 2.0)), late])
+    said = "pairs: models were 1.2 steps old when they landed, 2 at most."
+    assert said in write_markdown(told)
+    assert said in render(told)
+    assert "steps old" not in render(record([run("ddp", (1, 2.0))]))
+
+
 def test_what_was_spoilt_is_in_the_table_and_on_the_page() -> None:
     spoilt = run("qsgd", (1, 2.0))
     spoilt.skipped_steps, spoilt.dropped_rounds, spoilt.spoilt = 1, 1, {"0": 1, "1": 2}

@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import json
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -22,21 +24,24 @@ pytestmark = pytest.mark.gang
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-def said(rank: int, size: int, script: str, arguments: list[str], recipe: str) -> tuple[int, list[str]]:
+def said(rank: int, size: int, orders: str) -> tuple[int, list[str]]:
     """What one rank says, which has no process of its own here."""
-    heard, argv, path = io.StringIO(), sys.argv, list(sys.path)
+    heard, argv, path, folder = io.StringIO(), sys.argv, list(sys.path), Path.cwd()
     with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard):
-        code = run_script(Orders(str(PROGRAMS / script), arguments, recipe, 60.0))
+        code = run_script(Orders(**json.loads(orders)))
+    os.chdir(folder)
     sys.argv, sys.path[:] = argv, path
     return code, heard.getvalue().splitlines()
 
 
-def compare(gang: Gang, script: str, arguments: list[str], *recipes: str) -> tuple[Record, int]:
-    plan = ScriptPlan(str(PROGRAMS / script), arguments, {r: r for r in recipes})
+def compare(
+    gang: Gang, script: str, arguments: list[str], *recipes: str, steps: int = 0, folder: str = ""
+) -> tuple[Record, int]:
+    plan = ScriptPlan(str(PROGRAMS / script), arguments, {r: r for r in recipes}, 60.0, steps=steps, folder=folder)
     trial = Trial(plan, 2, None, "gossamer compare --script", lambda event: None, None)
 
-    def run(kind: str, hearing: Hearing) -> None:
-        for rank, (code, lines) in enumerate(gang.run(said, script, arguments, kind)):
+    def run(hearing: Hearing) -> None:
+        for rank, (code, lines) in enumerate(gang.run(said, plan.command(hearing.run)[-1])):
             for line in lines:
                 hearing.line(rank, line)
             if code:
@@ -87,6 +92,34 @@ def test_held_out_quality_counts_where_a_script_tells_it_and_is_the_mean_over_ra
     record, _ = compare(gang2, "plain.py", ["judges"], "allreduce", "bf16")
     assert record.metric == "held-out loss"
     assert [(e.step, e.quality) for e in record.runs[1].evaluations] == [(4, 0.75), (8, 0.625)]
+
+
+def test_a_script_that_tells_nothing_is_compared_by_what_it_calls_backward_on(gang2: Gang) -> None:
+    told, _ = compare(gang2, "plain.py", [], "allreduce")
+    heard, code = compare(gang2, "plain.py", ["tells nothing"], "allreduce")
+    assert code == 0
+    assert [s.loss for s in heard.runs[0].steps] == [s.loss for s in told.runs[0].steps]
+    assert heard.metric == told.metric
+    assert "the script tells no loss: compared by what it calls backward() on" in heard.note
+    assert not told.note
+
+
+def test_a_script_that_never_stops_ends_after_the_steps_asked_for(gang2: Gang) -> None:
+    short, code = compare(gang2, "plain.py", ["never stops"], "allreduce", steps=8)
+    whole, _ = compare(gang2, "plain.py", [], "allreduce")
+    assert code == 0
+    assert [s.step for s in short.runs[0].steps] == list(range(1, 9))
+    assert short.runs[0].wire_bytes == whole.runs[0].wire_bytes
+
+
+def test_recipes_do_not_go_on_where_another_ended(gang2: Gang, tmp_path: Path) -> None:
+    record, code = compare(gang2, "plain.py", ["resumes"], "allreduce", "qsgd", folder=str(tmp_path))
+    assert (code, [r.status for r in record.runs]) == (1, ["ok", "failed"])
+    assert "plain.py loads snapshot.pt, which it saved under another recipe of this comparison" in record.runs[1].error
+    apart = compare(gang2, "plain.py", ["resumes"], "bf16", "qsgd(2)", folder=str(tmp_path / "{recipe}"))
+    assert apart[1] == 0
+    assert (tmp_path / "bf16" / "snapshot.pt").exists()
+    assert (tmp_path / "qsgd-2" / "snapshot.pt").exists()
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,9 @@ def test_all_recipes_are_tried_at_the_same_rates_and_more_trials_only_add() -> N
 
 
 def test_values_that_do_not_go_together_are_passed_over() -> None:
-    found = settings(searched("scatter(topk()) + error_feedback()"), 10, seed=0)  # of scopes, scatter takes one
+    found = settings(searched("scatter(topk()) + error_feedback()"), 10, seed=0)  # of scopes, scatter takes two
     assert len(found) == 10
-    assert {s.values.get("topk.scope", "tensor") for s in found} == {"tensor"}
+    assert {s.values.get("topk.scope", "tensor") for s in found} == {"tensor", "block"}
 
 
 def test_the_rate_is_part_of_the_recipe_where_it_can_be() -> None:

@@ -1,16 +1,22 @@
 """The recipes that stand before every law of training: some by hand, and every schedule and controller there is."""
 
 from collections.abc import Iterable
+from typing import Any
 
+import pytest
 from tests.laws.samples import carried, controlled, controllers, plainest, schedules, updated, updates
 
 from gossamer.core.parts import Part
 from gossamer.recipe import Recipe
 
 
-def few(part: Part, recipes: Iterable[Recipe]) -> list[Recipe]:
-    found = [*recipes]
+def few(part: Part, recipes: Iterable[Recipe]) -> list[str]:
+    found = [*map(repr, recipes)]
     return found if part == plainest(type(part)) else found[-1:]
+
+
+def joined(lists: Iterable[list[str]]) -> list[str]:
+    return [text for texts in lists for text in texts]
 
 
 SMALL = " + bucket(0.00002)"  # four channels even on a small model
@@ -108,20 +114,37 @@ GOSSIP = [  # replicas differ; only sums are kept
 
 # Whatever is registered, without anyone remembering; round about it the laws above ask for rounds of three steps.
 # Whatever goes with all is shown by the plainest of each; of its other settings one recipe is enough, a compressed one.
-EVERY_SCHEDULE = [repr(recipe) for schedule in schedules() for recipe in few(schedule, carried(schedule))]
-EVERY_CONTROLLER = [repr(recipe) for controller in controllers() for recipe in few(controller, controlled(controller))]
-EVERY_UPDATE = [repr(recipe) for update in updates() for recipe in updated(update)]
+WITH_SCHEDULE = [few(schedule, carried(schedule)) for schedule in schedules()]
+WITH_CONTROLLER = [few(controller, controlled(controller)) for controller in controllers()]
+WITH_UPDATE = [[*map(repr, updated(update))] for update in updates()]
+EVERY_SCHEDULE, EVERY_CONTROLLER, EVERY_UPDATE = map(joined, (WITH_SCHEDULE, WITH_CONTROLLER, WITH_UPDATE))
 
 ALL = list(
     dict.fromkeys(
         [*SYNCHRONOUS, *QUORUM, *OWN, *LOCAL, *OVERLAP, *GOSSIP, *EVERY_SCHEDULE, *EVERY_CONTROLLER, *EVERY_UPDATE]
     )
 )
+# What `make test` leaves to `make test-all`: a schedule or an update goes the way of the last it is seen with, which compresses
+# where it may; of what goes with a controller the first and the last are tried, a plain one and one that remembers.
+SHOWN = {texts[-1] for texts in (*WITH_SCHEDULE, *WITH_CONTROLLER, *WITH_UPDATE)} | {
+    texts[0] for texts in WITH_CONTROLLER
+}
+BY_HAND = {*SYNCHRONOUS, *QUORUM, *OWN, *LOCAL, *OVERLAP, *GOSSIP}
+
+
+def each(recipes: Iterable[str]) -> list[Any]:
+    """The recipes as a test's parameters."""
+    return [
+        pytest.param(r, marks=[] if r in SHOWN | BY_HAND or r not in ALL else pytest.mark.slow, id=r) for r in recipes
+    ]
+
+
 SETTLING = [
     r
     for r in ALL
     if r not in OWN and "waits for few" not in (s := Recipe.of(r).schedule).traits and s.averages_gradients
 ]  # equal after every step
+PROMPT = [r for r in SETTLING if "lags" not in Recipe.of(r).schedule.traits]  # and each takes its own gradients
 
 
 def smallest(recipe: str) -> int:

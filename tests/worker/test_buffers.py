@@ -113,7 +113,7 @@ def every() -> list[str]:
     return [r for r in all_of_them if not any(making in r for making in MAKING)]
 
 
-@pytest.mark.parametrize("recipe", every())
+@pytest.mark.parametrize("recipe", fleet.each(every()))
 def test_a_steady_step_makes_nothing_large(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert made(recipe, monkeypatch) == {}
 

@@ -32,7 +32,7 @@ def remembered(worker: Worker) -> Iterator[tuple[str, Tensor]]:
     yield from (("arrived", wire) for wires in worker.loop.arrived() for wire in wires)
 
 
-@pytest.mark.parametrize("recipe", fleet.ALL)
+@pytest.mark.parametrize("recipe", fleet.each(fleet.ALL))
 def test_a_checkpoint_that_was_loaded_to_the_host_goes_to_the_parameters_device(recipe: str) -> None:
     """`torch.load(map_location="cpu")`, or a folder. Numbers stay on the host, which asks for them at each step."""
     near = make(recipe, 3)
@@ -77,7 +77,7 @@ ASKS = (
 SILENT = [r for r in fleet.ALL if not any(word in r for word in ASKS)]
 
 
-@pytest.mark.parametrize("recipe", SILENT)
+@pytest.mark.parametrize("recipe", fleet.each(SILENT))
 def test_a_host_asks_the_device_once_a_step(recipe: str, questions: Callable[[], int]) -> None:
     """Whether all is finite; and the simulator, which has no scaler, once more for gradients that are not averaged.
 

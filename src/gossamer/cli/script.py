@@ -25,7 +25,6 @@ from gossamer.trial.yardsticks import YARDSTICKS
 # What belongs to workloads, and what a script says of these things itself.
 THEIRS = {
     "workload": "the script brings its own model and data",
-    "steps": "the script knows how many steps it takes",
     "patience": "a script cannot be told to train on",
     "shards": "the script deals out its data itself",
     "seed": "the script draws its own numbers",
@@ -47,11 +46,22 @@ class Asked:
     chunk: int
     deadline: float
     imports: list[str]
+    steps: int  # 0: until the script ends
+    folder: Path | None
     quiet: bool
     as_json: bool
 
 
-def refuse_arguments(ctx: typer.Context) -> None:
+def is_said(ctx: typer.Context, name: str) -> bool:
+    """Was it said on the command line, or is it what it is by default?"""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_arguments(ctx: typer.Context, folder: Path | None) -> None:
+    """What only a script has a use for."""
+    if folder:
+        raise InputError("--cwd is where a script runs, and there is no --script")
     if arguments(ctx):
         raise InputError(f"'-- {' '.join(arguments(ctx))}': words after -- are a script's, and there is no --script")
 
@@ -59,8 +69,7 @@ def refuse_arguments(ctx: typer.Context) -> None:
 def plan_of(ctx: typer.Context, asked: Asked) -> ScriptPlan:
     """Everything that can be said before anything is started."""
     for name, why in THEIRS.items():
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if is_said(ctx, name):
             raise InputError(f"--{name} says nothing to a script: {why}")
     script = asked.script.absolute()
     check_script(script)
@@ -81,6 +90,8 @@ def plan_of(ctx: typer.Context, asked: Asked) -> ScriptPlan:
         asked.chunk,
         asked.per_host,
         asked.imports,
+        asked.steps,
+        str(asked.folder.absolute()) if asked.folder else "",
     )
 
 

@@ -41,7 +41,7 @@ PerHost = Annotated[int, typer.Option(min=1, help="How many ranks on each host; 
 Rate = Annotated[
     str | None, typer.Option(help="Run in a lab: '200mbit', one rate per host '1gbit,100mbit', or 'unshaped'.")
 ]
-Workload = Annotated[str, typer.Option(help="What to train; see the documentation for the list.")]
+Workload = Annotated[str, typer.Option(help="What to train; 'gossamer workloads' lists them.")]
 Shards = Annotated[str, typer.Option(help="'iid', or what the workload groups by.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the record, the report and checkpoints.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only what went wrong.")]
@@ -112,11 +112,17 @@ def compare(
         Path | None,
         typer.Option("--script", help="Train by this script, once per recipe; its own arguments come after --."),
     ] = None,
+    cwd: Annotated[
+        Path | None,
+        typer.Option(help="Folder to run the script in, made if it is missing; 'out-{recipe}' is one for each recipe."),
+    ] = None,
     workload: Workload = "lm",
     hosts: Hosts = 4,
     per_host: PerHost = 1,
     rate: Rate = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of the first recipe, the baseline.")] = 100,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Steps of the first recipe, the baseline; a script ends after so many.")
+    ] = 100,
     chunk: Annotated[int, typer.Option(min=1, help="Steps of a turn, at least; an evaluation follows each.")] = 5,
     patience: Annotated[
         float, typer.Option(min=1.0, help="The others may take this many times the baseline's steps.")
@@ -136,13 +142,15 @@ def compare(
     """Train several recipes in turns on the same data, seed and network; the first is the baseline.
 
     The others train on until they reach the quality the baseline ended with. Prints a table and writes a report.
-    A --script runs as torchrun would run it: it calls gossamer.attach(model, optimizer) or gossamer.ddp.register(model)
-    without a recipe, and comm.log(loss=loss).
+    A --script runs as torchrun would run it, with one line of ours: gossamer.attach(model, optimizer), without a recipe.
+    In its arguments {recipe} becomes the recipe's name: -- --out_dir=out-{recipe}.
     """
     if own is not None:
-        asked = script.Asked(own, _named(recipes), hosts, per_host, rate, chunk, deadline, brought(), quiet, as_json)
+        limit = steps if script.is_said(ctx, "steps") else 0
+        names, mine = _named(recipes), brought()
+        asked = script.Asked(own, names, hosts, per_host, rate, chunk, deadline, mine, limit, cwd, quiet, as_json)
         _run_script(script.plan_of(ctx, asked), asked, out, force)
-    script.refuse_arguments(ctx)
+    script.refuse_arguments(ctx, cwd)
     if _is_a_rank():
         raise InputError("compare starts its own ranks, and here a launcher has started some: run it once, without one")
     names = _named(recipes)
@@ -314,6 +322,8 @@ def summary(record: Record) -> None:
     for row in study.rows:
         if row.spoilt:
             out.print(f"{row.run.name}: {row.spoilt}", markup=False)
+        if row.stale:
+            out.print(f"{row.run.name}: {row.stale}", markup=False)
     if any(row.nic_off for row in study.rows):
         out.print(f"! the interface counted {TOLERANCE:.0%} more or less than we did", style="dim", markup=False)
     if record.note:

@@ -30,7 +30,7 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 def tune(
     recipes: Annotated[list[str], typer.Argument(help="Presets, expressions or TOML files; 'ddp' is always included.")],
-    workload: Annotated[str, typer.Option(help="What to train; see the documentation for the list.")] = "lm",
+    workload: Annotated[str, typer.Option(help="What to train; 'gossamer workloads' lists them.")] = "lm",
     trials: Annotated[int, typer.Option(min=1, help="Trials of each recipe; the first is the recipe as it is.")] = 8,
     knob: Annotated[
         list[str] | None,

@@ -20,9 +20,12 @@ from gossamer.core.wire import expect, pack, take
 @final
 @part("topk")
 class TopK(Codec):
-    """Keep the k largest magnitudes, of every tensor or of the whole gradient; the rest is for the memory to keep.
+    """Keep the k largest magnitudes of every tensor, or of more together; the rest is for the memory to keep.
 
     k = ceil(ratio n). Ties go to the lowest index. Biased: |x - C(x)|^2 <= (1 - k/n) |x|^2, so error feedback is needed.
+    n are the elements of a tensor, of a "block" (what travels as one message, so it depends on the bucket and on the number of
+    chunks), or of the model ("global": then it is one block). Tensors of a Transformer differ much in how large their
+    gradients are, and a percent of each spends most of its elements where little happens.
 
     Use: where few elements hold most of the gradient, as in embeddings; with `error_feedback()`.
 
@@ -44,7 +47,7 @@ class TopK(Codec):
     """
 
     ratio: Annotated[float, LogRange(0.001, 0.1)] = 0.01
-    scope: Annotated[Literal["tensor", "global"], Choice("tensor", "global")] = "tensor"
+    scope: Annotated[Literal["tensor", "block", "global"], Choice("tensor", "block", "global")] = "tensor"
     index: Literal["int32", "rice"] = "int32"
 
     def __post_init__(self) -> None:
@@ -110,13 +113,13 @@ class TopK(Codec):
         return take(rest, torch.int32, count)[0], values
 
     def _counts(self, layout: Layout) -> tuple[int, ...]:
-        return _shares(self.ratio, (0, layout.numel) if self.whole else layout.bounds)
+        return _shares(self.ratio, layout.bounds if self.scope == "tensor" else (0, layout.numel))
 
     def _count(self, layout: Layout) -> int:
         return sum(self._counts(layout))
 
     def _select(self, flat: Tensor, layout: Layout, out: Tensor) -> None:
-        if self.whole or len(layout.segments) == 1:
+        if self.scope != "tensor" or len(layout.segments) == 1:
             out.copy_(kernels.topk(flat, self._count(layout)))
         else:
             kernels.topk_each(flat, layout.bounds, self._counts(layout), out)

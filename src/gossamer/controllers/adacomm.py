@@ -25,7 +25,7 @@ class AdaComm(Controller):
     and the learning rate is what it was, H is halved. `power=3` is the theory's, under which a rate cut tenfold makes rounds 31
     times as long. `floor` is what the loss cannot fall below, if that is known.
 
-    The training loop says `comm.loss(loss)` before each `optimizer.step()`. Rounds end at multiples of their length, counted from
+    The training loop says `comm.log(loss=loss)` in each step, best before `optimizer.step()`. Rounds end at multiples of their length, counted from
     the first step of training, so that the first one after a change may be shorter.
 
     Use: for local steps whose length nobody knows: begin with long rounds.
@@ -71,7 +71,7 @@ class AdaComm(Controller):
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         if facts.loss is None:
             raise GossamerError(
-                f"{self} goes by the loss, and none was told of step {facts.step}; call comm.loss(loss) before each optimizer.step()"
+                f"{self} goes by the loss, and none was told of step {facts.step}; call comm.log(loss=loss) before each optimizer.step()"
             )
         losses, rounds = float(state.get("losses", 0.0)) + facts.loss, float(state.get("rounds", 0.0)) + 1
         begun = int(state.setdefault("begun", torch.tensor(0)))

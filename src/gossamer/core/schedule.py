@@ -63,6 +63,7 @@ class Host(Protocol):
     def plain_context(self, step: int) -> Context: ...
     def drop(self, step: int) -> None: ...
     def accept(self, ranks: Sequence[int]) -> None: ...
+    def age(self, steps: int) -> None: ...
     def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]: ...
     def average_gradients(self) -> Program[None]: ...
     def debts(self, which: Sequence[int]) -> list[Tensor]: ...
@@ -293,6 +294,10 @@ class Loop:
         """The step's agreed gradient, for the optimizer to take with these rates; where it is not finite, nobody takes it."""
         self.host.deliver([mean], finite, rates)
 
+    def hand_over(self, means: Sequence[Tensor] | None) -> None:
+        """These means are what the optimizer takes at this step; without any, no parameter has a gradient."""
+        self.host.deliver(means or [], True, self.host.rates)
+
     def missed(self, update: Missed) -> Program[None]:
         """A step ended without this rank: the optimizer makes up for it, and the next step is counted."""
         yield Descend(update)
@@ -305,6 +310,10 @@ class Loop:
     def accept(self, ranks: Sequence[int]) -> None:
         """A step ended that is made of the gradients of these ranks."""
         self.host.accept(ranks)
+
+    def age(self, steps: int) -> None:
+        """What has landed was made of this rank's model as it was so many steps ago."""
+        self.host.age(steps)
 
     def give_up(self) -> None:
         """A round came to nothing: what the optimizer keeps that is not finite goes with it."""

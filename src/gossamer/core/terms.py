@@ -35,6 +35,7 @@ TRAITS: dict[str, str] = {
     "reunites": "models that have parted are made equal now and then",
     "meets": "ranks step apart now and then, and what an update makes of their own gradients is agreed on afterwards",
     "own pace": "each rank counts steps of its own and waits for nobody, until all do something together",
+    "lags": "the mean that a step takes is that of the gradients of the step before",
     "waits for few": "the latest ranks are not waited for; they make up for what they missed",
     "rounds": "models are averaged every so many steps, and it can be told another number: `every`",
     "batch": "it can grow the batch: `micro_batches` and `rate`",

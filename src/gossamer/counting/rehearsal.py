@@ -269,6 +269,9 @@ class Rehearsal:
     def accept(self, ranks: Sequence[int]) -> None:
         pass
 
+    def age(self, steps: int) -> None:
+        pass
+
     def agreed(self) -> None:
         pass
 

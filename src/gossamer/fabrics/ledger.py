@@ -47,6 +47,15 @@ class Drop:
     dropped: list[Any]
 
 
+@dataclass(frozen=True)
+class Age:
+    """A model has landed that answers this rank's own of so many steps ago."""
+
+    step: int
+    rank: int
+    age: int
+
+
 class Ledger:
     """All entries of one rank, or of all ranks of a simulation; totals are kept even when entries are dropped.
 
@@ -58,6 +67,7 @@ class Ledger:
         self.entries = list[Entry]()
         self.decisions = list[Decision]()
         self.drops = list[Drop]()
+        self.ages = list[Age]()
         self.handed = self.sent = self.received = self.requests = 0
         self.inside = 0  # of what was sent
         self.seconds = 0.0
@@ -89,6 +99,11 @@ class Ledger:
         if len(self.drops) < self.keep:
             self.drops.append(Drop(step, rank, [*samples]))
 
+    def age(self, step: int, rank: int, age: int) -> None:
+        """What landed at this step is so many steps old."""
+        if len(self.ages) < self.keep:
+            self.ages.append(Age(step, rank, age))
+
     def amend(self, place: int, seconds: float) -> None:
         """How long a request took that was noted before it was over."""
         self.seconds += seconds
@@ -104,8 +119,9 @@ class Ledger:
         return iter(self.entries)
 
     def write(self, path: Path) -> None:
-        """One JSON object per line; decisions and drops come last."""
-        lines = [json.dumps(asdict(line), default=str) + "\n" for line in (*self.entries, *self.decisions, *self.drops)]
+        """One JSON object per line; decisions, drops and ages come last."""
+        told = (*self.entries, *self.decisions, *self.drops, *self.ages)
+        lines = [json.dumps(asdict(line), default=str) + "\n" for line in told]
         path.write_text("".join(lines))
 
     @staticmethod
@@ -118,6 +134,9 @@ class Ledger:
                 continue
             if "dropped" in said:
                 ledger.drop(said["step"], said["rank"], said["dropped"])
+                continue
+            if "age" in said:
+                ledger.age(**said)
                 continue
             among = said.pop("among", None)
             ledger.note(Entry(**said, among=None if among is None else tuple(among)))

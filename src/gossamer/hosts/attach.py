@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gossamer.codecs.warm import warm
@@ -15,6 +16,7 @@ from gossamer.core.errors import AttachError, GossamerError
 from gossamer.core.terms import Term
 from gossamer.fabrics.pulse import Patience
 from gossamer.fabrics.torch import TorchFabric
+from gossamer.hosts import consensus
 from gossamer.hosts.backward import Backward
 from gossamer.hosts.closures import refuse_searches
 from gossamer.hosts.communicator import Communicator, attached
@@ -22,12 +24,13 @@ from gossamer.hosts.devices import device_of, refuse_devices, refuse_lengths, sh
 from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
 from gossamer.hosts.nodes import Where, between_nodes, host_names
-from gossamer.hosts.orders import order
+from gossamer.hosts.orders import DDP, order
 from gossamer.hosts.start import hyperparameters, make_equal
 from gossamer.hosts.steps import Steps
 from gossamer.hosts.strangers import optimizers_of, refuse_model, refuse_optimizers
-from gossamer.hosts.wants import SCALED, for_all_ranks, for_buffers, for_silence_on, refuse
+from gossamer.hosts.wants import SCALED, UNUSED, for_all_ranks, for_buffers, for_silence_on, refuse
 from gossamer.hosts.weights import agree_on_weights, check_weight
+from gossamer.hosts.wrapped import Passing, refuse_options, wrapper_of
 from gossamer.recipe import Recipe
 from gossamer.worker import Together, Worker, leaves_of
 
@@ -59,6 +62,7 @@ def attach(
     All ranks compare their set-up first, and start from rank 0's parameters, buffers and optimizer state. What is refused on
     one rank is an error on all.
 
+    - `model`: a plain one, or one in DistributedDataParallel, whose own average ends until `detach()`.
     - `recipe`: a name, an expression, a TOML file or a `Recipe`; left out, it is what the environment's GOSSAMER_RECIPE says.
     - `optimizer`: one, or a list of those that share the model's parameters among them; a step is over when all have stepped.
     - `process_group`: a group or a one-dimensional DeviceMesh; None is the default group (or this process alone).
@@ -87,7 +91,12 @@ def attach(
     >>> comm.detach()
     """
     check_callback(on_metrics, metrics_every)
-    recipe, kind, process_group, deadline, patience = order(recipe, process_group, deadline, patience, "attach")
+    looped, wrapper = model, wrapper_of(model)
+    if wrapper is not None:
+        model, process_group = wrapper.module, process_group or wrapper.process_group
+        find_unused_parameters |= wrapper.find_unused_parameters
+    what = "attach" if wrapper is None else "attach to DDP"
+    recipe, kind, process_group, deadline, patience = order(recipe, process_group, deadline, patience, what)
     group = _group(process_group)
     fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(model))
     try:
@@ -95,6 +104,9 @@ def attach(
         hosts = host_names(fabric) if nodes == "hosts" else []
         try:
             check_weight(weight)
+            if wrapper is not None:
+                refuse_options(wrapper)
+                buffers = buffers or _as_ddp_does(wrapper)
             parsed = between_nodes(Recipe.of(recipe), nodes, hosts, fabric.size, group)
             given = _given(model, optimizer, parsed, buffers, scaler, find_unused_parameters)
             if fabric.size > 1:
@@ -124,11 +136,16 @@ def attach(
         meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
         meter.begin(kind)
         steps = Steps(model, optimizers, worker, fabric, meter, buffers=policy, scaler=scaler, before_step=before_step)
-        backward = Backward(steps, find_unused=find_unused_parameters)
-        return Communicator(steps, backward)
+        backward = Backward(steps, looped, find_unused=find_unused_parameters)
+        return Communicator(steps, backward, [] if wrapper is None or kind == DDP else [Passing(wrapper)])
     except BaseException:
         fabric.close()
         raise
+
+
+def _as_ddp_does(wrapper: DistributedDataParallel) -> Buffers | None:
+    """DDP gives all ranks rank 0's buffers, unless it was told not to."""
+    return "broadcast" if wrapper.broadcast_buffers and any(consensus.floats(wrapper.module)) else None
 
 
 def _given(
@@ -172,6 +189,7 @@ def _wants(model: nn.Module, buffers: Buffers | None, scaler: Any, find_unused: 
         yield from for_silence_on(floating[0])
     if find_unused:
         yield for_all_ranks("find_unused_parameters")
+        yield UNUSED
     if buffers in ("average", "broadcast"):
         yield for_all_ranks(f"buffers={buffers!r}")
     if scaler is not None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Program, join
@@ -13,6 +13,7 @@ from gossamer.hosts.intake import Intake
 from gossamer.hosts.scaler import Scale
 from gossamer.hosts.steps import Steps
 from gossamer.hosts.strangers import LOOKS, refuse_capture, refuse_engine, refuse_wrapper
+from gossamer.hosts.wrapped import syncs
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.worker import Leaf
 
@@ -20,7 +21,8 @@ from gossamer.worker import Leaf
 class Backward:
     """Sees a backward pass begin and end, hands its gradients to the intake, and puts the averages in their place."""
 
-    def __init__(self, steps: Steps, *, find_unused: bool) -> None:
+    def __init__(self, steps: Steps, looped: nn.Module, *, find_unused: bool) -> None:
+        self.looped = looped  # what the training loop calls: the model, or DDP around it
         self.steps, self.worker, self.fabric = steps, steps.worker, steps.fabric
         self._scale: Scale | None = None
         self.find_unused = find_unused
@@ -62,7 +64,7 @@ class Backward:
 
     def _hook(self, name: str) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:  # once for each parameter and step: every call in here counts
-            if not self.syncing:
+            if not (self.syncing and syncs(self.looped)):
                 self.steps.only_adds(parameter)
                 return
             task = engine.pass_under_way()

@@ -28,7 +28,7 @@ class Communicator:
     pulled when `optimizer.step()` returns, as the recipe says.
     """
 
-    def __init__(self, steps: Steps, backward: Backward) -> None:
+    def __init__(self, steps: Steps, backward: Backward, besides: Iterable[Any] = ()) -> None:
         self.model, self.optimizers, self.worker, self.fabric = (
             steps.model,
             steps.optimizers,
@@ -38,7 +38,7 @@ class Communicator:
         self._steps, self._backward, self._meter = steps, backward, steps.meter
         self._shares = list[int]()  # of samples, by rank, when they were last shared out
         self._micro = 0  # micro-batches since the last step, under `accumulating`
-        self._handles = [*steps.install(), *backward.install()]
+        self._handles = [*steps.install(), *backward.install(), *besides]
         attached.add(self.model)
 
     @property
@@ -90,6 +90,13 @@ class Communicator:
         worker = self.worker
         return [worker.accepted[rank] / worker.closed for rank in range(worker.size)] if worker.closed else []
 
+    @property
+    def staleness(self) -> dict[int, int]:
+        """How many steps old the models were that have landed on this rank: how often each number. Empty where what is on its way
+        lands by schedule, and on ranks that only answer.
+        """
+        return dict(sorted(self.worker.ages.items()))
+
     def samples(self, *batch: Any) -> None:
         """Say which samples the gradient of this step is of, by whatever names you have for them.
 
@@ -121,7 +128,7 @@ class Communicator:
         return self.recipe.schedule.accumulate
 
     def loss(self, loss: Tensor | float) -> None:
-        """Tell the loss of this step's batch, before `optimizer.step()`, for a controller that goes by it: `adacomm`."""
+        """An older word for `log(loss=loss)` before `optimizer.step()`; only a controller hears it."""
         self.worker.loss = loss
 
     @property
@@ -233,11 +240,15 @@ class Communicator:
             self.fabric.run(consensus.check(self.worker, self.model, self._steps.shared))
 
     def log(self, *, loss: Told = None, held_out: Told = None) -> None:
-        """Tell the training loss of the step just done, or a held-out quality, as numbers or tensors of one element.
+        """Tell the training loss, or a held-out quality, as numbers or tensors of one element.
 
-        It is in `metrics()` from then on, and `gossamer compare --script` goes by it. Nothing is communicated.
+        It is in `metrics()` from then on; `gossamer compare --script` goes by it, and a controller such as `adacomm`. Before
+        `optimizer.step()` it is of the step under way, after it of the step just done: once a step, always in the same place.
+        Nothing is communicated.
         """
         self._meter.log(loss, held_out)
+        if loss is not None:
+            self.worker.loss = loss
 
     def metrics(self) -> dict[str, float]:
         """Bytes, ratio to dense, waiting, compression error and residual of this rank, since `attach`.

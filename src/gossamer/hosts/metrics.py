@@ -1,5 +1,6 @@
 """Metrics: totals of a run, rates since the last report, and the moment a report is due."""
 
+from collections import Counter
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ class Meter:
 
     def __init__(self, worker: Worker, ledger: Ledger, on_metrics: OnMetrics | None, every: int) -> None:
         self.worker, self.ledger, self.on_metrics, self.every = worker, ledger, on_metrics, every
-        worker.on_decision, worker.on_drop = ledger.decide, ledger.drop
+        worker.on_decision, worker.on_drop, worker.on_age = ledger.decide, ledger.drop, ledger.age
         self.overseer = Watch.overseer
         self.logged = dict[str, Any]()  # tensors as they were told: nobody waits for a GPU until a number is asked for
         self.restart()
@@ -100,6 +101,7 @@ class Meter:
             "residual_norm": worker.residual_norm(),
             "dropped_steps": float(len(worker.dropped)),
             **({"accepted_share": worker.accepted[worker.rank] / worker.closed} if worker.closed else {}),
+            **_ages(worker.ages),
             "skipped_steps": float(worker.skipped),
             "dropped_rounds": float(worker.dropped_rounds),
         }
@@ -140,6 +142,13 @@ def check_callback(on_metrics: object, every: int) -> None:
         )
     if every < 1:
         raise AttachError(f"metrics_every must be at least 1, got {every}; for no reports leave on_metrics out")
+
+
+def _ages(ages: Counter[int]) -> dict[str, float]:
+    """How many steps old models were that have landed: the mean, and the most."""
+    if not ages:
+        return {}
+    return {"staleness": sum(age * n for age, n in ages.items()) / ages.total(), "most_stale": float(max(ages))}
 
 
 def _ring_bytes(worker: Worker) -> float:

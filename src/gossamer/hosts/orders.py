@@ -76,6 +76,8 @@ def order(given: "Recipe | str | None", group: Any, deadline: float, patience: P
     if ordered == COMPUTE:
         return Order(DENSE, COMPUTE, _alone(), deadline, patience)
     if ordered == DDP:
+        if what == "attach to DDP":  # which goes on averaging; we count steps
+            return Order(DENSE, DDP, _alone(), deadline, patience)
         return Order(DENSE, DDP if what == "register" else "", group, deadline, patience)
     try:
         return Order(Recipe.of(ordered), "", group, deadline, patience)

@@ -13,7 +13,7 @@ from gossamer.core.errors import AttachError
 from gossamer.recipe import Recipe
 
 DDP, FSDP, FSDP2, DEEPSPEED = "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"
-OUT_OF_DDP = "take it out of DDP (train the plain model), or register the DDP model itself: gossamer.ddp.register(ddp_model, recipe)"
+OUT_OF_DDP = "attach the DDP model itself, gossamer.attach(ddp_model, optimizer, recipe), or register it: gossamer.ddp.register(ddp_model, recipe)"
 LOOKS = (1, 2, 16)  # the backward passes after attach at which wrappers are looked for
 
 

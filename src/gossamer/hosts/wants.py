@@ -37,12 +37,13 @@ def refuse(recipe: Recipe, *terms: Term) -> None:
         raise AttachError(str(refusal)) from None
 
 
-MORE = "{recipe} is more than a gradient average; take the model out of DDP and use gossamer.attach"
+MORE = "{recipe} is more than a gradient average; use gossamer.attach(ddp_model, optimizer, ...)"
 UNSEEN = "acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
 HOOK = (
     bars("waits for few", because=MORE),
     needs("averages gradients", because=MORE),
     bars("moves schedule", because="{controller} " + UNSEEN),
+    bars("lags", because="{schedule} has no mean at some steps, and DDP insists on one; use gossamer.attach"),
     bars("accumulates", "own step", "reunites", because="{schedule} " + UNSEEN),
     bars("directs", because="{update} " + UNSEEN),
     bars(
@@ -55,6 +56,10 @@ SCALED = (
     bars(
         "waits for few",
         because="{schedule} with a GradScaler: a late rank would apply missed updates under another scale; use bf16",
+    ),
+    bars(
+        "lags",
+        because="{schedule} with a GradScaler: a mean would land under another scale than its gradients were made with; use bf16",
     ),
 )
 UNTOLD = "a GradScaler calls optimizer.step(), and attach does not know of it: "
@@ -85,6 +90,14 @@ def for_all_ranks(what: str) -> Term:
     """An option that needs all ranks at every step."""
     because = f"{{schedule}} with {what}: that needs all ranks at every step, and late ones are not there"
     return bars("waits for few", "own pace", because=because)
+
+
+UNUSED = bars(
+    "lags",
+    because="{schedule} with find_unused_parameters: a step takes the mean of the step before, which used other parameters; leave "
+    "find_unused_parameters out: parameters without a gradient send zero",
+)
+"""Parameters that no rank used at a step."""
 
 
 def for_buffers(said: str) -> Term:
@@ -133,6 +146,7 @@ __all__ = [
     "UNTOLD_LOCAL",
     "UNTOLD_MEANS",
     "UNTOLD_MOMENTUM",
+    "UNUSED",
     "WEIGHTED",
     "for_all_ranks",
     "for_buffers",

@@ -54,7 +54,7 @@ def accordion_topk(
 
     Paper: Agarwal et al., Accordion, MLSys 2021; its levels are 99 percent and 10, or 2 for a language model.
     """
-    low, high = Gather(TopK(mild)), Gather(TopK(harsh))
+    low, high = Gather(TopK(mild, "block")), Gather(TopK(harsh, "block"))
     return Recipe(low, ErrorFeedback(), controller=Accordion(low, high, epoch, interval, threshold))
 
 

@@ -73,8 +73,9 @@ def onebit_sgd() -> Recipe:
     Not for: models of short rows or of vectors, which travel as they are, nor many ranks for a small model: a chunk of less than
     eight rows is no matrix, and bytes grow with their number. It keeps a residual as large as the model.
 
-    Paper: Seide, Fu, Droppo, Li, Yu, 1-Bit Stochastic Gradient Descent, Interspeech 2014; which begins in full precision, as
-    from_step() does, and lets each gradient travel while the next is computed, which this does not.
+    Paper: Seide, Fu, Droppo, Li, Yu, 1-Bit Stochastic Gradient Descent, Interspeech 2014; which lets each gradient travel while
+    the next is computed, as `onebit_sgd + delayed()` does, and begins in full precision: `allreduce(fp32()) + delayed() +
+    from_step(1000, scatter(sign_columns()), error_feedback())`.
     """
     return Recipe(Scatter(SignColumns()), ErrorFeedback())
 

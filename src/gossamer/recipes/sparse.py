@@ -12,7 +12,7 @@ from gossamer.schedules import Resync
 
 
 @preset
-def topk(ratio: float = 0.01, scope: Literal["tensor", "global"] = "tensor") -> Recipe:
+def topk(ratio: float = 0.01, scope: Literal["tensor", "block", "global"] = "block") -> Recipe:
     """The largest one percent of a gradient, and error feedback for the rest.
 
     Use: below about 1 Gbit/s between few ranks, where few elements of a gradient matter; the others are sent later.
@@ -20,6 +20,11 @@ def topk(ratio: float = 0.01, scope: Literal["tensor", "global"] = "tensor") -> 
     Not for: many ranks: everybody reads everybody's message, so bytes grow with their number, and from 100 ranks on
     one percent is more than dense; `scatter(topk()) + error_feedback()` does not grow. It keeps a residual as large
     as the model.
+
+    One percent of a block and not of each tensor: a language model (`lm`, 48 steps, 1.3 times its rate, 4 ranks, seeds 20,
+    21 and 22) ended with 5.22, 5.17 and 5.05 nats, and with `scope="tensor"` with 5.29, 5.26 and 5.13; `fashion` (96 steps,
+    2.2 times its rate) with .76, .77 and .75 right, and with .72, .72 and .67. Where other presets give figures of `topk`
+    beside theirs, both sent one percent of each tensor.
 
     Paper: Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017.
     """
@@ -96,7 +101,7 @@ def ef21(ratio: float = 0.01, eta: float = 1.0) -> Recipe:
     Paper: Richtarik, Sokolov, Fatkhullin, EF21, NeurIPS 2021; Fatkhullin, Tyurin, Richtarik, Momentum Provably Improves Error
     Feedback!, NeurIPS 2023.
     """
-    return Recipe(Gather(TopK(ratio)), EF21(eta))
+    return Recipe(Gather(TopK(ratio, "block")), EF21(eta))
 
 
 @preset
@@ -162,7 +167,7 @@ def local_gradients(
     Paper: Aji, Heafield, Bogoychev, Combining Global Sparse Gradients with Local Gradients in Distributed Neural Network
     Training, EMNLP 2019; 99 percent dropped, a warm-up of 1000 steps, averages every 500.
     """
-    codec = Dropping(ratio, warmup) if warmup else TopK(ratio)
+    codec = Dropping(ratio, warmup) if warmup else TopK(ratio, "block")
     memory = OwnGradient(mode, "gradient" if sync == "average" else "update")
     return Recipe(Gather(codec), memory, Resync(every, sync))
 
@@ -178,8 +183,11 @@ def dgc(ratio: float = 0.001, momentum: float = 0.0, warmup: int = 0, clip: floa
     dense's. Nor short runs: an element waits for hundreds of steps. It keeps a residual as large as the model, and with momentum
     another.
 
-    A small network on Fashion-MNIST (lr .02, 4 ranks, 240 steps, one seed) ended with a loss of .49 dense, .66 under `topk`, .79
-    under `dgc` with momentum in the optimizer and .66 with it here, in an eighth of `topk`'s bytes.
+    A small network on Fashion-MNIST (lr .02, 4 ranks, 240 steps, one seed), with the largest of each tensor as in the paper, ended
+    with a loss of .49 dense, .66 under `topk`, .79 under `dgc` with momentum in the optimizer and .66 with it here, in an eighth of
+    `topk`'s bytes. The largest of a block, as here, are better ones: `fashion` (96 steps, 2.2 times its rate, seeds 20 to 22) ended
+    with .67, .67 and .67 right, and of each tensor with .58, .42 and .33; `lm` (48 steps, 1.3 times its rate) with 5.33, 5.22 and
+    5.18 nats, and with 5.74, 5.69 and 5.68.
 
     `warmup` steps begin with a quarter of the elements and end with the ratio, and are for CPUs; `clip` shortens each rank's
     gradients to clip / sqrt(N), parameter by parameter, before anything is kept of them. In a run as short as that (200 steps,
@@ -187,7 +195,7 @@ def dgc(ratio: float = 0.001, momentum: float = 0.0, warmup: int = 0, clip: floa
 
     Paper: Lin, Han, Mao, Wang, Dally, Deep Gradient Compression, ICLR 2018; a warm-up of four epochs.
     """
-    codec = Dropping(ratio, warmup, "quarters") if warmup else TopK(ratio)
+    codec = Dropping(ratio, warmup, "quarters") if warmup else TopK(ratio, "block")
     return Recipe(Gather(codec), MomentumCorrection(momentum, clip=clip), rules=_vectors(momentum, clip))
 
 

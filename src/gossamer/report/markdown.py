@@ -43,6 +43,7 @@ def write_markdown(record: Record) -> str:
         parts.append(_table(study))
     parts += [_ending(row) for row in study.rows if row.cut]
     parts += [_plain(f"{row.run.name}: {row.spoilt}.") for row in study.rows if row.spoilt]
+    parts += [_plain(f"{row.run.name}: {row.stale}.") for row in study.rows if row.stale]
     versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
     parts.append(_fence(record.command) if record.command else "")
     parts.append(_plain("; ".join(filter(None, [moment(record.created), record.machine, versions]))))

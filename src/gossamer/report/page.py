@@ -2,11 +2,9 @@
 
 import json
 from dataclasses import asdict
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from gossamer.core import files
@@ -15,17 +13,9 @@ from gossamer.report import words
 from gossamer.report.charts import charts
 from gossamer.report.headline import headline
 from gossamer.report.layers import layers
+from gossamer.report.pages import PAGE, asset, filled
 from gossamer.report.palette import PARTS, styles
 from gossamer.report.study import Study, study_of
-
-PAGE = files.Kind("report", (b'<meta name="generator" content="gossamer">',))
-FORMS = {
-    form.__name__: form
-    for form in (
-        *(words.number, words.seconds, words.size, words.times, words.rate),
-        *(words.subject, words.moment, words.listed, words.capital, words.glued, words.ranks_on, words.seeds_of),
-    )
-}
 
 
 def render(record: Record) -> str:
@@ -36,11 +26,8 @@ def render(record: Record) -> str:
     (True, True)
     """
     study = study_of(record)
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= FORMS
-    page = environment.from_string(_asset("page.html")).render(
+    return filled(
+        "page.html",
         study=study,
         record=record,
         head=headline(study),
@@ -52,10 +39,8 @@ def render(record: Record) -> str:
         parts=PARTS,
         longest=max((r.reached_bounds[1] if r.reached_bounds else r.reached or 0.0 for r in study.rows), default=0.0),
         data=Markup(embed(data(study))),
-        css=Markup(_asset("page.css")),
-        scripts=[Markup(_asset(name)) for name in ("scale.js", "names.js", "lines.js", "bars.js", "page.js")],
+        scripts=[Markup(asset(name)) for name in ("scale.js", "names.js", "lines.js", "bars.js", "page.js")],
     )
-    return page + "\n"
 
 
 def write_html(record: Record, path: Path, force: bool = False) -> None:
@@ -98,7 +83,3 @@ def embed(value: dict[str, Any]) -> str:
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
-
-
-def _asset(name: str) -> str:
-    return resources.files("gossamer.report").joinpath(name).read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from gossamer.record import Record, Run, named
 from gossamer.report.arrivals import Arrival, arrival, bounds, doubt, last_that_all_reached, ratio, tied
-from gossamer.report.words import number, spoilt, times
+from gossamer.report.words import number, spoilt, staleness, times
 
 FEW = 1_000_000  # bytes; below, what processes say to find each other outweighs the training
 TOLERANCE = 0.05  # a ledger further than this from the interface's counter is flagged
@@ -53,6 +53,11 @@ class Row:
     def spoilt(self) -> str:
         """What values that are not finite have cost, and which ranks they came from; nothing if all went well."""
         return spoilt(self.run.skipped_steps, self.run.dropped_rounds, self.run.spoilt)
+
+    @property
+    def stale(self) -> str:
+        """How old models were when they landed; nothing where they land by schedule."""
+        return staleness(self.run.staleness)
 
     @property
     def outcome(self) -> str:

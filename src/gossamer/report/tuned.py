@@ -2,16 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-import jinja2
 from markupsafe import Markup
 
 from gossamer.core import files
 from gossamer.report import words
-from gossamer.report.page import FORMS, PAGE
+from gossamer.report.pages import PAGE, filled
 from gossamer.report.palette import HUES, INK, MARKS, Style
 from gossamer.report.scatter import Point, scatter
 from gossamer.report.words import listed, quality
@@ -167,20 +165,15 @@ def points(study: SearchStudy) -> list[Point]:
 def render(tuning: Tuning) -> str:
     """The whole page as one HTML document, without a script."""
     study = studied(tuning)
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= FORMS | {"told": told}
-    page = environment.from_string(_asset("tuned.html")).render(
+    return filled(
+        "tuned.html",
         study=study,
         tuning=tuning,
         head=headline(study),
         metric=words.quality(tuning.metric),
         styles=styles(tuning),
         chart=Markup(scatter(points(study), words.quality(tuning.metric), styles(tuning))),
-        css=Markup(_asset("page.css")),
     )
-    return page + "\n"
 
 
 def write_html(tuning: Tuning, path: Path, force: bool = False) -> None:
@@ -196,7 +189,3 @@ def write_markdown(tuning: Tuning) -> str:
     lines += [[r.name, r.number(r.mean) or "–", r.verdict, f"`{r.expression}`"] for r in study.rows]
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
     return "\n\n".join([f"**{headline(study).title}**", *study.notes, table, f"```\n{tuning.command}\n```"]) + "\n"
-
-
-def _asset(name: str) -> str:
-    return resources.files("gossamer.report").joinpath(name).read_text(encoding="utf-8")

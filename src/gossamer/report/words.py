@@ -160,6 +160,18 @@ def spoilt(steps: int, rounds: int, by: Mapping[str, int]) -> str:
     return ", ".join([" and ".join(told), *(f"{share(n)} by rank {rank}" for rank, n in worst_first)]) if told else ""
 
 
+def staleness(ages: Mapping[str, int]) -> str:
+    """How old answers were when they landed.
+
+    >>> staleness({"1": 3, "2": 1}), staleness({})
+    ('models were 1.2 steps old when they landed, 2 at most', '')
+    """
+    if not ages:
+        return ""
+    mean = sum(int(age) * n for age, n in ages.items()) / sum(ages.values())
+    return f"models were {mean:.1f} steps old when they landed, {max(map(int, ages))} at most"
+
+
 def listed(names: list[str]) -> str:
     """a, b and c.
 

@@ -3,6 +3,7 @@
 from gossamer.schedules.accelerated import Accelerated, Stage, stages
 from gossamer.schedules.bmuf import BMUF
 from gossamer.schedules.cocod import CoCoD
+from gossamer.schedules.delayed import Delayed
 from gossamer.schedules.eager import Eager
 from gossamer.schedules.easgd import EASGD
 from gossamer.schedules.every_step import EveryStep
@@ -26,6 +27,7 @@ __all__ = [
     "EASGD",
     "Accelerated",
     "CoCoD",
+    "Delayed",
     "Eager",
     "EveryStep",
     "First",

@@ -74,6 +74,7 @@ class Desk:
 
     def __init__(self, loop: Loop, near: Iterable[int], serves: bool, lane: str) -> None:
         self.near, self.serves = frozenset(near), serves
+        self.asked: int | None = None  # the step of the last question; None of one that a checkpoint brought
         self._loop, self._lane = loop, lane
         self._lock = Lock()
         self._base = list[Block]()

@@ -35,8 +35,13 @@ class Pairwise(Schedule):
 
     After each `every`-th step a rank asks, unless an answer is still on its way: whom, it draws ("random": a round of the
     topology, and a peer in it), or takes the topology's rounds "in turn". Each rank counts its own steps. `consensus`,
-    `finish`, `state_dict` and `save` are for all ranks together: those that are ahead wait there for the others, and answer
-    meanwhile. What a run comes to depends on time; in the simulator it is the same each time.
+    `finish`, `state_dict` and `save` are for all ranks together: those that are ahead wait there for the others, and ask nobody,
+    but answer as ever, so that the others go on; what they are owed by then counts. A rank that detaches without them answers
+    until all who may ask have left. What a run comes to depends on time; in the simulator it is the same each time. How many
+    steps old an answer was when it landed is noted: `comm.metrics()` has the mean and the most, the ledger each.
+
+    Any graph of two sides will do. `bipartite()` pairs all ranks, so it takes an even number of them; an odd number takes one
+    such as `graph('0-1 0-2')`, whose rank 0 asks the others in turn.
 
     Use: among ranks of unlike or moody speed, on links that carry a model in a few steps: nobody waits for the slowest.
 
@@ -128,7 +133,10 @@ class Pairwise(Schedule):
             return
         if loop.has_come():
             desk.land((yield from loop.collect()))
+            if desk.asked is not None:
+                loop.age(loop.step - desk.asked)
         if loop.step % self.every == 0 and not loop.has_posted():
+            desk.asked = loop.step
             for i in range(len(loop.which)):
                 yield from loop.part([i]).post(partial(self._meet, index=i))
 

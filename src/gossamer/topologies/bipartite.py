@@ -46,6 +46,6 @@ class Bipartite(Topology):
         if world.size % 2 and world.size > 1:
             raise AttachError(
                 f"{self} pairs even ranks with odd ones, and of {world.size} ranks one would have no partner; use an even number "
-                "of ranks, or two_way(ring())"
+                "of ranks, two_way(ring()), or in pairwise() a graph of two sides, such as graph('0-1 0-2')"
             )
         super().fits(world)

@@ -36,14 +36,17 @@ class Hearing:
     def __init__(self, run: Run, per_host: int, chunk: int, show: Show) -> None:
         self.run, self.per_host, self.chunk, self.show = run, per_host, chunk, show
         self.losses = dict[int, list[float]]()  # by step, of all ranks
+        self.unsaid = dict[int, list[float]]()  # what backward() was called on, of a script that tells nothing
         self.held_out = dict[int, list[Evaluation]]()
         self.words = dict[int, deque[str]]()
         self.deaths = list[Death]()
         self.refused = ""
         self.attached = dict[str, Any]()
         self.ended = set[int]()
+        self.compiled = False
         self.totals = dict[str, list[int]]()
         self._kept = list[Step]()
+        self._unsaid = list[Step]()
         self._shown_at, self._shown = 0.0, 0
 
     # ---- what is heard
@@ -78,14 +81,26 @@ class Hearing:
         self._kept = []
         self._show_mean()
 
+    def _hear_heard(self, rank: int, **facts: Any) -> None:
+        """A step of a script that has told no loss yet. It may do so after this very step: show the one before."""
+        row = Step(**facts)
+        if isfinite(row.loss):
+            self.unsaid.setdefault(row.step, []).append(row.loss)
+        if rank:
+            return
+        if self._unsaid:
+            self.show({"event": "step", "run": self.run.name, **vars(self._unsaid[-1])})
+        self._unsaid.append(row)
+
     def _hear_evaluation(self, rank: int, **facts: Any) -> None:
         seen = Evaluation(**facts)
         self.held_out.setdefault(seen.step, []).append(seen)
         if len(self.held_out[seen.step]) == 1:
             self.show({"event": "evaluation", "run": self.run.name, "of": "held out", **facts})
 
-    def _hear_end(self, rank: int, told: bool, **totals: int | None) -> None:
+    def _hear_end(self, rank: int, compiled: bool, **totals: int | None) -> None:
         self.ended.add(rank)
+        self.compiled |= compiled
         if not rank:
             self._show_mean(final=True)
         for name, value in totals.items():
@@ -112,6 +127,11 @@ class Hearing:
 
     # ---- what it comes to
 
+    @property
+    def goes_by_backward(self) -> bool:
+        """The script told nothing, and what it called backward() on has to do."""
+        return bool(self.unsaid) and (not self.losses or self.losses is self.unsaid)
+
     def killed(self, rank: int, code: int) -> None:
         """A rank was the first to fail; who was killed could not tell."""
         if any(d.rank == rank for d in self.deaths):
@@ -128,7 +148,10 @@ class Hearing:
     def conclude(self, ranks: int) -> None:
         """The run as its record says it, whatever became of it."""
         run = self.run
-        run.steps += self._kept
+        if self.goes_by_backward:
+            run.steps, self.losses = self._unsaid, self.unsaid
+        else:
+            run.steps += self._kept
         self._kept = []
         for row in run.steps:
             if row.step in self.losses:

@@ -130,6 +130,8 @@ def _note(run: Run, kind: str, facts: dict[str, Any]) -> None:
     elif kind == "spoilt":
         run.skipped_steps, run.dropped_rounds = facts["skipped_steps"], facts["dropped_rounds"]
         run.spoilt = facts["by"]
+    elif kind == "staleness":
+        run.staleness = facts["ages"]
     elif kind == "failed":
         run.status, run.error = "failed", facts["error"]
     elif kind == "layers":

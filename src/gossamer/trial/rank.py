@@ -24,7 +24,14 @@ from gossamer.trial.contender import Contender
 from gossamer.trial.plan import MARK, Plan
 from gossamer.worker.decisions import describe
 
-HISTORY = ("step", "evaluation", "residual", "decision", "spoilt")  # events that a run which goes on must not lose
+HISTORY = (
+    "step",
+    "evaluation",
+    "residual",
+    "decision",
+    "spoilt",
+    "staleness",
+)  # events that a run which goes on must not lose
 Hear = Callable[[dict[str, Any]], None]
 
 
@@ -188,6 +195,9 @@ class Trial:
         if spoilt["skipped_steps"] or spoilt["dropped_rounds"]:
             self._tell("spoilt", run=contender.name, **spoilt)
         self._judge(contender)
+        ages: dict[int, int] = getattr(comm, "staleness", {})
+        if ages:
+            self._tell("staleness", run=contender.name, ages={str(age): n for age, n in ages.items()})
         if comm is not None:
             norm = comm.metrics()["residual_norm"]
             self._tell("residual", run=contender.name, step=contender.steps_done, norm=norm)

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,11 +30,17 @@ from gossamer.trial.hearing import Hearing, Show, judge
 from gossamer.trial.launch import UNFINISHED, machine, versions
 from gossamer.trial.local import HERE, run_here
 from gossamer.trial.orphans import PARENT, program
-from gossamer.trial.script import Orders
+from gossamer.trial.overlooker import Orders
 
 AFTER_DDP = (
     "'ddp' is allreduce() here: this script attaches a plain model, and there is no DistributedDataParallel in it"
 )
+
+COMPILED = (
+    "the script uses torch.compile, whose time counts, and the first run has most of it: compare once more now that its cache is "
+    "there"
+)
+UNTOLD = "the script tells no loss: compared by what it calls backward() on, summed over a step"
 
 
 class ScriptError(GossamerError, ValueError):
@@ -50,14 +58,20 @@ class ScriptPlan:
     chunk: int = 5  # steps that a training loss is averaged over, at least
     per_host: int = 1
     imports: list[str] = field(default_factory=list[str])
-    steps: int = 0  # the script knows
+    steps: int = 0  # to end every run after; 0: the script knows
+    folder: str = ""  # to run the script in
+    began: float = field(default_factory=time.time)
 
-    def command(self, recipe: str) -> list[str]:
-        orders = Orders(self.script, self.arguments, recipe, self.deadline, self.per_host, self.imports)
+    def command(self, run: Run) -> list[str]:
+        """What a rank runs. In the script's arguments and its folder {recipe} is the run's name, fit for a file's."""
+        name = re.sub(r"[^A-Za-z0-9_.=]+", "-", run.name).strip("-.")
+        said = [a.replace("{recipe}", name) for a in self.arguments]
+        orders = Orders(self.script, said, self.contenders[run.name], self.deadline, self.per_host, self.imports)
+        orders.steps, orders.folder, orders.began = self.steps, self.folder.replace("{recipe}", name), self.began
         return program("gossamer.trial.script", orders.to_json())
 
 
-Runner = Callable[[str, Hearing], None]
+Runner = Callable[[Hearing], None]
 
 
 class Trial:
@@ -93,16 +107,20 @@ class Trial:
             self._shown({"event": "note", "text": f"{name}, {names.index(name) + 1} of {len(names)}"})
         self._shown({"event": "contender", "run": name, "recipe": kind, "done": 0})
         try:
-            run(kind, hearing)
+            run(hearing)
             hearing.conclude(self.hosts * self.plan.per_host)
         except GossamerError as error:  # a lab that broke down: what the others have told is not lost
             hearing.conclude(self.hosts * self.plan.per_host)
             mine.status, mine.error = "failed", str(error)
         self._refuse(hearing)
         self.record.parameters = self.record.parameters or hearing.attached.get("parameters", 0)
+        if hearing.goes_by_backward and not hearing.held_out:
+            self._note(UNTOLD)
+        if hearing.compiled and len(names) > 1:
+            self._note(COMPILED)
         if name == "ddp" and mine.recipe != "ddp" and mine.status == "ok":
             mine.yardstick, mine.about = False, about("allreduce")
-            self.record.note = "; ".join(filter(None, [self.record.note, AFTER_DDP]))
+            self._note(AFTER_DDP)
         if mine.status == "ok":
             self._shown({"event": "end", "run": name})
         else:
@@ -115,9 +133,14 @@ class Trial:
         if hearing.run.status == "ok" and not hearing.losses and not hearing.held_out:
             name = Path(self.plan.script).name
             raise ScriptError(
-                f"{name} never told a loss, so there is nothing to compare by: put comm.log(loss=loss) into its loop, or "
-                "comm.log(held_out=...) where it judges its model; on_metrics may return {'loss': ...} instead"
+                f"{name} never told a loss, nor called backward() on one, so there is nothing to compare by: put "
+                "comm.log(loss=loss) into its loop, or comm.log(held_out=...) where it judges its model"
             )
+
+    def _note(self, text: str) -> None:
+        """What a reader of the record should know, once."""
+        if text not in self.record.note:
+            self.record.note = "; ".join(filter(None, [self.record.note, text]))
 
     def _interrupted(self, why: str) -> None:
         for run in self.record.runs:
@@ -145,8 +168,8 @@ def launch_script(
         trial.record.note, trial.record.rate = f"unshaped: {reason}", "unshaped"
         show({"event": "note", "text": f"no lab here, so times say little about a slow network: {reason}"})
 
-    def run(kind: str, hearing: Hearing) -> None:
-        words = plan.command(kind)
+    def run(hearing: Hearing) -> None:
+        words = plan.command(hearing.run)
         if rate and not reason:
             result = run_lab(hosts, rate, words, per_host=plan.per_host, on_line=hearing.line)
             if result.first_failure is not None:
@@ -173,10 +196,10 @@ def join_script(plan: ScriptPlan, command: str, show: Show, path: Path | None) -
     control.same("the ranks were started with different commands", told)
     trial = Trial(plan, size // plan.per_host, None, command, show, path)
 
-    def run(kind: str, hearing: Hearing) -> None:
+    def run(hearing: Hearing) -> None:
         with _meeting_place(rank) as door:
             port = int(control.texts(str(door))[0])
-            ended = _beside(plan.command(kind), port, lambda line: rank or hearing.line(0, line))
+            ended = _beside(plan.command(hearing.run), port, lambda line: rank or hearing.line(0, line))
             everyone = control.texts(json.dumps(ended))
         for other, text in enumerate(everyone):
             code, said = json.loads(text)

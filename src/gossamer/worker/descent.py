@@ -24,7 +24,12 @@ class Descent:
         self._taken = list[tuple[Tensor, Tensor]]()  # parameters that have moved, and the directions that they took
 
     def put(self) -> None:
-        """The agreed means become the parameters' gradients."""
+        """The agreed means become the parameters' gradients; where there are none at this step, neither are these."""
+        if not self._worker.means:
+            for leaf in self._worker.leaves.values():
+                if leaf.trains:
+                    leaf.forget_gradient()
+            return
         for channel, mean in zip(self._worker.channels, self._worker.means, strict=True):
             channel.put_gradient(mean)
 

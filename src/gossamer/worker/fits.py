@@ -30,6 +30,8 @@ def cut(channels: Sequence[Channel]) -> list[list[str]]:
 
 def read_recipe(text: str, worker: "Worker") -> Recipe:
     """A saved recipe, with the bucket of this run: how a model is cut may change, for memories go by parameter."""
+    if text == repr(worker.origin):
+        return worker.origin
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # nobody writes this text anew

@@ -77,6 +77,8 @@ class Worker:
         ]()  # of how many steps each rank's gradient was a part, where not all are waited for
         self.last_accepted: tuple[int, ...] = ()
         self.closed = 0  # how many steps those are
+        self.ages = Counter[int]()  # how many steps old models were that have landed, where that is a matter of time
+        self.on_age: Callable[[int, int, int], None] | None = None  # told step, rank, and how many steps
         self.samples = list[Any]()  # what this rank's host says of the batch under way
         self.dropped_samples = dict[int, list[Any]]()  # and of those that came too late, by step
         self.on_drop: Callable[[int, int, Sequence[Any]], None] | None = None  # told step, rank, and samples
@@ -151,6 +153,11 @@ class Worker:
         self.accepted.update(ranks)
         self.last_accepted = tuple(ranks)
         self.closed += 1
+
+    def age(self, steps: int) -> None:
+        self.ages[steps] += 1
+        if self.on_age is not None:
+            self.on_age(self.step, self.rank, steps)
 
     def drop(self, step: int) -> None:
         self.dropped.append(step)

@@ -1,6 +1,8 @@
 """A script such as torchrun starts, with a plain model; its argument says what is wrong with it."""
 
 import contextlib
+import itertools
+import os
 import sys
 
 import torch
@@ -23,14 +25,19 @@ if wrong == "attaches twice":
 
 with contextlib.ExitStack() as stack:
     stack.callback(lambda: comm.detach() if "comm" in globals() else None)
-    for step in range(1, 9):
+    if wrong == "resumes" and os.path.exists("snapshot.pt"):
+        model.load_state_dict(torch.load("snapshot.pt"))
+    for step in itertools.count(1) if wrong == "never stops" else range(1, 9):
         x = torch.randn(16, 8)
         optimizer.zero_grad()
-        loss = (model(x) - x[:, :1]).square().mean()
-        loss.backward()
+        losses = (model(x) - x[:, :1]).square().squeeze(1)
+        loss = losses.mean()
+        losses.backward(torch.full_like(losses, 1 / 16)) if wrong == "never tells" else loss.backward()
         optimizer.step()
-        if wrong != "never tells" and (rank == 0 or wrong == ""):
+        if wrong not in ("never tells", "tells nothing", "judges") and (rank == 0 or wrong == ""):
             comm.log(loss=loss)
+        if wrong == "resumes" and rank == 0 and step == 8:
+            torch.save(model.state_dict(), "snapshot.pt")
         if wrong == "judges" and step % 4 == 0:
             comm.log(held_out=1.0 / step + rank)
         if wrong == "fails" and rank == 1 and step == 3:

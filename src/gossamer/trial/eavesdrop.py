@@ -1,0 +1,62 @@
+"""What a script says without a word of ours: the losses that it calls backward() on, and the checkpoints that it loads."""
+
+import os
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from gossamer.core.errors import AttachError
+
+UNSCALED = "_gossamer_unscaled"  # a loss before its GradScaler
+
+
+@contextmanager
+def eavesdrop(hear: Callable[[Tensor], None], name: str, began: float) -> Generator[None]:
+    """Tell `hear` of every loss. Refuse what an earlier run of the comparison, that `began` at this moment, has saved."""
+    backward, load, scale = torch.autograd.backward, torch.load, torch.amp.GradScaler.scale
+    started = time.time()
+
+    def heard_backward(tensors: Any, *of: Any, **more: Any) -> Any:
+        if isinstance(tensors, Tensor) and tensors.numel() == 1:
+            hear(getattr(tensors, UNSCALED, tensors).detach())
+        return backward(tensors, *of, **more)
+
+    def seen_scale(scaler: Any, outputs: Any) -> Any:
+        scaled = scale(scaler, outputs)
+        if isinstance(outputs, Tensor) and scaled is not outputs:
+            setattr(scaled, UNSCALED, outputs.detach())
+        return scaled
+
+    def checked_load(f: Any, *of: Any, **more: Any) -> Any:
+        _refuse_anothers(f, name, began, started)
+        return load(f, *of, **more)
+
+    with (
+        patch.object(torch.autograd, "backward", heard_backward),
+        patch.object(torch.amp.GradScaler, "scale", seen_scale),
+        patch.object(torch, "load", checked_load),
+    ):
+        yield
+
+
+def _refuse_anothers(file: Any, name: str, began: float, started: float) -> None:
+    """Who goes on where another recipe ended is not compared with it."""
+    path = getattr(file, "name", file)
+    if not isinstance(path, str | os.PathLike):
+        return
+    try:
+        changed = Path(path).stat().st_mtime
+    except OSError:  # torch says it better
+        return
+    if began < changed < started:
+        raise AttachError(
+            f"{name} loads {Path(path).name}, which it saved under another recipe of this comparison, and would go on from there: "
+            "give each recipe a place of its own, by an argument (-- --out_dir=out-{recipe}) or a folder to run in (--cwd "
+            "out-{recipe}); if it is no checkpoint but prepared data, run the script once before"
+        )
