@@ -3,79 +3,22 @@
 Who may touch what: the training thread alone writes parameters, the schedule's states and a `Fragment`. Of a `Round` it writes
 `offer`, before it claims a ticket; the lane reads that once enough tickets are drawn, and never else. The lane writes `opened`
 and `closed`, each once; the training thread only asks, and both answers are right. Whoever draws this rank's ticket, the
-training thread or, while that rests, the lane, first wins the right to (`_may_answer`), so that there is one.
+training thread or, while that rests, the lane, first wins the right to (`Closing.may_answer`), so that there is one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from threading import Lock
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, Draft, State
-from gossamer.core.contracts import Context, Echo
-from gossamer.core.moments import Moment, ask, sent
-from gossamer.core.schedule import Loop, Place
-from gossamer.core.verbs import Handle, Program, all_reduce, claim, closed, join, now, start
-from gossamer.kernels.finite import all_finite, peak
-from gossamer.schedules.merging import Merge
-from gossamer.schedules.rounds import OuterStep
-
-NEVER = 1e6  # seconds that a rank waits which has not taken a step yet: others will say when it is enough
-
-
-class Rule(NamedTuple):
-    """When a round opens, when it closes, and what is made of it."""
-
-    slot: int  # steps from a rank's last round to the next one that it opens
-    quorum: int
-    least: int
-    overlap: int
-    grace: float
-    keeps: bool
-    weigh: Callable[[int, float], float]  # steps, and what they count, since they were merged last
-    merge: Merge
-    outer: OuterStep
-
-
-class Offer(NamedTuple):
-    """How far a learner has come with each block since it was merged last, what that weighs, and when its device has it."""
-
-    moved: list[Tensor]
-    weight: float
-    ready: Moment
-
-
-@dataclass(eq=False)
-class Round:
-    """What the head of this file says of it."""
-
-    number: int  # 1 at the first
-    offer: Offer | None = None
-    answered: bool = False
-    opened: bool = False
-    closed: bool = False
-
-
-class Settled(NamedTuple):
-    """What a round's program returns: means the same on all ranks, and their peaks, which are still their device's."""
-
-    means: list[Tensor]
-    largest: Tensor
-    members: tuple[int, ...]
-    merged: bool  # this rank's offer is among them
-    follows: "Waiting"
-
-
-class Waiting(NamedTuple):
-    """A round, and the program that settles it."""
-
-    round: Round
-    handle: Handle[Settled]
-
+from gossamer.core.moments import Moment, ask
+from gossamer.core.schedule import Loop
+from gossamer.core.verbs import Program, claim, join, now
+from gossamer.kernels.finite import all_finite
+from gossamer.schedules.closing import Closing, Offer, Round, Rule, Waiting
 
 Landing = Literal["", "progress", "anchor"]
 LANDINGS: tuple[Landing, ...] = ("", "progress", "anchor")
@@ -112,28 +55,26 @@ class Fragment:
 
 
 class Learner:
-    """Keeps one program per round waiting on the lane; each starts its successor, so that a rank that computes still answers."""
+    """The training thread's side: it counts steps, answers, and lands what the lane has closed."""
 
     def __init__(self, loop: Loop, parts: Sequence[Loop], rule: Rule, lane: str) -> None:
-        self._loop, self._rule, self._lane = loop, rule, lane
+        self._loop, self._rule = loop, rule
         self._fragments = [Fragment(part) for part in parts]
-        self._lock, self._resting = Lock(), False
+        self._closing = Closing(loop, parts, rule, lane)
         self._steps = 0  # of this rank, since it began
         self._since = (loop.step - 1) % rule.slot  # those since it last answered or landed
         self._due: int | None = None  # the step at which what it answered lands
         self._sent: tuple[int, float] | None = None  # steps and tokens of what it answered, until that is settled
         self._timed: tuple[float, int] = (0.0, 0)  # when computing began, and after which step
-        self._pace, self._travel = NEVER, 0.0  # seconds of a step of this rank, and of the last round's exchange
         self._number = self._restore()
         self._now: Waiting | None = None
-        self._latest = Round(0)  # that the lane waits for
 
     # -- the training thread -------------------------------------------------------------------------------------------
 
     def open(self) -> Program[None]:
         """Start waiting for the first round."""
         self._timed = (yield from now()), self._steps
-        self._now = yield from self._wait(self._number)
+        self._now = yield from self._closing.wait(self._number)
 
     def step_is_done(self) -> Program[None]:
         """Count it; land what is due, and answer if a round is open, or open one."""
@@ -143,7 +84,7 @@ class Learner:
             fragment.steps += 1
             fragment.tokens += self._loop.weight
         began, before = self._timed
-        self._pace = ((yield from now()) - began) / (self._steps - before)
+        self._closing.pace = ((yield from now()) - began) / (self._steps - before)
         yield from self._land_if_due()
         while self._due is None and self._waiting.round.closed and self._waiting.handle.done():
             yield from self._take()
@@ -154,12 +95,12 @@ class Learner:
 
     def rest(self) -> Program[None]:
         """Wait for nobody, and let nobody wait: answer what is open, and leave it to the lane to answer from now on."""
-        self._resting = True
-        latest = self._latest
+        self._closing.resting = True
+        latest = self._closing.latest
         if latest.opened and not latest.closed:
             if latest is self._waiting.round and self._due is None:
                 yield from self._answer()
-            yield from self._pass(latest)
+            yield from self._closing.pass_by(latest)
 
     def settle(self, said: int) -> Program[None]:
         """All ranks rest: take what has closed, and what is open. Nothing lands, for now is not the time to write parameters.
@@ -172,9 +113,9 @@ class Learner:
         if opened and self._waiting.round.number == number:
             if self._due is None and not self._waiting.round.closed:
                 yield from self._answer()
-            yield from self._pass(self._waiting.round)
+            yield from self._closing.pass_by(self._waiting.round)
             yield from self._take()
-        self._resting = False
+        self._closing.resting = False
         self.keep()
 
     def say(self) -> int:
@@ -206,13 +147,13 @@ class Learner:
             self._since, self._due = 0, self._steps
             self._loop.give_up()
             return
-        if not self._may_answer(round):
+        if not self._closing.may_answer(round):
             return
         self._since, self._due = 0, self._steps + self._rule.overlap
         self._sent = fragment.steps, fragment.tokens
         if fragment.steps:
             round.offer = Offer(self._moved(fragment, held), self._rule.weigh(*self._sent), Moment(held[0].device))
-        yield from claim(_name(round))
+        yield from claim(round.name)
 
     def _moved(self, fragment: Fragment, held: Sequence[Tensor]) -> list[Tensor]:
         """How far a fragment has moved away from the anchor; what it is now is remembered until it lands."""
@@ -222,16 +163,6 @@ class Learner:
             state["start"] = x
             moved.append(torch.sub(state["anchor"], x, out=place.layout.buffers.like(x)))
         return moved
-
-    def _pass(self, round: Round) -> Program[None]:
-        """Answer that this rank has nothing to offer, if it has not answered."""
-        if self._may_answer(round):
-            yield from claim(_name(round))
-
-    def _may_answer(self, round: Round) -> bool:
-        with self._lock:
-            first, round.answered = not round.answered, True
-        return first
 
     def _land_if_due(self) -> Program[None]:
         if self._due is None or self._steps < self._due:
@@ -308,90 +239,6 @@ class Learner:
             fragment.merged, fragment.landing = int(state["merged"]), LANDINGS[int(state["landing"])]
         return number
 
-    # -- on the lane -------------------------------------------------------------------------------------------------
-
-    def _wait(self, number: int) -> Program[Waiting]:
-        self._latest = round = Round(number)
-        label = self._fragment(round).loop.places[0].layout.name
-        handle = yield from start(self._settle(round), label, number * self._rule.slot, self._lane)
-        return Waiting(round, handle)
-
-    def _settle(self, round: Round) -> Program[Settled]:
-        members = yield from self._close(round)
-        offer = round.offer if self._loop.rank in members else None
-        began = yield from now()
-        means, largest = yield from self._average(self._fragment(round).loop, offer, round.number * self._rule.slot)
-        self._travel = (yield from now()) - began
-        follows = yield from self._wait(round.number + 1)
-        return Settled(means, largest, members, offer is not None, follows)
-
-    def _close(self, round: Round) -> Program[tuple[int, ...]]:
-        """Who has answered, in rank order: the first of them, and those who come while there is time."""
-        quorum, size, name = self._rule.quorum, self._loop.size, _name(round)
-        yield from closed(name, 1)
-        round.opened = True
-        began = yield from now()
-        if self._resting:
-            yield from self._pass(round)
-        members = yield from closed(name, quorum)
-        if self._rule.grace and quorum < size:
-            window = self._window((yield from now()) - began)
-            members = yield from closed(name, size, ((window, quorum),))
-        round.closed = True
-        return tuple(sorted(members))
-
-    def _window(self, waited: float) -> float:
-        """How long this rank would wait for others: a part of what is left until what it offered is to land."""
-        slack = self._rule.overlap * self._pace - waited - self._travel
-        return min(self._rule.grace * max(slack, 0.0), NEVER)
-
-    def _average(self, part: Loop, offer: Offer | None, step: int) -> Program[tuple[list[Tensor], Tensor]]:
-        """The weighted mean of all offers, through memory and exchange, and its peaks; those who offer nothing send zeros, and
-        keep what they owe. The host asks the device nothing here.
-        """
-        if offer is not None:
-            offer.ready.precedes()  # this lane began long before
-        weights, lengths = yield from self._tell(part, offer)
-        total, merge = weights.sum(), self._rule.merge
-        share = weights[part.rank].mul(part.size).div(total)
-        means, drafts, peaks = list[Tensor](), list[Draft](), list[Tensor]()
-        for i, place in enumerate(part.places):
-            flat = place.empty()
-            if offer is not None:
-                flat = merge.given(offer.moved[i], place.layout).mul_(share.to(flat.dtype))
-            kept = Draft(place.states["memory"] if offer is not None else State())
-            carried = Draft(place.states["exchange"])
-            mean = yield from self._send(part, place, flat, kept, carried, step, offer is not None)
-            means.append(merge.made(mean, place.layout, lengths[i].div(total)))
-            peaks.append(peak(means[-1]).double().view(1))
-            drafts += [kept, carried] if offer is not None else [carried]
-        largest = torch.cat(peaks)
-        for draft in drafts:
-            draft.commit_if(largest.isfinite().all())
-        return means, largest
-
-    def _send(
-        self, part: Loop, place: Place, flat: Tensor, kept: State, carried: State, step: int, measures: bool
-    ) -> Program[Tensor]:
-        def send(block: Block, context: Context) -> Program[Echo]:
-            echo = yield from place.exchange.average(block, carried, context)
-            if measures and part.measures(step):
-                part.measure(block, echo.add_sent)
-            return echo
-
-        return (yield from place.memory.around(Block(flat, place.layout), kept, send, part.context(step)))
-
-    def _tell(self, part: Loop, offer: Offer | None) -> Program[tuple[Tensor, list[Tensor]]]:
-        """What every rank's offer weighs, and the weighted sum of how long each tensor is, as far as the merge asks."""
-        device, size = part.places[0].device, part.size
-        mine, weight = torch.zeros(size, dtype=torch.float64), 0.0 if offer is None else offer.weight
-        mine[part.rank] = weight
-        moved = offer.moved if offer is not None else [place.empty() for place in part.places]
-        lengths = [self._rule.merge.lengths(m, place.layout) for m, place in zip(moved, part.places)]
-        told = yield from all_reduce(torch.cat([sent(mine, device), *(n.mul(weight) for n in lengths)]))
-        weights, *found = told.split([size, *(n.numel() for n in lengths)])
-        return weights, found
-
     def _fragment(self, round: Round) -> Fragment:
         return self._fragments[(round.number - 1) % len(self._fragments)]
 
@@ -399,7 +246,3 @@ class Learner:
     def _waiting(self) -> Waiting:
         assert self._now is not None, "the learner was never opened"
         return self._now
-
-
-def _name(round: Round) -> str:
-    return f"round/{round.number}"

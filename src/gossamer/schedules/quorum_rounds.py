@@ -14,7 +14,8 @@ from gossamer.core.terms import Term, bars
 from gossamer.core.verbs import Descend, Program, all_reduce
 from gossamer.core.world import World
 from gossamer.schedules import fragments as pieces
-from gossamer.schedules.learners import Learner, Rule
+from gossamer.schedules.closing import Rule
+from gossamer.schedules.learners import Learner
 from gossamer.schedules.merging import Merge
 from gossamer.schedules.rounds import OuterStep, remember_anchor
 from gossamer.schedules.streaming import fragments_of
