@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.marked import PATIENCE, Marked
+from tests.listening import listeners
+from tests.marked import PATIENCE, Marked, wait_for
 
 from gossamer.cli.app import run
 
@@ -50,6 +51,14 @@ class Shell(Marked):
             if f"RANK={number}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 return pid
         raise AssertionError(self.processes())
+
+    def expect_to_be_closed(self, process: "subprocess.Popen[str]") -> None:
+        """Nobody on another machine can reach what a command and its two ranks listen on."""
+        # All have found each other once each rank listens for its peers; and the store is there before.
+        wait_for(lambda: len({x.pid for x in listeners(self.processes())} & set(self.ranks())) == 2)
+        seen = listeners(self.processes())
+        assert {x.pid for x in seen} == {process.pid, *self.ranks()}
+        assert [x for x in seen if x.open_to_others] == []
 
     def await_steps(self, process: "subprocess.Popen[str]") -> None:
         """Wait until a command with --json tells of its first step."""

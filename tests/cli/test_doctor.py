@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from tests.cli.conftest import Shell
-from tests.marked import wait_for
 
 from gossamer.cli import doctor
 from gossamer.core.errors import PeerError
@@ -141,7 +140,7 @@ def test_a_doctor_that_is_stopped_leaves_nothing(shell: Shell, number: int) -> N
     temporary.mkdir()
     shell.environment |= {"TMPDIR": str(temporary)}
     process = shell.start("doctor")
-    wait_for(lambda: len(shell.ranks()) == 2)
+    shell.expect_to_be_closed(process)
     process.send_signal(number)
     _, err = process.communicate(timeout=100)
     shell.expect_nothing()

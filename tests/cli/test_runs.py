@@ -143,6 +143,8 @@ def test_sigterm_ends_all_ranks_within_seconds_and_leaves_a_valid_report(
     process = shell.start("train", "terngrad", *FOREVER, *network, "--out", "x", "--json")
     shell.await_steps(process)
     assert len(shell.ranks()) == 2
+    if not network:
+        shell.expect_to_be_closed(process)
     began = time.monotonic()
     os.killpg(process.pid, signal.SIGTERM)
     time.sleep(0.2)

@@ -10,7 +10,7 @@ from tests.gang import free_port
 pytestmark = pytest.mark.gang
 
 LEAVING = """
-import os, sys, warnings
+import gc, os, sys, warnings
 warnings.simplefilter("error")
 import torch, torch.distributed as dist
 from gossamer.core.verbs import all_reduce, claim, closed
@@ -18,6 +18,7 @@ from gossamer.fabrics.torch import TorchFabric
 
 folder, *plans = sys.argv[1:]
 torch.set_num_threads(1)
+gc.freeze()  # what all begin with is not looked through by each as it ends, which takes a second
 warnings.filterwarnings("ignore", ".*fork")
 born = {}
 for plan in plans:  # what takes seconds to load is loaded once, for all ranks of all plans

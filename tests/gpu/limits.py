@@ -44,6 +44,7 @@ KEPT = {
     "diloco": 12,  # anchor, velocity
     "streaming_diloco": 16,  # anchor, velocity, message
     "eager_diloco": 28,  # anchor, velocity, agreed, pace, own, message
+    "decoupled_diloco": 24,  # anchor, velocity, start, message, and what the next one is made of
     "sparse_loco": 12,  # anchor, residual
     "lookahead": 8,  # anchor
     "minibatch": 4,
@@ -105,7 +106,9 @@ def syncs(recipe: Recipe) -> float:
         return 2  # once more before it claims its place: who is first is for the devices to say
     if not (recipe.schedule.averages_gradients or recipe.schedule.mixes or "push_sum" in repr(recipe)):
         every = getattr(recipe.schedule, "every", 1)
-        fragments = min(every, 2) if hasattr(recipe.schedule, "fragments") else 1  # each lands by itself
+        if recipe.schedule.own_pace:
+            return 2 / every  # once more before it claims its place
+        fragments = min(every, 2) if getattr(recipe.schedule, "fragments", 1) is None else 1  # each lands by itself
         return (fragments + recipe.controller.hears_loss) / every
     if "reunites" in recipe.schedule.traits:
         return 1 + 1 / recipe.schedule.period

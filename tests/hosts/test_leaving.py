@@ -13,11 +13,14 @@ from tests.gang import free_port
 pytestmark = pytest.mark.gang
 
 TRAINING = """
-import multiprocessing, os, sys, time, warnings
+import gc, multiprocessing, os, sys, time, warnings
 warnings.simplefilter("error")
 import torch, torch.distributed as dist
 import gossamer
+from gossamer import kernels, recipes
 gossamer.attach, torch.optim.SGD([torch.zeros(1)]).zero_grad()  # what takes seconds to load is loaded once, for all ranks
+kernels.warmup()
+gc.freeze()  # what all begin with is not looked through by each as it ends, which takes a second
 
 folder, *plans = sys.argv[1:]
 torch.set_num_threads(1)
@@ -36,7 +39,7 @@ for plan in plans:  # all at once: they wait more than they compute
 else:
     for child, name in born.items():
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        open(name, "a").write(f"ended with {code}")
+        open(name, "a").write(f"\\nended with {code}")
     sys.exit()
 os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), 1)
 os.dup2(1, 2)
@@ -77,6 +80,9 @@ PLANS = [
     ("ad_psgd", 5, ""),  # the last rank answers the first, or asks them
 ]
 
+# Of gloo; and of triton's bindings, to which what is frozen looks as if it had leaked.
+NOT_OURS = ("hostname", "nanobind", " - leaked ", " - ... skipped", "refleaks")
+
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -99,4 +105,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_straggler_ends_as_well_as_those_who_left_before_it(ended: Path, recipe: str, steps: int, how: str) -> None:
     for rank in range(4):
         said = (ended / f"{' '.join([recipe, *how.split()])}-{rank}").read_text().splitlines()
-        assert [line for line in said if "hostname" not in line] == [str(steps), "ended with 0"]
+        assert [line for line in said if line and not any(word in line for word in NOT_OURS)] == [
+            str(steps),
+            "ended with 0",
+        ]

@@ -12,7 +12,18 @@ from gossamer.core.errors import AttachError, RecipeError
 from gossamer.hosts.ddp import check as check_hook
 from gossamer.recipe import Recipe
 
-SUMMED = ("int8()", "fp8()", "natural()", "sign()", "sign_columns()", "strom(0.1)", "adacomp()")
+SUMMED = (
+    "int8()",
+    "fp8()",
+    "natural()",
+    "sign()",
+    "sign_columns()",
+    "strom(0.1)",
+    "adacomp()",
+    "bernoulli()",
+    "dct_topk()",
+    "tile_topk()",
+)
 BIASED = (  # each needs a memory
     "scatter(sign())",
     "scatter(sign(scale='l2'))",
@@ -22,8 +33,12 @@ BIASED = (  # each needs a memory
     "allreduce(randk())",
     "allreduce(gradiveq())",
     "gtopk + none()",
+    "onebit_sgd + none()",
+    "gather(dropping())",
+    "gather(dct_topk())",
+    "gather(tile_topk())",
 )
-KEPT = ("ef_signsgd", "onebit_sgd", "gtopk", "dgc", "ef21", "strom(0.1)", "adacomp", "randk", "gradiveq")
+KEPT = ("ef_signsgd", "onebit_sgd", "gtopk", "dgc", "ef21", "strom(0.1)", "adacomp", "randk", "gradiveq", "demo")
 
 REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     # what is said of a codec and is not so
@@ -59,12 +74,25 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "signsgd + every_step(l1=0.1)": ("gradient's length", "leave l1 out"),
     "signsgd + local_sgd(4)": ("under local_sgd(4) there is none", "every_step()"),
     "signsgd + gossip()": ("would send nothing", "choco()"),
+    "demo + every_step(l1=0.1)": ("gradient's length", "leave l1 out"),
+    "demo + local_sgd(4)": ("under local_sgd(4) there is none", "every_step()"),
+    "demo + momentum_correction(0.9)": ("would stop all momentum", "masking=False"),
+    "signsgd + delayed()": ("a step may have none", "use every_step()"),
+    "onebit_adam(3) + delayed()": ("a step may have none", "use every_step()"),
+    # an exchange of another form than its codec's
+    "gather(gradiveq())": ("only their sum can be read", "use allreduce(gradiveq())"),
+    "gtopk + diana()": ("needs an unbiased exchange", "use error_feedback()"),
+    "randk + diana()": ("needs an unbiased exchange", "use error_feedback()"),
     "ef_signsgd + local_sgd(4)": ("in units of the update", "error_feedback()"),
 }
 REFUSED.update({f"allreduce({c})": ("cannot be summed on their way", f"use scatter({c})") for c in SUMMED})
 REFUSED.update(dict.fromkeys(BIASED, ("is biased", "error_feedback()")))
 REFUSED.update({f"{p} + first()": ("would be lost silently", "drop the memory") for p in KEPT})
 REFUSED.update({f"{p} + gossip()": ("the error does not vanish", "drop the memory") for p in KEPT})
+
+REFUSED.update({f"{p} + pairwise()": ("what one of them did not get another would", "drop the memory") for p in KEPT})
+for _exact in ("int8", "fp8", "natural"):  # codecs that need no memory
+    REFUSED[f"{_exact} + gossip()"] = REFUSED[f"{_exact} + pairwise()"] = ("would send nothing", "choco()")
 
 
 @pytest.mark.parametrize("text", REFUSED)

@@ -17,7 +17,6 @@ from tests.worker.gym import (
     same_memory,
     saved,
     sgd,
-    spoiled,
     train,
 )
 from torch import Tensor, nn
@@ -96,11 +95,13 @@ def test_fewer_with_all_in_time_is_as_if_all_were_waited_for() -> None:
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seconds", [one_slow, spikes])
-@pytest.mark.parametrize("carrier", ["allreduce", "scatter(qsgd(bits=4, bucket=16)) + error_feedback()"])
+@pytest.mark.parametrize(
+    ("carrier", "seconds"),
+    [("allreduce", one_slow), ("scatter(qsgd(bits=4, bucket=16)) + error_feedback()", spikes)],
+)
 def test_a_slow_machine_holds_up_nobody_else(carrier: str, seconds: Callable[[int, int], float]) -> None:
     """The undisturbed step takes a second, and a little for what cannot be hidden; DDP takes as long as the slowest."""
-    steps, network = 60, Network(latency=0.01)
+    steps, network = 36, Network(latency=0.01)
     own = [sum(seconds(r, s) for s in range(1, steps + 1)) for r in range(4)]
     undisturbed = make(f"{carrier} + quorum_rounds(6, quorum=2)", 4)
     train(undisturbed, pull, steps, network, even)
@@ -225,10 +226,16 @@ def test_what_error_feedback_keeps_of_a_late_rank_stays() -> None:
 
 
 def test_a_rank_whose_model_is_not_finite_returns_to_the_anchor_and_spoils_nothing() -> None:
+    def backward(model: nn.Module, rank: int, step: int) -> float:
+        if (rank, step) == (2, 2):
+            with torch.no_grad():
+                model.get_parameter("matrix")[0, 0] = float("inf")
+        return pull(model, rank, step)
+
     ranks = make("decoupled_diloco(3)", 4)
-    train(ranks, spoiled([(2, 2)], float("nan")), 14)
-    assert all(p.isfinite().all() for p in parameters(ranks))
-    assert [r.worker.skipped for r in ranks] == [0, 0, 1, 0] or ranks[2].worker.dropped_rounds == 1
+    train(ranks, backward, 14)
+    assert all(p.isfinite().all() for p in [*parameters(ranks), *map(anchors, ranks)])
+    assert [r.worker.dropped_rounds for r in ranks] == [0, 0, 1, 0]
 
 
 def test_it_learns_though_one_rank_is_slow() -> None:
@@ -242,15 +249,10 @@ def test_it_learns_though_one_rank_is_slow() -> None:
 
 def merged(merge: Merge, layout: Layout, *moved: Tensor) -> Tensor:
     weights = [1.0, 3.0, 2.0][: len(moved)]
-    lengths = [merge.lengths(m.clone(), _place(layout)) * w for m, w in zip(moved, weights)]
+    lengths = [merge.lengths(m, layout) * w for m, w in zip(moved, weights)]
     given = [merge.given(m.clone(), layout) * w for m, w in zip(moved, weights)]
     total = sum(weights)
-    return merge.made(torch.stack(given).sum(0) / total, layout, torch.stack(lengths).sum(0), total)
-
-
-class _place:
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    return merge.made(torch.stack(given).sum(0) / total, layout, torch.stack(lengths).sum(0) / total)
 
 
 def test_a_radial_mean_is_the_mean_of_directions_as_long_as_lengths_are() -> None:
@@ -268,7 +270,7 @@ def test_a_radial_mean_of_one_or_of_alike_is_the_mean_and_opposites_stand_still(
     a = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
     torch.testing.assert_close(merged(merge, layout, a), a)
     torch.testing.assert_close(merged(merge, layout, a, 2 * a), (a + 3 * 2 * a) / 4)
-    opposite = merge.made(torch.zeros(4, dtype=torch.float64), layout, torch.ones(1, dtype=torch.float64), 2.0)
+    opposite = merge.made(torch.zeros(4, dtype=torch.float64), layout, torch.ones(1, dtype=torch.float64))
     assert not opposite.any()
     assert not merged(merge, layout, torch.zeros(4, dtype=torch.float64)).any()
 

@@ -28,10 +28,14 @@ class Delayed(Schedule):
     Under plain SGD and a curvature c it is stable if lr c < 1, half of what a gradient of this step allows. A rank alone has
     nothing to wait for, and trains plainly.
 
-    Use: where averages take as long as computing, at a learning rate that has room: replicas stay equal, and the wait is hidden.
+    Use: where averages take as long as computing, with little momentum: replicas stay equal, and the wait is hidden.
 
-    Not for: learning rates at the edge of what is stable, nor much momentum, which makes a delay count for more. Nor exchanges
-    that take much longer than a step: fewer bytes, or local steps, are what helps then.
+    Not for: a learning rate left as it was, nor much momentum, which makes a delay count for more. Nor exchanges that take much
+    longer than a step: fewer bytes, or local steps, are what helps then.
+
+    48 steps of `lm` on two simulated ranks, one seed, the mean loss of the last 8: by SGD without momentum at rate .25 it was 5.63,
+    and without the delay 5.52; at .5, 6.06 and 5.40. With momentum .9 at rate .025 5.93 and 5.65; at .05, 6.10 and 5.44; at .1,
+    the workload's own, it ran away: 9.80 and 5.31. `qsgd` was at .025 as the dense one.
 
     Wire: the exchange's bytes at every step, hidden behind computing.
 

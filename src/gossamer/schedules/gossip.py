@@ -7,7 +7,7 @@ from gossamer.core.contracts import Mixer
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.schedule import Loop, Schedule, Share
-from gossamer.core.terms import Term, bars, needs
+from gossamer.core.terms import Term
 from gossamer.core.verbs import Descend, Program
 from gossamer.mixers import PushSum
 from gossamer.schedules import mixing
@@ -71,20 +71,12 @@ class Gossip(Schedule):
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        return (
-            bars(
-                "memory",
-                because="{memory} under {schedule}: with changing neighbours the error does not vanish, and push-sum "
-                "conserves mass per coordinate; drop the memory, or compress with gossip(choco(topk()))",
-            ),
-            bars("singles out", because="{rules} cannot single out parameters under {schedule}: x and w travel as one"),
-            bars("control", because="{controller} has no knob to turn under {schedule}"),
-            needs(
-                "exact",
-                because="{exchange} under {schedule} would send nothing: whole models go from neighbour to neighbour, "
-                "uncompressed; use 'allreduce(fp32()) + {schedule}', with choco() for its mixer to compress, or "
-                "'{exchange} + slowmo(48)'",
-            ),
+        return mixing.whole_models(
+            "with changing neighbours the error does not vanish, and push-sum conserves mass per coordinate; drop the memory, or "
+            "compress with gossip(choco(topk()))",
+            "x and w travel as one",
+            "neighbour to neighbour, uncompressed; use 'allreduce(fp32()) + {schedule}', with choco() for its mixer to compress, "
+            "or '{exchange} + slowmo(48)'",
         )
 
     @property

@@ -1,6 +1,5 @@
 """Hierarchical local SGD: neighbours average often, where links are fast, and all ranks now and then."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, final
 
@@ -11,18 +10,19 @@ from gossamer.core.groups import within
 from gossamer.core.halves import rest, until_descend
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.schedule import Loop, Schedule, Share
+from gossamer.core.schedule import Loop, Schedule
 from gossamer.core.terms import Term, bars
 from gossamer.core.verbs import Descend, Program
 from gossamer.exchanges import AllReduced
 from gossamer.exchanges.as_one import Node
+from gossamer.schedules.going_on import GoesOn
 
 _DENSE = AllReduced(FP32())
 
 
 @final
 @part("hierarchical", sample="hierarchical(2, 2, local_sgd(4))")
-class Hierarchical(Schedule):
+class Hierarchical(GoesOn):
     """Every `near` steps, models of `ranks` neighbours are averaged densely; all ranks meet as `then` says.
 
     x_i = mean over i's group of x_j, after the optimizer's step and before whatever `then` does at it. Where `then` ends a
@@ -67,18 +67,6 @@ class Hierarchical(Schedule):
         return (*self.then.terms, bars("control", because=because))
 
     @property
-    def works_alone(self) -> bool:
-        return self.then.works_alone
-
-    @property
-    def follows_rate(self) -> bool:
-        return self.then.follows_rate
-
-    @property
-    def period(self) -> int:
-        return self.then.period
-
-    @property
     def prelude(self) -> int:
         return self.then.prelude
 
@@ -90,17 +78,11 @@ class Hierarchical(Schedule):
         nodes = [Node.of(first, size, self.ranks).ranks for first in range(0, size, self.ranks)]
         return tuple(dict.fromkeys([*(node for node in nodes if len(node) > 1), *super().groups(size)]))
 
-    def fragment_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, int]:
-        return self.then.fragment_of(shapes)
-
     def ends_round(self, step: int) -> bool:
         return self.then.ends_round(step)
 
     def equal(self, step: int) -> bool:
         return self.then.equal(step)
-
-    def judged(self, loop: Loop) -> list[Share] | None:
-        return self.then.judged(loop)
 
     def step(self, loop: Loop) -> Program[None]:
         steps = self.then.step(loop)

@@ -3,78 +3,22 @@
 Who may touch what: the training thread alone writes parameters, the schedule's states and a `Fragment`. Of a `Round` it writes
 `offer`, before it claims a ticket; the lane reads that once enough tickets are drawn, and never else. The lane writes `opened`
 and `closed`, each once; the training thread only asks, and both answers are right. Whoever draws this rank's ticket, the
-training thread or, while that rests, the lane, first wins the right to (`_may_answer`), so that there is one.
+training thread or, while that rests, the lane, first wins the right to (`Closing.may_answer`), so that there is one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from threading import Lock
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, Draft, State
-from gossamer.core.contracts import Context, Echo
-from gossamer.core.moments import Moment, ask, sent
-from gossamer.core.schedule import Loop, Place
-from gossamer.core.verbs import Handle, Program, all_reduce, claim, closed, join, now, start
-from gossamer.kernels.finite import all_finite, peak
-from gossamer.schedules.merging import Merge
-from gossamer.schedules.rounds import OuterStep
-
-NEVER = 1e6  # seconds that a rank waits which has not taken a step yet: others will say when it is enough
-
-
-class Rule(NamedTuple):
-    """When a round opens, when it closes, and what is made of it."""
-
-    slot: int  # steps from a rank's last round to the next one that it opens
-    quorum: int
-    least: int
-    overlap: int
-    grace: float
-    keeps: bool
-    weigh: Callable[[int, float], float]  # steps, and what they count, since they were merged last
-    merge: Merge
-    outer: OuterStep
-
-
-class Offer(NamedTuple):
-    """How far a learner has come with each block since it was merged last, what that weighs, and when its device has it."""
-
-    moved: list[Tensor]
-    weight: float
-    ready: Moment
-
-
-@dataclass(eq=False)
-class Round:
-    """What the head of this file says of it."""
-
-    number: int  # 1 at the first
-    offer: Offer | None = None
-    answered: bool = False
-    opened: bool = False
-    closed: bool = False
-
-
-class Settled(NamedTuple):
-    """What a round's program returns: means the same on all ranks, None where they are not finite."""
-
-    means: list[Tensor] | None
-    members: tuple[int, ...]
-    merged: bool  # this rank's offer is among them
-    follows: "Waiting"
-
-
-class Waiting(NamedTuple):
-    """A round, and the program that settles it."""
-
-    round: Round
-    handle: Handle[Settled]
-
+from gossamer.core.moments import Moment, ask
+from gossamer.core.schedule import Loop
+from gossamer.core.verbs import Program, claim, join, now
+from gossamer.kernels.finite import all_finite
+from gossamer.schedules.closing import Closing, Offer, Round, Rule, Waiting
 
 Landing = Literal["", "progress", "anchor"]
 LANDINGS: tuple[Landing, ...] = ("", "progress", "anchor")
@@ -111,28 +55,26 @@ class Fragment:
 
 
 class Learner:
-    """Keeps one program per round waiting on the lane; each starts its successor, so that a rank that computes still answers."""
+    """The training thread's side: it counts steps, answers, and lands what the lane has closed."""
 
     def __init__(self, loop: Loop, parts: Sequence[Loop], rule: Rule, lane: str) -> None:
-        self._loop, self._rule, self._lane = loop, rule, lane
+        self._loop, self._rule = loop, rule
         self._fragments = [Fragment(part) for part in parts]
-        self._lock, self._resting = Lock(), False
+        self._closing = Closing(loop, parts, rule, lane)
         self._steps = 0  # of this rank, since it began
         self._since = (loop.step - 1) % rule.slot  # those since it last answered or landed
         self._due: int | None = None  # the step at which what it answered lands
         self._sent: tuple[int, float] | None = None  # steps and tokens of what it answered, until that is settled
         self._timed: tuple[float, int] = (0.0, 0)  # when computing began, and after which step
-        self._pace, self._travel = NEVER, 0.0  # seconds of a step of this rank, and of the last round's exchange
         self._number = self._restore()
         self._now: Waiting | None = None
-        self._latest = Round(0)  # that the lane waits for
 
     # -- the training thread -------------------------------------------------------------------------------------------
 
     def open(self) -> Program[None]:
         """Start waiting for the first round."""
         self._timed = (yield from now()), self._steps
-        self._now = yield from self._wait(self._number)
+        self._now = yield from self._closing.wait(self._number)
 
     def step_is_done(self) -> Program[None]:
         """Count it; land what is due, and answer if a round is open, or open one."""
@@ -142,7 +84,7 @@ class Learner:
             fragment.steps += 1
             fragment.tokens += self._loop.weight
         began, before = self._timed
-        self._pace = ((yield from now()) - began) / (self._steps - before)
+        self._closing.pace = ((yield from now()) - began) / (self._steps - before)
         yield from self._land_if_due()
         while self._due is None and self._waiting.round.closed and self._waiting.handle.done():
             yield from self._take()
@@ -153,12 +95,12 @@ class Learner:
 
     def rest(self) -> Program[None]:
         """Wait for nobody, and let nobody wait: answer what is open, and leave it to the lane to answer from now on."""
-        self._resting = True
-        latest = self._latest
+        self._closing.resting = True
+        latest = self._closing.latest
         if latest.opened and not latest.closed:
             if latest is self._waiting.round and self._due is None:
                 yield from self._answer()
-            yield from self._pass(latest)
+            yield from self._closing.pass_by(latest)
 
     def settle(self, said: int) -> Program[None]:
         """All ranks rest: take what has closed, and what is open. Nothing lands, for now is not the time to write parameters.
@@ -171,9 +113,9 @@ class Learner:
         if opened and self._waiting.round.number == number:
             if self._due is None and not self._waiting.round.closed:
                 yield from self._answer()
-            yield from self._pass(self._waiting.round)
+            yield from self._closing.pass_by(self._waiting.round)
             yield from self._take()
-        self._resting = False
+        self._closing.resting = False
         self.keep()
 
     def say(self) -> int:
@@ -194,23 +136,24 @@ class Learner:
         return round.opened and not round.closed and self._fragment(round).steps >= self._rule.least
 
     def _answer(self) -> Program[None]:
-        """Offer how far this rank has come, and claim a ticket; not before its device has it."""
+        """Offer how far this rank has come, and claim a ticket."""
         round = self._waiting.round
         fragment = self._fragment(round)
         held = fragment.loop.parameters()
-        if not all_finite(held):
+        if not all_finite(
+            held
+        ):  # which is known when the device has come so far: it is for devices to say who is first
             fragment.forget()
             self._since, self._due = 0, self._steps
             self._loop.give_up()
             return
-        if not self._may_answer(round):
+        if not self._closing.may_answer(round):
             return
         self._since, self._due = 0, self._steps + self._rule.overlap
         self._sent = fragment.steps, fragment.tokens
         if fragment.steps:
             round.offer = Offer(self._moved(fragment, held), self._rule.weigh(*self._sent), Moment(held[0].device))
-            round.offer.ready.wait()
-        yield from claim(_name(round))
+        yield from claim(round.name)
 
     def _moved(self, fragment: Fragment, held: Sequence[Tensor]) -> list[Tensor]:
         """How far a fragment has moved away from the anchor; what it is now is remembered until it lands."""
@@ -220,16 +163,6 @@ class Learner:
             state["start"] = x
             moved.append(torch.sub(state["anchor"], x, out=place.layout.buffers.like(x)))
         return moved
-
-    def _pass(self, round: Round) -> Program[None]:
-        """Answer that this rank has nothing to offer, if it has not answered."""
-        if self._may_answer(round):
-            yield from claim(_name(round))
-
-    def _may_answer(self, round: Round) -> bool:
-        with self._lock:
-            first, round.answered = not round.answered, True
-        return first
 
     def _land_if_due(self) -> Program[None]:
         if self._due is None or self._steps < self._due:
@@ -247,19 +180,19 @@ class Learner:
         settled = yield from join(handle)
         self._now = settled.follows
         fragment, (sent, self._sent) = self._fragment(round), (self._sent, None)
-        before = [s["anchor"] for s in fragment.loop.states]
-        for place, mean in zip(fragment.loop.places, settled.means or []):
+        before, fine = [s["anchor"] for s in fragment.loop.states], all(map(isfinite, ask(settled.largest)))
+        for place, mean in zip(fragment.loop.places, settled.means if fine else []):
             self._rule.outer.take(place, mean, 1.0)
-        if settled.means is not None:
+        if fine:
             self._loop.accept(settled.members)
-        if settled.merged and settled.means is None:
+        if settled.merged and not fine:
             fragment.forget()
             self._loop.give_up()
         elif settled.merged and sent is not None:
             fragment.merged += sent[0]
             fragment.steps, fragment.tokens = fragment.steps - sent[0], fragment.tokens - sent[1]
             fragment.landing = "progress"
-        elif settled.means is not None:
+        elif fine:
             self._is_late(fragment, before)
         if self._due is None:
             self._since, self._due = 0, self._steps
@@ -306,91 +239,6 @@ class Learner:
             fragment.merged, fragment.landing = int(state["merged"]), LANDINGS[int(state["landing"])]
         return number
 
-    # -- on the lane -------------------------------------------------------------------------------------------------
-
-    def _wait(self, number: int) -> Program[Waiting]:
-        self._latest = round = Round(number)
-        label = self._fragment(round).loop.places[0].layout.name
-        handle = yield from start(self._settle(round), label, number * self._rule.slot, self._lane)
-        return Waiting(round, handle)
-
-    def _settle(self, round: Round) -> Program[Settled]:
-        members = yield from self._close(round)
-        offer = round.offer if self._loop.rank in members else None
-        began = yield from now()
-        means = yield from self._average(self._fragment(round).loop, offer, round.number * self._rule.slot)
-        self._travel = (yield from now()) - began
-        follows = yield from self._wait(round.number + 1)
-        return Settled(means, members, offer is not None, follows)
-
-    def _close(self, round: Round) -> Program[tuple[int, ...]]:
-        """Who has answered, in rank order: the first of them, and those who come while there is time."""
-        quorum, size, name = self._rule.quorum, self._loop.size, _name(round)
-        yield from closed(name, 1)
-        round.opened = True
-        began = yield from now()
-        if self._resting:
-            yield from self._pass(round)
-        members = yield from closed(name, quorum)
-        if self._rule.grace and quorum < size:
-            window = self._window((yield from now()) - began)
-            members = yield from closed(name, size, ((window, quorum),))
-        round.closed = True
-        return tuple(sorted(members))
-
-    def _window(self, waited: float) -> float:
-        """How long this rank would wait for others: a part of what is left until what it offered is to land."""
-        slack = self._rule.overlap * self._pace - waited - self._travel
-        return min(self._rule.grace * max(slack, 0.0), NEVER)
-
-    def _average(self, part: Loop, offer: Offer | None, step: int) -> Program[list[Tensor] | None]:
-        """The weighted mean of all offers, through memory and exchange; those who offer nothing send zeros, and keep what they owe."""
-        if offer is not None:
-            offer.ready.precedes()  # this lane began long before
-        merge, rank, size = self._rule.merge, part.rank, part.size
-        weights, lengths = yield from self._tell(part, offer)
-        total = sum(weights)
-        means, drafts, peaks = list[Tensor](), list[Draft](), list[Tensor]()
-        for i, place in enumerate(part.places):
-            flat = place.empty()
-            if offer is not None and total:
-                flat = merge.given(offer.moved[i], place.layout).mul_(size * weights[rank] / total)
-            kept = Draft(place.states["memory"] if offer is not None else State())
-            carried = Draft(place.states["exchange"])
-            mean = yield from self._send(part, place, flat, kept, carried, step, offer is not None)
-            means.append(merge.made(mean, place.layout, lengths[i], total))
-            peaks.append(peak(means[-1]))
-            drafts += [kept, carried] if offer is not None else [carried]
-        if not total or not all(map(isfinite, ask(*peaks))):
-            return None
-        for draft in drafts:
-            draft.commit()
-        return means
-
-    def _send(
-        self, part: Loop, place: Place, flat: Tensor, kept: State, carried: State, step: int, measures: bool
-    ) -> Program[Tensor]:
-        def send(block: Block, context: Context) -> Program[Echo]:
-            echo = yield from place.exchange.average(block, carried, context)
-            if measures and part.measures(step):
-                part.measure(block, echo.add_sent)
-            return echo
-
-        return (yield from place.memory.around(Block(flat, place.layout), kept, send, part.context(step)))
-
-    def _tell(self, part: Loop, offer: Offer | None) -> Program[tuple[list[float], list[Tensor]]]:
-        """What every rank's offer weighs, and how long each of their tensors is on average, as far as the merge asks."""
-        device, size = part.places[0].device, part.size
-        mine = torch.zeros(size, dtype=torch.float64)
-        if offer is not None:
-            mine[part.rank] = offer.weight
-        moved = offer.moved if offer is not None else [None] * len(part.places)
-        lengths = [self._rule.merge.lengths(m, place) for m, place in zip(moved, part.places)]
-        weight = 0.0 if offer is None else offer.weight
-        told = yield from all_reduce(torch.cat([sent(mine, device), *(n.mul(weight) for n in lengths)]))
-        weights, *found = told.split([size, *(n.numel() for n in lengths)])
-        return ask(weights), found
-
     def _fragment(self, round: Round) -> Fragment:
         return self._fragments[(round.number - 1) % len(self._fragments)]
 
@@ -398,7 +246,3 @@ class Learner:
     def _waiting(self) -> Waiting:
         assert self._now is not None, "the learner was never opened"
         return self._now
-
-
-def _name(round: Round) -> str:
-    return f"round/{round.number}"

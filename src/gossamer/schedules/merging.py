@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Layout
-from gossamer.core.schedule import Place
 
 TINY = 1e-12  # directions whose mean is no longer cancel each other
 
@@ -29,16 +28,16 @@ class Merge(NamedTuple):
             view.div_(torch.where(length > 0, length, 1.0))
         return moved
 
-    def lengths(self, moved: Tensor | None, place: Place) -> Tensor:
-        """How long each tensor is that is not averaged as it is; a rank that gives nothing has zeros."""
-        views = self._turned(place.empty() if moved is None else moved, place.layout)
-        return torch.stack([v.double().norm() for v in views]) if views else place.empty()[:0].double()
+    def lengths(self, moved: Tensor, layout: Layout) -> Tensor:
+        """How long each tensor is that is not averaged as it is."""
+        views = self._turned(moved, layout)
+        return torch.stack([v.double().norm() for v in views]) if views else moved[:0].double()
 
-    def made(self, mean: Tensor, layout: Layout, lengths: Tensor, total: float) -> Tensor:
-        """The mean, each of its tensors as long as those it is made of; `lengths` are sums of weights that come to `total`."""
+    def made(self, mean: Tensor, layout: Layout, lengths: Tensor) -> Tensor:
+        """The mean, each of its tensors as long as those that it is made of are on average."""
         for view, length in zip(self._turned(mean, layout), lengths):
             now = view.double().norm()
-            view.mul_(torch.where(now > TINY, length / total / now, 0.0).to(view.dtype))
+            view.mul_(torch.where(now > TINY, length / now, 0.0).to(view.dtype))
         return mean
 
     def _turned(self, flat: Tensor, layout: Layout) -> list[Tensor]:

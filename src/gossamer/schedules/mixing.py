@@ -9,7 +9,18 @@ from torch import Tensor
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import Context, Mixer
 from gossamer.core.schedule import Loop, Share
+from gossamer.core.terms import Term, bars, needs
 from gossamer.core.verbs import Program
+
+
+def whole_models(partners: str, singled: str, compress: str) -> tuple[Term, ...]:
+    """What bars a schedule in which whole models go from rank to rank: why no memory, why no rules, and how else to compress."""
+    return (
+        bars("memory", because="{memory} under {schedule}: " + partners),
+        bars("singles out", because="{rules} cannot single out parameters under {schedule}: " + singled),
+        bars("control", because="{controller} has no knob to turn under {schedule}"),
+        needs("exact", because="{exchange} under {schedule} would send nothing: whole models go from " + compress),
+    )
 
 
 def mix(loop: Loop, mixer: Mixer, round: int) -> Program[None]:

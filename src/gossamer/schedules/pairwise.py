@@ -11,12 +11,12 @@ from gossamer.core.contracts import Context, Topology
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.schedule import Loop, Schedule, Share
-from gossamer.core.terms import Term, bars, needs
+from gossamer.core.terms import Term
 from gossamer.core.topology import rounds, sides
 from gossamer.core.verbs import Descend, Program, all_reduce, start
 from gossamer.core.world import World
 from gossamer.mixers.weights import refuse_directed
-from gossamer.schedules import meetings
+from gossamer.schedules import meetings, mixing
 from gossamer.schedules.meetings import Desk
 from gossamer.topologies import Bipartite
 
@@ -79,22 +79,11 @@ class Pairwise(Schedule):
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        return (
-            bars(
-                "memory",
-                because="{memory} under {schedule}: partners change, and what one of them did not get another would; drop the "
-                "memory, or compress with gossip(choco(topk()))",
-            ),
-            bars(
-                "singles out",
-                because="{rules} cannot single out parameters under {schedule}: whole models are averaged",
-            ),
-            bars("control", because="{controller} has no knob to turn under {schedule}"),
-            needs(
-                "exact",
-                because="{exchange} under {schedule} would send nothing: whole models go from rank to rank, uncompressed; use "
-                "'allreduce(fp32()) + {schedule}', or gossip(choco()) to compress",
-            ),
+        return mixing.whole_models(
+            "partners change, and what one of them did not get another would; drop the memory, or compress with "
+            "gossip(choco(topk()))",
+            "whole models are averaged",
+            "rank to rank, uncompressed; use 'allreduce(fp32()) + {schedule}', or gossip(choco()) to compress",
         )
 
     @property

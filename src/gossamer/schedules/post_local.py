@@ -1,17 +1,17 @@
 """Post-local SGD: synchronous training while it is fragile, local steps after."""
 
-from collections.abc import Mapping
 from typing import final
 
 from gossamer.core.parts import part, require
-from gossamer.core.schedule import Loop, Schedule, Share
+from gossamer.core.schedule import Loop, Schedule
 from gossamer.core.terms import Term, bars
 from gossamer.core.verbs import Descend, Program
+from gossamer.schedules.going_on import GoesOn
 
 
 @final
 @part("post_local", sample="post_local(2, local_sgd(4))")
-class PostLocal(Schedule):
+class PostLocal(GoesOn):
     """For `steps` steps gradients are averaged, as in synchronous training; from then on it is `then`.
 
     The steps are those up to the first cut of the learning rate, usually. All ranks hold one model when `then` begins, which
@@ -52,35 +52,17 @@ class PostLocal(Schedule):
         )
 
     @property
-    def works_alone(self) -> bool:
-        return self.then.works_alone
-
-    @property
-    def follows_rate(self) -> bool:
-        return self.then.follows_rate
-
-    @property
-    def period(self) -> int:
-        return self.then.period
-
-    @property
     def prelude(self) -> int:
         return max(self.steps, self.then.prelude)
 
     def averages(self, step: int) -> bool:
         return step <= self.steps
 
-    def fragment_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, int]:
-        return self.then.fragment_of(shapes)
-
     def ends_round(self, step: int) -> bool:
         return self.averages(step) or self.then.ends_round(step)
 
     def equal(self, step: int) -> bool:
         return self.averages(step) or self.then.equal(step)
-
-    def judged(self, loop: Loop) -> list[Share] | None:
-        return self.then.judged(loop)
 
     def step(self, loop: Loop) -> Program[None]:
         if not self.averages(loop.step):

@@ -14,7 +14,8 @@ from gossamer.core.terms import Term, bars
 from gossamer.core.verbs import Descend, Program, all_reduce
 from gossamer.core.world import World
 from gossamer.schedules import fragments as pieces
-from gossamer.schedules.learners import Learner, Rule
+from gossamer.schedules.closing import Rule
+from gossamer.schedules.learners import Learner
 from gossamer.schedules.merging import Merge
 from gossamer.schedules.rounds import OuterStep, remember_anchor
 from gossamer.schedules.streaming import fragments_of
@@ -49,7 +50,8 @@ class QuorumRounds(Schedule):
     Not for: runs that must repeat themselves to the bit: who answers in time depends on time, but in the simulator. Nor
     dead processes: a rank that is gone is an error, as everywhere.
 
-    Wire: the exchange's bytes once per `every` steps from every rank (late ones send zeros), and 8 a rank and round.
+    Wire: the exchange's bytes once per `every` steps from every rank (late ones send zeros), and 8 a rank and round; by way
+    of the host and gloo, under NCCL too.
 
     >>> QuorumRounds(every=100, quorum=3)
     quorum_rounds(100, quorum=3)
@@ -58,6 +60,8 @@ class QuorumRounds(Schedule):
     """
 
     lane: ClassVar[str] = "quorum"
+    serves: ClassVar[bool] = True
+    """Ranks that rest ask one another while rounds of others travel, in no fixed order: NCCL would wait for ever."""
 
     every: Annotated[int, Choice(4, 8, 12, 24, 48)]
     quorum: int = 1

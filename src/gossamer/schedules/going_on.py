@@ -1,0 +1,29 @@
+"""What a schedule that goes on as another one hands on to it."""
+
+from collections.abc import Mapping
+
+from gossamer.core.schedule import Loop, Schedule, Share
+
+
+class GoesOn(Schedule):
+    """Another schedule rules besides it, or after it: what it does not change itself is as that one says."""
+
+    then: Schedule
+
+    @property
+    def works_alone(self) -> bool:
+        return self.then.works_alone
+
+    @property
+    def follows_rate(self) -> bool:
+        return self.then.follows_rate
+
+    @property
+    def period(self) -> int:
+        return self.then.period
+
+    def fragment_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, int]:
+        return self.then.fragment_of(shapes)
+
+    def judged(self, loop: Loop) -> list[Share] | None:
+        return self.then.judged(loop)
