@@ -221,7 +221,7 @@ def bursting(model: torch.nn.Module, rank: int, step: int) -> float:
 
 
 RUNS = [
-    "topk(ratio=0.9) + accordion(gather(topk(ratio=0.9)), gather(topk(ratio=0.1)), 2, interval=1)",
+    "gather(topk(ratio=0.9)) + error_feedback() + accordion(gather(topk(ratio=0.9)), gather(topk(ratio=0.1)), 2, interval=1)",
     "accordion(epoch=2, mild=3, harsh=1, interval=1)",
     "accordion_qsgd(epoch=2, interval=1) + bucket(0.00002)",
     "scatter(topk(ratio=0.9)) + error_feedback()"

@@ -167,7 +167,7 @@ def test_what_cannot_be_right_is_refused(text: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("text", "read"),
     [
-        ("topk + per_node(4)", "nodes(gather(topk()), 4) + error_feedback()"),
+        ("topk + per_node(4)", "nodes(gather(topk(scope='block')), 4) + error_feedback()"),
         ("terngrad + local_sgd(4) + per_node(4)", "nodes(scatter(ternary(), answer=qsgd(bits=3)), 4) + local_sgd(4)"),
         ("backup + per_node(2)", "nodes(allreduce(fp32()), 2) + first()"),
         ("powersgd + per_node(1)", "allreduce(powersgd()) + error_feedback()"),

@@ -55,7 +55,7 @@ EXCEPTIONS = {
     ("codecs/powersgd.py", "_places"): "host data, moved in the same line",
     ("schedules/rounds.py", "slow_velocity"): NUMBER,
     ("schedules/learners.py", "keep"): NUMBER,
-    ("schedules/learners.py", "_tell"): "moved in the same function, with the lengths that it goes with",
+    ("schedules/closing.py", "_tell"): "moved in the same function, with the lengths that it goes with",
     ("schedules/accelerated.py", "judged"): NUMBER,
     ("schedules/accelerated.py", "_moved"): NUMBER,
     ("schedules/bmuf.py", "judged"): NUMBER,

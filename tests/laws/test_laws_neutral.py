@@ -35,7 +35,10 @@ SAME = [
         "powersgd + accordion(allreduce(powersgd()), allreduce(powersgd()), 2, interval=1, threshold=0.1)",
         "powersgd",
     ),
-    ("topk(ratio=0.1) + accordion(gather(topk(ratio=0.1)), gather(topk(ratio=0.1)), 2, interval=1)", "topk(ratio=0.1)"),
+    (
+        "gather(topk(ratio=0.1)) + error_feedback() + accordion(gather(topk(ratio=0.1)), gather(topk(ratio=0.1)), 2, interval=1)",
+        "gather(topk(ratio=0.1)) + error_feedback()",
+    ),
     (
         "qsgd + accordion(scatter(qsgd()), scatter(qsgd()), 2, interval=1, threshold=0.1) + bucket(0.00002)",
         "qsgd + bucket(0.00002)",
