@@ -60,7 +60,7 @@ def test_discarded_gradients_leave_no_trace(gang2: Gang) -> None:
 
 
 def accumulating(rank: int, size: int, how: str) -> tuple[Tensor, int, list[str]]:
-    """nanoGPT's micro-steps: it sets a flag that DDP reads, and nobody else."""
+    """Four micro-steps a step: as they come, under no_sync, or with the flag of DDP that nanoGPT sets in place of it."""
     with attached("allreduce") as (model, optimizer, comm), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         if how == "one line":
@@ -72,7 +72,8 @@ def accumulating(rank: int, size: int, how: str) -> tuple[Tensor, int, list[str]
                     with model.no_sync():
                         loss.backward()
                 else:
-                    model.require_backward_grad_sync = micro == 3
+                    if how == "flag":
+                        model.require_backward_grad_sync = micro == 3
                     loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -80,14 +81,15 @@ def accumulating(rank: int, size: int, how: str) -> tuple[Tensor, int, list[str]
 
 
 def test_accumulation_without_no_sync_is_told_the_one_line(gang2: Gang) -> None:
-    for (a, steps, said), (b, fewer, silence) in zip(
-        gang2.run(accumulating, "plain"), gang2.run(accumulating, "one line")
-    ):
+    plain, line, flag = (gang2.run(accumulating, how) for how in ("plain", "one line", "flag"))
+    for (a, steps, said), (b, fewer, silence), by_flag in zip(plain, line, flag):
         torch.testing.assert_close(a, b)
         assert (steps, fewer) == (12, 3)
         assert len(said) == 1
         assert "model.no_sync = comm.no_sync" in said[0]
         assert not silence
+        assert torch.equal(by_flag[0], b)
+        assert by_flag[1:] == (3, [])
 
 
 def kept(rank: int, size: int, recipe: str) -> None:
