@@ -210,7 +210,7 @@ def one(recipe: str, steps: int = 0, size: int = 1, **options: Any) -> Any:
 
 
 def test_a_checkpoint_of_another_recipe_is_refused_with_both_names() -> None:
-    with pytest.raises(CheckpointError, match=r"(?s)topk\(ratio=0.1\).*topk\(ratio=0.2\)"):
+    with pytest.raises(CheckpointError, match=r"(?s)ratio=0.1.*ratio=0.2"):
         checkpoint.load(one("topk(ratio=0.2)"), checkpoint.save(one("topk(ratio=0.1)")))
 
 
