@@ -26,7 +26,7 @@ class PerNode(Part):
 
     >>> from gossamer.recipe import Recipe
     >>> Recipe.of("topk + per_node(4)")
-    nodes(gather(topk()), 4) + error_feedback()
+    nodes(gather(topk(scope='block')), 4) + error_feedback()
     """
 
     kind: ClassVar[str] = "per_node"

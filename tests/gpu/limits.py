@@ -68,7 +68,9 @@ KEPT = {
 }
 CRUMBS = 0.5  # bytes a parameter of scales, tables and numbers, in a model as small as the judges'
 PEAK = 8  # bytes a parameter that may come on top for a while
-PEAKS = {  # of those that look at whole matrices, or make a step of a second moment in their warm-up
+PEAKS = {  # of those that choose among a whole block, look at whole matrices, or make a step of a second moment in their warm-up
+    "ef21": 9,
+    "accordion_topk": 9,
     "onebit_sgd": 10,
     "onebit_adam": 14,
     "zero_one_adam": 14,
