@@ -39,7 +39,7 @@ def test_it_trains_under_nccls_rules(world: World, name: str) -> None:
         assert not seen.inverted
 
 
-@pytest.mark.parametrize("name", cases("test_no_communicator_is_left", short_presets()))
+@pytest.mark.parametrize("name", cases("test_no_communicator_is_left", short_presets(), always=one_of_each_codec()))
 def test_no_communicator_is_left(world: World, name: str) -> None:
     """After `detach` each is destroyed; or they pile up in the GPU's memory."""
     for seen in seen_of(world, plan_of(named()[name])):
