@@ -61,6 +61,6 @@ def test_what_is_tried_first_was_fastest_when_it_was_measured() -> None:
             assert took == sorted(took)
         assert max(took) < 0.5 * float(steps["ddp"][column].split()[0])
     reached = page.split("## Time to quality")[1].split("\n## ")[0]
-    quality = dict(re.findall(r"^\| `([^`]+)` \| [\d.]+ \| ([\d.]+) \| \d+ \|", reached, re.M))
+    quality = dict(re.findall(r"^\| `([^`]+)` \| [\d., ]+ \| ([\d.]+)[\d., ]* \| \d+ \|", reached, re.M))
     order = re.findall("`([^`]+)`", advice()["200 Mbit/s"][1])
     assert [float(quality[name]) for name in order] == sorted(float(quality[name]) for name in order)
