@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from math import prod
 
 from gossamer.core.errors import AttachError
+from gossamer.core.parts import require
 
 MOST = 8  # fragments, where nobody says how many
 
@@ -89,3 +90,13 @@ def refuse_empty(part: object, shapes: Shapes, of: Mapping[str, int], called: Se
             f"{part}: {', '.join(empty)} of {len(called)} fragments would be without parameters, for the model has "
             f"{len(shapes)} tensors in {len(layers(shapes))} layers; use fewer fragments, or leave fragments out"
         )
+
+
+def refuse_slots(name: str, said: object, count: int, every: int) -> None:
+    """Fragments take turns, in slots of a round that are as long as each other."""
+    require(count >= 1, f"{name}: there must be at least one fragment, got fragments={said}")
+    require(
+        every % count == 0,
+        f"{name}: {count} fragments in a round of {every} steps: each needs a slot of its own, and all are as long; "
+        f"use every={count * -(-every // count)}",
+    )

@@ -82,7 +82,7 @@ class QuorumRounds(Schedule):
             self.quorum >= 1,
             f"quorum_rounds: quorum must be at least 1, got {self.quorum}: of no learner there is no mean; 1 is usual",
         )
-        self._check_fragments()
+        pieces.refuse_slots("quorum_rounds", self.fragments, self.fragments, self.every)
         require(
             0 <= self.overlap <= self.slot,
             f"quorum_rounds: overlap={self.overlap} where a round begins every {self.slot} steps: one is on its way at a "
@@ -100,15 +100,6 @@ class QuorumRounds(Schedule):
             0 <= self.momentum < 1, f"quorum_rounds: momentum must lie in [0, 1), got {self.momentum}; 0.9 is usual"
         )
         require(self.rate > 0, f"quorum_rounds: rate must be positive, got {self.rate}; 0 would freeze the model")
-
-    def _check_fragments(self) -> None:
-        count = self.fragments
-        require(count >= 1, f"quorum_rounds: there must be at least one fragment, got fragments={count}")
-        require(
-            self.every % count == 0,
-            f"quorum_rounds: {count} fragments in a round of {self.every} steps: each needs a slot of its own, and all are as "
-            f"long; use every={count * -(-self.every // max(count, 1))}",
-        )
 
     @property
     def slot(self) -> int:

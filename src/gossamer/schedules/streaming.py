@@ -86,14 +86,8 @@ class Streaming(Schedule):
 
     def _check_fragments(self) -> None:
         count = len(self.fragments) if isinstance(self.fragments, tuple) else self.fragments
-        if count is None:
-            return
-        require(count >= 1, f"streaming: there must be at least one fragment, got fragments={self.fragments}")
-        require(
-            self.every % count == 0,
-            f"streaming: {count} fragments in a round of {self.every} steps: each needs a slot of its own, and all are as long; "
-            f"use every={count * -(-self.every // count)}",
-        )
+        if count is not None:
+            pieces.refuse_slots("streaming", self.fragments, count, self.every)
 
     @property
     def stable(self) -> float:
