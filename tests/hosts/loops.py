@@ -123,3 +123,17 @@ def simulated(recipe: str | Recipe, size: int, steps: int) -> list[list[Tensor]]
         for replica, seen in zip(ranks, out, strict=True):
             seen.append(replica.flat().clone())
     return out
+
+
+def learning(rank: int, size: int, recipe: str) -> list[float]:
+    """A rank's losses, of ranks that go at their own pace and meet in the end."""
+    with attached(recipe) as (model, optimizer, comm):
+        losses = list[float]()
+        for step in range(1, 40):
+            optimizer.zero_grad()
+            loss = loss_of(model, rank, step)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        comm.finish()
+        return losses

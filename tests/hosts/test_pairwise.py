@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.gang import Gang
-from tests.hosts.loops import SMALL, attached, flat, loss_of, same
+from tests.hosts.loops import SMALL, attached, flat, learning, same
 from tests.hosts.test_consensus import linear_loss, sgd
 from torch import Tensor, nn
 
@@ -142,19 +142,6 @@ def test_what_needs_all_ranks_at_every_step_is_refused(gang4: Gang) -> None:
         assert "weight" in said[3]
 
 
-def learning(rank: int, size: int) -> list[float]:
-    with attached("ad_psgd") as (model, optimizer, comm):
-        losses = list[float]()
-        for step in range(1, 40):
-            optimizer.zero_grad()
-            loss = loss_of(model, rank, step)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        comm.finish()
-        return losses
-
-
 def test_it_learns(gang4: Gang) -> None:
-    losses = gang4.run(learning)
+    losses = gang4.run(learning, "ad_psgd")
     assert sum(run[-1] for run in losses) < 0.8 * sum(run[0] for run in losses)

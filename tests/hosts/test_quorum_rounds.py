@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from tests.gang import Gang
-from tests.hosts.loops import SMALL, attached, flat, loss_of, same, trained
+from tests.hosts.loops import SMALL, attached, flat, learning, loss_of, same, trained
 from tests.hosts.test_consensus import linear_loss, sgd
 from torch import nn
 
@@ -118,19 +118,6 @@ def test_what_needs_all_ranks_at_every_step_is_refused(gang2: Gang) -> None:
         assert "needs all ranks at every step" in said[2]
 
 
-def learning(rank: int, size: int) -> list[float]:
-    with attached("decoupled_diloco(4, momentum=0.5)") as (model, optimizer, comm):
-        losses = list[float]()
-        for step in range(1, 40):
-            optimizer.zero_grad()
-            loss = loss_of(model, rank, step)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        comm.finish()
-        return losses
-
-
 def test_it_learns(gang2: Gang) -> None:
-    losses = gang2.run(learning)
+    losses = gang2.run(learning, "decoupled_diloco(4, momentum=0.5)")
     assert sum(run[-1] for run in losses) < 0.8 * sum(run[0] for run in losses)

@@ -162,9 +162,9 @@ class Overlooker(Overseer):
         row = Step(self._step, self._clock(), fmean(self.losses) if self.losses else loss, None)
         row.sent = self._sent() if self.orders.per_host == 1 else None
         if self.kind != DDP:
-            now, before, self.marks = self._meters(), self.marks, self._meters()
-            row.wait, row.codec = (now[1] - before[1]) / steps, (now[2] - before[2]) / steps
-            row.compute = (now[0] - before[0]) / steps - row.wait
+            before, self.marks = self.marks, self._meters()
+            seconds, row.wait, row.codec = ((now - then) / steps for now, then in zip(self.marks, before, strict=True))
+            row.compute = seconds - row.wait
         self.losses, self.last = [], self._step
         tell(event, **asdict(row))
 
