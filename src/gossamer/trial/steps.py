@@ -57,9 +57,9 @@ def measure_steps(
     record, code = launch(plan, hosts, rate, "gossamer bench steps", on_event)
     if code > 128:
         raise KeyboardInterrupt(code - 128)
-    paces = {run.name: paces(run, chunk) for run in record.runs}
-    medians = {name: statistics.median(p) for name, p in paces.items() if p}
-    return [_row(run, paces[run.name], medians, record) for run in record.runs]
+    taken = {run.name: paces(run, chunk) for run in record.runs}
+    medians = {name: statistics.median(p) for name, p in taken.items() if p}
+    return [_row(run, taken[run.name], medians, record) for run in record.runs]
 
 
 def paces(run: Run, chunk: int) -> list[float]:
@@ -84,7 +84,7 @@ def _period(kind: str) -> int:
     return int(getattr(Recipe.of(kind).schedule, "every", 1))
 
 
-def _row(run: Run, paces: Sequence[float], medians: dict[str, float], record: Record) -> StepRow:
+def _row(run: Run, taken: Sequence[float], medians: dict[str, float], record: Record) -> StepRow:
     median = medians.get(run.name, 0.0)
 
     def ratio(name: str) -> float | None:
@@ -96,8 +96,8 @@ def _row(run: Run, paces: Sequence[float], medians: dict[str, float], record: Re
         rate=record.rate,
         hosts=record.hosts,
         step_ms=round(median, 1),
-        low_ms=round(min(paces, default=0.0), 1),
-        high_ms=round(max(paces, default=0.0), 1),
+        low_ms=round(min(taken, default=0.0), 1),
+        high_ms=round(max(taken, default=0.0), 1),
         ratio_to_ddp=ratio("ddp"),
         ratio_to_compute=ratio("compute"),
         sent_mb=_megabytes(run.wire_bytes, steps),
