@@ -14,8 +14,6 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARAL
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that gangs find the functions of test modules
 # Images for containers forbid bytecode; then each of hundreds of processes would compile all of our modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
-gc.disable()  # until all tests are there
 
 import pytest
 import torch
@@ -23,6 +21,9 @@ from hypothesis import settings
 from tests.gang import Gang
 
 from gossamer.lab import available
+
+sys.dont_write_bytecode = False
+gc.disable()  # until all tests are there
 
 # What a shell starts in the background ignores ctrl-C, and so would all that tests start and then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
