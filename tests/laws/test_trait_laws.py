@@ -12,6 +12,7 @@ from tests.laws.crew import Crew
 from tests.laws.samples import controlled, controllers, exchanges, memories, schedules, unpaced, updates
 from tests.worker.fleet import SMALL
 from tests.worker.gym import Odd, anchors, bit_equal, held, make, on_all, parameters, pull, sgd, train
+from torch import Tensor
 
 from gossamer.combinations import Singled
 from gossamer.controllers import Fixed
@@ -111,6 +112,27 @@ def sends_some_elements_as_they_are(exchange: Exchange) -> None:
         through = sent(echo, given)
         assert bool(((through == 0) | (through == given.flat)).all())
         assert 0 < int((through != 0).sum()) < given.numel
+
+
+@law("votes")
+def counts_no_rank_more_than_another(exchange: Exchange) -> None:
+    given, louder = told_thrice(exchange)
+    assert torch.equal(given, louder)
+
+
+def told_thrice(exchange: Exchange) -> tuple[Tensor, Tensor]:
+    """What is agreed on by two ranks; and where the first gives three times what it gave."""
+    blocks = [block("several", seed=r) for r in range(2)]
+    louder = [blocks[0].like(3 * blocks[0].flat), blocks[1]]
+    return once(exchange, blocks)[0][0].mean, once(exchange, louder)[0][0].mean
+
+
+def test_who_has_no_vote_counts_as_much_as_he_gives() -> None:
+    """So that a weighted mean is one: whoever cannot weight must claim the trait."""
+    for exchange in exchanges():
+        if not exchange.votes:
+            given, louder = told_thrice(exchange)
+            assert not torch.equal(given, louder), exchange
 
 
 @law("mixes")
