@@ -61,7 +61,7 @@ def train(
     """Each rank's samples or steps; seconds, and the loss at the end: that of `steps`, or of reaching the target."""
     rank, size, model = dist.get_rank(), dist.get_world_size(), network(2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    spent, drawn, taken, loss, last = 0.0, 0, 0, float("inf"), 0
+    spent, drawn, taken, mine, loss, last = 0.0, 0, 0, 0, float("inf"), 0
     with gossamer.attach(model, optimizer, recipe) as comm:
         while comm.step < (steps if target is None else 2 * steps):
             began = time.perf_counter()
@@ -91,6 +91,11 @@ def by_speed(recipe: Recipe) -> Recipe | None:
         return None
 
 
+def say(text: str) -> None:
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -110,7 +115,6 @@ def main() -> None:
     slow, times = args.slow.split(":")
     second = args.compute / 1000 * (float(times) if dist.get_rank() == int(slow) else 1.0)
     speeds = args.ranks - 1 + 1 / float(times)
-    say = print if dist.get_rank() == 0 else lambda text: None
     say(
         f"load {os.getloadavg()[0]:.1f}; the least that shares by speed can take: {args.ranks / float(times) / speeds:.2f}"
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 pytestmark = pytest.mark.gang
 
-EVERY, ROUNDS = 4, 4
+EVERY, ROUNDS = 4, 3
 SLOW = 0.1  # seconds; a step of the others takes milliseconds, on a machine that is busy as well
 
 
@@ -26,7 +26,7 @@ def one_is_slow(rank: int, size: int, recipe: str) -> tuple[int, int, Tensor]:
 
 
 def test_a_slow_rank_takes_fewer_steps_and_all_end_with_one_model(gang2: Gang) -> None:
-    (fast, first, model), (slow, other, twin) = gang2.run(one_is_slow, "qsgd + by_speed(local_sgd(4))")
+    (fast, first, model), (slow, other, twin) = gang2.run(one_is_slow, "allreduce + by_speed(local_sgd(4))")
     assert (fast, first, other) == (EVERY * ROUNDS, EVERY * ROUNDS, EVERY * ROUNDS)
     assert slow < fast
     assert same(model, twin)
