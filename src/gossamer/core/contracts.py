@@ -75,6 +75,11 @@ class _Lossy(Part):
         return True
 
     @property
+    def votes(self) -> bool:
+        """True if a rank has one vote on each element, whatever the size of what it gives: no rank can count more than others."""
+        return False
+
+    @property
     def sparse(self) -> bool:
         """True if some elements get through as they are, and nothing of the others."""
         return False
@@ -262,6 +267,10 @@ class AsItsCodec:
         return self.codec.any_size
 
     @property
+    def votes(self) -> bool:
+        return self.codec.votes
+
+    @property
     def whole(self) -> bool:
         return self.codec.whole
 
@@ -280,7 +289,7 @@ class Exchange(_Lossy):
 
     @property
     def traits(self) -> frozenset[str]:
-        said = {"unbiased": self.unbiased, "contracts": self.contracts, "sparse": self.sparse}
+        said = {"unbiased": self.unbiased, "contracts": self.contracts, "sparse": self.sparse, "votes": self.votes}
         return those(whole=self.whole, exact=self.exact, bounds_residual=self.bounds_residual, **said)
 
     @property

@@ -18,6 +18,7 @@ TRAITS: dict[str, str] = {
     "whole": "all parameters must lie in one block",
     "exact": "everything gets through",
     "sparse": "some elements get through as they are, and nothing of the others",
+    "votes": "a rank has one vote on each element, whatever the size of what it gives",
     "own feedback": "what is done with the second encoding's error was said, and does not follow from the memory",
     "part feedback": "not all of the second encoding's error is added to a later mean",
     # of what is kept

@@ -90,6 +90,10 @@ class Nodes(Exchange):
         return self.between.any_size and self.inside.any_size
 
     @property
+    def votes(self) -> bool:
+        return self.between.votes or self.inside.votes
+
+    @property
     def sum_rounding(self) -> float:
         return self.between.sum_rounding + self.inside.sum_rounding
 

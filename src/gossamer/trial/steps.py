@@ -81,7 +81,8 @@ def _period(kind: str) -> int:
     """After how many steps a contender does the same again."""
     if kind in YARDSTICKS:
         return PERIOD if kind == "ddp-postlocal" else 1
-    return int(getattr(Recipe.of(kind).schedule, "every", 1))
+    schedule = Recipe.of(kind).schedule
+    return int(getattr(schedule, "every", schedule.period))
 
 
 def _row(run: Run, taken: Sequence[float], medians: dict[str, float], record: Record) -> StepRow:
