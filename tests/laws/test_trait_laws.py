@@ -105,6 +105,14 @@ def loses_nothing(exchange: Exchange) -> None:
         assert torch.equal(sent(echo, given), given.flat)
 
 
+@law("own size")
+def sends_of_small_gradients_what_it_says(exchange: Exchange) -> None:
+    blocks = [block("long", seed=r) for r in range(2)]
+    small = [b.like(b.flat * 1e-6) for b in blocks]
+    usual, tiny = (sent(once(exchange, given)[0][0], given[0]) for given in (blocks, small))
+    assert not torch.allclose(tiny * 1e6, usual, rtol=0.5, atol=0.1)
+
+
 @law("sparse")
 def sends_some_elements_as_they_are(exchange: Exchange) -> None:
     blocks = [block("long", seed=r) for r in range(2)]
@@ -205,6 +213,11 @@ def leaves_something_out_of_its_books(exchange: Exchange) -> None:
     assert not torch.allclose(echoes[0].mean + owed, through, rtol=1e-5, atol=1e-5)
 
 
+@law("two levels")
+def averages_within_nodes_first(exchange: Exchange) -> None:
+    assert {len(group) for group in exchange.groups(4)} & {2, 3}
+
+
 # -- of what is kept ---------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +251,15 @@ def what_was_left_out_gets_through_later(memory: Memory) -> None:
     assert isinstance(lost, torch.Tensor)
     assert float((got != 0).float().mean()) > 0.5
     assert float((lost != 0).float().mean()) < 0.25
+
+
+@law("fades")
+def forgets_some_of_what_it_held_back(memory: Memory) -> None:
+    crew, blocks = around(memory), [block("long", seed=r) for r in range(2)]
+    crew.step(blocks)
+    before = crew.mean_of("residual")
+    got = crew.step([b.like(torch.zeros_like(b.flat)) for b in blocks])
+    assert float((got + crew.mean_of("residual")).norm()) < 0.999 * float(before.norm())
 
 
 @law("adds momentum")
