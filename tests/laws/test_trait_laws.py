@@ -12,6 +12,7 @@ from tests.laws.crew import Crew
 from tests.laws.samples import controlled, controllers, exchanges, memories, schedules, unpaced, updates
 from tests.worker.fleet import SMALL
 from tests.worker.gym import Odd, anchors, bit_equal, held, make, on_all, parameters, pull, sgd, train
+from torch import Tensor
 
 from gossamer.combinations import Singled
 from gossamer.controllers import Fixed
@@ -119,6 +120,28 @@ def sends_some_elements_as_they_are(exchange: Exchange) -> None:
         through = sent(echo, given)
         assert bool(((through == 0) | (through == given.flat)).all())
         assert 0 < int((through != 0).sum()) < given.numel
+
+
+@law("votes")
+def counts_no_rank_more_than_another(exchange: Exchange) -> None:
+    """But where a rank's own values pass no codec: in the chunk that it averages itself."""
+    given, louder = told_thrice(exchange)
+    assert torch.equal(*(vector(mean).chunks(2)[1].flat for mean in (given, louder)))
+
+
+def told_thrice(exchange: Exchange) -> tuple[Tensor, Tensor]:
+    """What is agreed on by two ranks; and where the first gives three times what it gave."""
+    blocks = [vector(block("long", seed=r).flat) for r in range(2)]
+    louder = [blocks[0].like(3 * blocks[0].flat), blocks[1]]
+    return once(exchange, blocks)[0][0].mean, once(exchange, louder)[0][0].mean
+
+
+def test_who_has_no_vote_counts_as_much_as_he_gives() -> None:
+    """So that a weighted mean is one: whoever cannot weight must claim the trait."""
+    for exchange in {alike(e): e for e in exchanges()}.values():
+        if not exchange.votes:
+            given, louder = (vector(mean).chunks(2)[1].flat for mean in told_thrice(exchange))
+            assert not torch.equal(given, louder), exchange
 
 
 @law("mixes")

@@ -61,6 +61,10 @@ class Sign(Codec):
         return self.scale != "one"
 
     @property
+    def votes(self) -> bool:
+        return self.scale == "one"
+
+    @property
     def own_size(self) -> bool:
         return self.scale == "one"
 

@@ -76,6 +76,11 @@ class _Lossy(Part):
         return True
 
     @property
+    def votes(self) -> bool:
+        """True if a rank has one vote on each element, whatever the size of what it gives: no rank can count more than others."""
+        return False
+
+    @property
     def own_size(self) -> bool:
         """True if what travels is as large as its own number says, so that of small gradients nothing does, or too much."""
         return False
@@ -268,6 +273,10 @@ class AsItsCodec:
         return self.codec.any_size
 
     @property
+    def votes(self) -> bool:
+        return self.codec.votes
+
+    @property
     def own_size(self) -> bool:
         return self.codec.own_size
 
@@ -290,7 +299,7 @@ class Exchange(_Lossy):
 
     @property
     def traits(self) -> frozenset[str]:
-        said = {"unbiased": self.unbiased, "contracts": self.contracts, "sparse": self.sparse}
+        said = {"unbiased": self.unbiased, "contracts": self.contracts, "sparse": self.sparse, "votes": self.votes}
         said |= {"bounds_residual": self.bounds_residual, "own_size": self.own_size}
         return those(whole=self.whole, exact=self.exact, **said)
 

@@ -19,6 +19,7 @@ TRAITS: dict[str, str] = {
     "exact": "everything gets through",
     "own size": "what travels is as large as the codec says, whatever the size of the gradients",
     "sparse": "some elements get through as they are, and nothing of the others",
+    "votes": "a rank has one vote on each element, whatever the size of what it gives",
     "own feedback": "what is done with the second encoding's error was said, and does not follow from the memory",
     "part feedback": "not all of the second encoding's error is added to a later mean",
     "two levels": "ranks that share a node average among themselves, and nodes among each other",

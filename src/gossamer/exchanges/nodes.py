@@ -94,6 +94,10 @@ class Nodes(Exchange):
         return self.between.any_size and self.inside.any_size
 
     @property
+    def votes(self) -> bool:
+        return self.between.votes or self.inside.votes
+
+    @property
     def own_size(self) -> bool:
         return self.between.own_size or self.inside.own_size
 
