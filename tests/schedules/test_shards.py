@@ -61,6 +61,18 @@ def test_the_model_that_is_judged_is_the_same() -> None:
     torch.testing.assert_close(means[0], means[1], rtol=1e-5, atol=1e-6)
 
 
+def test_ranks_may_count_differently() -> None:
+    """Weighted models travel in place of weighted differences, so that it is the same but for rounding."""
+    ends = list[Tensor]()
+    for recipe in DENSE + "slowmo(3)", SHARDED:
+        ranks = make(recipe, 3)
+        for r, weight in zip(ranks, (0.5, 1.5, 1.0), strict=True):
+            r.worker.weight = weight
+        train(ranks, pull, 6)
+        ends.append(parameters(ranks)[0])
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-5)
+
+
 def test_a_round_that_is_not_finite_is_dropped_on_all_ranks_and_leaves_no_trace() -> None:
     def broken(model: torch.nn.Module, rank: int, step: int) -> float:
         if (rank, step) == (2, 5):
