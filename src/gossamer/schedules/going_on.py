@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from gossamer.core.contracts import Policy
 from gossamer.core.schedule import Loop, Schedule, Share
 
 
@@ -17,6 +18,9 @@ class GoesOn(Schedule):
     @property
     def works_alone(self) -> bool:
         return self.then.works_alone
+
+    def policy(self, key: str) -> Policy:
+        return self.then.policy(key)
 
     @property
     def follows_rate(self) -> bool:
