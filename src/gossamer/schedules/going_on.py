@@ -11,6 +11,9 @@ class GoesOn(Schedule):
 
     then: Schedule
 
+    def policy(self, key: str) -> Policy:
+        return self.then.policy(key)
+
     @property
     def counts_over(self) -> bool:
         return self.then.counts_over
