@@ -36,6 +36,11 @@ def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None =
     Entries of ranks that are equal are stored once, and where they differ (under local and gossip recipes) by rank, so
     that `load` goes on exactly. What is stored as `model` is the consensus: take it to evaluate, or to publish.
     """
+    if comm.fabric.members is not None:
+        raise CheckpointError(
+            "checkpoint.save writes one checkpoint of all ranks, and under members() some may be away: save a file for each, "
+            "torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'comm': comm.state_dict()}, ...)"
+        )
     state = comm.state_dict()  # first, for it may end a step
     optimizers = [optimizer.state_dict() for optimizer in comm.optimizers]
     tree = {"model": comm.model.state_dict(), "optimizer": optimizers, "extra": dict(extra or {})}
