@@ -14,7 +14,7 @@ import pytest
 import torch
 from tests.gang import PRELOADED, free_port
 from torch import nn
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 import gossamer
 from gossamer.core.errors import GossamerError, PeerError
@@ -216,7 +216,7 @@ def test_the_store_outlives_rank_0_and_without_it_all_are_told(learners: Callabl
 
 
 def test_a_recipe_that_waits_for_all_is_refused() -> None:
-    group = Members(torch.distributed.HashStore(), 0, 2)
+    group = Members(HashStore(), 0, 2)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(GossamerError, match=r"members\(\) with .*it waits for all ranks.*use decoupled_diloco"):

@@ -152,11 +152,11 @@ class TorchFabric:
         self._closed = False
         self._groups = list[tuple[int, ...]]()
         self._store = self._make_store()
-        apart = group is None or isinstance(group, Members)  # where there is a store, it goes with no rank
-        self._hosts = self.size > 1 and not apart and leaving.hosts_the_store()
+        theirs = None if isinstance(group, Members) else group  # the store of members goes with no rank
+        self._hosts = self.size > 1 and theirs is not None and leaving.hosts_the_store()
         # Asked now, since the groups may be destroyed before this fabric is closed.
-        self._keeps_store = not apart and 0 in dist.get_process_group_ranks(group)
-        vital = self._keeps_store or isinstance(group, Members)
+        self._keeps_store = theirs is not None and 0 in dist.get_process_group_ranks(theirs)
+        vital = self._keeps_store or self._members is not None
         self._pulse = Pulse(self._store, self._deadline, self._patience, vital)
         # A thread that wakes while the interpreter is taken down aborts the process: end the lanes before.
         self._at_exit = leaving.at_exit(self.close)

@@ -112,7 +112,9 @@ def attach(
             if wrapper is not None:
                 refuse_options(wrapper)
                 buffers = buffers or _as_ddp_does(wrapper)
-            parsed = between_nodes(Recipe.of(recipe), nodes, hosts, fabric.size, group)
+            parsed = between_nodes(
+                Recipe.of(recipe), nodes, hosts, fabric.size, None if isinstance(group, Members) else group
+            )
             given = _given(model, optimizer, parsed, buffers, scaler, find_unused_parameters)
             if fabric.size > 1:
                 refuse_searches(given[1])

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from gossamer.core.errors import CheckpointError, PeerError, plainly
+from gossamer.fabrics.members import Members
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts.communicator import Communicator
 from gossamer.hosts.handshake import tell
@@ -137,7 +138,9 @@ def _write(comm: Communicator, path: str | Path, entries: dict[str, Any]) -> Non
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of a process alone
-            write(entries, checkpoint_id=str(path), process_group=comm.fabric._group)
+            group = comm.fabric._group
+            assert not isinstance(group, Members), "save has refused these"
+            write(entries, checkpoint_id=str(path), process_group=group)
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items())
         raise CheckpointError(
