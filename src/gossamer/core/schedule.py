@@ -96,12 +96,16 @@ class Loop:
     way is kept by block, and travels with a checkpoint.
     """
 
-    def __init__(self, host: Host, which: Sequence[int] | None = None) -> None:
-        self.host, self._which = host, which
+    def __init__(self, host: Host, which: Sequence[int] | None = None, counts: float = 1.0) -> None:
+        self.host, self._which, self._counts = host, which, counts
 
     def part(self, which: Iterable[int]) -> "Loop":
         """The same training, of some of these blocks: every schedule of a whole model works on them."""
-        return Loop(self.host, [self.which[i] for i in which])
+        return Loop(self.host, [self.which[i] for i in which], self._counts)
+
+    def counting(self, times: float) -> "Loop":
+        """The same training, in which what this rank launches counts so many times, besides what its data weigh."""
+        return Loop(self.host, self._which, self._counts * times)
 
     @property
     def which(self) -> Sequence[int]:
@@ -221,6 +225,8 @@ class Loop:
 
     def launch(self, values: Sequence[Tensor], over: Exchange | None = None) -> Program[None]:
         """Start averaging what is given away; `land` gets the result later."""
+        if self._counts != 1:
+            values = [value.mul_(self._counts) for value in values]
         yield from self.host.launch(self.which, values, over)
 
     def land(self) -> Program[list[Tensor] | None]:
@@ -304,6 +310,10 @@ class Loop:
         """A step ended without this rank: the optimizer makes up for it, and the next step is counted."""
         yield Descend(update)
         self.host.step += 1
+
+    def count_on(self, step: int) -> None:
+        """The step under way has a later number: this rank takes fewer steps than the ranks count together."""
+        self.host.step = step
 
     def drop(self, step: int) -> None:
         """This rank's gradient of a step was not waited for."""
@@ -392,6 +402,11 @@ class Schedule(Part):
     @property
     def own_pace(self) -> bool:
         """True if each rank counts steps of its own: it waits for nobody, and what is on its way lands whenever it comes."""
+        return False
+
+    @property
+    def counts_over(self) -> bool:
+        """True if a rank may take fewer steps than it counts, so that only the ends of rounds find all ranks at one."""
         return False
 
     @property

@@ -13,7 +13,7 @@ from gossamer.hosts import consensus
 from gossamer.hosts.backward import Backward
 from gossamer.hosts.handshake import agree
 from gossamer.hosts.metrics import Told
-from gossamer.hosts.shares import share_out
+from gossamer.hosts.shares import Stopwatch, share_out
 from gossamer.hosts.steps import Steps
 from gossamer.recipe import Recipe
 from gossamer.worker import Heterogeneity, checkpoint, gradients_of, heterogeneity
@@ -37,6 +37,7 @@ class Communicator:
         )
         self._steps, self._backward, self._meter = steps, backward, steps.meter
         self._shares = list[int]()  # of samples, by rank, when they were last shared out
+        self._watch = Stopwatch()
         self._micro = 0  # micro-batches since the last step, under `accumulating`
         self._handles = [*steps.install(), *backward.install(), *besides]
         attached.add(self.model)
@@ -109,15 +110,30 @@ class Communicator:
         """
         self.worker.samples += batch
 
-    def share(self, samples: int, seconds: float, most: int | None = None) -> int:
-        """How many of a step's `samples` this rank shall take, if one takes it so many `seconds`: as many as let all ranks be
-        done at the same time. Every mean then counts a rank by its share, as `attach(weight=)` does, so that training is that of
-        all samples in one batch. All ranks call it together, between steps; again when speeds may have changed, and it stays as
-        it is where less than a tenth of a step's time would be gained. `most` is what fits into this rank's memory. Ranks draw
-        from one pool of data then, or from shards as large as their shares: what a rank sees counts by its share.
+    def share(self, samples: int, seconds: float | None = None, most: int | None = None) -> int:
+        """How many of a step's `samples` this rank shall take, so that all ranks are done at the same time.
+
+        All ranks call it together, before every step: what lies between calls is timed, without what was waited for others, and
+        after 3, 8, 16, 32, 64 steps and then every 64 ranks plan anew; shares stay where less than a tenth of a step's time would be
+        gained. Whoever knows how many `seconds` one sample takes this rank says so, and ranks plan at that call.
+
+        Every mean then counts a rank by its share, as `attach(weight=)` does, so that training is that of all samples in one batch.
+        `most` is what fits into this rank's memory. Ranks draw from one pool of data then, or from shards as large as their
+        shares: what a rank sees counts by its share.
 
         What it returns is not in a checkpoint: keep it beside, and resume with `attach(..., weight=share)`.
         """
+        if self.size > 1 and seconds is None:
+            mine = self._shares[self.rank] if self._shares else 1
+            if not self._watch.stop(self.exposed_seconds, self.step, mine) and sum(self._shares) == samples:
+                self._watch.start(self.exposed_seconds, self.step)
+                return mine
+            seconds = self._watch.seconds(self.worker.weight)
+        mine = self._plan(samples, 1.0 if seconds is None else seconds, most)
+        self._watch.start(self.exposed_seconds, self.step)
+        return mine
+
+    def _plan(self, samples: int, seconds: float, most: int | None) -> int:
         program = share_out(self.worker, samples, seconds, most, self._shares)
         self._shares = self.fabric.run(program) if self.size > 1 else [samples]
         return self._shares[self.worker.rank]
@@ -288,7 +304,7 @@ class Communicator:
         All ranks load together; what one cannot load is an error on all. Attach first, then load the model, the optimizer
         and this: attaching makes all models equal to rank 0's.
         """
-        if self.worker.live:
+        if self.worker.live and self.recipe.schedule.lane:
             raise CheckpointError(
                 f"under {self.recipe} a checkpoint is loaded before the first step: the other ranks' lanes wait for the step "
                 "that is under way; detach, attach again, and load then"

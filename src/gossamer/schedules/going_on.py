@@ -11,6 +11,10 @@ class GoesOn(Schedule):
     then: Schedule
 
     @property
+    def counts_over(self) -> bool:
+        return self.then.counts_over
+
+    @property
     def works_alone(self) -> bool:
         return self.then.works_alone
 
