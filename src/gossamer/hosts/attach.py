@@ -1,13 +1,10 @@
 """attach: one line that gives a training loop a recipe."""
 
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -22,6 +19,7 @@ from gossamer.hosts.backward import Backward
 from gossamer.hosts.closures import refuse_searches
 from gossamer.hosts.communicator import Communicator, attached
 from gossamer.hosts.devices import device_of, refuse_devices, refuse_lengths, shared_buffers
+from gossamer.hosts.groups import Given, group_of
 from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
 from gossamer.hosts.mortals import compare_with_the_first, leave_word, refuse_members
@@ -43,7 +41,7 @@ def attach(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
     recipe: str | Recipe | None = None,
-    process_group: "dist.ProcessGroup | DeviceMesh | Members | None" = None,
+    process_group: Given = None,
     *,
     nodes: Where | None = None,
     seed: int = 0,
@@ -100,7 +98,7 @@ def attach(
         find_unused_parameters |= wrapper.find_unused_parameters
     what = "attach" if wrapper is None else "attach to DDP"
     recipe, kind, process_group, deadline, patience = order(recipe, process_group, deadline, patience, what)
-    group = _group(process_group)
+    group = group_of(process_group)
     if isinstance(group, Members):
         refuse_members(Recipe.of(recipe), nodes, weight)
     fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(model))
@@ -246,25 +244,3 @@ def _trainable(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, T
             stacklevel=3,
         )
     return named
-
-
-def _group(given: "dist.ProcessGroup | DeviceMesh | Members | None") -> "dist.ProcessGroup | Members | None":
-    if isinstance(given, Members):
-        return given
-    if given is None:
-        alone = not dist.is_initialized()
-        if alone and int(os.environ.get("WORLD_SIZE") or 1) > 1:
-            raise AttachError(
-                f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but there is no process group and this rank would train alone; "
-                "call torch.distributed.init_process_group() first"
-            )
-        return None
-    if isinstance(given, DeviceMesh):
-        if given.ndim != 1:
-            raise AttachError(f"a DeviceMesh of {given.ndim} dimensions: pick one, such as mesh['data']")
-        return given.get_group()
-    if not isinstance(given, dist.ProcessGroup):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise AttachError(
-            "process_group is no group: this process is not one of its ranks, and has nothing to attach to"
-        )
-    return given
