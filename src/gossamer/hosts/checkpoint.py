@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from gossamer.core.errors import CheckpointError, PeerError, plainly
+from gossamer.fabrics.members import Members
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts.communicator import Communicator
 from gossamer.hosts.handshake import tell
@@ -37,6 +38,11 @@ def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None =
     Entries of ranks that are equal are stored once, and where they differ (under local and gossip recipes) by rank, so
     that `load` goes on exactly. What is stored as `model` is the consensus: take it to evaluate, or to publish.
     """
+    if comm.fabric.members is not None:
+        raise CheckpointError(
+            "checkpoint.save writes one checkpoint of all ranks, and under members() some may be away: save a file for each, "
+            "torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'comm': comm.state_dict()}, ...)"
+        )
     state = comm.state_dict()  # first, for it may end a step
     optimizers = [optimizer.state_dict() for optimizer in comm.optimizers]
     tree = {"model": comm.model.state_dict(), "optimizer": optimizers, "extra": dict(extra or {})}
@@ -133,7 +139,9 @@ def _write(comm: Communicator, path: str | Path, entries: dict[str, Any]) -> Non
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of a process alone
-            write(entries, checkpoint_id=str(path), process_group=comm.fabric._group)
+            group = comm.fabric._group
+            assert not isinstance(group, Members), "save has refused these"
+            write(entries, checkpoint_id=str(path), process_group=group)
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items())
         raise CheckpointError(

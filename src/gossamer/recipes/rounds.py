@@ -157,7 +157,7 @@ def decoupled_diloco(every: int = 100, quorum: int = 1, rate: float = 0.7, momen
     Use: across sites, on machines that are slow now and then or of unlike speed, and on links that an average crosses in
     a step or two.
 
-    Not for: runs that must repeat themselves to the bit, nor a few rounds, as `diloco`. A process that dies is an error.
+    Not for: runs that must repeat themselves to the bit, nor a few rounds, as `diloco`. A process that dies is an error, but with `gossamer.members()`.
 
     Paper: Douillard et al., Decoupled DiLoCo, arXiv 2604.21428, 2026.
     """
