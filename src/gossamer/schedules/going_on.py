@@ -22,9 +22,6 @@ class GoesOn(Schedule):
     def works_alone(self) -> bool:
         return self.then.works_alone
 
-    def policy(self, key: str) -> Policy:
-        return self.then.policy(key)
-
     @property
     def follows_rate(self) -> bool:
         return self.then.follows_rate
