@@ -16,6 +16,7 @@ from gossamer.hosts.handshake import tell
 from gossamer.hosts.runs import Saved, clear, digest, pack
 from gossamer.hosts.stored import Folder, read
 from gossamer.worker import Worker
+from gossamer.worker.fits import cut
 
 __all__ = ["load", "read", "save"]
 
@@ -163,7 +164,9 @@ def _communicator(folder: Folder, prefix: str, comm: Attached) -> dict[str, Any]
         raise CheckpointError(
             f"{folder.path} is damaged, or no communicator lies under {prefix[:-1]!r}: it has no size"
         )
-    if size == comm.fabric.size:  # then the others' need not be read
+    cut_alike = f"{prefix}cut" in folder and folder.read(f"{prefix}cut") == json.dumps(cut(comm.worker.channels))
+    in_shards = comm.worker.recipe.schedule.policy("anchor") == "shard"
+    if size == comm.fabric.size and (cut_alike or not in_shards):  # then the others' need not be read
         others = tuple(f"{prefix}rank{r}/" for r in range(size) if r != comm.fabric.rank)
         names = [n for n in names if not n.startswith(others)]
     return {n.removeprefix(prefix): folder.read(n) for n in names}

@@ -113,12 +113,12 @@ class Communicator:
     def share(self, samples: int, seconds: float | None = None, most: int | None = None) -> int:
         """How many of a step's `samples` this rank shall take, so that all ranks are done at the same time.
 
-        All ranks call it together, before every step: what lies between calls is timed, without what was waited for others, and
-        after 3, 8, 16, 32, 64 steps and then every 64 ranks plan anew; shares stay where less than a tenth of a step's time would be
-        gained. Whoever knows how many `seconds` one sample takes this rank says so, and ranks plan at that call.
+        All ranks call it together, before every step: what lies between calls is timed, without what was waited for
+        others, and after 3, 8, 16, 32, 64 steps and then every 64 ranks plan anew; shares stay where less than a tenth of a
+        step's time would be gained. Whoever knows how many `seconds` one sample takes this rank says so, and ranks plan then.
 
-        Every mean then counts a rank by its share, as `attach(weight=)` does, so that training is that of all samples in one batch.
-        `most` is what fits into this rank's memory. Ranks draw from one pool of data then, or from shards as large as their
+        Every mean then counts a rank by its share, as `attach(weight=)` does, so that training is that of all samples in one
+        batch. `most` is what fits into this rank's memory. Ranks draw from one pool of data then, or from shards as large as their
         shares: what a rank sees counts by its share.
 
         What it returns is not in a checkpoint: keep it beside, and resume with `attach(..., weight=share)`.
