@@ -95,7 +95,7 @@ class Members:
             self._over = threading.Event()
             self._heart = threading.Thread(target=self._live, args=(self._over,), name="gossamer-heart", daemon=True)
             self._heart.start()
-            while not self._is_in(latest := self._latest()):
+            while not self._is_in(latest := self.latest()):
                 moving = self._moving([*range(self.size)])
                 if time.monotonic() > until:
                     raise PeerError(self._missing(moving))
@@ -108,10 +108,10 @@ class Members:
     def regroup(self, failure: Exception) -> None:
         """After a failure: whoever does not beat is left out, and who has come is taken in; `failure` if that is no help."""
         try:
-            latest = self._latest()
+            latest = self.latest()
             if latest.number == self.epoch.number:
                 self._leave_out(failure)
-                latest = self._latest()
+                latest = self.latest()
         except RuntimeError as error:
             raise error if error is failure else self._gone(error) from None
         if self._is_in(latest):
@@ -157,7 +157,8 @@ class Members:
 
     # -- who is there --------------------------------------------------------------------------------------------------
 
-    def _latest(self) -> Epoch:
+    def latest(self) -> Epoch:
+        """Who was written down last."""
         found = self.epoch
         while self.store.flag_is_up(key := f"epoch/{found.number + 1}"):
             found = Epoch.read(self.store, key)
