@@ -9,7 +9,7 @@ APT := $(shell command -v apt-get 2>/dev/null)
 # Images for containers forbid bytecode; then each of hundreds of processes would compile all of our modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all check docs bench clean lane-processes lane-computes lane-crews lane-judges lane-types
+.PHONY: demo test test-all check docs bench clean kernels lane-processes lane-computes lane-crews lane-judges lane-types
 
 # On a terminal pip shows its own progress; elsewhere a line for each of the long things has to do.
 QUIET := $(shell test -t 2 || echo -q)
@@ -44,6 +44,12 @@ test: $(VENV)/.installed .network-tools
 	$(BIN)/ruff format -q --check src tests benchmarks campaigns examples
 	$(BIN)/lint-imports --no-cache
 	@$(MAKE) --no-print-directory -k -j3 $(LANES:%=lane-%)
+
+# Compiled by one process, where they are not yet: or every lane, and every rank that a test starts, would compile them too.
+kernels:
+	@$(BIN)/python -c "import gossamer; gossamer.warmup()"
+
+lane-processes lane-computes lane-crews lane-judges: kernels
 
 lane-processes:
 	@$(BIN)/python -m pytest -m "processes and not slow"

@@ -1,13 +1,14 @@
-"""Where a step's time goes between computing and a slow wire: two ranks on two cores, a network of their own each.
+"""Where a step's time goes between computing and a slow wire, on hosts with a network of their own each.
 
-python benchmarks/lanes.py [RECIPE ...] [--rate 200mbit] [--turns 20] [--steps 3] [--pin]
+python benchmarks/lanes.py [RECIPE ...] [--rate 200mbit] [--hosts 2] [--turns 20] [--steps 3] [--pin]
 
 It makes the lab that it runs in. Computing alone and all recipes take short turns, whose first steps are not counted.
 Milliseconds a step, medians over turns of the slower rank's clock: `step`; `wire`, what the card sent (by its own counter,
 packet headers included) at the link's rate; `lane`, the processor time of encoding and decoding; `waited`, how long the
 training loop stood still. `over` is (step - computing alone) / wire, which were 1 if nothing but the wire took time and
 nothing hid it, with an interval that holds 95 of 100 resamplings of the turns. `--pin` gives each rank a core of its own;
-without it the system may lend a rank's lane the other one.
+without it the system may lend a rank's lane the other one. With more hosts than cores all compute at once and slowly, and
+`over` says what such a lab can show of a recipe.
 """
 
 import argparse
@@ -117,7 +118,7 @@ def measure(args: argparse.Namespace) -> None:
             if turn >= WARM:
                 turns[name].append(taken)
     if rank == 0:
-        print(f"load {os.getloadavg()[0]:.1f} (its own is 2), {args.rate}{', pinned' if args.pin else ''}")
+        print(f"load {os.getloadavg()[0]:.1f} (its own is {args.hosts}), {args.rate}{', pinned' if args.pin else ''}")
         for name in names:
             print(line(name, turns))
     dist.barrier()
@@ -128,6 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("recipes", nargs="*", default=["terngrad", "terngrad + bucket(8)", "qsgd", "topk", "powersgd"])
     parser.add_argument("--rate", default="200mbit")
+    parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--pin", action="store_true")
@@ -135,9 +137,11 @@ def main() -> None:
     args.bits = parse_rate(args.rate)
     if args.bits is None:
         parser.error("a link without a limit has no wire time")
+    if args.pin and args.hosts > len(os.sched_getaffinity(0)):
+        parser.error(f"--pin: {args.hosts} hosts need as many cores")
     if in_lab():
         measure(args)
-    sys.exit(run_lab(2, args.rate, [sys.executable, *sys.argv]).exit_code)
+    sys.exit(run_lab(args.hosts, args.rate, [sys.executable, *sys.argv]).exit_code)
 
 
 if __name__ == "__main__":

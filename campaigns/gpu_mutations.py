@@ -8,8 +8,8 @@ import sys
 
 from campaigns.mutating import Mutation, main
 
-RECIPES, NCCL, FACTORIES, OPTIONS, DOCTOR = (
-    f"tests/gpu/test_{name}.py" for name in ("recipes", "nccl", "factories", "options", "doctor")
+RECIPES, NCCL, FACTORIES, OPTIONS = (
+    f"tests/gpu/test_{name}.py" for name in ("recipes", "nccl", "factories", "options")
 )
 COMPILED, CODE = "tests/kernels/test_compiled.py", "test_the_code_does_what_the_reference_does_and_no_more"
 
@@ -35,7 +35,7 @@ MUTATIONS = (
     Mutation("6 a constant set twice", "kernels/gpu/quantise.py", "        if BITS & (8 >> step):\n            byte, length", "        if BITS & (8 >> step):\n            WIDTH: tl.constexpr = 8 >> step\n            byte, length", f"{COMPILED}::test_every_program_compiles_for_every_argument"),
     Mutation("14 divisions in 64 bits", "kernels/gpu/quantise.py", "first // BUCKET + bucket_of(first, place, BUCKET), mask=place < left", "(first + place) // (scale.to(tl.int64) * BUCKET), mask=place < left", f"{COMPILED}::{CODE}[nothing is divided in 64 bits]"),
     Mutation("14 registers spilled", "kernels/gpu/scales.py", "_STRETCH = 4096", "_STRETCH = 65536", f"{COMPILED}::{CODE}[no register is spilled to memory]"),
-    Mutation("16 divided by a plain number", "kernels/layout.py", "divisor(top, scales.device)", "top", f"{DOCTOR}::test_all_that_is_right_passes"),
+    Mutation("16 divided by a plain number", "kernels/layout.py", "divisor(top, scales.device)", "top", "tests/gpu/test_device.py::test_what_a_level_is_worth_is_the_same_on_gpus"),
     Mutation("16 products and sums fused", "kernels/gpu/options.py", '"enable_fp_fusion": False', '"enable_fp_fusion": True', f"{COMPILED}::{CODE}[nobody may fuse what the reference multiplies and adds]"),
     Mutation("19 no options for a program", "kernels/gpu/sign.py", "_read[grid](wire, table, units, out, n, count, steps, anew, _READ, **OPTIONS)", "_read[grid](wire, table, units, out, n, count, steps, anew, _READ)", f"{COMPILED}::{CODE}[nobody may fuse what the reference multiplies and adds]"),
     Mutation("19 compiled in the first step", "hosts/attach.py", "            warm(parsed, fabric.device, worker.channels[0].layout.dtype)\n", "", f"{OPTIONS}::test_kernels_are_compiled_before_the_first_step"),

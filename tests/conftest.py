@@ -1,5 +1,6 @@
 """Settings for all tests, and gangs of processes that live as long as the session."""
 
+import gc
 import os
 import re
 import signal
@@ -11,6 +12,8 @@ from pathlib import Path
 # Before torch is loaded, and for the processes that tests start: one thread each, or they fight for the cores.
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 sys.path.insert(0, str(Path(__file__).parent.parent))  # so that gangs find the functions of test modules
+# Images for containers forbid bytecode; then each of hundreds of processes would compile all of our modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 import torch
@@ -18,6 +21,9 @@ from hypothesis import settings
 from tests.gang import Gang
 
 from gossamer.lab import available
+
+sys.dont_write_bytecode = False
+gc.disable()  # until all tests are there
 
 # What a shell starts in the background ignores ctrl-C, and so would all that tests start and then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,6 +52,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def _may_hold(file: Path, kind: str) -> bool:
     said = re.search(rf"\b({'|'.join(WORDS[kind])})\b", file.read_text(encoding="utf-8"))
     return said is not None or (kind == "processes" and file.parent.name in COMMANDS)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end: they need not be looked through with whatever tests leave behind."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

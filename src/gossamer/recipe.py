@@ -125,7 +125,9 @@ class Recipe:
 
     def fits(self, world: World) -> None:
         """Raise AttachError for a world in which a part would not do what it says."""
-        for one in self.parts():
+        parts = self.parts()
+        world = world._replace(traits=frozenset[str]().union(*(one.traits for one in parts)))
+        for one in parts:
             one.fits(world)
 
     @cached_property

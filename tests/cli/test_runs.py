@@ -27,6 +27,39 @@ FOREVER = (*RIDGE, "--steps", "1000000")
 # Quick tests of a lab's end are those of tests/lab, and of ranks in it that are killed or frozen.
 IN_LAB = pytest.param(("--rate", "100mbit"), marks=[pytest.mark.lab, pytest.mark.slow], id="lab")
 
+WIDE = """
+from typing import ClassVar, final
+import torch
+from torch import nn
+from gossamer.workloads import Batch, Data, Workload, workload
+
+@final
+@workload("wide")
+class Wide(Workload):
+    summary: ClassVar[str] = "half a megabyte of parameters, and little to compute"
+    metric: ClassVar[str] = "held-out loss"
+    lower_is_better: ClassVar[bool] = True
+    group: ClassVar[str] = "label"
+    batch_size: int = 32
+
+    def load(self):
+        x = torch.randn(192, 128, generator=torch.Generator().manual_seed(self.seed))
+        return Data((x[:128],), (x[128:],), torch.zeros(128))
+
+    def network(self):
+        return nn.Linear(128, 1024)
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(self, model, batch):
+        return (model(batch[0]) - 1).square().mean()
+
+    def evaluate(self, model):
+        with torch.no_grad():
+            return float(self.loss(model, self.data.held))
+"""
+
 VICTIM_IN_LAB = pytest.param(("--rate", "100mbit"), 1, marks=pytest.mark.lab, id="lab")
 
 
@@ -286,8 +319,9 @@ def test_without_a_lab_it_runs_unshaped_and_says_what_that_means(
 
 @pytest.mark.lab
 def test_bench_steps_measures_yardsticks_and_recipes_and_draws_a_plot(shell: Shell) -> None:
-    words = ("bench", "steps", "terngrad", "sgp", "--workload", "lm-bytes", "--rates", "300mbit", "--hosts", "2")
-    code, out, err = shell.run(*words, "--turns", "1", "--chunk", "4", "--out", "b", "--json")
+    (shell.folder / "wide.py").write_text(WIDE)
+    words = ("bench", "steps", "terngrad", "sgp", "--import", "wide.py", "--workload", "wide", "--rates", "300mbit")
+    code, out, err = shell.run(*words, "--hosts", "2", "--turns", "1", "--chunk", "4", "--out", "b", "--json")
     assert code == 0, err
     rows = {r["recipe"]: r for r in json.loads(out)}
     assert {"compute", "ddp", "ddp-fp16", "ddp-powersgd", "ddp-postlocal", "terngrad", "sgp"} <= rows.keys()

@@ -115,7 +115,7 @@ def _train(rank: int, plan: Plan) -> Seen:
     model = net(plan).to(device)
     recipe = Recipe.of(plan.recipe)
     own = recipe.schedule.trains_elsewhere or any("sends momentum" in part.traits for part in recipe.parts())
-    own |= recipe.update is not None and recipe.update.is_step
+    own |= recipe.update is not None and (recipe.update.is_step or "fades" in recipe.memory.traits)
     momentum = 0.0 if own else 0.9
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
     count = sum(p.numel() for p in model.parameters())

@@ -200,6 +200,17 @@ def test_by_a_plain_number_torch_does_not_divide_on_gpus(nursery: Nursery) -> No
     assert see(nursery, divided)["result"] == [False, False, True]
 
 
+def levels_units() -> bool:
+    from gossamer.kernels.layout import units
+
+    scales = torch.rand(1000, generator=torch.Generator().manual_seed(0)) + 0.1
+    return all(torch.equal(units(scales.to("cuda:0"), 0.7, top).cpu(), units(scales, 0.7, top)) for top in (3, 5, 7))
+
+
+def test_what_a_level_is_worth_is_the_same_on_gpus(nursery: Nursery) -> None:
+    assert see(nursery, levels_units)["result"]
+
+
 # -- devices -----------------------------------------------------------------------------------------------------------------
 
 

@@ -60,7 +60,8 @@ def usual(recipe: str | Recipe) -> Callable[[nn.Module], torch.optim.Optimizer]:
     """SGD with momentum; without, where the recipe brings its own."""
     parsed = Recipe.of(recipe)
     update = parsed.update
-    own = parsed.schedule.trains_elsewhere or (update is not None and (update.sends_momentum or update.is_step))
+    own = parsed.schedule.trains_elsewhere or any("adds momentum" in part.traits for part in parsed.parts())
+    own |= update is not None and (update.sends_momentum or update.is_step or "fades" in parsed.memory.traits)
     return (lambda model: torch.optim.SGD(model.parameters(), lr=0.05)) if own else sgd
 
 

@@ -78,6 +78,28 @@ def test_one_rate_serves_all_and_a_wrong_number_is_refused() -> None:
     assert parse_links("200mbit", 3) == (Link(200_000_000, 200_000_000),) * 3
     assert parse_links(None, 2) == (Link(), Link())
     assert parse_links("1gbit, 100mbit/20mbit", 2)[1] == Link(100_000_000, 20_000_000)
+
+
+def test_one_host_may_have_a_link_of_its_own() -> None:
+    usual, slow = Link(200_000_000, 200_000_000), Link(20_000_000, 5_000_000)
+    assert parse_links("200mbit, 3:20mbit/5mbit", 4) == (usual, usual, usual, slow)
+    assert parse_links("unshaped,0:20mbit/5mbit,2:200mbit", 3) == (slow, Link(), usual)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("200mbit,4:20mbit", "no host 4 among 4, which are numbered from 0"),
+        ("200mbit,x:20mbit", "write HOST:RATE, such as '3:20mbit'"),
+        ("200mbit,1:20mbit,1:30mbit", "host 1 has two rates"),
+        ("200mbit,1:20", "the unit is missing"),
+        ("3:20mbit", "is not a rate"),
+        ("200mbit,1gbit,3:20mbit", "3 rates for 4 hosts"),
+    ],
+)
+def test_a_host_that_is_not_there_is_refused(text: str, words: str) -> None:
+    with pytest.raises(LabError, match=words):
+        parse_links(text, 4)
     with pytest.raises(LabInputError, match="3 rates for 4 hosts"):
         parse_links("1gbit,1gbit,1gbit", 4)
 

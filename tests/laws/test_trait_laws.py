@@ -12,6 +12,7 @@ from tests.laws.crew import Crew
 from tests.laws.samples import controlled, controllers, exchanges, memories, schedules, unpaced, updates
 from tests.worker.fleet import SMALL
 from tests.worker.gym import Odd, anchors, bit_equal, held, make, on_all, parameters, pull, sgd, train
+from torch import Tensor
 
 from gossamer.combinations import Singled
 from gossamer.controllers import Fixed
@@ -104,6 +105,14 @@ def loses_nothing(exchange: Exchange) -> None:
         assert torch.equal(sent(echo, given), given.flat)
 
 
+@law("own size")
+def sends_of_small_gradients_what_it_says(exchange: Exchange) -> None:
+    blocks = [block("long", seed=r) for r in range(2)]
+    small = [b.like(b.flat * 1e-6) for b in blocks]
+    usual, tiny = (sent(once(exchange, given)[0][0], given[0]) for given in (blocks, small))
+    assert not torch.allclose(tiny * 1e6, usual, rtol=0.5, atol=0.1)
+
+
 @law("sparse")
 def sends_some_elements_as_they_are(exchange: Exchange) -> None:
     blocks = [block("long", seed=r) for r in range(2)]
@@ -111,6 +120,28 @@ def sends_some_elements_as_they_are(exchange: Exchange) -> None:
         through = sent(echo, given)
         assert bool(((through == 0) | (through == given.flat)).all())
         assert 0 < int((through != 0).sum()) < given.numel
+
+
+@law("votes")
+def counts_no_rank_more_than_another(exchange: Exchange) -> None:
+    """But where a rank's own values pass no codec: in the chunk that it averages itself."""
+    given, louder = told_thrice(exchange)
+    assert torch.equal(*(vector(mean).chunks(2)[1].flat for mean in (given, louder)))
+
+
+def told_thrice(exchange: Exchange) -> tuple[Tensor, Tensor]:
+    """What is agreed on by two ranks; and where the first gives three times what it gave."""
+    blocks = [vector(block("long", seed=r).flat) for r in range(2)]
+    louder = [blocks[0].like(3 * blocks[0].flat), blocks[1]]
+    return once(exchange, blocks)[0][0].mean, once(exchange, louder)[0][0].mean
+
+
+def test_who_has_no_vote_counts_as_much_as_he_gives() -> None:
+    """So that a weighted mean is one: whoever cannot weight must claim the trait."""
+    for exchange in {alike(e): e for e in exchanges()}.values():
+        if not exchange.votes:
+            given, louder = (vector(mean).chunks(2)[1].flat for mean in told_thrice(exchange))
+            assert not torch.equal(given, louder), exchange
 
 
 @law("mixes")
@@ -182,6 +213,11 @@ def leaves_something_out_of_its_books(exchange: Exchange) -> None:
     assert not torch.allclose(echoes[0].mean + owed, through, rtol=1e-5, atol=1e-5)
 
 
+@law("two levels")
+def averages_within_nodes_first(exchange: Exchange) -> None:
+    assert {len(group) for group in exchange.groups(4)} & {2, 3}
+
+
 # -- of what is kept ---------------------------------------------------------------------------------------------------
 
 
@@ -215,6 +251,15 @@ def what_was_left_out_gets_through_later(memory: Memory) -> None:
     assert isinstance(lost, torch.Tensor)
     assert float((got != 0).float().mean()) > 0.5
     assert float((lost != 0).float().mean()) < 0.25
+
+
+@law("fades")
+def forgets_some_of_what_it_held_back(memory: Memory) -> None:
+    crew, blocks = around(memory), [block("long", seed=r) for r in range(2)]
+    crew.step(blocks)
+    before = crew.mean_of("residual")
+    got = crew.step([b.like(torch.zeros_like(b.flat)) for b in blocks])
+    assert float((got + crew.mean_of("residual")).norm()) < 0.999 * float(before.norm())
 
 
 @law("adds momentum")

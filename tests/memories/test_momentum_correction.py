@@ -106,7 +106,10 @@ def test_what_it_would_spoil_is_refused(recipe: str, said: str) -> None:
         Recipe.of(recipe)
 
 
-@pytest.mark.parametrize("recipe", ["dgc(momentum=0.9)", "sketched_sgd(momentum=0.9)", "fetchsgd(momentum=0.9)"])
+OWN = ["dgc(momentum=0.9)", "sketched_sgd(momentum=0.9)", "fetchsgd(momentum=0.9)", "diana(momentum=0.9)"]
+
+
+@pytest.mark.parametrize("recipe", OWN)
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -123,7 +126,7 @@ def test_momentum_is_not_added_twice(recipe: str, optimizer) -> None:
         make(recipe, 2, optimizer=optimizer)
 
 
-@pytest.mark.parametrize("recipe", ["dgc(momentum=0.9)", "sketched_sgd(momentum=0.9)", "fetchsgd(momentum=0.9)"])
+@pytest.mark.parametrize("recipe", OWN)
 def test_an_optimizer_without_momentum_is_welcome(recipe: str) -> None:
     make(recipe, 2, optimizer=sgd(momentum=0.0))
     make(recipe, 2, optimizer=lambda model: torch.optim.Adagrad(model.parameters()))

@@ -255,7 +255,7 @@ def test_training_in_half_precision_moves_the_mass_by_what_the_optimizers_did(re
     moved = torch.zeros(NUMEL, dtype=torch.float64)
 
     def watched(model: torch.nn.Module) -> torch.optim.Optimizer:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
         x, before = model.get_parameter("x"), [torch.zeros(())]
 
         def keep(*_: object) -> None:
@@ -270,7 +270,7 @@ def test_training_in_half_precision_moves_the_mass_by_what_the_optimizers_did(re
 
     ranks = make(recipe, 5, lambda: Flat(NUMEL, dtype), watched)
     before = numerators(ranks)
-    train(ranks, targets, 200)
+    train(ranks, targets, 100)
     assert moved.abs().max() > 1
     torch.testing.assert_close(numerators(ranks), before + moved, rtol=1e-5, atol=1e-5)
 

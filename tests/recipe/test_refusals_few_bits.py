@@ -56,6 +56,8 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "scatter(sign(scale='one')) + error_feedback()": ("can diverge", "drop it"),
     "scatter(sign(scale='l2')) + ef21()": ("can diverge", "more bits"),
     "gather(ternary()) + ef21()": ("can diverge", "use diana()"),
+    "gather(strom(0.1)) + ef21()": ("none is as large as what travels", "use error_feedback()"),
+    "scatter(topk(), answer=strom(0.1)) + ef21(eta=1.0)": ("nothing gets through", "gather(topk())"),
     "ef_signsgd + diana()": ("needs an unbiased exchange", "use error_feedback()"),
     "ef21(eta=0.0)": ("(0, 1]", "0.1 for minibatches"),
     "gather(sign()) + momentum_correction()": ("would stop all momentum", "masking=False"),
@@ -119,6 +121,16 @@ def test_an_optimizer_that_does_not_fit_is_refused_when_it_is_attached(recipe: s
     with pytest.raises(AttachError) as caught:
         make(recipe, 2, optimizer=optimizer)
     assert fix in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a second momentum", "Adam's own"])
+def test_signs_of_what_fades_are_of_a_momentum_and_take_no_other(name: str) -> None:
+    kinds = OPTIMIZERS | {"Adam's own": (lambda m: torch.optim.AdamW(m.parameters()), "")}
+    with pytest.raises(
+        AttachError, match=r"memory that fades.*both add momentum.*SGD with momentum=0, or .* error_feedback\(\)"
+    ):
+        make("demo", 2, optimizer=kinds[name][0])
+    make("gather(topk()) + error_feedback() + signs()", 2, optimizer=kinds[name][0])
 
 
 @pytest.mark.parametrize("recipe", [*ADAPTIVE, "signsgd"])

@@ -13,12 +13,12 @@ from gossamer.catalogue.samples import parts_of
 from gossamer.core.block import Block
 from gossamer.core.contracts import Update
 from gossamer.core.verbs import Program
-from gossamer.exchanges import FetchSGD
 from gossamer.fabrics.sim import Network, simulate
-from gossamer.memories import EF21, MomentumCorrection
+from gossamer.memories import EF21
 from gossamer.recipe import Recipe
 from gossamer.schedules import Accelerated, mixing
 from gossamer.simulate import Replica, replicas, train
+from gossamer.updates import Signs
 from gossamer.worker import Channel, Worker, checkpoint
 
 Optimizer = Callable[[nn.Module], torch.optim.Optimizer]
@@ -91,10 +91,11 @@ def sgd(lr: float = 0.05, momentum: float = 0.9) -> Optimizer:
 def usual(recipe: "str | Recipe") -> Optimizer:
     """SGD with momentum; without, where the recipe brings its own."""
     parts = [*parts_of(Recipe.of(recipe))]
-    own = any(isinstance(p, FetchSGD | MomentumCorrection) and p.momentum for p in parts)
+    own = any("adds momentum" in p.traits for p in parts)
     own |= any(isinstance(p, EF21) and p.eta < 1 for p in parts)
     own |= any("sends momentum" in p.traits or (isinstance(p, Update) and p.is_step) for p in parts)
     own |= any(isinstance(p, Accelerated) for p in parts)
+    own |= any(isinstance(p, Signs) for p in parts) and any("fades" in p.traits for p in parts)
     return sgd(momentum=0.0) if own else sgd()
 
 

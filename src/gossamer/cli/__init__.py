@@ -1,5 +1,6 @@
 """The command line. `pip install 'gossamer[cli]'` brings what it needs."""
 
+import atexit
 import errno
 import io
 import os
@@ -9,29 +10,29 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import NoReturn
 
 _ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _heard = list[int]()  # the signal that asked us to end: the command line parser makes a plain 130 of each
 
 
-def main() -> None:
+def main() -> NoReturn:
     """The entry point: says how to install what is missing, and turns our errors into one line and an exit code."""
     _when_asked_to_end(_leave)  # until work begins: torch takes a second to load, and an exception may be lost in it
     _let_nothing_unspeakable_end_us()
     try:
-        sys.exit(_run())
+        code = _run()
     except KeyboardInterrupt:
-        sys.exit(_interrupted())
+        code = _interrupted()
     except BrokenPipeError:  # whoever read our output has seen enough
-        _drop_output()
-        sys.exit(1)
+        code = 1
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        _drop_output()
         print(f"gossamer: {error.filename or 'the output'} cannot be written: {error.strerror}", file=sys.stderr)
-        sys.exit(1)
+        code = 1
+    _end(code)
 
 
 def _run() -> int:
@@ -47,6 +48,15 @@ def _run() -> int:
     sys.stdout.flush()
     _when_asked_to_end(_leave)  # there is nothing left to put in order
     return _interrupted() if _heard else code
+
+
+def _end(code: int) -> NoReturn:
+    """All is said and written; to take torch down piece by piece would keep the user waiting for a second."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a reader that has left, or a full disk: it has been told of above
+            stream.flush()
+    os._exit(code)
 
 
 def work_begins() -> None:
@@ -101,11 +111,6 @@ def _in_one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     return f"warning: {message}\n"
-
-
-def _drop_output() -> None:
-    """What is still in the buffer would fail again when the interpreter ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -56,7 +56,9 @@ def steps(
     recipes: Annotated[
         list[str] | None, typer.Argument(help="Most presets by default; yardsticks are always included.")
     ] = None,
-    rates: Annotated[str, typer.Option(help="Rates, separated by spaces.")] = "100mbit 200mbit 1gbit unshaped",
+    rates: Annotated[
+        str, typer.Option(help="Rates, separated by spaces; '200mbit,3:20mbit' is one with a slow host.")
+    ] = "100mbit 200mbit 1gbit unshaped",
     hosts: Annotated[int, typer.Option(min=2, max=MOST_HOSTS, help="How many hosts.")] = 4,
     per_host: Annotated[int, typer.Option(min=1, help="How many ranks on each; they share its link.")] = 1,
     turns: Annotated[int, typer.Option(min=1, help="Measured turns per contender.")] = 6,
@@ -138,7 +140,7 @@ def _kind(name: str) -> files.Kind:
 
 
 def _plot(rate: str) -> str:
-    return f"steps-{rate.replace('/', '-').replace(',', '_')}.svg"
+    return f"steps-{rate.replace('/', '-').replace(',', '_').replace(':', '-')}.svg"
 
 
 def plots(rows: "list[StepRow]") -> dict[str, str]:

@@ -15,7 +15,10 @@ def lab(
     hosts: Annotated[int, typer.Option(min=1, help="How many hosts.")] = 2,
     per_host: Annotated[int, typer.Option(min=1, help="How many ranks on each; they share its link.")] = 1,
     rate: Annotated[
-        str | None, typer.Option(help="'200mbit', one per host '1gbit,100mbit', or up/down '20mbit/100mbit'.")
+        str | None,
+        typer.Option(
+            help="'200mbit', one per host '1gbit,100mbit', one slow host '200mbit,3:20mbit', or up/down '20mbit/100mbit'."
+        ),
     ] = None,
     latency: Annotated[str | None, typer.Option(help="One-way delay, such as '10ms', where the kernel has it.")] = None,
     timeout: Annotated[float | None, typer.Option(help="End everything after this many seconds.")] = None,

@@ -39,7 +39,10 @@ Hosts = Annotated[
 ]
 PerHost = Annotated[int, typer.Option(min=1, help="How many ranks on each host; they share its link.")]
 Rate = Annotated[
-    str | None, typer.Option(help="Run in a lab: '200mbit', one rate per host '1gbit,100mbit', or 'unshaped'.")
+    str | None,
+    typer.Option(
+        help="Run in a lab: '200mbit', one rate per host '1gbit,100mbit', one slow host '200mbit,3:20mbit', or 'unshaped'."
+    ),
 ]
 Workload = Annotated[str, typer.Option(help="What to train; 'gossamer workloads' lists them.")]
 Shards = Annotated[str, typer.Option(help="'iid', or what the workload groups by.")]

@@ -61,6 +61,14 @@ class Sign(Codec):
         return self.scale != "one"
 
     @property
+    def votes(self) -> bool:
+        return self.scale == "one"
+
+    @property
+    def own_size(self) -> bool:
+        return self.scale == "one"
+
+    @property
     def bucket_mb(self) -> float:
         return 25.0  # few bytes: what a bucket costs is its latency and its turn on the processor
 

@@ -60,6 +60,10 @@ class Strom(Codec):
     def any_size(self) -> bool:
         return False
 
+    @property
+    def own_size(self) -> bool:
+        return True
+
     def omega(self, layout: Layout) -> float:
         return float("inf")
 

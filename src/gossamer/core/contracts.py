@@ -16,9 +16,10 @@ from gossamer.core.topology import Peers as Peers  # noqa: PLC0414  (users find 
 from gossamer.core.topology import Topology as Topology  # noqa: PLC0414
 from gossamer.core.verbs import Program
 
-Policy = Literal["equal", "mean", "owner", "drop"]
+Policy = Literal["equal", "mean", "owner", "shard", "drop"]
 """What becomes of a state entry when the world changes its size. It is equal on all ranks; every new rank gets the mean
-of the old ranks' entries; each element lives with the owner of its chunk; or it starts anew."""
+of the old ranks' entries; each element lives with the owner of its chunk, in an entry as long as the block ("owner") or as
+the chunk ("shard"); or it starts anew."""
 
 
 Unit = Literal["gradient", "none"]
@@ -75,6 +76,16 @@ class _Lossy(Part):
     def any_size(self) -> bool:
         """True if small and large gradients are written alike; else there are some too small, or too large, for it."""
         return True
+
+    @property
+    def votes(self) -> bool:
+        """True if a rank has one vote on each element, whatever the size of what it gives: no rank can count more than others."""
+        return False
+
+    @property
+    def own_size(self) -> bool:
+        """True if what travels is as large as its own number says, so that of small gradients nothing does, or too much."""
+        return False
 
     @property
     def sparse(self) -> bool:
@@ -264,6 +275,14 @@ class AsItsCodec:
         return self.codec.any_size
 
     @property
+    def votes(self) -> bool:
+        return self.codec.votes
+
+    @property
+    def own_size(self) -> bool:
+        return self.codec.own_size
+
+    @property
     def whole(self) -> bool:
         return self.codec.whole
 
@@ -282,8 +301,9 @@ class Exchange(_Lossy):
 
     @property
     def traits(self) -> frozenset[str]:
-        said = {"unbiased": self.unbiased, "contracts": self.contracts, "sparse": self.sparse}
-        return those(whole=self.whole, exact=self.exact, bounds_residual=self.bounds_residual, **said)
+        said = {"unbiased": self.unbiased, "contracts": self.contracts, "sparse": self.sparse, "votes": self.votes}
+        said |= {"bounds_residual": self.bounds_residual, "own_size": self.own_size}
+        return those(whole=self.whole, exact=self.exact, **said)
 
     @property
     def terms(self) -> tuple[Term, ...]:

@@ -25,6 +25,36 @@ class Moment:
             self._event.synchronize()
 
 
+class Lap:
+    """A stretch of a device's own time: from here to `end`, which it may come to long after the host; then it has `seconds`."""
+
+    def __init__(self, device: torch.device, time: float) -> None:
+        self._device, self._began, self._ended = device, _Point(device, time), None
+
+    def end(self, time: float) -> None:
+        self._ended = _Point(self._device, time)
+
+    @property
+    def seconds(self) -> float | None:
+        """None while the device is on its way. Nobody waits."""
+        return None if self._ended is None else self._ended.since(self._began)
+
+
+class _Point:
+    """A device's own time by an event of its stream; a CPU's, by the host's clock."""
+
+    def __init__(self, device: torch.device, time: float) -> None:
+        self._time, self._event = time, None
+        if device.type == "cuda":
+            self._event = torch.cuda.Event(enable_timing=True)
+            self._event.record(torch.cuda.current_stream(device))
+
+    def since(self, other: "_Point") -> float | None:
+        if self._event is None or other._event is None:
+            return self._time - other._time
+        return other._event.elapsed_time(self._event) / 1000 if self._event.query() else None
+
+
 def ask(*tensors: Tensor) -> list[float]:
     """Numbers that the host wants to know, in one question: each time it waits for all that the device was given."""
     return torch.cat([t.reshape(-1).double() for t in tensors]).tolist() if tensors else []

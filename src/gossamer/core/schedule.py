@@ -11,7 +11,7 @@ from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Context, Exchange, Memory, Mixer, Policy, Update
 from gossamer.core.parts import Part
 from gossamer.core.terms import those
-from gossamer.core.verbs import Descend, Missed, Program
+from gossamer.core.verbs import Descend, Missed, Present, Program
 
 Message = Callable[[Block, State, Context], Program[list[Tensor]]]
 """What a block says to peers: a program that sends, and returns the wires that came. It is given the block as it is now,
@@ -48,6 +48,7 @@ class Host(Protocol):
     step: int
     weight: float
     live: dict[str, Any]
+    present: Present
 
     @property
     def channels(self) -> Sequence[Place]: ...
@@ -64,6 +65,7 @@ class Host(Protocol):
     def drop(self, step: int) -> None: ...
     def accept(self, ranks: Sequence[int]) -> None: ...
     def age(self, steps: int) -> None: ...
+    def regroup(self, present: Present) -> None: ...
     def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]: ...
     def average_gradients(self) -> Program[None]: ...
     def debts(self, which: Sequence[int]) -> list[Tensor]: ...
@@ -94,12 +96,16 @@ class Loop:
     way is kept by block, and travels with a checkpoint.
     """
 
-    def __init__(self, host: Host, which: Sequence[int] | None = None) -> None:
-        self.host, self._which = host, which
+    def __init__(self, host: Host, which: Sequence[int] | None = None, counts: float = 1.0) -> None:
+        self.host, self._which, self._counts = host, which, counts
 
     def part(self, which: Iterable[int]) -> "Loop":
         """The same training, of some of these blocks: every schedule of a whole model works on them."""
-        return Loop(self.host, [self.which[i] for i in which])
+        return Loop(self.host, [self.which[i] for i in which], self._counts)
+
+    def counting(self, times: float) -> "Loop":
+        """The same training, in which what this rank launches counts so many times, besides what its data weigh."""
+        return Loop(self.host, self._which, self._counts * times)
 
     @property
     def which(self) -> Sequence[int]:
@@ -219,6 +225,8 @@ class Loop:
 
     def launch(self, values: Sequence[Tensor], over: Exchange | None = None) -> Program[None]:
         """Start averaging what is given away; `land` gets the result later."""
+        if self._counts != 1:
+            values = [value.mul_(self._counts) for value in values]
         yield from self.host.launch(self.which, values, over)
 
     def land(self) -> Program[list[Tensor] | None]:
@@ -303,6 +311,10 @@ class Loop:
         yield Descend(update)
         self.host.step += 1
 
+    def count_on(self, step: int) -> None:
+        """The step under way has a later number: this rank takes fewer steps than the ranks count together."""
+        self.host.step = step
+
     def drop(self, step: int) -> None:
         """This rank's gradient of a step was not waited for."""
         self.host.drop(step)
@@ -314,6 +326,19 @@ class Loop:
     def age(self, steps: int) -> None:
         """What has landed was made of this rank's model as it was so many steps ago."""
         self.host.age(steps)
+
+    @property
+    def present(self) -> Present:
+        """Who is there."""
+        return self.host.present
+
+    def regroup(self, present: Present) -> None:
+        """These are there from now on, and ranks are counted among them."""
+        self.host.regroup(present)
+
+    def catch_up(self, step: int) -> None:
+        """This rank goes on where others are."""
+        self.host.step = step
 
     def give_up(self) -> None:
         """A round came to nothing: what the optimizer keeps that is not finite goes with it."""
@@ -348,6 +373,9 @@ class Schedule(Part):
     lane: ClassVar[str] = ""
     """The lane of what a schedule keeps beside the steps; empty where it keeps nothing there."""
 
+    outlives: ClassVar[bool] = False
+    """True if ranks may die and come back, and it goes on with those who are there."""
+
     serves: ClassVar[bool] = False
     """True if some rank on that lane answers whoever calls first, until all who may call have left."""
 
@@ -374,6 +402,11 @@ class Schedule(Part):
     @property
     def own_pace(self) -> bool:
         """True if each rank counts steps of its own: it waits for nobody, and what is on its way lands whenever it comes."""
+        return False
+
+    @property
+    def counts_over(self) -> bool:
+        """True if a rank may take fewer steps than it counts, so that only the ends of rounds find all ranks at one."""
         return False
 
     @property
@@ -475,6 +508,11 @@ class Schedule(Part):
     def reopen(self, loop: Loop) -> Program[None]:
         """What ran beside the steps is over, and begins anew: keep what it came to."""
         yield from ()
+
+    def outlive(self, loop: Loop, failure: Exception) -> Program[None]:
+        """Something that ranks do together has failed: go on with those who are there, where that can be; else raise it."""
+        yield from ()
+        raise failure
 
     def leave(self, loop: Loop) -> Program[None]:
         """This rank asks nobody for anything any more; called by whoever ends its lanes, perhaps after a failure."""

@@ -1,4 +1,4 @@
-"""Shares: how many samples each rank takes, so that all are done at the same time."""
+"""Shares: how many samples each rank takes, or how many steps in a round, so that all are done at the same time."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -43,6 +43,25 @@ def planned(samples: int, seconds: Sequence[float], most: Sequence[int], now: Se
     new = divided(samples, seconds, most)
     stays = sum(now) == samples and all(n <= m for n, m in zip(now, most))
     return [*now] if stays and step_seconds(now, seconds) < (1 + WORTH) * step_seconds(new, seconds) else new
+
+
+def local_steps(every: int, seconds: Sequence[float], now: Sequence[int]) -> list[int]:
+    """How many of a round's `every` steps each rank takes, whose step takes so many seconds: the fastest takes all of them, and
+    the others as many as fit into that time or a tenth more, one at least.
+
+    Those of `now`, if others would hardly come to more steps a second, or if some rank has not been timed.
+
+    >>> local_steps(8, [1.0, 1.05, 2.0], now=[8, 8, 8])
+    [8, 8, 4]
+    >>> local_steps(8, [1.0, 1.05, 1.9], now=[8, 8, 4])
+    [8, 8, 4]
+    """
+    least = min(seconds)
+    if least <= 0:
+        return [*now]
+    new = [max(1, min(every, int((1 + WORTH) * every * least / s))) for s in seconds]
+    worth = sum(new) / step_seconds(new, seconds) > (1 + WORTH) * sum(now) / step_seconds(now, seconds)
+    return new if worth else [*now]
 
 
 def check(samples: int, seconds: float, most: int | None, size: int) -> None:

@@ -19,20 +19,20 @@ class World(NamedTuple):
     size: int
     layouts: Sequence[Layout]
     optimizers: "Sequence[Optimizer]" = ()
+    traits: frozenset[str] = frozenset()  # what the recipe's parts promise, all of them together
 
     @property
     def trains_alone(self) -> bool:
         """One rank, which trains plainly: nothing is sent."""
         return self.size == 1 and bool(self.optimizers)
 
-    def bar_momentum(self, part: object, momentum: float) -> None:
+    def bar_momentum(self, part: object, momentum: float, without: str = "momentum=0.0 in the recipe") -> None:
         """Refuse an optimizer with momentum where a part brings some: it would be added twice."""
         for optimizer in self.optimizers if momentum else ():
             if any(map(_has_momentum, optimizer.param_groups)):
                 raise AttachError(
                     f"{part} with {type(optimizer).__name__}: both add momentum, so that steps would be many times as long as "
-                    "either makes them; use torch.optim.SGD with momentum=0, or leave it to the optimizer: momentum=0.0 in "
-                    "the recipe"
+                    f"either makes them; use torch.optim.SGD with momentum=0, or leave it to the optimizer: {without}"
                 )
 
 

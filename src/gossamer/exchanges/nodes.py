@@ -12,7 +12,7 @@ from gossamer.core.contracts import Context, Echo, Exchange, Policy, Unit
 from gossamer.core.dice import Dice
 from gossamer.core.groups import within
 from gossamer.core.parts import part, require
-from gossamer.core.terms import Term, bars
+from gossamer.core.terms import Term, bars, those
 from gossamer.core.verbs import Program
 from gossamer.core.world import World
 from gossamer.exchanges.allreduce import AllReduced
@@ -65,6 +65,10 @@ class Nodes(Exchange):
             )
 
     @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(two_levels=self.per_node > 1)
+
+    @property
     def unbiased(self) -> bool:
         return self.between.unbiased and self.inside.unbiased
 
@@ -88,6 +92,14 @@ class Nodes(Exchange):
     @property
     def any_size(self) -> bool:
         return self.between.any_size and self.inside.any_size
+
+    @property
+    def votes(self) -> bool:
+        return self.between.votes or self.inside.votes
+
+    @property
+    def own_size(self) -> bool:
+        return self.between.own_size or self.inside.own_size
 
     @property
     def sum_rounding(self) -> float:

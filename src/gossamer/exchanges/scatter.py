@@ -109,6 +109,10 @@ class Scatter(CodecExchange):
         return self.codec.any_size and self.answers.any_size
 
     @property
+    def own_size(self) -> bool:
+        return self.codec.own_size or self.answers.own_size
+
+    @property
     def encodes_mean(self) -> bool:
         return True
 
@@ -144,7 +148,7 @@ class Scatter(CodecExchange):
             codec.overwrite(make(rank), chunks[rank].layout, total)
         elif total is not chunks[rank].flat:
             total.copy_(chunks[rank].flat)
-        yield from _exchange(codec, chunks, make, add, rank)
+        yield from to_owners(codec, chunks, make, add, rank)
         answer = self._answer(chunks[rank].like(total.div_(context.size)), block, state, context)
         mean = block.for_mean()
         parts = block.like(mean).chunks(context.size)
@@ -155,7 +159,7 @@ class Scatter(CodecExchange):
             self.answers.overwrite(wire, parts[j].layout, parts[j].flat)
             scales.append(self.answers.scales(wire, parts[j].layout))
 
-        yield from _publish(self.answers, answer, [c.layout for c in chunks], put)
+        yield from to_all(self.answers, answer, [c.layout for c in chunks], put)
 
         def add_sent(into: Tensor, weight: float) -> None:
             for j, chunk in enumerate(block.like(into).chunks(context.size)):
@@ -206,7 +210,7 @@ def _owed(block: Block, state: State, context: Context) -> Tensor | None:
     return owed if context.rescale == 1 else owed * context.rescale
 
 
-def _exchange(
+def to_owners(
     codec: Codec, chunks: Sequence[Block], make: Callable[[int], Tensor], read: Read, rank: int
 ) -> Program[None]:
     """Every chunk to its owner; the next one is encoded, and the last one added, while one travels."""
@@ -224,8 +228,8 @@ def _exchange(
     yield from read_all_to_all(promises, [known[rank] if j != rank else 0 for j in range(len(chunks))], read)
 
 
-def _publish(codec: Codec, wire: Tensor, layouts: Sequence[Layout], read: Read) -> Program[None]:
-    """Gather the answers; chunks differ by an element or a table entry, so the shorter wires are padded."""
+def to_all(codec: Codec, wire: Tensor, layouts: Sequence[Layout], read: Read) -> Program[None]:
+    """Every owner tells everybody; chunks differ by an element or a table entry, so the shorter wires are padded."""
     lengths = [codec.wire_bytes(c) for c in layouts]
     if None in lengths:
         answers = yield from all_gather_ragged(wire, max(codec.wire_limit(c) for c in layouts))

@@ -7,13 +7,13 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from gossamer.core.errors import AttachError, CheckpointError, GossamerError
+from gossamer.core.errors import AttachError, CheckpointError, GossamerError, PeerError
 from gossamer.fabrics.ledger import Ledger
 from gossamer.hosts import consensus
 from gossamer.hosts.backward import Backward
 from gossamer.hosts.handshake import agree
 from gossamer.hosts.metrics import Told
-from gossamer.hosts.shares import share_out
+from gossamer.hosts.shares import Stopwatch, share_out
 from gossamer.hosts.steps import Steps
 from gossamer.recipe import Recipe
 from gossamer.worker import Heterogeneity, checkpoint, gradients_of, heterogeneity
@@ -37,6 +37,7 @@ class Communicator:
         )
         self._steps, self._backward, self._meter = steps, backward, steps.meter
         self._shares = list[int]()  # of samples, by rank, when they were last shared out
+        self._watch = Stopwatch()
         self._micro = 0  # micro-batches since the last step, under `accumulating`
         self._handles = [*steps.install(), *backward.install(), *besides]
         attached.add(self.model)
@@ -60,6 +61,11 @@ class Communicator:
     def size(self) -> int:
         """How many ranks train together; 1 where there is no process group."""
         return self.fabric.size
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """Which ranks are there; under `members()` some may be lost, and come back."""
+        return self.worker.present.ranks
 
     @property
     def ledger(self) -> Ledger:
@@ -88,7 +94,7 @@ class Communicator:
         A rank near zero is always late: its data are not learned. Give it another shard now and then.
         """
         worker = self.worker
-        return [worker.accepted[rank] / worker.closed for rank in range(worker.size)] if worker.closed else []
+        return [worker.accepted[rank] / worker.closed for rank in range(self.size)] if worker.closed else []
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -104,18 +110,33 @@ class Communicator:
         """
         self.worker.samples += batch
 
-    def share(self, samples: int, seconds: float, most: int | None = None) -> int:
-        """How many of a step's `samples` this rank shall take, if one takes it so many `seconds`: as many as let all ranks be
-        done at the same time. Every mean then counts a rank by its share, as `attach(weight=)` does, so that training is that of
-        all samples in one batch. All ranks call it together, between steps; again when speeds may have changed, and it stays as
-        it is where less than a tenth of a step's time would be gained. `most` is what fits into this rank's memory. Ranks draw
-        from one pool of data then, or from shards as large as their shares: what a rank sees counts by its share.
+    def share(self, samples: int, seconds: float | None = None, most: int | None = None) -> int:
+        """How many of a step's `samples` this rank shall take, so that all ranks are done at the same time.
+
+        All ranks call it together, before every step: what lies between calls is timed, without what was waited for
+        others, and after 3, 8, 16, 32, 64 steps and then every 64 ranks plan anew; shares stay where less than a tenth of a
+        step's time would be gained. Whoever knows how many `seconds` one sample takes this rank says so, and ranks plan then.
+
+        Every mean then counts a rank by its share, as `attach(weight=)` does, so that training is that of all samples in one
+        batch. `most` is what fits into this rank's memory. Ranks draw from one pool of data then, or from shards as large as their
+        shares: what a rank sees counts by its share.
 
         What it returns is not in a checkpoint: keep it beside, and resume with `attach(..., weight=share)`.
         """
+        if self.size > 1 and seconds is None:
+            mine = self._shares[self.rank] if self._shares else 1
+            if not self._watch.stop(self.exposed_seconds, self.step, mine) and sum(self._shares) == samples:
+                self._watch.start(self.exposed_seconds, self.step)
+                return mine
+            seconds = self._watch.seconds(self.worker.weight)
+        mine = self._plan(samples, 1.0 if seconds is None else seconds, most)
+        self._watch.start(self.exposed_seconds, self.step)
+        return mine
+
+    def _plan(self, samples: int, seconds: float, most: int | None) -> int:
         program = share_out(self.worker, samples, seconds, most, self._shares)
         self._shares = self.fabric.run(program) if self.size > 1 else [samples]
-        return self._shares[self.rank]
+        return self._shares[self.worker.rank]
 
     @property
     def spoilt(self) -> dict[int, int]:
@@ -195,7 +216,7 @@ class Communicator:
         self._steps.settle_local()
         own = consensus.remember(self.model)
         try:
-            self.fabric.run(consensus.swap_in(self.model, self.worker, average_buffers=self._steps.buffers != "local"))
+            self._swap_in(own)
             yield
         finally:
             consensus.restore(self.model, own)
@@ -207,8 +228,20 @@ class Communicator:
         """
         if self.fabric.size > 1 or self.recipe.schedule.trains_elsewhere:
             self._steps.settle_local()
-            self.fabric.run(consensus.swap_in(self.model, self.worker, average_buffers=self._steps.buffers != "local"))
+            self._swap_in(consensus.remember(self.model) if self.fabric.members else {})
         self.detach()
+
+    def _swap_in(self, own: dict[str, Tensor]) -> None:
+        """The consensus; anew from this rank's `own` model where another one is lost meanwhile, and the others can go on."""
+        while True:
+            try:
+                program = consensus.swap_in(self.model, self.worker, average_buffers=self._steps.buffers != "local")
+                return self.fabric.run(program)
+            except PeerError as failure:
+                if not self.fabric.members:
+                    raise
+                consensus.restore(self.model, own)
+                self.fabric.run(self.recipe.schedule.outlive(self.worker.loop, failure))
 
     def heterogeneity(self, losses: Iterable[Tensor]) -> Heterogeneity:
         """How unlike the ranks' gradients are now, at the consensus model; all ranks call it together, between steps.
@@ -271,7 +304,7 @@ class Communicator:
         All ranks load together; what one cannot load is an error on all. Attach first, then load the model, the optimizer
         and this: attaching makes all models equal to rank 0's.
         """
-        if self.worker.live:
+        if self.worker.live and self.recipe.schedule.lane:
             raise CheckpointError(
                 f"under {self.recipe} a checkpoint is loaded before the first step: the other ranks' lanes wait for the step "
                 "that is under way; detach, attach again, and load then"

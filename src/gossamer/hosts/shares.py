@@ -1,5 +1,8 @@
 """Unequal machines: ranks agree who takes how many samples, and what each of them then counts in averages."""
 
+from time import perf_counter
+from typing import NamedTuple
+
 import torch
 
 from gossamer.core.errors import GossamerError
@@ -8,6 +11,47 @@ from gossamer.core.verbs import Program, all_gather
 from gossamer.hosts.handshake import agree
 from gossamer.hosts.weights import refuse_weights
 from gossamer.worker import Worker
+
+EARLY, EVERY = (0, 3, 8, 16, 32), 64  # the calls of `share` after which ranks plan anew: soon, and then now and then
+
+
+class _Mark(NamedTuple):
+    """Where a rank stood: the clock, how long it has waited for others so far, and its step."""
+
+    clock: float
+    waited: float
+    step: int
+
+
+class Stopwatch:
+    """Seconds that a sample takes a rank: those between calls of `share`, without what it waited for others.
+
+    All ranks call as often, so that all plan anew at the same calls.
+    """
+
+    def __init__(self) -> None:
+        self._calls, self._laps, self._since = 0, list[float](), None
+
+    def start(self, waited: float, step: int) -> None:
+        self._since = _Mark(perf_counter(), waited, step)
+
+    def stop(self, waited: float, step: int, share: int) -> bool:
+        """Note what a sample took since the start; True if this is a call after which ranks plan anew."""
+        since: _Mark | None = self._since
+        if since is not None and step > since.step:
+            busy = perf_counter() - since.clock - (waited - since.waited)
+            self._laps.append(busy / (share * (step - since.step)))
+        call, self._calls = self._calls, self._calls + 1
+        return call in EARLY or call % EVERY == 0
+
+    def seconds(self, weight: float) -> float:
+        """Of one sample, by the steps since it was last asked, the longest left out: it may hold an evaluation, or a compiler.
+
+        Where nothing was timed, as before the first step, it is what gives this rank a share as large as it counts.
+        """
+        laps, self._laps = sorted(self._laps), []
+        kept = laps[:-1] or laps
+        return max(sum(kept) / len(kept), 1e-9) if kept else 1 / max(weight, 1e-9)
 
 
 def share_out(worker: Worker, samples: int, seconds: float, most: int | None, now: list[int]) -> Program[list[int]]:

@@ -136,6 +136,11 @@ WEIGHTED = (
     bars(
         "control", because="{controller} with weight=: it goes by gradients of equal batches; leave the controller out"
     ),
+    bars(
+        "votes",
+        because="{exchange} with weight=: what is multiplied has the same vote as before; use ef_signsgd, or give all ranks "
+        "batches of one size",
+    ),
 )
 """What can be done where ranks count differently."""
 

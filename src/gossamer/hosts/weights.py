@@ -20,12 +20,6 @@ def check_weight(weight: float) -> None:
 def refuse_weights(worker: Worker) -> None:
     """Ranks cannot count differently where who is counted changes, nor where a rank has one vote whatever it says."""
     refuse(worker.origin, *WEIGHTED)
-    for exchange in {id(c.exchange): c.exchange for c in worker.channels}.values():
-        if not (exchange.any_size or exchange.contracts or exchange.bounds_residual):
-            raise AttachError(
-                f"{exchange} with weight=: what is multiplied has the same vote as before; use ef_signsgd, or give all ranks batches "
-                "of one size"
-            )
 
 
 def agree_on_weights(worker: Worker, weight: float) -> Program[None]:

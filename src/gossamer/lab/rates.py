@@ -98,11 +98,17 @@ def parse_link(text: str) -> Link:
 
 
 def parse_links(rates: str | Sequence[str | Link] | None, hosts: int) -> tuple[Link, ...]:
-    """Read one link for all hosts, or one per host, as `"1gbit,100mbit/20mbit"` or as a sequence.
+    """Read one link for all hosts, or one per host, as `"1gbit,100mbit/20mbit"` or as a sequence; after that of all, those of
+    single hosts, as `"200mbit,3:20mbit"`.
 
     >>> [str(link) for link in parse_links("1gbit,100mbit/20mbit", 2)]
     ['1gbit', '100mbit/20mbit']
+    >>> [str(link) for link in parse_links("200mbit,2:20mbit", 4)]
+    ['200mbit', '200mbit', '20mbit', '200mbit']
     """
+    usual, *single = rates.split(",") if isinstance(rates, str) else [""]
+    if single and all(":" in one for one in single):
+        return _with_single(parse_link(usual), single, hosts)
     given = [UNSHAPED] if rates is None else rates.split(",") if isinstance(rates, str) else list(rates)
     empty = [place for place, one in enumerate(given, 1) if isinstance(one, str) and not one.strip()]
     if empty and len(given) > 1:
@@ -111,6 +117,24 @@ def parse_links(rates: str | Sequence[str | Link] | None, hosts: int) -> tuple[L
         raise LabInputError(f"{len(given)} rates for {hosts} hosts: give one rate for all, or one per host")
     links = [one if isinstance(one, Link) else parse_link(one) for one in given]
     return tuple(links * hosts if len(links) == 1 else links)
+
+
+def _with_single(usual: Link, single: Sequence[str], hosts: int) -> tuple[Link, ...]:
+    """All hosts' links are alike, but those of some: HOST:RATE."""
+    links = [usual] * hosts
+    named = set[int]()
+    for text in single:
+        who, _, rate = text.partition(":")
+        if not re.fullmatch(r"\s*\d{1,6}\s*", who, re.ASCII):
+            raise LabInputError(f"{text.strip()!r} names no host; write HOST:RATE, such as '{hosts - 1}:20mbit'")
+        host = int(who)
+        if host >= hosts:
+            raise LabInputError(f"{text.strip()!r}: there is no host {host} among {hosts}, which are numbered from 0")
+        if host in named:
+            raise LabInputError(f"host {host} has two rates; give it one")
+        named.add(host)
+        links[host] = parse_link(rate)
+    return tuple(links)
 
 
 def parse_latency(text: str | None) -> int | None:

@@ -10,6 +10,7 @@ from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange, Range
 from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
+from gossamer.core.world import World
 from gossamer.memories.learning import Learning
 
 
@@ -59,6 +60,8 @@ class DIANA(Learning):
     (DQGD), which sends Q(g_i); with `start="first"` differences to each worker's first gradient, which travels in full,
     once. Both stall where DIANA does not. `gossamer.memories.diana.plan` gives the theory's rate and step size.
 
+    With `momentum` the optimizer must have none: attach refuses one that has, unless models are what is averaged.
+
     Use: around unbiased quantisers on convex problems, where the exact optimum is wanted.
 
     Not for: small noisy batches, nor biased codecs.
@@ -96,6 +99,10 @@ class DIANA(Learning):
             ),
             bars("own feedback", because=UNBALANCED),
         )
+
+    def fits(self, world: World) -> None:
+        if "averages gradients" in world.traits:  # that of rounds is over models, and another one
+            world.bar_momentum(self, self.momentum)
 
     @property
     def gain(self) -> float:

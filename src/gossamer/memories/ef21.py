@@ -65,7 +65,12 @@ class EF21(Learning):
             because="{memory} around {exchange} can diverge: the codec adds more than it leaves out; use diana(), which is for "
             "unbiased codecs (with ternary(clip=0.0)), more bits or smaller buckets",
         )
-        around = contracts, bars("part feedback", because=UNBALANCED)
+        sizes = bars(
+            "own size",
+            because="{memory} around {exchange}: the differences that it sends shrink until none is as large as what travels, and "
+            "from then on nothing gets through, or too much; use error_feedback(), which adds them up, or gather(topk())",
+        )
+        around = contracts, sizes, bars("part feedback", because=UNBALANCED)
         if self.eta == 1:
             return around
         because = (

@@ -59,7 +59,7 @@ class ErrorFeedback(Owing):
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(mends_bias=True)
+        return super().traits | those(mends_bias=True, fades=self.decay < 1)
 
     @property
     def terms(self) -> tuple[Term, ...]:

@@ -65,12 +65,14 @@ def rate(text: str) -> str:
 
     >>> rate("200mbit"), rate("1gbit,100mbit"), rate("unshaped")
     ('200 Mbit/s', '1 Gbit/s, 100 Mbit/s', 'an unshaped network')
+    >>> rate("200mbit,3:20mbit")
+    '200 Mbit/s, host 3 at 20 Mbit/s'
     """
     if text == "unshaped":
         return "an unshaped network"
     units = {"k": "kbit/s", "m": "Mbit/s", "g": "Gbit/s"}
     spelt = re.sub(r"(\d)\s*([kmg])bit\b", lambda m: f"{m[1]} {units[m[2].lower()]}", text, flags=re.IGNORECASE)
-    return re.sub(r",\s*", ", ", spelt)
+    return re.sub(r"\b(\d+):", r"host \1 at ", re.sub(r",\s*", ", ", spelt))
 
 
 def ranks_on(hosts: int, per_host: int = 1) -> str:

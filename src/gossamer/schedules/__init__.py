@@ -2,6 +2,7 @@
 
 from gossamer.schedules.accelerated import Accelerated, Stage, stages
 from gossamer.schedules.bmuf import BMUF
+from gossamer.schedules.by_speed import BySpeed
 from gossamer.schedules.cocod import CoCoD
 from gossamer.schedules.delayed import Delayed
 from gossamer.schedules.eager import Eager
@@ -26,6 +27,7 @@ __all__ = [
     "BMUF",
     "EASGD",
     "Accelerated",
+    "BySpeed",
     "CoCoD",
     "Delayed",
     "Eager",

@@ -58,6 +58,11 @@ class Hierarchical(GoesOn):
             f"hierarchical: under {self.then} ranks meet at every step, or hold shares that an average of a few would break; "
             "use local_sgd(...), slowmo(...) or another schedule of local steps",
         )
+        require(
+            not self.then.counts_over,
+            f"hierarchical: under {self.then} neighbours are at steps of their own between the ends of rounds, and would wait for one "
+            "another for ever; take the rounds without by_speed",
+        )
 
     @property
     def terms(self) -> tuple[Term, ...]:

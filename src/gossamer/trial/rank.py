@@ -1,6 +1,8 @@
 """What every rank of a trial runs: `gossamer.trial.rank PLAN`, in JSON. Rank 0 tells the launcher what happens."""
 
+import atexit
 import json
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -8,12 +10,12 @@ from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from itertools import count, islice
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from gossamer import kernels, workloads
+from gossamer import workloads
 from gossamer.core import offered
 from gossamer.core.errors import GossamerError
 from gossamer.lab import in_lab, name_rank
@@ -88,7 +90,6 @@ class Trial:
         told = {k: v for k, v in asdict(plan).items() if k != "checkpoint"}
         self.control.same("the ranks were started with different commands", told)
         self.control.same("the ranks have different data", {"the data's hash": workload.fingerprint()})
-        kernels.warmup()
         self._tell("begin", size=dist.get_world_size(), in_lab=in_lab())
         for name, kind in plan.contenders.items():
             self._add(name, kind, workload)
@@ -256,13 +257,14 @@ def write_line(event: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def main(plan: str) -> int:
+def main(plan: str) -> NoReturn:
     """Run as a process of its own."""
     code = take_part(Plan.of_json(plan), write_line)
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    return code
+    os._exit(code)  # to take Python down piece by piece costs each rank a second, and nobody is left to see it
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])

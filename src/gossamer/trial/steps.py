@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 
 from gossamer.recipe import Recipe
@@ -56,18 +57,21 @@ def measure_steps(
     record, code = launch(plan, hosts, rate, "gossamer bench steps", on_event)
     if code > 128:
         raise KeyboardInterrupt(code - 128)
-    paces = {run.name: _paces(run, chunk) for run in record.runs}
-    medians = {name: statistics.median(p) for name, p in paces.items() if p}
-    return [_row(run, paces[run.name], medians, record) for run in record.runs]
+    taken = {run.name: paces(run, chunk) for run in record.runs}
+    medians = {name: statistics.median(p) for name, p in taken.items() if p}
+    return [_row(run, taken[run.name], medians, record) for run in record.runs]
 
 
-def _paces(run: Run, chunk: int) -> list[float]:
+def paces(run: Run, chunk: int) -> list[float]:
     """Milliseconds per step of each step, or of each round of steps, after the warm-up.
 
     A turn's first step waits for all ranks to take it up, and for its model to come back to the caches: only rounds, which
-    cannot leave a step out, count it.
+    cannot leave a step out, count it. Ranks that compute alone wait for nobody within a turn: where ranks share a
+    processor, the first to be served is ready long before the last, so it is whole turns that say what a step takes them.
     """
     steps, period = run.steps, _period(run.recipe)
+    if run.alone:
+        return [1000 * (b.seconds - a.seconds) / chunk for a, b in pairwise(steps[(WARM_UP - 1) * chunk :: chunk])]
     ends = range(WARM_UP * chunk + period - 1, len(steps), period)
     spans = [(steps[i - period], steps[i]) for i in ends if period > 1 or chunk == 1 or i % chunk]
     return [1000 * (b.seconds - a.seconds) / (b.step - a.step) for a, b in spans]  # backup workers skip steps
@@ -77,10 +81,11 @@ def _period(kind: str) -> int:
     """After how many steps a contender does the same again."""
     if kind in YARDSTICKS:
         return PERIOD if kind == "ddp-postlocal" else 1
-    return int(getattr(Recipe.of(kind).schedule, "every", 1))
+    schedule = Recipe.of(kind).schedule
+    return int(getattr(schedule, "every", schedule.period))
 
 
-def _row(run: Run, paces: Sequence[float], medians: dict[str, float], record: Record) -> StepRow:
+def _row(run: Run, taken: Sequence[float], medians: dict[str, float], record: Record) -> StepRow:
     median = medians.get(run.name, 0.0)
 
     def ratio(name: str) -> float | None:
@@ -92,8 +97,8 @@ def _row(run: Run, paces: Sequence[float], medians: dict[str, float], record: Re
         rate=record.rate,
         hosts=record.hosts,
         step_ms=round(median, 1),
-        low_ms=round(min(paces, default=0.0), 1),
-        high_ms=round(max(paces, default=0.0), 1),
+        low_ms=round(min(taken, default=0.0), 1),
+        high_ms=round(max(taken, default=0.0), 1),
         ratio_to_ddp=ratio("ddp"),
         ratio_to_compute=ratio("compute"),
         sent_mb=_megabytes(run.wire_bytes, steps),

@@ -21,7 +21,8 @@ class Signs(Update):
     the optimizer does come after it, as ever.
 
     With `momentum` every rank sends m = momentum m + (1 - momentum) g in place of its gradient g: the sign of one batch's
-    gradient is wrong often, and that of many batches' seldom. The optimizer must have none then. Over votes it is Signum.
+    gradient is wrong often, and that of many batches' seldom. The optimizer must have none then, nor where a memory fades: what
+    that holds back is a momentum too. Over votes it is Signum.
 
     Use: with plain SGD where gradients of layers differ by orders of magnitude, and under exchanges that keep directions
     better than lengths.
@@ -54,6 +55,10 @@ class Signs(Update):
 
     def fits(self, world: World) -> None:
         world.bar_momentum(self, self.momentum)
+        if "fades" in world.traits:
+            world.bar_momentum(
+                f"{self} of a memory that fades, which is a momentum,", 1.0, "error_feedback() in the recipe"
+            )
 
     def sent(self, gradient: Block, state: State, scale: float) -> Tensor:
         if not self.momentum:

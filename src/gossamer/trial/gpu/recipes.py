@@ -46,7 +46,7 @@ def check(order: Order, placement: Placement, subject: str) -> Finding:
     model = net(sizes.width).to(device)
     recipe = short(subject)
     own = any("sends momentum" in part.traits for part in recipe.parts())
-    own |= recipe.update is not None and recipe.update.is_step
+    own |= recipe.update is not None and (recipe.update.is_step or "fades" in recipe.memory.traits)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.0 if own else 0.9)
     batches = batches_of(placement.rank).to(device)
     losses = list[Tensor]()
