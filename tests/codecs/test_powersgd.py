@@ -1,5 +1,7 @@
 """PowerSGD's own tests: what it converges to, what stays bounded, what it must not disturb."""
 
+from typing import Any
+
 import pytest
 import torch
 from tests.laws.blocks import agree, context, sent
@@ -329,3 +331,19 @@ def test_what_would_all_travel_as_it_is_is_refused(codec: str, shape: tuple[int,
 def test_values_without_sense_are_refused(text: str, words: str) -> None:
     with pytest.raises(RecipeError, match=words):
         parse(text)
+
+
+@pytest.mark.parametrize("factors", ["fp32", "fp16"])
+def test_what_is_drained_at_once_is_what_would_have_been_taken_out_later(factors: Any) -> None:
+    codec, values = PowerSGD(2, min_ratio=1.0, factors=factors), {"w": matrix(24, 30, 9).float(), "b": torch.ones(5)}
+    states: list[State] = [{}, {}]
+    for step in range(3):
+        block = Block.of(values)
+        later, once_more = block.flat.clone(), block.with_older(block.flat.clone(), drains=True)
+        echo, drained = once(codec, [block, once_more], states, step)
+        echo.add_sent(later, -1.0)
+        if not drained.drained:
+            drained.add_sent(once_more.flat, -1.0)
+        assert drained.drained or factors == "fp16"
+        assert torch.equal(once_more.flat, later)
+        assert torch.equal(block.flat, Block.of(values).flat)  # nobody asked that it be

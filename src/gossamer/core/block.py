@@ -167,13 +167,15 @@ class Block:
 
     `latest`, if given, is what of it is of this step, where a memory has added what is older; it is to be read before a mean
     is written. `into`, if given, is where an exchange may write the mean: a tensor of this length whose content nobody needs once
-    the exchange has begun. It may be `flat` itself.
+    the exchange has begun. It may be `flat` itself. `drains` says that what gets through may be taken out of `flat` at once, while
+    it is near, by an exchange that says so in its echo; then nobody looks at what `flat` was.
     """
 
     flat: Tensor
     layout: Layout
     into: Tensor | None = None
     latest: Tensor | None = None
+    drains: bool = False
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> "Block":
@@ -200,9 +202,9 @@ class Block:
         """Other values in the same layout (and with the same place for a mean)."""
         return Block(flat, self.layout, self.into)
 
-    def with_older(self, flat: Tensor) -> "Block":
+    def with_older(self, flat: Tensor, drains: bool = False) -> "Block":
         """These values and older ones, which are all in `flat`."""
-        return Block(flat, self.layout, self.into, self.flat)
+        return Block(flat, self.layout, self.into, self.flat, drains)
 
     def new(self) -> Tensor:
         """A flat tensor to write to, of this length; its content is arbitrary."""

@@ -50,12 +50,14 @@ class Echo:
     """The outcome of an exchange: what all ranks agreed on, and, on demand, what got through of mine.
 
     The mean belongs to whoever gets it, who may write to it. `largest`, where an exchange has found it on its way, is one
-    number that no element of the mean exceeds in magnitude, and that is finite if and only if they all are.
+    number that no element of the mean exceeds in magnitude, and that is finite if and only if they all are. `drained` says that
+    what got through of mine is taken out of the block already, which had asked for that.
     """
 
     mean: Tensor
     add_sent: Callable[[Tensor, float], None]  # into += weight * (what got through of mine)
     largest: Tensor | None = None
+    drained: bool = False
 
 
 class _Lossy(Part):

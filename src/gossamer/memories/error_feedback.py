@@ -85,8 +85,11 @@ class ErrorFeedback(Owing):
             return (yield from self.pass_by(block, send, context))
         units = self.units_of(state, context)
         pending = self._pending(block, state, self.decay * units.now / units.before)
-        echo = yield from send(block.with_older(pending), context._replace(rescale=units.rescale, feedback=1.0))
-        echo.add_sent(pending, -1.0)
+        # Where no mean may be written over what is given, somebody is to look at it when it has been sent.
+        given = block.with_older(pending, drains=block.into is not None)
+        echo = yield from send(given, context._replace(rescale=units.rescale, feedback=1.0))
+        if not echo.drained:
+            echo.add_sent(pending, -1.0)
         state["residual"] = pending
         return echo.mean
 
