@@ -11,15 +11,28 @@ from gossamer.core.version import __version__
 if TYPE_CHECKING:  # `__getattr__` brings the same when it is asked for
     from gossamer import recipes
     from gossamer.core.errors import GossamerError
+    from gossamer.fabrics.standing import members
     from gossamer.hosts import Communicator, attach, checkpoint, ddp
     from gossamer.kernels import warmup
     from gossamer.recipe import Recipe
 
-__all__ = ["Communicator", "GossamerError", "Recipe", "__version__", "attach", "checkpoint", "ddp", "recipes", "warmup"]
+__all__ = [
+    "Communicator",
+    "GossamerError",
+    "Recipe",
+    "__version__",
+    "attach",
+    "checkpoint",
+    "ddp",
+    "members",
+    "recipes",
+    "warmup",
+]
 
 _HOMES = {
     "gossamer": ["recipes"],
     "gossamer.core.errors": ["GossamerError"],
+    "gossamer.fabrics.standing": ["members"],
     "gossamer.hosts": ["Communicator", "attach", "checkpoint", "ddp"],
     "gossamer.kernels": ["warmup"],
     "gossamer.recipe": ["Recipe"],

@@ -157,6 +157,26 @@ def test_hosts_without_the_instructions_find_the_same_bits() -> None:
         assert int(masks.spread_by_shifts(word, mask)) == spread
 
 
+@pytest.mark.parametrize("levels", [2, 7, 63])
+def test_tails_are_the_same_bits_in_whichever_way_they_are_written(levels: int) -> None:
+    tails, rice = (pytest.importorskip(f"gossamer.kernels.cpu.{name}") for name in ("tails", "rice"))
+    if tails.write_tails is tails.write_by_words:
+        pytest.skip("this processor has no instruction that moves bytes together: there is one way")
+    dice, found = np.random.default_rng(levels), list[list[int]]()
+    spread = np.array([2 * levels, levels // 2, 1, 0]).repeat(1024)  # blocks of all parameters
+    codes = (dice.random(4096) * (spread + 1)).astype(np.uint8)
+    parameters, alive = np.zeros(16, np.uint8), np.zeros(64, np.uint64)
+    rice.parameters(codes, (2 * levels).bit_length(), 4096, parameters)
+    for write in (tails.write_by_words, tails.write_side_by_side):
+        room, out = np.zeros(tails.ROOM, np.uint8), np.zeros(600, np.uint64)
+        at = 64 * rice._write_whole(codes, parameters, levels, 64, alive, out)
+        at, held = write(codes, parameters, levels, 64, alive, room, out, at, np.uint64(0))
+        out[at >> 6] = held
+        found.append([at, *map(int, out[: (at + 63) // 64])])
+    assert len(set(parameters.tolist())) > 2
+    assert found[0] == found[1]
+
+
 def test_damaged_wires_are_told_or_read_as_levels() -> None:
     codec, given = QSGD(code="rice", levels=5), vector(NORMAL[:600])
     wire = codec.encode(given, {}, context())

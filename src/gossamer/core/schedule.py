@@ -11,7 +11,7 @@ from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Context, Exchange, Memory, Mixer, Policy, Update
 from gossamer.core.parts import Part
 from gossamer.core.terms import those
-from gossamer.core.verbs import Descend, Missed, Program
+from gossamer.core.verbs import Descend, Missed, Present, Program
 
 Message = Callable[[Block, State, Context], Program[list[Tensor]]]
 """What a block says to peers: a program that sends, and returns the wires that came. It is given the block as it is now,
@@ -48,6 +48,7 @@ class Host(Protocol):
     step: int
     weight: float
     live: dict[str, Any]
+    present: Present
 
     @property
     def channels(self) -> Sequence[Place]: ...
@@ -64,6 +65,7 @@ class Host(Protocol):
     def drop(self, step: int) -> None: ...
     def accept(self, ranks: Sequence[int]) -> None: ...
     def age(self, steps: int) -> None: ...
+    def regroup(self, present: Present) -> None: ...
     def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]: ...
     def average_gradients(self) -> Program[None]: ...
     def debts(self, which: Sequence[int]) -> list[Tensor]: ...
@@ -325,6 +327,19 @@ class Loop:
         """What has landed was made of this rank's model as it was so many steps ago."""
         self.host.age(steps)
 
+    @property
+    def present(self) -> Present:
+        """Who is there."""
+        return self.host.present
+
+    def regroup(self, present: Present) -> None:
+        """These are there from now on, and ranks are counted among them."""
+        self.host.regroup(present)
+
+    def catch_up(self, step: int) -> None:
+        """This rank goes on where others are."""
+        self.host.step = step
+
     def give_up(self) -> None:
         """A round came to nothing: what the optimizer keeps that is not finite goes with it."""
         self.host.give_up()
@@ -357,6 +372,9 @@ class Schedule(Part):
 
     lane: ClassVar[str] = ""
     """The lane of what a schedule keeps beside the steps; empty where it keeps nothing there."""
+
+    outlives: ClassVar[bool] = False
+    """True if ranks may die and come back, and it goes on with those who are there."""
 
     serves: ClassVar[bool] = False
     """True if some rank on that lane answers whoever calls first, until all who may call have left."""
@@ -490,6 +508,11 @@ class Schedule(Part):
     def reopen(self, loop: Loop) -> Program[None]:
         """What ran beside the steps is over, and begins anew: keep what it came to."""
         yield from ()
+
+    def outlive(self, loop: Loop, failure: Exception) -> Program[None]:
+        """Something that ranks do together has failed: go on with those who are there, where that can be; else raise it."""
+        yield from ()
+        raise failure
 
     def leave(self, loop: Loop) -> Program[None]:
         """This rank asks nobody for anything any more; called by whoever ends its lanes, perhaps after a failure."""

@@ -6,7 +6,7 @@ fabric answers. The functions at the end are the typed face for authors: `mean =
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -171,6 +171,10 @@ class Handle(Generic[T]):
     def done(self) -> bool:
         raise NotImplementedError
 
+    def failed(self) -> bool:
+        """Whether it has ended with an error, which joining it raises."""
+        return False
+
 
 @dataclass(frozen=True, eq=False)
 class Start:
@@ -207,8 +211,45 @@ class Descend:
     missed: Missed | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Regroup:
+    """After a failure, go on with those who are there: who is lost is left out, and who has come back is taken in.
+
+    Answered with `Present`. Where nobody may be lost, or it is no help, the failure is raised.
+    """
+
+    failure: Exception
+
+
+class Present(NamedTuple):
+    """Who is there: this rank's place among them, their numbers, and in which of its lives each is.
+
+    `joins` says that this rank came when others were at work.
+    """
+
+    place: int
+    ranks: tuple[int, ...]
+    lives: tuple[int, ...]
+    joins: bool = False
+
+    @staticmethod
+    def all_of(rank: int, size: int) -> "Present":
+        """Where nobody may be lost."""
+        return Present(rank, tuple(range(size)), (0,) * size)
+
+    @property
+    def life(self) -> int:
+        """Another one than before, where this rank was given up for lost."""
+        return self.lives[self.place]
+
+    def without(self, others: "Present") -> list[int]:
+        """Who is here, and not among the others; or in another life."""
+        there = {*zip(others.ranks, others.lives)}
+        return [rank for rank, life in zip(self.ranks, self.lives) if (rank, life) not in there]
+
+
 Shared = AllReduce | AllGather | AllToAll | Send | Receive | Claim | Closed  # which several ranks have a part in
-Verb = Shared | Compute | Now | Start | Join | Descend
+Verb = Shared | Compute | Now | Start | Join | Descend | Regroup
 Program = Generator[Verb, Any, T]
 
 
@@ -265,6 +306,10 @@ def start(program: "Program[T]", label: str = "", step: int = 0, lane: str = "co
 
 def join(handle: Handle[T]) -> Program[T]:
     return (yield Join(handle))
+
+
+def regroup(failure: Exception) -> Program[Present]:
+    return (yield Regroup(failure))
 
 
 def all_gather_ragged(wire: Tensor, limit: int) -> Program[list[Tensor]]:

@@ -15,7 +15,7 @@ from gossamer.core.errors import GossamerError
 from gossamer.core.parts import require
 from gossamer.core.programs import drive
 from gossamer.core.schedule import Loop, Message
-from gossamer.core.verbs import AllReduce, Claim, Compute, Descend, Handle, Join, Now, Program, Start, Verb
+from gossamer.core.verbs import AllReduce, Claim, Compute, Descend, Handle, Join, Now, Present, Program, Start, Verb
 from gossamer.counting.answers import answer_of
 from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe
@@ -108,6 +108,7 @@ class Rehearsal:
         self.averages, self.mail, self.besides = list[Average](), list[Mail](), list[Verb]()
         self.channels = [self._channel(i, fragment) for i, fragment in enumerate(fragments or [0] * blocks)]
         self.live, self.rates, self.weight = dict[str, Any](), [1.0], 1.0
+        self.present = Present.all_of(0, size)
         self._flights, self._wires = dict[int, Tensor](), dict[int, list[Tensor]]()
         self._loop = Loop(self)
         self._last: Later | None = None  # what was started last
@@ -270,6 +271,9 @@ class Rehearsal:
         pass
 
     def age(self, steps: int) -> None:
+        pass
+
+    def regroup(self, present: Present) -> None:
         pass
 
     def agreed(self) -> None:

@@ -27,6 +27,7 @@ from gossamer.core.verbs import (
     Now,
     Program,
     Promise,
+    Regroup,
     Shared,
     Start,
     Verb,
@@ -87,6 +88,7 @@ class NetworkDriver:
         self._world = Group(None, self._store, store)
         self._groups: dict[Among, Group] = {None: self._world}
         self.asking = False
+        self.patience = PATIENCE  # that others have, in trouble, to say where they are
 
     def open(self, number: int, says: str, make: Make, halt: threading.Event) -> None:
         """Connect this lane. All ranks do so at once; making a group blocks without saying for whom, so meet first."""
@@ -179,8 +181,10 @@ class NetworkDriver:
                 return self._parent.start(program, label, step, lane)
             case Join(other):
                 return self._parent.join(other)
-            case Descend():
-                raise RuntimeError("only the program that a host drives may yield Descend, not one on a lane")
+            case Descend() | Regroup():
+                raise RuntimeError(
+                    "only the program that a host drives may yield Descend or Regroup, not one on a lane"
+                )
             case _:
                 refuse_group(verb, self._store.rank, self._store.size)
                 return self._answer_in(self._group_of(verb), verb, handle, halt)
@@ -340,7 +344,7 @@ class NetworkDriver:
         """
         own = inside and not isinstance(error, _Trouble)
         reason = f"{type(error).__name__}: {plainly(error)}" if own else str(error)
-        inquiry = Inquiry(self._fabric, self._position(handle, reason))
+        inquiry = Inquiry(self._fabric, self._position(handle, reason), self.patience)
         # The store's host may be gone in a way that makes its clients wait; nobody may wait for them.
         asking = threading.Thread(target=inquiry.ask, daemon=True)
         asking.start()
@@ -348,7 +352,7 @@ class NetworkDriver:
             group.hang_up(patience=0.0) if inside else group.tear()
         if own:
             return error
-        asking.join(PATIENCE + (_SLOW if self._pulse.answers() else 0.5))
+        asking.join(self.patience + (_SLOW if self._pulse.answers() else 0.5))
         handed = traffic(handle.verb, self._store.rank, self._store.size)[0] if handle and handle.verb else 0
         place = f"rank {self._store.rank} of {self._store.size}: {inquiry.mine}, {handed} bytes"
         told = PeerError(f"{place}. {inquiry.answer(self._pulse.answers())}")

@@ -14,8 +14,8 @@ PATIENCE = 1.0  # seconds that a rank in trouble gives the others to say where t
 class Inquiry:
     """What a rank in trouble asks of the others, while there is time: where are you, have you left, do you live?"""
 
-    def __init__(self, store: SharedStore, mine: Position) -> None:
-        self._store, self.mine = store, mine
+    def __init__(self, store: SharedStore, mine: Position, patience: float = PATIENCE) -> None:
+        self._store, self.mine, self._patience = store, mine, patience
         self._found = dict[int, Position]()
         self._left, self._alive = list[int](), list[int]()
         self._done = self._refused = False
@@ -37,7 +37,7 @@ class Inquiry:
 
     def _positions(self) -> dict[int, Position]:
         def wait(ready: Callable[[], bool]) -> None:
-            poll(ready, PATIENCE, threading.Event())
+            poll(ready, self._patience, threading.Event())
 
         posts = self._store.meet("end", self.mine.write(), wait)
         return read_all(self._store, "end", posts)

@@ -31,6 +31,9 @@ class Running(Handle[Any]):
     def done(self) -> bool:
         return self.arrives(0.0)
 
+    def failed(self) -> bool:
+        return self.ended.is_set() and self.error is not None
+
     def arrives(self, seconds: float) -> bool:
         """Wait for its end, and for what it has left to a GPU, no longer than this; False if time was too short."""
         until = time.monotonic() + seconds

@@ -56,6 +56,16 @@ class Age:
     age: int
 
 
+@dataclass(frozen=True)
+class Presence:
+    """From this step on ranks are missing that were there, or are there that were missing."""
+
+    step: int
+    rank: int
+    lost: list[int]
+    back: list[int]
+
+
 class Ledger:
     """All entries of one rank, or of all ranks of a simulation; totals are kept even when entries are dropped.
 
@@ -68,6 +78,7 @@ class Ledger:
         self.decisions = list[Decision]()
         self.drops = list[Drop]()
         self.ages = list[Age]()
+        self.presences = list[Presence]()
         self.handed = self.sent = self.received = self.requests = 0
         self.inside = 0  # of what was sent
         self.seconds = 0.0
@@ -104,6 +115,11 @@ class Ledger:
         if len(self.ages) < self.keep:
             self.ages.append(Age(step, rank, age))
 
+    def presence(self, step: int, rank: int, lost: Sequence[int], back: Sequence[int]) -> None:
+        """Some ranks are lost, or have come back."""
+        if len(self.presences) < self.keep:
+            self.presences.append(Presence(step, rank, [*lost], [*back]))
+
     def amend(self, place: int, seconds: float) -> None:
         """How long a request took that was noted before it was over."""
         self.seconds += seconds
@@ -119,8 +135,8 @@ class Ledger:
         return iter(self.entries)
 
     def write(self, path: Path) -> None:
-        """One JSON object per line; decisions, drops and ages come last."""
-        told = (*self.entries, *self.decisions, *self.drops, *self.ages)
+        """One JSON object per line; decisions, drops, ages and who was lost or came back stand last."""
+        told = (*self.entries, *self.decisions, *self.drops, *self.ages, *self.presences)
         lines = [json.dumps(asdict(line), default=str) + "\n" for line in told]
         path.write_text("".join(lines))
 
@@ -137,6 +153,9 @@ class Ledger:
                 continue
             if "age" in said:
                 ledger.age(**said)
+                continue
+            if "lost" in said:
+                ledger.presence(**said)
                 continue
             among = said.pop("among", None)
             ledger.note(Entry(**said, among=None if among is None else tuple(among)))

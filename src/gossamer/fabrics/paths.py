@@ -6,14 +6,17 @@ import torch
 import torch.distributed as dist
 
 from gossamer.core.errors import AttachError
+from gossamer.fabrics.members import Members
 
 Path = Literal["alone", "gloo", "nccl", "staged"]
 
 
-def path(group: dist.ProcessGroup | None, size: int, device: torch.device) -> Path:
+def path(group: dist.ProcessGroup | Members | None, size: int, device: torch.device) -> Path:
     """Never from the group's name alone: it may have several backends, and be called "undefined"."""
     if group is None or size == 1:
         return "alone"
+    if isinstance(group, Members):
+        return "gloo" if device.type == "cpu" else "staged"
     has = backends(group)
     if device.type == "cpu" and has.get("cpu") == "gloo":
         return "gloo"

@@ -32,6 +32,7 @@ from gossamer.core.verbs import (
     Now,
     Program,
     Receive,
+    Regroup,
     Send,
     Shared,
     Start,
@@ -190,6 +191,8 @@ class _Simulation:
                 for seconds, _ in relents:
                     self.at(task.clock + seconds, partial(self.close, counter, task.clock + seconds))
                 self.close(counter, task.clock)
+            case Regroup(failure):
+                self.wake(task, task.clock, error=failure)
             case Descend():
                 self.wake(task, task.clock, error=GossamerError("Descend is answered by a host, not by a fabric"))
         return None

@@ -15,7 +15,20 @@ import torch.distributed as dist
 from gossamer.core.errors import AttachError, PeerError
 from gossamer.core.groups import refuse_group
 from gossamer.core.programs import drive
-from gossamer.core.verbs import AllGather, Among, Compute, Descend, Handle, Join, Now, Program, Start, Verb
+from gossamer.core.verbs import (
+    AllGather,
+    Among,
+    Compute,
+    Descend,
+    Handle,
+    Join,
+    Now,
+    Present,
+    Program,
+    Regroup,
+    Start,
+    Verb,
+)
 from gossamer.fabrics import leaving, nccl
 from gossamer.fabrics.book import Meet, gloo
 from gossamer.fabrics.connection import Connection
@@ -23,6 +36,7 @@ from gossamer.fabrics.driver import NetworkDriver
 from gossamer.fabrics.gloo import Gloo
 from gossamer.fabrics.lane import Lane, Running
 from gossamer.fabrics.ledger import Entry, Ledger, Traffic
+from gossamer.fabrics.members import Members
 from gossamer.fabrics.paths import Path, path
 from gossamer.fabrics.pulse import Patience, Pulse, Word
 from gossamer.fabrics.shared_store import SharedStore
@@ -41,6 +55,9 @@ _made = Counter[str]()  # fabrics made so far on each group, to tell their keys 
 class TorchFabric:
     """Runs programs over a torch.distributed process group (None: the default group, or this process alone).
 
+    Over `Members` as well, of whom some may die and come back: a program asks to `regroup` then. `rank` and `size` stay those
+    that all began with; who asks the network is counted by its place among those who are there.
+
     `device` is where the tensors lie that programs give to the network, and where they find what has come.
 
     Every lane is a thread with a process group of its own. All ranks of the group make their fabrics, and open lanes,
@@ -55,7 +72,7 @@ class TorchFabric:
 
     def __init__(
         self,
-        group: dist.ProcessGroup | None = None,
+        group: dist.ProcessGroup | Members | None = None,
         *,
         deadline: float = 300.0,
         patience: Patience = "alive",
@@ -71,7 +88,14 @@ class TorchFabric:
         self._patience: Patience = patience
         self._lock = threading.Lock()
         self.standstill = standstill_of(device, self._expose)
-        self._meet(group, ["comm"])
+        self._members = group if isinstance(group, Members) else None
+        if self._members is not None:
+            self._members.enter(deadline)
+        try:
+            self._meet(group, ["comm"])
+        except BaseException:
+            self._part()
+            raise
 
     def renew(self, group: dist.ProcessGroup | None = None) -> None:
         """Go on with the ranks of another group, also after a failure; None is the default group.
@@ -84,14 +108,39 @@ class TorchFabric:
         self.close()
         self._meet(group, lanes, served)
 
+    @property
+    def present(self) -> Present:
+        """Who is there."""
+        if self._members is None:
+            return Present.all_of(self.rank, self.size)
+        members = self._members
+        return Present(members.place, members.epoch.ranks, members.epoch.lives, members.joins)
+
+    @property
+    def members(self) -> Members | None:
+        """Who may die and come back, if any may."""
+        return self._members
+
+    def _regroup(self, failure: Exception) -> Present:
+        if self._members is None:
+            raise failure
+        lanes, served = [*self._lanes], self._served
+        while True:
+            self._end()
+            self._members.regroup(failure)
+            try:
+                self._meet(self._members, lanes, served)
+                return self.present
+            except PeerError as error:
+                failure = error
+
     def _meet(
-        self, group: dist.ProcessGroup | None, lanes: Sequence[str], served: frozenset[str] = frozenset()
+        self, group: dist.ProcessGroup | Members | None, lanes: Sequence[str], served: frozenset[str] = frozenset()
     ) -> None:
         """Come together with the ranks of a group, and open these lanes. Nothing is left of an earlier group's."""
         if group is None and dist.is_initialized():
             group = dist.group.WORLD
-        self.rank = 0 if group is None else group.rank()
-        self.size = 1 if group is None else group.size()
+        self.rank, self.size, self._place, self._count = _seat(group)
         self._group = group
         self._lanes = dict[str, Lane]()
         self._drivers = dict[str, NetworkDriver]()
@@ -99,21 +148,23 @@ class TorchFabric:
         self._served = frozenset[str]()  # lanes on which somebody answers whoever is first
         self.before_close: Callable[[], None] | None = None  # what is to be said to the others before the lanes end
         self._path: Path
-        self._path, self._refusal = _way(group, self.size, self.device)
+        self._path, self._refusal = _way(group, self._count, self.device)
         self._closed = False
         self._groups = list[tuple[int, ...]]()
         self._store = self._make_store()
-        self._hosts = self.size > 1 and leaving.hosts_the_store()
+        theirs = None if isinstance(group, Members) else group  # the store of members goes with no rank
+        self._hosts = self.size > 1 and theirs is not None and leaving.hosts_the_store()
         # Asked now, since the groups may be destroyed before this fabric is closed.
-        self._keeps_store = group is not None and 0 in dist.get_process_group_ranks(group)
-        self._pulse = Pulse(self._store, self._deadline, self._patience, self._keeps_store)
+        self._keeps_store = theirs is not None and 0 in dist.get_process_group_ranks(theirs)
+        vital = self._keeps_store or self._members is not None
+        self._pulse = Pulse(self._store, self._deadline, self._patience, vital)
         # A thread that wakes while the interpreter is taken down aborts the process: end the lanes before.
         self._at_exit = leaving.at_exit(self.close)
         try:
             for lane in lanes:
                 self.open_lane(lane, served=lane in served)
         except BaseException:
-            self.close()
+            self._end()
             raise
 
     def open_lane(self, name: str, served: bool = False) -> None:
@@ -131,6 +182,8 @@ class TorchFabric:
         if self._refusal is not None:  # which the others are told where they would else wait
             says = f"cannot go on: {self._refusal}"
         number, driver = len(self._lanes), NetworkDriver(self, name, self._store, self._pulse, self._check, self.device)
+        if self._members is not None:
+            driver.patience = 0.0  # who is gone is found out anyway, and then all go on
         lane = Lane(name, driver, self._pulse, self.device)
         self._drivers[name], self._lanes[name] = driver, lane
         self._served |= {name} if served else frozenset()
@@ -152,6 +205,8 @@ class TorchFabric:
         From now on the ledger takes so many ranks to share a node.
         """
         self.ledger.per_node = max(per_node, self.ledger.per_node)
+        if self._members is not None and (groups := [*groups]):
+            raise AttachError("groups of some ranks among members(), who may die: use a recipe without them")
         new = [
             g for g in dict.fromkeys(groups) if len(g) > 1 and g != tuple(range(self.size)) and g not in self._groups
         ]
@@ -214,6 +269,14 @@ class TorchFabric:
         Others may be behind, so what was started is seen through and letters are waited for until they are read, at most
         as long as the deadline; not after a failure. The rank that hosts the store goes last, see `leaving`.
         """
+        self._end()
+        self._part()
+
+    def _part(self) -> None:
+        if self._members is not None:
+            self._members.leave()
+
+    def _end(self) -> None:
         if self._closed:
             return
         self._closed = True
@@ -281,6 +344,8 @@ class TorchFabric:
                 return work()
             case Now():
                 return time.monotonic()
+            case Regroup(failure):
+                return self._regroup(failure)
             case Descend():
                 raise RuntimeError("Descend is for a host to answer: it knows the optimizer, a fabric does not")
             case _:
@@ -289,6 +354,8 @@ class TorchFabric:
     def _make_store(self) -> SharedStore:
         if self._group is None:
             return SharedStore.alone()
+        if isinstance(self._group, Members):
+            return self._group.meeting
         ranks = dist.get_process_group_ranks(self._group)
         name = f"gossamer/{self._group.group_name}/{ranks[0]}"
         _made[name] += 1
@@ -299,11 +366,11 @@ class TorchFabric:
         """A lane's own connection of these ranks; all of them have come to make it."""
         if self._refusal is not None:
             raise self._refusal
-        ranks = range(self.size) if among is None else among
-        rank, size, device = ranks.index(self.rank), len(ranks), self.device
+        ranks = range(self._count) if among is None else among
+        rank, size, device = ranks.index(self._place), len(ranks), self.device
         if self._group is None or way == "alone":
             return Gloo(None, rank, size)
-        if way == "nccl":
+        if way == "nccl" and not isinstance(self._group, Members):
             if among is None:
                 where = nccl.card_of(device)
                 nccl.refuse_shared({rank: where} | meet(where))
@@ -316,7 +383,15 @@ class TorchFabric:
         return Gloo(group, rank, size) if way == "gloo" else Staged(group, rank, size, device)
 
 
-def _way(group: dist.ProcessGroup | None, size: int, device: torch.device) -> tuple[Path, AttachError | None]:
+def _seat(group: dist.ProcessGroup | Members | None) -> tuple[int, int, int, int]:
+    """This process's rank, how many there are; its place among those who are there, and how many those are."""
+    if isinstance(group, Members):
+        return group.rank, group.size, group.place, len(group.epoch.ranks)
+    rank, size = (0, 1) if group is None else (group.rank(), group.size())
+    return rank, size, rank, size
+
+
+def _way(group: dist.ProcessGroup | Members | None, size: int, device: torch.device) -> tuple[Path, AttachError | None]:
     """Which way tensors go; where there is none, why. It is an error once the others have been told."""
     try:
         return path(group, size, device), None

@@ -1,19 +1,17 @@
 """attach: one line that gives a training loop a recipe."""
 
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gossamer.codecs.warm import warm
 from gossamer.core.errors import AttachError, GossamerError
 from gossamer.core.terms import Term
+from gossamer.fabrics.members import Members
 from gossamer.fabrics.pulse import Patience
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts import consensus
@@ -21,8 +19,10 @@ from gossamer.hosts.backward import Backward
 from gossamer.hosts.closures import refuse_searches
 from gossamer.hosts.communicator import Communicator, attached
 from gossamer.hosts.devices import device_of, refuse_devices, refuse_lengths, shared_buffers
+from gossamer.hosts.groups import Given, group_of
 from gossamer.hosts.handshake import agree, compare, fingerprint
 from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
+from gossamer.hosts.mortals import compare_with_the_first, leave_word, refuse_members
 from gossamer.hosts.nodes import Where, between_nodes, host_names
 from gossamer.hosts.orders import DDP, order
 from gossamer.hosts.start import hyperparameters, make_equal
@@ -41,7 +41,7 @@ def attach(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
     recipe: str | Recipe | None = None,
-    process_group: "dist.ProcessGroup | DeviceMesh | None" = None,
+    process_group: Given = None,
     *,
     nodes: Where | None = None,
     seed: int = 0,
@@ -65,7 +65,8 @@ def attach(
     - `model`: a plain one, or one in DistributedDataParallel, whose own average ends until `detach()`.
     - `recipe`: a name, an expression, a TOML file or a `Recipe`; left out, it is what the environment's GOSSAMER_RECIPE says.
     - `optimizer`: one, or a list of those that share the model's parameters among them; a step is over when all have stepped.
-    - `process_group`: a group or a one-dimensional DeviceMesh; None is the default group (or this process alone).
+    - `process_group`: a group or a one-dimensional DeviceMesh; None is the default group (or this process alone). With
+      `gossamer.members()`, and a recipe that goes on without a rank, ranks may die and come back.
     - `nodes`: where several ranks share a node and its network card: how many nodes there are, "hosts" to go by their names,
       or a DeviceMesh of nodes and their ranks. They then average densely inside, and by the recipe between nodes.
     - `deadline`: seconds of silence after which a missing rank is an error on all others.
@@ -97,7 +98,9 @@ def attach(
         find_unused_parameters |= wrapper.find_unused_parameters
     what = "attach" if wrapper is None else "attach to DDP"
     recipe, kind, process_group, deadline, patience = order(recipe, process_group, deadline, patience, what)
-    group = _group(process_group)
+    group = group_of(process_group)
+    if isinstance(group, Members):
+        refuse_members(Recipe.of(recipe), nodes, weight)
     fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(model))
     try:
         given, refusal = None, None
@@ -107,7 +110,9 @@ def attach(
             if wrapper is not None:
                 refuse_options(wrapper)
                 buffers = buffers or _as_ddp_does(wrapper)
-            parsed = between_nodes(Recipe.of(recipe), nodes, hosts, fabric.size, group)
+            parsed = between_nodes(
+                Recipe.of(recipe), nodes, hosts, fabric.size, None if isinstance(group, Members) else group
+            )
             given = _given(model, optimizer, parsed, buffers, scaler, find_unused_parameters)
             if fabric.size > 1:
                 refuse_searches(given[1])
@@ -115,29 +120,40 @@ def attach(
                 refuse_lengths(given[0], fabric.device)
         except (GossamerError, TypeError) as error:
             refusal = error
-        if fabric.size > 1:
+        if fabric.size > 1 and not fabric.present.joins:
             fabric.run(agree(refusal, fabric.device))
         if refusal is not None:
             raise refusal
         assert given is not None
         parsed, optimizers, named, policy = given
+        comes = fabric.present.joins  # to others that are at work
         joint = optimizers[0] if len(optimizers) == 1 else Together(optimizers)
         worker = Worker(parsed, leaves_of(named), joint, fabric.rank, fabric.size, seed)
+        worker.regroup(fabric.present)
         worker.measure_every = measure_every
         worker.on_late = on_late
         if fabric.size > 1:
             # Now, and not within the first step, which has a deadline.
             warm(parsed, fabric.device, worker.channels[0].layout.dtype)
             extras = {"deadline": deadline, "buffers": policy, "find_unused_parameters": find_unused_parameters}
-            fabric.run(compare(worker, fingerprint(worker, extras | hyperparameters(optimizers), model)))
-            fabric.run(agree_on_weights(worker, weight))
-            fabric.form(parsed.groups(fabric.size), parsed.ranks_per_node)
-            fabric.run(make_equal(model, optimizers, worker))
+            facts = fingerprint(worker, extras | hyperparameters(optimizers), model)
+            if comes:
+                compare_with_the_first(worker, facts, fabric)
+            else:
+                fabric.run(compare(worker, facts))
+                fabric.run(agree_on_weights(worker, weight))
+                fabric.form(parsed.groups(fabric.size), parsed.ranks_per_node)
+                fabric.run(make_equal(model, optimizers, worker))
+                leave_word(worker, facts, fabric)
         meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
         meter.begin(kind)
         steps = Steps(model, optimizers, worker, fabric, meter, buffers=policy, scaler=scaler, before_step=before_step)
         backward = Backward(steps, looped, find_unused=find_unused_parameters)
-        return Communicator(steps, backward, [] if wrapper is None or kind == DDP else [Passing(wrapper)])
+        comm = Communicator(steps, backward, [] if wrapper is None or kind == DDP else [Passing(wrapper)])
+        if comes:
+            fabric.run(worker.begin())  # the others wait to hand over what they have agreed on
+            meter.restart()
+        return comm
     except BaseException:
         fabric.close()
         raise
@@ -228,23 +244,3 @@ def _trainable(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, T
             stacklevel=3,
         )
     return named
-
-
-def _group(given: "dist.ProcessGroup | DeviceMesh | None") -> "dist.ProcessGroup | None":
-    if given is None:
-        alone = not dist.is_initialized()
-        if alone and int(os.environ.get("WORLD_SIZE") or 1) > 1:
-            raise AttachError(
-                f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but there is no process group and this rank would train alone; "
-                "call torch.distributed.init_process_group() first"
-            )
-        return None
-    if isinstance(given, DeviceMesh):
-        if given.ndim != 1:
-            raise AttachError(f"a DeviceMesh of {given.ndim} dimensions: pick one, such as mesh['data']")
-        return given.get_group()
-    if not isinstance(given, dist.ProcessGroup):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise AttachError(
-            "process_group is no group: this process is not one of its ranks, and has nothing to attach to"
-        )
-    return given

@@ -9,12 +9,14 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from gossamer.core.errors import CheckpointError, PeerError, plainly
+from gossamer.fabrics.members import Members
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.hosts.communicator import Communicator
 from gossamer.hosts.handshake import tell
 from gossamer.hosts.runs import Saved, clear, digest, pack
 from gossamer.hosts.stored import Folder, read
 from gossamer.worker import Worker
+from gossamer.worker.fits import cut
 
 __all__ = ["load", "read", "save"]
 
@@ -36,6 +38,11 @@ def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None =
     Entries of ranks that are equal are stored once, and where they differ (under local and gossip recipes) by rank, so
     that `load` goes on exactly. What is stored as `model` is the consensus: take it to evaluate, or to publish.
     """
+    if comm.fabric.members is not None:
+        raise CheckpointError(
+            "checkpoint.save writes one checkpoint of all ranks, and under members() some may be away: save a file for each, "
+            "torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'comm': comm.state_dict()}, ...)"
+        )
     state = comm.state_dict()  # first, for it may end a step
     optimizers = [optimizer.state_dict() for optimizer in comm.optimizers]
     tree = {"model": comm.model.state_dict(), "optimizer": optimizers, "extra": dict(extra or {})}
@@ -132,7 +139,9 @@ def _write(comm: Communicator, path: str | Path, entries: dict[str, Any]) -> Non
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of a process alone
-            write(entries, checkpoint_id=str(path), process_group=comm.fabric._group)
+            group = comm.fabric._group
+            assert not isinstance(group, Members), "save has refused these"
+            write(entries, checkpoint_id=str(path), process_group=group)
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items())
         raise CheckpointError(
@@ -155,7 +164,9 @@ def _communicator(folder: Folder, prefix: str, comm: Attached) -> dict[str, Any]
         raise CheckpointError(
             f"{folder.path} is damaged, or no communicator lies under {prefix[:-1]!r}: it has no size"
         )
-    if size == comm.fabric.size:  # then the others' need not be read
+    cut_alike = f"{prefix}cut" in folder and folder.read(f"{prefix}cut") == json.dumps(cut(comm.worker.channels))
+    in_shards = comm.worker.recipe.schedule.policy("anchor") == "shard"
+    if size == comm.fabric.size and (cut_alike or not in_shards):  # then the others' need not be read
         others = tuple(f"{prefix}rank{r}/" for r in range(size) if r != comm.fabric.rank)
         names = [n for n in names if not n.startswith(others)]
     return {n.removeprefix(prefix): folder.read(n) for n in names}

@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from gossamer.core.errors import AttachError, CheckpointError, GossamerError
+from gossamer.core.errors import AttachError, CheckpointError, GossamerError, PeerError
 from gossamer.fabrics.ledger import Ledger
 from gossamer.hosts import consensus
 from gossamer.hosts.backward import Backward
@@ -63,6 +63,11 @@ class Communicator:
         return self.fabric.size
 
     @property
+    def present(self) -> tuple[int, ...]:
+        """Which ranks are there; under `members()` some may be lost, and come back."""
+        return self.worker.present.ranks
+
+    @property
     def ledger(self) -> Ledger:
         """Every request of this rank that crossed the network, with its bytes and seconds."""
         return self.fabric.ledger
@@ -89,7 +94,7 @@ class Communicator:
         A rank near zero is always late: its data are not learned. Give it another shard now and then.
         """
         worker = self.worker
-        return [worker.accepted[rank] / worker.closed for rank in range(worker.size)] if worker.closed else []
+        return [worker.accepted[rank] / worker.closed for rank in range(self.size)] if worker.closed else []
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -108,12 +113,12 @@ class Communicator:
     def share(self, samples: int, seconds: float | None = None, most: int | None = None) -> int:
         """How many of a step's `samples` this rank shall take, so that all ranks are done at the same time.
 
-        All ranks call it together, before every step: what lies between calls is timed, without what was waited for others, and
-        after 3, 8, 16, 32, 64 steps and then every 64 ranks plan anew; shares stay where less than a tenth of a step's time would be
-        gained. Whoever knows how many `seconds` one sample takes this rank says so, and ranks plan at that call.
+        All ranks call it together, before every step: what lies between calls is timed, without what was waited for
+        others, and after 3, 8, 16, 32, 64 steps and then every 64 ranks plan anew; shares stay where less than a tenth of a
+        step's time would be gained. Whoever knows how many `seconds` one sample takes this rank says so, and ranks plan then.
 
-        Every mean then counts a rank by its share, as `attach(weight=)` does, so that training is that of all samples in one batch.
-        `most` is what fits into this rank's memory. Ranks draw from one pool of data then, or from shards as large as their
+        Every mean then counts a rank by its share, as `attach(weight=)` does, so that training is that of all samples in one
+        batch. `most` is what fits into this rank's memory. Ranks draw from one pool of data then, or from shards as large as their
         shares: what a rank sees counts by its share.
 
         What it returns is not in a checkpoint: keep it beside, and resume with `attach(..., weight=share)`.
@@ -131,7 +136,7 @@ class Communicator:
     def _plan(self, samples: int, seconds: float, most: int | None) -> int:
         program = share_out(self.worker, samples, seconds, most, self._shares)
         self._shares = self.fabric.run(program) if self.size > 1 else [samples]
-        return self._shares[self.rank]
+        return self._shares[self.worker.rank]
 
     @property
     def spoilt(self) -> dict[int, int]:
@@ -211,7 +216,7 @@ class Communicator:
         self._steps.settle_local()
         own = consensus.remember(self.model)
         try:
-            self.fabric.run(consensus.swap_in(self.model, self.worker, average_buffers=self._steps.buffers != "local"))
+            self._swap_in(own)
             yield
         finally:
             consensus.restore(self.model, own)
@@ -223,8 +228,20 @@ class Communicator:
         """
         if self.fabric.size > 1 or self.recipe.schedule.trains_elsewhere:
             self._steps.settle_local()
-            self.fabric.run(consensus.swap_in(self.model, self.worker, average_buffers=self._steps.buffers != "local"))
+            self._swap_in(consensus.remember(self.model) if self.fabric.members else {})
         self.detach()
+
+    def _swap_in(self, own: dict[str, Tensor]) -> None:
+        """The consensus; anew from this rank's `own` model where another one is lost meanwhile, and the others can go on."""
+        while True:
+            try:
+                program = consensus.swap_in(self.model, self.worker, average_buffers=self._steps.buffers != "local")
+                return self.fabric.run(program)
+            except PeerError as failure:
+                if not self.fabric.members:
+                    raise
+                consensus.restore(self.model, own)
+                self.fabric.run(self.recipe.schedule.outlive(self.worker.loop, failure))
 
     def heterogeneity(self, losses: Iterable[Tensor]) -> Heterogeneity:
         """How unlike the ranks' gradients are now, at the consensus model; all ranks call it together, between steps.

@@ -1,7 +1,7 @@
 """Metrics: totals of a run, rates since the last report, and the moment a report is due."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gossamer.core.errors import AttachError
 from gossamer.fabrics.ledger import Ledger
+from gossamer.hosts.mortals import tell
 from gossamer.hosts.orders import Watch
 from gossamer.worker import Worker
 
@@ -36,9 +37,14 @@ class Meter:
     def __init__(self, worker: Worker, ledger: Ledger, on_metrics: OnMetrics | None, every: int) -> None:
         self.worker, self.ledger, self.on_metrics, self.every = worker, ledger, on_metrics, every
         worker.on_decision, worker.on_drop, worker.on_age = ledger.decide, ledger.drop, ledger.age
+        worker.on_presence = self._present
         self.overseer = Watch.overseer
         self.logged = dict[str, Any]()  # tensors as they were told: nobody waits for a GPU until a number is asked for
         self.restart()
+
+    def _present(self, step: int, rank: int, lost: Sequence[int], back: Sequence[int]) -> None:
+        self.ledger.presence(step, rank, lost, back)
+        tell(step, rank, lost, back)
 
     def begin(self, kind: str) -> None:
         """All is ready; who watches this process is told."""
@@ -100,7 +106,7 @@ class Meter:
             "exposed_seconds": now.exposed,
             "residual_norm": worker.residual_norm(),
             "dropped_steps": float(len(worker.dropped)),
-            **({"accepted_share": worker.accepted[worker.rank] / worker.closed} if worker.closed else {}),
+            **({"accepted_share": worker.accepted[worker.number] / worker.closed} if worker.closed else {}),
             **_ages(worker.ages),
             "skipped_steps": float(worker.skipped),
             "dropped_rounds": float(worker.dropped_rounds),

@@ -41,7 +41,7 @@ def local_sgd(every: int = 8) -> Recipe:
 
 
 @preset
-def slowmo(every: int = 12, beta: float = 0.7, alpha: float = 1.0) -> Recipe:
+def slowmo(every: int = 12, beta: float = 0.7, alpha: float = 1.0, sharded: bool = False) -> Recipe:
     """Local steps, an average, and slow momentum over the rounds.
 
     Use: across sites and on slow links: messages are rare, and momentum wins back what local steps lose. It takes a
@@ -54,7 +54,7 @@ def slowmo(every: int = 12, beta: float = 0.7, alpha: float = 1.0) -> Recipe:
 
     Paper: Wang, Tantia, Ballas, Rabbat, SlowMo, ICLR 2020.
     """
-    return Recipe(DENSE, schedule=SlowMo(every, beta, alpha))
+    return Recipe(DENSE, schedule=SlowMo(every, beta, alpha, sharded=sharded))
 
 
 @preset
@@ -73,7 +73,9 @@ def overlap_local_sgd(every: int = 8, alpha: float = 0.6, beta: float = 0.7) -> 
 
 
 @preset
-def bmuf(every: int = 16, momentum: float | None = None, rate: float = 1.0, nesterov: bool = False) -> Recipe:
+def bmuf(
+    every: int = 16, momentum: float | None = None, rate: float = 1.0, nesterov: bool = False, sharded: bool = False
+) -> Recipe:
     """Local steps, an average, and block momentum that knows no learning rate.
 
     Use: on slow links with a learning rate that is left as it is, or cut seldom. It takes a codec as well:
@@ -84,11 +86,11 @@ def bmuf(every: int = 16, momentum: float | None = None, rate: float = 1.0, nest
 
     Paper: Chen, Huo, Blockwise Model-Update Filtering, ICASSP 2016.
     """
-    return Recipe(DENSE, schedule=BMUF(every, momentum, rate, nesterov))
+    return Recipe(DENSE, schedule=BMUF(every, momentum, rate, nesterov, sharded=sharded))
 
 
 @preset
-def diloco(every: int = 100, rate: float = 0.7, momentum: float = 0.9) -> Recipe:
+def diloco(every: int = 100, rate: float = 0.7, momentum: float = 0.9, sharded: bool = False) -> Recipe:
     """Very long rounds of local steps, and an outer step of Nesterov momentum.
 
     The outer step is `slowmo(every, momentum, rate, by_lr=False, nesterov=True)`. Its authors take AdamW inside, whose state
@@ -100,7 +102,7 @@ def diloco(every: int = 100, rate: float = 0.7, momentum: float = 0.9) -> Recipe
 
     Paper: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, 2023.
     """
-    return Recipe(DENSE, schedule=SlowMo(every, momentum, rate, by_lr=False, nesterov=True))
+    return Recipe(DENSE, schedule=SlowMo(every, momentum, rate, by_lr=False, nesterov=True, sharded=sharded))
 
 
 @preset
@@ -155,7 +157,7 @@ def decoupled_diloco(every: int = 100, quorum: int = 1, rate: float = 0.7, momen
     Use: across sites, on machines that are slow now and then or of unlike speed, and on links that an average crosses in
     a step or two.
 
-    Not for: runs that must repeat themselves to the bit, nor a few rounds, as `diloco`. A process that dies is an error.
+    Not for: runs that must repeat themselves to the bit, nor a few rounds, as `diloco`. A process that dies is an error, but with `gossamer.members()`.
 
     Paper: Douillard et al., Decoupled DiLoCo, arXiv 2604.21428, 2026.
     """

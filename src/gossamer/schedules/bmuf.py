@@ -4,10 +4,13 @@ from typing import Annotated, Literal, final
 
 import torch
 
+from gossamer.core.contracts import Policy
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
 from gossamer.core.schedule import Loop, Schedule, Share
+from gossamer.core.terms import Term
 from gossamer.core.verbs import Program
+from gossamer.schedules import shards
 from gossamer.schedules.slowmo import SlowMo
 
 
@@ -22,12 +25,12 @@ class BMUF(Schedule):
     bit for bit with a rate of 1, and so is Nesterov's form DiLoCo's outer step.
 
     `buffers` says what becomes of the optimizer's own momentum at the end of a block, as in `slowmo`; "reset" is usual.
-    G passes through the recipe's memory and exchange.
+    G passes through the recipe's memory and exchange. With `sharded` each rank keeps 1/N of a and v, as under `slowmo`.
 
     Use: on slow links with a learning rate that is left as it is, or cut seldom.
 
-    Not for: rates that a schedule moves down fast, for v knows nothing of them: use `slowmo`. Nor machines short of memory:
-    it keeps two more copies of the model.
+    Not for: rates that a schedule moves down fast, for v knows nothing of them: use `slowmo`. Nor machines short of memory,
+    unless `sharded`: it keeps two more copies of the model.
 
     Wire: the exchange's bytes once per `every` steps.
 
@@ -43,6 +46,7 @@ class BMUF(Schedule):
     rate: float = 1.0
     nesterov: bool = False
     buffers: Annotated[Literal["maintain", "reset", "average"], Choice("maintain", "reset")] = "reset"
+    sharded: bool = False
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"bmuf: every must be at least 1 step, got {self.every}")
@@ -53,8 +57,15 @@ class BMUF(Schedule):
         require(self.rate > 0, f"bmuf: rate must be positive, got {self.rate}; 1 is usual, 0 would freeze the model")
 
     @property
+    def terms(self) -> tuple[Term, ...]:
+        return self._slow(0.0).terms
+
+    @property
     def period(self) -> int:
         return self.every
+
+    def policy(self, key: str) -> Policy:
+        return self._slow(0.0).policy(key)
 
     def ends_round(self, step: int) -> bool:
         return step % self.every == 0
@@ -67,15 +78,28 @@ class BMUF(Schedule):
         models, one = loop.parameters(), torch.ones(())
         if self.nesterov:
             ahead = self.rate * self._momentum(loop.size)
-            for x, state in zip(models, loop.states):
-                if "velocity" in state:
-                    x.add_(state["velocity"], alpha=ahead)
+            for place, x in zip(loop.places, models):
+                velocity = place.states["schedule"].get("velocity")
+                if velocity is not None and self.sharded:
+                    shards.add_own(x, velocity, ahead * loop.size, loop, place)  # others add what they keep to theirs
+                elif velocity is not None:
+                    x.add_(velocity, alpha=ahead)
         return [Share(x, one) for x in models]
 
     def step(self, loop: Loop) -> Program[None]:
-        momentum = self._momentum(loop.size)
-        slow = SlowMo(self.every, momentum, self.rate, by_lr=False, buffers=self.buffers, nesterov=self.nesterov)
-        yield from slow.step(loop)
+        yield from self._slow(self._momentum(loop.size)).step(loop)
+
+    def _slow(self, momentum: float) -> SlowMo:
+        """What it comes to."""
+        return SlowMo(
+            self.every,
+            momentum,
+            self.rate,
+            by_lr=False,
+            buffers=self.buffers,
+            nesterov=self.nesterov,
+            sharded=self.sharded,
+        )
 
     def _momentum(self, size: int) -> float:
         return 1 - 1 / size if self.momentum is None else self.momentum

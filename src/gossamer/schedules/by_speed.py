@@ -66,7 +66,7 @@ class BySpeed(GoesOn):
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        changing = "{memory} under {schedule}: what ranks count changes with their speed, and it has learned the mean of before; "
+        learned = "{memory} under {schedule}: what ranks count changes with their speed, and it has learned the mean of before; "
         return (
             *self.then.terms,
             bars("control", because="{controller} under {schedule}: it goes by rounds of equal steps; drop it"),
@@ -74,7 +74,7 @@ class BySpeed(GoesOn):
                 "votes",
                 because="{exchange} under {schedule}: what is multiplied has the same vote as before; use sign() with error_feedback()",
             ),
-            *([] if self.weigh == "equal" else [bars("remembers all", because=changing + "use error_feedback()")]),
+            *([] if self.weigh == "equal" else [bars("remembers all", because=learned + "use error_feedback()")]),
         )
 
     @property

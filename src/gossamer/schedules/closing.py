@@ -88,6 +88,12 @@ class Closing:
         self.pace, self._travel = NEVER, 0.0  # seconds of a step of this rank, and of the last round's exchange
         self.latest = Round(0)  # that the lane waits for
 
+    def anew(self) -> "Closing":
+        """For other ranks than before, whom nothing has been told yet."""
+        new = Closing(self._loop, self._parts, self._rule, self._lane)
+        new.pace, new._travel = self.pace, self._travel
+        return new
+
     def wait(self, number: int) -> Program[Waiting]:
         self.latest = round = Round(number)
         label = self._part(round).places[0].layout.name
@@ -105,7 +111,8 @@ class Closing:
 
     def _close(self, round: Round) -> Program[tuple[int, ...]]:
         """Who has answered, in rank order: the first of them, and those who come while there is time."""
-        quorum, size, name = self._rule.quorum, self._loop.size, round.name
+        size, name = self._loop.size, round.name
+        quorum = min(self._rule.quorum, size)  # fewer may be left than were asked for
         yield from closed(name, 1)
         round.opened = True
         began = yield from now()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from gossamer.core.contracts import Policy
 from gossamer.core.schedule import Loop, Schedule, Share
 
 
@@ -9,6 +10,9 @@ class GoesOn(Schedule):
     """Another schedule rules besides it, or after it: what it does not change itself is as that one says."""
 
     then: Schedule
+
+    def policy(self, key: str) -> Policy:
+        return self.then.policy(key)
 
     @property
     def counts_over(self) -> bool:

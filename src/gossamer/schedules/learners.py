@@ -4,77 +4,51 @@ Who may touch what: the training thread alone writes parameters, the schedule's 
 `offer`, before it claims a ticket; the lane reads that once enough tickets are drawn, and never else. The lane writes `opened`
 and `closed`, each once; the training thread only asks, and both answers are right. Whoever draws this rank's ticket, the
 training thread or, while that rests, the lane, first wins the right to (`Closing.may_answer`), so that there is one.
+
+Where a rank is lost, or comes back, all that is under way fails, on every rank. Then whoever trains meets the others anew, once
+its step is done, and the round that was open runs again with what was offered for it (`outlive`).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from math import isfinite
-from typing import Literal
 
-import torch
 from torch import Tensor
 
+from gossamer.core.errors import PeerError
 from gossamer.core.moments import Moment, ask
 from gossamer.core.schedule import Loop
-from gossamer.core.verbs import Program, claim, join, now
+from gossamer.core.verbs import Program, claim, join, now, regroup
 from gossamer.kernels.finite import all_finite
+from gossamer.schedules import survivors
 from gossamer.schedules.closing import Closing, Offer, Round, Rule, Waiting
-
-Landing = Literal["", "progress", "anchor"]
-LANDINGS: tuple[Landing, ...] = ("", "progress", "anchor")
-
-
-@dataclass(eq=False)
-class Fragment:
-    """A part of the model, the steps that were not merged yet, and how it lands: with its progress since "start", or without."""
-
-    loop: Loop
-    steps: int = 0
-    tokens: float = 0.0
-    merged: int = 0  # and those that were
-    landing: Landing = ""
-
-    def write(self) -> None:
-        """Land on the anchor, which has moved."""
-        if not self.landing:
-            return
-        states = self.loop.states
-        values = [s["anchor"] for s in states]
-        if self.landing == "progress" and self.steps:
-            values = [x.sub_(s["start"]).add_(s["anchor"]) for x, s in zip(self.loop.parameters(), states)]
-        self.loop.write(values)
-        for state in states:
-            state.pop("start", None)
-        self.landing = ""
-
-    def forget(self) -> None:
-        """Nothing of its steps will be merged: it lands where all are."""
-        self.steps, self.tokens, self.landing = 0, 0.0, "anchor"
-        for state in self.loop.states:
-            state.pop("start", None)
+from gossamer.schedules.unmerged import Fragment, Kept, restored
 
 
 class Learner:
     """The training thread's side: it counts steps, answers, and lands what the lane has closed."""
 
     def __init__(self, loop: Loop, parts: Sequence[Loop], rule: Rule, lane: str) -> None:
-        self._loop, self._rule = loop, rule
+        self._loop, self._parts, self._rule = loop, parts, rule
         self._fragments = [Fragment(part) for part in parts]
         self._closing = Closing(loop, parts, rule, lane)
         self._steps = 0  # of this rank, since it began
-        self._since = (loop.step - 1) % rule.slot  # those since it last answered or landed
-        self._due: int | None = None  # the step at which what it answered lands
+        # The round that comes next; steps since it last answered or landed; the step at which what it answered lands.
+        self._number, self._since, self._due = restored(self._fragments, Kept(1, (loop.step - 1) % rule.slot, None))
         self._sent: tuple[int, float] | None = None  # steps and tokens of what it answered, until that is settled
         self._timed: tuple[float, int] = (0.0, 0)  # when computing began, and after which step
-        self._number = self._restore()
+        self._merged: tuple[int, ...] = ()  # who was a part of the last one, by rank
         self._now: Waiting | None = None
 
     # -- the training thread -------------------------------------------------------------------------------------------
 
     def open(self) -> Program[None]:
-        """Start waiting for the first round."""
+        """Start waiting for the first round; or for the one that the others wait for."""
         self._timed = (yield from now()), self._steps
-        self._now = yield from self._closing.wait(self._number)
+        if self._loop.present.joins:
+            self._number = 0
+            yield from self.surviving(self._meet_the_others)
+        else:
+            self._now = yield from self._closing.wait(self._number)
 
     def step_is_done(self) -> Program[None]:
         """Count it; land what is due, and answer if a round is open, or open one."""
@@ -85,6 +59,11 @@ class Learner:
             fragment.tokens += self._loop.weight
         began, before = self._timed
         self._closing.pace = ((yield from now()) - began) / (self._steps - before)
+        yield from self.surviving(self._land_and_answer)
+
+    def _land_and_answer(self) -> Program[None]:
+        if self._waiting.handle.failed():
+            yield from join(self._waiting.handle)
         yield from self._land_if_due()
         while self._due is None and self._waiting.round.closed and self._waiting.handle.done():
             yield from self._take()
@@ -133,36 +112,33 @@ class Learner:
         round = self._waiting.round
         if self._since >= self._rule.slot:
             return not round.closed
-        return round.opened and not round.closed and self._fragment(round).steps >= self._rule.least
+        return round.opened and not round.closed and self._fragment(round.number).steps >= self._rule.least
 
     def _answer(self) -> Program[None]:
         """Offer how far this rank has come, and claim a ticket."""
         round = self._waiting.round
-        fragment = self._fragment(round)
+        fragment = self._fragment(round.number)
         held = fragment.loop.parameters()
-        if not all_finite(
-            held
-        ):  # which is known when the device has come so far: it is for devices to say who is first
+        # Which is known when the device has come so far: it is for devices to say who is first.
+        if not all_finite(held):
             fragment.forget()
             self._since, self._due = 0, self._steps
             self._loop.give_up()
             return
         if not self._closing.may_answer(round):
             return
+        for state, x in zip(fragment.loop.states if fragment.steps else [], held):
+            state["start"] = x  # until it lands
         self._since, self._due = 0, self._steps + self._rule.overlap
         self._sent = fragment.steps, fragment.tokens
-        if fragment.steps:
-            round.offer = Offer(self._moved(fragment, held), self._rule.weigh(*self._sent), Moment(held[0].device))
-        yield from claim(round.name)
+        yield from self._offer(round)
 
-    def _moved(self, fragment: Fragment, held: Sequence[Tensor]) -> list[Tensor]:
-        """How far a fragment has moved away from the anchor; what it is now is remembered until it lands."""
-        moved = list[Tensor]()
-        for place, x in zip(fragment.loop.places, held):
-            state = place.states["schedule"]
-            state["start"] = x
-            moved.append(torch.sub(state["anchor"], x, out=place.layout.buffers.like(x)))
-        return moved
+    def _offer(self, round: Round) -> Program[None]:
+        """How far a fragment had moved away from the anchor when this rank answered."""
+        if self._sent is not None and self._sent[0]:
+            moved = self._fragment(round.number).moved()
+            round.offer = Offer(moved, self._rule.weigh(*self._sent), Moment(moved[0].device))
+        yield from claim(round.name)
 
     def _land_if_due(self) -> Program[None]:
         if self._due is None or self._steps < self._due:
@@ -178,69 +154,97 @@ class Learner:
         """Learn what a round came to, and move the anchor with it; the model lands on it when that is due."""
         round, handle = self._waiting
         settled = yield from join(handle)
-        self._now = settled.follows
-        fragment, (sent, self._sent) = self._fragment(round), (self._sent, None)
+        self._now, self._number = settled.follows, settled.follows.round.number
+        fragment = self._fragment(round.number)
         before, fine = [s["anchor"] for s in fragment.loop.states], all(map(isfinite, ask(settled.largest)))
         for place, mean in zip(fragment.loop.places, settled.means if fine else []):
             self._rule.outer.take(place, mean, 1.0)
+        self._merged = tuple(self._loop.present.ranks[i] for i in settled.members)
         if fine:
-            self._loop.accept(settled.members)
-        if settled.merged and not fine:
+            self._loop.accept(self._merged)
+        self._is_over(fragment, settled.merged, fine, before)
+
+    def _is_over(self, fragment: Fragment, merged: bool, fine: bool, before: Sequence[Tensor]) -> None:
+        """A round is; `merged` says whether this rank was a part of it."""
+        sent, self._sent = self._sent, None
+        if merged and not fine:
             fragment.forget()
             self._loop.give_up()
-        elif settled.merged and sent is not None:
-            fragment.merged += sent[0]
-            fragment.steps, fragment.tokens = fragment.steps - sent[0], fragment.tokens - sent[1]
-            fragment.landing = "progress"
+        elif merged and sent is not None:
+            fragment.is_merged(*sent)
         elif fine:
-            self._is_late(fragment, before)
+            fragment.is_late(self._rule.keeps, before)
         if self._due is None:
             self._since, self._due = 0, self._steps
 
-    def _is_late(self, fragment: Fragment, before: Sequence[Tensor]) -> None:
-        """A round closed without this rank: what it learned meanwhile stays with it, and is merged later."""
-        if not self._rule.keeps:
-            fragment.forget()
-        elif not fragment.landing:  # else an earlier round has not landed yet
-            for state, anchor in zip(fragment.loop.states, before):
-                state["start"] = anchor
-            fragment.landing = "progress"
+    # -- when a rank is lost, or comes back ------------------------------------------------------------------------------
+
+    def surviving(self, act: Callable[[], Program[None]]) -> Program[None]:
+        """Do it, and again each time that it fails because others than before are there."""
+        while True:
+            try:
+                return (yield from act())
+            except PeerError as failure:
+                yield from self.outlive(failure)
+
+    def outlive(self, failure: Exception) -> Program[None]:
+        """Go on with those who are there; raises the failure where that is no help."""
+        while self._now is not None and self._now.handle.done() and not self._now.handle.failed():
+            yield from self._take()
+        while True:
+            present, life = (yield from regroup(failure)), self._loop.present.life
+            self._loop.regroup(present)
+            if present.life != life:  # it stood still for so long that it was taken for dead
+                self._number = 0
+            try:
+                return (yield from self._meet_the_others())
+            except PeerError as again:
+                failure = again
+
+    def _meet_the_others(self) -> Program[None]:
+        """All are at one round then; what was open is open again, with what was offered for it."""
+        latest = yield from survivors.agree(self._parts, self._number, self._loop.step, self._merged)
+        if not latest.round:
+            raise PeerError("nobody is left of those who were at work, and none of us knows the model; start all anew")
+        if self._number < latest.round:
+            self._catch_up(latest)
+        rests, self._closing = self._closing.resting, self._closing.anew()
+        self._now = waiting = yield from self._closing.wait(self._number)
+        if self._sent is not None and self._closing.may_answer(waiting.round):
+            yield from self._offer(waiting.round)
+        if rests:
+            yield from self.rest()
+        self._timed = (yield from now()), self._steps
+
+    def _catch_up(self, latest: survivors.Latest) -> None:
+        """The others are ahead: by a round that this rank took part in, or it has just come, and nothing of its own counts."""
+        comes, self._merged = not self._number, latest.members
+        fragment = self._fragment(self._number or latest.round)
+        before = [s["anchor"] for s in fragment.loop.states]
+        for place, state in zip((p for part in self._parts for p in part.places), latest.states):
+            place.states["schedule"].update(state)
+        self._number = latest.round
+        if comes:
+            for each in self._fragments:
+                each.forget()
+                each.write()
+            self._since, self._due, self._sent = 0, None, None
+            self._loop.catch_up(latest.step)
+        else:
+            merged = self._sent is not None and self._loop.present.ranks[self._loop.rank] in self._merged
+            self._is_over(fragment, merged, True, before)
 
     # -- what is kept --------------------------------------------------------------------------------------------------
 
     def keep(self) -> None:
         """Put what a checkpoint must hold where it is found."""
-        due = -1 if self._due is None else max(self._due - self._steps, 0)
+        due = None if self._due is None else max(self._due - self._steps, 0)
         for fragment in self._fragments:
-            numbers = {
-                "round": self._waiting.round.number,
-                "since": self._since,
-                "due": due,
-                "steps": fragment.steps,
-                "tokens": fragment.tokens,
-                "merged": fragment.merged,
-                "landing": LANDINGS.index(fragment.landing),
-            }
-            for state in fragment.loop.states:
-                state.update({k: torch.tensor(float(v), dtype=torch.float64) for k, v in numbers.items()})
+            fragment.keep(Kept(self._number, self._since, due))
 
-    def _restore(self) -> int:
-        """Take up what was kept; the number of the next round."""
-        number = 1
-        for fragment in self._fragments:
-            state = fragment.loop.states[0]
-            if "round" in state:
-                number = int(state["round"])
-            if "since" not in state:
-                continue
-            self._since, due = int(state["since"]), int(state["due"])
-            self._due = None if due < 0 else due
-            fragment.steps, fragment.tokens = int(state["steps"]), float(state["tokens"])
-            fragment.merged, fragment.landing = int(state["merged"]), LANDINGS[int(state["landing"])]
-        return number
-
-    def _fragment(self, round: Round) -> Fragment:
-        return self._fragments[(round.number - 1) % len(self._fragments)]
+    def _fragment(self, number: int) -> Fragment:
+        """Which one a round is of."""
+        return self._fragments[(number - 1) % len(self._fragments)]
 
     @property
     def _waiting(self) -> Waiting:

@@ -47,8 +47,9 @@ class QuorumRounds(Schedule):
     Use: across sites, on machines that are slow now and then or of unlike speed: nobody waits for the slowest, and
     nothing it learns is lost.
 
-    Not for: runs that must repeat themselves to the bit: who answers in time depends on time, but in the simulator. Nor
-    dead processes: a rank that is gone is an error, as everywhere.
+    With `gossamer.members()` ranks may die and come back: a round that one leaves open runs again without it.
+
+    Not for: runs that must repeat themselves to the bit: who answers in time depends on time, but in the simulator.
 
     Wire: the exchange's bytes once per `every` steps from every rank (late ones send zeros), and 8 a rank and round; by way
     of the host and gloo, under NCCL too.
@@ -60,6 +61,7 @@ class QuorumRounds(Schedule):
     """
 
     lane: ClassVar[str] = "quorum"
+    outlives: ClassVar[bool] = True
     serves: ClassVar[bool] = True
     """Ranks that rest ask one another while rounds of others travel, in no fixed order: NCCL would wait for ever."""
 
@@ -173,8 +175,19 @@ class QuorumRounds(Schedule):
 
     def quiesce(self, loop: Loop) -> Program[None]:
         """All ranks come, and answer while they wait; then nobody opens a round any more, and what is open is settled."""
-        if loop.size == 1:
-            return
+        if "learner" in loop.live:
+            learner: Learner = loop.live["learner"]
+            yield from learner.surviving(partial(self._come_together, loop))
+        elif loop.size > 1:
+            yield from self._come_together(loop)
+
+    def outlive(self, loop: Loop, failure: Exception) -> Program[None]:
+        if "learner" not in loop.live:
+            raise failure
+        learner: Learner = loop.live["learner"]
+        yield from learner.outlive(failure)
+
+    def _come_together(self, loop: Loop) -> Program[None]:
         yield from self.rest(loop)
         mine = float(loop.live["learner"].say()) if "learner" in loop.live else 0.0
         flag = torch.tensor([mine], dtype=torch.float64, device=loop.places[0].device)

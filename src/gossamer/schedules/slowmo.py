@@ -14,7 +14,7 @@ from gossamer.core.schedule import Loop, Schedule, Share
 from gossamer.core.terms import Term, those
 from gossamer.core.verbs import Descend, Program
 from gossamer.core.world import World
-from gossamer.schedules import mixing
+from gossamer.schedules import mixing, shards
 from gossamer.schedules.apart import growth
 from gossamer.schedules.gossip import Gossip
 from gossamer.schedules.rounds import LocalSteps, OuterStep, differences, remember_anchor, return_to_anchor
@@ -41,11 +41,16 @@ class SlowMo(Schedule):
     The difference D passes through the recipe's memory and exchange, so it can be quantised like a gradient. A round whose
     average is not finite is dropped: every rank returns to the anchor.
 
+    With `sharded` each rank keeps 1/N of a and v, and the round ends as scatter(fp32()) does it, to the bit: models go to the
+    owners of their chunks, who make the outer step, and a comes back. For exact exchanges, since models travel and no
+    differences. A checkpoint then holds each rank's shard, and is cut anew for other ranks or blocks if all are given.
+
     Use: on slow links and across sites; around gossip, to agree exactly now and then.
 
-    Not for: machines short of memory: it keeps two more copies of the model.
+    Not for: machines short of memory, unless `sharded`: it keeps two more copies of the model.
 
-    Wire: the exchange's bytes once per `every` steps, and those of the base.
+    Wire: the exchange's bytes once per `every` steps, and those of the base; `sharded`, of scatter(fp32()), and over ranks that
+    are equal anyway half of those.
 
     >>> SlowMo(every=12)
     slowmo(12)
@@ -65,6 +70,7 @@ class SlowMo(Schedule):
     inner: Mixer | Schedule | None = None
     nesterov: bool = False
     average: bool = True
+    sharded: bool = False
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"slowmo: every must be at least 1 step, got {self.every}; the paper uses 12")
@@ -90,6 +96,10 @@ class SlowMo(Schedule):
             f"slowmo: average=False over {self.inner}: compressed models come together slower than their graph says, so that "
             "nobody knows whether ranks stay together; use push_sum() or symmetric(), or leave average as it is",
         )
+        require(
+            self.average or not self.sharded,
+            "slowmo: sharded=True without an average: every rank has an anchor of its own, all of which it needs; leave one out",
+        )
 
     @property
     def base(self) -> Schedule:
@@ -106,7 +116,8 @@ class SlowMo(Schedule):
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        return self.base.terms if self.base.averages_gradients or not self.average else ()
+        terms = self.base.terms if self.base.averages_gradients or not self.average else ()
+        return (*terms, *shards.TERMS) if self.sharded else terms
 
     @property
     def averages_gradients(self) -> bool:
@@ -137,7 +148,9 @@ class SlowMo(Schedule):
         return self.base.prelude
 
     def policy(self, key: str) -> Policy:
-        return "mean" if not self.average and key in ("anchor", "velocity") else "equal"
+        if key not in ("anchor", "velocity"):
+            return "equal"
+        return "shard" if self.sharded else "equal" if self.average else "mean"
 
     def ends_round(self, step: int) -> bool:
         return step % self.every == 0 or (self.inner is not None and self.base.ends_round(step))
@@ -151,7 +164,7 @@ class SlowMo(Schedule):
     # -- a step ----------------------------------------------------------------------------------------------------------
 
     def step(self, loop: Loop) -> Program[None]:
-        remember_anchor(loop, lambda: self._held(loop))
+        self._remember(loop)
         steps = self.base.step(loop)
         yield from until_descend(steps)
         descended = yield Descend()
@@ -159,17 +172,30 @@ class SlowMo(Schedule):
         if loop.step % self.every or (self.base.averages_gradients and not descended):
             return  # what all ranks left out leaves no trace, and the round goes on
         yield from self.base.close(loop)
-        means = yield from self._moved(loop)
-        outer = OuterStep(self.beta, self.alpha, self.by_lr, self.nesterov)
-        for place, mean, lr in zip(loop.places, means or [], loop.lrs):
-            outer.take(place, mean, lr)
-        return_to_anchor(loop)
-        if means is None:
+        if not (yield from self._close_round(loop)):
             return
         if self.buffers == "reset":
             loop.reset_optimizer()
         elif self.buffers == "average" and loop.size > 1:
             yield from loop.average_optimizer()
+
+    def _remember(self, loop: Loop) -> None:
+        remember = shards.remember if self.sharded else remember_anchor
+        remember(loop, lambda: self._held(loop))
+
+    def _close_round(self, loop: Loop) -> Program[bool]:
+        """The outer step; False where the average is not finite, and all are back at the anchor."""
+        if self.sharded and loop.size > 1:
+            return (yield from shards.close_round(loop, self._held(loop), self._outer, self.base.equal(loop.step)))
+        means = yield from self._moved(loop)
+        for place, mean, lr in zip(loop.places, means or [], loop.lrs):
+            self._outer.take(place, mean, lr)
+        return_to_anchor(loop)
+        return means is not None
+
+    @property
+    def _outer(self) -> OuterStep:
+        return OuterStep(self.beta, self.alpha, self.by_lr, self.nesterov)
 
     def _moved(self, loop: Loop) -> Program[list[Tensor] | None]:
         """How far ranks have moved away from the anchor on average; or this one, where all are equal or for themselves."""
@@ -187,8 +213,7 @@ class SlowMo(Schedule):
         super().fits(world)
         if self.average or world.size == 1:
             return
-        outer = OuterStep(self.beta, self.alpha, self.by_lr, self.nesterov)
-        largest = growth(outer, self.base, self.every, world.size)
+        largest = growth(self._outer, self.base, self.every, world.size)
         if largest > STABLE:
             raise AttachError(
                 f"{self} on {world.size} ranks: without an average ranks part from each other {largest:.3g} times as far at every "

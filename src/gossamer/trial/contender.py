@@ -63,8 +63,9 @@ class Contender:
 
     def _attach(self, plan: Plan) -> Communicator:
         schedule = Recipe.of(self.kind).schedule
-        # Averaging parameters asks what becomes of buffers; under gossip nobody waits for all, so they stay local.
-        buffers = None if schedule.averages_gradients else "local" if schedule.mixes else "average"
+        # Averaging parameters asks what becomes of buffers; where nobody waits for all they stay local.
+        alone = schedule.mixes or schedule.own_pace
+        buffers = None if schedule.averages_gradients else "local" if alone else "average"
         comm = attach(
             self.model,
             self.optimizer,

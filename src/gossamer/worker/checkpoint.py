@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ from gossamer.core.contracts import Policy
 from gossamer.core.errors import CheckpointError
 from gossamer.core.moments import used_here
 from gossamer.core.version import __version__
+from gossamer.worker import shards
 from gossamer.worker.channels import ROLES, Channel, build, owners, settle, word
 from gossamer.worker.contents import FORMAT, Contents, seal, unseal
 from gossamer.worker.fits import check_model, check_recipe, check_whole, cut, parameters, read_recipe
@@ -46,7 +47,7 @@ def save(worker: "Worker") -> dict[str, Any]:
     for channel, pending in zip(worker.channels, _pending(worker), strict=True):
         for role in ROLES:
             states = {**channel.states[role], **pending.get(role, {})}
-            for key, tensor in _split(states, channel).items():
+            for key, tensor in _entries(states, channel, role, worker).items():
                 where = "equal" if _policy(channel, role, key, worker) == "equal" else f"rank{worker.rank}"
                 out[f"{where}/{role}/{key}"] = tensor.to("cpu", copy=True)
     seal(out, worker.rank)
@@ -137,6 +138,15 @@ def _move_edges(channel: Channel, states: Mapping[str, State], worker: "Worker")
             )
 
 
+def _entries(state: State, channel: Channel, role: str, worker: "Worker") -> dict[str, Tensor]:
+    """What a state holds, by parameter; of shards, by pieces of parameters."""
+    own = {key: tensor for key, tensor in state.items() if _policy(channel, role, key, worker) == "shard"}
+    out = _split({key: tensor for key, tensor in state.items() if key not in own}, channel)
+    for key, shard in own.items():
+        out |= shards.pieces(key, shard, channel, worker.rank, worker.size)
+    return out
+
+
 def _split(state: State, channel: Channel) -> dict[str, Tensor]:
     """Flat tensors by parameter; scalars for each parameter; keys with a colon name their parameter themselves."""
     out = dict[str, Tensor]()
@@ -214,7 +224,18 @@ def _restore(channel: Channel, role: str, found: Contents, worker: "Worker") -> 
     if len(own) > 1:
         for key in (key for key in state if _policy(channel, role, key, worker) == "owner"):
             state[key] = _my_chunk(state[key], channel, worker)
-    return state
+    return state | _shards(channel, role, own.values(), worker)
+
+
+def _shards(channel: Channel, role: str, own: Iterable[Mapping[str, Tensor]], worker: "Worker") -> State:
+    """Out of the pieces of all ranks that are here."""
+    entries = {key: tensor for kept in own for key, tensor in kept.items()}
+    found: State = {}
+    for key in dict.fromkeys(map(word, entries)):
+        if _policy(channel, role, key, worker) == "shard":
+            shard = shards.put_together(key, entries, channel, worker.rank, worker.size)
+            found |= {} if shard is None else {key: shard}
+    return found
 
 
 def _combined(

@@ -63,7 +63,7 @@ def check_model(worker: "Worker", then: Mapping[str, str]) -> None:
 
 
 def check_whole(worker: "Worker", found: Contents, channels: Sequence[Channel], states: Sequence[Any]) -> None:
-    """What is not a debt cannot be zero where it is missing: an anchor, or a mass."""
+    """What is not a debt cannot be zero where it is missing: an anchor, or a mass. Shards were put together of what is there."""
     wires = [key for entries in found.own.values() for key, t in entries.items() if t.dtype == torch.uint8]
     if wires and found.head["size"] == worker.size and json.loads(found.head["cut"]) != cut(channels):
         raise CheckpointError(
@@ -76,6 +76,8 @@ def check_whole(worker: "Worker", found: Contents, channels: Sequence[Channel], 
         together = [name for name in worker.leaves if fragments[name] == channel.fragment]
         for role, names in ("schedule", together), ("mixer", [s.name for s in channel.layout.segments]):
             words = [key for key, tensor in state[role].items() if tensor.dtype != torch.uint8]
+            if role == "schedule":
+                words = [key for key in words if worker.recipe.schedule.policy(key) != "shard"]
             inside = [s.name for s in channel.layout.segments]
             for word, name in ((w, n) for w in words for n in (inside if w in BY_BLOCK else names)):
                 if f"{role}/{word}/{name}" not in entries:

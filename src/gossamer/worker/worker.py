@@ -13,12 +13,12 @@ from gossamer.core.dice import Dice
 from gossamer.core.halves import rest, until_descend
 from gossamer.core.moments import ask, used_here
 from gossamer.core.schedule import Loop, Message
-from gossamer.core.verbs import Program, all_gather, start
+from gossamer.core.verbs import Present, Program, all_gather, start
 from gossamer.core.world import World
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.recipe import Recipe
 from gossamer.worker import optimizers
-from gossamer.worker.channels import build
+from gossamer.worker.channels import build, settle
 from gossamer.worker.descent import Descent
 from gossamer.worker.flights import Flight, Flights
 from gossamer.worker.held import Held
@@ -43,7 +43,8 @@ class Worker:
     ) -> None:
         self.origin = recipe  # as it was given; a controller may put another in force
         self.recipe = recipe = recipe.bound({name: leaf.shape for name, leaf in leaves.items()})
-        self.rank, self.size, self.seed = rank, size, seed
+        self.rank, self.size, self.seed = rank, size, seed  # its place among those who are there, and how many they are
+        self.number, self.present = rank, Present.all_of(rank, size)
         self.leaves, self.optimizer = dict(leaves), optimizer
         self.momenta = Momenta(self.leaves, optimizer)
         self.step = 1  # the step that is being computed
@@ -83,6 +84,9 @@ class Worker:
         self.dropped_samples = dict[int, list[Any]]()  # and of those that came too late, by step
         self.on_drop: Callable[[int, int, Sequence[Any]], None] | None = None  # told step, rank, and samples
         self.on_late: Callable[[int], None] | None = None
+        self.on_presence: Callable[[int, int, Sequence[int], Sequence[int]], None] | None = (
+            None  # told step, rank, who is lost, and who has come back
+        )
         self.on_decision: Callable[[int, int, str], None] | None = None  # told step, rank, and what holds from then on
         self.flights = Flights()
         self._gradients = Flight()  # this step's, on their way
@@ -158,6 +162,19 @@ class Worker:
         self.ages[steps] += 1
         if self.on_age is not None:
             self.on_age(self.step, self.rank, steps)
+
+    def regroup(self, present: Present) -> None:
+        """Ranks are counted among those who are there; who owned a chunk of theirs owns another one now."""
+        before, self.present = self.present, present
+        if before.ranks != present.ranks:
+            for channel in self.channels:
+                settle(channel, self.size)
+            self.rank, self.size = present.place, len(present.ranks)
+            for channel in self.channels:
+                channel.shift = channel.memory.follow(channel.exchange.omega(channel.layout, self.size))
+        lost, back = before.without(present), present.without(before)
+        if (lost or back) and self.on_presence is not None:
+            self.on_presence(self.step, self.number, lost, back)
 
     def drop(self, step: int) -> None:
         self.dropped.append(step)

@@ -9,9 +9,10 @@ from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, kernel
 from gossamer.kernels.cpu.hashing import start
 from gossamer.kernels.cpu.hints import prefetch, wide
 from gossamer.kernels.cpu.quantise import say_again, say_first
-from gossamer.kernels.cpu.rice import WORDS, code, fold, parameters, uncode, unfold
+from gossamer.kernels.cpu.rice import code, fold, parameters, uncode, unfold
 from gossamer.kernels.cpu.rounding import gain_of, round_codes, unit_of
 from gossamer.kernels.cpu.scales import top_bits
+from gossamer.kernels.cpu.tails import ROOM, WORDS
 from gossamer.kernels.layout import GUARD, LEVEL_BLOCK, LEVEL_MOST, LEVEL_RECORD, LEVEL_ZEROS, ONE, Coded
 
 _BLOCKS = LEVEL_RECORD // LEVEL_BLOCK
@@ -57,7 +58,7 @@ def _encode(
     """Returns the wire's length. Norms are found, if they are to be measured, where a bucket begins."""
     wide()
     codes, alive = np.zeros(LEVEL_RECORD, np.uint8), np.zeros(WORDS, np.uint64)
-    words = np.zeros(LEVEL_MOST // 8 + 2, np.uint64)
+    words, room = np.zeros(LEVEL_MOST // 8 + 2, np.uint64), np.zeros(ROOM, np.uint8)
     raw, at, factor = words.view(np.uint8), first, np.float32(0)
     for record in range(records):
         lo = min(record * LEVEL_RECORD, x.size // 64 * 64)
@@ -77,7 +78,7 @@ def _encode(
         begin = 2 * records + min(record * _BLOCKS, first - 2 * records - 1)
         rice = wire[begin : begin + (hi - lo + LEVEL_BLOCK - 1) // LEVEL_BLOCK]
         parameters(codes, bits, hi - lo, rice)
-        length = (code(codes, rice, levels, hi - lo, alive, words) + 7) // 8
+        length = (code(codes, rice, levels, hi - lo, alive, room, words) + 7) // 8
         wire[2 * record], wire[2 * record + 1] = length & 255, length >> 8
         _move(raw, 0, length, wire, at)
         at += length

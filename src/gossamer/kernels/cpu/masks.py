@@ -72,6 +72,45 @@ has = cast(
 add_where = cast(Callable[[Bytes, int, np.uint64, np.uint8], None], intrinsic(_add_where))  # to some of x[i : i + 64]
 
 
+def _squeezed(builder: Any, values: Any, flags: Any) -> Any:
+    """Those of 64 bytes that are flagged, side by side, and zeros behind them: an instruction of AVX-512."""
+    kind, name = ir.FunctionType(_BYTES, [_BYTES, _BYTES, _FLAGS]), "llvm.x86.avx512.mask.compress.v64i8"
+    known = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
+    return builder.call(known, [values, ir.Constant(_BYTES, None), builder.bitcast(flags, _FLAGS)])
+
+
+def _squeeze_bytes(context: Any, x: Any, index: Any, flags: Any, out: Any, at: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kinds, (given, index, flags, out, at) = signature.args, arguments
+        values = _load(builder, _place(context, builder, kinds[0], given, index))
+        moved = _squeezed(builder, values, flags)
+        builder.store(moved, _place(context, builder, kinds[3], out, at)).align = 1
+        return context.get_dummy_value()
+
+    return types.none(x, types.int64, types.uint64, out, types.int64), generate
+
+
+def _squeeze_depths(context: Any, x: Any, index: Any, r: Any, last: Any, flags: Any, out: Any, at: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kinds, (given, index, r, last, flags, out, at) = signature.args, arguments
+        values = _load(builder, _place(context, builder, kinds[0], given, index))
+        quotients = builder.lshr(values, _all(builder, r))
+        more = builder.zext(builder.icmp_unsigned("<", quotients, _all(builder, last)), _BYTES)
+        moved = _squeezed(builder, builder.add(builder.add(quotients, quotients), more), flags)
+        builder.store(moved, _place(context, builder, kinds[5], out, at)).align = 1
+        return context.get_dummy_value()
+
+    return types.none(x, types.int64, types.uint8, types.uint8, types.uint64, out, types.int64), generate
+
+
+# out[at:][:64] = those of x[i : i + 64] that are flagged, side by side
+squeeze_bytes = cast(Callable[[Bytes, int, np.uint64, Bytes, int], None], intrinsic(_squeeze_bytes))
+# as much of twice their quotients by 1 << r, and one where that is less than the last
+squeeze_depths = cast(
+    Callable[[Bytes, int, np.uint8, np.uint8, np.uint64, Bytes, int], None], intrinsic(_squeeze_depths)
+)
+
+
 def _ones(context: Any, word: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])
@@ -134,5 +173,6 @@ def _has_instructions() -> bool:
 
 
 HAS_INSTRUCTIONS = _has_instructions()
+MOVES_BYTES = HAS_INSTRUCTIONS and bool(llvm.get_host_cpu_features().get("avx512vbmi2"))
 squeeze = _instruction("llvm.x86.bmi.pext.64") if HAS_INSTRUCTIONS else squeeze_by_shifts
 spread = _instruction("llvm.x86.bmi.pdep.64") if HAS_INSTRUCTIONS else spread_by_shifts

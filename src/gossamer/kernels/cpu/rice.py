@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from gossamer.kernels.cpu.compile import Bytes, kernel
 from gossamer.kernels.cpu.hints import wide
-from gossamer.kernels.cpu.masks import add_where, at_least, has, ones, spread, squeeze
-from gossamer.kernels.layout import LEVEL_BLOCK, LEVEL_RECORD, LEVEL_ZEROS
-
-Words = npt.NDArray[np.uint64]
-WORDS = LEVEL_RECORD // 64
-_EACH = LEVEL_BLOCK // 64  # words that share a parameter
+from gossamer.kernels.cpu.masks import add_where, at_least, has, ones
+from gossamer.kernels.cpu.tails import EACH, Words, append, bits, read_tails, write_tails
+from gossamer.kernels.layout import LEVEL_BLOCK, LEVEL_ZEROS
 
 
 @kernel
@@ -58,27 +54,14 @@ def parameters(codes: Bytes, bits: int, size: int, out: Bytes) -> None:
 
 
 @kernel
-def code(codes: Bytes, rice: Bytes, levels: int, size: int, alive: Words, out: Words) -> int:
+def code(codes: Bytes, rice: Bytes, levels: int, size: int, alive: Words, room: Bytes, out: Words) -> int:
     """The record of some folded codes, of whole words or of less than one; returns its bits."""
     wide()
-    words = (size + 63) // 64
     if size < 64:
         at, held = _write_few(codes, int(rice[0]), levels, size, alive, out)
     else:
         at, held = 64 * _write_whole(codes, rice, levels, size // 64, alive, out), np.uint64(0)
-    k, more = 1, True
-    while more:
-        more, k = False, k + 1
-        for block in range(rice.size):
-            r = int(rice[block])
-            bound, last = np.uint8(k << r), k >= 2 * levels >> r
-            for w in range(block * _EACH, min((block + 1) * _EACH, words)):
-                here = alive[w]
-                if here:
-                    reached = at_least(codes, 64 * w, bound)
-                    at, held = _append(squeeze(reached, here), ones(here), out, at, held)
-                    alive[w] = np.uint64(0) if last else reached
-                    more |= alive[w] != 0
+    at, held = write_tails(codes, rice, levels, (size + 63) // 64, alive, room, out, at, held)
     out[np.uint64(at >> 6)] = held
     return at
 
@@ -90,12 +73,12 @@ def _write_whole(codes: Bytes, rice: Bytes, levels: int, count: int, alive: Word
     for plane in range(8):
         for block in range(rice.size):
             if plane < rice[block] and rice[block] != LEVEL_ZEROS:
-                for w in range(block * _EACH, min((block + 1) * _EACH, count)):
+                for w in range(block * EACH, min((block + 1) * EACH, count)):
                     out[at] = has(codes, 64 * w, np.uint8(1 << plane))
                     at += np.uint64(1)
     for block in range(rice.size):
         r = int(rice[block])
-        for w in range(block * _EACH, min((block + 1) * _EACH, count)):
+        for w in range(block * EACH, min((block + 1) * EACH, count)):
             alive[w] = np.uint64(0)
             if r != LEVEL_ZEROS:
                 out[at] = at_least(codes, 64 * w, np.uint8(1 << r))
@@ -112,22 +95,12 @@ def _write_few(codes: Bytes, r: int, levels: int, size: int, alive: Words, out: 
     alive[0] = np.uint64(0)
     if r != LEVEL_ZEROS:
         for plane in range(r):
-            at, held = _append(has(codes, 0, np.uint8(1 << plane)), size, out, at, held)
+            at, held = append(has(codes, 0, np.uint8(1 << plane)), size, out, at, held)
         reached = at_least(codes, 0, np.uint8(1 << r))
-        at, held = _append(reached, size, out, at, held)
+        at, held = append(reached, size, out, at, held)
         if 2 * levels >> r > 1:
             alive[0] = reached
     return at, held
-
-
-@kernel
-def _append(bits: np.uint64, count: int, out: Words, at: int, held: np.uint64) -> tuple[int, np.uint64]:
-    """Adds so many bits to those that are held of a word that is not full yet."""
-    bit = np.uint64(at & 63)
-    held |= bits << bit
-    out[np.uint64(at >> 6)] = held
-    over = (bits >> np.uint64(1)) >> (np.uint64(63) - bit)
-    return at + count, over if int(bit) + count >= 64 else held
 
 
 @kernel
@@ -144,21 +117,7 @@ def uncode(record: Words, most: int, rice: Bytes, levels: int, size: int, alive:
         at = _read_few(record, int(rice[0]), levels, size, alive, codes)
     else:
         at = _read_whole(record, most, rice, levels, size // 64, alive, codes)
-    k, more = 1, True
-    while more and at <= most:
-        more, k = False, k + 1
-        for block in range(rice.size):
-            r = int(rice[block])
-            unit, last = np.uint8(1 << r), k >= 2 * levels >> r
-            for w in range(block * _EACH, min((block + 1) * _EACH, words)):
-                here = alive[w]
-                if here:
-                    reached = spread(_bits(record, at), here)
-                    at += ones(here)
-                    add_where(codes, 64 * w, reached, unit)
-                    alive[w] = np.uint64(0) if last else reached
-                    more |= alive[w] != 0
-    return at
+    return read_tails(record, most, rice, levels, words, alive, codes, at)
 
 
 @kernel
@@ -169,14 +128,14 @@ def _read_whole(record: Words, most: int, rice: Bytes, levels: int, count: int, 
             return 64 * int(at)
         for block in range(rice.size):
             if plane < rice[block] and rice[block] != LEVEL_ZEROS:
-                for w in range(block * _EACH, min((block + 1) * _EACH, count)):
+                for w in range(block * EACH, min((block + 1) * EACH, count)):
                     add_where(codes, 64 * w, record[at], np.uint8(1 << plane))
                     at += np.uint64(1)
     if 64 * int(at) > most:
         return 64 * int(at)
     for block in range(rice.size):
         r = int(rice[block])
-        for w in range(block * _EACH, min((block + 1) * _EACH, count)):
+        for w in range(block * EACH, min((block + 1) * EACH, count)):
             alive[w] = np.uint64(0)
             if r != LEVEL_ZEROS:
                 add_where(codes, 64 * w, record[at], np.uint8(1 << r))
@@ -192,16 +151,9 @@ def _read_few(record: Words, r: int, levels: int, size: int, alive: Words, codes
     alive[0] = np.uint64(0)
     if r != LEVEL_ZEROS:
         for plane in range(r + 1):
-            reached = _bits(record, at) & inside
+            reached = bits(record, at) & inside
             add_where(codes, 0, reached, np.uint8(1 << plane))
             at += size
             if plane == r and 2 * levels >> r > 1:
                 alive[0] = reached
     return at
-
-
-@kernel
-def _bits(record: Words, at: int) -> np.uint64:
-    """64 bits from any place on."""
-    word, bit = np.uint64(at >> 6), np.uint64(at & 63)
-    return (record[word] >> bit) | ((record[word + np.uint64(1)] << np.uint64(1)) << (np.uint64(63) - bit))
