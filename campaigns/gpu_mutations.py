@@ -21,7 +21,7 @@ MUTATIONS = (
     Mutation("3 rates on the CPU", "schedules/quorum.py", "sent(mine.rates, mine.gradient.device)", "mine.rates", f"{RECIPES}::test_it_trains[backup]"),
     Mutation("3 gradients read before they are written", "core/moments.py", "torch.cuda.current_stream(device).record_event()", "torch.cuda.Event()", f"{RECIPES}::test_there_are_no_races[backup]"),
     Mutation("4 the path follows the name", "fabrics/paths.py", 'has.get("cuda") == "nccl"', 'dist.get_backend(group) == "nccl"', f"{NCCL}::test_it_trains_under_nccls_rules[qsgd() on 3 ranks, eager, undefined]"),
-    Mutation("5 a block let go too early", "fabrics/stream.py", "self._given = list(_given(program))", "self._given = list[Any]()", f"{RECIPES}::test_memory_is_kept_until_streams_have_met[sgp]"),
+    Mutation("5 a block let go too early", "fabrics/stream.py", "self._given = list(_given(program))", "self._given = list[Any]()", f"{RECIPES}::test_memory_is_kept_until_streams_have_met[osgp]"),
     Mutation("7 lanes on the current device", "fabrics/stream.py", "    torch.cuda.set_device(device)\n    return torch.cuda.Stream(device, priority=-1)", "    return torch.cuda.Stream(priority=-1)", f"{NCCL}::test_nobody_need_set_a_device[qsgd]"),
     Mutation("7 the current device asked for", "fabrics/stream.py", "torch.cuda.Stream(device, priority=-1)", "torch.cuda.Stream(priority=-1)", f"{FACTORIES}::test_nobody_asks_for_the_current_device[fabrics/stream.py]"),
     Mutation("8 communicators left behind", "fabrics/nccl.py", "group, self._group = self._group, None", "group, self._group = None, None", f"{NCCL}::test_no_communicator_is_left[allreduce]"),
