@@ -17,22 +17,26 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _heard = list[int]()  # the signal that asked us to end: the command line parser makes a plain 130 of each
 
 
-def main() -> NoReturn:
-    """The entry point: says how to install what is missing, and turns our errors into one line and an exit code."""
+def entry() -> NoReturn:
+    """What is started as `gossamer`."""
+    _end(main())
+
+
+def main() -> int:
+    """A command's exit code. It says how to install what is missing, and turns our errors into one line."""
     _when_asked_to_end(_leave)  # until work begins: torch takes a second to load, and an exception may be lost in it
     _let_nothing_unspeakable_end_us()
     try:
-        code = _run()
+        return _run()
     except KeyboardInterrupt:
-        code = _interrupted()
+        return _interrupted()
     except BrokenPipeError:  # whoever read our output has seen enough
-        code = 1
+        return 1
     except OSError as error:
         if error.errno not in _FULL:
             raise
         print(f"gossamer: {error.filename or 'the output'} cannot be written: {error.strerror}", file=sys.stderr)
-        code = 1
-    _end(code)
+        return 1
 
 
 def _run() -> int:
@@ -114,4 +118,4 @@ def _in_one_line(
 
 
 if __name__ == "__main__":
-    main()
+    entry()

@@ -1,3 +1,3 @@
-from gossamer.cli import main
+from gossamer.cli import entry
 
-main()
+entry()
