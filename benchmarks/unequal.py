@@ -98,9 +98,7 @@ def say(text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "recipes", nargs="*", default=["allreduce", "qsgd", "local_sgd(8)", "scatter(qsgd()) + slowmo(8)"]
-    )
+    parser.add_argument("recipes", nargs="*", default=["allreduce", "qsgd", "local_sgd(8)"])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--samples", type=int, default=64, help="of all ranks in a step")
     parser.add_argument("--compute", type=float, default=2.0, help="milliseconds a sample")

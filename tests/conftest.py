@@ -1,5 +1,6 @@
 """Settings for all tests, and gangs of processes that live as long as the session."""
 
+import atexit
 import gc
 import os
 import re
@@ -70,6 +71,7 @@ def _may_hold(file: Path, kind: str) -> bool:
 def pytest_collection_finish() -> None:
     """Modules and tests stay until the end: they need not be looked through with whatever tests leave behind."""
     gc.freeze()
+    atexit.register(gc.unfreeze)  # some libraries count what is left of them in the end
     gc.enable()
 
 

@@ -110,6 +110,8 @@ def syncs(recipe: Recipe) -> float:
         every = getattr(recipe.schedule, "every", 1)
         if recipe.schedule.own_pace:
             return 2 / every  # once more before it claims its place
+        if recipe.schedule.counts_over:
+            return 2 / recipe.schedule.period  # once more for what ranks tell of their speed, when the average has come
         fragments = min(every, 2) if getattr(recipe.schedule, "fragments", 1) is None else 1  # each lands by itself
         return (fragments + recipe.controller.hears_loss) / every
     if "reunites" in recipe.schedule.traits:

@@ -39,6 +39,7 @@ BESIDES = (
     "scatter(qsgd()) + first()",
     "nodes(scatter(qsgd()), 2)",
     "allreduce(fp32()) + local_sgd(2) + adacomm(2)",
+    "allreduce(fp32()) + by_speed(local_sgd(1))",  # with more, ranks take unlike numbers of steps
     "nodes(allreduce(powersgd()), 2) + error_feedback()",
 )
 
