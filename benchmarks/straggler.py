@@ -10,28 +10,18 @@ is the median over turns of rank 0's mean step, and its ratio to the contender's
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import time
 
 import torch
 import torch.distributed as dist
+from ranks import start_ranks
 from torch import nn
 
 import gossamer
 from gossamer.trial.slowness import sleep
 
 TURNS = 5
-
-
-def start_ranks(count: int) -> int:
-    """As torchrun does, on this machine."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533", "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count)}
-    ranks = [
-        subprocess.Popen([sys.executable, *sys.argv, "--rank"], env=os.environ | place | {"RANK": str(rank)})
-        for rank in range(count)
-    ]
-    return max(rank.wait() for rank in ranks)
 
 
 class Contender:
@@ -81,7 +71,7 @@ def main() -> None:
     parser.add_argument("--rank", action="store_true", help="set by the program itself")
     args = parser.parse_args()
     if not args.rank:
-        sys.exit(start_ranks(args.ranks))
+        sys.exit(start_ranks(args.ranks, port=29533))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     contenders = [Contender(kind, args.compute / 1000) for kind in ["ddp", *args.recipes]]

@@ -11,13 +11,13 @@ its form of equal shares ends with. Time is rank 0's, without judging.
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from ranks import start_ranks
 from torch import Tensor, nn
 
 import gossamer
@@ -26,16 +26,6 @@ from gossamer.recipe import Recipe
 from gossamer.schedules import BySpeed
 
 JUDGE = 8  # steps between two looks at the held-out loss
-
-
-def start_ranks(count: int) -> int:
-    """As torchrun does, on this machine."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29535", "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count)}
-    ranks = [
-        subprocess.Popen([sys.executable, *sys.argv, "--rank"], env=os.environ | place | {"RANK": str(rank)})
-        for rank in range(count)
-    ]
-    return max(rank.wait() for rank in ranks)
 
 
 def network(seed: int) -> nn.Sequential:
@@ -107,7 +97,7 @@ def main() -> None:
     parser.add_argument("--rank", action="store_true", help="set by the program itself")
     args = parser.parse_args()
     if not args.rank:
-        sys.exit(start_ranks(args.ranks))
+        sys.exit(start_ranks(args.ranks, port=29535))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     slow, times = args.slow.split(":")
