@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 Key = TypeVar("Key")
 
+HERE = "127.0.0.1"
+
 
 # Loaded once, and not by every rank: an optimizer's first step alone would take each of them two seconds.
 PRELOADED = ["pytest", "torch.distributed", "torch._dynamo", "gossamer.hosts.attach", "gossamer.recipes", "tests.gang"]
@@ -127,10 +129,27 @@ def _compile() -> None:
     kernels.warmup()
 
 
+_taken = list[socket.socket]()
+
+
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port that nobody else takes before we listen there.
+
+    It is below those that the system gives to whoever connects, and as long as this process lives, its twin of UDP keeps
+    it from whoever else runs tests on this machine.
+    """
+    for port in range(20_000, 29_000):
+        twin = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            twin.bind((HERE, port))
+            with socket.socket() as door:
+                door.bind((HERE, port))
+        except OSError:
+            twin.close()
+            continue
+        _taken.append(twin)
+        return port
+    raise GangError("no port below 29000 is free")
 
 
 def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
@@ -141,7 +160,7 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ |= {"MASTER_ADDR": HERE, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # by torch 2.6 itself, in dcp.save
