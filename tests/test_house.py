@@ -57,6 +57,15 @@ def test_every_public_name_exists_and_torch_is_not_loaded_before_one_is_used() -
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_parts_by_themselves_can_be_given_to_pytest() -> None:
+    files = [str(Path("src/gossamer") / each) for each in ("schedules/slowmo.py", "codecs/qsgd.py")]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *files]
+    home = Path(__file__).parent.parent
+    done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+    assert all(f"{each}::" in done.stdout for each in files), done.stdout
+
+
 def test_another_name_is_told_to_be_missing() -> None:
     with pytest.raises(AttributeError, match="module 'gossamer' has no attribute 'atach'"):
         gossamer.atach  # type: ignore[attr-defined]  # noqa: B018

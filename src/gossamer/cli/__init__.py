@@ -1,6 +1,5 @@
 """The command line. `pip install 'gossamer[cli]'` brings what it needs."""
 
-import atexit
 import errno
 import io
 import os
@@ -12,6 +11,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
+from gossamer.core.endings import end_in_order
+
 _ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _heard = list[int]()  # the signal that asked us to end: the command line parser makes a plain 130 of each
@@ -19,7 +20,7 @@ _heard = list[int]()  # the signal that asked us to end: the command line parser
 
 def entry() -> NoReturn:
     """What is started as `gossamer`."""
-    _end(main())
+    end_in_order(main())  # a reader that has left, or a full disk, has been told of
 
 
 def main() -> int:
@@ -52,15 +53,6 @@ def _run() -> int:
     sys.stdout.flush()
     _when_asked_to_end(_leave)  # there is nothing left to put in order
     return _interrupted() if _heard else code
-
-
-def _end(code: int) -> NoReturn:
-    """All is said and written; to take torch down piece by piece would keep the user waiting for a second."""
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # a reader that has left, or a full disk: it has been told of above
-            stream.flush()
-    os._exit(code)
 
 
 def work_begins() -> None:

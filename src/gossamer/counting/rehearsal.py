@@ -12,6 +12,7 @@ from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Context, Echo, Exchange, Update
 from gossamer.core.dice import Dice
 from gossamer.core.errors import GossamerError
+from gossamer.core.lossless import LosslessExchange
 from gossamer.core.parts import require
 from gossamer.core.programs import drive
 from gossamer.core.schedule import Loop, Message
@@ -51,27 +52,12 @@ class Mail(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Noting(Exchange):
+class Noting(LosslessExchange):
     """Stands in for a block's exchange: it tells that it was asked."""
 
     name: ClassVar[str] = "noting"
 
     tell: Callable[[], None]
-
-    @property
-    def unbiased(self) -> bool:
-        return True
-
-    @property
-    def needs_feedback(self) -> bool:
-        return False
-
-    @property
-    def contracts(self) -> bool:
-        return True
-
-    def omega(self, layout: Layout, size: int) -> float:
-        return 0.0
 
     def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
         self.tell()
@@ -237,11 +223,12 @@ class Rehearsal:
     def in_flight(self, which: Sequence[int]) -> bool:
         return any(i in self._flights for i in which)
 
-    def post(self, which: Sequence[int], message: Message) -> Program[None]:
+    def post(self, which: Sequence[int], message: Message, models: Sequence[Tensor] | None) -> Program[None]:
         self.mail.append(Mail(tuple(which), message))
-        for i in which:
+        for place, i in enumerate(which):
             c = self.channels[i]
-            said = message(Block(c.read(), c.layout), c.states["mixer"], self.context(i))
+            model = c.read() if models is None else models[place]
+            said = message(Block(model, c.layout), c.states["mixer"], self.context(i))
             self._wires[i] = self._alone(said, [])
         yield from ()
 

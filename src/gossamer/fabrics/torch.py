@@ -3,7 +3,6 @@
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -29,27 +28,18 @@ from gossamer.core.verbs import (
     Start,
     Verb,
 )
-from gossamer.fabrics import leaving, nccl
-from gossamer.fabrics.book import Meet, gloo
-from gossamer.fabrics.connection import Connection
+from gossamer.fabrics import leaving
 from gossamer.fabrics.driver import NetworkDriver
-from gossamer.fabrics.gloo import Gloo
 from gossamer.fabrics.lane import Lane, Running
 from gossamer.fabrics.ledger import Entry, Ledger, Traffic
 from gossamer.fabrics.members import Members
-from gossamer.fabrics.paths import Path, path
 from gossamer.fabrics.pulse import Patience, Pulse, Word
-from gossamer.fabrics.shared_store import SharedStore
-from gossamer.fabrics.staged import Staged
-from gossamer.fabrics.store import default_store
+from gossamer.fabrics.seat import Crowd, Seat, Waits
 from gossamer.fabrics.watch import standstill_of
 
 T = TypeVar("T")
 
 CPU = torch.device("cpu")
-_DAY = 86_400.0  # seconds
-
-_made = Counter[str]()  # fabrics made so far on each group, to tell their keys in the store apart
 
 
 class TorchFabric:
@@ -72,7 +62,7 @@ class TorchFabric:
 
     def __init__(
         self,
-        group: dist.ProcessGroup | Members | None = None,
+        group: Crowd = None,
         *,
         deadline: float = 300.0,
         patience: Patience = "alive",
@@ -84,8 +74,7 @@ class TorchFabric:
         self.ledger = Ledger() if ledger is None else ledger
         if patience not in get_args(Patience):
             raise ValueError(f"patience is 'alive' or 'work', not {patience!r}")
-        self._deadline, self._check = deadline, check
-        self._patience: Patience = patience
+        self._waits, self._check = Waits(deadline, patience), check
         self._lock = threading.Lock()
         self.standstill = standstill_of(device, self._expose)
         self._members = group if isinstance(group, Members) else None
@@ -117,6 +106,11 @@ class TorchFabric:
         return Present(members.place, members.epoch.ranks, members.epoch.lives, members.joins)
 
     @property
+    def group(self) -> Crowd:
+        """Who meets here."""
+        return self._seat.group
+
+    @property
     def members(self) -> Members | None:
         """Who may die and come back, if any may."""
         return self._members
@@ -134,30 +128,24 @@ class TorchFabric:
             except PeerError as error:
                 failure = error
 
-    def _meet(
-        self, group: dist.ProcessGroup | Members | None, lanes: Sequence[str], served: frozenset[str] = frozenset()
-    ) -> None:
+    def _meet(self, group: Crowd, lanes: Sequence[str], served: frozenset[str] = frozenset()) -> None:
         """Come together with the ranks of a group, and open these lanes. Nothing is left of an earlier group's."""
         if group is None and dist.is_initialized():
             group = dist.group.WORLD
-        self.rank, self.size, self._place, self._count = _seat(group)
-        self._group = group
+        seat = self._seat = Seat.in_group(group, self.device)
+        self.rank, self.size = seat.rank, seat.size
         self._lanes = dict[str, Lane]()
         self._drivers = dict[str, NetworkDriver]()
         self._last = dict[str, weakref.ref[Running]]()  # what was started last on each lane
         self._served = frozenset[str]()  # lanes on which somebody answers whoever is first
         self.before_close: Callable[[], None] | None = None  # what is to be said to the others before the lanes end
-        self._path: Path
-        self._path, self._refusal = _way(group, self._count, self.device)
         self._closed = False
         self._groups = list[tuple[int, ...]]()
-        self._store = self._make_store()
-        theirs = None if isinstance(group, Members) else group  # the store of members goes with no rank
-        self._hosts = self.size > 1 and theirs is not None and leaving.hosts_the_store()
+        self._store = seat.make_store()
         # Asked now, since the groups may be destroyed before this fabric is closed.
-        self._keeps_store = theirs is not None and 0 in dist.get_process_group_ranks(theirs)
+        self._hosts, self._keeps_store = seat.hosts_the_store, seat.keeps_the_store
         vital = self._keeps_store or self._members is not None
-        self._pulse = Pulse(self._store, self._deadline, self._patience, vital)
+        self._pulse = Pulse(self._store, *self._waits, vital)
         # A thread that wakes while the interpreter is taken down aborts the process: end the lanes before.
         self._at_exit = leaving.at_exit(self.close)
         try:
@@ -174,13 +162,12 @@ class TorchFabric:
         """
         if name in self._lanes:
             raise ValueError(f"there is a lane {name!r} already")
-        way = self._way_of(served)
+        way, refusal, (deadline, patience) = self._seat.way(served), self._seat.refusal, self._waits
         says = (
-            f"opens lane {name!r} over {way} with deadline {self._deadline:g}, patience {self._patience!r} and "
-            f"check {self._check}"
+            f"opens lane {name!r} over {way} with deadline {deadline:g}, patience {patience!r} and check {self._check}"
         )
-        if self._refusal is not None:  # which the others are told where they would else wait
-            says = f"cannot go on: {self._refusal}"
+        if refusal is not None:  # which the others are told where they would else wait
+            says = f"cannot go on: {refusal}"
         number, driver = len(self._lanes), NetworkDriver(self, name, self._store, self._pulse, self._check, self.device)
         if self._members is not None:
             driver.patience = 0.0  # who is gone is found out anyway, and then all go on
@@ -189,13 +176,15 @@ class TorchFabric:
         self._served |= {name} if served else frozenset()
 
         def program() -> Program[None]:
-            yield Compute(lambda: driver.open(number, says, partial(self._connect, way), lane.halt), says)
+            yield Compute(
+                lambda: driver.open(number, says, partial(self._seat.connect, way, self._waits), lane.halt), says
+            )
 
         try:
             self.join(self.start(program(), f"opening lane {name!r}", lane=name))
         except PeerError:
-            if self._refusal is not None:
-                raise self._refusal from None
+            if refusal is not None:
+                raise refusal from None
             raise
         self._form(name, self._groups)
 
@@ -218,20 +207,13 @@ class TorchFabric:
 
     def _form(self, lane: str, groups: list[tuple[int, ...]]) -> None:
         driver, halt, number = self._drivers[lane], self._lanes[lane].halt, len(self._groups)
-
-        way = self._way_of(lane in self._served)
+        make = partial(self._seat.connect, self._seat.way(lane in self._served), self._waits)
 
         def program() -> Program[None]:
-            make = partial(self._connect, way)
             yield Compute(lambda: driver.form(number, groups, make, halt), f"making {len(groups)} groups")
 
         if groups:
             self.join(self.start(program(), f"making groups on lane {lane!r}", lane=lane))
-
-    def _way_of(self, served: bool) -> Path:
-        if served and self._path == "nccl":
-            return "staged"
-        return self._path
 
     @property
     def per_node(self) -> int:
@@ -284,14 +266,14 @@ class TorchFabric:
         if self.before_close is not None:
             self.before_close()
         waits = self.size > 1 and self._is_whole() and leaving.in_peace()
-        until = time.monotonic() + (self._deadline if waits else 0.0)
+        until = time.monotonic() + (self._waits.deadline if waits else 0.0)
         for name, lane in self._lanes.items():
             last = self._last[name]() if name in self._last else None
             if last is not None:
                 lane.see_through(last, until)
         fine = self.size > 1 and self._is_whole()
         if fine and self._hosts:
-            leaving.stay_for(self._store, self._deadline)
+            leaving.stay_for(self._store, self._waits.deadline)
         ended = [name for name, lane in self._lanes.items() if lane.close(patience=0.5)]
         for name in self._served - set(ended):  # it waits for a call, and callers for its answer
             self._drivers[name].tear()
@@ -350,53 +332,6 @@ class TorchFabric:
                 raise RuntimeError("Descend is for a host to answer: it knows the optimizer, a fabric does not")
             case _:
                 return self.join(self.start(_alone(verb)))
-
-    def _make_store(self) -> SharedStore:
-        if self._group is None:
-            return SharedStore.alone()
-        if isinstance(self._group, Members):
-            return self._group.meeting
-        ranks = dist.get_process_group_ranks(self._group)
-        name = f"gossamer/{self._group.group_name}/{ranks[0]}"
-        _made[name] += 1
-        store = default_store()
-        return SharedStore(store, self.rank, self.size).under(f"{name}/{_made[name]}")
-
-    def _connect(self, way: Path, meet: Meet, among: Among) -> Connection:
-        """A lane's own connection of these ranks; all of them have come to make it."""
-        if self._refusal is not None:
-            raise self._refusal
-        ranks = range(self._count) if among is None else among
-        rank, size, device = ranks.index(self._place), len(ranks), self.device
-        if self._group is None or way == "alone":
-            return Gloo(None, rank, size)
-        if way == "nccl" and not isinstance(self._group, Members):
-            if among is None:
-                where = nccl.card_of(device)
-                nccl.refuse_shared({rank: where} | meet(where))
-            # A rank that lives is waited for, of which NCCL's watchdog knows nothing.
-            deadline = self._deadline if self._patience == "work" else max(self._deadline, _DAY)
-            everyone = dist.get_process_group_ranks(self._group)
-            group = nccl.new_group([everyone[r] for r in ranks], size, deadline, device)
-            return nccl.Nccl(group, rank, size, device)
-        group = gloo(meet, rank, size, self._deadline)
-        return Gloo(group, rank, size) if way == "gloo" else Staged(group, rank, size, device)
-
-
-def _seat(group: dist.ProcessGroup | Members | None) -> tuple[int, int, int, int]:
-    """This process's rank, how many there are; its place among those who are there, and how many those are."""
-    if isinstance(group, Members):
-        return group.rank, group.size, group.place, len(group.epoch.ranks)
-    rank, size = (0, 1) if group is None else (group.rank(), group.size())
-    return rank, size, rank, size
-
-
-def _way(group: dist.ProcessGroup | Members | None, size: int, device: torch.device) -> tuple[Path, AttachError | None]:
-    """Which way tensors go; where there is none, why. It is an error once the others have been told."""
-    try:
-        return path(group, size, device), None
-    except AttachError as refusal:
-        return "alone", refusal
 
 
 def _alone(verb: Verb) -> Program[Any]:

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, final
 
 from gossamer.codecs import FP32
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Context, Echo, Exchange
+from gossamer.core.block import Block, State
+from gossamer.core.contracts import Context, Echo
 from gossamer.core.groups import within
 from gossamer.core.halves import rest, until_descend
+from gossamer.core.lossless import LosslessExchange
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.schedule import Loop, Schedule
@@ -72,6 +73,10 @@ class Hierarchical(GoesOn):
         return (*self.then.terms, bars("control", because=because))
 
     @property
+    def counts_alike(self) -> bool:
+        return self.ranks > 1 or super().counts_alike
+
+    @property
     def prelude(self) -> int:
         return self.then.prelude
 
@@ -109,27 +114,12 @@ class Hierarchical(GoesOn):
 
 
 @dataclass(frozen=True, repr=False)
-class _Inside(Exchange):
+class _Inside(LosslessExchange):
     """A dense average of consecutive ranks."""
 
     name: ClassVar[str] = "inside"
 
     ranks: int
-
-    @property
-    def unbiased(self) -> bool:
-        return True
-
-    @property
-    def needs_feedback(self) -> bool:
-        return False
-
-    @property
-    def contracts(self) -> bool:
-        return True
-
-    def omega(self, layout: Layout, size: int) -> float:
-        return 0.0
 
     def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
         node = Node.of(context.rank, context.size, self.ranks)

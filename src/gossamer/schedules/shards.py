@@ -13,7 +13,8 @@ from torch import Tensor
 
 from gossamer.codecs import FP32
 from gossamer.core.block import Block, Draft, Layout, State
-from gossamer.core.contracts import Context, Echo, Exchange
+from gossamer.core.contracts import Context, Echo
+from gossamer.core.lossless import LosslessExchange
 from gossamer.core.schedule import Loop, Place
 from gossamer.core.terms import bars, needs
 from gossamer.core.verbs import Program
@@ -63,28 +64,13 @@ class Owner:
 
 
 @dataclass(frozen=True, repr=False)
-class _ByOwners(Exchange):
+class _ByOwners(LosslessExchange):
     """Models in, the next anchor out; where all ranks hold `alike` models, each owner goes by its own."""
 
     name: ClassVar[str] = "by_owners"
 
     alike: bool
     owners: Mapping[Layout, Owner] = field(compare=False)  # none on paper, where bytes are counted
-
-    @property
-    def unbiased(self) -> bool:
-        return True
-
-    @property
-    def needs_feedback(self) -> bool:
-        return False
-
-    @property
-    def contracts(self) -> bool:
-        return True
-
-    def omega(self, layout: Layout, size: int) -> float:
-        return 0.0
 
     def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
         chunks = block.chunks(context.size)

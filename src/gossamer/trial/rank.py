@@ -1,8 +1,6 @@
 """What every rank of a trial runs: `gossamer.trial.rank PLAN`, in JSON. Rank 0 tells the launcher what happens."""
 
-import atexit
 import json
-import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +15,7 @@ import torch.distributed as dist
 
 from gossamer import workloads
 from gossamer.core import offered
+from gossamer.core.endings import end_in_order
 from gossamer.core.errors import GossamerError
 from gossamer.lab import in_lab, name_rank
 from gossamer.record import Step
@@ -259,11 +258,7 @@ def write_line(event: dict[str, Any]) -> None:
 
 def main(plan: str) -> NoReturn:
     """Run as a process of its own."""
-    code = take_part(Plan.of_json(plan), write_line)
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # to take Python down piece by piece costs each rank a second, and nobody is left to see it
+    end_in_order(take_part(Plan.of_json(plan), write_line))
 
 
 if __name__ == "__main__":

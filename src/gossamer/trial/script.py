@@ -3,7 +3,6 @@
 The script is as it is: this module is its `python`, and hears of its training from `attach` or `ddp.register`.
 """
 
-import atexit
 import json
 import os
 import runpy
@@ -17,6 +16,7 @@ from torch.distributed import DistBackendError, DistNetworkError
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gossamer.core import offered
+from gossamer.core.endings import end_at_once, end_in_order
 from gossamer.core.errors import PeerError
 from gossamer.hosts.orders import VARIABLE, Watch
 from gossamer.trial.eavesdrop import eavesdrop
@@ -83,13 +83,11 @@ def _account_for(error: BaseException, overlooker: Overlooker) -> int:
 
 
 def main(text: str) -> NoReturn:
-    """Run as a process of its own."""
+    """Run as a process of its own. What the script left behind, such as threads and process groups, must not keep it."""
     code = run(Orders(**json.loads(text)))
-    if not code:
-        atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # what the script left behind, such as threads and process groups, must not keep its rank
+    if code:
+        end_at_once(code)  # what is to be done at the exit may wait for ranks that are there no more
+    end_in_order(code)
 
 
 if __name__ == "__main__":
