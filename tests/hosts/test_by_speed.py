@@ -1,11 +1,15 @@
 """Local steps by speed on real processes: a slow one takes fewer, and all come to the end of a round."""
 
 import time
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from tests.gang import Gang
 from tests.hosts.loops import attached, flat, loss_of, same
 from torch import Tensor
+
+from gossamer.hosts import Communicator, checkpoint
 
 pytestmark = pytest.mark.gang
 
@@ -30,6 +34,63 @@ def test_a_slow_rank_takes_fewer_steps_and_all_end_with_one_model(gang2: Gang) -
     assert (fast, first, other) == (EVERY * ROUNDS, EVERY * ROUNDS, EVERY * ROUNDS)
     assert slow < fast
     assert same(model, twin)
+
+
+class Run(NamedTuple):
+    """Batches a rank took by the ends of rounds, its model there, and what it saved after the second."""
+
+    taken: list[int]
+    models: list[Tensor]
+    saved: dict[str, Any]
+
+
+def killed_after_the_second_round(rank: int, size: int, recipe: str, folder: str) -> tuple[Run, Run]:
+    """One run of four rounds, and one that takes up what it saved in its midst."""
+
+    def go_on(model: Any, optimizer: Any, comm: Communicator, taken: int) -> Run:
+        run = Run([taken], [flat(model)], comm.state_dict())
+        while comm.step < EVERY * 4:
+            optimizer.zero_grad()
+            loss_of(model, rank, taken := taken + 1).backward()
+            time.sleep(SLOW if rank == 1 else 0.0)
+            optimizer.step()
+            if comm.step % EVERY:
+                continue
+            comm.check_sync()
+            run.taken.append(taken)
+            run.models.append(flat(model))
+            if comm.step == EVERY * 2:
+                checkpoint.save(comm, folder, {"taken": taken})
+                run.saved.update(comm.state_dict())
+        return run
+
+    with attached(recipe) as (model, optimizer, comm):
+        whole = go_on(model, optimizer, comm, 0)
+    with attached(recipe, seed=99) as (model, optimizer, comm):
+        taken = checkpoint.load(comm, folder)["taken"]
+        return whole, go_on(model, optimizer, comm, taken)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["allreduce + by_speed(local_sgd(4))", "scatter(qsgd(bits=4, bucket=16)) + by_speed(slowmo(4), weigh='tokens')"],
+)
+def test_a_run_that_is_killed_and_resumed_takes_up_the_plan_it_had(gang2: Gang, recipe: str, tmp_path: Path) -> None:
+    """Steps were timed anew, so that only the round that was planned before is bound to be the same: it is, to the bit."""
+    runs = gang2.run(killed_after_the_second_round, recipe, str(tmp_path / "run"))
+    for whole, resumed in runs:
+        assert whole.saved.keys() == resumed.saved.keys()
+        assert all(
+            same(v, resumed.saved[k]) if isinstance(v, Tensor) else v == resumed.saved[k]
+            for k, v in whole.saved.items()
+        )
+        assert resumed.taken[:2] == whole.taken[2:4]
+        assert all(map(same, resumed.models[:2], whole.models[2:4]))
+    (_, fast), (_, slow) = runs
+    assert all(map(same, fast.models, slow.models))
+    assert fast.taken == [EVERY * 2, EVERY * 3, EVERY * 4]
+    rounds = [b - a for a, b in zip(slow.taken, slow.taken[1:])]
+    assert max(rounds) < EVERY  # it stays slow, and is still known to be
 
 
 def shared(rank: int, size: int) -> tuple[list[int], Tensor]:

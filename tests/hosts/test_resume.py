@@ -74,6 +74,12 @@ def test_a_resumed_run_differs_in_no_bit(gang2: Gang, recipe: str) -> None:
             assert all(same(a, b) for a, b in zip(run, whole)), f"saved after step {step}"
 
 
+@pytest.mark.parametrize("recipe", ["topk(ratio=0.2) + hierarchical(1, 2, slowmo(3))" + SMALL])
+def test_a_resumed_run_of_groups_differs_in_no_bit(gang4: Gang, recipe: str) -> None:
+    for whole, *resumed in gang4.run(interrupted, recipe):
+        assert all(len(run) == len(whole) and all(map(same, run, whole)) for run in resumed)
+
+
 def save_together(rank: int, size: int, recipe: str, path: str, steps: int) -> tuple[dict[str, Any], Tensor]:
     with attached(recipe) as (model, optimizer, comm):
         while comm.step < steps:

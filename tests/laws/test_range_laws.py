@@ -1,11 +1,13 @@
-"""The law of ranges: what is worth trying can be tried."""
+"""The law of ranges: what is worth trying can be tried; and no argument is without bounds: none may be infinite, or no number."""
 
 from dataclasses import replace
+from math import inf, nan
 from typing import Any, get_type_hints
 
 import pytest
 from tests.laws.samples import plainest
 
+from gossamer.core.errors import RecipeError
 from gossamer.core.parts import matches, parse, registry
 from gossamer.core.ranges import Choice, LogRange, Range, Values, ranges_of
 
@@ -24,6 +26,22 @@ def test_every_value_makes_a_legal_part_and_is_read_back(name: str, knob: str) -
         assert matches(value, hint)
         assert getattr(made, knob) == value
         assert parse(repr(made)) == made
+
+
+NUMBERS = [
+    (name, key)
+    for name, part in registry.of().items()
+    for key, hint in get_type_hints(part).items()
+    if matches(1.5, hint)
+]
+
+
+@pytest.mark.parametrize(("name", "key"), NUMBERS, ids=".".join)
+def test_what_is_infinite_or_no_number_is_refused_by_name(name: str, key: str) -> None:
+    for value in (inf, -inf, nan):
+        changes: dict[str, Any] = {key: value}
+        with pytest.raises(RecipeError, match=key):
+            replace(plainest(registry.of()[name]), **changes)  # pyright: ignore
 
 
 def test_knobs_of_every_kind_are_there() -> None:

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 
 import pytest
 from tests.laws.samples import carried, schedules
-from tests.worker.gym import bit_equal, make, parameters, pull, sgd, train
+from tests.worker.gym import bit_equal, make, parameters, pull, sgd, train, weighted_optimum
 
 from gossamer.core.schedule import Schedule
 from gossamer.core.verbs import Descend
@@ -99,3 +99,10 @@ def test_what_it_asks_for_repeats_after_its_period(recipe: Recipe) -> None:
         asked.append((len(run.averages) - before[0], len(run.mail) - before[1]))
     assert asked[:period] == asked[period : 2 * period] == asked[2 * period :]
     assert any(asked)
+
+
+@every_schedule
+def test_it_ends_where_the_weights_of_ranks_say_or_cannot_be_told_any(schedule: Schedule) -> None:
+    """To within the rate of local steps; some of which are taken at too few of them."""
+    if not {"counts alike", "waits for few"} & schedule.traits:
+        assert abs(weighted_optimum(schedule) - 1 / 4) < 0.08

@@ -11,7 +11,7 @@ from tests.laws.blocks import agree, bits, block, context, sent, vector
 from tests.laws.crew import Crew
 from tests.laws.samples import controlled, controllers, exchanges, memories, schedules, unpaced, updates
 from tests.worker.fleet import SMALL
-from tests.worker.gym import Odd, anchors, bit_equal, held, make, on_all, parameters, pull, sgd, train
+from tests.worker.gym import Odd, anchors, bit_equal, held, make, on_all, parameters, pull, sgd, train, weighted_optimum
 from torch import Tensor
 
 from gossamer.combinations import Singled
@@ -182,6 +182,12 @@ def waits_for_nobody_and_loses_no_step(schedule: Schedule) -> None:
         assert bit_equal([anchors(r) for r in ranks])  # how steps are merged is the schedule's to say
         return
     torch.testing.assert_close(sum(held(r) for r in ranks) / 4, start - 0.1 * 12 * 1.5, rtol=1e-5, atol=1e-5)
+
+
+@law("counts alike")
+def ends_elsewhere_than_where_weights_say(schedule: Schedule) -> None:
+    """f_i = (x - i)^2 / 2, of which the first counts three times as much as the second."""
+    assert weighted_optimum(schedule) > 0.33
 
 
 @law("reunites")

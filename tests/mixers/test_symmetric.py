@@ -130,6 +130,10 @@ def test_choco_sends_models_once_and_then_what_the_codec_writes() -> None:
     assert sent[1] == sent[2] < 1.2 * sent[0]
 
 
+ONE_WAY_FIRST = "switch(graph('0>1 1>2 2>0 0>2'), 2, complete())"
+UNEVEN_FIRST = "switch(graph('0>1:.3 1>0:.4 1-2:.3'), 2, graph('0-1:.3 1-2:.3'))"
+
+
 def refused(recipe: str, size: int) -> str:
     with pytest.raises((RecipeError, AttachError)) as caught:
         make(Recipe.of(recipe), size)
@@ -143,6 +147,8 @@ def refused(recipe: str, size: int) -> str:
         ("d_psgd(topology=exponential())", 5, "needs an undirected graph"),
         ("d_psgd(topology=bipartite())", 5, "one would have no partner"),
         ("allreduce + gossip(symmetric(graph('0-1 0-2'), weights='given'))", 3, "are not doubly stochastic"),
+        (f"allreduce + gossip(symmetric({ONE_WAY_FIRST}))", 3, "edges that go one way only"),
+        (f"allreduce + gossip(symmetric({UNEVEN_FIRST}, weights='given'))", 3, "are not doubly stochastic"),
         ("allreduce + gossip(symmetric(graph('0-1')))", 3, "is of 2 ranks, and this world has 3"),
         ("choco_sgd(topology=two_way(exponential()))", 8, "use a topology that stays"),
         ("choco_sgd(topology=ring())", 3, "needs an undirected graph"),
@@ -157,6 +163,15 @@ def refused(recipe: str, size: int) -> str:
 )
 def test_what_would_never_agree_is_refused(recipe: str, size: int, words: str) -> None:
     assert words in refused(recipe, size)
+
+
+def test_a_graph_that_changes_for_good_mixes_symmetrically_before_and_after() -> None:
+    """Where all agree they go on to: a graph with one-way edges would weigh some of them twice."""
+    ranks = make(f"allreduce + gossip(symmetric(two_way({ONE_WAY_FIRST})))", 3)
+    start = parameters(ranks)
+    for _ in range(4):
+        train(ranks, still, 1)
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(parameters(ranks), start))
 
 
 @pytest.mark.parametrize(

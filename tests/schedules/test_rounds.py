@@ -191,6 +191,9 @@ def test_a_momentum_that_would_drive_ranks_apart_is_refused_when_their_number_is
     make(DENSE + "slowmo(8, beta=0.5, inner=push_sum(ring()), average=False)", 4)
     with pytest.raises(AttachError, match=r"1\.1 times as far.*more steps a round"):
         make(DENSE + "slowmo(1, beta=0.5, inner=push_sum(ring()), average=False)", 4)
+    later = "switch(complete(), 100, ring())"  # what comes after a hundred rounds
+    with pytest.raises(AttachError, match=r"1\.1 times as far"):
+        make(DENSE + f"slowmo(1, beta=0.5, inner=push_sum({later}), average=False)", 4)
 
 
 # -- hierarchical and post-local -------------------------------------------------------------------------------------------

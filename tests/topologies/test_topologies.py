@@ -182,6 +182,9 @@ def test_one_topology_follows_another() -> None:
     switch = Switch(Exponential(2), 3, Ring())
     assert [switch.peers(0, 9, k).to for k in range(5)] == [(1, 2), (3, 6), (1, 2), (1,), (1,)]
     assert rounds(switch, 9) == range(3, 4)
+    assert Switch(switch, 2, Ring()).stages == (Exponential(2), Ring(), Ring())
+    assert TwoWay(switch).stages == (TwoWay(Exponential(2)), TwoWay(Ring()))
+    assert Ring().stages == (Ring(),)
 
 
 def test_a_graph_of_edges_shares_alike_or_as_it_is_told() -> None:

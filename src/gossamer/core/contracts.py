@@ -457,7 +457,8 @@ class Mixer(Part):
     `push` takes the model a rank holds and returns a program that sends and receives; `absorb` takes the wires that came
     (none, perhaps, after a local step: a rank then holds less than its share) and gives the model that the rank holds.
     `wrote` is then told the model as the parameters took it: the very tensor, but where they have fewer bits than the block.
-    What was pushed is absorbed before the next push.
+    What was pushed is absorbed before the next push. `follow` does as `absorb` and `wrote` do, and writes the model, piece by
+    piece where the parameters lie: a mixer that passes over a model often saves most of the way to memory by it.
 
     Law: the sum of all numerators, those in flight included, and the sum of all weights, never change but by what the
     optimizers do, whatever the parameters' precision.
@@ -490,6 +491,14 @@ class Mixer(Part):
 
     @abstractmethod
     def wrote(self, block: Block, state: State) -> None: ...
+
+    def follow(
+        self, pieces: Callable[[], Sequence[Tensor]], layout: Layout, state: State, arrived: Sequence[Tensor]
+    ) -> Tensor | None:
+        """`pieces` gives the parameters themselves, one after the other. Returns the model; None, and all is as it was, where
+        they cannot be followed in pieces.
+        """
+        return None
 
 
 _ONE_MOMENTUM = (

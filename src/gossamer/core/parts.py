@@ -120,7 +120,9 @@ def part(name: str, sample: str = "") -> Callable[[type[P]], type[P]]:
 
 
 def _fitting(then: Callable[[Any], None] | None) -> Callable[[Any], None]:
-    """Check every field against its annotation, also when a part is made in Python; then the part's own checks."""
+    """Check every field against its annotation, also when a part is made in Python; then the part's own checks, and that no
+    number is infinite.
+    """
 
     def check(self: Part) -> None:
         hints = _hints(type(self))
@@ -129,6 +131,12 @@ def _fitting(then: Callable[[Any], None] | None) -> Callable[[Any], None]:
             object.__setattr__(self, f.name, _fit(value, hints[f.name], f"{self.name}: {f.name}"))
         if then is not None:
             then(self)
+        for f in fields(self):  # last, for what a part says itself says more # pyright: ignore[reportArgumentType]
+            value = getattr(self, f.name)
+            require(
+                not isinstance(value, float) or math.isfinite(value),
+                f"{self.name}: {f.name} must be finite, got {value}",
+            )
 
     return check
 

@@ -37,6 +37,7 @@ class Place(Protocol):
     def fragment(self) -> int: ...
     def read(self) -> Tensor: ...
     def write(self, flat: Tensor) -> None: ...
+    def pieces(self) -> list[Tensor]: ...
     def empty(self) -> Tensor: ...
 
 
@@ -75,7 +76,7 @@ class Host(Protocol):
     def average_near(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]: ...
     def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]: ...
     def in_flight(self, which: Sequence[int]) -> bool: ...
-    def post(self, which: Sequence[int], message: Message) -> Program[None]: ...
+    def post(self, which: Sequence[int], message: Message, models: Sequence[Tensor] | None) -> Program[None]: ...
     def collect(self, which: Sequence[int]) -> Program[list[list[Tensor]]]: ...
     def arrived(self, which: Sequence[int]) -> list[list[Tensor]]: ...
     def has_posted(self, which: Sequence[int]) -> bool: ...
@@ -251,9 +252,9 @@ class Loop:
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def post(self, message: Message) -> Program[None]:
-        """Start what every block says to peers; `collect` gets what came."""
-        yield from self.host.post(self.which, message)
+    def post(self, message: Message, models: Sequence[Tensor] | None = None) -> Program[None]:
+        """Start what every block says to peers; `collect` gets what came. `models` are the blocks, where they are known."""
+        yield from self.host.post(self.which, message, models)
 
     def collect(self) -> Program[list[list[Tensor]]]:
         """Wait for what was posted: the wires that came, for each block; none where nothing was posted."""
@@ -384,6 +385,7 @@ class Schedule(Part):
         return super().traits | those(
             averages_gradients=self.averages_gradients,
             mixes=self.mixes,
+            counts_alike=self.counts_alike,
             own_pace=self.own_pace,
             own_step=self.lr_factor != 1,
             accumulates=self.accumulate != 1,
@@ -398,6 +400,11 @@ class Schedule(Part):
     def mixes(self) -> bool:
         """True if models are pulled together, and never agree exactly."""
         return False
+
+    @property
+    def counts_alike(self) -> bool:
+        """True if some average on the way is not of what ranks count, but as if all counted alike."""
+        return self.mixes or self.drives is not None
 
     @property
     def own_pace(self) -> bool:

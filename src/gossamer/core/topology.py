@@ -50,6 +50,13 @@ class Topology(Part):
         """How many rounds come before those that repeat."""
         return 0
 
+    @property
+    def stages(self) -> tuple["Topology", ...]:
+        """The topologies that it is one after the other: itself, unless it changes for good. What asks something of every
+        round asks it of each of them.
+        """
+        return (self,)
+
     def period(self, size: int) -> int:
         """After how many rounds it repeats itself; a topology that changes from round to round says so."""
         return 1
@@ -82,14 +89,19 @@ def rounds(topology: Topology, size: int) -> range:
 
 def is_undirected(topology: Topology, size: int) -> bool:
     """Whether in every round each rank hears from those it sends to."""
-    found = (topology.peers(rank, size, round) for round in rounds(topology, size) for rank in range(size))
+    found = (
+        stage.peers(rank, size, round)
+        for stage in topology.stages
+        for round in rounds(stage, size)
+        for rank in range(size)
+    )
     return all(set(peers.to) == set(peers.source) for peers in found)
 
 
 def sides(topology: Topology, size: int) -> tuple[frozenset[int], frozenset[int]]:
     """The two halves of a graph all of whose edges lie between them, rank 0's first; AttachError where there are none."""
     near = [
-        {other for round in rounds(topology, size) for other in topology.peers(rank, size, round).to}
+        {other for s in topology.stages for round in rounds(s, size) for other in s.peers(rank, size, round).to}
         for rank in range(size)
     ]
     side, edge = {0: 0}, [0]

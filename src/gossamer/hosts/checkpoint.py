@@ -139,7 +139,7 @@ def _write(comm: Communicator, path: str | Path, entries: dict[str, Any]) -> Non
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of a process alone
-            group = comm.fabric._group
+            group = comm.fabric.group
             assert not isinstance(group, Members), "save has refused these"
             write(entries, checkpoint_id=str(path), process_group=group)
     except CheckpointException as error:

@@ -125,9 +125,9 @@ WEIGHTED = (
         "batches of one size",
     ),
     bars(
-        "mixes",
-        because="{schedule} with weight=: neighbours pull models together one by one, and end at their plain mean; give all ranks "
-        "shards of one size, or average every few steps with local_sgd or slowmo",
+        "counts alike",
+        because="{schedule} with weight=: models are averaged as if all ranks counted alike, and end at their plain mean; give all "
+        "ranks shards of one size, or average every few steps with local_sgd or slowmo, without inner",
     ),
     bars(
         "parts models",

@@ -1,12 +1,12 @@
 """Push-sum gossip: nobody ever waits for everybody, and the average is still right."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Context, Mixer, Peers, Topology
 from gossamer.core.parts import part
 from gossamer.core.verbs import Program, receive, send
@@ -61,11 +61,9 @@ class PushSum(Mixer):
     def absorb(self, block: Block, state: State, arrived: Sequence[Tensor]) -> Tensor:
         """Add what came, if anything. `block` is the model as the optimizer left it."""
         x, w = numerator(block, state)
-        for wire in arrived:
-            expect(wire, _length(x), "push_sum")
-            more, rest = take(wire, x.dtype, block.numel)
+        came, w = self._open(arrived, x, w, state)
+        for more in came:
             x = torch.add(x, more, out=block.new())
-            w = w + self._weight(rest, x.dtype, state)
         if float(w) == 1:
             state.pop("z", None)
             state["x"], state["w"] = x, w
@@ -78,6 +76,32 @@ class PushSum(Mixer):
             state.clear()
             return
         state["z"] = block.flat
+
+    def follow(
+        self, pieces: Callable[[], Sequence[Tensor]], layout: Layout, state: State, arrived: Sequence[Tensor]
+    ) -> Tensor | None:
+        """As `absorb`, bit for bit, in one pass over all there is."""
+        if "z" not in state or not (parts := pieces()):
+            return None
+        kept, old = state["x"], state["z"]
+        came, w = self._open(arrived, kept, state["w"], state)
+        x, z = layout.buffers.like(kept), layout.buffers.like(kept)
+        _follow(parts, (old, kept, x, z, *came), kept.new_full((), float(w)))
+        if float(w) == 1:
+            state.clear()
+        else:
+            state["x"], state["w"], state["z"] = x, w, z
+        return z
+
+    def _open(self, arrived: Sequence[Tensor], x: Tensor, w: Tensor, state: State) -> tuple[list[Tensor], Tensor]:
+        """What has come to x, and w with what came to it."""
+        came = list[Tensor]()
+        for wire in arrived:
+            expect(wire, _length(x), "push_sum")
+            more, rest = take(wire, x.dtype, x.numel())
+            came.append(more)
+            w = w + self._weight(rest, x.dtype, state)
+        return came, w
 
     def _weight(self, wire: Tensor, dtype: torch.dtype, state: State) -> Tensor:
         """What a message weighs: a number of the host's, which would have to wait for a device to read it.
@@ -103,6 +127,16 @@ def numerator(block: Block, state: State) -> tuple[Tensor, Tensor]:
     # anew, so that a model that nobody touched adds exactly nothing.
     moved = torch.sub(block.flat, state["z"], out=block.new())
     return torch.add(state["x"], moved, out=moved), w
+
+
+def _follow(pieces: Sequence[Tensor], beside: Sequence[Tensor], w: Tensor) -> None:
+    """z as it was, x as it was, x, z, and what came: of each the part that lies beside a piece of the parameters."""
+    lengths = [piece.numel() for piece in pieces]
+    for piece, old, kept, x, z, *came in zip(pieces, *(t.split(lengths) for t in beside), strict=True):
+        torch.sub(piece, old, out=x).add_(kept)
+        for more in came:
+            x.add_(more)
+        piece.copy_(torch.div(x, w, out=z))
 
 
 def _message(x: Tensor, share: float, weight: Tensor, block: Block) -> Tensor:

@@ -24,23 +24,24 @@ def given(topology: Topology, rank: int, size: int, round: int) -> list[float]:
     return [*topology.peers(rank, size, round).shares]
 
 
-def refuse_directed(part: Part, topology: Topology, size: int) -> None:
+def refuse_directed(part: Part, topology: Topology, size: int, instead: str = "push_sum({})") -> None:
     if not is_undirected(topology, size):
         raise AttachError(
             f"{part} needs an undirected graph, and {topology} has edges that go one way only: what they carry would never come "
-            f"back, and models would settle at no average; use two_way({topology}), or push_sum({topology})"
+            f"back, and models would settle at no average; use two_way({topology}), or {instead.format(topology)}"
         )
 
 
 def refuse_unequal(part: Part, topology: Topology, size: int) -> None:
     """Given weights must be the same at both ends of an edge."""
-    for round in rounds(topology, size):
-        shares = [dict(zip((p := topology.peers(rank, size, round)).to, p.shares)) for rank in range(size)]
-        for i, row in enumerate(shares):
-            for j, share in row.items():
-                if abs(share - shares[j][i]) > 1e-9:
-                    raise AttachError(
-                        f"{part}: rank {i} gives rank {j} {share:.4g} and gets {shares[j][i]:.4g} in round {round}, so the "
-                        "weights are not doubly stochastic, and models would settle at no average; use weights='metropolis', or "
-                        f"push_sum({topology})"
-                    )
+    for stage in topology.stages:
+        for round in rounds(stage, size):
+            shares = [dict(zip((p := stage.peers(rank, size, round)).to, p.shares)) for rank in range(size)]
+            for i, row in enumerate(shares):
+                for j, share in row.items():
+                    if abs(share - shares[j][i]) > 1e-9:
+                        raise AttachError(
+                            f"{part}: rank {i} gives rank {j} {share:.4g} and gets {shares[j][i]:.4g} in round {round} of {stage}, "
+                            "so the weights are not doubly stochastic, and models would settle at no average; use "
+                            f"weights='metropolis', or push_sum({topology})"
+                        )

@@ -14,17 +14,21 @@ WINDOWS = 8  # rounds that are looked at: where a topology's own rounds do not d
 def growth(outer: OuterStep, base: Schedule, every: int, size: int) -> float:
     """How many times as far from their mean ranks are after a round, in the long run; below 1 they stay together.
 
-    A difference that a round's mixing multiplies by L follows (a, v) -> outer step of (1 - L) a.
+    A difference that a round's mixing multiplies by L follows (a, v) -> outer step of (1 - L) a. Where one topology follows
+    another, what counts is the worst of them.
     """
-    messages = every // base.period
+    return max(_growth(outer, stage, every // base.period, size) for stage in _topology(base.drives).stages)
+
+
+def _growth(outer: OuterStep, topology: Topology, messages: int, size: int) -> float:
     worst = 0.0
     for window in range(WINDOWS):
         mixed = torch.eye(size, dtype=torch.float64)
         for k in range(window * messages, (window + 1) * messages):
-            mixed = _shares(base.drives, size, k) @ mixed
+            mixed = _shares(topology, size, k) @ mixed
         if (mixed.sum(1) - 1).abs().max() > 1e-9:
             raise AttachError(
-                f"{base.drives} on {size} ranks: some are heard more than others, so that without an average models follow "
+                f"{topology} on {size} ranks: some are heard more than others, so that without an average models follow "
                 "them and not the mean; use a topology that is alike for all, such as exponential(), or average=True"
             )
         apart = mixed - 1 / size  # the mean itself is no difference
@@ -41,13 +45,17 @@ def _factor(outer: OuterStep, kept: complex) -> float:
     return float(torch.linalg.eigvals(step).abs().max())
 
 
-def _shares(mixer: Mixer | None, size: int, round: int) -> Tensor:
-    """What every rank (a column) gives to whom in a round."""
+def _topology(mixer: Mixer | None) -> Topology:
     topology = getattr(mixer, "topology", None)
     if not isinstance(topology, Topology):
         raise AttachError(
             f"{mixer} does not say who hears from whom, and without an average that decides: use push_sum()"
         )
+    return topology
+
+
+def _shares(topology: Topology, size: int, round: int) -> Tensor:
+    """What every rank (a column) gives to whom in a round."""
     out = torch.zeros(size, size, dtype=torch.float64)
     for rank in range(size):
         peers = topology.peers(rank, size, round)

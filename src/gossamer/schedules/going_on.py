@@ -19,6 +19,10 @@ class GoesOn(Schedule):
         return self.then.counts_over
 
     @property
+    def counts_alike(self) -> bool:
+        return self.then.counts_alike
+
+    @property
     def works_alone(self) -> bool:
         return self.then.works_alone
 

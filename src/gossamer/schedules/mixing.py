@@ -42,22 +42,19 @@ def overlap(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
     """Absorb what the last round has brought, and start the next one, block by block."""
     for i in range(len(loop.which)):
         one = loop.part([i])
-        yield from land(one, mixer)
-        yield from launch(one, mixer, round)
+        landed = yield from land(one, mixer)
+        yield from one.post(partial(mixer.push, round=round), landed or None)
 
 
-def launch(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
-    """Send the messages of a round; `land` absorbs what comes."""
-    yield from loop.post(partial(mixer.push, round=round))
-
-
-def land(loop: Loop, mixer: Mixer) -> Program[None]:
-    _absorb(loop, mixer, (yield from loop.collect()))
+def land(loop: Loop, mixer: Mixer) -> Program[list[Tensor]]:
+    """The models with what has come; none of them where nothing had been sent."""
+    return [*_absorb(loop, mixer, (yield from loop.collect()))]
 
 
 def settle(loop: Loop, mixer: Mixer) -> None:
     """After a local step: the model of what this rank holds while the rest of its share is away."""
-    _absorb(loop, mixer, [[] for _ in loop.which])
+    for _ in _absorb(loop, mixer, [[] for _ in loop.which]):
+        pass  # block by block: a model is not held twice
 
 
 def agree(loop: Loop, mixer: Mixer) -> Program[None]:
@@ -93,7 +90,7 @@ def _shares(loop: Loop, mixer: Mixer) -> Iterator[Share]:
 
 
 def _push(loop: Loop, mixer: Mixer, round: int, pushed: list[Block]) -> Program[None]:
-    """As `launch`; `pushed` gets the blocks as they are, for nobody touches them before they land."""
+    """`pushed` gets the blocks as they are, for nobody touches them before they land."""
 
     def message(block: Block, state: State, context: Context) -> Program[list[Tensor]]:
         pushed.append(block)
@@ -103,15 +100,22 @@ def _push(loop: Loop, mixer: Mixer, round: int, pushed: list[Block]) -> Program[
 
 
 def _land(loop: Loop, mixer: Mixer, pushed: Sequence[Block]) -> Program[None]:
-    _absorb(loop, mixer, (yield from loop.collect()), pushed)
+    for i, wires in enumerate((yield from loop.collect())):
+        _write(loop.part([i]), mixer, pushed[i], wires)
 
 
-def _absorb(
-    loop: Loop, mixer: Mixer, arrived: Sequence[Sequence[Tensor]], blocks: Sequence[Block] | None = None
-) -> None:
-    """`blocks` are the models, where they are known."""
+def _absorb(loop: Loop, mixer: Mixer, arrived: Sequence[Sequence[Tensor]]) -> Iterator[Tensor]:
+    """Each block's model, when it has been written."""
     for i, wires in enumerate(arrived):
-        one = loop.part([i])  # block by block: a model is not held twice
-        (block,), (state,) = one.blocks() if blocks is None else blocks[i : i + 1], one.mixing
-        (taken,) = one.write([mixer.absorb(block, state, wires)])
-        mixer.wrote(block.like(taken), state)
+        one = loop.part([i])
+        (place,), (state,) = one.places, one.mixing
+        model = mixer.follow(place.pieces, place.layout, state, wires)
+        yield _write(one, mixer, one.blocks()[0], wires) if model is None else model
+
+
+def _write(one: Loop, mixer: Mixer, block: Block, wires: Sequence[Tensor]) -> Tensor:
+    """One block absorbs what came; returns its model as the parameters took it."""
+    (state,) = one.mixing
+    (taken,) = one.write([mixer.absorb(block, state, wires)])
+    mixer.wrote(block.like(taken), state)
+    return taken

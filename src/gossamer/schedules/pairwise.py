@@ -100,7 +100,7 @@ class Pairwise(Schedule):
     def fits(self, world: World) -> None:
         super().fits(world)
         if world.size > 1:
-            refuse_directed(self, self.topology, world.size)
+            refuse_directed(self, self.topology, world.size, "bipartite()")
             sides(self.topology, world.size)
 
     def judged(self, loop: Loop) -> list[Share]:

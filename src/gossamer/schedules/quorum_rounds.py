@@ -109,6 +109,10 @@ class QuorumRounds(Schedule):
         return self.every // self.fragments
 
     @property
+    def counts_alike(self) -> bool:
+        return self.weigh == "equal"
+
+    @property
     def own_pace(self) -> bool:
         return True
 

@@ -37,6 +37,10 @@ class Switch(Topology):
     def prelude(self) -> int:
         return self.rounds + self.after.prelude
 
+    @property
+    def stages(self) -> tuple[Topology, ...]:
+        return (*self.before.stages, *self.after.stages)
+
     def period(self, size: int) -> int:
         return self.after.period(size)
 

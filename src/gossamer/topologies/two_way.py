@@ -30,6 +30,11 @@ class TwoWay(Topology):
     def prelude(self) -> int:
         return self.topology.prelude
 
+    @property
+    def stages(self) -> tuple[Topology, ...]:
+        inner = self.topology.stages
+        return (self,) if len(inner) == 1 else tuple(map(TwoWay, inner))
+
     def period(self, size: int) -> int:
         return self.topology.period(size)
 

@@ -238,11 +238,12 @@ class Worker:
     def in_flight(self, which: Sequence[int]) -> bool:
         return bool(self.flights.of(which))
 
-    def post(self, which: Sequence[int], message: Message) -> Program[None]:
+    def post(self, which: Sequence[int], message: Message, models: Sequence[Tensor] | None) -> Program[None]:
         lane = self.recipe.schedule.lane or "comm"
-        for i in which:
+        for place, i in enumerate(which):
             c = self.channels[i]
-            program = message(Block(c.read(), c.layout), c.states["mixer"], self.context(i))
+            model = c.read() if models is None else models[place]
+            program = message(Block(model, c.layout), c.states["mixer"], self.context(i))
             self.flights.post(i, (yield from start(program, c.name, self.step, lane)))
 
     def collect(self, which: Sequence[int]) -> Program[list[list[Tensor]]]:
