@@ -6,6 +6,7 @@ program (`gpu`). The functions here check their arguments and pick the twin by t
 
 from gossamer.kernels.backends import backends, using
 from gossamer.kernels.errors import CorruptWire
+from gossamer.kernels.follow import follow
 from gossamer.kernels.hashing import mix3
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lane_count, lanes_pack, lanes_unpack
@@ -42,6 +43,7 @@ __all__ = [
     "bucket_norms",
     "compact",
     "divide",
+    "follow",
     "index_decode",
     "index_encode",
     "lane_count",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gossamer.kernels.follow import follow
 from gossamer.kernels.forms import E4M3, INT8, any_top
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lanes_pack, lanes_unpack
@@ -34,7 +35,7 @@ def warmup(*families: str, device: torch.device | str = "cpu") -> None:
     """Compiles kernels (or loads them from the cache), so that the first training step does not wait.
 
     All of them, or those of some families: "scales", "ternary", "quantise" (4 bits in buckets of 512), "levels", "sign",
-    "select", "indices", "lanes", "sketch", "small" (int8 and e4m3, at random). On a GPU a few variants are left to the first
+    "select", "indices", "lanes", "sketch", "small" (int8 and e4m3, at random), "follow" (in single precision). On a GPU a few variants are left to the first
     step, as others of bits and buckets.
     """
     unknown = sorted(set(families) - set(_FAMILIES))
@@ -114,6 +115,11 @@ def _sketch(x: Tensor) -> None:
     sketch_estimate(sketch_encode(x, 5, 16, _KEY), x.numel(), _KEY)
 
 
+def _follow(x: Tensor) -> None:
+    for came in (None, x):
+        follow(x.clone(), x, x, came, 1.0, x.clone(), x.clone())
+
+
 _FAMILIES: dict[str, Callable[[Tensor], None]] = {
     "scales": _scales,
     "ternary": _ternary,
@@ -125,4 +131,5 @@ _FAMILIES: dict[str, Callable[[Tensor], None]] = {
     "lanes": _lanes,
     "sketch": _sketch,
     "small": _small,
+    "follow": _follow,
 }

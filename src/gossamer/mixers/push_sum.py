@@ -11,6 +11,7 @@ from gossamer.core.contracts import Context, Mixer, Peers, Topology
 from gossamer.core.parts import part
 from gossamer.core.verbs import Program, receive, send
 from gossamer.core.wire import expect, take
+from gossamer.kernels import follow
 from gossamer.topologies import Exponential
 
 
@@ -80,13 +81,13 @@ class PushSum(Mixer):
     def follow(
         self, pieces: Callable[[], Sequence[Tensor]], layout: Layout, state: State, arrived: Sequence[Tensor]
     ) -> Tensor | None:
-        """As `absorb`, bit for bit, in one pass over all there is."""
-        if "z" not in state or not (parts := pieces()):
+        """As `absorb`, bit for bit, in one pass over all there is, which brings in the message of one peer at most."""
+        if "z" not in state or len(arrived) > 1 or not (parts := pieces()):
             return None
         kept, old = state["x"], state["z"]
         came, w = self._open(arrived, kept, state["w"], state)
         x, z = layout.buffers.like(kept), layout.buffers.like(kept)
-        _follow(parts, (old, kept, x, z, *came), kept.new_full((), float(w)))
+        _follow(parts, (old, kept), came[0] if came else None, float(w), (x, z))
         if float(w) == 1:
             state.clear()
         else:
@@ -129,14 +130,15 @@ def numerator(block: Block, state: State) -> tuple[Tensor, Tensor]:
     return torch.add(state["x"], moved, out=moved), w
 
 
-def _follow(pieces: Sequence[Tensor], beside: Sequence[Tensor], w: Tensor) -> None:
-    """z as it was, x as it was, x, z, and what came: of each the part that lies beside a piece of the parameters."""
+def _follow(
+    pieces: Sequence[Tensor], known: tuple[Tensor, Tensor], came: Tensor | None, w: float, into: tuple[Tensor, Tensor]
+) -> None:
+    """`known` are z and x as they were; of all there is the part that lies beside a piece of the parameters."""
     lengths = [piece.numel() for piece in pieces]
-    for piece, old, kept, x, z, *came in zip(pieces, *(t.split(lengths) for t in beside), strict=True):
-        torch.sub(piece, old, out=x).add_(kept)
-        for more in came:
-            x.add_(more)
-        piece.copy_(torch.div(x, w, out=z))
+    beside = [each.split(lengths) for each in (*known, *into)]
+    news = [None] * len(pieces) if came is None else came.split(lengths)
+    for piece, old, kept, x, z, more in zip(pieces, *beside, news, strict=True):
+        follow(piece, old, kept, more, w, x, z)
 
 
 def _message(x: Tensor, share: float, weight: Tensor, block: Block) -> Tensor:

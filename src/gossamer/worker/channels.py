@@ -17,7 +17,6 @@ from gossamer.worker.optimizers import Optimizing
 
 LONGEST = 2**31 - 1  # elements of a block that cannot be cut: its places are counted in 32 bits
 LEAST = 4 * 2**20  # bytes of a block that is worth messages of its own
-NEAR = 2**17  # elements of a piece: short enough to be near still at the next pass, and long enough for few calls
 ROLES = ("memory", "exchange", "schedule", "mixer", "update")
 
 
@@ -71,14 +70,14 @@ class Channel:
                 leaf.write(view)
 
     def pieces(self) -> list[Tensor]:
-        """The parameters themselves, flat and in the block's order, cut so that several passes over one find it near.
+        """The parameters themselves, flat and in the block's order.
 
-        No pieces where they are not laid out as the block is, nor on a GPU, which gains nothing by small passes.
+        None where they are not laid out as the block is, nor on a GPU, which gains nothing by small passes.
         """
         values = [leaf.values for leaf in self.leaves]
         if self.narrow or self.device.type != "cpu" or not all(v.is_contiguous() for v in values):
             return []
-        return [piece for v in values for piece in v.view(-1).split(NEAR)]
+        return [v.view(-1) for v in values]
 
     def put_gradient(self, mean: Tensor) -> None:
         """Hand the optimizer views of the agreed gradient; no copy unless the parameter is narrower, or laid out otherwise.

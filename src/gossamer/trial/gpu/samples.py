@@ -161,6 +161,11 @@ def _divided(n: int) -> Iterator[tuple[Any, ...]]:
         yield values(n), by
 
 
+def _followed(n: int) -> Iterator[tuple[Any, ...]]:
+    for model, came in ((values(n), None), (values(n), values(n, 3)), (spoilt(n), None)):
+        yield model, values(n, 1), values(n, 2), came, 0.7, torch.zeros(n), torch.zeros(n)
+
+
 def _to_signs(n: int) -> Iterator[tuple[Any, ...]]:
     for x, bounds in _by_segment(n):
         yield x, values(n, 1), kernels.absmax(values(n, 1), bounds), bounds
@@ -256,6 +261,7 @@ CALLS: dict[str, Calls] = {
     "bucket_norms": _norms,
     "compact": _compact,
     "divide": _divided,
+    "follow": _followed,
     "index_decode": _from_gaps,
     "index_encode": _to_gaps,
     "lanes_pack": _to_lanes,
