@@ -9,6 +9,7 @@ from tests.gang import Gang
 from tests.hosts.loops import attached, flat, loss_of, same
 from torch import Tensor
 
+from gossamer.core.errors import CheckpointError, GossamerError
 from gossamer.hosts import Communicator, checkpoint
 
 pytestmark = pytest.mark.gang
@@ -34,6 +35,37 @@ def test_a_slow_rank_takes_fewer_steps_and_all_end_with_one_model(gang2: Gang) -
     assert (fast, first, other) == (EVERY * ROUNDS, EVERY * ROUNDS, EVERY * ROUNDS)
     assert slow < fast
     assert same(model, twin)
+
+
+def asked_too_early(rank: int, size: int, folder: str) -> list[tuple[int, bool, str]]:
+    """What each rank is told by itself, at its own step, of what all would have to do together."""
+    told = list[tuple[int, bool, str]]()
+    with attached("allreduce + by_speed(local_sgd(4))") as (model, optimizer, comm):
+        while comm.step < EVERY:
+            optimizer.zero_grad()
+            loss_of(model, rank, comm.step + 1).backward()
+            optimizer.step()
+            for ask in (comm.check_sync, lambda: checkpoint.save(comm, folder), lambda: comm.heterogeneity([])):
+                if rank == 0 and not comm.ends_round:
+                    with pytest.raises(GossamerError) as refused:
+                        ask()
+                    told.append((comm.step, isinstance(refused.value, CheckpointError), str(refused.value)))
+        assert comm.ends_round
+        comm.check_sync()
+        checkpoint.save(comm, folder)
+    return told
+
+
+def test_within_a_round_what_needs_all_ranks_is_refused_by_the_one_that_asks(gang2: Gang, tmp_path: Path) -> None:
+    told, nothing = gang2.run(asked_too_early, str(tmp_path / "run"))
+    assert (len(told), nothing) == (3 * (EVERY - 1), [])
+    for (step, of_checkpoints, words), name in zip(
+        told, ["comm.check_sync()", "checkpoint.save", "comm.heterogeneity()"] * 3
+    ):
+        assert words.startswith(name)
+        assert f"rank 0 is at step {step}, within a round of by_speed(local_sgd(4))" in words
+        assert words.endswith("where a round has ended, `if comm.ends_round:`")
+        assert of_checkpoints == (name == "checkpoint.save")
 
 
 class Run(NamedTuple):

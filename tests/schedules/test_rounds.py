@@ -84,6 +84,34 @@ def test_lookahead_is_its_formula_on_one_rank_and_on_equal_ones(size: int) -> No
     torch.testing.assert_close(model(ranks[0]), slow, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize(("nesterov", "rate", "gain"), [(True, 1.0, 1.6), (True, 1.2, 1.92), (False, 1.2, 1.2)])
+def test_block_momentum_begins_with_its_rate_and_comes_to_rest_at_its_look_ahead(
+    nesterov: bool, rate: float, gain: float
+) -> None:
+    """The first step is rate (1 + momentum) long with Nesterov's momentum, rate without; where nothing moves any more, the model
+    that is kept is the point that ranks start from.
+    """
+
+    def hill(x: Tensor, rank: int, step: int) -> Tensor:
+        return x - rank  # the mean of two ranks' optima is 1/2
+
+    ranks = make(
+        DENSE + f"bmuf(2, momentum=0.6, rate={rate}, nesterov={nesterov})", 2, lambda: Flat(NUMEL), known_sgd()
+    )
+    worker = ranks[0].worker
+    train(ranks, scheduled(constant, hill), 2)
+    plain = (1 - 0.9**2) * (0.5 - start())
+    torch.testing.assert_close(model(ranks[0]) - start(), gain * plain, rtol=1e-12, atol=1e-14)
+    apart = list[float]()
+    for _ in range(2):
+        (share,) = worker.recipe.schedule.judged(Loop(worker)) or []
+        apart.append(float((share.value - model(ranks[0])).abs().max()))
+        train(ranks, scheduled(constant, hill), 400)
+    assert (apart[0] > 0.01) == nesterov
+    assert apart[1] < 1e-12
+    torch.testing.assert_close(model(ranks[0]), torch.full_like(start(), 0.5), rtol=0, atol=1e-12)
+
+
 SAME = [
     ("bmuf(3, momentum=0.6, buffers='maintain')", "slowmo(3, beta=0.6)"),  # under a rate that stays
     ("bmuf(3, momentum=0.0, buffers='maintain')", "local_sgd(3)"),

@@ -43,6 +43,8 @@ def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None =
             "checkpoint.save writes one checkpoint of all ranks, and under members() some may be away: save a file for each, "
             "torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'comm': comm.state_dict()}, ...)"
         )
+    if apart := comm.apart():
+        raise CheckpointError(f"checkpoint.save is for all ranks at the same step, and {apart}")
     state = comm.state_dict()  # first, for it may end a step
     optimizers = [optimizer.state_dict() for optimizer in comm.optimizers]
     tree = {"model": comm.model.state_dict(), "optimizer": optimizers, "extra": dict(extra or {})}

@@ -53,6 +53,11 @@ class Communicator:
         return self.worker.step - 1
 
     @property
+    def ends_round(self) -> bool:
+        """Whether the last step ended a round: the time to judge, or to keep, the models. Without rounds every step does."""
+        return self.recipe.schedule.ends_round(self.step)
+
+    @property
     def rank(self) -> int:
         """This process's number in the group it was attached with, from 0."""
         return self.fabric.rank
@@ -249,6 +254,7 @@ class Communicator:
         `losses` are those of a few micro-batches, equally many on each rank and at least two, best computed one by one:
         `comm.heterogeneity(loss_of(model, batch) for batch in batches)`. Neither model nor training changes.
         """
+        self._require_one_step("heterogeneity")
         parameters = [leaf.parameter for leaf in self.worker.leaves.values()]
         with self.consensus():
             return self.fabric.run(heterogeneity(gradients_of(losses, parameters), self.fabric.size))
@@ -269,8 +275,22 @@ class Communicator:
     def check_sync(self) -> None:
         """Compare a hash of all parameters and buffers that should be equal on all ranks; an error names those that are not."""
         if self.fabric.size > 1:
+            self._require_one_step("check_sync")
             self._steps.settle_local()
             self.fabric.run(consensus.check(self.worker, self.model, self._steps.shared))
+
+    def _require_one_step(self, what: str) -> None:
+        if apart := self.apart():
+            raise AttachError(f"comm.{what}() is done by all ranks at the same step, and {apart}")
+
+    def apart(self) -> str:
+        """Why ranks may be at steps of their own now, where they are: who waits for all others here waits for ever."""
+        if self.size == 1 or self.ends_round or not self.recipe.schedule.counts_over:
+            return ""
+        return (
+            f"rank {self.rank} is at step {self.step}, within a round of {self.recipe.schedule}, in which each rank takes steps of "
+            "its own: do it where a round has ended, `if comm.ends_round:`"
+        )
 
     def log(self, *, loss: Told = None, held_out: Told = None) -> None:
         """Tell the training loss, or a held-out quality, as numbers or tensors of one element.

@@ -37,7 +37,8 @@ class BySpeed(GoesOn):
     Each rank times its steps, without the longest of a round, which may hold an evaluation; what it knows of earlier rounds
     counts as much. At the end of a round ranks tell each other, and change their plan where that brings a tenth more steps a
     second. All count one round as `every` steps: a rank that takes fewer counts over some, so loop `while comm.step < total`,
-    and draw batches as you go. Between the ends of rounds ranks are at steps of their own; save and judge at the ends.
+    and draw batches as you go. Between the ends of rounds ranks are at steps of their own; save and judge at the ends,
+    `if comm.ends_round`.
 
     Use: machines of unlike speed, which stay so. "tokens" where data are shuffled together.
 
