@@ -6,9 +6,10 @@ First a search, as `gossamer tune` makes it: as many trials for everybody, dense
 and the knobs that cost no bytes. The two best of each are trained once more on another seed, and the better one of their
 worse ends goes on: a rate that one seed bears and the next does not is nobody's best. That one is trained on seeds that
 nobody searched on, up to twice the steps, judged every few: the quality after `--steps`, with what it is above dense's
-(95 % bounds), and the steps to the quality that dense had then, in a straight line between two judgements. Ranks are
-virtual, so the network and the load of this machine do not matter; what a step takes in a lab comes from the record of
-`gossamer bench steps`, if one is given. All that is done is kept after every run: the same command goes on where it was.
+(95 % bounds), and the steps to the quality that dense had then, in a straight line between two judgements. If it diverges
+on one of them the other one of the two has its turn, and the table says so. Ranks are virtual, so the network and the load
+of this machine do not matter; what a step takes in a lab comes from the record of `gossamer bench steps`, if one is given.
+All that is done is kept after every run: the same command goes on where it was.
 """
 
 import argparse
@@ -17,9 +18,11 @@ import json
 import math
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import torch
 
@@ -52,6 +55,10 @@ class Curve:
     qualities: list[float] = field(default_factory=list)
     error: str = ""
 
+    def diverges(self, sign: int) -> bool:
+        """Whether it came to what is no number, or ended worse than it was at its first judgement."""
+        return bool(self.error) or not sign * self.qualities[-1] <= sign * self.qualities[0]
+
     def at(self, step: int) -> float:
         """The quality after so many steps: the last judgement up to there."""
         known = [q for s, q in zip(self.steps, self.qualities, strict=True) if s <= step]
@@ -67,6 +74,17 @@ class Curve:
         return math.nan
 
 
+class Judged(NamedTuple):
+    """A finalist on the seeds that judge, and the rates of those before it that diverged there."""
+
+    setting: Setting
+    curves: list[Curve]
+    struck: list[float]
+
+    def diverges(self, sign: int) -> bool:
+        return any(curve.diverges(sign) for curve in self.curves)
+
+
 def _crossing(before: tuple[int, float], after: tuple[int, float], at: float) -> float:
     if not math.isfinite(before[1]):
         return float(after[0])
@@ -79,9 +97,8 @@ def main() -> None:
     out = Path(asked.out)
     out.mkdir(parents=True, exist_ok=True)
     search = _search(asked, out)
-    bests = {name: _best(search, name, asked, out) for name in search.plans}
-    curves = _curves(asked, {n: b for n, b in bests.items() if b is not None}, out)
-    text = table(asked, search, bests, curves)
+    finalists = {name: _finalists(search, name, asked, out) for name in search.plans}
+    text = table(asked, search, judge_all(finalists, Curves(asked, out), search.tuning.sign()))
     (out / "table.md").write_text(text)
     print(text)
 
@@ -109,14 +126,14 @@ def _search(asked: argparse.Namespace, out: Path) -> Search:
     return search
 
 
-def _best(search: Search, name: str, asked: argparse.Namespace, out: Path) -> Setting | None:
-    """Of the two that were best on the search's seed the one whose worse end on two is better; none if all diverged."""
+def _finalists(search: Search, name: str, asked: argparse.Namespace, out: Path) -> list[Setting]:
+    """The two that were best on the search's seed, first the one whose worse end on two is better; none that diverged."""
     sign = search.tuning.sign()
     ended = [t for t in search.tuning.trials if t.contender == name and math.isfinite(t.quality)]
     first = sorted(ended, key=lambda t: sign * t.quality)[:FINALISTS]
     again = [_again(search.plans[name][1][t.number], asked, out) for t in first]
     worse = {t.number: max(sign * t.quality, sign * q) for t, q in zip(first, again, strict=True) if math.isfinite(q)}
-    return search.plans[name][1][min(worse, key=lambda n: worse[n])] if worse else None
+    return [search.plans[name][1][n] for n in sorted(worse, key=lambda n: worse[n])]
 
 
 def _again(setting: Setting, asked: argparse.Namespace, out: Path) -> float:
@@ -131,25 +148,50 @@ def _again(setting: Setting, asked: argparse.Namespace, out: Path) -> float:
     return known[key]
 
 
-def _curves(asked: argparse.Namespace, bests: dict[str, Setting], out: Path) -> list[Curve]:
-    kept = out / "curves.json"
-    curves = [Curve(**c) for c in json.loads(kept.read_text())] if kept.exists() else []
-    done = {(c.contender, c.recipe, c.lr, c.seed): c for c in curves}
-    for seed in range(FIRST_SEED, FIRST_SEED + asked.seeds):
-        goal = math.nan
-        for name, best in bests.items():
-            key = (name, repr(best.recipe), best.lr, seed)
-            if key not in done:
-                gc.collect()
-                began = time.perf_counter()
-                done[key] = _curve(asked, name, best, seed, goal)
-                kept.write_text(json.dumps([asdict(c) for c in done.values()]))
-                print(
-                    f"{name:40} seed {seed} {done[key].qualities[-1:]} {time.perf_counter() - began:.0f} s", flush=True
-                )
-            if name == DENSE:
-                goal = done[key].at(asked.steps)
-    return [c for k, c in done.items() if k[0] in bests and (repr(bests[k[0]].recipe), bests[k[0]].lr) == k[1:3]]
+class Curves:
+    """What was trained on the seeds that judge; what is known is not trained again."""
+
+    def __init__(self, asked: argparse.Namespace, out: Path) -> None:
+        self._asked, self._kept = asked, out / "curves.json"
+        known = [Curve(**c) for c in json.loads(self._kept.read_text())] if self._kept.exists() else []
+        self._done = {(c.contender, c.recipe, c.lr, c.seed): c for c in known}
+        self.seeds, self.steps = range(FIRST_SEED, FIRST_SEED + asked.seeds), asked.steps
+
+    def of(self, name: str, setting: Setting, seed: int, goal: float) -> Curve:
+        key = (name, repr(setting.recipe), setting.lr, seed)
+        if key not in self._done:
+            gc.collect()
+            began = time.perf_counter()
+            curve = self._done[key] = _curve(self._asked, name, setting, seed, goal)
+            self._kept.write_text(json.dumps([asdict(c) for c in self._done.values()]))
+            print(f"{name:40} seed {seed} {curve.qualities[-1:]} {time.perf_counter() - began:.0f} s", flush=True)
+        return self._done[key]
+
+
+def judge_all(finalists: Mapping[str, list[Setting]], curves: Curves, sign: int) -> dict[str, Judged | None]:
+    """Each recipe's first finalist that all seeds bear, or the last one; none where there was none. Dense comes first."""
+    judged, goals = dict[str, Judged | None](), dict[int, float]()
+    for name, settings in finalists.items():
+        judged[name] = found = _judged(name, settings, goals, curves, sign)
+        if name != DENSE:
+            continue
+        if found is None or found.diverges(sign):
+            raise SystemExit("dense gradients diverge at the best of their rates: ask for lower ones with --lr")
+        goals = {c.seed: c.at(curves.steps) for c in found.curves}
+    return judged
+
+
+def _judged(
+    name: str, settings: Sequence[Setting], goals: Mapping[int, float], curves: Curves, sign: int
+) -> Judged | None:
+    found, struck = None, list[float]()
+    for setting in settings:
+        trained = [curves.of(name, setting, seed, goals.get(seed, math.nan)) for seed in curves.seeds]
+        found = Judged(setting, trained, struck)
+        if not found.diverges(sign):
+            return found
+        struck = [*struck, setting.lr]
+    return found
 
 
 def _curve(asked: argparse.Namespace, name: str, best: Setting, seed: int, goal: float) -> Curve:
@@ -172,11 +214,13 @@ def _curve(asked: argparse.Namespace, name: str, best: Setting, seed: int, goal:
     return curve
 
 
-def table(asked: argparse.Namespace, search: Search, bests: dict[str, Setting | None], curves: list[Curve]) -> str:
+def table(asked: argparse.Namespace, search: Search, judged: Mapping[str, Judged | None]) -> str:
     """One row for each recipe: what it sends, how good it is after the steps of all, and when it is as good as dense."""
     sign, parameters = search.tuning.sign(), parameters_of(search.workload.model())
     lab = json.loads(Path(asked.lab).read_text()) if asked.lab else {}
-    dense = {c.seed: c.at(asked.steps) for c in curves if c.contender == DENSE}
+    yardstick = judged[DENSE]
+    assert yardstick is not None, "judge_all has refused this"
+    dense = {c.seed: c.at(asked.steps) for c in yardstick.curves}
     full = bytes_per_step(Recipe.of("allreduce"), parameters, RANKS)
     head = [
         "recipe, as tuned",
@@ -187,17 +231,17 @@ def table(asked: argparse.Namespace, search: Search, bests: dict[str, Setting | 
         "steps to dense's",
     ]
     rows = [[*head, *(["lab time, of dense's"] if lab else [])]]
-    for name, best in bests.items():
-        mine = [c for c in curves if c.contender == name]
-        if best is None or not mine or any(c.error for c in mine):
+    for name, found in judged.items():
+        if found is None or found.diverges(sign):
             rows.append([f"`{name}`", *["-"] * (len(rows[0]) - 2), "diverges"])
             continue
+        best, mine, struck = found
         sent = bytes_per_step(best.recipe, parameters, RANKS)
         gap = gap_of([sign * (c.at(asked.steps) - dense[c.seed]) for c in mine]) if len(mine) > 1 else None
         steps = [c.reaches(dense[c.seed], sign) for c in mine]
         row = [
             f"`{best.recipe if name != DENSE else DENSE}`",
-            f"{best.lr:.2g}",
+            f"{best.lr:.2g}" + "".join(f" ({lr:.2g} diverges)" for lr in struck),
             f"1/{full / sent:.3g}" if sent < full else "1",
             f"{fmean(c.at(asked.steps) for c in mine):.4f}",
             "" if name == DENSE else _bounds(gap),

@@ -1,0 +1,72 @@
+"""The rule of `benchmarks/quality.py`: which of two settings stands in the table."""
+
+import math
+from dataclasses import dataclass, field
+
+import pytest
+from benchmarks.quality import DENSE, Curve, judge_all
+
+from gossamer.recipe import Recipe
+from gossamer.tuning.points import Setting
+
+ENDS = {
+    1.0: [5.0, 5.1],
+    2.0: [4.5, 4.6],
+    3.0: [4.4, 1982.0],
+    4.0: [math.nan, 4.4],
+}  # after the steps, by rate, on two seeds
+
+
+@dataclass
+class Known:
+    """What training would have come to; who was asked for which goal."""
+
+    seeds: tuple[int, ...] = (10, 11)
+    steps: int = 8
+    asked: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def of(self, name: str, setting: Setting, seed: int, goal: float) -> Curve:
+        self.asked.append((name, setting.lr, goal))
+        return Curve(name, repr(setting.recipe), setting.lr, seed, [4, 8], [6.0, ENDS[setting.lr][seed - 10]])
+
+
+def at(*rates: float) -> list[Setting]:
+    return [Setting(Recipe.of("allreduce"), rate, {}) for rate in rates]
+
+
+def test_who_diverges_on_a_seed_that_judges_makes_room_for_the_next() -> None:
+    known = Known()
+    judged = judge_all({DENSE: at(3.0, 2.0), "a": at(4.0, 1.0), "b": at(1.0, 2.0), "c": at(3.0), "d": []}, known, 1)  # type: ignore[arg-type]
+    found = {name: each and (each.setting.lr, each.struck, each.diverges(1)) for name, each in judged.items()}
+    assert found == {
+        DENSE: (2.0, [3.0], False),
+        "a": (1.0, [4.0], False),
+        "b": (1.0, [], False),  # the other one is better there, which is for nobody to know
+        "c": (3.0, [], True),
+        "d": None,
+    }
+    assert [(name, rate) for name, rate, _ in known.asked if name == "b"] == [("b", 1.0)] * 2
+    assert {goal for name, _, goal in known.asked if name != DENSE} == {4.5, 4.6}  # of the dense that stands there
+
+
+def test_without_dense_there_is_no_table() -> None:
+    with pytest.raises(SystemExit, match="lower ones with --lr"):
+        judge_all({DENSE: at(3.0, 4.0)}, Known(), 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("qualities", "error", "sign", "diverges"),
+    [
+        ([6.0, 5.0], "", 1, False),
+        ([6.0, 6.1], "", 1, True),
+        ([6.0, math.nan], "", 1, True),
+        ([], "the loss is inf", 1, True),
+        ([0.1, 0.7], "", -1, False),
+        ([0.5, 0.1], "", -1, True),
+    ],
+)
+def test_to_diverge_is_to_end_worse_than_after_the_first_steps(
+    qualities: list[float], error: str, sign: int, diverges: bool
+) -> None:
+    steps = [4 * (i + 1) for i in range(len(qualities))]
+    assert Curve("a", "", 1.0, 0, steps, qualities, error).diverges(sign) == diverges
