@@ -107,7 +107,6 @@ def refused(rank: int, size: int, recipe: str, weights: tuple[Any, ...]) -> str:
         ("sgp", (1.0, 2.0), "end at their plain mean"),
         ("slowmo_sgp(4)", (1.0, 2.0), "local_sgd or slowmo, without inner"),
         ("gossip_pga", (1.0, 2.0), "end at their plain mean"),
-        ("allreduce + hierarchical(2, 2, local_sgd(4))", (1.0, 2.0), "as if all ranks counted alike"),
         ("allreduce + quorum_rounds(4, weigh='equal')", (1.0, 2.0), "as if all ranks counted alike"),
         ("allreduce(fp32()) + first(backups=0)", (1.0, 2.0), "who is waited for changes"),
         ("local_gradients", (1.0, 2.0), "all of its own gradient besides"),

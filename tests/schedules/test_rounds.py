@@ -241,6 +241,23 @@ def test_groups_are_equal_inside_in_between_and_the_mean_is_that_of_all_ranks() 
         torch.testing.assert_close(*means, rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("weights", [(2.0, 1.0, 0.5, 0.5, 1.0), (0.0, 0.0, 1.5, 0.5, 3.0), (0.5, 0.5, 1.5, 1.5, 1.0)])
+def test_groups_weigh_as_their_data_do_and_so_do_all(weights: tuple[float, ...]) -> None:
+    ranks = make(DENSE + "hierarchical(2, 2, local_sgd(6))", 5, lambda: Flat(NUMEL), known_sgd())
+    for r in ranks:
+        r.worker.weights = weights
+    models = [start() for _ in range(5)]
+    for step in range(1, 13):
+        train(ranks, scheduled(constant), 1)
+        models = [x - 0.1 * gradient(x, i, step) for i, x in enumerate(models)]
+        groups = [[0, 1, 2, 3, 4]] if step % 6 == 0 else [[0, 1], [2, 3], [4]] if step % 2 == 0 else []
+        for group in groups:
+            if whole := sum(weights[i] for i in group):  # nobody knows what a mean of nothing is
+                mean = torch.stack([weights[i] / whole * models[i] for i in group]).sum(0)
+                models = [mean if i in group else x for i, x in enumerate(models)]
+        torch.testing.assert_close(torch.stack(parameters(ranks)), torch.stack(models), rtol=0, atol=1e-14)
+
+
 def test_three_levels_average_once_where_rounds_end_together() -> None:
     ranks = make(DENSE + "hierarchical(1, 2, hierarchical(2, 4, local_sgd(4)))", 8, lambda: Flat(NUMEL), known_sgd())
     run = train(ranks, scheduled(constant), 4)

@@ -66,8 +66,8 @@ def test_ranks_may_count_differently() -> None:
     ends = list[Tensor]()
     for recipe in DENSE + "slowmo(3)", SHARDED:
         ranks = make(recipe, 3)
-        for r, weight in zip(ranks, (0.5, 1.5, 1.0), strict=True):
-            r.worker.weight = weight
+        for r in ranks:
+            r.worker.weights = (0.5, 1.5, 1.0)
         train(ranks, pull, 6)
         ends.append(parameters(ranks)[0])
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-5)

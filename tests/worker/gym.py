@@ -106,8 +106,8 @@ def make(recipe: "str | Recipe", size: int, model: Callable[[], nn.Module] = Odd
 def weighted_optimum(schedule: Any) -> float:
     """Where two ranks end under f_i = (x - i)^2 / 2 if the first counts three times as much: it should be 1/4."""
     ranks = make(f"allreduce(fp32()) + {schedule}", 2, Odd, sgd(0.02, 0.0))
-    for r, weight in zip(ranks, (1.5, 0.5), strict=True):
-        r.worker.weight = weight
+    for r in ranks:
+        r.worker.weights = (1.5, 0.5)
     train(ranks, _to_its_number, 600)
     return float(torch.stack(parameters(ranks)).mean())
 

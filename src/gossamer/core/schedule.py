@@ -47,7 +47,7 @@ class Host(Protocol):
     rank: int
     size: int
     step: int
-    weight: float
+    weights: Sequence[float]
     live: dict[str, Any]
     present: Present
 
@@ -131,9 +131,14 @@ class Loop:
         return self.host.size
 
     @property
+    def weights(self) -> Sequence[float]:
+        """What each rank's step counts, 1 on average; none where all count alike."""
+        return self.host.weights
+
+    @property
     def weight(self) -> float:
-        """What this rank's step counts, where that of others counts 1 on average."""
-        return self.host.weight
+        """What this rank's step counts."""
+        return self.weights[self.rank] if self.weights else 1.0
 
     @property
     def lrs(self) -> list[float]:

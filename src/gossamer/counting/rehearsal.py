@@ -93,7 +93,8 @@ class Rehearsal:
         self.recipe, self.rank, self.size, self.step = recipe, 0, size, step
         self.averages, self.mail, self.besides = list[Average](), list[Mail](), list[Verb]()
         self.channels = [self._channel(i, fragment) for i, fragment in enumerate(fragments or [0] * blocks)]
-        self.live, self.rates, self.weight = dict[str, Any](), [1.0], 1.0
+        self.live, self.rates = dict[str, Any](), [1.0]
+        self.weights: Sequence[float] = ()
         self.present = Present.all_of(0, size)
         self._flights, self._wires = dict[int, Tensor](), dict[int, list[Tensor]]()
         self._loop = Loop(self)

@@ -80,7 +80,7 @@ def share_out(worker: Worker, samples: int, seconds: float, most: int | None, no
     plan = planned(samples, [t[1] for t in told], caps, now)
     if plan != now:
         _refuse_learned(worker)
-    worker.weight = worker.size * plan[worker.rank] / samples if len(set(plan)) > 1 else 1.0
+    worker.weights = [worker.size * share / samples for share in plan] if len(set(plan)) > 1 else ()
     return plan
 
 

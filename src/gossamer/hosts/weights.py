@@ -35,4 +35,4 @@ def agree_on_weights(worker: Worker, weight: float) -> Program[None]:
     if not sum(weights):
         raise AttachError("weight is 0 on all ranks: then there is nothing to average")
     refuse_weights(worker)
-    worker.weight = worker.size * weight / sum(weights)
+    worker.weights = [worker.size * each / sum(weights) for each in weights]

@@ -26,7 +26,8 @@ _DENSE = AllReduced(FP32())
 class Hierarchical(GoesOn):
     """Every `near` steps, models of `ranks` neighbours are averaged densely; all ranks meet as `then` says.
 
-    x_i = mean over i's group of x_j, after the optimizer's step and before whatever `then` does at it. Where `then` ends a
+    x_i = mean over i's group of x_j, after the optimizer's step and before whatever `then` does at it; each counts as much as its
+    data do (`attach(weight=)`). Where `then` ends a
     round only it averages, for the mean of all needs no means of groups. Groups are of consecutive ranks; the last may be
     smaller, and counts rank by rank. `then` may be any schedule of local steps, this one too: three levels are
     hierarchical(2, 8, hierarchical(8, 64, local_sgd(32))).
@@ -73,10 +74,6 @@ class Hierarchical(GoesOn):
         return (*self.then.terms, bars("control", because=because))
 
     @property
-    def counts_alike(self) -> bool:
-        return self.ranks > 1 or super().counts_alike
-
-    @property
     def prelude(self) -> int:
         return self.then.prelude
 
@@ -110,7 +107,18 @@ class Hierarchical(GoesOn):
         )
 
     def _average_inside(self, loop: Loop) -> Program[None]:
-        loop.write((yield from loop.average_near(loop.parameters(), _Inside(self.ranks))))
+        values, counts = loop.parameters(), self._counts(loop)
+        if counts is None:
+            return
+        given = values if counts == 1 else [value.mul_(counts) for value in values]
+        loop.write((yield from loop.average_near(given, _Inside(self.ranks))))
+
+    def _counts(self, loop: Loop) -> float | None:
+        """What this rank counts where its group's count 1 on average; None where none of them counts anything."""
+        if not loop.weights:
+            return 1.0
+        group = [loop.weights[rank] for rank in Node.of(loop.rank, loop.size, self.ranks).ranks]
+        return len(group) * loop.weight / sum(group) if sum(group) else None
 
 
 @dataclass(frozen=True, repr=False)

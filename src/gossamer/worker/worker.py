@@ -49,7 +49,9 @@ class Worker:
         self.momenta = Momenta(self.leaves, optimizer)
         self.step = 1  # the step that is being computed
         self.scale = 1.0  # what gradients are multiplied by: a loss scaler's factor
-        self.weight = 1.0  # what this rank's values are multiplied by before they are averaged
+        self.weights: Sequence[
+            float
+        ] = ()  # what each rank's values are multiplied by before they are averaged; none: by 1
         self.unit = 1.0  # the factor of the gradients that memories are made of
         self.means: list[Tensor] = []
         self.finite = True
@@ -91,6 +93,11 @@ class Worker:
         self.flights = Flights()
         self._gradients = Flight()  # this step's, on their way
         self._held = Held()
+
+    @property
+    def weight(self) -> float:
+        """What this rank counts, where others count 1 on average."""
+        return self.weights[self.rank] if self.weights else 1.0
 
     # -- what schedules see ------------------------------------------------------------------------------------------
 
