@@ -232,6 +232,14 @@ def test_what_elements_are_rounded_against_adds_up_by_parameter(norm: Any) -> No
     assert codec.spread(block).tolist() == pytest.approx(wanted, rel=1e-6)
 
 
+def test_buckets_begin_anew_with_every_run() -> None:
+    codec, (a, b, c) = QSGD(bucket=100), given(()).flat.split([1200, 7, 600])
+    block = given((3, 3, 5))
+    runs = [Block.of({"a": a, "b": b}), Block.of({"c": c})]
+    assert codec.spread(block).tolist() == pytest.approx(torch.cat([codec.spread(r) for r in runs]).tolist(), rel=1e-12)
+    assert codec.spread(block)[2] != codec.spread(given(()))[2]
+
+
 @pytest.mark.parametrize("width", QSGD().widths)
 def test_the_law_of_levels(width: float) -> None:
     codec, block = QSGD(bucket=64).of_width(width), given(())

@@ -1,6 +1,7 @@
 """QSGD: a few bits per element, a norm per bucket."""
 
 from dataclasses import replace
+from itertools import pairwise
 from math import log2
 from typing import Annotated, Literal, final
 
@@ -119,13 +120,14 @@ class QSGD(Levelled):
         return replace(self, bits=4, levels=round(2 ** (bits - 1) - 1))
 
     def spread(self, block: Block) -> Tensor:
-        """Buckets cross parameters, and each of these has its share of theirs."""
-        squares = kernels.bucket_norms(block.flat.float(), self.bucket, self.norm).double().square()
+        """Buckets cross parameters, and each of these has its share of theirs; with each run they begin anew."""
+        runs, flat = block.layout.runs, block.flat.float()
+        norms = [kernels.bucket_norms(flat[at : at + run.numel], self.bucket, self.norm) for _, run, at in runs]
+        squares = torch.nn.functional.pad(torch.cat(norms).double().square(), (0, 1))
         until = torch.nn.functional.pad((squares * self.bucket).cumsum(0), (1, 0))
-        edges = _edges(block.layout.bounds, squares)
-        whole = edges // self.bucket
-        rest = torch.nn.functional.pad(squares, (0, 1))[whole] * (edges % self.bucket)
-        return (until[whole] + rest).diff()
+        ends = _ends_on(tuple(run.bounds for _, run, _ in runs), self.bucket, squares)
+        reached = until[ends[0]] + squares[ends[0]] * ends[1]
+        return reached[1] - reached[0]
 
     def wire_limit(self, layout: Layout) -> int:
         fixed = self.wire_bytes(layout)
@@ -191,14 +193,29 @@ class QSGD(Levelled):
         return -(-layout.numel // self.bucket)
 
 
-def _edges(bounds: tuple[int, ...], like: Tensor) -> Tensor:
-    """The bounds where that tensor is; copied there once, for that copy waits."""
-    key = bounds, like.device
+def _ends_on(runs: tuple[tuple[int, ...], ...], bucket: int, like: Tensor) -> Tensor:
+    """The ends where that tensor is; copied there once, for that copy waits."""
+    key = runs, bucket, like.device
     if key not in _copied:
         while len(_copied) >= 1024:
             _copied.pop(next(iter(_copied)))
-        _copied[key] = like.new_zeros(len(bounds), dtype=torch.int64).copy_(torch.tensor(bounds, device="cpu"))
+        table = _ends(runs, bucket)
+        _copied[key] = like.new_zeros(table.shape, dtype=torch.int64).copy_(table)
     return _copied[key]
 
 
-_copied = dict[tuple[tuple[int, ...], torch.device], Tensor]()
+_copied = dict[tuple[tuple[tuple[int, ...], ...], int, torch.device], Tensor]()
+
+
+def _ends(runs: tuple[tuple[int, ...], ...], bucket: int) -> Tensor:
+    """Where each parameter begins and where it ends: in which bucket, counted over all runs, and how far in it.
+
+    >>> _ends(((0, 3, 8), (0, 4)), 4).tolist()
+    [[[0, 0, 2], [0, 2, 3]], [[0, 3, 0], [3, 0, 0]]]
+    """
+    places, before = list[tuple[int, int, int, int]](), 0
+    for bounds in runs:
+        for begin, end in pairwise(bounds):
+            places.append((before + begin // bucket, before + end // bucket, begin % bucket, end % bucket))
+        before += -(-bounds[-1] // bucket)
+    return torch.tensor(places, dtype=torch.int64, device="cpu").t().reshape(2, 2, -1)

@@ -129,8 +129,7 @@ class DQSGD(Controller):
         if self.per == "model":
             return codec.spread(block)
         marks = tuple(i for i, group in enumerate(_layers(block)) for _ in group.names)
-        runs = block.layout.turned(marks).runs
-        return torch.cat([codec.spread(Block(block.flat[at : at + run.numel], run)) for _, run, at in runs])
+        return codec.spread(Block(block.flat, block.layout.turned(marks)))
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         ours = [i for i, block in enumerate(facts.blocks) if not _is_ruled(block, recipe)]

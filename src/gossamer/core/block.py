@@ -71,8 +71,8 @@ class Layout:
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        """The block in as few pieces as have one knob each."""
-        indices = groupby(range(len(self.segments)), key=lambda i: self.knobs[i])
+        """The block in as few pieces as have one knob each; in one where nothing is said."""
+        indices = groupby(range(len(self.segments)), key=lambda i: self.knobs[i] if self.knobs else None)
         return tuple(self._piece(knob, [*which]) for knob, which in indices)
 
     def _piece(self, knob: Any, which: list[int]) -> Run:
