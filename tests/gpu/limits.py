@@ -93,7 +93,7 @@ TENSOR_BY_TENSOR = {
     "onebit_sgd": 60,  # each matrix's rows, for every rank, in both phases
     "onebit_lamb": 40,  # each tensor's norms, ratios and averages
     "gradiveq": 10,  # each matrix's directions, while it learns them
-    "dqsgd": 8,  # each run of neighbours that have one width
+    "dqsgd": 3,  # norms of each layer, and each run of neighbours that have one width
     "powersgd": 5,  # each matrix times its factors
     "accordion": 8,  # the same, and each gradient's sum and norm
     "accordion_qsgd": 4,
