@@ -70,7 +70,7 @@ def test_no_algorithm_names_a_global_generator(package: str) -> None:
     from pathlib import Path
 
     folder = Path(inspect.getfile(import_module(f"{gossamer.__name__}.{package}"))).parent
-    for file in folder.glob("*.py"):
+    for file in folder.rglob("*.py"):
         text = file.read_text()
         assert "manual_seed(" not in text.replace("Generator().manual_seed(", ""), file
         assert not any(word in text for word in ("rand_like(", "randn_like(", "import random")), file

@@ -13,7 +13,8 @@ from gossamer.codecs import FP32, QSGD, PowerSGD, Ternary, TopK
 from gossamer.controllers import Fixed
 from gossamer.core.block import Block
 from gossamer.core.errors import GossamerError
-from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.loop import Loop
+from gossamer.core.schedule import Schedule
 from gossamer.core.verbs import AllReduce, Descend, Program, all_reduce
 from gossamer.counting import Rehearsal, bytes_per_step, span
 from gossamer.counting.rehearsal import Average

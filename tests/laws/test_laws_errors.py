@@ -12,7 +12,8 @@ from gossamer.codecs import FP32
 from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Context, Echo, Exchange
 from gossamer.core.halves import rest, until_descend
-from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.loop import Loop
+from gossamer.core.schedule import Schedule
 from gossamer.core.verbs import Compute, Descend, Program
 from gossamer.counting import bytes_per_step
 from gossamer.exchanges import AllReduced

@@ -19,7 +19,8 @@ from gossamer.controllers import Fixed
 from gossamer.core.block import Block
 from gossamer.core.contracts import Controller, Echo, Exchange, Memory, Update
 from gossamer.core.errors import RecipeError
-from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.loop import Loop
+from gossamer.core.schedule import Schedule
 from gossamer.core.terms import TRAITS, needs
 from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe

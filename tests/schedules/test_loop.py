@@ -23,8 +23,9 @@ from torch import Tensor
 from gossamer.codecs import FP32
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import Context
+from gossamer.core.loop import Loop
 from gossamer.core.parts import part, registry
-from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.schedule import Schedule
 from gossamer.core.verbs import Descend, Program, receive, send
 from gossamer.core.wire import pack
 from gossamer.counting import bytes_per_step

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gossamer.codecs import TopK
 from gossamer.core.errors import AttachError, RecipeError
-from gossamer.core.schedule import Loop
+from gossamer.core.loop import Loop
 from gossamer.hosts.attach import check
 from gossamer.mixers import Choco
 from gossamer.recipe import Recipe

@@ -13,8 +13,8 @@ from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Codec, Context, Echo
 from gossamer.core.dice import Dice
 from gossamer.core.groups import place
+from gossamer.core.loop import Message
 from gossamer.core.programs import drive
-from gossamer.core.schedule import Message
 from gossamer.core.verbs import Program, Verb
 from gossamer.core.world import World
 from gossamer.counting.answers import answer_of

@@ -12,10 +12,10 @@ from gossamer.core.block import Block, Layout, State
 from gossamer.core.contracts import Context, Echo, Exchange, Update
 from gossamer.core.dice import Dice
 from gossamer.core.errors import GossamerError
+from gossamer.core.loop import Loop, Message
 from gossamer.core.lossless import LosslessExchange
 from gossamer.core.parts import require
 from gossamer.core.programs import drive
-from gossamer.core.schedule import Loop, Message
 from gossamer.core.verbs import AllReduce, Claim, Compute, Descend, Handle, Join, Now, Present, Program, Start, Verb
 from gossamer.counting.answers import answer_of
 from gossamer.memories import NoMemory

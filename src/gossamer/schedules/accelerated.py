@@ -10,8 +10,9 @@ from torch import Tensor
 from gossamer.core.block import State
 from gossamer.core.contracts import Policy
 from gossamer.core.errors import AttachError
+from gossamer.core.loop import Loop, Place
 from gossamer.core.parts import part, require
-from gossamer.core.schedule import Loop, Place, Schedule, Share
+from gossamer.core.schedule import Schedule, Share
 from gossamer.core.terms import Term, bars, those
 from gossamer.core.verbs import Descend, Program
 from gossamer.core.world import World

@@ -5,9 +5,10 @@ from typing import Annotated, Literal, final
 import torch
 
 from gossamer.core.contracts import Policy
+from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
-from gossamer.core.schedule import Loop, Schedule, Share
+from gossamer.core.schedule import Schedule, Share
 from gossamer.core.terms import Term
 from gossamer.core.verbs import Program
 from gossamer.schedules import shards

@@ -9,9 +9,10 @@ from torch import Tensor
 from gossamer.core.block import State
 from gossamer.core.contracts import Policy
 from gossamer.core.halves import rest, until_descend
+from gossamer.core.loop import Loop
 from gossamer.core.moments import Lap, ask, sent
 from gossamer.core.parts import part, require
-from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.schedule import Schedule
 from gossamer.core.shares import local_steps
 from gossamer.core.terms import Term, bars
 from gossamer.core.verbs import Descend, Handle, Program, all_gather, join, now, start

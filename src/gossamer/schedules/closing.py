@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gossamer.core.block import Block, Draft, State
 from gossamer.core.contracts import Context, Echo
+from gossamer.core.loop import Loop, Place
 from gossamer.core.moments import Moment, sent
-from gossamer.core.schedule import Loop, Place
 from gossamer.core.verbs import Handle, Program, all_reduce, claim, closed, now, start
 from gossamer.kernels.finite import peak
 from gossamer.schedules.merging import Merge

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from gossamer.core.contracts import Policy
+from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.schedule import Schedule
 from gossamer.core.verbs import Descend, Program
 from gossamer.schedules.rounds import just_before_landing, lands, refuse_delay, remember_anchor
 

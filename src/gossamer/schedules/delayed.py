@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block
+from gossamer.core.loop import Loop, Place
 from gossamer.core.parts import part
-from gossamer.core.schedule import Loop, Place, Schedule
+from gossamer.core.schedule import Schedule
 from gossamer.core.terms import Term, bars, those
 from gossamer.core.verbs import Descend, Program
 

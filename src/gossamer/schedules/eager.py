@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from gossamer.core.contracts import Policy
+from gossamer.core.loop import Loop, Place
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
-from gossamer.core.schedule import Loop, Place, Schedule, Share
+from gossamer.core.schedule import Schedule, Share
 from gossamer.core.verbs import Descend, Program
 from gossamer.schedules.rounds import OuterStep, differences, just_before_landing, remember_anchor
 

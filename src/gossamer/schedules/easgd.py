@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from gossamer.core.errors import AttachError
+from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.schedule import Loop, Schedule, Share
+from gossamer.core.schedule import Schedule, Share
 from gossamer.core.verbs import Descend, Program
 from gossamer.core.world import World
 from gossamer.schedules.rounds import just_before_landing, remember_anchor

@@ -5,8 +5,9 @@ from typing import ClassVar, Literal, final
 from torch import Tensor
 
 from gossamer.core.errors import AttachError
+from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
-from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.schedule import Schedule
 from gossamer.core.terms import Term, bars, those
 from gossamer.core.verbs import Descend, Program
 from gossamer.core.world import World

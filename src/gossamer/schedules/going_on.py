@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from gossamer.core.contracts import Policy
-from gossamer.core.schedule import Loop, Schedule, Share
+from gossamer.core.loop import Loop
+from gossamer.core.schedule import Schedule, Share
 
 
 class GoesOn(Schedule):

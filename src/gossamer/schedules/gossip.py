@@ -4,9 +4,10 @@ from math import lcm
 from typing import Annotated, final
 
 from gossamer.core.contracts import Mixer
+from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.schedule import Loop, Schedule, Share
+from gossamer.core.schedule import Schedule, Share
 from gossamer.core.terms import Term
 from gossamer.core.verbs import Descend, Program
 from gossamer.mixers import PushSum

@@ -8,10 +8,11 @@ from gossamer.core.block import Block, State
 from gossamer.core.contracts import Context, Echo
 from gossamer.core.groups import within
 from gossamer.core.halves import rest, until_descend
+from gossamer.core.loop import Loop
 from gossamer.core.lossless import LosslessExchange
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.schedule import Schedule
 from gossamer.core.terms import Term, bars
 from gossamer.core.verbs import Descend, Program
 from gossamer.exchanges import AllReduced

@@ -5,9 +5,10 @@ from typing import Annotated, final
 import torch
 
 from gossamer.core.contracts import Policy
+from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
-from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.schedule import Schedule
 from gossamer.core.verbs import Descend, Program
 from gossamer.schedules.local_sgd import LocalSGD
 from gossamer.schedules.rounds import remember_anchor, return_to_anchor

@@ -15,8 +15,8 @@ from math import isfinite
 from torch import Tensor
 
 from gossamer.core.errors import PeerError
+from gossamer.core.loop import Loop
 from gossamer.core.moments import Moment, ask
-from gossamer.core.schedule import Loop
 from gossamer.core.verbs import Program, claim, join, now, regroup
 from gossamer.kernels.finite import all_finite
 from gossamer.schedules import survivors

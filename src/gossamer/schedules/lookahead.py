@@ -2,9 +2,10 @@
 
 from typing import Annotated, final
 
+from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
-from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.schedule import Schedule
 from gossamer.core.verbs import Descend, Program
 from gossamer.schedules.slowmo import SlowMo
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from gossamer.core.block import Block, State
 from gossamer.core.errors import WireError
+from gossamer.core.loop import Loop
 from gossamer.core.moments import Moment, sent, used_here
-from gossamer.core.schedule import Loop
 from gossamer.core.verbs import Handle, Program, join, receive, receive_first, send, start
 from gossamer.core.wire import pack, take
 

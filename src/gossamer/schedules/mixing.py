@@ -8,7 +8,8 @@ from torch import Tensor
 
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import Context, Mixer
-from gossamer.core.schedule import Loop, Share
+from gossamer.core.loop import Loop
+from gossamer.core.schedule import Share
 from gossamer.core.terms import Term, bars, needs
 from gossamer.core.verbs import Program
 

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from gossamer.core.block import Block, State
 from gossamer.core.contracts import Context, Topology
+from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.schedule import Loop, Schedule, Share
+from gossamer.core.schedule import Schedule, Share
 from gossamer.core.terms import Term
 from gossamer.core.topology import rounds, sides
 from gossamer.core.verbs import Descend, Program, all_reduce, start

@@ -2,8 +2,9 @@
 
 from typing import final
 
+from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
-from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.schedule import Schedule
 from gossamer.core.terms import Term, bars
 from gossamer.core.verbs import Descend, Program
 from gossamer.schedules.going_on import GoesOn

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from gossamer.core.block import Block, Draft
 from gossamer.core.errors import PeerError
+from gossamer.core.loop import Loop
 from gossamer.core.moments import Moment, ask, sent
-from gossamer.core.schedule import Loop
 from gossamer.core.verbs import Handle, Missed, Program, all_reduce, claim, closed, join, start
 from gossamer.kernels.finite import peak
 

@@ -7,9 +7,10 @@ from typing import Annotated, ClassVar, Literal, final
 import torch
 
 from gossamer.core.contracts import Policy
+from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
-from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.schedule import Schedule
 from gossamer.core.terms import Term, bars
 from gossamer.core.verbs import Descend, Program, all_reduce
 from gossamer.core.world import World

@@ -7,9 +7,10 @@ import torch
 
 from gossamer.codecs import FP32
 from gossamer.core.errors import AttachError
+from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange
-from gossamer.core.schedule import Loop, Schedule, Share
+from gossamer.core.schedule import Schedule, Share
 from gossamer.core.terms import Term, needs, those
 from gossamer.core.verbs import Descend, Program
 from gossamer.core.world import World

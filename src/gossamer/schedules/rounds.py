@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Layout, State
+from gossamer.core.loop import Loop, Place
 from gossamer.core.parts import require
-from gossamer.core.schedule import Loop, Place, Schedule
+from gossamer.core.schedule import Schedule
 from gossamer.core.verbs import Descend, Program
 
 

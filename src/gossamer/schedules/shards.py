@@ -14,8 +14,8 @@ from torch import Tensor
 from gossamer.codecs import FP32
 from gossamer.core.block import Block, Draft, Layout, State
 from gossamer.core.contracts import Context, Echo
+from gossamer.core.loop import Loop, Place
 from gossamer.core.lossless import LosslessExchange
-from gossamer.core.schedule import Loop, Place
 from gossamer.core.terms import bars, needs
 from gossamer.core.verbs import Program
 from gossamer.core.wire import take

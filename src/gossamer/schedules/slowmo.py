@@ -8,9 +8,10 @@ from torch import Tensor
 from gossamer.core.contracts import Mixer, Policy
 from gossamer.core.errors import AttachError
 from gossamer.core.halves import rest, until_descend
+from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
-from gossamer.core.schedule import Loop, Schedule, Share
+from gossamer.core.schedule import Schedule, Share
 from gossamer.core.terms import Term, those
 from gossamer.core.verbs import Descend, Program
 from gossamer.core.world import World

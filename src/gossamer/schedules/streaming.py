@@ -5,9 +5,10 @@ from typing import Annotated, Literal, final
 
 import torch
 
+from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
-from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.schedule import Schedule
 from gossamer.core.terms import Term, bars
 from gossamer.core.verbs import Descend, Program
 from gossamer.schedules import fragments as pieces

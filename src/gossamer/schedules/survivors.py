@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.core.block import State
 from gossamer.core.errors import WireError
-from gossamer.core.schedule import Loop, Place
+from gossamer.core.loop import Loop, Place
 from gossamer.core.verbs import Program, all_gather_ragged, all_reduce
 
 LONGEST = 2**20  # bytes of what a rank says of itself

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.core.schedule import Loop
+from gossamer.core.loop import Loop
 
 Landing = Literal["", "progress", "anchor"]
 LANDINGS: tuple[Landing, ...] = ("", "progress", "anchor")

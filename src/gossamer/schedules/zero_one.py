@@ -8,9 +8,10 @@ from torch import Tensor
 
 from gossamer.codecs import FP32
 from gossamer.core.contracts import StepsApart
+from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.schedule import Loop, Schedule
+from gossamer.core.schedule import Schedule
 from gossamer.core.terms import Term, bars, those
 from gossamer.core.verbs import Descend, Program
 from gossamer.exchanges import AllReduced

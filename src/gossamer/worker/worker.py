@@ -11,8 +11,8 @@ from gossamer.core.block import Block, State
 from gossamer.core.contracts import Context, Exchange, Update
 from gossamer.core.dice import Dice
 from gossamer.core.halves import rest, until_descend
+from gossamer.core.loop import Loop, Message
 from gossamer.core.moments import ask, used_here
-from gossamer.core.schedule import Loop, Message
 from gossamer.core.verbs import Present, Program, all_gather, start
 from gossamer.core.world import World
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak

@@ -1,0 +1,34 @@
+"""What each kind of part promises. Every contract ends with its law; `tests/laws` is those laws."""
+
+from gossamer.core.contracts.codec import AsItsCodec, Codec, Levelled, LinearCodec
+from gossamer.core.contracts.context import Context, Echo
+from gossamer.core.contracts.controller import Controller, Facts
+from gossamer.core.contracts.entries import Policy, Unit
+from gossamer.core.contracts.exchange import CodecExchange, Exchange
+from gossamer.core.contracts.memory import UNBALANCED, Memory, Sender
+from gossamer.core.contracts.mixer import Mixer
+from gossamer.core.contracts.update import StepsApart, Update
+from gossamer.core.topology import Peers, Topology
+
+__all__ = [
+    "UNBALANCED",
+    "AsItsCodec",
+    "Codec",
+    "CodecExchange",
+    "Context",
+    "Controller",
+    "Echo",
+    "Exchange",
+    "Facts",
+    "Levelled",
+    "LinearCodec",
+    "Memory",
+    "Mixer",
+    "Peers",
+    "Policy",
+    "Sender",
+    "StepsApart",
+    "Topology",
+    "Unit",
+    "Update",
+]

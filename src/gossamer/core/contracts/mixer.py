@@ -1,0 +1,63 @@
+"""Who talks to whom, where models never agree exactly."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from gossamer.core.block import Block, Layout, State
+from gossamer.core.contracts.context import Context
+from gossamer.core.contracts.entries import Policy
+from gossamer.core.parts import Part
+from gossamer.core.verbs import Program
+
+
+class Mixer(Part):
+    """Who talks to whom, to pull parameters together without ever agreeing exactly; what a schedule that mixes is made of.
+
+    `push` takes the model a rank holds and returns a program that sends and receives; `absorb` takes the wires that came
+    (none, perhaps, after a local step: a rank then holds less than its share) and gives the model that the rank holds.
+    `wrote` is then told the model as the parameters took it: the very tensor, but where they have fewer bits than the block.
+    What was pushed is absorbed before the next push. `follow` does as `absorb` and `wrote` do, and writes the model, piece by
+    piece where the parameters lie: a mixer that passes over a model often saves most of the way to memory by it.
+
+    Law: the sum of all numerators, those in flight included, and the sum of all weights, never change but by what the
+    optimizers do, whatever the parameters' precision.
+    """
+
+    kind: ClassVar[str] = "mixer"
+
+    @property
+    def begins(self) -> bool:
+        """True if what it sends first is of another kind than all that comes after."""
+        return False
+
+    @property
+    def prelude(self) -> int:
+        """How many rounds come before its peers repeat themselves."""
+        return 0
+
+    def policy(self, key: str) -> Policy:
+        return "drop"
+
+    @abstractmethod
+    def numerator(self, block: Block, state: State) -> Tensor:
+        """What sums to the same total over all ranks whatever is mixed; `block` is the model."""
+
+    @abstractmethod
+    def push(self, block: Block, state: State, context: Context, round: int) -> Program[list[Tensor]]: ...
+
+    @abstractmethod
+    def absorb(self, block: Block, state: State, arrived: Sequence[Tensor]) -> Tensor: ...
+
+    @abstractmethod
+    def wrote(self, block: Block, state: State) -> None: ...
+
+    def follow(
+        self, pieces: Callable[[], Sequence[Tensor]], layout: Layout, state: State, arrived: Sequence[Tensor]
+    ) -> Tensor | None:
+        """`pieces` gives the parameters themselves, one after the other. Returns the model; None, and all is as it was, where
+        they cannot be followed in pieces.
+        """
+        return None
