@@ -58,8 +58,11 @@ def verdict(mutation: Mutation) -> str:
 
 
 def main(mutations: Sequence[Mutation], names: Sequence[str]) -> int:
-    """Try those whose findings begin with these words, or all; 1 if any was missed, or a test fails though nothing is wrong."""
+    """Try those whose findings begin with these words, or all; 1 if any was missed, if there is none, or if a test fails though nothing is wrong."""
     chosen = [m for m in mutations if not names or any(m.finding.startswith(name) for name in names)]
+    if not chosen:
+        print("none of that name; there are:", *(m.finding for m in mutations), sep="\n")
+        return 1
     right = run(dict.fromkeys(m.test for m in chosen), SOURCE)
     if right.returncode:
         print(f"these tests must pass while nothing is wrong:\n{right.stdout[-2000:]}{right.stderr[-2000:]}")

@@ -125,7 +125,7 @@ class Levelled(Codec):
     @abstractmethod
     def spread(self, block: Block) -> Tensor:
         """For each parameter of a block the sum over its elements of the squared norm that they are rounded against, in
-        double precision; not finite where the block is not.
+        double precision; not finite where the block is not. Each run (`Layout.runs`) is as if written by itself.
         """
 
 
