@@ -333,33 +333,42 @@ def test_divide(n, by, seed):
 
 
 @settings(deadline=None)
-@given(n=st.sampled_from([1, 100, 2**17 + 3]), met=st.booleans(), seed=st.integers(0, 999))
+@given(
+    n=st.sampled_from([1, 100, 2**17 + 3]),
+    cut=st.sampled_from([77, 2**20]),
+    told=st.booleans(),
+    met=st.booleans(),
+    seed=st.integers(0, 999),
+)
 @pytest.mark.parametrize("precision", [torch.float32, torch.float64], ids=["single", "double"])
-def test_follow(precision, n, met, seed):
+def test_follow(precision, n, cut, told, met, seed):
     model, before, kept, came = (values(n, seed + i).to(precision) for i in range(4))
     if seed % 5 == 0:
         model[seed % n] = [float("nan"), float("inf")][seed % 2]
-    w = torch.tensor(0.1 + seed / 7, dtype=precision)  # of no power of two
+    w, was = (torch.tensor(least + seed / 7, dtype=precision) for least in (0.1, 0.3))  # of no power of two
 
     def step():
-        z, x, ratio = model.clone(), torch.full_like(model, 7), torch.full_like(model, 7)
-        kernels.follow(z, before, kept, came if met else None, float(w), x, ratio)
-        return [each.nan_to_num(0.0, 1.0, -1.0) for each in (x, ratio, z)]
+        z, x = model.clone(), torch.full_like(model, 7)
+        kernels.follow(z.split(cut), before if told else float(was), kept, came if met else None, float(w), x)
+        return [each.nan_to_num(0.0, 1.0, -1.0) for each in (x, z)]
 
-    x, ratio, z = both(step)
-    moved = (model - before) + kept
+    x, z = both(step)
+    moved = (model - (before if told else kept / was)) + kept
     expected = moved + came if met else moved
     assert torch.equal(x, expected.nan_to_num(0.0, 1.0, -1.0))
-    assert torch.equal(ratio, (expected / w).nan_to_num(0.0, 1.0, -1.0))
-    assert torch.equal(z, ratio)
+    assert torch.equal(z, (expected / w).nan_to_num(0.0, 1.0, -1.0))
 
 
 def test_follow_refuses_what_does_not_lie_beside_the_model():
     x = torch.zeros(4)
     with pytest.raises(ValueError, match="came must have 4 entries, got 3"):
-        kernels.follow(x, x.clone(), x.clone(), x[:3], 1.0, x.clone(), x.clone())
-    with pytest.raises(TypeError, match=r"kept must be a contiguous 1-D torch\.float32 tensor, got torch\.float64"):
-        kernels.follow(x, x.clone(), x.double(), None, 1.0, x.clone(), x.clone())
+        kernels.follow([x], x.clone(), x.clone(), x[:3], 1.0, x.clone())
+    with pytest.raises(ValueError, match="before must have 8 entries, got 4"):
+        kernels.follow([x, x], x.clone(), torch.zeros(8), None, 1.0, torch.zeros(8))
+    with pytest.raises(TypeError, match=r"x must be a contiguous 1-D torch\.float32 tensor, got torch\.float64"):
+        kernels.follow([x], x.clone(), x.clone(), None, 1.0, x.double())
+    with pytest.raises(TypeError, match=r"model must be a contiguous 1-D torch\.float32 tensor, got torch\.float64"):
+        kernels.follow([x.double()], x.clone(), x.clone(), None, 1.0, x.clone())
 
 
 @settings(deadline=None)

@@ -372,28 +372,30 @@ def test_a_message_of_another_length_is_refused() -> None:
 
 @pytest.mark.parametrize("weights", [[], [0.25], [0.5]], ids=str)
 @pytest.mark.parametrize("cut", [1, 5, NUMEL])
-def test_to_follow_the_parameters_piece_by_piece_is_to_absorb(weights: list[float], cut: int) -> None:
+@pytest.mark.parametrize("pushed", [True, False], ids=["pushed", "followed"])
+def test_to_follow_the_parameters_piece_by_piece_is_to_absorb(weights: list[float], cut: int, pushed: bool) -> None:
     mixer, half, parts = PushSum(), torch.tensor(0.5, dtype=torch.float64), scattered(3)
     kept, model, came = parts[0], 2 * parts[0] + parts[1], parts[2]
     wires = [torch.cat([came, came.new_full((1,), w)]).view(torch.uint8) for w in weights]
-    states = [State(x=kept.clone(), w=half, z=2 * kept) for _ in range(2)]
+    whole, followed = State(x=kept.clone(), w=half, z=2 * kept), State(x=kept.clone(), w=half)
+    if pushed:
+        followed["z"] = 2 * kept
     block = Block(model.clone(), LAYOUT)
-    expected = mixer.absorb(block, states[0], wires)
-    mixer.wrote(block.like(expected), states[0])
-    followed = mixer.follow(lambda: model.split(cut), LAYOUT, states[1], wires)
-    assert followed is not None
-    assert bit_equal([followed, model, expected])
-    assert states[0].keys() == states[1].keys() == (set() if sum(weights) == 0.5 else {"x", "w", "z"})
-    assert all(bit_equal([states[0][key], states[1][key]]) for key in states[0])
+    expected = mixer.absorb(block, whole, wires)
+    mixer.wrote(block.like(expected), whole)
+    assert mixer.follow(lambda: model.split(cut), LAYOUT, followed, wires)
+    assert bit_equal([model, expected])
+    assert followed.keys() == (set() if sum(weights) == 0.5 else {"x", "w"})
+    assert all(bit_equal([whole[key], value]) for key, value in followed.items())
+    touched = Block(model + 1, LAYOUT)
+    assert bit_equal([mixer.numerator(touched, whole)[0], mixer.numerator(touched, followed)[0]])
 
 
 @pytest.mark.parametrize("came", [0, 2])
 def test_who_has_pushed_nothing_or_hears_of_several_does_not_follow(came: int) -> None:
     kept = State(x=scattered(1)[0], w=torch.tensor(0.5), z=scattered(1)[0]) if came else State()
     state = kept.copy()
-    assert (
-        PushSum().follow(lambda: [torch.zeros(NUMEL)], LAYOUT, state, [torch.zeros(56, dtype=torch.uint8)] * came)
-        is None
-    )
+    wires = [torch.zeros(56, dtype=torch.uint8)] * came
+    assert not PushSum().follow(lambda: [torch.zeros(NUMEL)], LAYOUT, state, wires)
     assert state.keys() == kept.keys()
     assert all(state[key] is kept[key] for key in kept)

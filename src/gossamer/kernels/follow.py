@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,20 +11,26 @@ from gossamer.kernels.backends import twin
 from gossamer.kernels.errors import require_count, require_vector
 
 
-def follow(model: Tensor, before: Tensor, kept: Tensor, came: Tensor | None, w: float, x: Tensor, z: Tensor) -> None:
-    """x = (model - before) + kept + came;  z = x / w;  model = z.
+def follow(
+    model: Sequence[Tensor],
+    before: Tensor | float,
+    kept: Tensor,
+    came: Tensor | None,
+    w: float,
+    x: Tensor,
+) -> None:
+    """x = (model - before) + kept + came;  model = x / w.
 
-    In single or double precision; x and z overlap with nothing else. Reads 12 bytes per element, and 4 more of what came, and
-    writes 12.
+    The model comes in as many pieces as it has; what lies beside it is in one, and what was before may be given as what to
+    divide kept by. In single or double precision; x overlaps with nothing else. Reads 8 bytes per element, 4 more of what was
+    before and 4 of what came, and writes 8.
     """
-    require_vector("model", model, torch.float64 if model.dtype == torch.float64 else torch.float32)
-    for name, beside in {"before": before, "kept": kept, "x": x, "z": z}.items():
-        _require(name, beside, model)
-    if came is not None:
-        _require("came", came, model)
-    twin("follow", "follow", model.device)(model, before, kept, came, w, x, z)
-
-
-def _require(name: str, beside: Tensor, model: Tensor) -> None:
-    require_vector(name, beside, model.dtype)
-    require_count(name, beside, model.numel())
+    kind = torch.float64 if kept.dtype == torch.float64 else torch.float32
+    for piece in model:
+        require_vector("model", piece, kind)
+    length = sum(piece.numel() for piece in model)
+    for name, beside in {"before": before, "kept": kept, "came": came, "x": x}.items():
+        if isinstance(beside, Tensor):
+            require_vector(name, beside, kind)
+            require_count(name, beside, length)
+    twin("follow", "follow", kept.device)(model, before, kept, came, w, x)

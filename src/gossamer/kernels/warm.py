@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -116,8 +117,8 @@ def _sketch(x: Tensor) -> None:
 
 
 def _follow(x: Tensor) -> None:
-    for came in (None, x):
-        follow(x.clone(), x, x, came, 1.0, x.clone(), x.clone())
+    for before, came in product((x, 1.0), (None, x)):
+        follow([x.clone()], before, x, came, 1.0, x.clone())
 
 
 _FAMILIES: dict[str, Callable[[Tensor], None]] = {

@@ -80,19 +80,19 @@ class PushSum(Mixer):
 
     def follow(
         self, pieces: Callable[[], Sequence[Tensor]], layout: Layout, state: State, arrived: Sequence[Tensor]
-    ) -> Tensor | None:
+    ) -> bool:
         """As `absorb`, bit for bit, in one pass over all there is, which brings in the message of one peer at most."""
-        if "z" not in state or len(arrived) > 1 or not (parts := pieces()):
-            return None
-        kept, old = state["x"], state["z"]
-        came, w = self._open(arrived, kept, state["w"], state)
-        x, z = layout.buffers.like(kept), layout.buffers.like(kept)
-        _follow(parts, (old, kept), came[0] if came else None, float(w), (x, z))
+        if "x" not in state or len(arrived) > 1 or not (parts := pieces()):
+            return False
+        kept, was = state["x"], state["w"]
+        came, w = self._open(arrived, kept, was, state)
+        x = layout.buffers.like(kept)
+        follow(parts, state.pop("z", float(was)), kept, came[0] if came else None, float(w), x)
         if float(w) == 1:
             state.clear()
         else:
-            state["x"], state["w"], state["z"] = x, w, z
-        return z
+            state["x"], state["w"] = x, w
+        return True
 
     def _open(self, arrived: Sequence[Tensor], x: Tensor, w: Tensor, state: State) -> tuple[list[Tensor], Tensor]:
         """What has come to x, and w with what came to it."""
@@ -120,25 +120,17 @@ def numerator(block: Block, state: State) -> tuple[Tensor, Tensor]:
     if "x" not in state:
         return block.flat, torch.ones((), dtype=block.flat.dtype)
     w = state.get("w", torch.ones(())).to(block.flat.dtype)  # of a checkpoint that kept all weights in single precision
-    if "z" not in state:  # w = 1 and nothing was rounded: the model is the numerator
+    z = state.get("z")
+    if z is None and float(w) == 1:  # nothing was rounded: the model is the numerator
         return block.flat, w
-    if state["z"] is block.flat:  # nobody has touched it
+    if z is block.flat:  # nobody has touched it
         return state["x"], w
-    # x -= rate * direction: the step is taken on the numerator. z, as the parameters hold it, is kept and not computed
-    # anew, so that a model that nobody touched adds exactly nothing.
-    moved = torch.sub(block.flat, state["z"], out=block.new())
+    # x -= rate * direction: the step is taken on the numerator. z is what the parameters held: kept, or the quotient to the
+    # bit, so that a model that nobody touched adds exactly nothing.
+    if z is None:
+        z = torch.div(state["x"], w, out=block.new())
+    moved = torch.sub(block.flat, z, out=block.new())
     return torch.add(state["x"], moved, out=moved), w
-
-
-def _follow(
-    pieces: Sequence[Tensor], known: tuple[Tensor, Tensor], came: Tensor | None, w: float, into: tuple[Tensor, Tensor]
-) -> None:
-    """`known` are z and x as they were; of all there is the part that lies beside a piece of the parameters."""
-    lengths = [piece.numel() for piece in pieces]
-    beside = [each.split(lengths) for each in (*known, *into)]
-    news = [None] * len(pieces) if came is None else came.split(lengths)
-    for piece, old, kept, x, z, more in zip(pieces, *beside, news, strict=True):
-        follow(piece, old, kept, more, w, x, z)
 
 
 def _message(x: Tensor, share: float, weight: Tensor, block: Block) -> Tensor:

@@ -56,8 +56,8 @@ class Mixer(Part):
 
     def follow(
         self, pieces: Callable[[], Sequence[Tensor]], layout: Layout, state: State, arrived: Sequence[Tensor]
-    ) -> Tensor | None:
-        """`pieces` gives the parameters themselves, one after the other. Returns the model; None, and all is as it was, where
-        they cannot be followed in pieces.
+    ) -> bool:
+        """`pieces` gives the parameters themselves, one after the other. False, and all is as it was, where they cannot be
+        followed in pieces.
         """
-        return None
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -12,28 +13,33 @@ from gossamer.kernels.cpu.compile import Doubles, Floats, kernel
 Numbers = TypeVar("Numbers", Floats, Doubles)
 
 
-def follow(model: Tensor, before: Tensor, kept: Tensor, came: Tensor | None, w: float, x: Tensor, z: Tensor) -> None:
-    values, there = model.numpy(), (before.numpy(), kept.numpy())
-    by = values.dtype.type(w)
-    if came is None:
-        _follow(values, *there, by, x.numpy(), z.numpy())
-    else:
-        _follow_with(values, *there, came.numpy(), by, x.numpy(), z.numpy())
+def follow(
+    model: Sequence[Tensor], before: Tensor | float, kept: Tensor, came: Tensor | None, w: float, x: Tensor
+) -> None:
+    kind, start = kept.numpy().dtype.type, 0
+    old, was = (before.numpy(), kind(1)) if isinstance(before, Tensor) else (None, kind(before))
+    beside, news, into = kept.numpy(), None if came is None else came.numpy(), x.numpy()
+    for piece in model:
+        values = piece.numpy()
+        here = slice(start, start := start + values.size)
+        told = None if old is None else old[here]
+        new = None if news is None else news[here]
+        _follow(values, told, was, beside[here], new, kind(w), into[here])
 
 
-@kernel
-def _follow(model: Numbers, before: Numbers, kept: Numbers, w: np.floating, x: Numbers, z: Numbers) -> None:
-    for i in range(model.size):
-        moved = (model[i] - before[i]) + kept[i]
-        ratio = moved / w
-        x[i], z[i], model[i] = moved, ratio, ratio
-
-
-@kernel
-def _follow_with(
-    model: Numbers, before: Numbers, kept: Numbers, came: Numbers, w: np.floating, x: Numbers, z: Numbers
+@kernel  # once for each of what is given and what is not
+def _follow(
+    model: Numbers,
+    before: Numbers | None,
+    was: np.floating,
+    kept: Numbers,
+    came: Numbers | None,
+    w: np.floating,
+    x: Numbers,
 ) -> None:
     for i in range(model.size):
-        moved = ((model[i] - before[i]) + kept[i]) + came[i]
-        ratio = moved / w
-        x[i], z[i], model[i] = moved, ratio, ratio
+        z = kept[i] / was if before is None else before[i]
+        moved = (model[i] - z) + kept[i]
+        if came is not None:
+            moved += came[i]
+        x[i], model[i] = moved, moved / w

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 _NEAR = 2**17  # elements
 
 
-def follow(model: Tensor, before: Tensor, kept: Tensor, came: Tensor | None, w: float, x: Tensor, z: Tensor) -> None:
-    by = model.new_full((), w)  # by a plain number GPUs would multiply with its reciprocal
-    beside = [each.split(_NEAR) for each in (before, kept, x, z, *([] if came is None else [came]))]
-    for piece, b, k, into, ratio, *more in zip(model.split(_NEAR), *beside, strict=True):
-        torch.sub(piece, b, out=into).add_(k)
-        for each in more:
-            into.add_(each)
-        piece.copy_(torch.div(into, by, out=ratio))
+def follow(
+    model: Sequence[Tensor], before: Tensor | float, kept: Tensor, came: Tensor | None, w: float, x: Tensor
+) -> None:
+    def number(value: float) -> Tensor:  # by a plain number GPUs would multiply with its reciprocal
+        return kept.new_full((), value)
+
+    start = 0
+    for piece in (part for whole in model for part in whole.split(_NEAR)):
+        here = slice(start, start := start + piece.numel())
+        was = before[here] if isinstance(before, Tensor) else kept[here] / number(before)
+        torch.sub(piece, was, out=x[here]).add_(kept[here])
+        if came is not None:
+            x[here] += came[here]
+        torch.div(x[here], number(w), out=piece)
