@@ -383,8 +383,10 @@ def test_to_follow_the_parameters_piece_by_piece_is_to_absorb(weights: list[floa
     block = Block(model.clone(), LAYOUT)
     expected = mixer.absorb(block, whole, wires)
     mixer.wrote(block.like(expected), whole)
-    assert mixer.follow(lambda: model.split(cut), LAYOUT, followed, wires)
-    assert bit_equal([model, expected])
+    told = mixer.follow(lambda: model.split(cut), LAYOUT, followed, wires)
+    assert told is not None
+    assert len(told) == (sum(weights) == 0.5)
+    assert bit_equal([model, expected, *told])
     assert followed.keys() == (set() if sum(weights) == 0.5 else {"x", "w"})
     assert all(bit_equal([whole[key], value]) for key, value in followed.items())
     touched = Block(model + 1, LAYOUT)
@@ -396,6 +398,6 @@ def test_who_has_pushed_nothing_or_hears_of_several_does_not_follow(came: int) -
     kept = State(x=scattered(1)[0], w=torch.tensor(0.5), z=scattered(1)[0]) if came else State()
     state = kept.copy()
     wires = [torch.zeros(56, dtype=torch.uint8)] * came
-    assert not PushSum().follow(lambda: [torch.zeros(NUMEL)], LAYOUT, state, wires)
+    assert PushSum().follow(lambda: [torch.zeros(NUMEL)], LAYOUT, state, wires) is None
     assert state.keys() == kept.keys()
     assert all(state[key] is kept[key] for key in kept)

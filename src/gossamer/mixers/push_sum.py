@@ -80,19 +80,19 @@ class PushSum(Mixer):
 
     def follow(
         self, pieces: Callable[[], Sequence[Tensor]], layout: Layout, state: State, arrived: Sequence[Tensor]
-    ) -> bool:
+    ) -> Sequence[Tensor] | None:
         """As `absorb`, bit for bit, in one pass over all there is, which brings in the message of one peer at most."""
         if "x" not in state or len(arrived) > 1 or not (parts := pieces()):
-            return False
+            return None
         kept, was = state["x"], state["w"]
         came, w = self._open(arrived, kept, was, state)
         x = layout.buffers.like(kept)
         follow(parts, state.pop("z", float(was)), kept, came[0] if came else None, float(w), x)
         if float(w) == 1:
             state.clear()
-        else:
-            state["x"], state["w"] = x, w
-        return True
+            return [x]
+        state["x"], state["w"] = x, w
+        return []
 
     def _open(self, arrived: Sequence[Tensor], x: Tensor, w: Tensor, state: State) -> tuple[list[Tensor], Tensor]:
         """What has come to x, and w with what came to it."""

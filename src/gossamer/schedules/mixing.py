@@ -48,7 +48,7 @@ def overlap(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
 
 
 def land(loop: Loop, mixer: Mixer) -> Program[list[Tensor]]:
-    """The models with what has come, but for those that were written piece by piece; none where nothing had been sent."""
+    """The models with what has come, but for those that lie in pieces only; none where nothing had been sent."""
     return [*_absorb(loop, mixer, (yield from loop.collect()))]
 
 
@@ -106,12 +106,12 @@ def _land(loop: Loop, mixer: Mixer, pushed: Sequence[Block]) -> Program[None]:
 
 
 def _absorb(loop: Loop, mixer: Mixer, arrived: Sequence[Sequence[Tensor]]) -> Iterator[Tensor]:
-    """Each block's model, when it has been written as a whole."""
+    """Each block's model, when it has been written, if it lies in one piece."""
     for i, wires in enumerate(arrived):
         one = loop.part([i])
         (place,), (state,) = one.places, one.mixing
-        if not mixer.follow(place.pieces, place.layout, state, wires):
-            yield _write(one, mixer, one.blocks()[0], wires)
+        followed = mixer.follow(place.pieces, place.layout, state, wires)
+        yield from [_write(one, mixer, one.blocks()[0], wires)] if followed is None else followed
 
 
 def _write(one: Loop, mixer: Mixer, block: Block, wires: Sequence[Tensor]) -> Tensor:

@@ -56,8 +56,8 @@ class Mixer(Part):
 
     def follow(
         self, pieces: Callable[[], Sequence[Tensor]], layout: Layout, state: State, arrived: Sequence[Tensor]
-    ) -> bool:
-        """`pieces` gives the parameters themselves, one after the other. False, and all is as it was, where they cannot be
-        followed in pieces.
+    ) -> Sequence[Tensor] | None:
+        """`pieces` gives the parameters themselves, one after the other. Returns the model, if it now lies in one piece as well;
+        None, and all is as it was, where parameters cannot be followed.
         """
-        return False
+        return None
