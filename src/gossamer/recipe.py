@@ -257,7 +257,10 @@ def _assemble(values: tuple[Any, ...]) -> Recipe:
     if base is not None:
         made = replace(base, **given, rules=(*rules, *base.rules), routes={**base.routes, **routes})
     else:
-        require("exchange" in given, "a recipe needs an exchange, such as allreduce(fp32()), or a preset's name")
+        whole = f"; with dense averages it is 'allreduce + {given['schedule']}'" if "schedule" in given else ""
+        require(
+            "exchange" in given, "a recipe needs an exchange, such as allreduce(fp32()), or a preset's name" + whole
+        )
         made = Recipe(**given, rules=tuple(rules), routes=routes)
     return in_two_levels(made, levels[0].ranks) if levels else made
 
