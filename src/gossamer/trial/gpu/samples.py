@@ -162,8 +162,12 @@ def _divided(n: int) -> Iterator[tuple[Any, ...]]:
 
 
 def _followed(n: int) -> Iterator[tuple[Any, ...]]:
-    for model, came in ((values(n), None), (values(n), values(n, 3)), (spoilt(n), None)):
-        yield model, values(n, 1), values(n, 2), came, 0.7, torch.zeros(n), torch.zeros(n)
+    for model, before, came in (
+        (values(n), values(n, 1), None),
+        (values(n), 0.3, values(n, 3)),
+        (spoilt(n), 0.3, None),
+    ):
+        yield [*model.tensor_split(3)], before, values(n, 2), came, 0.7, torch.zeros(n)
 
 
 def _to_signs(n: int) -> Iterator[tuple[Any, ...]]:
