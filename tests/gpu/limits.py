@@ -44,20 +44,20 @@ KEPT = {
     "diloco": 12,  # anchor, velocity
     "streaming_diloco": 16,  # anchor, velocity, message
     "eager_diloco": 28,  # anchor, velocity, agreed, pace, own, message
-    "decoupled_diloco": 24,  # anchor, velocity, start, message, and what the next one is made of
+    "decoupled_diloco": 28,  # anchor, velocity, start, message, what the next one is made of, and what is agreed on
     "sparse_loco": 12,  # anchor, residual
     "lookahead": 8,  # anchor
     "minibatch": 4,
     "accelerated": 8,  # x, aggregate, and no momentum
     "inner_outer": 12,  # anchor, moved
-    "slowmo_sgp": 20,  # x, z, anchor, velocity
+    "slowmo_sgp": 12,  # anchor, velocity; x is the model, between two ranks
     "overlap_local_sgd": 16,  # anchor, velocity, message
     "cocod": 16,  # anchor, start, message
     "easgd": 12,  # anchor, message
-    "sgp": 12,  # x, z
-    "osgp": 24,  # x, z, a letter out and a letter in
-    "gossip_pga": 12,  # x, z
-    "d_psgd": 24,  # x, a letter out, and two letters in
+    "sgp": 4,
+    "osgp": 20,  # x, what it was followed from, a letter out and a letter in
+    "gossip_pga": 4,
+    "d_psgd": 16,  # a letter out, and two letters in
     "ad_psgd": 20,  # the model that is answered from, what it is owed, a question and an answer
     "choco_sgd": 16,  # belief, pull
     "backup": 8,  # the settled mean
@@ -69,6 +69,7 @@ KEPT = {
 CRUMBS = 0.5  # bytes a parameter of scales, tables and numbers, in a model as small as the judges'
 PEAK = 8  # bytes a parameter that may come on top for a while
 PEAKS = {  # of those that choose among a whole block, look at whole matrices, or make a step of a second moment in their warm-up
+    "backup": 12,  # a late rank has the message and the mean of two steps
     "ef21": 9,
     "accordion_topk": 9,
     "onebit_sgd": 10,
