@@ -1,5 +1,6 @@
 """A gang of real processes joined by gloo, started once and used by many tests."""
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -174,3 +175,16 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
         except BaseException:
             answer = False, traceback.format_exc()
         pipe.send_bytes(pickle.dumps(answer))
+        _let_go()
+
+
+def _let_go() -> None:
+    """Of the groups that a test has left: each has threads that wake a hundred times a second, while others compute."""
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _world
+
+    left = [group for group in _world.pg_map if group is not dist.group.WORLD]
+    for group in left:
+        dist.destroy_process_group(group)
+    if left:
+        gc.collect()
