@@ -34,7 +34,12 @@ class Shell(Marked):
     def run(self, *words: str, **options: Any) -> tuple[int, str, str]:
         """Exit code, output and errors."""
         process = self.start(*words, **options)
-        out, err = process.communicate(timeout=PATIENCE)
+        try:
+            out, err = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.end()
+            out, err = process.communicate()
+            raise AssertionError(f"no end of {words} within {PATIENCE:g} seconds:\n{out}\n{err}") from None
         return process.returncode, out or "", err or ""
 
     def ranks(self) -> list[int]:
