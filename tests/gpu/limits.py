@@ -78,6 +78,7 @@ PEAKS = {  # of those that choose among a whole block, look at whole matrices, o
     "onebit_lamb": 24,
 }
 ACTIVATIONS = 2.0  # and what the judges' own model needs in its passes
+CHANCE = 1.5  # and what a lane lets go later than another time: a part of one of three messages
 
 # Launches a step that one more parameter may cost: its gradient into the bucket, its mean out of it; and what some
 # methods do tensor by tensor. With three ranks: what is done for each tensor and each rank is found here.
