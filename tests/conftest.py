@@ -52,18 +52,21 @@ CREWS, JUDGES = {"gang2", "gang3", "gang4", "everywhere"}, {"world", "nursery"}
 COMMANDS = {"lab", "trial"}  # packages whose tests start whole commands, or measure a network, and do not always say so
 # Words without which a file has no test of a kind; so that the lane of that kind need not load it. Any file may compute.
 WORDS = {"crews": CREWS, "judges": JUDGES, "processes": {"gang", "lab", "shell"}}
-KINDS = (*WORDS, "computes")
+LAWS = "laws"  # a package of tests that compute so much that they have a lane of their own
+KINDS = (*WORDS, LAWS, "computes")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """What a lane of `make test` leaves unread: most files have tests that compute, and no others."""
     lane = config.getoption("markexpr").partition(" ")[0]
     tests = collection_path.suffix == ".py" and collection_path.name != "conftest.py"
-    return True if tests and lane in WORDS and not _may_hold(collection_path, lane) else None
+    return True if tests and lane in KINDS and not _may_hold(collection_path, lane) else None
 
 
 @cache
 def _may_hold(file: Path, kind: str) -> bool:
+    if kind not in WORDS:
+        return (file.parent.name == LAWS) == (kind == LAWS)
     said = re.search(rf"\b({'|'.join(WORDS[kind])})\b", file.read_text(encoding="utf-8"))
     return said is not None or (kind == "processes" and file.parent.name in COMMANDS)
 
@@ -82,7 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if reason is not None and item.get_closest_marker("lab"):
             item.add_marker(pytest.mark.skip(reason=reason))
         kind = _kind(item)
-        if kind.name in WORDS and not _may_hold(item.path, kind.name):
+        if not _may_hold(item.path, kind.name):
             words = " or ".join(sorted(WORDS[kind.name]))
             raise pytest.UsageError(
                 f"{item.nodeid} is one of `{kind.name}`, whose lane skips its file: name {words} there"
@@ -102,7 +105,9 @@ def _kind(item: pytest.Item) -> pytest.MarkDecorator:
     if not is_lab and fixtures & CREWS:
         return pytest.mark.crews
     commands = is_lab or "shell" in fixtures or item.path.parent.name in COMMANDS
-    return pytest.mark.processes if commands or item.get_closest_marker("gang") else pytest.mark.computes
+    if commands or item.get_closest_marker("gang"):
+        return pytest.mark.processes
+    return pytest.mark.laws if item.path.parent.name == LAWS else pytest.mark.computes
 
 
 def _gang(size: int) -> Iterator[Gang]:
