@@ -61,11 +61,11 @@ def sign_off(store: SharedStore, hosted: bool) -> None:
     """
     if store.raw.add("signed-off", 1) < store.size:
         return
-    if hosted:
-        store.raise_flag("over", "")
     for rank in range(store.size):
         store.take_down(f"pulse/{rank}")
     store.take_down("signed-off")
+    if hosted:  # the last word: the host may end as soon as it has read it, and the store with it
+        store.raise_flag("over", "")
 
 
 def _all_have_left(store: SharedStore) -> bool:
