@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if reason is not None and item.get_closest_marker("lab"):
             item.add_marker(pytest.mark.skip(reason=reason))
         kind = _kind(item)
-        if not _may_hold(item.path, kind.name):
+        if kind.name in WORDS and not _may_hold(item.path, kind.name):
             words = " or ".join(sorted(WORDS[kind.name]))
             raise pytest.UsageError(
                 f"{item.nodeid} is one of `{kind.name}`, whose lane skips its file: name {words} there"
@@ -107,7 +107,7 @@ def _kind(item: pytest.Item) -> pytest.MarkDecorator:
     commands = is_lab or "shell" in fixtures or item.path.parent.name in COMMANDS
     if commands or item.get_closest_marker("gang"):
         return pytest.mark.processes
-    return pytest.mark.laws if item.path.parent.name == LAWS else pytest.mark.computes
+    return pytest.mark.laws if _may_hold(item.path, LAWS) else pytest.mark.computes
 
 
 def _gang(size: int) -> Iterator[Gang]:

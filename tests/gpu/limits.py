@@ -55,9 +55,9 @@ KEPT = {
     "cocod": 16,  # anchor, start, message
     "easgd": 12,  # anchor, message
     "sgp": 4,
-    "osgp": 20,  # x, what it was followed from, a letter out and a letter in
+    "osgp": 20,  # x, z, a letter out and a letter in
     "gossip_pga": 4,
-    "d_psgd": 16,  # a letter out, and two letters in
+    "d_psgd": 16,  # x, and letters out and in
     "ad_psgd": 20,  # the model that is answered from, what it is owed, a question and an answer
     "choco_sgd": 16,  # belief, pull
     "backup": 8,  # the settled mean
@@ -69,7 +69,6 @@ KEPT = {
 CRUMBS = 0.5  # bytes a parameter of scales, tables and numbers, in a model as small as the judges'
 PEAK = 8  # bytes a parameter that may come on top for a while
 PEAKS = {  # of those that choose among a whole block, look at whole matrices, or make a step of a second moment in their warm-up
-    "backup": 12,  # a late rank has the message and the mean of two steps
     "ef21": 9,
     "accordion_topk": 9,
     "onebit_sgd": 10,
@@ -78,7 +77,7 @@ PEAKS = {  # of those that choose among a whole block, look at whole matrices, o
     "onebit_lamb": 24,
 }
 ACTIVATIONS = 2.0  # and what the judges' own model needs in its passes
-CHANCE = 1.5  # and what a lane lets go later than another time: a part of one of three messages
+CHANCE = 1.0  # and by how much two runs of the same may differ: lanes let go in an order of chance
 
 # Launches a step that one more parameter may cost: its gradient into the bucket, its mean out of it; and what some
 # methods do tensor by tensor. With three ranks: what is done for each tensor and each rank is found here.
