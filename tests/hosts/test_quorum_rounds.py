@@ -1,6 +1,7 @@
 """A quorum over rounds on real processes: late learners hold up nobody, and all end with one model."""
 
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -31,11 +32,11 @@ def one_is_late(rank: int, size: int, recipe: str, slow: int) -> dict[str, Any]:
         store.set(f"late/{rank}", "")
         comm.check_sync()
         learner = comm.worker.live["learner"]
-        accepted, steps = dict(comm.worker.accepted), comm.step
+        accepted, rounds, steps = Counter(comm.worker.accepted), comm.worker.closed, comm.step
         merged = sum(f.merged + f.steps for f in learner._fragments)
         comm.finish()
         store.delete_key(f"late/{rank}")
-        return {"accepted": accepted, "steps": steps, "merged": merged, "end": flat(model)}
+        return {"accepted": accepted, "rounds": rounds, "steps": steps, "merged": merged, "end": flat(model)}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,9 @@ def test_nobody_waits_for_a_late_learner_and_all_end_with_one_model(gang4: Gang,
         assert outcome["merged"] == STEPS or "drop" in recipe
         assert outcome["accepted"] == outcomes[0]["accepted"]
         assert same(outcome["end"], outcomes[0]["end"])
-    assert max(outcomes[0]["accepted"].values()) >= 3
+    # Who opens a round may be behind the others by then; and the first is over before those that open it are done.
+    assert outcomes[0]["rounds"] >= 2
+    assert outcomes[0]["accepted"][2] < outcomes[0]["rounds"]
 
 
 def test_of_all_ranks_it_is_diloco_bit_for_bit(gang2: Gang) -> None:
