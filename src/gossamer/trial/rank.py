@@ -33,6 +33,7 @@ HISTORY = (
     "spoilt",
     "staleness",
 )  # events that a run which goes on must not lose
+START = 60.0  # seconds at least to find one another: all load torch first, on few cores side by side
 Hear = Callable[[dict[str, Any]], None]
 
 
@@ -42,7 +43,7 @@ def take_part(plan: Plan, hear: Hear) -> int:
     for each in plan.imports:
         offered.bring(each)
     try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=plan.deadline))
+        dist.init_process_group("gloo", timeout=timedelta(seconds=max(plan.deadline, START)))
     except (RuntimeError, ValueError) as error:
         return _give_up(f"the ranks cannot find each other: {str(error).splitlines()[0]}", hear)
     try:
