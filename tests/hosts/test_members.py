@@ -197,7 +197,8 @@ def test_two_at_once_and_one_that_froze_and_wakes_up_come_back(learners: Callabl
     steps, *_, presences = outcomes[2]
     assert steps == [*range(len(steps))]
     lost, back = (sorted(r for p in presences for r in p[i]) for i in (1, 2))
-    assert lost == back == [0, 1, 3]
+    assert lost == back
+    assert {*lost} == {0, 1, 3}  # under load one may be silent for too long once more
 
 
 def test_the_store_outlives_rank_0_and_without_it_all_are_told(learners: Callable[..., Learners]) -> None:
