@@ -7,6 +7,7 @@ an epoch. The first word counts (compare and set), all read it, and meet anew un
 import json
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -63,6 +64,7 @@ class Members:
         self.joins = False  # were the others at work when this process came?
         self.lost: str | None = None  # why the store cannot be asked any more
         self.life, self._deadline = 0, 0.0  # each start of this rank is another life
+        self.wake: Callable[[], None] | None = None  # ends what this process waits for in the midst of a collective
         self._futile = list[float]()  # when the same members met anew
         self._over = threading.Event()
         self._heart: threading.Thread | None = None
@@ -209,11 +211,15 @@ class Members:
                 return
 
     def _watch(self, before: dict[int, tuple[str, float]]) -> dict[int, tuple[str, float]]:
-        """Call the others together where a member has been silent for too long: no connection may tell of it."""
+        """Call all together where a member has been silent for too long: no connection may tell of it, and a collective that
+        nobody joins, since this rank was late for it, would never end.
+        """
         now, epoch = time.monotonic(), self.epoch
         heard = {r: before[r] if before.get(r, ("", 0.0))[0] == t else (t, now) for r, t in self.beats().items()}
         if any(now - heard[r][1] > self.silence for r in epoch.ranks if r in heard):
             self._call(epoch.number)
+            if self.wake is not None and epoch is self.epoch:
+                self.wake()
         return heard
 
     # -- what goes wrong -----------------------------------------------------------------------------------------------

@@ -128,6 +128,11 @@ class TorchFabric:
             except PeerError as error:
                 failure = error
 
+    def _wake(self) -> None:
+        """From any thread: all that waits in a collective ends with an error."""
+        for driver in [*self._drivers.values()]:
+            driver.tear()
+
     def _meet(self, group: Crowd, lanes: Sequence[str], served: frozenset[str] = frozenset()) -> None:
         """Come together with the ranks of a group, and open these lanes. Nothing is left of an earlier group's."""
         if group is None and dist.is_initialized():
@@ -139,6 +144,8 @@ class TorchFabric:
         self._last = dict[str, weakref.ref[Running]]()  # what was started last on each lane
         self._served = frozenset[str]()  # lanes on which somebody answers whoever is first
         self.before_close: Callable[[], None] | None = None  # what is to be said to the others before the lanes end
+        if self._members is not None:
+            self._members.wake = self._wake
         self._closed = False
         self._groups = list[tuple[int, ...]]()
         self._store = seat.make_store()
