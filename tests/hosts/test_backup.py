@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests import marked
 from tests.gang import Gang
 from tests.hosts.loops import attached, flat, loss_of, same
 
@@ -34,8 +35,8 @@ class Milestones:
 
     def wait_for(self, step: int) -> None:
         """The exchanges up to this step are over then, on all ranks' lanes."""
-        while not self._store.check([f"milestone/{step}"]):  # a wait in the store would keep the lanes from asking it
-            time.sleep(0.01)
+        # A wait in the store would keep the lanes from asking it.
+        marked.wait_for(lambda: self._store.check([f"milestone/{step}"]), within=40.0)
 
     def forget(self) -> None:
         if self._rank == 0:

@@ -1,6 +1,5 @@
 """AD-PSGD on real processes: each rank at its own pace, and one model in the end."""
 
-import time
 from typing import Any
 
 import pytest
@@ -9,6 +8,7 @@ import torch.distributed as dist
 from tests.gang import Gang
 from tests.hosts.loops import SMALL, attached, flat, learning, same
 from tests.hosts.test_consensus import linear_loss, sgd
+from tests.marked import wait_for
 from torch import Tensor, nn
 
 import gossamer
@@ -25,8 +25,8 @@ def at_their_own_pace(rank: int, size: int, recipe: str, slow: int) -> dict[str,
     store = dist.distributed_c10d._get_default_store()
     with attached(recipe, optimizer=sgd) as (model, optimizer, comm):
         for step in range(1, STEPS + 1):
-            while rank == slow and not store.check([f"done/{r}" for r in range(size) if r != slow]):
-                time.sleep(0.01)
+            if rank == slow:
+                wait_for(lambda: store.check([f"done/{r}" for r in range(size) if r != slow]), within=40.0)
             optimizer.zero_grad()
             linear_loss(model, rank, step).backward()
             optimizer.step()

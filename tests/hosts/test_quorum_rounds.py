@@ -1,6 +1,5 @@
 """A quorum over rounds on real processes: late learners hold up nobody, and all end with one model."""
 
-import time
 from collections import Counter
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch.distributed as dist
 from tests.gang import Gang
 from tests.hosts.loops import SMALL, attached, flat, learning, loss_of, same, trained
 from tests.hosts.test_consensus import linear_loss, sgd
+from tests.marked import wait_for
 from torch import nn
 
 import gossamer
@@ -26,8 +26,7 @@ def one_is_late(rank: int, size: int, recipe: str, slow: int) -> dict[str, Any]:
     store = dist.distributed_c10d._get_default_store()
 
     def wait_for_the_others(step: int) -> None:
-        while not store.check([f"late/{step}/{r}" for r in range(size) if r != slow]):
-            time.sleep(0.01)
+        wait_for(lambda: store.check([f"late/{step}/{r}" for r in range(size) if r != slow]), within=40.0)
 
     with attached(recipe, optimizer=sgd) as (model, optimizer, comm):
         for step in range(1, STEPS + 1):
