@@ -127,10 +127,14 @@ def simulated(recipe: str | Recipe, size: int, steps: int) -> list[list[Tensor]]
 
 
 def learning(rank: int, size: int, recipe: str) -> list[float]:
-    """A rank's losses on what it sees again and again, of ranks that go at their own pace and meet in the end."""
+    """A rank's losses on what it sees again and again, of ranks that go at their own pace and meet in the end.
+
+    So many steps that it has long learned it: what another learned while this rank was held up lands all at once, and for
+    some steps it is worse again.
+    """
     with attached(recipe) as (model, optimizer, comm):
         losses = list[float]()
-        for _ in range(1, 40):
+        for _ in range(160):
             optimizer.zero_grad()
             loss = loss_of(model, rank, 1)
             loss.backward()
