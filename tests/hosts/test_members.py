@@ -24,6 +24,7 @@ from gossamer.fabrics import standing
 from gossamer.fabrics.gloo import Gloo
 from gossamer.fabrics.members import Members
 from gossamer.fabrics.tickets import Tickets
+from gossamer.schedules.closing import Closing
 from gossamer.schedules.unmerged import Fragment
 
 pytestmark = pytest.mark.gang
@@ -77,11 +78,44 @@ def die_at(moment: str, comm: Any) -> None:
     setattr(owner, name, counting)
 
 
+UNCOMPARED = 8  # a round, by which collectives are no longer compared through the store before they begin
+
+
+def freeze_in_a_round(comm: Any) -> None:
+    """Close a round, and stand still before what was offered for it is averaged."""
+    average = Closing._average
+
+    def freezing(closing: Closing, part: Any, offer: Any, step: int) -> Any:
+        if closing.latest.number == UNCOMPARED:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return average(closing, part, offer, step)
+
+    Closing._average = freezing  # type: ignore[method-assign]
+
+
+def come_late(comm: Any) -> None:
+    """Be in the first step until that round has closed without this rank, and then until its lane is woken."""
+    layer = comm.model[1]
+    forward = layer.forward
+
+    def waiting(x: torch.Tensor) -> torch.Tensor:
+        layer.forward = forward
+        learner = comm.worker.live["learner"]
+        wait_for(lambda: learner._closing.latest.number == UNCOMPARED and learner._closing.latest.closed)
+        wait_for(lambda: comm.fabric._lanes["quorum"].broken)
+        return forward(x)
+
+    layer.forward = waiting
+
+
 def is_enough(group: Members) -> bool:
     try:
         return group.store.flag_is_up("enough")
     except RuntimeError:  # the store is gone; training tells
         return False
+
+
+BEHAVIOURS = {"freezes in a round": freeze_in_a_round, "comes late": come_late}
 
 
 def learn(rank: int, size: int, port: int, recipe: str, silence: float, dies: str, pipe: Connection) -> None:
@@ -98,7 +132,9 @@ def learn(rank: int, size: int, port: int, recipe: str, silence: float, dies: st
             warnings.simplefilter("always")
             comm = gossamer.attach(model, optimizer, recipe, group, deadline=30.0)
             pipe.send((comm.step, [p.pid for p in standing._started]))
-            if dies:
+            if dies in BEHAVIOURS:
+                BEHAVIOURS[dies](comm)
+            elif dies:
                 die_at(dies, comm)
             steps = [comm.step]
             while comm.step < 2 * DIES_AT or not is_enough(group):
@@ -203,6 +239,23 @@ def test_two_at_once_and_one_that_froze_and_wakes_up_come_back(learners: Callabl
     assert steps == [*range(len(steps))]
     lost, back = (sorted(r for p in presences for r in p[i]) for i in (1, 2))
     assert lost == back == [0, 1, 3]
+
+
+def test_who_is_late_for_a_round_that_froze_is_woken(learners: Callable[..., Learners]) -> None:
+    """It has nothing to wait for, and no connection ends."""
+    store = hold()
+    crew = learners(2, store.port, "decoupled_diloco(4)", 2.0)
+    crew.start(0, dies="comes late")
+    crew.start(1, dies="freezes in a round")
+    for rank in (0, 1):
+        crew.hear(rank)
+    everybody = Members(store, 0, 2)
+    wait_for(lambda: everybody.latest().ranks == (0,))
+    everybody.store.raise_flag("enough", "")
+    steps, _, told, present, _ = crew.hear(0)
+    assert steps == [*range(len(steps))]
+    assert present == (0,)
+    assert [t.partition(": ")[2] for t in told] == ["rank 1 is lost; the others go on, and it may come back"]
 
 
 def test_the_store_outlives_rank_0_and_without_it_all_are_told(learners: Callable[..., Learners]) -> None:

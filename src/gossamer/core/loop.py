@@ -271,8 +271,8 @@ class Loop:
         return self.host.has_posted(self.which)
 
     def has_come(self) -> bool:
-        """Whether something was posted, and to collect it would be to wait for nobody. For who goes at its own pace only: the
-        answer is a matter of time.
+        """Whether something was posted, and to collect it would be to wait for nobody, or for longer than a deadline already.
+        For who goes at its own pace only: the answer is a matter of time.
         """
         return self.host.has_come(self.which)
 

@@ -175,6 +175,10 @@ class Handle(Generic[T]):
         """Whether it has ended with an error, which joining it raises."""
         return False
 
+    def overdue(self) -> bool:
+        """Whether it takes longer than a deadline: who never waits for it would not learn that the others stand still."""
+        return False
+
 
 @dataclass(frozen=True, eq=False)
 class Start:

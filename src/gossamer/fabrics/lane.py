@@ -27,12 +27,16 @@ class Running(Handle[Any]):
         self.result: Any = None
         self.error: BaseException | None = None
         self.ended = threading.Event()
+        self.began = time.monotonic()
 
     def done(self) -> bool:
         return self.arrives(0.0)
 
     def failed(self) -> bool:
         return self.ended.is_set() and self.error is not None
+
+    def overdue(self) -> bool:
+        return not self.ended.is_set() and time.monotonic() - self.began >= self.lane.deadline
 
     def arrives(self, seconds: float) -> bool:
         """Wait for its end, and for what it has left to a GPU, no longer than this; False if time was too short."""
@@ -81,6 +85,10 @@ class Lane:
         self.halt = threading.Event()  # set once the lane is broken or closed, so that nobody polls on
         self._thread = threading.Thread(target=self._work, name=f"gossamer-{name}", daemon=True)
         self._thread.start()
+
+    @property
+    def deadline(self) -> float:
+        return self._pulse.deadline
 
     def put(self, handle: Running) -> None:
         with self._lock:

@@ -65,7 +65,7 @@ class Learner:
         if self._waiting.handle.failed():
             yield from join(self._waiting.handle)
         yield from self._land_if_due()
-        while self._due is None and self._waiting.round.closed and self._waiting.handle.done():
+        while self._due is None and self._is_to_be_taken():
             yield from self._take()
             yield from self._land_if_due()
         if self._due is None and self._is_asked():
@@ -106,6 +106,13 @@ class Learner:
         while self._waiting.handle.done():
             yield from self._take()
         self.keep()
+
+    def _is_to_be_taken(self) -> bool:
+        """Whether a round that closed without this rank is through, or has been under way for too long: an average that never
+        comes, for the others stand still, would let this rank train on alone. Who waits for it learns why.
+        """
+        round, handle = self._waiting
+        return round.closed and (handle.done() or self._since >= 2 * self._rule.slot)
 
     def _is_asked(self) -> bool:
         """Whether it is time for a round, or somebody else has found so."""

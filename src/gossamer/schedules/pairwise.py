@@ -38,8 +38,10 @@ class Pairwise(Schedule):
     topology, and a peer in it), or takes the topology's rounds "in turn". Each rank counts its own steps. `consensus`,
     `finish`, `state_dict` and `save` are for all ranks together: those that are ahead wait there for the others, and ask nobody,
     but answer as ever, so that the others go on; what they are owed by then counts. A rank that detaches without them answers
-    until all who may ask have left. What a run comes to depends on time; in the simulator it is the same each time. How many
-    steps old an answer was when it landed is noted: `comm.metrics()` has the mean and the most, the ledger each.
+    until all who may ask have left. An answer that takes longer than the deadline is waited for: who is to give it may
+    stand still, and this rank would train on alone. What a run comes to depends on time; in the simulator it is the same
+    each time. How many steps old an answer was when it landed is noted: `comm.metrics()` has the mean and the most, the
+    ledger each.
 
     Any graph of two sides will do. `bipartite()` pairs all ranks, so it takes an even number of them; an odd number takes one
     such as `graph('0-1 0-2')`, whose rank 0 asks the others in turn.

@@ -42,6 +42,9 @@ class QuorumRounds(Schedule):
     long whatever the quorum is; tensors that fit `plain` are averaged as they are. `fragments` of the model, packed
     evenly, take turns, one every `every / fragments` steps.
 
+    A rank waits for an average when its `overlap` is over, or, where the round closed without it, at the end of its next one:
+    there it learns of others that stand still.
+
     With all ranks for a quorum, no overlap and "equal" weights it is `diloco` where nobody is late, bit for bit. Ranks wait for
     one another in `consensus`, `finish`, `state_dict` and `save`, and answer meanwhile.
 

@@ -75,8 +75,9 @@ class Flights:
         return any(i in self._handles or i in self._arrived for i in which)
 
     def has_come(self, which: Sequence[int]) -> bool:
-        """Whether there are messages of these blocks, and all of them are there."""
-        return self.has_posted(which) and all(self._handles[i].done() for i in which if i in self._handles)
+        """Whether there are messages of these blocks, and all of them are there, or so late that somebody must wait for them."""
+        handles = [self._handles[i] for i in which if i in self._handles]
+        return self.has_posted(which) and all(h.done() or h.overdue() for h in handles)
 
     def join_messages(self, which: Iterable[int]) -> Program[None]:
         """Wait for them, and keep what came."""
