@@ -11,7 +11,6 @@ writes. Processors round some sums otherwise, so a file means nothing on another
 import hashlib
 import json
 import sys
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,6 @@ def everything(known: Iterable[str] = ()) -> dict[str, Any]:
 
 def main(how: str, file: str) -> int:
     before: dict[str, Any] = json.loads(Path(file).read_text()) if how == "check" else {}
-    warnings.simplefilter("ignore", FutureWarning)  # texts of before are read as they were
     found = everything(name.rpartition(" on ")[0] for name in before)
     if how == "save":
         Path(file).write_text(json.dumps(found, indent=1))

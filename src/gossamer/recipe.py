@@ -1,6 +1,5 @@
 """A recipe: one part of every kind, and rules for parameters that need another; and the texts it is read from."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
@@ -29,7 +28,7 @@ from gossamer.core.schedule import Schedule
 from gossamer.core.text import LONGEST, MOST_TERMS, cut, shown, table
 from gossamer.memories import NoMemory
 from gossamer.rules import Route, Rule
-from gossamer.schedules import BackupWorkers, EveryStep, Gossip
+from gossamer.schedules import EveryStep
 from gossamer.two_levels import PerNode, in_two_levels
 
 presets: dict[str, Callable[..., "Recipe"]] = {}  # by name; gossamer.recipes fills it
@@ -225,7 +224,7 @@ def _entry(key: str, text: Any) -> tuple[Any, ...]:
     if not isinstance(text, str):
         raise RecipeError(f"{key} must be a text such as 'gather(qsgd(bits=4))', got {shown(text)}")
     if key == "recipe":
-        value = parse(text, words())
+        value = parse(text, known_presets())
         return value if isinstance(value, tuple) else (value,)
     value, wanted = parse(text), key.removesuffix("s")
     right = isinstance(value, Part) and value.kind in (wanted, "codec")  # a bare codec gets a better hint later
@@ -235,7 +234,6 @@ def _entry(key: str, text: Any) -> tuple[Any, ...]:
 
 def _assemble(values: tuple[Any, ...]) -> Recipe:
     """Put parts together; a preset may come first and be changed by the parts after it."""
-    values = renewed(values)
     given = dict[str, Any]()
     rules, routes = list[Rule](), dict[str, Exchange]()
     base: Recipe | None = None
@@ -298,11 +296,11 @@ def _quoted(value: Part) -> str:
 def _parsed(text: str) -> Any:
     """A word that is unknown may be one that an installed package has."""
     try:
-        return parse(text, words())
+        return parse(text, known_presets())
     except UnknownPartError:
         if not plugins.load_plugins():
             raise
-        return parse(text, words())
+        return parse(text, known_presets())
 
 
 def known_presets() -> Mapping[str, Callable[..., Recipe]]:
@@ -310,40 +308,5 @@ def known_presets() -> Mapping[str, Callable[..., Recipe]]:
     import_module("gossamer.recipes")
     return presets
 
-
-def words() -> Mapping[str, Callable[..., Recipe]]:
-    """What may start a text: presets, and words of before."""
-    return {**OLD_WORDS, **known_presets()}
-
-
-# -- texts of before -------------------------------------------------------------------------------------------------------
-
-
-def renewed(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Mixers and backup workers were exchanges once: 'push_sum() + gossip()', 'backup_workers(backups=1)'."""
-    if any(isinstance(v, Exchange | Recipe) for v in values):
-        return values
-    mixers, gossips = [v for v in values if isinstance(v, Mixer)], [v for v in values if isinstance(v, Gossip)]
-    firsts = [v for v in values if isinstance(v, BackupWorkers)]
-    if not (len(mixers) == len(gossips) == 1 or (len(firsts) == 1 and not mixers)):
-        return values
-    schedule = replace(gossips[0], mixer=mixers[0]) if gossips else firsts[0]
-    others = [v for v in values if v not in (*mixers, *gossips, *firsts)]
-    _say_new(" + ".join(map(repr, (*mixers, *gossips, *firsts))), f"{_DENSE} + {schedule}")
-    return (_DENSE, schedule, *others)
-
-
-def _first(over: Exchange, backups: int = 1) -> Recipe:
-    made = Recipe(over, schedule=BackupWorkers(backups))
-    _say_new(f"backup_workers(backups={backups}, over={over})", repr(made))
-    return made
-
-
-def _say_new(old: str, new: str) -> None:
-    warnings.warn(f"{old!r} is written {new!r} now", FutureWarning, stacklevel=6)
-
-
-_DENSE = exchanges.AllReduced(codecs.FP32())
-OLD_WORDS: dict[str, Callable[..., Recipe]] = {"first": _first}
 
 FLOORS = codecs, topologies, exchanges, updates  # importing a package registers its parts

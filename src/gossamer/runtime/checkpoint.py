@@ -16,7 +16,6 @@ from gossamer.core.version import __version__
 from gossamer.runtime import shards
 from gossamer.runtime.buckets import ROLES, BucketState, build, owners, settle, word
 from gossamer.runtime.compatibility import check_model, check_recipe, check_whole, cut, parameters, read_recipe
-from gossamer.runtime.loss_scale import adopt_format2
 from gossamer.runtime.manifest import FORMAT, Manifest, seal, unseal
 
 if TYPE_CHECKING:
@@ -71,8 +70,7 @@ def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, 
     same = adopted == worker.recipe
     buckets = worker.buckets if same else build(adopted, worker.params, worker.rate_groups(), worker.size)
     states = [{role: _restore(bucket, role, found, worker) for role in ROLES} for bucket in buckets]
-    unit = found.head["unit"] if "unit" in found.head else adopt_format2(buckets, states)
-    same_edges = found.head["format"] == FORMAT and json.loads(found.head["cut"]) == cut(buckets)
+    same_edges = json.loads(found.head["cut"]) == cut(buckets)
     if len(found.own) < found.head["size"] and not same_edges:
         for bucket, state in zip(buckets, states, strict=True):
             _move_edges(bucket, state, worker)
@@ -86,7 +84,7 @@ def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, 
 
     def put() -> None:
         worker.step, worker.seed = found.head["step"], found.head["seed"]
-        worker.unit = unit
+        worker.unit = found.head["unit"]
         worker.steering.restore(adopted, due, control)
         for bucket, state in zip(worker.buckets, states, strict=True):
             bucket.states.update(state)

@@ -1,7 +1,6 @@
 """Does a checkpoint fit this run? What may differ: the number of ranks, devices, and how the model is cut into channels."""
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -33,9 +32,7 @@ def read_recipe(text: str, worker: "Worker") -> Recipe:
     if text == repr(worker.origin):
         return worker.origin
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # nobody writes this text anew
-            return replace(Recipe.of(text), bucket=worker.origin.bucket)
+        return replace(Recipe.of(text), bucket=worker.origin.bucket)
     except RecipeError as error:
         raise CheckpointError(f"the checkpoint's recipe cannot be read here: {error}") from None
 

@@ -30,23 +30,3 @@ def follow(buckets: Sequence[BucketState], unit: float, scale: float) -> float:
         old += rescale(c.exchange, c.states["exchange"], scale / unit)
         record_stream_use(old)  # a lane made them, and they are let go of here
     return scale
-
-
-def adopt_format2(buckets: Sequence[BucketState], states: Sequence[dict[str, State]]) -> float:
-    """In format 2 each memory and exchange kept a unit of its own; returns the one that all are in now."""
-    own = [_own_unit(c, s) for c, s in zip(buckets, states, strict=True)]
-    unit = next((u for u in own if u is not None), 1.0)
-    for bucket, state, u in zip(buckets, states, own, strict=True):
-        if bucket.memory.follows_rate and "unit" in state["memory"]:
-            state["memory"]["unit"] = state["memory"]["unit"] / unit
-        elif u is not None and u != unit:
-            rescale(bucket.memory, state["memory"], unit / u)
-    return unit
-
-
-def _own_unit(bucket: BucketState, state: dict[str, State]) -> float | None:
-    owed = state["exchange"].pop("owed_scale", None)
-    if bucket.memory.follows_rate:  # its unit holds the rate as well, and stays with it
-        return None
-    kept = state["memory"].pop("unit", owed)
-    return None if kept is None else float(kept)

@@ -13,8 +13,7 @@ from torch import Tensor
 from gossamer.core.errors import CheckpointError
 from gossamer.core.version import __version__
 
-FORMAT = 3  # in 2, chunks of a matrix had other edges, and memories units of their own
-READ = (2, FORMAT)
+FORMAT = 3
 HEAD = {
     "format": int,
     "gossamer": str,  # the version that wrote it
@@ -25,7 +24,7 @@ HEAD = {
     "step": int,
     "seed": int,
     "size": int,
-    "unit": float,  # the loss scale of the gradients that memories are made of; not in format 2
+    "unit": float,  # the loss scale of the gradients that memories are made of
     "parameters": str,  # name, type and shape of each
     "cut": str,  # the parameters of each channel
 }
@@ -69,7 +68,7 @@ def unseal(saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], rank: int, si
     dictionaries = [_checked_head(d) for d in ([saved] if isinstance(saved, Mapping) else list(saved))]
     if not dictionaries:
         raise CheckpointError("no dictionary of any rank was given; load_state_dict takes what state_dict returned")
-    head = {key: dictionaries[0][key] for key in _head(dictionaries[0])}
+    head = {key: dictionaries[0][key] for key in HEAD}
     for d in dictionaries[1:]:
         _check_same_moment(head, d)
     present = sorted({int(m[1]) for d in dictionaries for key in d if (m := TABLE.fullmatch(key))})
@@ -83,11 +82,6 @@ def unseal(saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], rank: int, si
                 equal |= _under(d, "equal/")
                 own[r] = _under(d, f"rank{r}/")
     return Manifest(head, equal, own)
-
-
-def _head(saved: Mapping[str, Any]) -> dict[str, type]:
-    """What a dictionary of its format has at its head."""
-    return {key: kind for key, kind in HEAD.items() if key != "unit" or saved["format"] > 2}
 
 
 def _wanted(present: Sequence[int], old: int, rank: int, size: int) -> Sequence[int]:
@@ -106,14 +100,14 @@ def _checked_head(saved: Any) -> dict[str, Any]:
         raise CheckpointError(
             f"not a checkpoint: load_state_dict takes what state_dict returned, or a list of those, not a {type(saved).__name__}"
         )
-    if not _is(saved.get("format"), int) or saved["format"] not in READ:
+    if not _is(saved.get("format"), int) or saved["format"] != FORMAT:
         raise CheckpointError(_other_format(saved))
-    for key, kind in _head(saved).items():
+    for key, kind in HEAD.items():
         if not _is(saved.get(key), kind):
             raise CheckpointError(f"the checkpoint is damaged: its entry {key!r} is " + _missing_or(saved, key))
-    if saved["size"] < 1 or saved["step"] < 1 or not 0 < saved.get("unit", 1.0) < inf:
+    if saved["size"] < 1 or saved["step"] < 1 or not 0 < saved["unit"] < inf:
         raise CheckpointError(
-            f"the checkpoint is damaged: step {saved['step']} of {saved['size']} ranks, loss scale {saved.get('unit', 1.0)}"
+            f"the checkpoint is damaged: step {saved['step']} of {saved['size']} ranks, loss scale {saved['unit']}"
         )
     return dict(saved)
 
@@ -127,9 +121,8 @@ def _other_format(saved: Mapping[str, Any]) -> str:
     writer = saved.get("gossamer")
     who = f"gossamer {writer}" if isinstance(writer, str) else "an early gossamer, which does not say its version,"
     return (
-        f"the checkpoint was written by {who} in format {version}; gossamer {__version__} reads format "
-        f"{' and '.join(map(str, READ))}. Go on with the "
-        "version that wrote it, or start the communicator anew (the model and the optimizer load as ever)"
+        f"the checkpoint was written by {who} in format {version}; gossamer {__version__} reads format {FORMAT}. "
+        "Go on with the version that wrote it, or start the communicator anew (the model and the optimizer load as ever)"
     )
 
 
@@ -164,7 +157,7 @@ def _check_table(saved: Mapping[str, Any], rank: int, seen: dict[str, str]) -> N
         if seen.setdefault(key, said) != said:
             raise CheckpointError(f"these dictionaries were not saved together: they differ in {key!r}")
     own = [key for key in saved if key.startswith(("equal/", f"rank{rank}/")) and not TABLE.fullmatch(key)]
-    for key in (*own, *_head(saved)):
+    for key in (*own, *HEAD):
         if key not in table:
             raise CheckpointError(f"the checkpoint is damaged: {key!r} is there, and rank {rank} did not save it")
 
