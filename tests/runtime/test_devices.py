@@ -54,7 +54,7 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         return [1.0] * sum(t.numel() for t in tensors)
 
     for module in finite, noise, quorum, averaging, controller_runner:
-        monkeypatch.setattr(module, "ask", ask)
+        monkeypatch.setattr(module, "read_numbers", ask)
     return lambda: len(asked)
 
 
@@ -137,7 +137,7 @@ def test_backup_workers_are_as_fast_as_their_devices(monkeypatch: pytest.MonkeyP
         return claim(name)
 
     monkeypatch.setattr(quorum, "StreamMark", StreamMark)
-    monkeypatch.setattr(quorum, "claim", claiming)
+    monkeypatch.setattr(quorum, "take_ticket", claiming)
     train(make("backup(backups=0)", 2), pull, 4)
     assert story.count("read after it") == story.count("offered") == 8
     after = {(a, b) for a, b in pairwise(story) if a in ("offered", "ready")}
@@ -160,7 +160,7 @@ def test_memories_that_change_their_channel_are_marked_as_used_by_who_moves_them
     def used_here(tensors: Iterable[Tensor]) -> None:
         marked.extend(tensors)
 
-    monkeypatch.setattr(checkpoint, "used_here", used_here)
+    monkeypatch.setattr(checkpoint, "record_stream_use", used_here)
     ranks = make("powersgd", 2)
     train(ranks, pull, 2)
     worker, apart = ranks[0].worker, make("powersgd" + fleet.SMALL, 2)[0].worker
