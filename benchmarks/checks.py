@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import torch
 
+from gossamer.bench.workloads.transformer import Transformer
 from gossamer.hosts.intake import Intake
 from gossamer.hosts.roster import Roster
 from gossamer.hosts.strangers import refuse_wrapper
 from gossamer.recipe import Recipe
 from gossamer.worker import Worker, leaves_of
-from gossamer.workloads.transformer import Transformer
 
 
 def microseconds(call: Callable[[], object], times: int) -> float:

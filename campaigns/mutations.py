@@ -19,7 +19,7 @@ MEAN_OF_ALL = "test_it_is_the_mean_of_all_also_where_the_last_node_is_smaller"
 COUNTING, RECIPE, REPORT = (
     "tests/counting/test_counting.py",
     "tests/recipe/test_recipe.py",
-    "tests/report/test_numbers.py",
+    "tests/bench/report/test_numbers.py",
 )
 
 

@@ -9,7 +9,7 @@ from tests.laws.crew import Crew, mean
 from tests.worker.gym import bit_equal, make, parameters, pull
 from tests.worker.gym import train as run
 
-from gossamer.catalogue import example
+from gossamer.bench.catalogue import example
 from gossamer.core.block import Block
 from gossamer.core.buffers import Buffers
 from gossamer.core.errors import GossamerError, RecipeError

@@ -9,7 +9,7 @@ from tests.gpu.loops import Plan, Seen, World
 from tests.gpu.nursery import RankError
 from tests.gpu.subjects import named, own_pace, plan_of, short_presets
 
-from gossamer.catalogue import parts_of
+from gossamer.bench.catalogue import parts_of
 from gossamer.core.parts import registry
 from gossamer.recipe import Recipe
 
