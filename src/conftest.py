@@ -2,3 +2,6 @@
 
 So all that registers itself is imported before, as users import it; else there would be two parts of one name.
 """
+
+import gossamer.bench.workloads
+import gossamer.recipes  # noqa: F401  # pyright: ignore[reportUnusedImport]
