@@ -15,7 +15,8 @@ from gossamer.core import offered
 
 Row = dict[str, Any]
 FILE = Path(__file__).with_name("listed.json")
-SOURCES = FILE.parents[2]
+HOUSE = FILE.parents[2]
+SOURCES = {"recipes": HOUSE / "recipes", "workloads": HOUSE / "bench" / "workloads"}
 # Who registers one has imported this.
 HOMES = {"recipes": "gossamer.recipe", "workloads": "gossamer.bench.workloads"}
 
@@ -41,7 +42,7 @@ def _written(kind: str, registering: str) -> list[Row]:
     offered.load()
     if HOMES[kind] in sys.modules:  # there may be more than the house's own
         return []
-    sources = (path.read_text(encoding="utf-8") for path in (SOURCES / kind).glob("*.py"))
+    sources = (path.read_text(encoding="utf-8") for path in SOURCES[kind].glob("*.py"))
     there = {name for text in sources for name in re.findall(registering, text, re.MULTILINE)}
     rows: list[Row] = json.loads(FILE.read_text(encoding="utf-8"))[kind]
     return rows if {row["name"] for row in rows} == there else []
