@@ -47,7 +47,7 @@ class Shell(Marked):
         return sorted(
             pid
             for pid, words in self.processes().items()
-            if re.search(r"gossamer\.trial\.(rank|link) ", words) and "unshare" not in words
+            if re.search(r"gossamer\.bench\.compare\.(rank|link) ", words) and "unshare" not in words
         )
 
     def rank(self, number: int) -> int:
