@@ -22,7 +22,7 @@ from torch import Tensor
 import gossamer
 from gossamer.bench.lab import own_counters
 from gossamer.bench.workloads.transformer import Transformer
-from gossamer.counting import bytes_between
+from gossamer.planning import bytes_between
 
 ALONE, DENSE = "compute", "allreduce"
 

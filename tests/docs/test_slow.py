@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gossamer.bench.lab import parse_rate
 from gossamer.bench.workloads import get
-from gossamer.counting import bytes_per_step
+from gossamer.planning import bytes_per_step
 
 DOCS = Path(__file__).parents[2] / "docs"
 RATES = {

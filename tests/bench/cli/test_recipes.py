@@ -22,7 +22,7 @@ from gossamer.bench.catalogue.samples import typical
 from gossamer.bench.workloads import get
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.parts import registry
-from gossamer.counting import bytes_per_step
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 

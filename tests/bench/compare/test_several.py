@@ -11,7 +11,7 @@ from gossamer.bench.compare.launch import _record
 from gossamer.bench.compare.listener import Listener
 from gossamer.bench.report import write_markdown
 from gossamer.bench.workloads import get
-from gossamer.counting import bytes_between, bytes_per_step
+from gossamer.planning import bytes_between, bytes_per_step
 
 FLAT, TWO_LEVELS = "scatter(qsgd(bits=4))", "nodes(scatter(qsgd(bits=4)), 2)"
 STEPS = 4

@@ -15,7 +15,7 @@ from gossamer.bench.compare.agree import new_group
 from gossamer.bench.compare.contender import Contender
 from gossamer.bench.compare.plan import Plan
 from gossamer.bench.workloads.quality import judging
-from gossamer.hosts import Communicator
+from gossamer.integrations import Communicator
 from gossamer.schedules import EveryStep
 
 pytestmark = pytest.mark.gang

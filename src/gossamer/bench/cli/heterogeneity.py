@@ -12,9 +12,9 @@ from gossamer.bench.cli.trial import Shards, Workload
 from gossamer.bench.workloads import Workload as Trained
 from gossamer.bench.workloads import get
 from gossamer.fabrics.sim import simulate
+from gossamer.runtime import Heterogeneity, gradients_of
+from gossamer.runtime import heterogeneity as compared
 from gossamer.simulate import replicas, train
-from gossamer.worker import Heterogeneity, gradients_of
-from gossamer.worker import heterogeneity as compared
 
 
 def heterogeneity(

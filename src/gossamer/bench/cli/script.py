@@ -18,8 +18,8 @@ from gossamer.bench.compare.yardsticks import YARDSTICKS
 from gossamer.bench.lab import parse_links
 from gossamer.bench.record import Record
 from gossamer.core.errors import AttachError
-from gossamer.hosts import ddp
-from gossamer.hosts.orders import PLAIN
+from gossamer.integrations import ddp
+from gossamer.integrations.run_observer import PLAIN
 from gossamer.recipe import Recipe
 
 # What belongs to workloads, and what a script says of these things itself.

@@ -15,7 +15,7 @@ from gossamer.bench.compare.contender import Contender
 from gossamer.bench.compare.plan import Plan
 from gossamer.core import files
 from gossamer.core.errors import CheckpointError, GossamerError, plainly
-from gossamer.hosts.checkpoint import read
+from gossamer.integrations.checkpoint import read
 
 History = list[tuple[str, dict[str, Any]]]  # events, as rank 0 told them
 RANKS = "number of ranks"

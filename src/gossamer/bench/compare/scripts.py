@@ -30,7 +30,7 @@ from gossamer.bench.lab import available, in_lab, run_lab
 from gossamer.bench.lab.output import Lines
 from gossamer.bench.record import Record, Run
 from gossamer.core.errors import GossamerError, PeerError, plainly
-from gossamer.hosts.orders import PLAIN
+from gossamer.integrations.run_observer import PLAIN
 
 AFTER_DDP = (
     "'ddp' is allreduce() here: this script attaches a plain model, and there is no DistributedDataParallel in it"

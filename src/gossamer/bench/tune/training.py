@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gossamer.bench.tune.knobs import at_rate
 from gossamer.bench.workloads import Workload
-from gossamer.counting import bytes_per_step
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.simulate import Replica, replicas, train
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gossamer.bench.workloads.errors import WorkloadError
 from gossamer.bench.workloads.shards import Batch, BatchOf, Data, grouped, iid
-from gossamer.core import offered
+from gossamer.core import plugins
 from gossamer.core.parts import nearest
 
 W = TypeVar("W", bound="Workload")
@@ -129,7 +129,7 @@ def names() -> list[str]:
 
 def find(name: str) -> type[Workload]:
     """The class of that name: its summary, metric and options, without loading anything."""
-    if name not in _workloads and not (offered.load() and name in _workloads):
+    if name not in _workloads and not (plugins.load_plugins() and name in _workloads):
         raise WorkloadError(f"there is no workload called {name!r}. {nearest(name, names())}")
     return _workloads[name]
 

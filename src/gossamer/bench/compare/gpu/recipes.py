@@ -20,9 +20,9 @@ from gossamer.bench.catalogue import example
 from gossamer.bench.compare.gpu.findings import Finding
 from gossamer.bench.compare.gpu.order import WAYS, Order, Path, Placement
 from gossamer.core.errors import AttachError
-from gossamer.hosts import Communicator
-from gossamer.hosts.consensus import hash_of
-from gossamer.hosts.devices import refuse_lengths
+from gossamer.integrations import Communicator
+from gossamer.integrations.consensus import hash_of
+from gossamer.integrations.devices import refuse_lengths
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 
