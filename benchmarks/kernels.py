@@ -2,7 +2,7 @@
 
 import sys
 
-from gossamer.kernels.bench import measure
+from gossamer.bench.kernels import measure
 
 if __name__ == "__main__":
     for row in measure(*(int(word) for word in sys.argv[1:])):

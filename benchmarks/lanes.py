@@ -24,8 +24,8 @@ import torch
 import torch.distributed as dist
 
 import gossamer
-from gossamer.lab import in_lab, own_counters, parse_rate, run_lab
-from gossamer.workloads.transformer import Transformer
+from gossamer.bench.lab import in_lab, own_counters, parse_rate, run_lab
+from gossamer.bench.workloads.transformer import Transformer
 
 BARS = {"terngrad": 1.3}
 WARM = 2  # turns in which kernels are compiled and memory is found

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import gossamer
-from gossamer.lab import own_counters
+from gossamer.bench.lab import own_counters
+from gossamer.bench.workloads.transformer import Transformer
 from gossamer.planning import bytes_between
-from gossamer.workloads.transformer import Transformer
 
 ALONE, DENSE = "compute", "allreduce"
 

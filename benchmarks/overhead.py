@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 import gossamer
-from gossamer.workloads.transformer import Transformer
+from gossamer.bench.workloads.transformer import Transformer
 
 BARS = {"allreduce": 1.0, "terngrad": 0.7, "qsgd": 0.7, "topk": 0.9, "powersgd": 0.9}  # of what DDP adds, at most
 WARM = 3  # turns in which kernels are compiled and memory is found

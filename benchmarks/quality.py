@@ -26,15 +26,15 @@ from typing import NamedTuple
 
 import torch
 
+from gossamer.bench.tune import Question, Search
+from gossamer.bench.tune.points import Setting
+from gossamer.bench.tune.record import Trial, Tuning
+from gossamer.bench.tune.space import Wish
+from gossamer.bench.tune.standings import Gap, gap_of
+from gossamer.bench.tune.training import Diverged, batches_of, crew_of, judge, parameters_of, run
+from gossamer.bench.workloads import get
 from gossamer.recipe import Recipe
 from gossamer.simulate import bytes_per_step, train
-from gossamer.tuning import Question, Search
-from gossamer.tuning.points import Setting
-from gossamer.tuning.record import Trial, Tuning
-from gossamer.tuning.space import Wish
-from gossamer.tuning.standings import Gap, gap_of
-from gossamer.tuning.training import Diverged, batches_of, crew_of, judge, parameters_of, run
-from gossamer.workloads import get
 
 DENSE = "ddp"
 RANKS = 4

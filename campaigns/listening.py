@@ -16,9 +16,9 @@ from pathlib import Path
 from tests.listening import Listener, listeners
 from tests.marked import Marked
 
-from gossamer.lab import available
+from gossamer.bench.lab import available
 
-COMMAND = [sys.executable, "-m", "gossamer.cli"]
+COMMAND = [sys.executable, "-m", "gossamer.bench.cli"]
 RANKS = 2
 FOREVER = ("--workload", "ridge", "--hosts", str(RANKS), "--steps", "1000000")
 COMMANDS = [

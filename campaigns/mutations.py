@@ -19,7 +19,7 @@ MEAN_OF_ALL = "test_it_is_the_mean_of_all_also_where_the_last_node_is_smaller"
 COUNTING, RECIPE, REPORT = (
     "tests/planning/test_counting.py",
     "tests/recipe/test_recipe.py",
-    "tests/report/test_numbers.py",
+    "tests/bench/report/test_numbers.py",
 )
 
 
@@ -54,7 +54,7 @@ MUTATIONS = (
     # what it costs, says and shows
     Mutation("counting: a warm-up counts", "planning/dry_run.py", "return warmup + 1, warmup + every", "return 1, every", f"{COUNTING}::test_only_whole_rounds_after_the_warm_up_count"),
     Mutation("recipe: a preset's rules come first", "recipe.py", "rules=(*rules, *base.rules)", "rules=(*base.rules, *rules)", f"{RECIPE}::test_rules_given_come_before_a_preset_s_own"),
-    Mutation("report: the first step counts", "report/study.py", "return (last.seconds - first.seconds) / max(last.step - first.step, 1)", "return last.seconds / last.step", f"{REPORT}::test_rows_are_means_and_ratios"),
+    Mutation("report: the first step counts", "bench/report/study.py", "return (last.seconds - first.seconds) / max(last.step - first.step, 1)", "return last.seconds / last.step", f"{REPORT}::test_rows_are_means_and_ratios"),
     # schedules
     Mutation("schedule: slow momentum at the old rate", "schedules/rounds.py", "alpha=beta * ratio)", "alpha=beta)", f"{SLOWMO}::test_slowmo_is_its_formula_in_both_forms"),
     Mutation("schedule: a warm-up ends a step early", "schedules/local_sgd.py", "1 if loop.step <= self.warmup else", "1 if loop.step < self.warmup else", f"{SLOWMO}::test_warm_up_averages_at_every_step"),

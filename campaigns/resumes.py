@@ -16,10 +16,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.cli.conftest import Shell
+from tests.bench.cli.conftest import Shell
 
-from gossamer.record import Record, Run
-from gossamer.report.study import study_of
+from gossamer.bench.record import Record, Run
+from gossamer.bench.report.study import study_of
 
 STEPS = 300
 COMMON = ("--workload", "ridge", "--hosts", "2")

@@ -20,12 +20,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from gossamer import catalogue
+from gossamer.bench import catalogue
+from gossamer.bench.record import Evaluation, Record, Run, Step
+from gossamer.bench.report import render, write_markdown
 from gossamer.core.errors import GossamerError
 from gossamer.core.parts import registry
 from gossamer.recipe import Recipe, known_presets
-from gossamer.record import Evaluation, Record, Run, Step
-from gossamer.report import render, write_markdown
 
 PATIENCE, LONGEST = 5.0, 2500
 PARTS, PRESETS = [*registry.of()], [*known_presets()]

@@ -22,7 +22,7 @@ import torch
 from hypothesis import settings
 from tests.gang import Gang
 
-from gossamer.lab import available
+from gossamer.bench.lab import available
 
 sys.dont_write_bytecode = False
 gc.disable()  # until all tests are there
@@ -46,10 +46,11 @@ settings.register_profile("gossamer", derandomize=True, deadline=None)
 settings.load_profile("gossamer")
 
 
-collect_ignore = ["warm.py", "trial/programs"]  # they do something where they are imported
+collect_ignore = ["warm.py", "bench/compare/programs"]  # they do something where they are imported
 
 CREWS, JUDGES = {"gang2", "gang3", "gang4", "everywhere"}, {"world", "nursery"}
-COMMANDS = {"lab", "trial"}  # packages whose tests start whole commands, or measure a network, and do not always say so
+# Packages whose tests start whole commands, or measure a network, and do not always say so.
+COMMANDS = {"lab", "compare"}
 # Words without which a file has no test of a kind; so that the lane of that kind need not load it. Any file may compute.
 WORDS = {"crews": CREWS, "judges": JUDGES, "processes": {"gang", "lab", "shell"}}
 LAWS = "laws"  # a package of tests that compute so much that they have a lane of their own

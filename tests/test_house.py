@@ -1,16 +1,19 @@
 """The house itself: who may touch the network, and what the package shows to the outside."""
 
 import ast
+import pkgutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import gossamer
 
-SOURCE = Path(gossamer.__file__).parent
-MAY_TOUCH_THE_NETWORK = {"fabrics", "integrations", "trial", "cli"}
+ROOT, SOURCE = Path(__file__).parents[1], Path(gossamer.__file__).parent
+TOOL = {"gossamer.bench", "gossamer.__main__"}  # the second starts the command line
+MAY_TOUCH_THE_NETWORK = {"fabrics", "integrations", "bench/compare", "bench/cli"}
 
 
 def modules() -> list[Path]:
@@ -32,7 +35,8 @@ def test_algorithms_never_touch_torch_distributed_and_nothing_is_pickled() -> No
     for path in modules():
         place, names = path.relative_to(SOURCE), imported(path)
         touches = any(n == "torch.distributed" or n.startswith("torch.distributed.") for n in names)
-        assert not touches or place.parts[0] in MAY_TOUCH_THE_NETWORK, place
+        room = "/".join(place.parts[:2]) if place.parts[0] == "bench" else place.parts[0]
+        assert not touches or room in MAY_TOUCH_THE_NETWORK, place
         reads_dcp = place.as_posix() == "integrations/dcp_reader.py"
         assert not names & {"pickle", "cloudpickle", "dill"} - ({"pickle"} if reads_dcp else set()), place
         assert "all_gather_object" not in path.read_text(), place
@@ -57,11 +61,37 @@ def test_every_public_name_exists_and_torch_is_not_loaded_before_one_is_used() -
     assert (done.returncode, done.stderr) == (0, "")
 
 
+WITHOUT_EXTRAS = """
+import importlib, pkgutil, sys
+for extra in ("typer", "rich", "jinja2", "resvg_py", "sacrebleu", "accelerate", "transformers"):
+    sys.modules[extra] = None  # as if it were not installed
+import gossamer
+library = [m.name for m in pkgutil.iter_modules(gossamer.__path__, "gossamer.") if m.name not in TOOL]
+for name in library:
+    importlib.import_module(name)
+from gossamer import *
+Recipe.of("scatter(qsgd()) + local_sgd(8)")
+print([name for name in sys.modules if name.startswith("gossamer.bench")])
+"""
+
+
+def test_the_library_runs_without_extras_and_never_loads_the_tool() -> None:
+    program = f"TOOL = {sorted(TOOL)}\n{WITHOUT_EXTRAS}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_the_contract_that_keeps_the_tool_out_of_the_library_names_all_of_the_library() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (contract,) = (each for each in contracts if each.get("forbidden_modules") == ["gossamer.bench"])
+    library = {f"gossamer.{each.name}" for each in pkgutil.iter_modules(gossamer.__path__)} - TOOL
+    assert set(contract["source_modules"]) == library
+
+
 def test_parts_by_themselves_can_be_given_to_pytest() -> None:
     files = [str(Path("src/gossamer") / each) for each in ("schedules/slowmo.py", "codecs/qsgd.py")]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *files]
-    home = Path(__file__).parent.parent
-    done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout
     assert all(f"{each}::" in done.stdout for each in files), done.stdout
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 from benchmarks.quality import DENSE, Curve, judge_all
 
+from gossamer.bench.tune.points import Setting
 from gossamer.recipe import Recipe
-from gossamer.tuning.points import Setting
 
 ENDS = {
     1.0: [5.0, 5.1],

@@ -17,8 +17,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import api
 from api import escaped as _escape
 
-from gossamer import catalogue
-from gossamer.catalogue import KINDS, Refusal, example, formulas, parts_of, read, sample, signature
+from gossamer.bench import catalogue
+from gossamer.bench.catalogue import KINDS, Refusal, example, formulas, parts_of, read, sample, signature
 from gossamer.core.contracts import LinearCodec
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import Part, registry

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.catalogue import example, refused_with
+from gossamer.bench.catalogue import example, refused_with
 from gossamer.core.contracts import Codec
 from gossamer.core.parts import registry
 from gossamer.recipes import presets
@@ -35,7 +35,7 @@ def test_every_part_has_its_page_and_is_listed(pages: dict[str, str], name: str)
     docs = parts.read(part)
     assert docs.summary
     assert docs.example, f"{name} shows no example"
-    assert part.kind in parts.KINDS, f"say in gossamer/catalogue/samples.py what a {part.kind} is"
+    assert part.kind in parts.KINDS, f"say in gossamer/bench/catalogue/samples.py what a {part.kind} is"
 
 
 @pytest.mark.parametrize("name", registry.of("codec", "exchange", "schedule", "topology"))

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-from gossamer.lab import parse_rate
+from gossamer.bench.lab import parse_rate
+from gossamer.bench.workloads import get
 from gossamer.planning import bytes_per_step
-from gossamer.workloads import get
 
 DOCS = Path(__file__).parents[2] / "docs"
 RATES = {

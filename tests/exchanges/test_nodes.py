@@ -9,7 +9,7 @@ from tests.laws.crew import Crew, mean
 from tests.runtime.gym import bit_equal, make, parameters, pull
 from tests.runtime.gym import train as run
 
-from gossamer.catalogue import example
+from gossamer.bench.catalogue import example
 from gossamer.core.bucket import Bucket
 from gossamer.core.errors import GossamerError, RecipeError
 from gossamer.core.memory_pool import MemoryPool

@@ -84,7 +84,7 @@ def _load() -> None:
         "gossamer.integrations.attach",
         "gossamer.recipes",
         "gossamer.kernels.gpu",
-        "gossamer.trial.gpu.rank",
+        "gossamer.bench.compare.gpu.rank",
         "tests.gpu.orders",
     ):
         importlib.import_module(name)

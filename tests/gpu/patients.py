@@ -11,9 +11,9 @@ import torch
 from tests.gpu.loops import Plan
 from tests.gpu.nursery import Nursery, RankError
 
-from gossamer.trial.gpu.launch import Told
-from gossamer.trial.gpu.order import Order, Placement, Sizes
-from gossamer.trial.plan import MARK
+from gossamer.bench.compare.gpu.launch import Told
+from gossamer.bench.compare.gpu.order import Order, Placement, Sizes
+from gossamer.bench.compare.plan import MARK
 
 Harm = Callable[[int, Order], None]  # done to a rank before it takes part
 SMALL = Sizes((0, 321), 2000, side=4, products=2, copied=1000, steps=6, width=16, deadline=3.0, limit=30.0)
@@ -45,7 +45,7 @@ def take_part(rank: int, size: int, first: int, order: Order, folder: str, harm:
     """A rank of the nursery; what it says is kept in a file, so that it is heard whatever becomes of it."""
     from tests.gpu import programs, users
 
-    from gossamer.trial.gpu import rank as ranks
+    from gossamer.bench.compare.gpu import rank as ranks
 
     programs.backends.backends = lambda: ("torch", "triton")  # Numba would compile for longer than all else takes
     users.begin(Plan("", backends=BACKENDS[order.path]))

@@ -8,7 +8,7 @@ import torch
 from tests.gpu.loops import Plan
 from tests.laws import samples
 
-from gossamer.catalogue import parts_of
+from gossamer.bench.catalogue import parts_of
 from gossamer.core.contracts import Mixer
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import registry

@@ -10,14 +10,14 @@ import pytest
 from tests.gpu.nursery import Nursery
 from tests.gpu.patients import SMALL, Harm, Patients
 
+from gossamer.bench.compare.gpu import recipes, samples
+from gossamer.bench.compare.gpu.examine import KILLED, Examination
+from gossamer.bench.compare.gpu.findings import Finding, failures
+from gossamer.bench.compare.gpu.hearing import hear
+from gossamer.bench.compare.gpu.launch import Told
+from gossamer.bench.compare.gpu.order import WAYS, Order
+from gossamer.bench.compare.plan import MARK
 from gossamer.recipes import presets
-from gossamer.trial.gpu import recipes, samples
-from gossamer.trial.gpu.examine import KILLED, Examination
-from gossamer.trial.gpu.findings import Finding, failures
-from gossamer.trial.gpu.hearing import hear
-from gossamer.trial.gpu.launch import Told
-from gossamer.trial.gpu.order import WAYS, Order
-from gossamer.trial.plan import MARK
 
 
 def examined(nursery: Nursery, presets: Sequence[str], harm: Harm | None = None, shared: bool = False) -> list[Finding]:
@@ -49,8 +49,8 @@ def everything_wrong(rank: int, order: Order) -> None:
     """A kernel writes other bits than the CPU's, a rank changes its model, another dies, and nobody dies who should."""
     from tests.gpu.programs import backends
 
-    from gossamer.trial.gpu import peers
-    from gossamer.trial.gpu import rank as ranks
+    from gossamer.bench.compare.gpu import peers
+    from gossamer.bench.compare.gpu import rank as ranks
 
     find, check, step, trying = backends._find, recipes.check, recipes.step, ""
 

@@ -9,7 +9,7 @@ from tests.gpu.loops import Binding, Plan, Seen
 from tests.gpu.nursery import RankError
 from tests.gpu.subjects import is_async, named, plan_of, short_presets
 
-from gossamer.catalogue import parts_of
+from gossamer.bench.catalogue import parts_of
 from gossamer.core.parts import registry
 from gossamer.recipe import Recipe
 

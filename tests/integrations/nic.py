@@ -9,7 +9,7 @@ if __name__ == "__main__":
     import torch.distributed as dist
 
     import gossamer
-    from gossamer.lab import own_counters
+    from gossamer.bench.lab import own_counters
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

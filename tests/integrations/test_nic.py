@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.lab import available, run_lab
+from gossamer.bench.lab import available, run_lab
 
 pytestmark = pytest.mark.lab
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gossamer import kernels
-from gossamer.kernels import bench
+from gossamer.bench.kernels import measure
 
 kernels_backends = sys.modules["gossamer.kernels.backends"]  # the function of that name hides the module
 
@@ -49,7 +49,7 @@ def test_warmup_compiles_everything_that_a_step_needs():
 
     kernels.warmup()
     before = compiled()
-    bench.measure(elements=1000, rounds=1)
+    measure(elements=1000, rounds=1)
     x = torch.ones(10)
     kernels.scatter_add(x, *kernels.compact(x, 0.5), weight=0.5)
     kernels.lanes_unpack(kernels.lanes_pack(kernels.ternary_levels(x, (0, 10), x[:1], (1, 2)), 1, 8), 10, 1, 8)
@@ -139,7 +139,7 @@ def test_triton_launches_on_the_device_of_its_tensors(monkeypatch):
 
 
 def test_the_benchmark_has_a_row_for_every_kernel():
-    rows = bench.measure(elements=70_000, rounds=1)
+    rows = measure(elements=70_000, rounds=1)
     assert [row.kernel for row in rows] == [
         "absmax",
         "ternary.encode",

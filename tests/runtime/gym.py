@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer.catalogue.samples import parts_of
+from gossamer.bench.catalogue.samples import parts_of
 from gossamer.core.bucket import Bucket
 from gossamer.core.contracts import Update
 from gossamer.core.verbs import Program

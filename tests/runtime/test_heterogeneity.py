@@ -89,7 +89,7 @@ def test_in_a_loop_it_is_asked_at_the_consensus_and_changes_nothing(gang2: Gang,
 
 
 def test_the_command_sees_labels(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from gossamer.cli.app import run
+    from gossamer.bench.cli.app import run
 
     found = dict[str, float]()
     for shards in ("iid", "source"):

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 from torch import nn
 
+from gossamer.bench.workloads import get
 from gossamer.simulate import replicas, train
-from gossamer.workloads import get
 
 RANKS, STEPS, WARMUP, LAST = 2, 80, 40, 20
 

@@ -1,0 +1,3 @@
+from gossamer.bench.cli import entry
+
+entry()

@@ -1,0 +1,163 @@
+"""All commands, by name. Each one's module is brought when it is called: most need torch, which takes seconds."""
+
+import signal
+import sys
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+import gossamer
+from gossamer.bench import cli
+from gossamer.bench.cli.dashed import Dashed
+from gossamer.core.errors import GossamerError
+from gossamer.core.text import cut
+
+MOST = 4000  # characters that an error is told in
+
+app = typer.Typer(
+    help="Train PyTorch models over slow, uneven or unreliable networks.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"gossamer {gossamer.__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train PyTorch models over slow, uneven or unreliable networks."""
+
+
+class Later(TyperCommand):
+    """Stands for a command until it is called: knows where it is, and what the list of commands says of it.
+
+    One that only `tells` can be ended at any moment; of all others the work begins when their module is there.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        home: str,
+        says: str,
+        kind: type[TyperCommand] = TyperCommand,
+        *,
+        tells: bool = False,
+        **settings: Any,
+    ) -> None:
+        super().__init__(name, help=says)
+        self.home, self.kind, self.tells, self.settings = home, kind, tells, settings
+
+    def brought(self) -> Any:
+        module, name = self.home.split(".")
+        found = getattr(import_module(f"gossamer.bench.cli.{module}"), name)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_command(found)
+        alone = typer.Typer(add_completion=False)
+        alone.command(self.name, cls=self.kind, context_settings=self.settings)(found)
+        return typer.main.get_command(alone)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        brought = self.brought()
+        if not self.tells:
+            cli.work_begins()
+        return brought.make_context(info_name, args, parent, **extra)
+
+
+THEIRS: dict[str, Any] = {  # -h is the command's that is run
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": ["--help"],
+}
+COMMANDS = [  # what is said of one is how its own help begins, which a test compares
+    Later(
+        "train", "trial.train", "Train one recipe on real processes. Started by torchrun, it joins the ranks there are."
+    ),
+    Later(
+        "compare",
+        "trial.compare",
+        "Train several recipes in turns on the same data, seed and network; the first is the baseline.",
+        Dashed,
+    ),
+    Later(
+        "tune",
+        "tune.tune",
+        "Search the learning rate and the knobs of every recipe, with the same budget for all, dense included.",
+    ),
+    Later(
+        "heterogeneity",
+        "heterogeneity.heterogeneity",
+        "How unlike the ranks' gradients are: whether local steps will do, or many gradients at one point must.",
+    ),
+    Later(
+        "recipes",
+        "recipes.recipes",
+        "List recipes or parts, or explain one: what it is made of and sends, when to use it, and what it refuses.",
+        tells=True,
+    ),
+    Later(
+        "explain",
+        "explain.explain",
+        "Follow a recipe by hand: who says what in how many bytes, and what everybody keeps, on three ranks with a tiny model.",
+    ),
+    Later(
+        "workloads",
+        "workloads.workloads",
+        "List what can be trained: how large its model is, and what it is judged by.",
+        tells=True,
+    ),
+    Later("report", "report.report", "Make the report of a run: one HTML file that works offline."),
+    Later(
+        "doctor",
+        "doctor.doctor",
+        "Versions, kernels and their speed, the lab, and the link between two ranks on this machine.",
+    ),
+    Later(
+        "lab",
+        "lab.lab",
+        "Run a command on every host of a small slow network: gossamer lab --hosts 4 --rate 200mbit -- python train.py",
+        **THEIRS,
+    ),
+    Later("bench", "bench.app", "Measure kernels, or whole steps."),
+]
+
+
+def commands() -> TyperGroup:
+    """The command line, with the commands still to be brought."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    for command in COMMANDS:
+        assert command.name is not None
+        group.commands[command.name] = command
+    return group
+
+
+def run() -> int:
+    """Run one command. Exit codes: 0 done, 1 something failed on the way, 2 wrong input, 130 interrupted."""
+    try:
+        code = commands()(standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except typer.Exit as exit:
+        return exit.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return 128 + signal.SIGINT
+    except GossamerError as error:
+        print(f"gossamer: {cut(str(error), MOST)}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1  # ours for wrong input are ValueErrors too
+    except Exception as error:
+        usage = getattr(error, "format_message", None)  # what the command line parser says of wrong options
+        if usage is None:
+            raise
+        if words := usage():  # empty where the help has just been shown instead
+            print(f"gossamer: {cut(words, MOST)}", file=sys.stderr)
+        return 2

@@ -1,0 +1,178 @@
+"""gossamer bench: how fast the kernels are, and what a step costs."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from gossamer.bench.cli.console import console
+from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.bench.cli.imports import Imports, brought
+from gossamer.bench.cli.out import Force
+from gossamer.bench.lab.network import MOST_HOSTS
+from gossamer.bench.report.words import ranks_on
+from gossamer.core import files
+from gossamer.core.errors import OutputError
+
+if TYPE_CHECKING:
+    from gossamer.bench.compare.steps import StepRow
+
+RECIPES = [
+    *("allreduce", "bf16", "fp16", "qsgd", "terngrad", "topk", "powersgd(rank=1)", "powersgd(rank=4)", "diana"),
+    *("local_sgd(8)", "slowmo(8)", "overlap_local_sgd(8)", "sgp", "osgp", "backup"),
+]
+
+AUTHOR = "<!-- steps, measured by gossamer -->\n\n"
+ROWS = files.Kind("table of steps", (b',\n  "ratio_to_ddp": ', AUTHOR.strip().encode()))
+
+app = typer.Typer(help="Measure kernels, or whole steps.", no_args_is_help=True)
+
+
+@app.command()
+def kernels(
+    elements: Annotated[int, typer.Option(min=1024, help="Length of the float32 vector.")] = 25_600_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Take the best of this many medians.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Every kernel beside libc's memcpy of the same array: GB/s of float32 input, one thread."""
+    from gossamer.bench.kernels import measure
+
+    rows = [r._asdict() for r in measure(elements, rounds)]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table("kernel", "backend", "GB/s", "of memcpy", box=None, pad_edge=False)
+    for r in rows:
+        table.add_row(r["kernel"], r["backend"], f"{r['gb_per_s']:.2f}", f"{r['ratio_to_memcpy']:.2f}")
+    console().print(table)
+
+
+@app.command()
+def steps(
+    recipes: Annotated[
+        list[str] | None, typer.Argument(help="Most presets by default; yardsticks are always included.")
+    ] = None,
+    rates: Annotated[
+        str, typer.Option(help="Rates, separated by spaces; '200mbit,3:20mbit' is one with a slow host.")
+    ] = "100mbit 200mbit 1gbit unshaped",
+    hosts: Annotated[int, typer.Option(min=2, max=MOST_HOSTS, help="How many hosts.")] = 4,
+    per_host: Annotated[int, typer.Option(min=1, help="How many ranks on each; they share its link.")] = 1,
+    turns: Annotated[int, typer.Option(min=1, help="Measured turns per contender.")] = 6,
+    chunk: Annotated[int, typer.Option(min=1, help="Steps per turn.")] = 4,
+    workload: Annotated[str, typer.Option(help="What to train.")] = "lm",
+    out: Annotated[Path | None, typer.Option(help="Folder for steps.json, steps.md and a plot for each rate.")] = None,
+    imports: Imports = None,
+    force: Force = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What a step of the 5.8 M-parameter language model takes: recipes, DDP and its hooks, and computing alone.
+
+    All train in turns in one lab; times are medians over steps (over whole rounds, for schedules that have such), with their
+    range; bytes are per rank and step.
+    """
+    from gossamer.bench.cli import progress
+    from gossamer.bench.compare.contender import check
+    from gossamer.bench.compare.steps import measure_steps
+    from gossamer.bench.compare.yardsticks import usable
+    from gossamer.bench.workloads import get
+
+    for text in recipes or []:
+        check(text)
+    wanted = _rates(rates, hosts)
+    if out is not None:
+        _prepare(out, wanted, force)
+    get(workload).prepare()
+    names = {n: n for n in [*usable(), *(recipes or RECIPES)]}
+    rows: list[StepRow] = []
+    for rate in wanted:
+        print(f"{len(names)} contenders, {ranks_on(hosts, per_host)}, {rate}", file=sys.stderr, flush=True)
+        rows += measure_steps(names, rate, hosts, turns, chunk, progress.quiet, workload, per_host, brought())
+        if out is not None:  # what is measured is kept, whatever becomes of the rest
+            _write(rows, out, force)
+    print(json.dumps([asdict(r) for r in rows], indent=1) if as_json else as_markdown(rows))
+    raise typer.Exit(int(any(r.error for r in rows)))
+
+
+def _rates(text: str, hosts: int) -> list[str]:
+    """What can be measured here: without a lab, one network and no other."""
+    from gossamer.bench.lab import available, parse_links
+
+    wanted = text.split()
+    for rate in wanted:
+        parse_links(rate, hosts)
+    reason = available()
+    if reason is None or not wanted:
+        return wanted
+    print(f"no lab here, so rates cannot be compared, only this machine's own: {reason}", file=sys.stderr, flush=True)
+    return ["unshaped"]
+
+
+def _prepare(folder: Path, rates: list[str], force: bool) -> None:
+    """Refused now, or not after hours."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("steps.json", "steps.md", *map(_plot, rates)):
+            files.writable(folder / name, _kind(name), force)
+    except OutputError as error:
+        raise InputError(f"{error}; give another folder, or --force") from None
+    except OSError as error:
+        raise FailedError(f"the folder {folder} cannot be made: {error.strerror}") from None
+
+
+def _write(rows: "list[StepRow]", folder: Path, force: bool) -> None:
+    texts = {"steps.json": json.dumps([asdict(r) for r in rows], indent=1), "steps.md": AUTHOR + as_markdown(rows)}
+    try:
+        for name, text in (texts | plots(rows)).items():
+            files.write(folder / name, text, _kind(name), force)
+    except OSError as error:
+        why = error.strerror or error
+        raise FailedError(f"the results could not be written to {folder}: {why}") from None
+
+
+def _kind(name: str) -> files.Kind:
+    from gossamer.bench.report.svg import SVG
+
+    return SVG if name.endswith(".svg") else ROWS
+
+
+def _plot(rate: str) -> str:
+    return f"steps-{rate.replace('/', '-').replace(',', '_').replace(':', '-')}.svg"
+
+
+def plots(rows: "list[StepRow]") -> dict[str, str]:
+    """One SVG for each rate: how long a step takes, the fastest first."""
+    from gossamer.bench.report import svg
+    from gossamer.bench.report.charts import Bar, Bars
+
+    made = dict[str, str]()
+    for rate in dict.fromkeys(r.rate for r in rows):
+        shown = sorted((r for r in rows if r.rate == rate and r.step_ms), key=lambda r: r.step_ms)
+        excludes = [Bar(i, [r.step_ms / 1000], r.step_ms / 1000) for i, r in enumerate(shown)]
+        if excludes:
+            title = f"Median step, {ranks_on(shown[0].hosts, shown[0].per_host)}, {rate}"
+            chart = Bars("steps", title, "", [title], excludes)
+            made[_plot(rate)] = svg.excludes(chart, [r.recipe for r in shown])
+    return made
+
+
+def as_markdown(rows: "list[StepRow]") -> str:
+    """The rows as a table, one below the other."""
+    heads = ["recipe", "rate", "step ms (range)", "of DDP", "of computing", "MB sent", "MB on the wire", "loss"]
+    several = any(r.per_host > 1 for r in rows)
+    heads += ["MB inside"] if several else []
+    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
+    for r in rows:
+        time = f"{r.step_ms:.0f} ({r.low_ms:.0f}-{r.high_ms:.0f})" if r.step_ms else f"failed: {_cell(r.error)}"
+        cells = [r.recipe, r.rate, time, r.ratio_to_ddp, r.ratio_to_compute, r.sent_mb, r.nic_mb, r.loss]
+        cells += [r.inside_mb] if several else []
+        lines.append("| " + " | ".join("" if c is None else str(c) for c in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    """What may stand in a table's cell."""
+    return " ".join(text.split()).replace("|", "\\|")[:80]

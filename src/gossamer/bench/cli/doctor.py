@@ -1,0 +1,170 @@
+"""gossamer doctor: what this machine and the network between ranks can do."""
+
+import importlib.util
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch.distributed as dist
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+import gossamer
+from gossamer.bench.cli import gpu as gpus
+from gossamer.bench.cli.console import console
+from gossamer.bench.cli.errors import InputError
+from gossamer.bench.cli.out import Force
+from gossamer.bench.lab import available, in_lab, privilege
+from gossamer.core.errors import PeerError
+from gossamer.kernels.backends import chosen
+
+BACKENDS = ("gloo", "nccl", "ucc", "mpi")
+COMPILERS = {"cpu": ("numba", "pip install 'gossamer[fast]'"), "cuda": ("triton", "pip install 'gossamer[gpu]'")}
+NAMES = {"cpu": "CPU", "cuda": "GPU"}
+KERNELS = ("ternary.encode", "ternary.decode", "quantise4.encode", "quantise4.decode")
+
+Found = dict[str, Any]
+
+
+def doctor(
+    quick: Annotated[bool, typer.Option(help="Leave out what takes seconds.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Try everything on GPUs, and write a report to send.")] = False,
+    out: Annotated[Path, typer.Option(help="Where that report goes.")] = gpus.REPORT,
+    force: Force = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Versions, kernels and their speed, the lab, and the link between two ranks on this machine.
+
+    As one of several ranks, under torchrun or in a lab, it measures the link between all of them instead.
+
+    With --gpu: every kernel's bits and speed, streams, every preset over NCCL and over gloo, and a rank that dies, on the
+    ranks that a launcher has started, or on all GPUs of this machine.
+    """
+    if gpu:
+        if quick:
+            raise InputError("--quick leaves out what --gpu is for: give one of them")
+        raise typer.Exit(gpus.examine(out, force, as_json))
+    link = {} if quick else _link()
+    if int(os.environ.get("RANK", "0")) == 0:
+        # The other ranks have left by now: those on this machine would have slowed the kernels down.
+        found = environment() | ({} if quick else {"kernel_speed": _kernel_speed(), "link": link})
+        print(json.dumps(found, indent=1)) if as_json else _print(found)
+    raise typer.Exit(int("broken" in link))
+
+
+def environment() -> Found:
+    """What needs no measuring."""
+    return {
+        "gossamer": gossamer.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "backends": [b for b in BACKENDS if dist.is_available() and getattr(dist, f"is_{b}_available")()],
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "kernels": {device: chosen(torch.device(device)) for device in COMPILERS if _is_there(device)},
+        "lab": _lab(),
+    }
+
+
+def _is_there(device: str) -> bool:
+    return device == "cpu" or torch.cuda.is_available()
+
+
+def _lab() -> Found:
+    if in_lab():
+        return {"inside": True}
+    reason = available()
+    if reason is not None:
+        return {"possible": False, "reason": reason}
+    return {"possible": True, "how": privilege(), "why_no_latency": available(latency=True)}
+
+
+def _kernel_speed() -> Found:
+    from gossamer.bench.kernels import measure
+
+    rows = [r for r in measure(4_000_000, 1) if r.kernel in KERNELS]
+    return {r.kernel: {"gb_per_s": round(r.gb_per_s, 2), "of_memcpy": round(r.ratio_to_memcpy, 2)} for r in rows}
+
+
+def _link() -> Found:
+    from gossamer.bench.compare.link import alpha_beta, between_two_ranks
+
+    try:
+        found = alpha_beta() if "RANK" in os.environ else between_two_ranks()
+    except (PeerError, RuntimeError, ValueError) as error:  # the other found are worth knowing all the more
+        return {"broken": " ".join(str(error).split())}
+    if found.size == 1:
+        return {"ranks": 1}
+    return {
+        "ranks": found.size,
+        "alpha_us": round(found.alpha * 1e6, 1),
+        "bits_per_s": round(found.rate * 8),
+    }
+
+
+def _print(found: Found) -> None:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, text in _rows(found):
+        table.add_row(name, escape(text))
+    console().print(table)
+
+
+def _rows(found: Found) -> list[tuple[str, str]]:
+    """The found in words, and what to do where one is bad."""
+    rows = [(name, str(found[name])) for name in ("gossamer", "python", "torch", "system", "cores")]
+    several = found["threads"] > 1
+    rows += [
+        ("torch threads", f"{found['threads']}" + several * "; with several ranks on a machine set OMP_NUM_THREADS=1"),
+        ("backends", ", ".join(found["backends"]) or "none: this torch is built without torch.distributed"),
+        ("GPUs", ", ".join(found["gpus"]) or "none"),
+    ]
+    rows += [(f"{NAMES[device]} kernels", _compiler(device, name)) for device, name in found["kernels"].items()]
+    for name, speed in found.get("kernel_speed", {}).items():
+        rows.append((f"  {name}", f"{speed['gb_per_s']:.1f} GB/s, {speed['of_memcpy']:.2f} of a memory copy"))
+    rows += _lab_in_words(found["lab"])
+    if "link" in found:
+        rows.append(("link", _link_in_words(found["link"])))
+    return rows
+
+
+def _compiler(device: str, name: str) -> str:
+    package, cure = COMPILERS[device]
+    if name == package:
+        return f"{package} {version(package)}"
+    missing = importlib.util.find_spec(package) is None
+    return "plain torch, which is slower" + (f"; for {package}: {cure}" if missing else "")
+
+
+def _lab_in_words(lab: Found) -> list[tuple[str, str]]:
+    if "inside" in lab:
+        return [("lab", "this is a host of one")]
+    if not lab["possible"]:
+        return [("lab", lab["reason"])]
+    return [("lab", f"can be made here, {lab['how']}"), ("lab latency", lab["why_no_latency"] or "can be made here")]
+
+
+def _link_in_words(link: Found) -> str:
+    if "broken" in link:
+        return f"broken: {link['broken']}"
+    if link["ranks"] == 1:
+        return "one rank alone has none"
+    where = "" if "RANK" in os.environ else " on this machine"
+    alpha, rate = f"{link['alpha_us']:.0f} us a message (alpha)", f"{_rate(link['bits_per_s'])} each way (1 / beta)"
+    return f"{link['ranks']} ranks{where}: {alpha}, {rate}"
+
+
+def _rate(bits: int) -> str:
+    """Three digits.
+
+    >>> _rate(187_600_000), _rate(11_260_000_000)
+    ('188 Mbit/s', '11.3 Gbit/s')
+    """
+    unit, size = next(((u, s) for u, s in (("G", 1e9), ("M", 1e6)) if bits >= 0.9995 * s), ("k", 1e3))
+    return f"{bits / size:.3g} {unit}bit/s"

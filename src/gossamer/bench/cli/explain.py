@@ -1,0 +1,51 @@
+"""gossamer explain: a few steps of a recipe with every number in sight."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.bench.cli.imports import Imports
+from gossamer.bench.cli.out import Force
+
+
+def explain(
+    recipe: Annotated[str, typer.Argument(help="A preset, an expression, or a TOML file.")],
+    ranks: Annotated[
+        int | None, typer.Option(min=2, max=16, help="How many virtual ranks; three, or four for who meets in pairs.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, max=50, help="Steps in which something is said.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="A page to write it to, such as page.html.")] = None,
+    imports: Imports = None,
+    force: Force = False,
+) -> None:
+    """Follow a recipe by hand: who says what in how many bytes, and what everybody keeps, on three ranks with a tiny model.
+
+    Gradients are made up. Steps in which nobody says anything are told in one line.
+    """
+    from gossamer.bench.cli import parts  # it needs torch
+    from gossamer.bench.explain import as_text, explain
+    from gossamer.bench.report import explained
+    from gossamer.core import files
+    from gossamer.core.errors import AttachError, OutputError
+    from gossamer.recipe import Recipe
+
+    meant = parts.subject(recipe)
+    if not isinstance(meant, Recipe):
+        raise InputError(f"{recipe!r} is a part, not a recipe: 'gossamer recipes {recipe}' says what it is for")
+    try:
+        if out is not None:
+            files.writable(out, explained.PAGE, force)
+        told = explain(meant, ranks, steps)
+        if out is None:
+            print(as_text(told), end="")
+        else:
+            explained.write_html(told, recipe, out, force)
+            print(out)
+    except AttachError as error:
+        raise InputError(str(error)) from None
+    except OutputError as error:
+        raise InputError(f"{error}; give another place, or --force") from None
+    except OSError as error:
+        raise FailedError(f"{error.filename or out} could not be written: {error.strerror}") from None

@@ -1,0 +1,159 @@
+"""gossamer doctor --gpu: everything that can be checked on GPUs, and a report of it to send."""
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from rich.markup import escape
+from rich.table import Table
+
+import gossamer
+from gossamer.bench.cli.console import console
+from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.core import files
+from gossamer.core.errors import GossamerError, OutputError, plainly
+
+if TYPE_CHECKING:
+    from gossamer.bench.compare.gpu.launch import Runner
+    from gossamer.bench.compare.gpu.report import Report
+
+REPORT = Path("gossamer-gpu.md")
+NO_GPU = (
+    "torch sees no GPU here, so there is nothing to check: it may be built for CPUs only, or the driver be missing "
+    "(nvidia-smi tells); gossamer doctor without --gpu says what else there is"
+)
+WAIT = 3600.0  # seconds that ranks on other machines may need longer than this one
+COLOURS = {"failed": "red", "passed": "green"}
+
+
+def examine(out: Path, force: bool, as_json: bool) -> int:
+    """As one of several ranks, or with ranks of its own; the exit code is 1 if anything failed."""
+    if "RANK" in os.environ:
+        return _as_a_rank(out, force, as_json)
+    if not torch.cuda.is_available():
+        raise InputError(NO_GPU)
+    from gossamer.bench.compare.gpu.launch import Here
+
+    _writable(out, force)
+    return _speak(_examined(Here(torch.cuda.device_count()), _aloud), out, force, as_json)
+
+
+def _as_a_rank(out: Path, force: bool, as_json: bool) -> int:
+    """Rank 0 speaks; what it refuses is the end for all."""
+    from gossamer.bench.compare.agree import ControlGroup
+    from gossamer.bench.compare.gpu.launch import Among
+
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    except (RuntimeError, ValueError) as error:
+        raise FailedError(f"the ranks cannot find each other: {plainly(error)}") from None
+    rank, size = dist.get_rank(), dist.get_world_size()
+    control = ControlGroup(WAIT)
+    refusals = control.texts(_refusal(out, force, rank == 0))
+    refused = next((f"rank {r}: {text}" for r, text in enumerate(refusals) if text), "")
+    code = 2
+    if not refused:
+        report = _examined(Among(control, rank, size), _aloud if rank == 0 else _in_silence)
+        code = _speak(report, out, force, as_json) if rank == 0 else int(bool(report.failures))
+    dist.barrier()
+    dist.destroy_process_group()
+    if refused and rank == 0:
+        raise InputError(refused)
+    return code
+
+
+def _refusal(out: Path, force: bool, writes: bool) -> str:
+    if not torch.cuda.is_available():
+        return NO_GPU
+    try:
+        if writes:
+            _writable(out, force)
+    except GossamerError as error:
+        return str(error)
+    return ""
+
+
+def _writable(out: Path, force: bool) -> None:
+    """Refused now, or not after minutes."""
+    from gossamer.bench.compare.gpu.report import KIND
+
+    if not out.absolute().parent.is_dir():
+        raise InputError(
+            f"there is no folder {out.absolute().parent} to write {out.name} to; name another file with --out"
+        )
+    try:
+        files.writable(out, KIND, force)
+    except OutputError as error:
+        raise InputError(f"{error}; name another file with --out, or --force") from None
+
+
+def _examined(runner: "Runner", say: Callable[[str], None]) -> "Report":
+    from gossamer.bench.compare.gpu.examine import Examination
+    from gossamer.bench.compare.gpu.report import Report
+
+    return Report(versions(), Examination(runner, say=say).run())
+
+
+def versions() -> dict[str, Any]:
+    """What matters for GPUs, and nothing that says whose machine it is. Nothing is asked of a GPU: that may end a process."""
+    return {
+        "gossamer": gossamer.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "none",
+        "triton": _version("triton"),
+        "numba": _version("numba"),
+        "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
+        "backends": [b for b in ("gloo", "nccl") if getattr(dist, f"is_{b}_available")()],
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _aloud(text: str) -> None:
+    print(f"{text[:200]} ...", file=sys.stderr, flush=True)
+
+
+def _in_silence(text: str) -> None:
+    pass
+
+
+def _speak(report: "Report", out: Path, force: bool, as_json: bool) -> int:
+    """Print it before it is written: a full disk shall not cost it."""
+    from gossamer.bench.compare.gpu.report import KIND
+
+    if as_json:
+        print(report.to_json())
+    else:
+        _print(report)
+    try:
+        files.write(out, report.as_markdown(), KIND, force)
+    except OSError as error:
+        raise FailedError(f"the report could not be written to {out}: {error.strerror or error}") from None
+    print(f"the report to send is {out}", file=sys.stderr)
+    return int(bool(report.failures))
+
+
+def _print(report: "Report") -> None:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for check in report.checks():
+        table.add_row(f"[bold]{escape(check)}[/bold]", "", "")
+        for f in report.of(check):
+            colour = COLOURS.get(f.outcome, "default")
+            table.add_row(f"  {escape(f.subject)}", f"[{colour}]{f.outcome}[/{colour}]", escape(f.says))
+    console().print(table)
+    console().print(escape(report.verdict()))
+    for sentence in report.failures:
+        console().print(escape(f"- {sentence}"))

@@ -1,0 +1,96 @@
+"""What `gossamer recipes` and `gossamer workloads` list, without torch.
+
+Recipes are made of parts and parts of torch, which takes seconds. So what the house brings is written down in `listed.json`: by
+`python -m gossamer.bench.cli.listed`, and a test compares the two. It is not used where somebody's own modules may have brought more,
+nor where the sources have names that it does not know.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from gossamer.core import plugins
+
+Row = dict[str, Any]
+FILE = Path(__file__).with_name("listed.json")
+HOUSE = FILE.parents[2]
+SOURCES = {"recipes": HOUSE / "recipes", "workloads": HOUSE / "bench" / "workloads"}
+# Who registers one has imported this.
+HOMES = {"recipes": "gossamer.recipe", "workloads": "gossamer.bench.workloads"}
+
+
+def presets() -> list[Row]:
+    """A row for each preset, in the order of `gossamer.recipes`."""
+    return _written("recipes", r"^@preset\ndef (\w+)") or _presets()
+
+
+def workloads() -> list[Row]:
+    """A row for each workload, by name."""
+    return _written("workloads", r'^@workload\("([^"]+)"') or _workloads()
+
+
+def write() -> None:
+    """One row a line, so that a change shows as what it is."""
+    made = {"recipes": _presets(), "workloads": _workloads()}
+    lists = (f'"{kind}": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]" for kind, rows in made.items())
+    FILE.write_text("{\n" + ",\n".join(lists) + "\n}\n", encoding="utf-8")
+
+
+def _written(kind: str, registering: str) -> list[Row]:
+    plugins.load_plugins()
+    if HOMES[kind] in sys.modules:  # there may be more than the house's own
+        return []
+    sources = (path.read_text(encoding="utf-8") for path in SOURCES[kind].glob("*.py"))
+    there = {name for text in sources for name in re.findall(registering, text, re.MULTILINE)}
+    rows: list[Row] = json.loads(FILE.read_text(encoding="utf-8"))[kind]
+    return rows if {row["name"] for row in rows} == there else []
+
+
+def _presets() -> list[Row]:
+    from gossamer import recipes
+    from gossamer.bench import catalogue
+
+    return [
+        {"name": name, "expression": repr(catalogue.example(name)), **origin(make), **words(make)}
+        for name, make in recipes.presets().items()
+    ]
+
+
+def _workloads() -> list[Row]:
+    from gossamer.bench.workloads import find, names
+
+    return [_workload(find(name)) for name in names()]
+
+
+def _workload(kind: Any) -> Row:
+    facts = {word: getattr(kind, word) for word in ("name", "summary", "metric", "lower_is_better", "group")}
+    return {**facts, **origin(kind), "parameters": _size(kind)}
+
+
+def _size(kind: Any) -> int | None:
+    """Parameters of its model; nothing where that cannot be made here and now, as without its data."""
+    try:
+        return sum(p.numel() for p in kind().model().parameters())
+    except Exception:  # of code that need not be ours: whatever it raises
+        return None
+
+
+def origin(made: Any) -> dict[str, str]:
+    """Of what the house did not bring, where it comes from."""
+    found = plugins.origin(made.__module__)
+    return {"origin": found} if found else {}
+
+
+def words(subject: Any) -> dict[str, str]:
+    """What the docstring of a part or a preset says, for a list or a card."""
+    from gossamer.bench import catalogue
+
+    docs = catalogue.read(subject) if subject is not None else catalogue.Docs("", [])
+    said = ("summary", "use", "not_for", "wire", "paper")
+    return {word: getattr(docs, word) for word in said if word != "wire" or isinstance(subject, type)}
+
+
+if __name__ == "__main__":
+    write()

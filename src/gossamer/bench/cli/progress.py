@@ -1,0 +1,226 @@
+"""What a person sees while a trial runs: live rows on a terminal, plain lines in a pipe, nothing when told so."""
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from time import monotonic
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from gossamer.bench.compare.plan import Plan
+from gossamer.bench.compare.scripts import ScriptPlan
+from gossamer.bench.report.words import seconds, size
+
+Show = Callable[[dict[str, Any]], None]
+
+
+class Row:
+    """One contender's latest numbers."""
+
+    def __init__(self, name: str, steps: int) -> None:
+        self.name, self.steps, self.state = name, steps, "to come"
+        self.step, self.trained, self.loss, self.quality = 0, 0, math.nan, math.nan
+        self.sent: int | None = None
+        self.seconds, self.waited = 0.0, 0.0
+        self.before, self.first = (
+            0.0,
+            0.0,
+        )  # seconds of an earlier session, and of the first step: it is slower than others
+        self.lost = 0  # steps and rounds, to values that are not finite
+        self.measured = False  # a yardstick does not say how long it waits
+        self.judged = "held out"  # what its quality is
+
+    def take(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "step":
+            if not self.trained:
+                self.before, self.first = self.seconds, event["seconds"] - self.seconds
+            self.step, self.loss, self.trained = event["step"], event["loss"], self.trained + 1
+            self.seconds = event["seconds"]
+            self.sent = (
+                self.sent if event["sent"] is None else event["sent"]
+            )  # where ranks share a link, it is judged later
+            # Who has had its steps goes on for the quality; how many a script has is not known.
+            self.state = "chases" if 0 < self.steps < self.step else "trains"
+            if event["wait"] is not None:
+                self.measured, self.waited = True, self.waited + event["wait"]
+        elif kind == "evaluation":
+            # What was under way when the last step was told has arrived by now.
+            self.quality, self.seconds, self.sent = event["quality"], event["seconds"], event["sent"]
+            self.judged = event.get("of", self.judged)
+        elif kind == "contender":
+            self.step, self.state = event["done"], "ready"
+        elif kind == "spoilt":
+            self.lost = event["skipped_steps"] + event["dropped_rounds"]
+        elif kind in ("end", "failed"):
+            self.state = "done" if kind == "end" else "failed"
+
+    @property
+    def pace(self) -> float:
+        """Seconds per step."""
+        return self.seconds / self.step if self.step else 0.0
+
+    @property
+    def later_pace(self) -> float:
+        """Seconds per step from the second on, as far as there are such."""
+        return (self.seconds - self.before - self.first) / (self.trained - 1) if self.trained > 1 else self.pace
+
+    @property
+    def left(self) -> float:
+        """Seconds of its own training until it has had its steps; how long it chases after that, nobody knows."""
+        return max(0, self.steps - self.step) * self.later_pace if self.state == "trains" else 0.0
+
+    def numbers(self) -> dict[str, str]:
+        """Means are over all steps so far; empty what is not known."""
+        return {
+            "step": f"{self.step}/{self.steps}" if self.steps else str(self.step),
+            "loss": f"{self.loss:.3f}" if self.trained else "",
+            "quality": "" if math.isnan(self.quality) else f"{self.quality:.4f}",
+            "sent": "" if self.sent is None else size(self.sent),
+            "a step": seconds(self.pace) if self.step else "",
+            "waits": seconds(self.waited / self.trained) if self.measured else "",
+            "left": seconds(self.left) if self.left else "",
+        }
+
+
+class LiveTable(AbstractContextManager["LiveTable"]):
+    """Live rows; used as a context so that the terminal is left in order."""
+
+    def __init__(self, plan: Plan | ScriptPlan, console: Console | None = None) -> None:
+        self.rows = {n: Row(n, plan.steps) for n in plan.contenders}
+        self.began = monotonic()
+        self.ranks = 0  # that are there
+        self.training_since = 0.0
+        self.judged = False  # has anybody trained and been judged?
+        self.live = Live(console=console or Console(stderr=True), refresh_per_second=4, get_renderable=self.table)
+
+    def __enter__(self) -> "LiveTable":
+        self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for row in self.rows.values():
+            row.state = row.state if row.state in ("done", "failed") else "cut off"
+        self.live.stop()
+
+    def show(self, event: dict[str, Any]) -> None:
+        if event["event"] == "note":
+            self.live.console.print(event["text"], style="dim", markup=False, highlight=False)
+        elif event["event"] == "begin":
+            self.ranks = event["size"]
+        row = self.rows.get(event.get("run", ""))
+        if row is None:
+            return
+        if event["event"] == "step" and not self.training_since:
+            self.training_since = monotonic() - max(0.0, event["seconds"] - row.seconds)
+        row.take(event)
+        self.judged = self.judged or (event["event"] == "evaluation" and row.trained > 0)
+
+    def table(self) -> Table:
+        first = next(iter(self.rows.values()))
+        heads = [first.judged if head == "quality" else head for head in [*first.numbers(), ""]]
+        table = Table(box=None, pad_edge=False, caption=self._clock(), caption_justify="left")
+        table.add_column("recipe", overflow="fold")
+        for head in heads:
+            table.add_column(head, justify="right" if head else "left", no_wrap=True)
+        for row in self.rows.values():
+            table.add_row(escape(row.name), *row.numbers().values(), row.state + _lost(row))
+        return table
+
+    def _clock(self) -> str:
+        past = f"{_minutes(monotonic() - self.began)} past"
+        if not self.training_since:
+            return f"{past}, {self._starting()}"
+        left = sum(_expected(row, self.rows) for row in self.rows.values()) * self._stretch()
+        return f"{past}, about {_minutes(left)} left" if left and self.judged else past
+
+    def _starting(self) -> str:
+        """What is done before the first step."""
+        if not self.ranks:
+            return "ranks are starting"
+        ready = sum(row.state != "to come" for row in self.rows.values())
+        return f"{self.ranks} ranks are there, {ready} of {len(self.rows)} recipes are ready"
+
+    def _stretch(self) -> float:
+        """The wall clock runs for evaluations, too: how many times as long as training, without everybody's first step."""
+        begun = [row for row in self.rows.values() if row.trained]
+        first = sum(row.first for row in begun)
+        trained = sum(row.seconds - row.before for row in begun) - first
+        return max(1.0, (monotonic() - self.training_since - first) / trained) if trained > 0 else 1.0
+
+
+def _expected(row: Row, rows: dict[str, Row]) -> float:
+    """A contender that has not had a turn yet is expected to be as slow as the others are on average."""
+    if row.state not in ("to come", "ready"):
+        return row.left
+    paces = [r.later_pace for r in rows.values() if r.trained]
+    return row.steps * sum(paces) / len(paces) if paces else 0.0
+
+
+def _minutes(time: float) -> str:
+    """
+    >>> _minutes(65.4)
+    '1:05'
+    """
+    return f"{int(time) // 60}:{int(time) % 60:02d}"
+
+
+class PlainLines:
+    """One line for each evaluation and ending."""
+
+    def __init__(self, plan: Plan | ScriptPlan) -> None:
+        self.rows = {n: Row(n, plan.steps) for n in plan.contenders}
+        self.width = min(24, max(map(len, self.rows)))
+
+    def show(self, event: dict[str, Any]) -> None:
+        row = self.rows.get(event.get("run", ""))
+        if row is not None:
+            row.take(event)
+        if row is not None and event["event"] == "evaluation":
+            said(f"{row.name:>{self.width}}  {_line(row)}")
+        else:
+            troubles(event)
+
+
+def _line(row: Row) -> str:
+    """Numbers that a yardstick does not know are left out."""
+    numbers = row.numbers()
+    wide = 2 * len(str(row.steps)) + 2  # one more than it takes: a chase may need another digit
+    told = [f"step {numbers['step']:>{wide}}", f"{seconds(row.seconds):>7}", f"{row.judged} {row.quality:.4f}"]
+    told += [f"{name} {numbers[name]}" for name in ("loss", "sent", "a step", "waits", "left") if numbers[name]]
+    return "  ".join(told) + _lost(row)
+
+
+def _lost(row: Row) -> str:
+    return f", {row.lost} spoilt" if row.lost else ""
+
+
+def said(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def troubles(event: dict[str, Any]) -> None:
+    """What went wrong, and what was decided."""
+    if event["event"] in ("failed", "note", "decision"):
+        about = f"{event['run']}: " if "run" in event else ""
+        said(about + (event.get("error") or event.get("text", "")))
+
+
+def lines_of_json(event: dict[str, Any]) -> None:
+    """JSON knows no NaN: a number that ran away is null."""
+    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in event.items()}
+    print(json.dumps(plain), flush=True)
+
+
+def quiet(event: dict[str, Any]) -> None:
+    if event["event"] in ("failed", "note"):
+        troubles(event)

@@ -1,0 +1,199 @@
+"""gossamer tune: the same search for every recipe."""
+
+import math
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from gossamer.bench.cli import progress
+from gossamer.bench.cli.console import console
+from gossamer.bench.cli.errors import InputError
+from gossamer.bench.cli.imports import Imports
+from gossamer.bench.cli.out import PAGE, RECORD, Force, run_folder
+from gossamer.bench.compare.contender import check
+from gossamer.bench.compare.yardsticks import YARDSTICKS
+from gossamer.bench.lab.network import MOST_HOSTS
+from gossamer.bench.report.tuned import Row, SearchStudy, headline, studied, told
+from gossamer.bench.report.words import size
+from gossamer.bench.tune import Question, Search, Trial, Tuning, Wish, is_tuning
+
+DDP, DENSE = "ddp", "allreduce"
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+
+
+def tune(
+    recipes: Annotated[list[str], typer.Argument(help="Presets, expressions or TOML files; 'ddp' is always included.")],
+    workload: Annotated[str, typer.Option(help="What to train; 'gossamer workloads' lists them.")] = "lm",
+    trials: Annotated[int, typer.Option(min=1, help="Trials of each recipe; the first is the recipe as it is.")] = 8,
+    knob: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Search this, too: 'topk.ratio', 'clip=1.5..4', 'norm=max,l2', 'lr=0.5..8'. May be repeated."
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a trial; most rounds divide 48.")] = 48,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Bytes that a rank may send in a trial, such as 200MB; recipes that send less then train longer."
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How many other seeds the best of each is judged on.")] = 3,
+    hosts: Annotated[int, typer.Option(min=1, max=MOST_HOSTS, help="How many virtual ranks.")] = 4,
+    seed: int = 0,
+    shards: Annotated[str, typer.Option(help="'iid', or what the workload groups by.")] = "iid",
+    out: Annotated[Path | None, typer.Option(help="Folder for the record and the report.")] = None,
+    resume: Annotated[bool, typer.Option(help="Continue the search in --out; it may have more trials now.")] = False,
+    imports: Imports = None,
+    force: Force = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only what went wrong.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Trials as JSON lines on standard output.")] = False,
+) -> None:
+    """Search the learning rate and the knobs of every recipe, with the same budget for all, dense included.
+
+    Virtual ranks train in one process, since only quality counts here; the best of each is judged again on seeds that
+    nobody searched on. Prints the best as expressions, and writes a report of all trials.
+    """
+    question = Question(
+        _named(recipes),
+        workload,
+        shards,
+        trials,
+        hosts,
+        steps,
+        _bytes(budget),
+        repeats,
+        seed,
+        [Wish.of(k) for k in knob or []],
+    )
+    search = Search(question, shlex.join(["gossamer", *sys.argv[1:]]))
+    if resume:
+        search.resume(_earlier(out))
+    folder = out or Path("runs") / f"tune-{datetime.now():%Y%m%d-%H%M%S}"
+    run_folder(folder, force)
+    if not resume and is_tuning(folder / RECORD) and not force:
+        raise InputError(f"{folder} holds a search already: go on with it by --resume, give another --out, or --force")
+    code = _run(search, folder, _teller(question, quiet, as_json))
+    if not quiet and not as_json:
+        _conclude(search.tuning)
+        console().print(f"\nreport: {folder / PAGE}", markup=False, soft_wrap=True)
+    if code:
+        raise KeyboardInterrupt
+    raise typer.Exit(0)
+
+
+def _run(search: Search, folder: Path, tell: Callable[[Tuning, Trial], None]) -> bool:
+    """Whether it was interrupted. What was tried until then is kept, and has its report."""
+
+    def keep(tuning: Tuning, trial: Trial) -> None:
+        tuning.write(folder / RECORD)
+        tell(tuning, trial)
+
+    from gossamer.bench.report.tuned import write_html
+
+    interrupted = False
+    try:
+        search.run(keep)
+    except KeyboardInterrupt:
+        interrupted = True
+    search.tuning.write(folder / RECORD)
+    write_html(search.tuning, folder / PAGE)
+    return interrupted
+
+
+def _named(texts: list[str]) -> dict[str, str]:
+    """Recipes by name. The first is the baseline; without dense, it is put first."""
+    names = dict[str, str]()
+    for text in texts:
+        is_file = text.strip().endswith(".toml")
+        name = Path(text.strip()).stem if is_file else text.strip()
+        if name in YARDSTICKS and name != DDP:
+            raise InputError(
+                f"{name!r} is a yardstick that runs without gossamer, so there is nothing to tune; 'ddp' stands for dense"
+            )
+        check(text)
+        if name in names:
+            raise InputError(f"{name!r} is named twice: every recipe has the same number of trials")
+        names[name] = DENSE if name == DDP else text.strip()
+    return names if {DDP, DENSE} & names.keys() else {DDP: DENSE, **names}
+
+
+def _bytes(text: str | None) -> int | None:
+    """
+    >>> _bytes("200MB"), _bytes("1.5gb"), _bytes("5000")
+    (200000000, 1500000000, 5000)
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)b?", text.strip().lower())
+    if found is None or not float(found[1]):
+        raise InputError(f"--budget {text!r} is no number of bytes: write 200MB, 1.5GB or 5000")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def _earlier(out: Path | None) -> Tuning:
+    if out is None:
+        raise InputError("--resume needs --out: the folder of the search to go on with")
+    try:
+        return Tuning.read(out / RECORD)
+    except OSError as error:
+        raise InputError(
+            f"nothing to resume from: {out / RECORD} cannot be read: {error.strerror}; run without --resume first"
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{out / RECORD} is no record of a search: {error}") from None
+
+
+def _teller(question: Question, quiet: bool, as_json: bool) -> Callable[[Tuning, Trial], None]:
+    if as_json:
+        return lambda tuning, trial: progress.lines_of_json({"event": "trial", **vars(trial)})
+    if quiet:
+        return lambda tuning, trial: None
+    width = min(24, max(map(len, question.recipes)))
+
+    def line(tuning: Tuning, trial: Trial) -> None:
+        number = f"{trial.number + 1}/{question.trials}" if trial.number >= 0 else f"seed {trial.seed}"
+        best = tuning.best(trial.contender) if trial.number >= 0 else None
+        quality = f"held out {trial.quality:.4f}" if trial.outcome == "ok" else trial.outcome
+        mark = "  best so far" if best is trial and trial.number else ""
+        progress.said(f"{trial.contender:>{width}}  {number:>7}  {quality:<16}  {told(trial)}{mark}")
+
+    return line
+
+
+def _conclude(tuning: Tuning) -> None:
+    out, study = console(), studied(tuning)
+    out.print(f"\n[bold]{headline(study).title}[/]", soft_wrap=True, markup=True)
+    for sentence in study.notes:
+        out.print(sentence, markup=False, soft_wrap=True, style="dim")
+    out.print(_table(study))
+    for row in study.rows:
+        if row.best is not None:
+            out.print(f"{row.name}: {row.expression}", markup=False, soft_wrap=True)
+
+
+def _table(study: SearchStudy) -> Table:
+    table = Table(box=None, pad_edge=False)
+    heads = ("recipe", study.judged_on, f"vs {study.baseline}", "lr", "steps", "sent/step", "as given", "best")
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
+    for row in study.rows:
+        table.add_row(*_cells(row))
+    return table
+
+
+def _cells(row: Row) -> list[str]:
+    best = row.best
+    sent = size(best.sent / best.steps) if best and best.steps else ""
+    given = "diverged" if row.given is not None and not math.isfinite(row.given) else row.number(row.given)
+    found = (
+        [f"{best.lr:g}", str(best.steps), sent, given, row.number(best.quality)] if best else ["", "", "", given, ""]
+    )
+    return [row.name, row.number(row.mean), row.verdict, *found]

@@ -1,0 +1,18 @@
+"""gossamer workloads: what can be trained."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from gossamer.bench.cli import listed, lists
+from gossamer.bench.cli.imports import Imports
+
+
+def workloads(
+    imports: Imports = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List what can be trained: how large its model is, and what it is judged by."""
+    rows = listed.workloads()
+    print(json.dumps(rows, indent=1)) if as_json else lists.list_workloads(rows)

@@ -1,0 +1,88 @@
+"""Cards: which GPU a rank has, and whether Triton runs there."""
+
+import warnings
+from contextlib import suppress
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gossamer.bench.compare.gpu.findings import Finding
+from gossamer.bench.compare.gpu.order import Order, Placement
+from gossamer.fabrics.nccl import card_of as place_of
+from gossamer.kernels.backends import triton_runs
+
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def check(order: Order, placement: Placement, subject: str) -> Finding:
+    return _card(order, placement) if subject == "card" else _triton(order, placement)
+
+
+def _card(order: Order, placement: Placement) -> Finding:
+    facts = card(placement.device)
+    if "absent" in facts:
+        return Finding(order.title, "card", "failed", facts["absent"])
+    says = f"{facts['name']}, compute capability {facts['capability']}, driver {facts['driver']}"
+    return Finding(order.title, "card", "measured", says, facts)
+
+
+def _triton(order: Order, placement: Placement) -> Finding:
+    if find_spec("triton") is None:
+        why = "it is not installed, so codecs run as torch operations, which are slower: pip install 'gossamer[gpu]'"
+        return Finding(order.title, "triton", "left out", why)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if triton_runs(placement.device):
+            return Finding(order.title, "triton", "passed")
+    return Finding(order.title, "triton", "failed", " ".join(str(w.message) for w in told))
+
+
+def card(device: torch.device) -> dict[str, Any]:
+    """Nothing here says whose machine it is: the place is a hash, to tell cards apart."""
+    if not torch.cuda.is_available():
+        return {"absent": "torch sees no GPU on this rank's machine"}
+    facts: dict[str, Any] = {
+        "name": torch.cuda.get_device_name(device),
+        "capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
+        "driver": _driver(),
+        "cuda": torch.version.cuda,
+        "place": sha256(place_of(device).encode()).hexdigest()[:8] if place_of(device) else "",
+        "nccl": "",
+    }
+    with suppress(Exception):  # as versions, builds and drivers have it
+        facts["gb"] = round(torch.cuda.get_device_properties(device).total_memory / 1e9, 1)
+    with suppress(Exception):
+        facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # pyright: ignore
+    return facts
+
+
+def _driver() -> str:
+    """
+    >>> _read("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19")
+    '535.104.05'
+    """
+    try:
+        return _read(DRIVER.read_text())
+    except OSError:
+        return "unknown"
+
+
+def _read(text: str) -> str:
+    words = text.split("\n", maxsplit=1)[0].split()
+    return next((w for w in words if w[:1].isdigit() and "." in w), "unknown")
+
+
+def shared(places: dict[int, str]) -> str:
+    """Why NCCL cannot be used where ranks share a GPU; empty where none do."""
+    holders = dict[str, list[int]]()
+    for rank, place in places.items():
+        if place:
+            holders.setdefault(place, []).append(rank)
+    crowds = [ranks for ranks in holders.values() if len(ranks) > 1]
+    if not crowds:
+        return ""
+    said = " and ".join("ranks " + ", ".join(map(str, ranks)) for ranks in crowds)
+    return f"{said} share one GPU, which NCCL refuses; with a GPU for each rank it is tried"

@@ -1,0 +1,96 @@
+"""The examination: which checks are made, on which ranks, in which order."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gossamer.bench.compare.gpu import cards, recipes, samples, streams
+from gossamer.bench.compare.gpu.findings import Finding, merged
+from gossamer.bench.compare.gpu.hearing import hear
+from gossamer.bench.compare.gpu.launch import Runner
+from gossamer.bench.compare.gpu.order import WAYS, Order, Path, Sizes
+from gossamer.recipes import presets
+
+Found = dict[str, dict[int, Finding]]  # by subject, then by rank
+CARD, ALONE = ("card", "triton"), "one rank alone talks to nobody"
+GO: tuple[Path, ...] = ("cpu", "nccl", "staged")  # the CPU first: the others are compared with it
+KILLED = ("allreduce", "sgp")  # a recipe with collectives, and one that sends point to point
+
+
+@dataclass
+class Examination:
+    """Everything once; each failure is a finding, and nothing else is left out for it."""
+
+    runner: Runner
+    sizes: Sizes = field(default_factory=Sizes)
+    say: Callable[[str], None] = print
+    recipes: Sequence[str] = ()  # presets; none: all
+    _orders: int = 0
+
+    def run(self) -> list[Finding]:
+        everyone = tuple(range(self.runner.size))
+        found = self._carry_out(Order("cards", CARD, everyone))
+        places = {rank: f.numbers.get("place", "") for rank, f in found["card"].items()}
+        shared = cards.shared(places)
+        owners = tuple(r for r in everyone if not places[r] or r == next(q for q in everyone if places[q] == places[r]))
+        out = [replace(f, subject=f"rank {rank}") for rank, f in found["card"].items()] + _merged(
+            {"triton": found["triton"]}
+        )
+        out += _merged(self._carry_out(Order("kernels", tuple(samples.names()), owners)))
+        out += _merged(self._carry_out(Order("streams", tuple(streams.SUBJECTS), owners)))
+        return out + self._recipes(shared) + self._peers(shared)
+
+    def _recipes(self, shared: str) -> list[Finding]:
+        out, ways = list[Finding](), dict[Path, Found]()
+        wanted = self.recipes or tuple(presets())
+        refused = {p: why for p in wanted if (why := recipes.refused(p))}
+        possible = tuple(p for p in wanted if recipes.ranks_needed(p) <= self.runner.size and p not in refused)
+        for way in GO:
+            why = self._why_not(way, shared)
+            if why:
+                out.append(Finding(f"recipes over {WAYS[way]}", "all", "left out", why))
+                continue
+            ways[way] = self._carry_out(Order("recipes", possible, tuple(range(self.runner.size)), way))
+            out += _merged(ways[way])
+        for preset in possible if ways else ():
+            fine: dict[Path, dict[int, Finding]] = {
+                way: by[preset] for way, by in ways.items() if _all_passed(by.get(preset, {}))
+            }
+            if len(fine) > 1:
+                out.append(recipes.compared(preset, fine))
+        few = f"it takes more ranks than {self.runner.size}"
+        return out + [Finding("mean losses", p, "left out", refused.get(p, few)) for p in wanted if p not in possible]
+
+    def _peers(self, shared: str) -> list[Finding]:
+        out, everyone = list[Finding](), tuple(range(self.runner.size))
+        for way in GO[1:]:
+            if why := self._why_not(way, shared):
+                out.append(Finding(f"a killed peer over {WAYS[way]}", "all", "left out", why))
+                continue
+            for recipe in KILLED:  # in processes of their own: one of them will be gone
+                out += _merged(self._carry_out(Order("peers", (recipe,), everyone, way)))
+        return [replace(f, check=f.check.replace("peers", "a killed peer")) for f in out]
+
+    def _why_not(self, way: Path, shared: str) -> str:
+        if self.runner.size == 1:
+            return ALONE
+        return shared if way == "nccl" else ""
+
+    def _carry_out(self, order: Order) -> Found:
+        """All its subjects, in as many goes as it takes."""
+        found, order = Found(), replace(order, sizes=self.sizes)
+        while order.subjects:
+            self._orders += 1
+            self.say(f"{order.title}: {', '.join(order.subjects)}")
+            order = replace(order, number=self._orders)
+            heard = hear(order, self.runner.run(order))
+            found |= heard.findings
+            order = replace(order, subjects=heard.left)
+        return found
+
+
+def _merged(found: Mapping[str, Mapping[int, Finding]]) -> list[Finding]:
+    return [merged(dict(by_rank)) for by_rank in found.values()]
+
+
+def _all_passed(by_rank: Mapping[int, Finding]) -> bool:
+    return bool(by_rank) and all(f.outcome == "passed" for f in by_rank.values())

@@ -1,0 +1,77 @@
+"""What is made of what ranks told: a finding of each rank for each subject, whoever died of it."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gossamer.bench.compare.gpu.findings import Finding
+from gossamer.bench.compare.gpu.launch import Told
+from gossamer.bench.compare.gpu.order import Order
+from gossamer.bench.compare.plan import MARK
+from gossamer.core.text import cut
+
+WORDS = 300  # characters of a process's last ones
+Events = list[dict[str, Any]]
+
+
+class Heard(NamedTuple):
+    """What came of one go: findings by subject and rank, and the subjects that are still to be tried."""
+
+    findings: dict[str, dict[int, Finding]]
+    left: tuple[str, ...]
+
+
+def hear(order: Order, told: Sequence[Told]) -> Heard:
+    """Up to the first subject that a rank did not survive: what others say of later ones, they say without a peer."""
+    events = {rank: _events(told[rank].lines) for rank in order.ranks}
+    reached = {rank: _last_begun(said) for rank, said in events.items()}
+    if None in reached.values():
+        return Heard(_none(order, told, [rank for rank, at in reached.items() if at is None]), ())
+    last = min(order.subjects.index(at) for at in reached.values() if at is not None)
+    found = {
+        subject: {rank: _of(order, subject, rank, events[rank], told[rank]) for rank in order.ranks}
+        for subject in order.subjects[: last + 1]
+    }
+    return Heard(found, order.subjects[last + 1 :])
+
+
+def _of(order: Order, subject: str, rank: int, events: Events, told: Told) -> Finding:
+    """What a rank found; that it died of it, if that was so."""
+    ended_here = bool(told.ending) and _last_begun(events) == subject
+    if ended_here:
+        return Finding(order.title, subject, "failed", _death(told))
+    for event in events:
+        found = event.get("finding")
+        if found and found["subject"] == subject:
+            return Finding(**found)
+    return Finding(order.title, subject, "failed", "its process ended without a word")
+
+
+def _none(order: Order, told: Sequence[Told], missing: Sequence[int]) -> dict[str, dict[int, Finding]]:
+    """Ranks that never came to the first subject would not come to the others either."""
+    first, *others = order.subjects
+    failed = {r: Finding(order.title, first, "failed", _death(told[r])) for r in missing}
+    why = "its ranks could not be started, see above"
+    return {first: failed} | {s: {missing[0]: Finding(order.title, s, "left out", why)} for s in others}
+
+
+def _death(told: Told) -> str:
+    own = [line for line in told.lines if line.strip() and not line.startswith(MARK)]
+    said = f": {cut(own[-1].strip(), WORDS)}" if own else ""
+    return f"its process {told.ending or 'ended without a word'}{said}"
+
+
+def _events(lines: Sequence[str]) -> Events:
+    """The ranks' own lines, between those of whatever else writes there."""
+    out = Events()
+    for line in lines:
+        if line.startswith(MARK):
+            try:
+                out.append(json.loads(line.removeprefix(MARK)))
+            except ValueError:  # it was cut short
+                continue
+    return out
+
+
+def _last_begun(events: Events) -> str | None:
+    return next((e["begin"] for e in reversed(events) if "begin" in e), None)

@@ -1,0 +1,113 @@
+"""Kernels: does each give the CPU's bits, and how fast is it beside a copy on the device?"""
+
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer import kernels
+from gossamer.bench.compare.gpu import samples
+from gossamer.bench.compare.gpu.findings import Finding
+from gossamer.bench.compare.gpu.order import Order, Placement
+
+REPEATS = 7
+
+
+def check(order: Order, placement: Placement, subject: str) -> Finding:
+    if subject not in samples.CALLS:
+        return Finding(order.title, subject, "failed", "nobody has said how it is called, so it was not tried")
+    for n in order.sizes.lengths:
+        for args in samples.CALLS[subject](n):
+            for shift in (0, 1):
+                if wrong := difference(subject, args, placement.device, shift):
+                    return Finding(
+                        order.title, subject, "failed", f"of {n} elements{' off alignment' * shift}, {wrong}"
+                    )
+    numbers = speed(subject, order.sizes.elements, placement.device)
+    says = f"{numbers['gb_per_s']:.0f} GB/s of float32, {numbers['of_a_copy']:.2f} of a copy on the device"
+    return Finding(order.title, subject, "passed", says, numbers)
+
+
+def difference(name: str, args: tuple[Any, ...], device: torch.device, shift: int) -> str:
+    """What a kernel returns and writes on the device, beside the same on the CPU; empty where all bits are equal."""
+    ours, theirs = (_called(name, args, place, shift) for place in (torch.device("cpu"), device))
+    if len(ours) != len(theirs):
+        return f"it gives {len(theirs)} tensors, and {len(ours)} on the CPU"
+    return next((w for a, b in zip(ours, theirs) if (w := _differ(a, b, name in samples.NEAR))), "")
+
+
+def _called(name: str, args: tuple[Any, ...], place: torch.device, shift: int) -> list[Tensor]:
+    """All tensors that come out: the results, and the arguments as they are afterwards."""
+    given = [_moved(a, place, shift) for a in args]
+    out = getattr(kernels, name)(*given)
+    return [t.cpu() for t in (*_tensors(out), *_tensors(given))]
+
+
+def _moved(x: Any, place: torch.device, shift: int) -> Any:
+    """A copy there of each tensor, as many elements off the beginning of its memory."""
+    if isinstance(x, list):
+        return [_moved(each, place, shift) for each in x]
+    if not isinstance(x, Tensor):
+        return x
+    flat = x.reshape(-1)
+    return torch.cat([flat[:1].repeat(shift), flat]).to(place)[shift if x.numel() else 0 :].view(x.shape)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _differ(a: Tensor, b: Tensor, near: bool) -> str:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return f"it gives {b.dtype} of {tuple(b.shape)}, and {a.dtype} of {tuple(a.shape)} on the CPU"
+    same = _equal(a, b, near)
+    if bool(same.all()):
+        return ""
+    first = int((~same).int().argmax())
+    wrong = int((~same).sum())
+    return f"{wrong} of {a.numel()} values differ, the first at {first}: {_value(b, first)}, and {_value(a, first)} on the CPU"
+
+
+def _equal(a: Tensor, b: Tensor, near: bool) -> Tensor:
+    """Bit for bit; NaNs are one another's equals, however they are written."""
+    if not a.is_floating_point():
+        return a == b
+    if near:
+        return torch.isclose(a, b, rtol=1e-6, atol=0, equal_nan=True)
+    return (a.view(torch.int32) == b.view(torch.int32)) | (a.isnan() & b.isnan())
+
+
+def _value(x: Tensor, i: int) -> str:
+    return f"{x[i].item():.9g}"
+
+
+def speed(name: str, elements: int, device: torch.device) -> dict[str, float]:
+    """Medians between events. Before each timing of the kernel is one of a copy, so that both see the same disturbances."""
+    args = next(samples.CALLS[name](elements))
+    given = [_moved(a, device, 0) for a in args]
+    source = torch.ones(elements, device=device)
+    target = torch.empty_like(source)
+    copies, calls = list[float](), list[float]()
+    getattr(kernels, name)(*given)
+    for _ in range(REPEATS):
+        copies.append(seconds(lambda: target.copy_(source), device))
+        calls.append(seconds(lambda: getattr(kernels, name)(*given), device))
+    copy, call = statistics.median(copies), statistics.median(calls)
+    return {"gb_per_s": round(4 * elements / call / 1e9, 2), "of_a_copy": round(copy / call, 3)}
+
+
+def seconds(do: Callable[[], object], device: torch.device) -> float:
+    """What the device takes for what is queued, from one event to the other."""
+    stream = torch.cuda.current_stream(device)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record(stream)
+    do()
+    end.record(stream)
+    end.synchronize()
+    return max(begin.elapsed_time(end) / 1000, 1e-9)

@@ -1,0 +1,103 @@
+"""Starting ranks for an order, and hearing what they tell, however they end."""
+
+import json
+import os
+import signal
+import subprocess
+from typing import NamedTuple, Protocol
+
+from gossamer.bench.compare.agree import ControlGroup
+from gossamer.bench.compare.gpu.order import Order
+from gossamer.bench.compare.local import run_here
+from gossamer.bench.compare.orphans import PARENT, program
+
+STARTING = 180.0  # seconds that a process may take before its first subject, and after its last
+MODULE = "gossamer.bench.compare.gpu.rank"
+
+
+class Told(NamedTuple):
+    """All that a rank's process said, and how it ended; empty where that was in order."""
+
+    lines: list[str]
+    ending: str = ""
+
+
+class Runner(Protocol):
+    size: int
+
+    def run(self, order: Order) -> list[Told]:
+        """By rank; from those who take no part nothing is heard."""
+        ...
+
+
+class Here:
+    """Ranks on this machine, one for each GPU; three share one that is alone."""
+
+    def __init__(self, gpus: int) -> None:
+        self.size = gpus if gpus > 1 else 3
+
+    def run(self, order: Order) -> list[Told]:
+        lines = [list[str]() for _ in range(self.size)]
+        try:
+            ending = run_here(self.size, _command(order), lambda rank, line: lines[rank].append(line), _patience(order))
+        except TimeoutError:
+            return [Told(said, f"was not done after {_patience(order):g} seconds") for said in lines]
+        missing = "was ended, since another one had failed"
+        return [Told(lines[r], in_words(ending.codes[r]) if r in ending.codes else missing) for r in range(self.size)]
+
+
+class Among:
+    """The ranks that a launcher has started, on any machines: each starts a process for its part."""
+
+    def __init__(self, control: ControlGroup, rank: int, size: int) -> None:
+        self.size = size
+        self._control, self._rank = control, rank
+
+    def run(self, order: Order) -> list[Told]:
+        mine = self._part(order) if self._rank in order.ranks else Told([])
+        return [Told(*json.loads(text)) for text in self._control.texts(json.dumps(mine))]
+
+    def _part(self, order: Order) -> Told:
+        """The store is the launcher's, or that of rank 0's doctor: it stays when ranks go."""
+        here = {PARENT: str(os.getpid()), "TORCHELASTIC_USE_AGENT_STORE": "True", "PYTHONUNBUFFERED": "1"}
+        try:
+            done = subprocess.run(
+                _command(order),
+                env=os.environ | here,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=_patience(order),
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            return Told(_lines(late.output), f"was not done after {_patience(order):g} seconds")
+        except OSError as error:
+            return Told([], f"could not be started: {error.strerror}")
+        return Told(_lines(done.stdout), in_words(done.returncode))
+
+
+def _command(order: Order) -> list[str]:
+    return program(MODULE, order.to_json())
+
+
+def _patience(order: Order) -> float:
+    return STARTING + order.sizes.limit * len(order.subjects)
+
+
+def _lines(output: bytes | None) -> list[str]:
+    return (output or b"").decode(errors="replace").splitlines()
+
+
+def in_words(code: int) -> str:
+    """How a process ended.
+
+    >>> in_words(0), in_words(1), in_words(-6)
+    ('', 'ended with code 1', 'was ended by SIGABRT')
+    """
+    if code >= 0:
+        return f"ended with code {code}" if code else ""
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"

@@ -1,0 +1,66 @@
+"""Peers: a rank ends in the midst of a step. The others must be told so, by name and in time, and live to tell it."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import gossamer
+from gossamer.bench.compare.gpu.findings import Finding
+from gossamer.bench.compare.gpu.order import Order, Placement
+from gossamer.bench.compare.gpu.recipes import batches_of, net, short, step
+from gossamer.core.errors import PeerError
+
+FATAL = 3  # the step that the last rank does not survive
+PATIENT, SLACK = 2.0, 5.0  # times the deadline, and seconds, after which an error comes too late
+Tell = Callable[[Finding], None]
+
+
+def check(order: Order, placement: Placement, subject: str, tell: Tell) -> Finding:
+    """The last rank tells that it goes, and is gone."""
+    sizes, doomed = order.sizes, placement.size - 1
+    torch.manual_seed(0)
+    model = net(sizes.width).to(placement.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = batches_of(placement.rank).to(placement.device)
+    error, began = "", 0.0
+    with gossamer.attach(model, optimizer, short(subject), deadline=sizes.deadline) as comm:
+        try:
+            while comm.step < 2 * FATAL:
+                if comm.step == FATAL and placement.rank == doomed:
+                    tell(
+                        Finding(order.title, subject, "left out", "it ended in the midst of a step, as it was told to")
+                    )
+                    model[1].register_forward_hook(_ends_in_backward)
+                began = time.monotonic()
+                step(model, optimizer, comm, batches)
+        except PeerError as told:
+            error = str(told)
+    return _judged(order, subject, doomed, error, time.monotonic() - began)
+
+
+def _ends_in_backward(module: object, inputs: object, output: Tensor) -> None:
+    output.register_hook(_end)
+
+
+def _end(gradient: Tensor) -> None:
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _judged(order: Order, subject: str, doomed: int, error: str, seconds: float) -> Finding:
+    title, deadline = order.title, order.sizes.deadline
+    numbers = {"seconds": round(seconds, 1), "deadline": deadline}
+    if not error:
+        return Finding(
+            title, subject, "failed", f"rank {doomed} ended in step {FATAL}, and no error came of it", numbers
+        )
+    if f"rank {doomed}" not in error and f"ranks [{doomed}]" not in error and f"rank(s) [{doomed}]" not in error:
+        return Finding(title, subject, "failed", f"the error does not name rank {doomed}: {error}", numbers)
+    if seconds > PATIENT * deadline + SLACK:
+        says = f"the error came after {seconds:.0f} s, with a deadline of {deadline:g} s: {error}"
+        return Finding(title, subject, "failed", says, numbers)
+    return Finding(title, subject, "passed", f"after {seconds:.1f} s: {error}", numbers)

@@ -1,0 +1,189 @@
+"""Recipes: every preset trains a small model some steps; the launcher compares what ranks, and ways to send, made of it."""
+
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from inspect import signature
+from math import isfinite
+from statistics import fmean
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+import gossamer
+from gossamer.bench.catalogue import example
+from gossamer.bench.compare.gpu.findings import Finding
+from gossamer.bench.compare.gpu.order import WAYS, Order, Path, Placement
+from gossamer.core.errors import AttachError
+from gossamer.integrations import Communicator
+from gossamer.integrations.consensus import hash_of
+from gossamer.integrations.devices import refuse_lengths
+from gossamer.recipe import Recipe
+from gossamer.recipes import presets
+
+SHORT = {
+    "epoch": 4,
+    "every": 2,
+    "freeze": 4,
+    "steps": 8,
+    "warmup": 4,
+}  # steps, so that something happens in few of them
+BATCHES, BATCH, INPUTS = 64, 8, 32
+CLOSE = 0.01  # by which mean losses may differ, of their size: sums in another order may round another way
+MOST_WAITS = 2  # of the host for the GPU in a step; one is the verdict on the mean, and some recipes ask once more
+WARMING = 2  # steps in which kernels are compiled
+WARNS = "called a synchronizing CUDA operation"  # as torch does in its debug mode
+
+
+def check(order: Order, placement: Placement, subject: str) -> Finding:
+    sizes, device = order.sizes, placement.device
+    torch.manual_seed(0)
+    model = net(sizes.width).to(device)
+    recipe = short(subject)
+    own = any("sends momentum" in part.traits for part in recipe.parts())
+    own |= recipe.update is not None and (recipe.update.is_step or "fades" in recipe.memory.traits)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.0 if own else 0.9)
+    batches = batches_of(placement.rank).to(device)
+    losses = list[Tensor]()
+    with gossamer.attach(model, optimizer, short(subject), deadline=sizes.deadline) as comm:
+        with host_waits(device) as waits:
+            while comm.step < sizes.steps:
+                if comm.step == WARMING:
+                    waits.clear()
+                losses.append(step(model, optimizer, comm, batches))
+        comm.check_sync()
+        with comm.consensus():
+            agreed = reduce(lambda sofar, p: crc32(b"%d" % hash_of(p), sofar), model.parameters(), 0)
+    told = torch.stack(losses).cpu().tolist()
+    counted = max(1, len(told) - WARMING)
+    numbers: dict[str, Any] = {
+        "losses": told,
+        "hash": agreed,
+        "waits": waits["loop"] / counted,
+        "lane_waits": waits["lane"] / counted,
+    }
+    wrong = _wrong(numbers, order.path)
+    says = wrong or ("" if order.path == "cpu" else f"the host waits {numbers['waits']:.1f} times a step")
+    return Finding(order.title, subject, "failed" if wrong else "passed", says, numbers)
+
+
+def _wrong(numbers: Mapping[str, Any], way: Path) -> str:
+    """What one rank sees of it."""
+    if not all(map(isfinite, numbers["losses"])):
+        return f"its losses are not finite: {_few(numbers['losses'])}"
+    if numbers["waits"] > MOST_WAITS:
+        return f"the host waits for the GPU {numbers['waits']:.1f} times a step"
+    if way == "nccl" and numbers["lane_waits"]:
+        return f"a lane waits for the GPU {numbers['lane_waits']:.1f} times a step"
+    return ""
+
+
+def short(preset: str) -> Recipe:
+    """A preset whose rounds and epochs are short."""
+    make = presets()[preset]
+    given = {n: SHORT[n] for n, p in signature(make).parameters.items() if p.default is p.empty}
+    return make(**given) if given else example(preset)
+
+
+def ranks_needed(preset: str) -> int:
+    """Backup workers are some ranks that others do not wait for."""
+    return 3 if waits_for_few(preset) else 2
+
+
+def refused(preset: str) -> str:
+    """Why GPUs do not take it, or nothing."""
+    try:
+        refuse_lengths(short(preset), torch.device("cuda"))
+    except AttachError as error:
+        return str(error)
+    return ""
+
+
+def waits_for_few(preset: str) -> bool:
+    return "waits for few" in short(preset).schedule.traits
+
+
+def net(width: int) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Linear(INPUTS, width)]
+    for _ in range(4):
+        layers += [nn.ReLU(), nn.Linear(width, width)]
+    return nn.Sequential(*layers)
+
+
+def batches_of(rank: int) -> Tensor:
+    return torch.randn(BATCHES, BATCH, INPUTS, generator=torch.Generator().manual_seed(rank))
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator, batches: Tensor) -> Tensor:
+    """One optimizer step of an ordinary loop, which never waits for the GPU by itself."""
+    optimizer.zero_grad()
+    last, loss, micro = False, batches, 0
+    while not last:
+        with comm.accumulating() as last:
+            loss = model(batches[(7 * comm.step + micro) % BATCHES]).square().mean()
+            (loss / comm.accumulate).backward()
+        micro += 1
+    optimizer.step()
+    return loss.detach()
+
+
+@contextmanager
+def host_waits(device: torch.device) -> Generator[Counter[str]]:
+    """How often the "loop" and a "lane" wait for the GPU, as far as torch can tell: not when they wait for an event."""
+    seen = Counter[str]()
+    if device.type != "cuda":
+        yield seen
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=WARNS)
+        others = warnings.showwarning
+
+        def count(message: Warning | str, *rest: Any, **more: Any) -> None:
+            if str(message).startswith(WARNS):
+                seen["lane" if threading.current_thread().name.startswith("gossamer-") else "loop"] += 1
+            else:
+                others(message, *rest, **more)
+
+        warnings.showwarning = count
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield seen
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def compared(subject: str, ways: Mapping[Path, Mapping[int, Finding]]) -> Finding:
+    """What ranks, and ways to send, made of one preset: replicas and mean losses that must be equal."""
+    for way, by_rank in ways.items():
+        hashes = {rank: f.numbers["hash"] for rank, f in by_rank.items()}
+        if len(set(hashes.values())) > 1:
+            return _failed(subject, f"the model that all ranks agree on differs between them over {WAYS[way]}")
+    if waits_for_few(subject):
+        return Finding(
+            "mean losses", subject, "left out", "who comes first, and is waited for, is another one each time"
+        )
+    means = {way: [fmean(at) for at in zip(*(f.numbers["losses"] for f in by.values()))] for way, by in ways.items()}
+    (first, reference), *others = means.items()
+    farthest = 0.0
+    for way, losses in others:
+        gap = max(abs(a - b) / max(abs(a), 1e-9) for a, b in zip(reference, losses))
+        farthest = max(farthest, gap)
+        if gap > CLOSE or len(losses) != len(reference):
+            return _failed(
+                subject, f"over {WAYS[way]} they are {_few(losses)}, and over {WAYS[first]} {_few(reference)}"
+            )
+    says = f"{', '.join(WAYS[way] for way in means)}: at most {farthest:.1e} apart"
+    return Finding("mean losses", subject, "passed", says, {WAYS[way]: losses for way, losses in means.items()})
+
+
+def _failed(subject: str, says: str) -> Finding:
+    return Finding("mean losses", subject, "failed", says)
+
+
+def _few(losses: Sequence[float]) -> str:
+    return ", ".join(f"{loss:.5g}" for loss in losses)

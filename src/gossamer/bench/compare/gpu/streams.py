@@ -1,0 +1,129 @@
+"""Streams: are our orders between them honoured, and does a copy run beside what computes?"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gossamer.bench.compare.gpu.findings import Finding
+from gossamer.bench.compare.gpu.kernels import seconds
+from gossamer.bench.compare.gpu.order import Order, Placement, Sizes
+from gossamer.core.verbs import Compute, Program
+from gossamer.fabrics.torch import TorchFabric
+
+NUMBERS = 1_000_003  # elements that are written late and read early, if orders are not honoured
+
+
+def check(order: Order, placement: Placement, subject: str) -> Finding:
+    says, numbers = SUBJECTS[subject](order.sizes, placement.device)
+    outcome = "measured" if numbers else "failed" if says else "passed"
+    return Finding(order.title, subject, outcome, says, numbers)
+
+
+def overlap(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
+    """A copy from the host, on a stream of its own beside one that computes; how much of the shorter one was hidden."""
+    host = torch.ones(sizes.copied, dtype=torch.uint8, device="cpu").pin_memory()
+    there = torch.empty(sizes.copied, dtype=torch.uint8, device=device)
+    side, main = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+    busy = keeps_busy(sizes, device)
+
+    def copy() -> None:
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            there.copy_(host, non_blocking=True)
+
+    def both() -> None:
+        copy()
+        busy()
+        main.wait_stream(side)
+
+    def alone() -> None:
+        copy()
+        main.wait_stream(side)
+
+    for do in (busy, alone):
+        do()
+    computing, copying, together = (min(seconds(do, device) for _ in range(3)) for do in (busy, alone, both))
+    hidden = (computing + copying - together) / min(computing, copying)
+    says = f"{max(0.0, min(1.0, hidden)):.0%} of a copy from the host, or of what computed meanwhile, was hidden"
+    return says, {
+        "computing_ms": round(computing * 1e3, 3),
+        "copying_ms": round(copying * 1e3, 3),
+        "together_ms": round(together * 1e3, 3),
+    }
+
+
+def keeps_busy(sizes: Sizes, device: torch.device) -> Callable[[], object]:
+    """Queues what takes the current stream a while."""
+    a = torch.full((sizes.side, sizes.side), 1.0 / sizes.side, device=device)
+
+    def work() -> Tensor:
+        x = a
+        for _ in range(sizes.products):
+            x = x @ a
+        return x
+
+    return work
+
+
+def reads_what_was_written(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
+    """A lane is given a tensor that the loop's stream has yet to write."""
+    busy, fabric = keeps_busy(sizes, device), TorchFabric(device=device)
+    x = torch.zeros(NUMBERS, device=device)
+    busy()
+    x.add_(1.0)
+    total = float(fabric.join(fabric.start(_copied(x))).double().sum())
+    fabric.close()
+    return _counted(total, "a lane read what the loop's stream had not written yet"), {}
+
+
+def waits_for_the_lane(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
+    """The loop's stream reads what a lane has yet to write."""
+    busy, fabric = keeps_busy(sizes, device), TorchFabric(device=device)
+    x = torch.zeros(NUMBERS, device=device)
+
+    def late() -> Tensor:
+        busy()
+        return x.add_(1.0)
+
+    total = float(fabric.join(fabric.start(_does(late))).double().sum())
+    fabric.close()
+    return _counted(total, "the loop's stream read what a lane had not written yet"), {}
+
+
+def keeps_memory(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
+    """The loop lets go of a tensor that a lane has yet to read, and fills what it gets next."""
+    busy, fabric = keeps_busy(sizes, device), TorchFabric(device=device)
+    x = torch.ones(NUMBERS, device=device)
+    handle = fabric.start(_late_copy(x, busy))
+    del x
+    others = [torch.full((NUMBERS,), 7.0, device=device) for _ in range(4)]
+    total = float(fabric.join(handle).double().sum())
+    fabric.close()
+    del others
+    return _counted(total, "a lane read memory that had been handed out again"), {}
+
+
+def _counted(total: float, otherwise: str) -> str:
+    return "" if total == NUMBERS else f"{otherwise}: {total:g} where {NUMBERS} was right"
+
+
+def _does(do: Callable[[], Tensor]) -> Program[Tensor]:
+    return (yield Compute(do, "write"))
+
+
+def _copied(x: Tensor) -> Program[Tensor]:
+    return (yield Compute(x.clone, "read"))
+
+
+def _late_copy(x: Tensor, busy: Callable[[], object]) -> Program[Tensor]:
+    yield Compute(busy, "be late")
+    return (yield Compute(x.clone, "read"))
+
+
+SUBJECTS: dict[str, Callable[[Sizes, torch.device], tuple[str, dict[str, float]]]] = {
+    "a lane reads after the loop has written": reads_what_was_written,
+    "the loop reads after a lane has written": waits_for_the_lane,
+    "memory is kept until the streams have met": keeps_memory,
+    "a copy beside what computes": overlap,
+}

@@ -1,0 +1,91 @@
+"""The link between ranks: alpha and beta, from all-reduces of growing size."""
+
+import json
+import os
+import re
+import statistics
+from collections.abc import Sequence
+from datetime import timedelta
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from gossamer.bench.compare.local import run_here
+from gossamer.bench.compare.orphans import program
+from gossamer.core.errors import PeerError
+
+SIZES = [256 * 4**i for i in range(8)]  # float32 elements, up to 16 MB
+LONG = 0.1  # seconds: an all-reduce that takes as long says enough, and on a slow link a larger one would take minutes
+PATIENCE = 120.0  # seconds for two ranks here, from nothing to the end
+
+
+class AlphaBeta(NamedTuple):
+    """A ring all-reduce of B bytes takes about 2 (size - 1) alpha + 2 (size - 1) / size * B / rate seconds."""
+
+    size: int
+    alpha: float  # seconds a message
+    rate: float  # bytes per second, each way
+
+
+def alpha_beta() -> AlphaBeta:
+    """The link between all ranks that a launcher has started; it is as slow as its slowest part."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    try:
+        size = dist.get_world_size()
+        if size == 1:
+            return AlphaBeta(1, 0.0, float("inf"))
+        least, elements, most = _seconds(1), 0, 0.0
+        for elements in SIZES:
+            most = _seconds(elements)
+            if most >= LONG:
+                break
+        crossed = 2 * (size - 1) / size * 4 * elements
+        dist.barrier()  # torch 2.6 hangs where a group ends before its threads have let go of the last tensor
+        return AlphaBeta(size, least / (2 * (size - 1)), crossed / max(most - least, 1e-9))
+    finally:
+        dist.destroy_process_group()
+
+
+def _seconds(elements: int) -> float:
+    """The median of a few all-reduces. It is that of the slowest rank on all: they must agree on what comes next."""
+    times, x = list[float](), torch.zeros(elements)
+    for _ in range(7):
+        dist.barrier()
+        began = perf_counter()
+        dist.all_reduce(x)
+        times.append(perf_counter() - began)
+    median = torch.tensor(statistics.median(times), dtype=torch.float64)
+    dist.all_reduce(median, op=dist.ReduceOp.MAX)
+    return float(median)
+
+
+def between_two_ranks() -> AlphaBeta:
+    """The same for two ranks on this machine, when no launcher has started us."""
+    said = list[str]()
+    try:
+        run_here(
+            2,
+            program("gossamer.bench.compare.link"),
+            lambda rank, line: said.append(line),
+            PATIENCE,
+        )
+    except TimeoutError:
+        raise PeerError(f"two ranks on this machine did not find each other within {PATIENCE:g} s") from None
+    for line in said:
+        if line.startswith("{"):
+            return AlphaBeta(**json.loads(line))
+    raise PeerError(f"two ranks on this machine could not talk to each other: {_last_word(said)}")
+
+
+def _last_word(said: Sequence[str]) -> str:
+    """What a rank died of, out of all that is said about it."""
+    errors = re.findall(r"\b[\w.]+Error: .+", "\n".join(said))
+    return (errors or list(said)[-1:] or ["they said nothing"])[0][:300]
+
+
+if __name__ == "__main__":
+    found = alpha_beta()
+    if os.environ.get("RANK") == "0":
+        print(json.dumps(found._asdict()), flush=True)

@@ -1,0 +1,197 @@
+"""Ranks on this machine: processes of ours, that meet in a store which nobody on another machine can reach."""
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from gossamer.bench.compare.orphans import PARENT
+from gossamer.bench.lab.output import Lines
+from gossamer.core.errors import PeerError, plainly
+
+HERE = "127.0.0.1"
+GRACE = 3.0  # seconds in which the others may end by themselves when one has failed
+PATIENCE = 5.0  # seconds from SIGTERM to SIGKILL
+LOOK = 0.1  # seconds between two looks at who is still there
+
+OnLine = Callable[[int, str], None]
+Process = subprocess.Popen[bytes]
+
+
+@dataclass
+class Ending:
+    """How the ranks ended: exit codes as Popen gives them, of those that ended before we ended them, in that order."""
+
+    codes: dict[int, int] = field(default_factory=dict)
+    frozen: list[int] = field(default_factory=list)  # stopped by a signal such as SIGSTOP when we ended them
+
+    @property
+    def failures(self) -> dict[int, int]:
+        return {rank: code for rank, code in self.codes.items() if code}
+
+    @property
+    def first(self) -> tuple[int, int] | None:
+        """The rank that failed first, and its code. One that was killed comes before those that only noticed."""
+        killed = {rank: code for rank, code in self.failures.items() if code < 0}
+        return next(iter((killed or self.failures).items()), None)
+
+
+def run_here(size: int, command: Sequence[str], on_line: OnLine, timeout: float = float("inf")) -> Ending:
+    """Run a command once per rank and wait for all; what they say goes to `on_line(rank, line)`.
+
+    Torch's own launcher would do it through a store that listens on every interface, and would unpickle what it finds
+    there. When a rank fails the others have some seconds to end by themselves. All are ended if time is up (TimeoutError)
+    or an exception comes through here, ctrl-C included.
+    """
+    ranks = list[Process]()
+    with _store() as port:
+        try:
+            for rank in range(size):
+                ranks.append(_start(rank, size, port, command))
+            return _Watch(ranks, on_line, timeout).run()
+        finally:
+            _end(ranks)
+            for process in ranks:
+                assert process.stdout is not None
+                process.stdout.close()
+
+
+@contextmanager
+def _store() -> Generator[int]:
+    """A store for as long as the ranks live; gives its port. Torch binds to all interfaces, unless it is given a socket."""
+    try:
+        door = socket.create_server((HERE, 0))
+        port: int = door.getsockname()[1]
+        store = TCPStore(HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach())
+    except (OSError, RuntimeError) as error:
+        raise PeerError(f"no rank could be started, is the loopback interface up? {plainly(error)}") from None
+    yield port
+    del store  # until here it serves
+
+
+def _start(rank: int, size: int, port: int, command: Sequence[str]) -> Process:
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=_environment(rank, size, port),
+            start_new_session=True,  # ctrl-C on the terminal is for us, who then end the ranks in order
+        )
+    except OSError as error:  # too many files or processes, too long a command
+        raise PeerError(f"rank {rank} of {size} could not be started: {error.strerror}") from None
+
+
+def _environment(rank: int, size: int, port: int) -> dict[str, str]:
+    """What a launcher of ranks on one machine sets. A launcher above us must not reach in."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC_")}
+    loopback = _loopback()
+    return {
+        **inherited,
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": HERE,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is ours, and rank 0 opens none
+        **({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}),  # else gloo listens where the host's name points to
+        PARENT: str(os.getpid()),
+    }
+
+
+def _loopback() -> str:
+    """The interface that only this machine can reach: "lo", on a Mac "lo0"."""
+    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
+
+
+class _Watch:
+    """Listens to the ranks, and notices how each of them ends."""
+
+    def __init__(self, ranks: Sequence[Process], on_line: OnLine, timeout: float) -> None:
+        self.alive = dict(enumerate(ranks))
+        self.on_line, self.ending = on_line, Ending()
+        self.until = time.monotonic() + timeout
+        self.give_up = float("inf")  # when patience with those who outlive a failure ends
+        self.selector = selectors.DefaultSelector()
+        for rank, process in self.alive.items():
+            assert process.stdout is not None
+            self.selector.register(process.stdout, selectors.EVENT_READ, (rank, Lines()))
+
+    def run(self) -> Ending:
+        with self.selector:
+            look_at = 0.0
+            while self.alive:
+                self._hear(LOOK)
+                if time.monotonic() >= look_at:
+                    self._look()
+                    look_at = time.monotonic() + LOOK
+            while self._hear(0.0):  # what is left in the pipes; a rank's own children may hold them open
+                pass
+        return self.ending
+
+    def _look(self) -> None:
+        for rank, process in list(self.alive.items()):
+            if process.poll() is not None:
+                self.ending.codes[rank] = process.returncode
+                del self.alive[rank]
+        now = time.monotonic()
+        if self.ending.failures:
+            self.give_up = min(self.give_up, now + GRACE)
+        if now >= self.until and self.alive:
+            raise TimeoutError
+        if now >= self.give_up:
+            self.ending.frozen = [rank for rank, process in self.alive.items() if _is_stopped(process.pid)]
+            _end(list(self.alive.values()))
+            self.alive.clear()
+
+    def _hear(self, patience: float) -> bool:
+        if not self.selector.get_map():
+            time.sleep(patience)  # all have closed their output, and not all have ended
+            return False
+        ready = self.selector.select(patience)
+        for key, _ in ready:
+            rank, lines = key.data
+            data = os.read(key.fd, 1 << 16)
+            if not data:
+                self.selector.unregister(key.fileobj)
+            for line in lines.feed(data):
+                self.on_line(rank, line)
+        return bool(ready)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:  # it has ended, or this is no Linux
+        return False
+
+
+def _end(ranks: Sequence[Process]) -> None:
+    """Ask them to end, and kill those that do not."""
+    for process in ranks:
+        _tell(process, signal.SIGTERM)
+        _tell(process, signal.SIGCONT)  # who is frozen hears nothing until it goes on
+    until = time.monotonic() + PATIENCE
+    for process in ranks:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, until - time.monotonic()))
+        _tell(process, signal.SIGKILL)
+        process.wait()
+
+
+def _tell(process: Process, number: int) -> None:
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)

@@ -1,0 +1,291 @@
+"""A script on trial: run once under every recipe, in a lab, on this machine, or on the ranks that a launcher has started."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from gossamer.bench.compare.agree import ControlGroup
+from gossamer.bench.compare.contender import about
+from gossamer.bench.compare.diary import Diary
+from gossamer.bench.compare.hearing import Hearing, Show, judge
+from gossamer.bench.compare.launch import UNFINISHED, machine, versions
+from gossamer.bench.compare.local import HERE, run_here
+from gossamer.bench.compare.orphans import PARENT, program
+from gossamer.bench.compare.overlooker import Orders
+from gossamer.bench.lab import available, in_lab, run_lab
+from gossamer.bench.lab.output import Lines
+from gossamer.bench.record import Record, Run
+from gossamer.core.errors import GossamerError, PeerError, plainly
+from gossamer.integrations.run_observer import PLAIN
+
+AFTER_DDP = (
+    "'ddp' is allreduce() here: this script attaches a plain model, and there is no DistributedDataParallel in it"
+)
+
+COMPILED = (
+    "the script uses torch.compile, whose time counts, and the first run has most of it: compare once more now that its cache is "
+    "there"
+)
+UNTOLD = "the script tells no loss: compared by what it calls backward() on, summed over a step"
+
+
+class ScriptError(GossamerError, ValueError):
+    """A script that cannot be compared as it is."""
+
+
+@dataclass
+class ScriptPlan:
+    """What is to be run; on which hosts, the launcher knows."""
+
+    script: str
+    arguments: list[str]
+    contenders: dict[str, str]
+    deadline: float = 120.0
+    chunk: int = 5  # steps that a training loss is averaged over, at least
+    per_host: int = 1
+    imports: list[str] = field(default_factory=list[str])
+    steps: int = 0  # to end every run after; 0: the script knows
+    folder: str = ""  # to run the script in
+    began: float = field(default_factory=time.time)
+
+    def command(self, run: Run) -> list[str]:
+        """What a rank runs. In the script's arguments and its folder {recipe} is the run's name, fit for a file's."""
+        name = re.sub(r"[^A-Za-z0-9_.=]+", "-", run.name).strip("-.")
+        said = [a.replace("{recipe}", name) for a in self.arguments]
+        orders = Orders(self.script, said, self.contenders[run.name], self.deadline, self.per_host, self.imports)
+        orders.steps, orders.folder, orders.began = self.steps, self.folder.replace("{recipe}", name), self.began
+        return program("gossamer.bench.compare.script", orders.to_json())
+
+
+Runner = Callable[[Hearing], None]
+
+
+class Trial:
+    """Runs one contender after the other, and keeps a record that is valid at any moment."""
+
+    def __init__(
+        self, plan: ScriptPlan, hosts: int, rate: str | None, command: str, show: Show, path: Path | None
+    ) -> None:
+        self.plan, self.hosts, self.show = plan, hosts, show
+        self.record = _record(plan, hosts, rate, command)
+        self.diary = Diary(self.record, path)
+        self.hearings = dict[str, Hearing]()
+        self.code = 0
+
+    def follow(self, run: Runner) -> tuple[Record, int]:
+        """All runs, or those until the first that can be compared with nothing, or until ctrl-C."""
+        try:
+            for name, kind in self.plan.contenders.items():
+                self._one(name, kind, run)
+        except KeyboardInterrupt as stop:
+            number = int(stop.args[0] if stop.args else signal.SIGINT)
+            self._interrupted(f"interrupted by {signal.Signals(number).name}")
+            self.code = 128 + number
+        self.record.metric = judge(self.record.runs, self.hearings, self.plan.chunk)
+        return self.record, self.code
+
+    def _one(self, name: str, kind: str, run: Runner) -> None:
+        mine = self.record.run(name)
+        assert mine is not None
+        hearing = self.hearings[name] = Hearing(mine, self.plan.per_host, self.plan.chunk, self._shown)
+        names = list(self.plan.contenders)
+        if len(names) > 1:  # it takes seconds until there is anything to see
+            self._shown({"event": "note", "text": f"{name}, {names.index(name) + 1} of {len(names)}"})
+        self._shown({"event": "contender", "run": name, "recipe": kind, "done": 0})
+        try:
+            run(hearing)
+            hearing.conclude(self.hosts * self.plan.per_host)
+        except GossamerError as error:  # a lab that broke down: what the others have told is not lost
+            hearing.conclude(self.hosts * self.plan.per_host)
+            mine.status, mine.error = "failed", str(error)
+        self._refuse(hearing)
+        self.record.parameters = self.record.parameters or hearing.attached.get("parameters", 0)
+        if hearing.goes_by_backward and not hearing.held_out:
+            self._note(UNTOLD)
+        if hearing.compiled and len(names) > 1:
+            self._note(COMPILED)
+        if name == "ddp" and mine.recipe != "ddp" and mine.status == "ok":
+            mine.yardstick, mine.about = False, about("allreduce")
+            self._note(AFTER_DDP)
+        if mine.status == "ok":
+            self._shown({"event": "end", "run": name})
+        else:
+            self.code = 1
+            self._shown({"event": "failed", "run": name, "error": mine.error})
+
+    def _refuse(self, hearing: Hearing) -> None:
+        if hearing.refused:
+            raise ScriptError(hearing.refused)
+        if hearing.run.status == "ok" and not hearing.losses and not hearing.held_out:
+            name = Path(self.plan.script).name
+            raise ScriptError(
+                f"{name} never told a loss, nor called backward() on one, so there is nothing to compare by: put "
+                "comm.log(loss=loss) into its loop, or comm.log(held_out=...) where it judges its model"
+            )
+
+    def _note(self, text: str) -> None:
+        """What a reader of the record should know, once."""
+        if text not in self.record.note:
+            self.record.note = "; ".join(filter(None, [self.record.note, text]))
+
+    def _interrupted(self, why: str) -> None:
+        for run in self.record.runs:
+            if run.error == UNFINISHED:
+                hearing = self.hearings.get(run.name)
+                if hearing is not None:
+                    hearing.conclude(self.hosts * self.plan.per_host)
+                run.status, run.error = "interrupted", why
+
+    def _shown(self, event: dict[str, Any]) -> None:
+        self.show(event)
+        if why := self.diary.keep_up():
+            self.show(
+                {"event": "note", "text": f"the record cannot be written: {why}; it is tried again until the end"}
+            )
+
+
+def launch_script(
+    plan: ScriptPlan, hosts: int, rate: str | None, command: str, show: Show, path: Path | None
+) -> tuple[Record, int]:
+    """Run the script on hosts of a lab, if a rate is given and a lab can be made, else on this machine."""
+    trial = Trial(plan, hosts, rate, command, show, path)
+    reason = available() if rate else None
+    if rate and reason:
+        trial.record.note, trial.record.rate = f"unshaped: {reason}", "unshaped"
+        show({"event": "note", "text": f"no lab here, so times say little about a slow network: {reason}"})
+
+    def run(hearing: Hearing) -> None:
+        words = plan.command(hearing.run)
+        if rate and not reason:
+            result = run_lab(hosts, rate, words, per_host=plan.per_host, on_line=hearing.line)
+            if result.first_failure is not None:
+                hearing.killed(result.first_failure, result.exit_code)
+            return
+        ending = run_here(hosts * plan.per_host, words, hearing.line)
+        if ending.first is not None:
+            hearing.killed(*ending.first)
+
+    return trial.follow(run)
+
+
+def join_script(plan: ScriptPlan, command: str, show: Show, path: Path | None) -> tuple[Record, int]:
+    """Take part as one of the ranks that a launcher has started. Each runs the script as a process beside it, with its rank."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if in_lab():
+        plan.per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    try:
+        dist.init_process_group("gloo")
+    except (RuntimeError, ValueError) as error:
+        raise PeerError(f"the ranks cannot find each other: {plainly(error)}") from None
+    control = ControlGroup(2 * plan.deadline + 60.0, plan.per_host)
+    told = {"recipes": list(plan.contenders.values()), "script": Path(plan.script).name, "arguments": plan.arguments}
+    control.same("the ranks were started with different commands", told)
+    trial = Trial(plan, size // plan.per_host, None, command, show, path)
+
+    def run(hearing: Hearing) -> None:
+        with _meeting_place(rank) as door:
+            port = int(control.texts(str(door))[0])
+            ended = _beside(plan.command(hearing.run), port, lambda line: rank or hearing.line(0, line))
+            everyone = control.texts(json.dumps(ended))
+        for other, text in enumerate(everyone):
+            code, said = json.loads(text)
+            for line in said if other or rank else []:
+                hearing.line(other, line)
+            if code:
+                hearing.killed(other, code)
+
+    try:
+        return trial.follow(run)
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _meeting_place(rank: int) -> Generator[int]:
+    """A store of rank 0 for one run, where nothing is left of the last one; gives its port. Others have none."""
+    if rank:
+        yield 0
+        return
+    try:
+        door = socket.create_server((os.environ["MASTER_ADDR"], 0))
+    except OSError:  # a name that leads here, and is no address of ours
+        door = socket.create_server(("", 0))
+    port: int = door.getsockname()[1]
+    store = TCPStore(HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach())
+    yield port
+    del store  # until here it serves
+
+
+def _beside(command: list[str], port: int, on_line: Callable[[str], object]) -> tuple[int, list[str]]:
+    """Run one rank's script as a process beside this one; returns its code and all its lines."""
+    place = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(port)}
+    environment = {**os.environ, **place, "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+    )
+    lines, cut = list[str](), Lines()
+    assert process.stdout is not None
+    try:
+        while data := os.read(process.stdout.fileno(), 1 << 16):
+            for line in cut.feed(data):
+                lines.append(line)
+                on_line(line)
+        lines += cut.feed(b"")
+        return process.wait(), lines
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def check_script(path: Path) -> None:
+    """Say at once what would fail on every rank."""
+    try:
+        compile(path.read_bytes(), str(path), "exec")
+    except OSError as error:
+        raise ScriptError(f"{path} cannot be read: {error.strerror}") from None
+    except SyntaxError as error:
+        raise ScriptError(f"{path} is no Python that runs: line {error.lineno}: {error.msg}") from None
+    except ValueError as error:
+        raise ScriptError(f"{path} is no Python: {error}") from None
+
+
+def _record(plan: ScriptPlan, hosts: int, rate: str | None, command: str) -> Record:
+    name = Path(plan.script).name
+    return Record(
+        command=command,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        workload=name,
+        summary=shlex.join([name, *plan.arguments]),
+        metric="training loss",
+        lower_is_better=True,
+        parameters=0,
+        hosts=hosts,
+        per_host=plan.per_host,
+        rate=rate or "unshaped",
+        seed=0,
+        versions=versions(),
+        machine=machine(),
+        note="inside of a lab, whose rates are not known here" if in_lab() else "",
+        baseline=next(iter(plan.contenders)),
+        imports=plan.imports,
+        script=plan.script,
+        runs=[
+            Run(name, recipe, "interrupted", UNFINISHED, about(recipe), recipe in PLAIN)
+            for name, recipe in plan.contenders.items()
+        ],
+    )

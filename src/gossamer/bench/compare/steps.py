@@ -1,0 +1,114 @@
+"""What a step costs: every contender in turns on one network, and the median of its steps."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil
+
+from gossamer.bench.compare.launch import launch
+from gossamer.bench.compare.listener import OnEvent
+from gossamer.bench.compare.plan import Plan
+from gossamer.bench.compare.yardsticks import PERIOD, YARDSTICKS
+from gossamer.bench.record import Record, Run
+from gossamer.recipe import Recipe
+
+WARM_UP = 2  # turns that compile kernels, check collectives against one another, and let DDP regroup its buckets
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One contender at one rate; bytes are per step and host, times are medians over steps with their range.
+
+    Where some steps send and others do not, it is whole rounds of them: a median over steps would leave out the sending.
+    """
+
+    recipe: str
+    rate: str
+    hosts: int
+    step_ms: float
+    low_ms: float
+    high_ms: float
+    ratio_to_ddp: float | None
+    ratio_to_compute: float | None
+    sent_mb: float | None  # None where a yardstick keeps no ledger and has no formula
+    nic_mb: float | None
+    loss: float | None
+    error: str = ""
+    per_host: int = 1
+    inside_mb: float | None = None  # past the card, by the ranks of a host to each other
+
+
+def measure_steps(
+    contenders: dict[str, str],
+    rate: str | None,
+    hosts: int,
+    turns: int,
+    chunk: int,
+    on_event: OnEvent,
+    workload: str = "lm",
+    per_host: int = 1,
+    imports: Sequence[str] = (),
+) -> list[StepRow]:
+    """Train all contenders in turns of `chunk` steps, and say what their steps took."""
+    turns = max(turns, *(ceil(_period(kind) / chunk) for kind in contenders.values()))  # one whole round at least
+    plan = Plan(contenders, workload, steps=(turns + WARM_UP) * chunk, chunk=chunk, measure_every=0, per_host=per_host)
+    plan.imports = [*imports]
+    record, code = launch(plan, hosts, rate, "gossamer bench steps", on_event)
+    if code > 128:
+        raise KeyboardInterrupt(code - 128)
+    taken = {run.name: paces(run, chunk) for run in record.runs}
+    medians = {name: statistics.median(p) for name, p in taken.items() if p}
+    return [_row(run, taken[run.name], medians, record) for run in record.runs]
+
+
+def paces(run: Run, chunk: int) -> list[float]:
+    """Milliseconds per step of each step, or of each round of steps, after the warm-up.
+
+    A turn's first step waits for all ranks to take it up, and for its model to come back to the caches: only rounds, which
+    cannot leave a step out, count it. Ranks that compute alone wait for nobody within a turn: where ranks share a
+    processor, the first to be served is ready long before the last, so it is whole turns that say what a step takes them.
+    """
+    steps, period = run.steps, _period(run.recipe)
+    if run.alone:
+        return [1000 * (b.seconds - a.seconds) / chunk for a, b in pairwise(steps[(WARM_UP - 1) * chunk :: chunk])]
+    ends = range(WARM_UP * chunk + period - 1, len(steps), period)
+    spans = [(steps[i - period], steps[i]) for i in ends if period > 1 or chunk == 1 or i % chunk]
+    return [1000 * (b.seconds - a.seconds) / (b.step - a.step) for a, b in spans]  # backup workers skip steps
+
+
+def _period(kind: str) -> int:
+    """After how many steps a contender does the same again."""
+    if kind in YARDSTICKS:
+        return PERIOD if kind == "ddp-postlocal" else 1
+    schedule = Recipe.of(kind).schedule
+    return int(getattr(schedule, "every", schedule.period))
+
+
+def _row(run: Run, taken: Sequence[float], medians: dict[str, float], record: Record) -> StepRow:
+    median = medians.get(run.name, 0.0)
+
+    def ratio(name: str) -> float | None:
+        return round(median / medians[name], 3) if median and name in medians else None
+
+    steps = max(run.done, 1)
+    return StepRow(
+        recipe=run.name,
+        rate=record.rate,
+        hosts=record.hosts,
+        step_ms=round(median, 1),
+        low_ms=round(min(taken, default=0.0), 1),
+        high_ms=round(max(taken, default=0.0), 1),
+        ratio_to_ddp=ratio("ddp"),
+        ratio_to_compute=ratio("compute"),
+        sent_mb=_megabytes(run.wire_bytes, steps),
+        nic_mb=_megabytes(run.nic_bytes, steps),
+        loss=round(run.evaluations[-1].quality, 4) if run.evaluations else None,
+        error=run.error,
+        per_host=record.per_host,
+        inside_mb=_megabytes(run.inside_bytes, steps),
+    )
+
+
+def _megabytes(total: int | None, steps: int) -> float | None:
+    return None if total is None else round(total / steps / 1e6, 4)

@@ -1,0 +1,73 @@
+"""Several records on one page: the same training on other networks, on another day, or with other recipes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gossamer.bench.record import Again, Record, Run
+from gossamer.core.errors import GossamerError
+
+
+class BesideError(GossamerError, ValueError):
+    """Records that have nothing to compare them by."""
+
+
+def beside(records: Sequence[Record]) -> Record:
+    """One record with all runs of several, each named by what is different about its record; the first has the baseline.
+
+    >>> a = Record("", "", "lm", "", "loss", True, 1, 4, "1gbit", 0, runs=[Run("ddp", "ddp")])
+    >>> [run.name for run in beside([a, replace(a, rate="200mbit")]).runs]
+    ['ddp (1gbit)', 'ddp (200mbit)']
+    """
+    first = records[0]
+    for other in records[1:]:
+        _refuse(first, other)
+    labels = _labels(records)
+    runs = [_named(run, label) for r, label in zip(records, labels, strict=True) for run in r.runs]
+    together = len({tuple(r.trials) for r in records}) == 1  # the same seeds
+    again = [
+        Again(seed, [_named(run, label) for r, label in zip(records, labels, strict=True) for run in r.trials[seed]])
+        for seed in list(first.trials)[1:]
+    ]
+    notes = [
+        f"{label}: {r.command}" + (f" ({r.note})" if r.note else "") for r, label in zip(records, labels, strict=True)
+    ]
+    if not together:
+        notes.append("not all have the same seeds, so of each only its first is shown")
+    return replace(
+        first,
+        runs=runs,
+        again=again if together else [],
+        baseline=f"{first.baseline} ({labels[0]})",
+        rate=", ".join(dict.fromkeys(r.rate for r in records)),
+        together=len(records),
+        note="Several records, on one page. " + "; ".join(notes) + ".",
+    )
+
+
+def _refuse(first: Record, other: Record) -> None:
+    for what, mine, theirs in (
+        ("workload", first.workload, other.workload),
+        ("metric", first.metric, other.metric),
+        ("number of parameters", first.parameters, other.parameters),
+    ):
+        if mine != theirs:
+            raise BesideError(
+                f"these records do not go on one page: the {what} is {mine} in the first and {theirs} in another"
+            )
+
+
+def _labels(records: Sequence[Record]) -> list[str]:
+    """What tells them apart, in a word."""
+    for found in (
+        [r.rate for r in records],
+        [f"{r.hosts} hosts" for r in records],
+        [f"seed {r.seed}" for r in records],
+        [r.created[:10] for r in records],
+    ):
+        if len(set(found)) == len(records) and all(found):
+            return found
+    return [str(i) for i in range(1, len(records) + 1)]
+
+
+def _named(run: Run, label: str) -> Run:
+    return replace(run, name=f"{run.name} ({label})")

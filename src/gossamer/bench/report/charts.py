@@ -1,0 +1,234 @@
+"""The charts as data. The page draws them with its script, `figures` draws them for papers: the same points."""
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+from gossamer.bench.record import Run
+from gossamer.bench.report.study import Row, Study
+from gossamer.bench.report.words import capital, listed, number, quality
+
+POINTS = 4_000  # in one chart: more cannot be seen, and the page has to stay small
+LOG_FROM = 50  # positive values that span more than this factor start on a logarithmic axis
+APART = 20  # so do lines whose ends are further apart than this factor: the short ones would be a smear
+
+Kind = Literal["seconds", "bytes", "count", "number"]
+Point = tuple[float, float | None, int, float | None]  # x, y, optimizer step, y averaged over its neighbours
+
+
+@dataclass(frozen=True)
+class Axis:
+    label: str
+    kind: Kind
+    log: bool
+
+
+@dataclass(frozen=True)
+class Series:
+    run: int  # its place in the record
+    points: list[Point]
+
+
+@dataclass(frozen=True)
+class Target:
+    value: float
+    label: str
+    below: bool  # where its label disturbs least: lines come from the other side
+
+
+@dataclass(frozen=True)
+class Lines:
+    """y over x, one line per run."""
+
+    id: str
+    title: str
+    caption: str
+    x: Axis
+    y: Axis
+    series: list[Series]
+    marks: bool  # few points, each of them worth a mark
+    target: Target | None = None
+    focus: float | None = None  # worse values of y are out of sight until one zooms out: it is not decided there
+    kind: Literal["lines"] = "lines"
+
+
+@dataclass(frozen=True)
+class Bar:
+    run: int
+    parts: list[float]  # seconds; empty where they were not measured apart
+    total: float
+    by_difference: bool = False  # it does not say how long it waits: what it takes beyond computing alone
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Where a step's time goes, one bar per run."""
+
+    id: str
+    title: str
+    caption: str
+    parts: list[str]
+    rows: list[Bar]
+    kind: Literal["bars"] = "bars"
+
+
+Chart = Lines | Bars
+
+
+def charts(study: Study) -> list[Chart]:
+    """All charts that this record has something to say in.
+
+    >>> from gossamer.bench.report.study import study_of
+    >>> from gossamer.bench.record import Record
+    >>> charts(study_of(Record("", "", "lm", "", "loss", True, 1, 4, "200mbit", 0)))
+    []
+    """
+    drawn: list[Chart] = [_quality_time(study), _quality_bytes(study), _loss_time(study), _step_time(study)]
+    drawn.append(_residuals(study))
+    return [c for c in drawn if (c.series if isinstance(c, Lines) else c.rows)]
+
+
+def _quality_time(study: Study) -> Lines:
+    lines = [(i, [(e.seconds, e.quality, e.step) for e in r.evaluations]) for i, r in _runs(study)]
+    caption = f"{'Lower' if study.record.lower_is_better else 'Higher'} and further left is better."
+    if study.target is not None:
+        caption += " The first steps lie beyond the edge; a logarithmic axis shows them."
+    name = quality(study.record.metric)
+    x: tuple[str, Kind] = ("training time", "seconds")
+    return _lines("quality-time", f"{capital(name)} over time", caption, x, study.record.metric, lines, study)
+
+
+def _quality_bytes(study: Study) -> Lines:
+    lines = [
+        (i, [(float(e.sent), e.quality, e.step) for e in r.evaluations if e.sent is not None])
+        for i, r in _runs(study)
+        if not r.alone
+    ]
+    name = quality(study.record.metric)
+    caption = "What each host had put on its link by then, by the ledger."
+    x: tuple[str, Kind] = ("sent per host", "bytes")
+    return _lines("quality-bytes", f"{capital(name)} over bytes sent", caption, x, study.record.metric, lines, study)
+
+
+def _loss_time(study: Study) -> Lines:
+    lines = [(i, [(s.seconds, s.loss, s.step) for s in r.steps]) for i, r in _runs(study)]
+    window = max((_window(len(points)) for _, points in lines), default=1)
+    longest = max((len(points) for _, points in lines), default=0)
+    every = "every step" if longest <= _limit(len(lines)) else f"up to {_limit(len(lines))} of its steps"
+    means = f" Thin: {every}. Bold: the mean over up to {window} steps." if window > 1 else ""
+    whose = "The mean over the ranks that told theirs." if study.record.script else "On the data of rank 0."
+    caption = f"{whose}{means}"
+    x: tuple[str, Kind] = ("training time", "seconds")
+    return _lines("loss-time", "Training loss over time", caption, x, "training loss", lines, None)
+
+
+def _residuals(study: Study) -> Lines:
+    # A recipe without memory owes nothing, at any step: nothing to draw.
+    owing = [(i, r) for i, r in _runs(study) if any(v for _, v in r.residuals)]
+    lines = [(i, [(float(s), v, s) for s, v in r.residuals]) for i, r in owing]
+    caption = (
+        "What error feedback still owes the model. It should level off; endless growth means too little gets through."
+    )
+    return _lines("residuals", "Residual norm", caption, ("step", "count"), "residual norm", lines, None, smooth=False)
+
+
+def _step_time(study: Study) -> Bars:
+    alone = next((r.step for r in study.rows if r.run.alone and r.step is not None), None)
+    rows = [_bar(r, r.step, alone) for r in sorted(study.rows, key=lambda r: r.step or 0.0) if r.step is not None]
+    caption = (
+        "Means over the steps. Compute: forward, backward, optimizer. Codec: encoding and decoding, beside the rest where "
+        "it can, so a bar may pass the tick that marks the whole step by the clock. Exposed wait: training stood still for "
+        "the network."
+    )
+    if any(row.by_difference for row in rows):
+        names = listed([study.record.runs[row.run].name for row in rows if row.by_difference])
+        caption += f" {names} cannot say: its wait is its step without that of compute."
+    if any(not row.parts for row in rows):
+        caption += " Hatched: not measured apart; beside compute it would be known how long it waits."
+    return Bars("step-time", "Where a step’s time goes", caption, ["compute", "codec", "exposed wait"], rows)
+
+
+def _bar(row: Row, step: float, alone: float | None) -> Bar:
+    """A yardstick does not say how long it waits; beside a run that computes alone that is known all the same."""
+    if row.compute is not None:
+        return Bar(row.index, [row.compute, row.codec or 0.0, row.wait or 0.0], step)
+    if alone is None or alone > step:
+        return Bar(row.index, [], step)
+    return Bar(row.index, [alone, 0.0, step - alone], step, by_difference=True)
+
+
+def _lines(
+    id: str,
+    title: str,
+    caption: str,
+    x: tuple[str, Kind],
+    y: str,
+    lines: list[tuple[int, list[tuple[float, float, int]]]],
+    study: Study | None,
+    smooth: bool = True,
+) -> Lines:
+    """With study: a chart of quality, which has marks and the baseline's final quality to aim at."""
+    lines = [(i, points) for i, points in lines if points]
+    marks = study is not None
+    series = [Series(i, _thin(_smooth(points, smooth and not marks), _limit(len(lines)))) for i, points in lines]
+    target = None
+    if study is not None and study.target is not None:
+        label = f"{study.record.baseline}’s final {number(study.target)}"
+        target = Target(study.target, label, study.record.lower_is_better)
+    ends = [s.points[-1][0] for s in series]
+    ys = [p[1] for s in series for p in s.points if p[1] is not None]
+    x_axis, y_axis = Axis(*x, log=_wide(ends, APART)), Axis(y, "number", _wide(ys, LOG_FROM))
+    focus = _focus(study, series) if study is not None and not y_axis.log else None
+    return Lines(id, title, caption, x_axis, y_axis, series, marks, target, focus)
+
+
+def _focus(study: Study, series: list[Series]) -> float | None:
+    """The worst quality that anybody had after a fifth of its steps: all start at the same, and nothing is decided there."""
+    later = list[float]()
+    for s in series:
+        last = s.points[-1][2]
+        later += [p[1] for p in s.points if p[1] is not None and p[2] and p[2] >= last / 5][:1]
+    if study.target is None or not later:
+        return None
+    return max(later) if study.record.lower_is_better else min(later)
+
+
+def _limit(lines: int) -> int:
+    return max(50, POINTS // max(1, lines))
+
+
+def _window(count: int) -> int:
+    """About a tenth of all steps, and odd."""
+    return 2 * (count // 20) + 1
+
+
+def _smooth(points: list[tuple[float, float, int]], wanted: bool) -> list[Point]:
+    """Each point with the mean over its neighbours. JSON knows no infinity: a value that is not finite is a gap."""
+    half = _window(len(points)) // 2
+    finite = [y if math.isfinite(y) else None for _, y, _ in points]
+    sums = list(accumulate((y or 0.0 for y in finite), initial=0.0))
+    counts = list(accumulate((y is not None for y in finite), initial=0))
+    out: list[Point] = []
+    for i, (x, _, step) in enumerate(points):
+        low, high = max(0, i - half), min(len(points), i + half + 1)
+        mean = None
+        if wanted and half and finite[i] is not None:
+            mean = float(f"{(sums[high] - sums[low]) / (counts[high] - counts[low]):.6g}")
+        out.append((x, finite[i], step, mean))
+    return out
+
+
+def _thin(points: list[Point], limit: int) -> list[Point]:
+    """Evenly spaced points, always with the first and the last."""
+    if len(points) <= limit:
+        return points
+    return [points[round(i * (len(points) - 1) / (limit - 1))] for i in range(limit)]
+
+
+def _wide(values: list[float], factor: float) -> bool:
+    return bool(values) and min(values) > 0 and max(values) > factor * min(values)
+
+
+def _runs(study: Study) -> list[tuple[int, Run]]:
+    return list(enumerate(study.record.runs))

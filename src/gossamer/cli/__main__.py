@@ -1,3 +1,0 @@
-from gossamer.cli import entry
-
-entry()

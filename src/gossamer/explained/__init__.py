@@ -1,6 +1,0 @@
-"""Floor 7: what a recipe does, message by message, with numbers that can be followed by hand."""
-
-from gossamer.explained.run import Explained, Keeps, Rank, Step, explain
-from gossamer.explained.text import as_text
-
-__all__ = ["Explained", "Keeps", "Rank", "Step", "as_text", "explain"]

@@ -1,0 +1,179 @@
+"""What the doctor says, of this machine alone and as one of several ranks."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.bench.cli.conftest import Shell
+
+from gossamer.bench.cli import doctor
+from gossamer.bench.compare.link import between_two_ranks
+from gossamer.core.errors import PeerError
+
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def examine(say: Say, monkeypatch: pytest.MonkeyPatch) -> Say:
+    """Ask the doctor, of this machine and not as a rank."""
+    for name in ("RANK", "WORLD_SIZE", "GOSSAMER_LAB_IFACE"):
+        monkeypatch.delenv(name, raising=False)
+    return partial(say, "doctor")
+
+
+def test_a_quick_one_says_what_there_is(examine: Say) -> None:
+    code, out, _ = examine("--quick", "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert {"gossamer", "python", "torch", "system", "cores", "threads", "backends", "gpus", "kernels", "lab"} == set(
+        facts
+    )
+    code, out, _ = examine("--quick")
+    assert code == 0
+    rows = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert facts["torch"] in rows["torch"]
+    assert facts["kernels"]["cpu"] in rows["CPU kernels"]
+    assert "gloo" in rows["backends"]
+
+
+@pytest.mark.parametrize(
+    ("how", "latency", "words"),
+    [
+        ("as root", None, ["can be made here, as root", "can be made here"]),
+        ("in a user namespace", "no netem", ["can be made here, in a user namespace", "no netem"]),
+    ],
+)
+def test_it_says_as_whom_a_lab_can_be_made(
+    examine: Say, monkeypatch: pytest.MonkeyPatch, how: str, latency: str | None, words: list[str]
+) -> None:
+    monkeypatch.setattr(doctor, "available", lambda latency=False: refused if latency else None)
+    monkeypatch.setattr(doctor, "privilege", lambda: how)
+    refused = latency
+    _, out, _ = examine("--quick")
+    assert [line.split("  ", 1)[1].strip() for line in out.splitlines() if line.startswith("lab")] == words
+
+
+def test_it_says_why_there_can_be_no_lab(examine: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "available", lambda: "a lab cannot be made here (unshare: no): run as root")
+    code, out, _ = examine("--quick")
+    assert (code, "unshare: no" in out) == (0, True)
+    assert json.loads(examine("--quick", "--json")[1])["lab"]["possible"] is False
+
+
+@pytest.mark.parametrize(
+    ("backend", "installed", "words"),
+    [
+        ("numba", True, "numba "),
+        ("torch", False, "plain torch, which is slower; for numba: pip install 'gossamer[fast]'"),
+        ("torch", True, "plain torch, which is slower"),
+    ],
+)
+def test_it_says_which_kernels_are_in_use_and_how_to_have_faster_ones(
+    monkeypatch: pytest.MonkeyPatch, backend: str, installed: bool, words: str
+) -> None:
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(doctor, "version", lambda name: "1.0")
+    text = doctor._compiler("cpu", backend)
+    assert text.startswith(words)
+    assert ("pip install" in text) == (backend == "torch" and not installed)
+
+
+def test_several_threads_come_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.torch, "get_num_threads", lambda: 8)
+    rows = dict(doctor._rows(doctor.environment()))
+    assert rows["torch threads"].startswith("8; with several ranks on a machine set OMP_NUM_THREADS=1")
+
+
+def test_a_broken_link_does_not_keep_it_from_the_other_facts(examine: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.bench.compare.orphans.sys.executable", "/bin/false")
+    monkeypatch.setattr(doctor, "_kernel_speed", dict)
+    code, out, _ = examine("--json")
+    facts = json.loads(out)
+    assert code == 1
+    assert "could not talk to each other: they said nothing" in facts["link"]["broken"]
+    assert "torch" in facts
+    code, out, _ = examine()
+    assert (code, "broken: two ranks" in out) == (1, True)
+
+
+def test_what_kept_the_ranks_from_starting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_interface(*args: Any) -> None:
+        raise OSError(99, "Cannot assign requested address")
+
+    monkeypatch.setattr("gossamer.bench.compare.local.socket.create_server", no_interface)
+    with pytest.raises(PeerError, match=r"^no rank could be started, is the loopback interface up\? .*Cannot assign"):
+        between_two_ranks()
+
+
+@pytest.mark.gang
+def test_a_rank_without_its_launcher_says_what_is_missing(shell: Shell) -> None:
+    shell.environment |= {"RANK": "0", "WORLD_SIZE": "2"}
+    shell.environment.pop("MASTER_ADDR", None)
+    code, out, err = shell.run("doctor", "--json")
+    assert (code, err) == (1, "")
+    assert "MASTER_ADDR" in json.loads(out)["link"]["broken"]
+
+
+@pytest.mark.gang
+def test_the_link_between_two_ranks_is_measured_and_leaves_no_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    link = between_two_ranks()
+    assert link.size == 2
+    assert 0 < link.alpha < 1
+    assert link.rate > 1e7
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.gang
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_doctor_that_is_stopped_leaves_nothing(shell: Shell, number: int) -> None:
+    temporary = shell.folder / "tmp"
+    temporary.mkdir()
+    shell.environment |= {"TMPDIR": str(temporary)}
+    process = shell.start("doctor")
+    shell.expect_to_be_closed(process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=100)
+    shell.expect_nothing()
+    assert {path.name.split("_")[0] for path in temporary.iterdir()} <= {"torchinductor"}
+    assert "Traceback" not in err
+
+
+@pytest.mark.gang
+def test_under_torchrun_one_rank_speaks_for_all(shell: Shell) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*torchrun, "-m", "gossamer", "doctor", "--json"],
+        cwd=shell.folder,
+        env=shell.environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["link"]["ranks"] == 2
+    assert facts["link"]["alpha_us"] > 0
+    assert all(speed["gb_per_s"] > 0 for speed in facts["kernel_speed"].values())
+
+
+@pytest.mark.lab
+def test_in_a_lab_it_sees_the_labs_network(shell: Shell) -> None:
+    command = [sys.executable, "-m", "gossamer", "doctor", "--json"]
+    code, out, err = shell.run("lab", "--hosts", "3", "--rate", "50mbit", "--", *command)
+    assert code == 0, err
+    assert all(line.startswith("[0] ") for line in out.splitlines())
+    facts = json.loads("\n".join(line[4:] for line in out.splitlines()))
+    assert facts["lab"] == {"inside": True}
+    assert facts["link"]["ranks"] == 3
+    assert 1e6 < facts["link"]["bits_per_s"] < 55e6
+    shell.expect_nothing()

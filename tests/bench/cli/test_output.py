@@ -1,0 +1,78 @@
+"""Output that nobody reads, that does not fit, or that a terminal has no letters for."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.bench.cli.conftest import COMMAND, Shell
+
+from gossamer.bench.cli.console import NARROW, console, is_lively
+
+
+def test_a_reader_that_leaves_early_is_no_error_of_ours(shell: Shell) -> None:
+    process = shell.start("recipes", "--json")
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, "")
+
+
+def test_closed_output_is_no_error(shell: Shell) -> None:
+    closed = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh"]
+    done = subprocess.run([*closed, *COMMAND, "recipes", "topk"], env=shell.environment, cwd=shell.folder, timeout=60)
+    assert done.returncode == 0
+    done = subprocess.run([*closed, *COMMAND, "recipes", "tpk"], env=shell.environment, cwd=shell.folder, timeout=60)
+    assert done.returncode == 2
+
+
+def test_output_to_a_full_disk_is_said_in_one_line(shell: Shell) -> None:
+    with Path("/dev/full").open("w") as full:
+        code, _, err = shell.run("recipes", stdout=full)
+    assert (code, err) == (1, "gossamer: the output cannot be written: No space left on device\n")
+
+
+@pytest.mark.lab
+def test_letters_that_a_terminal_does_not_know_end_nothing(shell: Shell) -> None:
+    shell.environment |= {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    code, out, err = shell.run("lab", "--hosts", "1", "--", "printf", "gr\\303\\274n\n")
+    assert (code, out) == (0, "[0] gr\\xfcn\n"), err
+
+
+def test_every_recipe_can_be_read_in_ascii(shell: Shell) -> None:
+    shell.environment |= {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    code, out, err = shell.run("recipes")
+    assert (code, err, out.isascii()) == (0, "", True)
+
+
+def test_a_missing_cache_is_told_in_one_line(shell: Shell) -> None:
+    (shell.folder / "file").touch()
+    shell.environment |= {"GOSSAMER_CACHE": str(shell.folder / "file")}
+    code, _, err = shell.run("train", "terngrad", "--workload", "digits", "--steps", "1")
+    assert code == 1
+    assert err == (
+        f"gossamer: the cache folder {shell.folder / 'file'} cannot be made: File exists. "
+        "Set GOSSAMER_CACHE to a folder that can be written.\n"
+    )
+
+
+@pytest.mark.parametrize(("columns", "width", "lively"), [("40", NARROW, False), ("100", 100, True)])
+def test_tables_keep_their_letters_where_lines_fold_and_rows_are_redrawn_where_they_do_not(
+    monkeypatch: pytest.MonkeyPatch, columns: str, width: int, lively: bool
+) -> None:
+    for name, value in {"COLUMNS": columns, "TERM": "xterm", "FORCE_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert (console().width, is_lively()) == (width, lively)
+
+
+def test_rows_are_not_redrawn_where_the_cursor_cannot_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"COLUMNS": "100", "TERM": "dumb", "FORCE_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert not is_lively()
+
+
+def test_a_pipe_folds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert console().width > 500
+    assert not is_lively()

@@ -1,0 +1,170 @@
+"""Somebody's own script on trial: what its ranks tell, what is refused, and what becomes of a run that fails."""
+
+import contextlib
+import io
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from tests.gang import Gang
+
+from gossamer.bench.compare.hearing import Hearing
+from gossamer.bench.compare.script import Orders
+from gossamer.bench.compare.script import run as run_script
+from gossamer.bench.compare.scripts import ScriptError, ScriptPlan, Trial
+from gossamer.bench.record import Evaluation, Record, Run, Step
+from gossamer.bench.report import render
+from gossamer.bench.report.headline import headline
+from gossamer.bench.report.study import study_of
+
+pytestmark = pytest.mark.gang
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def said(rank: int, size: int, orders: str) -> tuple[int, list[str]]:
+    """What one rank says, which has no process of its own here."""
+    heard, argv, path, folder = io.StringIO(), sys.argv, list(sys.path), Path.cwd()
+    with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard):
+        code = run_script(Orders(**json.loads(orders)))
+    os.chdir(folder)
+    sys.argv, sys.path[:] = argv, path
+    return code, heard.getvalue().splitlines()
+
+
+def compare(
+    gang: Gang, script: str, arguments: list[str], *recipes: str, steps: int = 0, folder: str = ""
+) -> tuple[Record, int]:
+    plan = ScriptPlan(str(PROGRAMS / script), arguments, {r: r for r in recipes}, 60.0, steps=steps, folder=folder)
+    trial = Trial(plan, 2, None, "gossamer compare --script", lambda event: None, None)
+
+    def run(hearing: Hearing) -> None:
+        for rank, (code, lines) in enumerate(gang.run(said, plan.command(hearing.run)[-1])):
+            for line in lines:
+                hearing.line(rank, line)
+            if code:
+                hearing.killed(rank, code)
+
+    return trial.follow(run)
+
+
+def run_of(record: Record, name: str) -> Run:
+    found = record.run(name)
+    assert found is not None
+    return found
+
+
+def test_a_script_trains_under_every_recipe_that_is_named(gang2: Gang) -> None:
+    record, code = compare(gang2, "plain.py", [], "allreduce", "qsgd", "ddp", "compute")
+    assert code == 0
+    dense, qsgd, ddp, alone = record.runs
+    assert [r.status for r in record.runs] == ["ok"] * 4
+    assert [s.step for s in qsgd.steps] == list(range(1, 9))
+    assert all(math.isfinite(s.loss) and s.wait is not None and s.codec is not None for s in qsgd.steps)
+    assert (dense.recipe, qsgd.recipe) == ("allreduce(fp32())", "scatter(qsgd())")
+    elements = 8 * 16 + 16 + 16 + 1
+    assert dense.wire_bytes == 8 * 4 * elements == ddp.wire_bytes
+    assert 0 < (qsgd.wire_bytes or 0) < 8 * elements
+    assert (alone.wire_bytes, alone.alone) == (0, True)
+    # There is no DistributedDataParallel in it, and the record does not pretend.
+    assert (ddp.yardstick, ddp.recipe) == (False, "allreduce(fp32())")
+    assert "'ddp' is allreduce() here" in record.note
+    assert record.metric == "training loss (mean over 5 steps)"
+    assert [e.step for e in qsgd.evaluations] == [5, 8]
+    assert record.parameters == elements
+
+
+def test_ddp_is_itself_where_the_script_has_it_and_on_metrics_may_tell_the_loss(gang2: Gang) -> None:
+    record, code = compare(gang2, "hooked.py", [], "ddp", "allreduce", "compute", "qsgd")
+    assert code == 0
+    ddp, dense, alone, qsgd = record.runs
+    assert [[s.step for s in r.steps] for r in record.runs] == [[2, 4, 6, 8]] * 4
+    assert (ddp.yardstick, ddp.recipe, ddp.wire_bytes) == (True, "ddp", 8 * 4 * 9)
+    assert ddp.steps[0].wait is None  # it does not say
+    assert dense.steps[-1].loss == pytest.approx(ddp.steps[-1].loss, rel=1e-5)
+    assert alone.steps[-1].loss != pytest.approx(ddp.steps[-1].loss, rel=1e-5)
+    assert (qsgd.wire_bytes or 0) < 8 * 4 * 9
+
+
+def test_held_out_quality_counts_where_a_script_tells_it_and_is_the_mean_over_ranks(gang2: Gang) -> None:
+    record, _ = compare(gang2, "plain.py", ["judges"], "allreduce", "bf16")
+    assert record.metric == "held-out loss"
+    assert [(e.step, e.quality) for e in record.runs[1].evaluations] == [(4, 0.75), (8, 0.625)]
+
+
+def test_a_script_that_tells_nothing_is_compared_by_what_it_calls_backward_on(gang2: Gang) -> None:
+    told, _ = compare(gang2, "plain.py", [], "allreduce")
+    heard, code = compare(gang2, "plain.py", ["tells nothing"], "allreduce")
+    assert code == 0
+    assert [s.loss for s in heard.runs[0].steps] == [s.loss for s in told.runs[0].steps]
+    assert heard.metric == told.metric
+    assert "the script tells no loss: compared by what it calls backward() on" in heard.note
+    assert not told.note
+
+
+def test_a_script_that_never_stops_ends_after_the_steps_asked_for(gang2: Gang) -> None:
+    short, code = compare(gang2, "plain.py", ["never stops"], "allreduce", steps=8)
+    whole, _ = compare(gang2, "plain.py", [], "allreduce")
+    assert code == 0
+    assert [s.step for s in short.runs[0].steps] == list(range(1, 9))
+    assert short.runs[0].wire_bytes == whole.runs[0].wire_bytes
+
+
+def test_recipes_do_not_go_on_where_another_ended(gang2: Gang, tmp_path: Path) -> None:
+    record, code = compare(gang2, "plain.py", ["resumes"], "allreduce", "qsgd", folder=str(tmp_path))
+    assert (code, [r.status for r in record.runs]) == (1, ["ok", "failed"])
+    assert "plain.py loads snapshot.pt, which it saved under another recipe of this comparison" in record.runs[1].error
+    apart = compare(gang2, "plain.py", ["resumes"], "bf16", "qsgd(2)", folder=str(tmp_path / "{recipe}"))
+    assert apart[1] == 0
+    assert (tmp_path / "bf16" / "snapshot.pt").exists()
+    assert (tmp_path / "qsgd-2" / "snapshot.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("never attaches", "steps an optimizer before it attaches: put comm = gossamer.attach"),
+        ("attaches twice", "attaches twice"),
+        ("ignores", r"names its recipe itself \(qsgd\(bits=2\)\)"),
+        ("never tells", r"never told a loss, .* put comm.log\(loss=loss\)"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_at_its_first_run(gang2: Gang, wrong: str, why: str) -> None:
+    with pytest.raises(ScriptError, match=f"plain.py {why}"):
+        compare(gang2, "plain.py", [wrong], "allreduce", "qsgd")
+
+
+def test_a_rank_that_was_killed_or_missed_others_is_told_from_the_one_at_fault() -> None:
+    hearing = Hearing(Run("qsgd", "qsgd"), 1, 5, lambda event: None)
+    hearing.line(0, '@gossamer {"event": "died", "error": "PeerError: rank 1 is gone", "missed": true}')
+    hearing.line(1, "Traceback")
+    hearing.line(1, "no newline before @gossamer {not ours")
+    hearing.line(1, '@gossamer {"event": "died", "error": "ZeroDivisionError: no more data", "missed": false}')
+    hearing.killed(0, 1)
+    hearing.conclude(2)
+    assert hearing.run.status == "failed"
+    assert hearing.run.error.startswith(
+        "rank 1: ZeroDivisionError: no more data\nits last lines:\n  Traceback\n  no newline"
+    )
+    hearing.killed(2, -9)
+    hearing.conclude(4)
+    assert hearing.run.error == "rank 2: was killed by SIGKILL (the kernel does this when memory runs out)"
+
+
+def test_the_headline_says_who_was_quick_to_where_all_got() -> None:
+    slow, quick = Run("ddp", "ddp"), Run("qsgd", "qsgd")
+    slow.evaluations = [Evaluation(5, 10.0, 1, 3.0), Evaluation(10, 20.0, 2, 2.0)]
+    quick.evaluations = [Evaluation(5, 2.0, 1, 3.5), Evaluation(10, 4.0, 2, 2.5)]
+    for run in (slow, quick):
+        run.steps = [Step(5, 1.0, 3.0, None), Step(10, 2.0, 2.0, None)]
+    record = Record(
+        "", "", "train.py", "", "training loss", True, 1, 2, "1gbit", 0, script="/train.py", runs=[slow, quick]
+    )
+    head = headline(study_of(record))
+    assert head.title == "No recipe reached DDP’s final training loss, 2.00."
+    assert "To 2.50, the last that all reached, qsgd was first: 4.00 s, DDP 15.0 s." in head.detail
+    page = render(record)
+    assert "a training loss, which says nothing of overfitting" in page
+    assert "seed 0" not in page

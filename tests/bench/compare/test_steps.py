@@ -1,0 +1,20 @@
+"""What a step of `gossamer bench steps` takes, from the rows of a run."""
+
+from gossamer.bench.compare.steps import paces
+from gossamer.bench.record import Run, Step
+
+
+def run(recipe: str, yardstick: bool, *seconds: float) -> Run:
+    """Turns of three steps; at the beginning of each all ranks have met."""
+    return Run(recipe, recipe, yardstick=yardstick, steps=[Step(i, s, 1.0, 0) for i, s in enumerate(seconds, start=1)])
+
+
+def test_a_turns_first_step_is_left_out() -> None:
+    seconds = 9.0, 9.1, 9.2, 10.0, 10.1, 10.2, 13.0, 13.1, 13.3, 16.0, 16.1, 16.2
+    assert [round(p) for p in paces(run("scatter(qsgd())", False, *seconds), 3)] == [100, 200, 100, 100]
+
+
+def test_ranks_that_compute_alone_are_waited_for_at_the_end_of_a_turn() -> None:
+    # Rank 0 needs a tenth of a second for each of its steps; the others have the processor then, and it waits for them.
+    seconds = 0.1, 0.2, 0.3, 0.7, 0.8, 0.9, 1.3, 1.4, 1.5, 1.9, 2.0, 2.1
+    assert [round(p) for p in paces(run("compute", True, *seconds), 3)] == [200, 200]

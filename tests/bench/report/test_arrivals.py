@@ -1,0 +1,136 @@
+"""Time to quality: between evaluations, over seeds, and who cannot be told from the first."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from tests.bench.report.test_numbers import record, run
+
+from gossamer.bench.record import Again, Evaluation, Record, Run
+from gossamer.bench.report import render, write_markdown
+from gossamer.bench.report.arrivals import arrival, doubt, ratio
+from gossamer.bench.report.charts import Lines, charts
+from gossamer.bench.report.headline import headline
+from gossamer.bench.report.study import study_of
+
+
+def test_a_fraction_of_a_nat_does_not_cost_five_steps() -> None:
+    """One was at 4.0001 where 4 counted: it was charged until its next evaluation."""
+    base, near = run("ddp", (50, 5.0), (100, 4.0)), run("bf16", (25, 5.0), (50, 4.0001), (75, 3.9))
+    row = study_of(record([base, near])).rows[0]
+    assert (row.run.name, row.reached) == ("bf16", pytest.approx(50, abs=0.1))
+
+
+def test_a_quality_that_comes_and_goes_is_reached_once() -> None:
+    wild = run("topk", (10, 4.5), (20, 3.5), (30, 4.5), (40, 3.0))
+    found = arrival(wild, 4.0, lower_is_better=True)
+    assert found is not None
+    assert (found.seconds, found.step, found.sent) == (15.0, 1.5, 15e6)
+
+
+def test_neighbours_are_tied_and_others_are_not() -> None:
+    runs = [run(name, (time / 2, 5.0), (time, 4.0)) for name, time in {"ddp": 100, "a": 25, "b": 24, "c": 30}.items()]
+    study = study_of(record(runs))
+    assert [r.run.name for r in study.first] == ["b", "a"]
+    assert [r.run.name for r in study.rows if r.tied] == ["b", "a"]
+    head = headline(study)
+    assert (
+        head.title
+        == "b and a are tied: 4.0 to 4.2 times as fast as DDP to held-out loss 4.00: 24.0 s to 25.0 s instead of 100 s."
+    )
+    assert "Another run may turn them round." in head.detail
+    assert "0.24×, tied" in write_markdown(study.record)
+    assert render(study.record).count('class="tied">tied') == 2
+
+
+def noisy(name: str, pace: float, noise: float, seed: int) -> Run:
+    rng = random.Random(seed)
+    path = [Evaluation(5 * k, 5 * k * pace, 0, 6 - 0.2 * k + rng.gauss(0, noise)) for k in range(1, 11)]
+    return Run(name, name, evaluations=path)
+
+
+def test_the_noise_of_its_own_judgements_widens_a_tie() -> None:
+    """A deviation of .1 where a step is worth .04: 2.5 steps of 50. Over 200 runs, the doubt is of that size."""
+
+    def mean(noise: float) -> float:
+        found = list[float]()
+        for seed in range(200):
+            one = noisy("a", 1.0, noise, seed)
+            at = arrival(one, 4.2, lower_is_better=True)
+            found.append(doubt(one, at, lower_is_better=True) if at else 0.0)
+        return sum(found) / len(found)
+
+    assert mean(0.0) < 1e-6
+    assert 0.03 < mean(0.1) < 0.08
+    short = run("a", (1, 5.0), (2, 4.0))
+    assert doubt(short, arrival(short, 4.0, True), True) == 0  # pyright: ignore  (too few to tell)
+
+
+def three_seeds(**times: tuple[float, float, float]) -> Record:
+    made = [[run(name, (t[k] / 2, 5.0), (t[k], 4.0)) for name, t in times.items()] for k in range(3)]
+    whole = record(made[0])
+    whole.again = [Again(1, made[1]), Again(2, made[2])]
+    return whole
+
+
+def test_seeds_give_bounds_and_decide_ties() -> None:
+    """b is 8 % slower than a on every seed, which seeds see; c is faster on one and slower on two."""
+    whole = three_seeds(ddp=(100, 120, 90), a=(25, 30, 22), b=(27, 32.5, 23.8), c=(26, 29, 23))
+    study = study_of(whole)
+    rows = {r.run.name: r for r in study.rows}
+    assert [r.run.name for r in study.first] == ["a", "c"]
+    found = rows["b"]
+    assert found.time_bounds is not None
+    assert found.time_bounds[0] < found.time_ratio < found.time_bounds[1]  # pyright: ignore
+    assert found.reached == pytest.approx((27 + 32.5 + 23.8) / 3)
+    assert ratio([], []) is None
+    text = write_markdown(whole)
+    assert "seeds 0, 1 and 2" in text
+    assert "tied" in text
+    assert "seeds 0, 1 and 2" in render(whole)
+
+
+def test_who_misses_on_one_seed_has_no_mean_time() -> None:
+    whole = three_seeds(ddp=(100, 120, 90), a=(25, 30, 22))
+    whole.again[0].runs[1] = run("a", (30, 4.5))
+    study = study_of(whole)
+    assert next(r for r in study.rows if r.run.name == "a").reached is None
+    assert study.common == 4.0
+    assert study.rows[-1].outcome == "not on every seed"
+
+
+def test_an_interrupted_baseline_is_compared_at_the_last_quality_that_all_reached() -> None:
+    runs = [
+        run("ddp", (50, 5.0), (100, 4.0), status="interrupted"),
+        run("qsgd", (10, 5.0), (20, 4.4), status="interrupted"),
+    ]
+    study = study_of(record(runs))
+    assert study.target == 4.4
+    assert [r.run.name for r in study.rows] == ["qsgd", "ddp"]
+    assert "the last quality that all reached" in headline(study).detail
+
+
+def test_who_did_not_get_there_is_compared_where_all_were() -> None:
+    study = study_of(record([run("ddp", (50, 5.0), (100, 4.0)), run("qsgd", (10, 5.0), (20, 4.5))]))
+    assert (study.target, study.common) == (4.0, 4.5)
+    assert {r.run.name: r.common for r in study.rows} == {"qsgd": 20, "ddp": 75}
+    assert "time to 4.50" in write_markdown(study.record)
+    assert "Time to 4.50" in render(study.record)
+
+
+def test_the_axis_shows_where_it_is_decided() -> None:
+    path = [Evaluation(k, float(k), k, 5.0 + 3.0 * 0.8**k) for k in range(41)]
+    pair = [Run(name, name, evaluations=path) for name in ("ddp", "qsgd")]
+    chart = next(c for c in charts(study_of(record(pair))) if isinstance(c, Lines))
+    assert chart.focus == path[8].quality
+
+
+def test_seeds_survive_a_record(tmp_path: Path) -> None:
+    whole = three_seeds(ddp=(100, 120, 90), a=(25, 30, 22))
+    whole.write(tmp_path / "record.json")
+    assert Record.read(tmp_path / "record.json") == whole
+    table = json.loads((tmp_path / "record.json").read_text())
+    del table["again"]  # of a record from before
+    (tmp_path / "old.json").write_text(json.dumps(table))
+    assert Record.read(tmp_path / "old.json").trials.keys() == {0}
