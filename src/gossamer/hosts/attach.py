@@ -14,7 +14,6 @@ from gossamer.core.terms import Term
 from gossamer.fabrics.members import Members
 from gossamer.fabrics.pulse import Patience
 from gossamer.fabrics.torch import TorchFabric
-from gossamer.hosts import consensus
 from gossamer.hosts.backward import Backward
 from gossamer.hosts.closures import refuse_searches
 from gossamer.hosts.communicator import Communicator, attached
@@ -25,6 +24,7 @@ from gossamer.hosts.metrics import Meter, OnMetrics, check_callback
 from gossamer.hosts.mortals import compare_with_the_first, leave_word, refuse_members
 from gossamer.hosts.nodes import Where, between_nodes, host_names
 from gossamer.hosts.orders import DDP, order
+from gossamer.hosts.shared import floats
 from gossamer.hosts.start import hyperparameters, make_equal
 from gossamer.hosts.steps import Steps
 from gossamer.hosts.strangers import optimizers_of, refuse_model, refuse_optimizers
@@ -161,7 +161,7 @@ def attach(
 
 def _as_ddp_does(wrapper: DistributedDataParallel) -> Buffers | None:
     """DDP gives all ranks rank 0's buffers, unless it was told not to."""
-    return "broadcast" if wrapper.broadcast_buffers and any(consensus.floats(wrapper.module)) else None
+    return "broadcast" if wrapper.broadcast_buffers and any(floats(wrapper.module)) else None
 
 
 def _given(

@@ -120,6 +120,7 @@ class Backward:
             self.steps.follow()
             self._own_peaks.clear()
             self._intake.reset()
+            self.steps.ask_for_buffers()
 
     def _average_late(self) -> None:
         """Gradients are there that no hook has seen."""

@@ -240,8 +240,7 @@ class Communicator:
         """The consensus; anew from this rank's `own` model where another one is lost meanwhile, and the others can go on."""
         while True:
             try:
-                program = consensus.swap_in(self.model, self.worker, average_buffers=self._steps.buffers != "local")
-                return self.fabric.run(program)
+                return self.fabric.run(consensus.swap_in(self.worker, self._steps.shared))
             except PeerError as failure:
                 if not self.fabric.members:
                     raise
@@ -277,7 +276,7 @@ class Communicator:
         if self.fabric.size > 1:
             self._require_one_step("check_sync")
             self._steps.settle_local()
-            self.fabric.run(consensus.check(self.worker, self.model, self._steps.shared))
+            self.fabric.run(consensus.check(self.worker, self.model, self._steps.shared.agreed))
 
     def _require_one_step(self, what: str) -> None:
         if apart := self.apart():
