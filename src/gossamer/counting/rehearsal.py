@@ -93,6 +93,7 @@ class Rehearsal:
         self.recipe, self.rank, self.size, self.step = recipe, 0, size, step
         self.averages, self.mail, self.besides = list[Average](), list[Mail](), list[Verb]()
         self.channels = [self._channel(i, fragment) for i, fragment in enumerate(fragments or [0] * blocks)]
+        self.pooled = 0  # how often the optimizer's state was averaged
         self.live, self.rates = dict[str, Any](), [1.0]
         self.weights: Sequence[float] = ()
         self.present = Present.all_of(0, size)
@@ -274,6 +275,7 @@ class Rehearsal:
         pass
 
     def average_optimizer(self) -> Program[None]:
+        self.pooled += 1
         yield from ()
 
     def measures(self, step: int) -> bool:

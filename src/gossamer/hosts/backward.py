@@ -107,7 +107,7 @@ class Backward:
         """A step's gradients begin to come; `parameter` has the first of them."""
         refuse_capture(self.worker.device)
         if self._passes + 1 in LOOKS:
-            refuse_wrapper(self.steps.model)
+            refuse_wrapper(self.steps.model, self.looped)
         self._inside = True
         self._passes += 1
         self.steps.settle_skipped(parameter)

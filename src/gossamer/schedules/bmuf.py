@@ -33,7 +33,7 @@ class BMUF(Schedule):
     Not for: rates that a schedule moves down fast, for v knows nothing of them: use `slowmo`. Nor machines short of memory,
     unless `sharded`: it keeps two more copies of the model.
 
-    Wire: the exchange's bytes once per `every` steps.
+    Wire: the exchange's bytes once per `every` steps; buffers="average" as in `slowmo`.
 
     >>> BMUF(every=16, nesterov=True)
     bmuf(16, nesterov=True)

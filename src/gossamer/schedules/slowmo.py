@@ -51,7 +51,8 @@ class SlowMo(Schedule):
     Not for: machines short of memory, unless `sharded`: it keeps two more copies of the model.
 
     Wire: the exchange's bytes once per `every` steps, and those of the base; `sharded`, of scatter(fp32()), and over ranks that
-    are equal anyway half of those.
+    are equal anyway half of those. buffers="average": 4 d bytes in an all-reduce besides, for each tensor of d numbers that the
+    optimizer keeps, and 16 in another.
 
     >>> SlowMo(every=12)
     slowmo(12)
@@ -66,7 +67,7 @@ class SlowMo(Schedule):
     beta: Annotated[float, Range(0.0, 0.8)] = 0.7
     alpha: Annotated[float, LogRange(0.5, 2.0)] = 1.0
     by_lr: bool = True
-    # Not "average", whose bytes nobody counts.
+    # "average" is not searched: it sends the optimizer's state besides.
     buffers: Annotated[Literal["maintain", "reset", "average"], Choice("maintain", "reset")] = "maintain"
     inner: Mixer | Schedule | None = None
     nesterov: bool = False

@@ -22,6 +22,7 @@ from gossamer.tuning.points import Setting, settings
 from gossamer.tuning.record import Contender, Trial, Tuning
 from gossamer.tuning.space import Space, Wish, check, space
 from gossamer.tuning.training import Length, Result, parameters_of, run
+from gossamer.worker.momenta import kept_by
 from gossamer.workloads import Workload, get
 
 OTHER_SEEDS = 10  # from the seed of the search to the first of those on which the best are judged
@@ -52,8 +53,9 @@ class Search:
         self.question = question
         self._workloads = dict[int, Workload]()
         self.workload = self._seeded(question.seed)
-        self.parameters = parameters_of(self.workload.model())
-        self.length = Length(question.steps, question.budget)
+        model = self.workload.model()
+        self.parameters = parameters_of(model)
+        self.length = Length(question.steps, question.budget, kept_by(self.workload.optimizer(model)))
         self.plans = self._plan({name: Recipe.of(text) for name, text in question.recipes.items()})
         self.tuning = self._empty(command)
 

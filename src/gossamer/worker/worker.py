@@ -293,7 +293,7 @@ class Worker:
         self.momenta.reset()
 
     def average_optimizer(self) -> Program[None]:
-        yield from self.momenta.average(self.size, self.weight)
+        yield from self.momenta.average(self.size, self.weight, self.step)
 
     # -- what hosts call ---------------------------------------------------------------------------------------------
 
