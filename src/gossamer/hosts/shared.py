@@ -67,7 +67,7 @@ class SharedBuffers:
 
     def average(self) -> Program[None]:
         """Their mean for now, whatever they are otherwise; what nobody has changed since ranks agreed on it is that."""
-        if self.policy == "local" or not (now := floats(self._model)):
+        if self.policy == "local" or self._worker.size == 1 or not (now := floats(self._model)):
             return
         if self.policy in SHARED:
             flags = self._changed(now)

@@ -46,6 +46,9 @@ class SlowMo(Schedule):
     owners of their chunks, who make the outer step, and a comes back. For exact exchanges, since models travel and no
     differences. A checkpoint then holds each rank's shard, and is cut anew for other ranks or blocks if all are given.
 
+    On one rank the outer step is taken all the same, past codec and memory, and mixers rest: the control by which to tell
+    what a gain owes to rounds, and what to ranks.
+
     Use: on slow links and across sites; around gossip, to agree exactly now and then.
 
     Not for: machines short of memory, unless `sharded`: it keeps two more copies of the model.
@@ -134,6 +137,11 @@ class SlowMo(Schedule):
         return self.base.lr_factor
 
     @property
+    def works_alone(self) -> bool:
+        moves = self.beta > 0 or self.alpha != 1 or self.buffers == "reset"
+        return moves or self.base.works_alone
+
+    @property
     def follows_rate(self) -> bool:
         return (self.by_lr and self.beta > 0) or self.base.follows_rate
 
@@ -167,13 +175,14 @@ class SlowMo(Schedule):
 
     def step(self, loop: Loop) -> Program[None]:
         self._remember(loop)
-        steps = self.base.step(loop)
+        base = self._base_of(loop)
+        steps = base.step(loop)
         yield from until_descend(steps)
         descended = yield Descend()
         yield from rest(steps, descended)
-        if loop.step % self.every or (self.base.averages_gradients and not descended):
+        if loop.step % self.every or (base.averages_gradients and not descended):
             return  # what all ranks left out leaves no trace, and the round goes on
-        yield from self.base.close(loop)
+        yield from base.close(loop)
         if not (yield from self._close_round(loop)):
             return
         if self.buffers == "reset":
@@ -181,8 +190,13 @@ class SlowMo(Schedule):
         elif self.buffers == "average" and loop.size > 1:
             yield from loop.average_optimizer()
 
+    def _base_of(self, loop: Loop) -> Schedule:
+        """A rank alone has nobody to mix with."""
+        alone = loop.size == 1 and not self.base.averages_gradients
+        return LocalSteps() if alone else self.base
+
     def _remember(self, loop: Loop) -> None:
-        remember = shards.remember if self.sharded else remember_anchor
+        remember = shards.remember if self.sharded and loop.size > 1 else remember_anchor
         remember(loop, lambda: self._held(loop))
 
     def _close_round(self, loop: Loop) -> Program[bool]:
@@ -202,13 +216,13 @@ class SlowMo(Schedule):
     def _moved(self, loop: Loop) -> Program[list[Tensor] | None]:
         """How far ranks have moved away from the anchor on average; or this one, where all are equal or for themselves."""
         moved = differences(loop, self._held(loop))
-        if not self.average or loop.size == 1 or self.base.equal(loop.step):
+        if not self.average or self.base.equal(loop.step):
             return moved
         return (yield from loop.average(moved))
 
     def _held(self, loop: Loop) -> Sequence[Tensor]:
         """What sums to the model over all ranks."""
-        mixer = self.base.drives
+        mixer = self._base_of(loop).drives
         return loop.parameters() if mixer is None else mixing.numerators(loop, mixer)
 
     def fits(self, world: World) -> None:
