@@ -106,11 +106,32 @@ def slow(beta: float, alpha: float, nesterov: bool = False) -> Outer:
     """The outer step of SlowMo, DiLoCo, block momentum and Lookahead, at a learning rate that stays."""
 
     def step(kept: Models, x: torch.Tensor) -> torch.Tensor:
+        return follow(kept, kept["anchor"] - x, beta, alpha, nesterov)
+
+    return step
+
+
+def follow(kept: Models, moved: torch.Tensor, beta: float, alpha: float, nesterov: bool) -> torch.Tensor:
+    velocity = moved if beta == 0 or "velocity" not in kept else torch.add(moved, kept["velocity"], alpha=beta)
+    step = (torch.add(moved, velocity, alpha=beta) if nesterov else velocity) * alpha
+    kept["velocity"], kept["anchor"] = velocity, kept["anchor"] - step
+    return kept["anchor"]
+
+
+def eager(rate: float, momentum: float) -> Outer:
+    """What the others have moved is nothing; the model that is judged follows a round later."""
+    agreed = Models()
+
+    def step(kept: Models, x: torch.Tensor) -> torch.Tensor:
         moved = kept["anchor"] - x
-        velocity = moved if beta == 0 or "velocity" not in kept else torch.add(moved, kept["velocity"], alpha=beta)
-        step = (torch.add(moved, velocity, alpha=beta) if nesterov else velocity) * alpha
-        kept["velocity"], kept["anchor"] = velocity, kept["anchor"] - step
-        return kept["anchor"]
+        if "own" in kept:
+            kept["judged"] = follow(agreed, kept["own"], momentum, rate, nesterov=True)
+            now = moved + kept["own"] - kept["own"]
+        else:
+            agreed.clear()
+            agreed["anchor"], now = kept["anchor"], moved
+        kept["own"] = moved
+        return follow(kept, now, momentum, rate, nesterov=True)
 
     return step
 
@@ -134,7 +155,7 @@ def spring(alpha: float) -> Outer:
     def step(kept: Models, x: torch.Tensor) -> torch.Tensor:
         if "launched" in kept:
             kept["anchor"] = kept["anchor"] - kept["launched"] * alpha
-        kept["launched"] = kept["anchor"] - x
+        kept["launched"], kept["judged"] = kept["anchor"] - x, kept["anchor"]
         return torch.add(x, kept["launched"], alpha=alpha)
 
     return step
@@ -156,6 +177,7 @@ OUTER: list[tuple[str, Outer, bool]] = [  # and whether the optimizer begins ane
     ("lookahead(4)", slow(0.0, 0.5), False),
     ("overlap_local_sgd(4)", overlap(0.6, 0.7), False),
     ("easgd(4)", spring(0.9), False),
+    ("allreduce + eager(4)", eager(0.4, 0.9), False),
 ]
 
 
@@ -191,7 +213,7 @@ def test_one_rank_takes_outer_steps_by_their_formula(recipe: str, outer: Outer, 
         assert comm.metrics()["sent_bytes"] == 0
         assert same(flat(model), flat(twin))
         with comm.consensus():
-            assert same(flat(model), kept["anchor"] if recipe.startswith("easgd") else flat(twin))
+            assert same(flat(model), kept.get("judged", flat(twin)))
     virtual = simulated(recipe, 1, steps)[0][-1]
     assert same(virtual, flat(twin))
 
