@@ -16,13 +16,13 @@ import gossamer
 from gossamer.core.errors import GossamerError
 from gossamer.core.text import shown
 from gossamer.recipe import Recipe
+from gossamer.runtime.optimizer_state import kept_by
 from gossamer.tuning.errors import TuningError
 from gossamer.tuning.knobs import at_rate
 from gossamer.tuning.points import Setting, settings
 from gossamer.tuning.record import Contender, Trial, Tuning
 from gossamer.tuning.space import Space, Wish, check, space
 from gossamer.tuning.training import Length, Result, parameters_of, run
-from gossamer.worker.momenta import kept_by
 from gossamer.workloads import Workload, get
 
 OTHER_SEEDS = 10  # from the seed of the search to the first of those on which the best are judged

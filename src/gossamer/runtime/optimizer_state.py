@@ -1,0 +1,125 @@
+"""Momenta: what an optimizer remembers of the gradients, and what becomes of it when ranks agree on a model."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gossamer.core.bucket import Layout
+from gossamer.core.memory_pool import MemoryPool
+from gossamer.core.verbs import AllReduce, Program, all_reduce, join, start
+from gossamer.runtime.optimizers import Optimizing
+from gossamer.runtime.params import Param, Plain
+
+# What torch's optimizers count per parameter: for a scalar parameter these have the shape of a momentum.
+COUNTERS = ("step", "eta", "mu", "mu_product")
+LABEL = "optimizer"
+
+
+class OptimizerState:
+    """What the optimizer remembers of our parameters."""
+
+    def __init__(self, params: Mapping[str, Param], optimizer: Optimizing) -> None:
+        self._leaves, self._optimizer, self._buffers = params, optimizer, MemoryPool()
+
+    def tensors(self) -> list[Tensor]:
+        """Those that follow the gradient, not the counters."""
+        found = list[Tensor]()
+        for param in self._leaves.values():
+            values: dict[str, Any] = self._optimizer.state.get(param.parameter, {})
+            kept = [t for key, t in sorted(values.items()) if key not in COUNTERS and isinstance(t, Tensor)]
+            found += [param.local(t) for t in kept if t.shape == param.parameter.shape]
+        return found
+
+    def reset(self) -> None:
+        for state, group in self._states():
+            _begin_anew(state, group)
+
+    def heal(self) -> None:
+        """A momentum that is not finite would spoil all rounds to come; the round it spoilt is dropped, and so is it.
+
+        Counters go with it: a momentum that is corrected as an old one, and is new, makes steps several times too long.
+        """
+        for state, group in self._states():
+            if not all(t.isfinite().all() for t in state.values() if isinstance(t, Tensor)):
+                _begin_anew(state, group)
+
+    def _states(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """What the optimizer keeps of each of our parameters, and the parameter's group."""
+        ours = {id(param.parameter) for param in self._leaves.values()}
+        for group in self._optimizer.param_groups:
+            for p in group["params"]:
+                if id(p) in ours:
+                    yield self._optimizer.state.get(p, {}), group
+
+    def average(self, size: int, weight: float = 1.0, step: int = 0) -> Program[None]:
+        """Densely, over all ranks; this one's count `weight` times."""
+        tensors = self.tensors()
+        if not (yield from self._all_hold_the_same(tensors, step)) or not tensors:
+            return
+        wide = together(t.dtype for t in tensors)
+        length = sum(t.numel() for t in tensors) * wide.itemsize
+        flat = torch.cat(
+            [t.reshape(-1).to(wide) for t in tensors], out=self._buffers.of(length, tensors[0].device).view(wide)
+        )
+        total = yield from join((yield from start(all_reduce(flat if weight == 1 else flat.mul_(weight)), LABEL, step)))
+        for tensor, mean in zip(tensors, total.div_(size).split([t.numel() for t in tensors])):
+            tensor.copy_(mean.view_as(tensor))
+
+    def _all_hold_the_same(self, tensors: Sequence[Tensor], step: int) -> Program[bool]:
+        """A rank whose every step so far was skipped has none yet; then there is nothing to average."""
+        mine = crc32(repr([tuple(t.shape) for t in tensors]).encode())
+        device = next(iter(self._leaves.values())).device
+        held = torch.tensor([mine, -mine], dtype=torch.int64, device=device)
+        extremes = yield from join((yield from start(all_reduce(held, "max"), LABEL, step)))
+        largest, smallest = extremes.tolist()
+        return largest == -smallest
+
+
+def together(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """In which precision tensors of these types are averaged."""
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def requests(layouts: Sequence[Layout], momenta: int) -> list[AllReduce]:
+    """What `average` asks, where the optimizer keeps so many tensors of each parameter: do all hold the same, and their mean."""
+    asked, length = [AllReduce(torch.empty(2, dtype=torch.int64), "max")], momenta * sum(s.numel for s in layouts)
+    wide = together(layout.dtype for layout in layouts)
+    return [*asked, AllReduce(torch.empty(length, dtype=wide, device="meta"))] if length else asked
+
+
+def kept_by(optimizer: Optimizer) -> int:
+    """How many tensors it keeps of each parameter, the most of any group: found by a step of another one made like it."""
+    most = 0
+    for group in optimizer.param_groups:
+        p = torch.nn.Parameter(torch.ones(2, 2))
+        like = type(optimizer)([{**group, "params": [p]}])  # pyright: ignore[reportCallIssue]
+        p.grad = torch.ones_like(p)
+        like.step()
+        most = max(most, len(OptimizerState({"p": Plain(p)}, like).tensors()))
+    return most
+
+
+def gain(group: Mapping[str, Any]) -> float:
+    """How many times the gradient a step of torch's SGD is in the end, if the gradient stays as it is."""
+    momentum = float(group.get("momentum", 0.0))
+    if momentum == 0:
+        return 1.0
+    heavy = (1 - float(group.get("dampening", 0.0))) / (1 - momentum)
+    return 1 + momentum * heavy if group.get("nesterov") else heavy
+
+
+def _begin_anew(state: dict[str, Any], group: Mapping[str, Any]) -> None:
+    """As a new optimizer has it: empty, since optimizers make their state at a parameter's first step.
+
+    Only so do counters, and all that is kept besides momenta, fit each other again, in optimizers that we do not know as
+    well. Adagrad makes its state before.
+    """
+    start = group.get("initial_accumulator_value")
+    if start is None or "sum" not in state:
+        state.clear()
+        return
+    state["sum"], state["step"] = torch.full_like(state["sum"], start), torch.zeros_like(state["step"])
