@@ -76,7 +76,8 @@ def train(
     seconds: Seconds = lambda rank, step: 0.0,
     listen: Listen = lambda rank, program: program,
 ) -> Trained:
-    """Train all ranks for `steps` optimizer steps each, side by side; one alone trains plainly, as it does under `attach`.
+    """Train all ranks for `steps` optimizer steps each, side by side; one alone as it does under `attach`: nothing is averaged,
+    and outer steps are taken.
 
     Whoever wants to `listen` puts a program around each rank's, and sees what it asks of the network.
 

@@ -1,7 +1,10 @@
 """A world of one is plain training, bit for bit; what cannot be attached is refused with the reason."""
 
+from collections.abc import Callable, Iterator
+
 import pytest
 import torch
+import torch.distributed as dist
 from tests.integrations.loops import Awkward, attached, flat, loss_of, same, sgd, simulated, small_step, trained
 from tests.laws.samples import legal, preset_recipes, samples
 from torch import nn
@@ -84,6 +87,173 @@ def test_what_a_schedule_or_controller_does_besides_averaging_it_does_alone_as_i
     idle = idle or Recipe.of(recipe).controller.counts  # which goes by how ranks differ
     if not idle and recipe != "allreduce + accordion_batch(8, 100)":  # which decides after 1,100 steps
         assert not same(real[-1], trained(0, 1, "allreduce", 8)[-1])
+
+
+@torch.no_grad()
+def put(model: nn.Module, x: torch.Tensor) -> None:
+    parameters = list(model.parameters())
+    for p, part in zip(parameters, x.split([p.numel() for p in parameters]), strict=True):
+        p.copy_(part.view(p.shape))
+
+
+Models = dict[str, torch.Tensor]
+Outer = Callable[
+    [Models, torch.Tensor], torch.Tensor
+]  # what is kept, and the model at a round's end: the model to go on with
+
+
+def slow(beta: float, alpha: float, nesterov: bool = False) -> Outer:
+    """The outer step of SlowMo, DiLoCo, block momentum and Lookahead, at a learning rate that stays."""
+
+    def step(kept: Models, x: torch.Tensor) -> torch.Tensor:
+        return follow(kept, kept["anchor"] - x, beta, alpha, nesterov)
+
+    return step
+
+
+def follow(kept: Models, moved: torch.Tensor, beta: float, alpha: float, nesterov: bool) -> torch.Tensor:
+    velocity = moved if beta == 0 or "velocity" not in kept else torch.add(moved, kept["velocity"], alpha=beta)
+    step = (torch.add(moved, velocity, alpha=beta) if nesterov else velocity) * alpha
+    kept["velocity"], kept["anchor"] = velocity, kept["anchor"] - step
+    return kept["anchor"]
+
+
+def eager(rate: float, momentum: float) -> Outer:
+    """What the others have moved is nothing; the model that is judged follows a round later."""
+    agreed = Models()
+
+    def step(kept: Models, x: torch.Tensor) -> torch.Tensor:
+        moved = kept["anchor"] - x
+        if "own" in kept:
+            kept["judged"] = follow(agreed, kept["own"], momentum, rate, nesterov=True)
+            now = moved + kept["own"] - kept["own"]
+        else:
+            agreed.clear()
+            agreed["anchor"], now = kept["anchor"], moved
+        kept["own"] = moved
+        return follow(kept, now, momentum, rate, nesterov=True)
+
+    return step
+
+
+def overlap(alpha: float, beta: float) -> Outer:
+    """What is launched at the end of a round lands at the end of the next one."""
+
+    def step(kept: Models, x: torch.Tensor) -> torch.Tensor:
+        if "launched" in kept:
+            moved = -kept["launched"]
+            kept["velocity"] = torch.add(moved, kept["velocity"], alpha=beta) if "velocity" in kept else moved
+            kept["anchor"] = kept["anchor"] + kept["velocity"]
+        x = torch.lerp(x, kept["anchor"], alpha)
+        kept["launched"] = kept["anchor"] - x
+        return x
+
+    return step
+
+
+def spring(alpha: float) -> Outer:
+    def step(kept: Models, x: torch.Tensor) -> torch.Tensor:
+        if "launched" in kept:
+            kept["anchor"] = kept["anchor"] - kept["launched"] * alpha
+        kept["launched"], kept["judged"] = kept["anchor"] - x, kept["anchor"]
+        return torch.add(x, kept["launched"], alpha=alpha)
+
+    return step
+
+
+OUTER: list[tuple[str, Outer, bool]] = [  # and whether the optimizer begins anew
+    ("slowmo(4)", slow(0.7, 1.0), False),
+    ("scatter(qsgd()) + slowmo(4, beta=0.5, alpha=0.9)", slow(0.5, 0.9), False),
+    ("allreduce + slowmo(4, inner=push_sum())", slow(0.7, 1.0), False),
+    ("allreduce + slowmo(4, inner=gossip(overlap=True), average=False)", slow(0.7, 1.0), False),
+    ("allreduce + slowmo(4, sharded=True)", slow(0.7, 1.0), False),
+    ("topk + slowmo(4, inner=every_step())", slow(0.7, 1.0), False),
+    ("allreduce + post_local(4, slowmo(4))", slow(0.7, 1.0), False),
+    ("allreduce + hierarchical(2, 4, slowmo(4))", slow(0.7, 1.0), False),
+    ("allreduce + by_speed(slowmo(4))", slow(0.7, 1.0), False),
+    ("diloco(4)", slow(0.9, 0.7, nesterov=True), False),
+    ("allreduce + streaming(4, fragments=1, delay=0, mixing=0.0, rate=0.7)", slow(0.9, 0.7, nesterov=True), False),
+    ("allreduce + bmuf(4, momentum=0.5)", slow(0.5, 1.0), True),
+    ("lookahead(4)", slow(0.0, 0.5), False),
+    ("overlap_local_sgd(4)", overlap(0.6, 0.7), False),
+    ("easgd(4)", spring(0.9), False),
+    ("allreduce + eager(4)", eager(0.4, 0.9), False),
+]
+
+
+@pytest.fixture(params=["no group", "a group of one"])
+def world(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param == "no group":
+        yield
+        return
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("world")
+@pytest.mark.parametrize(("recipe", "outer", "anew"), OUTER, ids=[recipe for recipe, *_ in OUTER])
+def test_one_rank_takes_outer_steps_by_their_formula(recipe: str, outer: Outer, anew: bool) -> None:
+    twin, steps = Awkward(), 13
+    kept, optimizer = {"anchor": flat(twin)}, sgd(twin)
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        loss_of(twin, 0, step).backward()
+        optimizer.step()
+        if "post_local" in recipe and step <= 4:
+            kept["anchor"] = flat(twin)  # models were equal until then
+        elif step % 4 == 0:
+            put(twin, outer(kept, flat(twin)))
+            optimizer = sgd(twin) if anew else optimizer
+    with attached(recipe) as (model, optimizer, comm):
+        for _ in range(steps):
+            small_step(model, optimizer, comm, 0)
+        assert comm.metrics()["sent_bytes"] == 0
+        assert same(flat(model), flat(twin))
+        with comm.consensus():
+            assert same(flat(model), kept.get("judged", flat(twin)))
+    virtual = simulated(recipe, 1, steps)[0][-1]
+    assert same(virtual, flat(twin))
+
+
+def test_one_rank_has_an_inner_and_an_outer_rate() -> None:
+    twin = Awkward()
+    anchor, moved, optimizer = flat(twin), torch.zeros(()), sgd(twin)
+    for step in range(1, 10):
+        before = flat(twin)
+        optimizer.zero_grad()
+        loss_of(twin, 0, step).backward()
+        optimizer.step()
+        moved = (before - flat(twin)) + moved
+        if step % 4 == 0:
+            anchor, moved, x = anchor - moved, torch.zeros(()), anchor - moved
+        else:
+            x = torch.sub(anchor, moved, alpha=0.25)
+        put(twin, x)
+    recipe = "allreduce + inner_outer(4, inner=0.25)"
+    assert same(trained(0, 1, recipe, 9)[-1], flat(twin))
+    assert same(simulated(recipe, 1, 9)[0][-1], flat(twin))
+
+
+@pytest.mark.parametrize("recipe", ["allreduce + slowmo(4)", "diloco(4)", "overlap_local_sgd(4)"])
+def test_a_rank_alone_drops_a_round_that_is_not_finite_and_goes_on_at_the_anchor(recipe: str) -> None:
+    with attached(recipe) as (model, optimizer, comm):
+        for step in range(1, 17):
+            optimizer.zero_grad()
+            loss_of(model, 0, step).backward()
+            if step == 6:
+                model.get_parameter("bias").grad.fill_(float("nan"))  # pyright: ignore
+            optimizer.step()
+        assert flat(model).isfinite().all()
+        assert comm.metrics()["dropped_rounds"] >= 1
+        assert comm.spoilt == {0: int(comm.metrics()["dropped_rounds"])}
+
+
+@pytest.mark.parametrize("recipe", ["allreduce + local_sgd(4)", "cocod(4)", "decoupled_diloco(4)", "sgp", "d_psgd"])
+def test_what_only_averages_is_plain_training_on_one_rank(recipe: str) -> None:
+    assert same(trained(0, 1, recipe, 9)[-1], trained(0, 1, "allreduce", 9)[-1])
 
 
 def test_a_penalty_makes_a_sparse_model_of_one_rank_too() -> None:

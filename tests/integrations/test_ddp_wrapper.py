@@ -1,6 +1,7 @@
 """attach to a model in DistributedDataParallel: every recipe trains in a loop that was written for DDP, by one line."""
 
 from contextlib import ExitStack, nullcontext
+from copy import deepcopy
 
 import pytest
 import torch
@@ -102,3 +103,53 @@ def test_what_ddp_was_told_and_a_recipe_would_not_do_is_refused(gang2: Gang) -> 
     for hook, ignoring in gang2.run(refused):
         assert "has a hook, which would never run once it is attached" in hook
         assert "told to ignore 'bias', and an attached model is averaged whole" in ignoring
+
+
+def used_before(rank: int, size: int, recipe: str, how: str) -> tuple[Tensor, Tensor, bool]:
+    """A DDP model that has run before it is attached, as a trainer's sanity check does, beside a plain one."""
+    torch.manual_seed(1)
+    ddp = DistributedDataParallel(Awkward())
+    x, y = data(rank, 9)
+    if how == "judged":
+        with torch.no_grad():
+            ddp.eval()(x)
+        ddp.train()
+    elif how == "judged with gradients":  # DDP prepares an average that never comes
+        (ddp(x) - y).square().mean().item()
+    else:
+        optimizer = sgd(ddp)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (ddp(x) - y).square().mean().backward()
+            optimizer.step()
+    outcomes = list[Tensor]()
+    plain = deepcopy(ddp.module)
+    for looped in (plain, ddp):
+        optimizer = sgd(looped)
+        with gossamer.attach(looped, optimizer, recipe, seed=3, deadline=DEADLINE) as comm:
+            for step in range(1, 18):  # strangers are looked for at some of these
+                x, y = data(rank, step)
+                optimizer.zero_grad()
+                (looped(x) - y).square().mean().backward()
+                if step == 3:
+                    outcomes.append(torch.cat([p.grad.reshape(-1) for p in looped.parameters() if p.grad is not None]))
+                optimizer.step()
+            outcomes.append(flat(looped))
+            sent = comm.ledger.sent
+    optimizer = sgd(ddp)  # and DDP has its average back
+    x, y = data(rank, 1)
+    optimizer.zero_grad()
+    (ddp(x) - y).square().mean().backward()
+    again = torch.cat([p.grad.reshape(-1) for p in ddp.parameters() if p.grad is not None])
+    return torch.cat(outcomes), again, sent > 0
+
+
+@pytest.mark.parametrize("recipe", ["qsgd", "allreduce(fp32()) + local_sgd(20)"])
+@pytest.mark.parametrize("how", ["judged", "judged with gradients", "trained"])
+def test_a_ddp_model_may_have_run_before_it_is_attached(gang2: Gang, recipe: str, how: str) -> None:
+    (one, given_back, _), (other, also, _) = gang2.run(used_before, recipe, how)
+    for outcomes in (one, other):
+        plain, wrapped = outcomes.chunk(2)
+        assert same(plain, wrapped)
+    assert same(one, other) == (recipe == "qsgd")  # nobody averaged besides
+    assert recipe != "qsgd" or same(given_back, also)

@@ -145,7 +145,7 @@ def unequal(rank: int, size: int, what: str) -> str:
             with torch.no_grad():
                 model[0][0].bias.add_(1)
         if what == "buffer":
-            comm._steps.shared["1.running_mean"] += rank
+            comm._steps.shared.agreed["1.running_mean"] += rank
             model[1].running_mean += rank
         with pytest.raises(PeerError) as caught:
             comm.check_sync()

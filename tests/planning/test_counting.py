@@ -1,7 +1,9 @@
 """What is counted without training is what training sends."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -12,8 +14,9 @@ from torch import nn
 from gossamer.codecs import FP32, QSGD, PowerSGD, Ternary, TopK
 from gossamer.controllers import Fixed
 from gossamer.core.bucket import Bucket
-from gossamer.core.errors import GossamerError
+from gossamer.core.errors import GossamerError, RecipeError
 from gossamer.core.loop import Loop
+from gossamer.core.parts import registry
 from gossamer.core.schedule import Schedule
 from gossamer.core.verbs import AllReduce, OptimizerStep, Program, all_reduce
 from gossamer.exchanges import AllReduced, Gather, Scatter
@@ -22,6 +25,8 @@ from gossamer.mixers import PushSum
 from gossamer.planning import DryRun, bytes_per_step, span
 from gossamer.planning.dry_run import AverageRequest
 from gossamer.recipe import BucketSize, Recipe, Rule
+from gossamer.recipes import presets
+from gossamer.runtime.optimizer_state import kept_by
 from gossamer.schedules import Gossip, LocalSGD, SlowMo
 from gossamer.simulate import replicas, train
 from gossamer.topologies import Exponential
@@ -50,6 +55,9 @@ OTHERWISE = (
 )  # as long as data or dice say, longer at first, or longer than these few parameters
 
 
+WAYS = ("allreduce(fp32())", "scatter(qsgd())", "gather(topk(ratio=0.3)) + own_gradient()")
+
+
 class Bare(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -72,6 +80,27 @@ def trained(recipe: Recipe, size: int) -> float:
     return sum(e.sent for e in entries) / size / (last - first + 1)
 
 
+def pooling() -> list[str]:
+    """Every preset and every schedule that can average the optimizer's state, told to."""
+    told = list[str]()
+    for name, preset in presets().items():
+        if "buffers" in signature(preset).parameters:
+            told.append(f"{name}(buffers='average')")
+    for schedule in registry.of("schedule").values():
+        for kind in {f.name for f in fields(schedule)} & {"buffers"}:
+            whole = schedule.sample.removesuffix(")") + f", {kind}='average')"
+            told += [f"{way} + {whole}" for way in WAYS if legal(f"{way} + {whole}")][:2]
+    return told
+
+
+def legal(text: str) -> bool:
+    try:
+        Recipe.of(text)
+    except RecipeError:
+        return False
+    return True
+
+
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.planning.dry_run.LEAST", 4)
@@ -85,7 +114,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     ),
 )
 def test_the_bytes_are_those_of_a_whole_simulation(recipe: Recipe) -> None:
-    assert bytes_per_step(recipe, SHAPES, 3) == trained(recipe, 3)
+    assert bytes_per_step(recipe, SHAPES, 3, momenta=0) == trained(recipe, 3)
 
 
 @pytest.mark.usefixtures("short")
@@ -93,6 +122,28 @@ def test_the_bytes_are_those_of_a_whole_simulation(recipe: Recipe) -> None:
 def test_wires_whose_length_depends_on_the_data_are_written(exchange: Gather | Scatter) -> None:
     recipe = Recipe(exchange, ErrorFeedback())
     assert bytes_per_step(recipe, SHAPES, 3) == pytest.approx(trained(recipe, 3), rel=0.1)
+
+
+OPTIMIZERS: list[tuple[int, Callable[[nn.Module], torch.optim.Optimizer]]] = [
+    (0, lambda m: torch.optim.SGD(m.parameters(), lr=0.1)),
+    (1, lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)),
+    (2, lambda m: torch.optim.AdamW(m.parameters(), lr=0.1)),
+]
+
+
+@pytest.mark.parametrize("recipe", pooling())
+def test_the_optimizers_state_is_counted_where_it_is_averaged(recipe: str) -> None:
+    steps = span(Recipe.of(recipe))[1]
+    for momenta, optimizer in OPTIMIZERS:
+        ledger = train(replicas(recipe, Bare, optimizer, 3), noise, steps).ledger
+        assert bytes_per_step(recipe, SHAPES, 3, momenta=momenta) * 3 * steps == pytest.approx(ledger.sent, abs=3)
+        assert kept_by(optimizer(Bare())) == momenta
+
+
+def test_the_optimizers_state_of_a_model_in_double_precision_costs_double() -> None:
+    recipe, wide = "allreduce + slowmo(4, buffers='average')", dict(Bare().double().named_parameters())
+    narrow = [bytes_per_step(recipe, SHAPES, 2, momenta=n) for n in (0, 1)]
+    assert bytes_per_step(recipe, wide, 2) == narrow[0] + 92 + 2 * (narrow[1] - narrow[0])
 
 
 @pytest.mark.parametrize("size", [2, 5, 16])

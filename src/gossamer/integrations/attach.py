@@ -14,7 +14,6 @@ from gossamer.core.errors import AttachError, GossamerError
 from gossamer.fabrics.heartbeat import Patience
 from gossamer.fabrics.members import Members
 from gossamer.fabrics.torch import TorchFabric
-from gossamer.integrations import consensus
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.broadcast import hyperparameters, make_equal
 from gossamer.integrations.closures import refuse_searches
@@ -28,6 +27,7 @@ from gossamer.integrations.metrics import Meter, OnMetrics, check_callback
 from gossamer.integrations.nodes import Where, between_nodes, host_names
 from gossamer.integrations.requirements import SCALED, UNUSED, for_all_ranks, for_buffers, for_silence_on, refuse
 from gossamer.integrations.run_observer import DDP, assignment_of
+from gossamer.integrations.shared import floats
 from gossamer.integrations.steps import StepLoop
 from gossamer.integrations.weights import agree_on_weights, check_weight
 from gossamer.integrations.wrappers import optimizers_of, refuse_model, refuse_optimizers
@@ -163,7 +163,7 @@ def attach(
 
 def _as_ddp_does(wrapper: DistributedDataParallel) -> MemoryPool | None:
     """DDP gives all ranks rank 0's buffers, unless it was told not to."""
-    return "broadcast" if wrapper.broadcast_buffers and any(consensus.floats(wrapper.module)) else None
+    return "broadcast" if wrapper.broadcast_buffers and any(floats(wrapper.module)) else None
 
 
 def _given(

@@ -107,7 +107,7 @@ class Backward:
         """A step's gradients begin to come; `parameter` has the first of them."""
         refuse_capture(self.worker.device)
         if self._passes + 1 in LOOKS:
-            refuse_ran_wrapper(self.steps.model)
+            refuse_ran_wrapper(self.steps.model, self.looped)
         self._inside = True
         self._passes += 1
         self.steps.settle_skipped(parameter)
@@ -120,6 +120,7 @@ class Backward:
             self.steps.follow()
             self._own_peaks.clear()
             self._intake.reset()
+            self.steps.ask_for_buffers()
 
     def _average_late(self) -> None:
         """Gradients are there that no hook has seen."""

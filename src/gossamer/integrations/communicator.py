@@ -215,7 +215,7 @@ class Communicator:
         Synchronous recipes hold it already, but for `accelerated`, which takes its gradients elsewhere; local, overlapping and
         gossiping ones hold it only on average.
         """
-        if self.fabric.size == 1 and not self.recipe.schedule.trains_elsewhere:
+        if not self._may_differ_from_the_consensus:
             yield
             return
         self._steps.settle_local()
@@ -231,17 +231,22 @@ class Communicator:
 
         All ranks call it together, wherever in a round they are.
         """
-        if self.fabric.size > 1 or self.recipe.schedule.trains_elsewhere:
+        if self._may_differ_from_the_consensus:
             self._steps.settle_local()
             self._swap_in(consensus.remember(self.model) if self.fabric.members else {})
         self.detach()
+
+    @property
+    def _may_differ_from_the_consensus(self) -> bool:
+        """On a rank alone too, where a schedule judges another model than it trains."""
+        schedule = self.recipe.schedule
+        return self.size > 1 or schedule.trains_elsewhere or (schedule.works_alone and not schedule.averages_gradients)
 
     def _swap_in(self, own: dict[str, Tensor]) -> None:
         """The consensus; anew from this rank's `own` model where another one is lost meanwhile, and the others can go on."""
         while True:
             try:
-                program = consensus.swap_in(self.model, self.worker, average_buffers=self._steps.buffers != "local")
-                return self.fabric.run(program)
+                return self.fabric.run(consensus.swap_in(self.worker, self._steps.shared))
             except PeerError as failure:
                 if not self.fabric.members:
                     raise
@@ -277,7 +282,7 @@ class Communicator:
         if self.fabric.size > 1:
             self._require_one_step("check_sync")
             self._steps.settle_local()
-            self.fabric.run(consensus.check(self.worker, self.model, self._steps.shared))
+            self.fabric.run(consensus.check(self.worker, self.model, self._steps.shared.agreed))
 
     def _require_one_step(self, what: str) -> None:
         if apart := self.apart():

@@ -10,6 +10,7 @@ from gossamer.core.bucket import Bucket
 from gossamer.core.errors import PeerError
 from gossamer.core.stream_events import copied_to
 from gossamer.core.verbs import Program, all_gather, all_reduce
+from gossamer.integrations.shared import SharedBuffers
 from gossamer.runtime import Worker
 
 TOUCHED = -1  # instead of a hash
@@ -25,7 +26,7 @@ def restore(model: nn.Module, own: dict[str, Tensor]) -> None:
             t.copy_(own[name])
 
 
-def swap_in(model: nn.Module, worker: Worker, average_buffers: bool) -> Program[None]:
+def swap_in(worker: Worker, buffers: SharedBuffers) -> Program[None]:
     """Parameters become sum x / sum w over all ranks, messages in flight included; float buffers their mean."""
     yield from worker.quiesce()
     judged = worker.recipe.schedule.consensus_share(worker.loop)
@@ -33,38 +34,7 @@ def swap_in(model: nn.Module, worker: Worker, average_buffers: bool) -> Program[
         given = torch.cat([share.value, share.weight.to(share.value).view(1)])
         total = yield from all_reduce(given if worker.weight == 1 else given.mul_(worker.weight))
         bucket.write(total[:-1] / total[-1])
-    if average_buffers:
-        yield from share_buffers(model, worker, "average")
-
-
-def share_buffers(
-    model: nn.Module, worker: Worker, policy: str, before: Mapping[str, Tensor] | None = None
-) -> Program[dict[str, Tensor]]:
-    """Average the model's float buffers (running statistics), or give everybody rank 0's; returns copies of them.
-
-    A buffer that is not finite on some ranks becomes the mean of the others'; one that is finite on none, what it was
-    `before`.
-    """
-    buffers = floats(model)
-    if not buffers:
-        return {}
-    sizes = [b.numel() for b in buffers.values()]
-    counts = torch.stack([b.isfinite().all() for b in buffers.values()]).double()
-    counts *= worker.weight if policy == "average" else float(worker.rank == 0)
-    weights = counts.repeat_interleave(torch.tensor(sizes, device=counts.device))
-    flat = torch.where(weights > 0, torch.cat([b.reshape(-1).double() for b in buffers.values()]), 0.0).mul_(weights)
-    total = yield from all_reduce(torch.cat([flat, counts]))
-    sums, givers = total.split([flat.numel(), len(buffers)])
-    for (name, buffer), value, count in zip(buffers.items(), sums.split(sizes), givers.tolist(), strict=True):
-        if count:
-            buffer.copy_(value.view_as(buffer) / count)
-        elif before is not None:
-            buffer.copy_(before[name])
-    return {name: buffer.clone() for name, buffer in buffers.items()}
-
-
-def floats(model: nn.Module) -> dict[str, Tensor]:
-    return {n: b for n, b in model.named_buffers() if b.is_floating_point() and b.numel()}
+    yield from buffers.average()
 
 
 def count(worker: Worker, flags: Tensor) -> Program[Tensor]:
@@ -83,7 +53,8 @@ def check(
     hashed = _hashes(worker) | {n: hash_of(p) for n, p in frozen.items()}
     now = dict(model.named_buffers())
     for name, agreed in shared.items():
-        hashed[name] = hash_of(agreed) if torch.equal(now[name], agreed) else TOUCHED
+        as_agreed = name in now and torch.equal(now[name], agreed)
+        hashed[name] = hash_of(agreed) if as_agreed else TOUCHED
     if not hashed:
         return
     counted = 0 if worker.recipe.schedule.is_async else worker.step

@@ -40,6 +40,9 @@ class Passing:
 
     def __init__(self, wrapper: DistributedDataParallel) -> None:
         self.wrapper = wrapper
+        # A forward that no backward followed has prepared an average, which would come at the next one.
+        wrapper._has_rebuilt_buckets = False
+        wrapper.reducer._reset_state()
         vars(wrapper)["forward"] = self
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:

@@ -20,11 +20,11 @@ from gossamer.integrations.handshake import compare
 from gossamer.integrations.loop_warnings import LoopWarnings
 from gossamer.integrations.metrics import Meter
 from gossamer.integrations.param_watch import ParamWatch
+from gossamer.integrations.shared import SharedBuffers
 from gossamer.integrations.wrappers import refuse_capture
 from gossamer.runtime import Worker, after_optimizer_step, params_of, until_optimizer_step
 
 T = TypeVar("T")
-SHARED = ("average", "broadcast")  # what may be said of buffers so that ranks agree on them
 
 
 class StepLoop:
@@ -46,12 +46,9 @@ class StepLoop:
         before_step: Callable[[], None] | None,
     ) -> None:
         self.model, self.optimizers, self.worker, self.fabric, self.meter = model, optimizers, worker, fabric, meter
-        self.buffers, self.scaler, self.before_step = buffers, scaler, before_step
+        self.shared, self.scaler, self.before_step = SharedBuffers(model, worker, buffers), scaler, before_step
         self.on_new_channels: Callable[[], None] = _nobody_cares
         self.average_late: Callable[[], None] = _nobody_cares  # what backward should have started, and did not see
-        self.shared = dict[str, Tensor]()  # buffers, as all ranks have agreed on them
-        if buffers in SHARED:
-            self.shared = {name: b.clone() for name, b in consensus.floats(model).items()}
         self.doubts = LoopWarnings(worker)
         self._roster = ParamWatch(model, {name: param.parameter for name, param in worker.params.items()})
         self._under_way: Program[None] | None = None  # begun, and not ended
@@ -89,10 +86,16 @@ class StepLoop:
         """Run the schedule up to the descent."""
         if not self.averages_gradients:  # else backward has done so
             self.follow()
+            self.ask_for_buffers()
         steps = self.worker.steps()
         while missed := self._wait_for(until_optimizer_step(steps)):
             self.worker.descent.make_up(missed, self._step_for_it, self.before_step)
         self._under_way = steps
+
+    def ask_for_buffers(self) -> None:
+        """Before anything else is sent at this step: where nothing has changed, the step then waits for nobody at its end."""
+        if self.fabric.size > 1:
+            self.fabric.run(self.shared.ask())
 
     def skip(self) -> None:
         """The step ends without a descent, and its gradients leave no trace in memories."""
@@ -138,6 +141,7 @@ class StepLoop:
         """A checkpoint was loaded: what was under way is of another run."""
         self._under_way, self._done, self._mixed = None, {}, False
         self.worker.discard()
+        self.shared.forget()
 
     def follow(self) -> bool:
         """Take in parameters that have been unfrozen; False if there are none. Other changes to the model are errors."""
@@ -267,15 +271,13 @@ class StepLoop:
         buckets = self.worker.buckets
         self._wait_for(after_optimizer_step(steps, descended))
         agreed = self.worker.assigned or self.worker.recipe.schedule.is_synced(self.worker.step)
-        if agreed and share and self.fabric.size > 1 and self.buffers in SHARED:
-            self._wait_for(self._share_buffers())
+        if agreed and share and self.fabric.size > 1:
+            self._wait_for(self.shared.agree())
+        self.shared.let_go()
         self.worker.end_step(descended)
         self.doubts.look_for_spoilers()
         if self.worker.buckets is not buckets:
             self.on_new_channels()
-
-    def _share_buffers(self) -> Program[None]:
-        self.shared = yield from consensus.share_buffers(self.model, self.worker, self.buffers, self.shared)
 
     def _wait_for(self, program: Program[T]) -> T:
         alone = self.fabric.size == 1  # there is nobody to wait for

@@ -100,14 +100,15 @@ def optimizers_of(given: object) -> tuple[Optimizer, ...]:
     return several  # pyright: ignore[reportReturnType]
 
 
-def refuse_ran_wrapper(model: nn.Module) -> None:
-    """A wrapper that was put around the model, or was around it all the time, and that has run.
+def refuse_ran_wrapper(model: nn.Module, attached: nn.Module) -> None:
+    """A wrapper that was put around the model, or was around it all the time, and that has run; not the one that is
+    `attached`, which averages nothing.
 
     Wrappers leave no mark on what they wrap, so all living objects are looked through: some 20 ms.
     """
     mine = {id(p) for p in model.parameters()}
     for wrapper in _living({DDP, FSDP, DEEPSPEED}):
-        if not any(id(p) in mine for p in wrapper.parameters()):
+        if wrapper is attached or not any(id(p) in mine for p in wrapper.parameters()):
             continue
         if DDP not in _kinds(type(wrapper)):
             raise AttachError(_sharded("this model", type(wrapper).__name__))

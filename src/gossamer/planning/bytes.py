@@ -24,29 +24,40 @@ from gossamer.planning.dry_run import AverageRequest, DryRun, MessageRequest, sp
 from gossamer.planning.sizes_only import sizes_only
 from gossamer.recipe import Recipe
 from gossamer.runtime.buckets import BucketState, build
+from gossamer.runtime.optimizer_state import requests
 from gossamer.runtime.params import params_of
 
 SMALL = Layout.of({"x": (1,)})
 LATER = 10**9  # the step whose messages are counted, after any codec's warm-up
 
 
-def bytes_per_step(recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int) -> float:
+def bytes_per_step(
+    recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int, *, momenta: int = 1
+) -> float:
     """What one rank of `size` sends per step, on average over ranks and over whole rounds of the schedule.
 
-    `shapes` may hold the parameters themselves: `dict(model.named_parameters())`. What a schedule sends of an optimizer's
-    buffers (`slowmo(buffers="average")`) is not in it, nor is a warm-up, nor are the steps in which `gradiveq` learns.
+    `shapes` may hold the parameters themselves: `dict(model.named_parameters())`. Where the schedule averages the optimizer's
+    state as well (`slowmo(buffers="average")`), that is `momenta` tensors of each parameter: none for plain SGD, one with
+    momentum, two for Adam. A warm-up is not in it, nor are the steps in which `gradiveq` learns.
 
     >>> bytes_per_step("allreduce", {"w": (1000,)}, 4)
     6000.0
     >>> bytes_per_step("slowmo(12)", {"w": (1000,)}, 4)
     500.0
+    >>> bytes_per_step("allreduce + slowmo(12, buffers='average')", {"w": (1000,)}, 4, momenta=2)
+    1502.0
     """
-    count, steps = _counted(recipe, shapes, size, 1)
+    count, steps = _counted(recipe, shapes, size, 1, momenta)
     return count.sent / size / steps
 
 
 def bytes_between(
-    recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int, per_node: int
+    recipe: "str | Recipe",
+    shapes: "Mapping[str, tuple[int, ...] | Tensor]",
+    size: int,
+    per_node: int,
+    *,
+    momenta: int = 1,
 ) -> float:
     """What one node of `per_node` ranks sends to others per step, through its network card, on average over nodes.
 
@@ -55,7 +66,7 @@ def bytes_between(
     >>> bytes_between("nodes(allreduce(fp32()), 2)", {"w": (1000,)}, 4, per_node=2)
     4000.0
     """
-    count, steps = _counted(recipe, shapes, size, per_node)
+    count, steps = _counted(recipe, shapes, size, per_node, momenta)
     return (count.sent - count.inside) / ceil(size / per_node) / steps
 
 
@@ -77,7 +88,11 @@ def _sum(counts: Iterable[Count]) -> Count:
 
 
 def _counted(
-    recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int, per_node: int
+    recipe: "str | Recipe",
+    shapes: "Mapping[str, tuple[int, ...] | Tensor]",
+    size: int,
+    per_node: int,
+    momenta: int,
 ) -> tuple[Count, int]:
     """What whole rounds of the schedule send, and how many steps they are."""
     parsed = Recipe.of(recipe)
@@ -99,6 +114,7 @@ def _counted(
     mixer = parsed.schedule.drives
     counter = _Counter(buckets, size, per_node, begins=mixer is not None and mixer.begins)
     done = [counter.averaged(run.averages), counter.mailed(run.mail), counter.asked(run.besides)]
+    done.append(counter.asked(requests([c.layout for c in buckets], momenta)).times(run.pooled))
     return _sum(done), last - first + 1
 
 

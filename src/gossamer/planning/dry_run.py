@@ -105,6 +105,7 @@ class DryRun:
         self.recipe, self.rank, self.size, self.step = recipe, 0, size, step
         self.averages, self.mail, self.besides = list[AverageRequest](), list[MessageRequest](), list[Verb]()
         self.buckets = [self._channel(i, fragment) for i, fragment in enumerate(fragments or [0] * blocks)]
+        self.pooled = 0  # how often the optimizer's state was averaged
         self.live, self.rates = dict[str, Any](), [1.0]
         self.weights: Sequence[float] = ()
         self.present = Present.all_of(0, size)
@@ -286,6 +287,7 @@ class DryRun:
         pass
 
     def average_optimizer(self) -> Program[None]:
+        self.pooled += 1
         yield from ()
 
     def measures(self, step: int) -> bool:

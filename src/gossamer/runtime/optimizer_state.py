@@ -1,19 +1,22 @@
 """Momenta: what an optimizer remembers of the gradients, and what becomes of it when ranks agree on a model."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
+from gossamer.core.bucket import Layout
 from gossamer.core.memory_pool import MemoryPool
-from gossamer.core.verbs import Program, all_reduce
+from gossamer.core.verbs import AllReduce, Program, all_reduce, join, start
 from gossamer.runtime.optimizers import Optimizing
-from gossamer.runtime.params import Param
+from gossamer.runtime.params import Param, Plain
 
 # What torch's optimizers count per parameter: for a scalar parameter these have the shape of a momentum.
 COUNTERS = ("step", "eta", "mu", "mu_product")
+LABEL = "optimizer"
 
 
 class OptimizerState:
@@ -52,27 +55,52 @@ class OptimizerState:
                 if id(p) in ours:
                     yield self._optimizer.state.get(p, {}), group
 
-    def average(self, size: int, weight: float = 1.0) -> Program[None]:
+    def average(self, size: int, weight: float = 1.0, step: int = 0) -> Program[None]:
         """Densely, over all ranks; this one's count `weight` times."""
         tensors = self.tensors()
-        if not (yield from self._all_hold_the_same(tensors)) or not tensors:
+        if not (yield from self._all_hold_the_same(tensors, step)) or not tensors:
             return
-        wide = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+        wide = together(t.dtype for t in tensors)
         length = sum(t.numel() for t in tensors) * wide.itemsize
         flat = torch.cat(
             [t.reshape(-1).to(wide) for t in tensors], out=self._buffers.of(length, tensors[0].device).view(wide)
         )
-        total = yield from all_reduce(flat if weight == 1 else flat.mul_(weight))
+        total = yield from join((yield from start(all_reduce(flat if weight == 1 else flat.mul_(weight)), LABEL, step)))
         for tensor, mean in zip(tensors, total.div_(size).split([t.numel() for t in tensors])):
             tensor.copy_(mean.view_as(tensor))
 
-    def _all_hold_the_same(self, tensors: Sequence[Tensor]) -> Program[bool]:
+    def _all_hold_the_same(self, tensors: Sequence[Tensor], step: int) -> Program[bool]:
         """A rank whose every step so far was skipped has none yet; then there is nothing to average."""
         mine = crc32(repr([tuple(t.shape) for t in tensors]).encode())
         device = next(iter(self._leaves.values())).device
-        extremes = yield from all_reduce(torch.tensor([mine, -mine], device=device), "max")
+        held = torch.tensor([mine, -mine], dtype=torch.int64, device=device)
+        extremes = yield from join((yield from start(all_reduce(held, "max"), LABEL, step)))
         largest, smallest = extremes.tolist()
         return largest == -smallest
+
+
+def together(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """In which precision tensors of these types are averaged."""
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def requests(layouts: Sequence[Layout], momenta: int) -> list[AllReduce]:
+    """What `average` asks, where the optimizer keeps so many tensors of each parameter: do all hold the same, and their mean."""
+    asked, length = [AllReduce(torch.empty(2, dtype=torch.int64), "max")], momenta * sum(s.numel for s in layouts)
+    wide = together(layout.dtype for layout in layouts)
+    return [*asked, AllReduce(torch.empty(length, dtype=wide, device="meta"))] if length else asked
+
+
+def kept_by(optimizer: Optimizer) -> int:
+    """How many tensors it keeps of each parameter, the most of any group: found by a step of another one made like it."""
+    most = 0
+    for group in optimizer.param_groups:
+        p = torch.nn.Parameter(torch.ones(2, 2))
+        like = type(optimizer)([{**group, "params": [p]}])  # pyright: ignore[reportCallIssue]
+        p.grad = torch.ones_like(p)
+        like.step()
+        most = max(most, len(OptimizerState({"p": Plain(p)}, like).tensors()))
+    return most
 
 
 def gain(group: Mapping[str, Any]) -> float:

@@ -195,6 +195,10 @@ class Worker:
     def launch(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange | None = None) -> Program[None]:
         values = [self._weighted(value) for value in values]
         flight = InFlight(given=[peak(value) for value in values])
+        if self.size == 1:  # its mean, without codec or memory
+            flight.means, flight.lost = dict(zip(which, values, strict=True)), not all_finite(values)
+            self.flights.add(which, flight)
+            return
         for index, value in zip(which, values, strict=True):
             yield from self.sending.launch(flight, index, value, over)
         self.flights.add(which, flight)
@@ -210,6 +214,8 @@ class Worker:
         lost = any(flight.lost for flight in flights)
         if lost:
             self.dropped_rounds += 1
+            if self.size == 1:
+                self.momenta.heal()
             given = [value for flight in flights for value in flight.given]
             yield from self.name_spoilers(all_peaks_finite(given))
         landed = {i: mean for flight in flights for i, mean in flight.means.items()}
@@ -293,7 +299,7 @@ class Worker:
         self.momenta.reset()
 
     def average_optimizer(self) -> Program[None]:
-        yield from self.momenta.average(self.size, self.weight)
+        yield from self.momenta.average(self.size, self.weight, self.step)
 
     # -- what hosts call ---------------------------------------------------------------------------------------------
 

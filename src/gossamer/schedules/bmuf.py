@@ -28,12 +28,14 @@ class BMUF(Schedule):
     `buffers` says what becomes of the optimizer's own momentum at the end of a block, as in `slowmo`; "reset" is usual.
     G passes through the recipe's memory and exchange. With `sharded` each rank keeps 1/N of a and v, as under `slowmo`.
 
+    On one rank the step of a block is taken as well; there momentum None is 0.
+
     Use: on slow links with a learning rate that is left as it is, or cut seldom.
 
     Not for: rates that a schedule moves down fast, for v knows nothing of them: use `slowmo`. Nor machines short of memory,
     unless `sharded`: it keeps two more copies of the model.
 
-    Wire: the exchange's bytes once per `every` steps.
+    Wire: the exchange's bytes once per `every` steps; buffers="average" as in `slowmo`.
 
     >>> BMUF(every=16, nesterov=True)
     bmuf(16, nesterov=True)
@@ -60,6 +62,10 @@ class BMUF(Schedule):
     @property
     def constraints(self) -> tuple[Constraint, ...]:
         return self._slow(0.0).constraints
+
+    @property
+    def works_alone(self) -> bool:
+        return self._slow(self._momentum(1)).works_alone
 
     @property
     def period(self) -> int:

@@ -25,6 +25,8 @@ class CoCoD(Schedule):
     by schedule, never by arrival, and passes through the recipe's memory and exchange.
     A round whose average is not finite is dropped: when it should land, every rank returns to the anchor.
 
+    On one rank it is plain training.
+
     Use: where an average takes as long as a few local steps, and the learning rate is to stay as it is.
 
     Not for: ranks whose data differ much, unless rounds are short: nothing pulls a rank back but the average itself. Nor

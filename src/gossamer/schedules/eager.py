@@ -27,6 +27,8 @@ class Eager(Schedule):
     Anchors and velocities differ from rank to rank. Beside them every rank keeps the model that follows the means alone, equal on
     all of them: that is the one to judge, and where all return to when an average is not finite.
 
+    On one rank all of the way is its own: the outer steps of `diloco`, and the model to judge a round behind.
+
     Use: across sites where an average takes as long as a round, and `diloco` would wait for it.
 
     Not for: machines short of memory: it keeps six more copies of the model. Nor few rounds, as `diloco`.
@@ -48,6 +50,10 @@ class Eager(Schedule):
         require(self.every >= 1, f"eager: every must be at least 1 step, got {self.every}; the paper uses 30")
         require(self.rate > 0, f"eager: rate must be positive, got {self.rate}; 0 would freeze the model")
         require(0 <= self.momentum < 1, f"eager: momentum must lie in [0, 1), got {self.momentum}; 0.9 is usual")
+
+    @property
+    def works_alone(self) -> bool:
+        return True
 
     @property
     def period(self) -> int:

@@ -30,6 +30,8 @@ class EASGD(Schedule):
     centre at its end, and no model is another than if it had been waited for. What is sent is z - x_i, through the recipe's
     memory and exchange. A round whose sum is not finite is dropped: when it should land, every rank returns to the centre.
 
+    On one rank the spring pulls as well.
+
     Use: on slow links with ranks that should explore for themselves, and an optimizer of much momentum.
 
     Not for: short runs: ranks stay apart, and the centre follows slowly, a round behind.
@@ -59,6 +61,10 @@ class EASGD(Schedule):
                 f"{self} on {binding.size} ranks: N alpha is {binding.size * self.alpha:.3g}, and above 1 the centre overshoots the "
                 f"mean and swings; use alpha={CENTRE / binding.size:.3g}, or leave it out"
             )
+
+    @property
+    def works_alone(self) -> bool:
+        return True
 
     @property
     def period(self) -> int:

@@ -24,6 +24,8 @@ class InnerOuter(Schedule):
     `inner=0` takes all gradients at the anchor: minibatch SGD with `every` times the learning rate. A round whose average is
     not finite is dropped: every rank returns to the anchor.
 
+    On one rank both rates hold as well.
+
     Use: ranks whose data differ: a small inner rate keeps models from drifting apart, a large outer one keeps their pace.
 
     Not for: machines short of memory: it keeps two more copies of the model.
@@ -45,6 +47,10 @@ class InnerOuter(Schedule):
             0 <= self.inner <= 1,
             f"inner_outer: inner must lie in [0, 1], got {self.inner}; it is the inner rate as a share of the outer one",
         )
+
+    @property
+    def works_alone(self) -> bool:
+        return self.inner != 1
 
     @property
     def period(self) -> int:

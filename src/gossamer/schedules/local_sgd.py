@@ -16,7 +16,8 @@ from gossamer.schedules.slowmo import SlowMo
 class LocalSGD(Schedule):
     """`every` local steps, then an exact average: SlowMo with beta 0 and alpha 1.
 
-    D = mean_i (a - x_i);  x_i = a = a - D.  After `warmup` steps, during which it averages at every step.
+    D = mean_i (a - x_i);  x_i = a = a - D.  After `warmup` steps, during which it averages at every step. On one rank it is plain
+    training.
 
     Use: on links of high latency, and where every step is too often.
 

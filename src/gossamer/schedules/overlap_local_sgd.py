@@ -34,6 +34,8 @@ class OverlapLocalSGD(Schedule):
     model moves (1 - alpha) / (1 - alpha beta) times as fast as with plain averaging: raise the learning rate accordingly.
     A round whose average is not finite is dropped: when it should land, every rank returns to the anchor.
 
+    On one rank the model is pulled to its own anchor.
+
     Use: where an average takes as long as a few local steps.
 
     Not for: networks slower than a round, nor a learning rate left as it was.
@@ -65,6 +67,10 @@ class OverlapLocalSGD(Schedule):
             0 <= self.beta < 1,
             f"overlap_local_sgd: beta must lie in [0, 1), got {self.beta}; the paper uses 0.7",
         )
+
+    @property
+    def works_alone(self) -> bool:
+        return self.alpha < 1 or self.beta > 0
 
     @property
     def follows_rate(self) -> bool:

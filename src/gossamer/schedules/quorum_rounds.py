@@ -46,7 +46,8 @@ class QuorumRounds(Schedule):
     there it learns of others that stand still.
 
     With all ranks for a quorum, no overlap and "equal" weights it is `diloco` where nobody is late, bit for bit. Ranks wait for
-    one another in `consensus`, `finish`, `state_dict` and `save`, and answer meanwhile.
+    one another in `consensus`, `finish`, `state_dict` and `save`, and answer meanwhile. On one rank it is plain training, and
+    `diloco` has the outer step there.
 
     Use: across sites, on machines that are slow now and then or of unlike speed: nobody waits for the slowest, and
     nothing it learns is lost.

@@ -36,7 +36,8 @@ class Resync(Schedule):
     Not for: other memories, under which models are equal anyway. "flush" takes torch's SGD without momentum or weight
     decay, and a memory that says what it owes in steps.
 
-    Wire: the exchange's bytes at every step, and 4 d bytes in an all-reduce every `every`.
+    Wire: the exchange's bytes at every step, and 4 d bytes in an all-reduce every `every`; buffers="average": as many again for
+    each tensor of d numbers that the optimizer keeps, and 16.
 
     >>> Resync(500, sync="flush")
     resync(sync='flush')

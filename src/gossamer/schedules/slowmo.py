@@ -46,12 +46,16 @@ class SlowMo(Schedule):
     owners of their chunks, who make the outer step, and a comes back. For exact exchanges, since models travel and no
     differences. A checkpoint then holds each rank's shard, and is cut anew for other ranks or blocks if all are given.
 
+    On one rank the outer step is taken all the same, past codec and memory, and mixers rest: the control by which to tell
+    what a gain owes to rounds, and what to ranks.
+
     Use: on slow links and across sites; around gossip, to agree exactly now and then.
 
     Not for: machines short of memory, unless `sharded`: it keeps two more copies of the model.
 
     Wire: the exchange's bytes once per `every` steps, and those of the base; `sharded`, of scatter(fp32()), and over ranks that
-    are equal anyway half of those.
+    are equal anyway half of those. buffers="average": 4 d bytes in an all-reduce besides, for each tensor of d numbers that the
+    optimizer keeps, and 16 in another.
 
     >>> SlowMo(every=12)
     slowmo(12)
@@ -66,7 +70,7 @@ class SlowMo(Schedule):
     beta: Annotated[float, Range(0.0, 0.8)] = 0.7
     alpha: Annotated[float, LogRange(0.5, 2.0)] = 1.0
     by_lr: bool = True
-    # Not "average", whose bytes nobody counts.
+    # "average" is not searched: it sends the optimizer's state besides.
     buffers: Annotated[Literal["maintain", "reset", "average"], Choice("maintain", "reset")] = "maintain"
     inner: Mixer | Schedule | None = None
     nesterov: bool = False
@@ -133,6 +137,11 @@ class SlowMo(Schedule):
         return self.base.lr_factor
 
     @property
+    def works_alone(self) -> bool:
+        moves = self.beta > 0 or self.alpha != 1 or self.buffers == "reset"
+        return moves or self.base.works_alone
+
+    @property
     def follows_rate(self) -> bool:
         return (self.by_lr and self.beta > 0) or self.base.follows_rate
 
@@ -166,13 +175,14 @@ class SlowMo(Schedule):
 
     def step(self, loop: Loop) -> Program[None]:
         self._remember(loop)
-        steps = self.base.step(loop)
+        base = self._base_of(loop)
+        steps = base.step(loop)
         yield from until_optimizer_step(steps)
         descended = yield OptimizerStep()
         yield from after_optimizer_step(steps, descended)
-        if loop.step % self.every or (self.base.averages_gradients and not descended):
+        if loop.step % self.every or (base.averages_gradients and not descended):
             return  # what all ranks left out leaves no trace, and the round goes on
-        yield from self.base.close(loop)
+        yield from base.close(loop)
         if not (yield from self._close_round(loop)):
             return
         if self.buffers == "reset":
@@ -180,8 +190,13 @@ class SlowMo(Schedule):
         elif self.buffers == "average" and loop.size > 1:
             yield from loop.average_optimizer()
 
+    def _base_of(self, loop: Loop) -> Schedule:
+        """A rank alone has nobody to mix with."""
+        alone = loop.size == 1 and not self.base.averages_gradients
+        return LocalSteps() if alone else self.base
+
     def _remember(self, loop: Loop) -> None:
-        remember = shards.remember if self.sharded else remember_anchor
+        remember = shards.remember if self.sharded and loop.size > 1 else remember_anchor
         remember(loop, lambda: self._held(loop))
 
     def _close_round(self, loop: Loop) -> Program[bool]:
@@ -201,13 +216,13 @@ class SlowMo(Schedule):
     def _moved(self, loop: Loop) -> Program[list[Tensor] | None]:
         """How far ranks have moved away from the anchor on average; or this one, where all are equal or for themselves."""
         moved = differences(loop, self._held(loop))
-        if not self.average or loop.size == 1 or self.base.is_synced(loop.step):
+        if not self.average or self.base.is_synced(loop.step):
             return moved
         return (yield from loop.average(moved))
 
     def _held(self, loop: Loop) -> Sequence[Tensor]:
         """What sums to the model over all ranks."""
-        mixer = self.base.drives
+        mixer = self._base_of(loop).drives
         return loop.parameters() if mixer is None else mixing.numerators(loop, mixer)
 
     def fits(self, binding: Binding) -> None:

@@ -41,6 +41,8 @@ class Streaming(Schedule):
     arrival, and pass through the recipe's memory and exchange. Where one is not finite, all ranks return to that fragment's
     anchor.
 
+    On one rank fragments make their outer steps as well, and nothing travels.
+
     Use: across sites: averages travel while the next steps are computed, and no step sends a whole model.
 
     Not for: networks on which one fragment takes longer than `delay` steps: then it is waited for.
@@ -116,6 +118,10 @@ class Streaming(Schedule):
     @property
     def _is_whole(self) -> bool:
         return self.fragments == 1 or (isinstance(self.fragments, tuple) and len(self.fragments) == 1)
+
+    @property
+    def works_alone(self) -> bool:
+        return True
 
     @property
     def period(self) -> int:

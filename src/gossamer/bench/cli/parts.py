@@ -18,6 +18,7 @@ from gossamer.core.parts import Part, nearest, parse, registry
 from gossamer.planning import bytes_between, bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
+from gossamer.runtime.optimizer_state import kept_by
 
 WIDEST = 4096  # of the square matrices that stand for a model
 MODEL = "lm"  # what `train` and `compare` train unless told otherwise
@@ -32,14 +33,17 @@ class Question(NamedTuple):
     numel: int
     hosts: int
     rate: int | None = None  # bit/s
+    momenta: int = 1  # tensors that the optimizer keeps of each parameter
 
     def sent(self, recipe: Recipe) -> float:
-        return bytes_per_step(recipe, self.parameters, self.hosts)
+        return bytes_per_step(recipe, self.parameters, self.hosts, momenta=self.momenta)
 
     def through_card(self, recipe: Recipe) -> float | None:
         """What a node's card sends; None where no ranks share one."""
         per_node = recipe.ranks_per_node
-        return bytes_between(recipe, self.parameters, self.hosts, per_node) if per_node > 1 else None
+        if per_node == 1:
+            return None
+        return bytes_between(recipe, self.parameters, self.hosts, per_node, momenta=self.momenta)
 
     def dense(self) -> float:
         return 2 * (self.hosts - 1) / self.hosts * self.dense_bytes
@@ -111,9 +115,11 @@ def question(workload: str | None, parameters: int | None, hosts: int, rate: str
         title = f"{len(shapes)} square matrices"
         return Question(title, {**shapes}, 4 * numel, numel, hosts, _rate(rate))
     model = workload or MODEL
-    named = {n: p.detach() for n, p in get(model).model().named_parameters() if p.requires_grad}
+    trained = get(model).model()
+    momenta = kept_by(get(model).optimizer(trained))
+    named = {n: p.detach() for n, p in trained.named_parameters() if p.requires_grad}
     dense, numel = sum(p.nbytes for p in named.values()), sum(p.numel() for p in named.values())
-    return Question(f"the model of {model}", {**named}, dense, numel, hosts, _rate(rate))
+    return Question(f"the model of {model}", {**named}, dense, numel, hosts, _rate(rate), momenta)
 
 
 def _rate(text: str | None) -> int | None:
@@ -181,6 +187,7 @@ def _model(question: Question) -> dict[str, Any]:
         "parameters": question.numel,
         "hosts": question.hosts,
         "rate": question.rate,
+        "momenta": question.momenta,
         "dense_bytes_per_step": round(dense),
         "dense_seconds_per_step": question.seconds(dense),
     }

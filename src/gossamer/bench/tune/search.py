@@ -23,6 +23,7 @@ from gossamer.bench.workloads import Workload, get
 from gossamer.core.errors import GossamerError
 from gossamer.core.text import shown
 from gossamer.recipe import Recipe
+from gossamer.runtime.optimizer_state import kept_by
 
 OTHER_SEEDS = 10  # from the seed of the search to the first of those on which the best are judged
 LARGE = 100_000  # parameters of a model that is not left to lie about
@@ -52,8 +53,9 @@ class Search:
         self.question = question
         self._workloads = dict[int, Workload]()
         self.workload = self._seeded(question.seed)
-        self.parameters = parameters_of(self.workload.model())
-        self.length = Length(question.steps, question.budget)
+        model = self.workload.model()
+        self.parameters = parameters_of(model)
+        self.length = Length(question.steps, question.budget, kept_by(self.workload.optimizer(model)))
         self.plans = self._plan({name: Recipe.of(text) for name, text in question.recipes.items()})
         self.tuning = self._empty(command)
 

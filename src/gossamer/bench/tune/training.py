@@ -39,6 +39,7 @@ class Length(NamedTuple):
 
     steps: int
     budget: int | None = None
+    momenta: int = 1  # tensors that the optimizer keeps of each parameter
 
     def of(self, recipe: Recipe, parameters: dict[str, Tensor], ranks: int) -> int:
         """Steps of this recipe, to the last end of a round that is within, where its models agree; 0 if there is none.
@@ -47,7 +48,7 @@ class Length(NamedTuple):
         """
         most = self.steps
         if self.budget is not None:
-            sent = bytes_per_step(recipe, parameters, ranks)
+            sent = bytes_per_step(recipe, parameters, ranks, momenta=self.momenta)
             most = min(most, int(self.budget / sent)) if sent else most
         rests = (step for step in range(most, 0, -1) if recipe.schedule.ends_round(step))
         return next(rests, most)
