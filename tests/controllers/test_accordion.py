@@ -113,6 +113,32 @@ def test_only_every_interval_th_epoch_counts() -> None:
     assert seen == [set()] * 3 + [{"w"}] * 6 + [set()]
 
 
+def two_groups(model: torch.nn.Module) -> torch.optim.Optimizer:
+    first, *others = model.parameters()
+    return torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": others, "lr": 0.001}])
+
+
+def steady(model: torch.nn.Module, rank: int, step: int) -> float:
+    for i, p in enumerate(model.parameters()):
+        p.grad = noise(i, numel=p.numel()).view(p.shape)
+    return 0.0
+
+
+def test_a_rate_that_is_cut_in_one_parameter_group_makes_that_group_mild() -> None:
+    """Whether it is the largest of all rates or not; another group's parameters stay as they were judged."""
+    ranks = make("accordion(epoch=1, mild=3, harsh=1, interval=1, threshold=10.0)", 2, optimizer=two_groups)
+    train(ranks, steady, 3)
+    everything = set(ranks[0].worker.recipe.routes)
+    assert everything == {"matrix", "turned", "still", "bias", "scale"}
+    for cut, names in ((1, everything - {"matrix"}), (0, {"matrix"})):
+        for rank in ranks:
+            rank.optimizer.param_groups[cut]["lr"] /= 10
+        train(ranks, steady, 1)
+        assert set(ranks[0].worker.recipe.routes) == everything - names
+        train(ranks, steady, 1)
+        assert set(ranks[0].worker.recipe.routes) == everything
+
+
 @pytest.mark.parametrize(("before", "after", "overrides"), [(0.1, 0.01, True), (0.1, 0.05, True), (0.1, 0.051, False)])
 def test_a_rate_that_halves_at_once_makes_all_mild_until_the_next_check(
     before: float, after: float, overrides: bool

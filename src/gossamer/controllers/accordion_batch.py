@@ -58,6 +58,10 @@ class AccordionBatch(Controller):
     def moves_schedule(self) -> bool:
         return True
 
+    @property
+    def hears_rate(self) -> bool:
+        return False
+
     def reach(self, recipe: Any) -> Iterable[Any]:
         yield self._grown(recipe)
 

@@ -67,8 +67,12 @@ def critical(old: float, now: float, threshold: float) -> bool:
     return old == 0 or abs(old - now) / old >= threshold
 
 
-def rate_dropped(facts: Facts, state: State, factor: float) -> bool:
-    """True where the learning rate fell by `factor` or more since the last step: a step decay, not a smooth schedule."""
-    last = state.get("lr")
-    state["lr"] = torch.tensor(facts.lr, dtype=torch.float64)
-    return last is not None and facts.lr * factor <= float(last)
+def slowed(facts: Facts, state: State, factor: float) -> set[str]:
+    """Parameters whose learning rate fell by `factor` or more since the last step: a step decay, not a smooth schedule.
+
+    Parameter groups that join do so behind those there were. One number is what older checkpoints have of all groups.
+    """
+    groups, last = facts.param_groups, state.get("lr", torch.zeros(0))
+    state["lr"] = torch.tensor([group.lr for group in groups], dtype=torch.float64)
+    before = last.tolist() if last.dim() else [float(last)] * (len(groups) == 1)
+    return {n for group, lr in zip(groups, before) if group.lr < lr and group.lr * factor <= lr for n in group.names}

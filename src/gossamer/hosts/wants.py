@@ -39,6 +39,10 @@ def refuse(recipe: Recipe, *terms: Term) -> None:
 
 MORE = "{recipe} is more than a gradient average; use gossamer.attach(ddp_model, optimizer, ...)"
 UNSEEN = "acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
+TELL = (
+    "the learning rate, which a DDP hook does not see: say gossamer.ddp.register(ddp_model, recipe, optimizer=optimizer), or use "
+    "gossamer.attach"
+)
 HOOK = (
     bars("waits for few", because=MORE),
     needs("averages gradients", because=MORE),
@@ -46,11 +50,13 @@ HOOK = (
     bars("lags", because="{schedule} has no mean at some steps, and DDP insists on one; use gossamer.attach"),
     bars("accumulates", "own step", "reunites", because="{schedule} " + UNSEEN),
     bars("directs", because="{update} " + UNSEEN),
-    bars(
-        "follows rate", because="{recipe} follows the learning rate, which a DDP hook does not see; use gossamer.attach"
-    ),
 )
 """What a communication hook can do: average gradients."""
+HOOK_ALONE = (
+    bars("hears rate", because="{controller} goes by " + TELL),
+    bars("follows rate", because="{recipe} follows " + TELL),
+)
+"""And one that was given no optimizer."""
 
 SCALED = (
     bars(
@@ -147,6 +153,7 @@ WEIGHTED = (
 
 __all__ = [
     "HOOK",
+    "HOOK_ALONE",
     "SCALED",
     "UNTOLD_LOCAL",
     "UNTOLD_MEANS",

@@ -1,13 +1,14 @@
 """Steering: what a controller is told, what it decides, and how that comes into force."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, Draft, State
-from gossamer.core.contracts import Facts
+from gossamer.core.contracts import Facts, ParamGroup
 from gossamer.core.moments import ask
 from gossamer.core.verbs import Handle, Program, join
 from gossamer.recipe import Recipe
@@ -88,7 +89,7 @@ class Steering:
         blocks = [self._unscaled(mean, c) for mean, c in zip(means, worker.channels)]
         if controller.counts and not sums:  # a rank alone: its own gradients are the means
             sums = [numbers(controller, b, c.exchange) for b, c in zip(blocks, worker.channels, strict=True)]
-        facts = Facts(worker.step, max(worker.rates), blocks, sums, loss)
+        facts = Facts(worker.step, max(worker.rates), blocks, sums, loss, self._groups())
         decided = controller.decide(facts, worker.recipe, self.state if state is None else state)
         return decided if decided != worker.recipe else None
 
@@ -130,6 +131,14 @@ class Steering:
         if worker.recipe != recipe:
             worker.recipe = recipe
             worker.channels = build(recipe, worker.leaves, worker.rate_groups(), worker.size)
+
+    def _groups(self) -> list[ParamGroup]:
+        names = {id(leaf.parameter): name for name, leaf in self._worker.leaves.items()}
+        out = list[ParamGroup]()
+        for group in self._worker.optimizer.param_groups:
+            ours = [names[id(p)] for p in group["params"] if id(p) in names]
+            out.append(ParamGroup(float(group["lr"]), ours, sum(prod(self._worker.leaves[n].shape) for n in ours)))
+        return out
 
     def _unscaled(self, gradient: Tensor, channel: Channel) -> Block:
         """Free of the loss scale."""
