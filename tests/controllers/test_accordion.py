@@ -401,9 +401,10 @@ def batched(**options) -> Recipe:
 
 
 def test_a_parameter_without_gradients_does_not_hold_back_the_batch() -> None:
-    script = Script(batched())
-    assert [run_batch(script, a=1, frozen=0) for _ in range(2)] == [(1, 1.0), (8, 8.0)]
-    script = Script(batched())
+    for per in ("model", "parameter"):
+        script = Script(batched(per=per))
+        assert [run_batch(script, a=1, frozen=0) for _ in range(2)] == [(1, 1.0), (8, 8.0)]
+    script = Script(batched(per="parameter"))
     assert [run_batch(script, a=1, thawed=t) for t in (0, 5, 5)] == [(1, 1.0), (1, 1.0), (8, 8.0)]
 
 
@@ -413,8 +414,20 @@ def run_batch(script: Script, lr: float = 0.1, **norms: float) -> tuple[int, flo
     return batch(script)
 
 
-def test_the_batch_grows_once_nothing_is_critical_and_never_shrinks() -> None:
+def test_one_parameter_that_is_critical_does_not_hold_back_the_batch_of_all() -> None:
+    """A bias whose small gradient halves at every check, beside a matrix that stays."""
+    grown = dict[str, int]()
+    for per in ("model", "parameter"):
+        script = Script(batched(per=per))
+        seen = [run_batch(script, matrix=10, bias=0.5**check) for check in range(5)]
+        grown[per] = seen.index((8, 8.0)) if (8, 8.0) in seen else -1
+    assert grown == {"model": 1, "parameter": -1}
     script = Script(batched())
+    assert [run_batch(script, matrix=m, bias=1) for m in (10, 4, 4)] == [(1, 1.0), (1, 1.0), (8, 8.0)]
+
+
+def test_the_batch_grows_once_nothing_is_critical_and_never_shrinks() -> None:
+    script = Script(batched(per="parameter"))
     seen = [run_batch(script, a=a, b=b) for a, b in ((10, 10), (10, 1), (1, 1), (1, 1), (9, 9), (1, 1))]
     assert seen == [(1, 1.0)] * 3 + [(8, 8.0)] * 3
     assert run_batch(script, lr=0.001, a=5, b=5) == (8, 8.0)  # not at a drop of the rate either
