@@ -34,7 +34,7 @@ def bytes_per_step(recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...]
     """What one rank of `size` sends per step, on average over ranks and over whole rounds of the schedule.
 
     `shapes` may hold the parameters themselves: `dict(model.named_parameters())`. What a schedule sends of an optimizer's
-    buffers (`slowmo(buffers="average")`) is not in it, nor is a warm-up, nor are the steps in which `gradiveq` learns.
+    buffers (`slowmo(48, buffers="average")`) is not in it, nor is a warm-up, nor are the steps in which `gradiveq` learns.
 
     >>> bytes_per_step("allreduce", {"w": (1000,)}, 4)
     6000.0
