@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, final
 
-from gossamer.controllers.regimes import EpochWatch, Look, critical, together
-from gossamer.core.block import State
+from gossamer.controllers.regimes import EpochMonitor, Look, critical, together
+from gossamer.core.bucket import State
+from gossamer.core.constraints import Constraint, requires
 from gossamer.core.contracts import Controller, Facts
 from gossamer.core.parts import part, require
-from gossamer.core.terms import Term, needs
 
 
 @final
@@ -46,10 +46,10 @@ class AccordionBatch(Controller):
         require(self.threshold > 0, f"accordion_batch: threshold must be positive, got {self.threshold}")
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         return (
-            *super().terms,
-            needs(
+            *super().constraints,
+            requires(
                 "batch",
                 because="{controller} grows the batch of a step that averages gradients, and {schedule} has none; use "
                 "every_step()",
@@ -73,7 +73,7 @@ class AccordionBatch(Controller):
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         if recipe.schedule.accumulate > 1 or self.factor == 1:
             return recipe
-        looks = EpochWatch(self.epoch, self.interval).watch(facts, state)
+        looks = EpochMonitor(self.epoch, self.interval).watch(facts, state)
         if looks is None or any(critical(look, self.threshold) for look in self._judged(looks)):
             return recipe
         return self._grown(recipe)

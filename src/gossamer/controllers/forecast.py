@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gossamer.core.block import State
+from gossamer.core.bucket import State
 
 Numbers = npt.NDArray[np.float64]
 

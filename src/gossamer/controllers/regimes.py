@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Facts
 
 
@@ -18,7 +18,7 @@ class Look(NamedTuple):
     now: float
 
 
-class EpochWatch:
+class EpochMonitor:
     """Accumulates gradients over every `interval`-th epoch, for their norms. All of it lives in `state`."""
 
     def __init__(self, epoch: int, interval: int) -> None:
@@ -39,7 +39,7 @@ class EpochWatch:
         state["epoch"] = torch.tensor(epoch)
         return late
 
-    def _close(self, state: State, last: Sequence[Block]) -> dict[str, Look] | None:
+    def _close(self, state: State, last: Sequence[Bucket]) -> dict[str, Look] | None:
         """The norms of the sums, with the `last` gradients added; one after the other, since there is no room for all."""
         looks = dict[str, Look]()
         for name, norm in norms(totals(state, last)).items():
@@ -52,7 +52,7 @@ class EpochWatch:
         return looks or None
 
 
-def totals(state: Mapping[str, Tensor], blocks: Sequence[Block]) -> Iterator[tuple[str, Tensor]]:
+def totals(state: Mapping[str, Tensor], blocks: Sequence[Bucket]) -> Iterator[tuple[str, Tensor]]:
     """Each parameter's sum with its gradient added, as a tensor of its own; of one dimension at least, since a state's numbers are the host's."""
     gradients = {name: torch.atleast_1d(gradient) for block in blocks for name, gradient in block.tensors()}
     for key, total in [(k, v) for k, v in state.items() if k.startswith("delta:")]:
