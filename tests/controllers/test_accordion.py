@@ -113,6 +113,32 @@ def test_only_every_interval_th_epoch_counts() -> None:
     assert seen == [set()] * 3 + [{"w"}] * 6 + [set()]
 
 
+def two_groups(model: torch.nn.Module) -> torch.optim.Optimizer:
+    first, *others = model.parameters()
+    return torch.optim.SGD([{"params": [first], "lr": 0.1}, {"params": others, "lr": 0.001}])
+
+
+def steady(model: torch.nn.Module, rank: int, step: int) -> float:
+    for i, p in enumerate(model.parameters()):
+        p.grad = noise(i, numel=p.numel()).view(p.shape)
+    return 0.0
+
+
+def test_a_rate_that_is_cut_in_one_parameter_group_makes_that_group_mild() -> None:
+    """Whether it is the largest of all rates or not; another group's parameters stay as they were judged."""
+    ranks = make("accordion(epoch=1, mild=3, harsh=1, interval=1, threshold=10.0)", 2, optimizer=two_groups)
+    train(ranks, steady, 3)
+    everything = set(ranks[0].worker.recipe.routes)
+    assert everything == {"matrix", "turned", "still", "bias", "scale"}
+    for cut, names in ((1, everything - {"matrix"}), (0, {"matrix"})):
+        for rank in ranks:
+            rank.optimizer.param_groups[cut]["lr"] /= 10
+        train(ranks, steady, 1)
+        assert set(ranks[0].worker.recipe.routes) == everything - names
+        train(ranks, steady, 1)
+        assert set(ranks[0].worker.recipe.routes) == everything
+
+
 @pytest.mark.parametrize(("before", "after", "overrides"), [(0.1, 0.01, True), (0.1, 0.05, True), (0.1, 0.051, False)])
 def test_a_rate_that_halves_at_once_makes_all_mild_until_the_next_check(
     before: float, after: float, overrides: bool
@@ -375,9 +401,10 @@ def batched(**options) -> Recipe:
 
 
 def test_a_parameter_without_gradients_does_not_hold_back_the_batch() -> None:
-    script = Script(batched())
-    assert [run_batch(script, a=1, frozen=0) for _ in range(2)] == [(1, 1.0), (8, 8.0)]
-    script = Script(batched())
+    for per in ("model", "parameter"):
+        script = Script(batched(per=per))
+        assert [run_batch(script, a=1, frozen=0) for _ in range(2)] == [(1, 1.0), (8, 8.0)]
+    script = Script(batched(per="parameter"))
     assert [run_batch(script, a=1, thawed=t) for t in (0, 5, 5)] == [(1, 1.0), (1, 1.0), (8, 8.0)]
 
 
@@ -387,8 +414,20 @@ def run_batch(script: Script, lr: float = 0.1, **norms: float) -> tuple[int, flo
     return batch(script)
 
 
-def test_the_batch_grows_once_nothing_is_critical_and_never_shrinks() -> None:
+def test_one_parameter_that_is_critical_does_not_hold_back_the_batch_of_all() -> None:
+    """A bias whose small gradient halves at every check, beside a matrix that stays."""
+    grown = dict[str, int]()
+    for per in ("model", "parameter"):
+        script = Script(batched(per=per))
+        seen = [run_batch(script, matrix=10, bias=0.5**check) for check in range(5)]
+        grown[per] = seen.index((8, 8.0)) if (8, 8.0) in seen else -1
+    assert grown == {"model": 1, "parameter": -1}
     script = Script(batched())
+    assert [run_batch(script, matrix=m, bias=1) for m in (10, 4, 4)] == [(1, 1.0), (1, 1.0), (8, 8.0)]
+
+
+def test_the_batch_grows_once_nothing_is_critical_and_never_shrinks() -> None:
+    script = Script(batched(per="parameter"))
     seen = [run_batch(script, a=a, b=b) for a, b in ((10, 10), (10, 1), (1, 1), (1, 1), (9, 9), (1, 1))]
     assert seen == [(1, 1.0)] * 3 + [(8, 8.0)] * 3
     assert run_batch(script, lr=0.001, a=5, b=5) == (8, 8.0)  # not at a drop of the rate either

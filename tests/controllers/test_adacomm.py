@@ -10,7 +10,7 @@ from torch import nn
 
 from gossamer.controllers import AdaComm
 from gossamer.core.bucket import State
-from gossamer.core.contracts import Facts
+from gossamer.core.contracts import Facts, ParamGroup
 from gossamer.core.errors import GossamerError, RecipeError
 from gossamer.recipe import Recipe
 
@@ -42,6 +42,15 @@ def test_rounds_are_as_long_as_the_loss_and_the_rate_say(
     controller: AdaComm, told: list[tuple[float, float]], wanted: list[int]
 ) -> None:
     assert lengths(controller, told) == wanted
+
+
+def test_of_several_rates_it_goes_by_the_mean_of_all_elements() -> None:
+    """Three of four elements have a rate that is not the largest, and that is cut."""
+    recipe, state = Recipe.of(DENSE + "local_sgd(8)"), State()
+    for step, lr in ((8, 0.4), (16, 0.01)):
+        groups = ParamGroup(0.4, ["head"], 10), ParamGroup(lr, ["body"], 30)
+        recipe = AdaComm(8).decide(Facts(step, 0.4, [], loss=1.0, groups=groups), recipe, state)
+    assert recipe.schedule.every == 16  # sqrt(0.4 / 0.1075) x 8 = 15.4
 
 
 def losing(loss: Callable[[int, int], float]) -> Callable[[nn.Module, int, int], float]:

@@ -1,8 +1,12 @@
 """DQ-SGD: bits follow the gradients, the budget is kept, and nothing is made anew for a change of them."""
 
+import math
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.gang import Gang
@@ -13,7 +17,9 @@ from torch import Tensor, nn
 
 from gossamer.codecs import QSGD
 from gossamer.codecs.mixed import Mixed, levelled
-from gossamer.core.bucket import Bucket, Layout
+from gossamer.controllers.allocation import Demand, within_budget
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.contracts import Facts
 from gossamer.core.errors import RecipeError, WireError
 from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
@@ -132,7 +138,10 @@ def test_a_width_is_not_left_for_one_that_is_hardly_nearer() -> None:
     turns = list[int]()
     for slack in (0.0, 0.9):
         chosen = [
-            b["large"] for b in history(f"scatter(qsgd(bits=4)) + dqsgd(100, bits=4.4, slack={slack})", steady, 100)[0]
+            b["large"]
+            for b in history(
+                f"scatter(qsgd(bits=4)) + dqsgd(100, bits=4.4, slack={slack})", partial(falling, wear=0.95), 100
+            )[0]
         ]
         turns.append(sum(a != b for a, b in pairwise(chosen)))
     assert turns[0] > 2 * turns[1]
@@ -174,6 +183,66 @@ def test_parameters_under_a_rule_are_left_alone() -> None:
     assert {b["bias"] for b in seen} == {8}
     assert "bias" not in ranks[0].worker.recipe.routes
     assert len({b["large"] for b in seen}) > 1
+
+
+# -- beside fixed bits, and beside the optimum -------------------------------------------------------------------------
+
+RUN = 400
+
+
+def plan(law: Callable[[int], float], rate: Callable[[int], float], options: str = "") -> np.ndarray:
+    """The bits of each step, of gradients whose norm follows a law."""
+    recipe, state, out = Recipe.of(f"scatter(qsgd(bits=4)) + dqsgd({RUN}, bits=4.0{options})"), State(), list[float]()
+    for step in range(1, RUN + 1):
+        codec = levelled(recipe.exchange)
+        assert isinstance(codec, QSGD)
+        out.append(float(codec.bits))
+        block = Bucket.of({"w": torch.full((64,), law(step))})
+        sums = 2 * recipe.controller.local(block, recipe.exchange)
+        recipe = recipe.controller.decide(Facts(step, rate(step), [block], [sums]), recipe, state)
+    return np.array(out)
+
+
+def against_the_optimum(bits: np.ndarray, law: Callable[[int], float], rate: Callable[[int], float]) -> float:
+    """The noise that is left in the end, of what the best bits would leave that know all norms and rates."""
+    steps = np.arange(1, RUN + 1)
+    rates = np.array([rate(t) for t in steps]) / rate(1)
+    progress = (rates.sum() - rates.cumsum()) * math.log(10) / RUN  # final=0.1
+    felt = Demand(np.ones(RUN), np.exp(-progress) * np.array([law(t) ** 2 for t in steps]) * rates**2)
+    return felt.noise(bits) / felt.noise(within_budget(felt, 4.0 * RUN, 2.0, 8.0))
+
+
+LAWS: dict[str, tuple[Callable[[int], float], float]] = {  # how norms go, and what fixed bits leave
+    "t^-.5": (lambda t: t**-0.5, 1.32),
+    ".99^t": (lambda t: 0.99**t, 2.81),
+    "t^-1": (lambda t: 1 / t, 27.0),
+    "constant": (lambda t: 1.0, 1.22),
+    "1.01^t": (lambda t: 1.01**t, 12.2),
+    "up, then down": (lambda t: min(t / 20, 1.0) * t**-0.3, 1.06),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_a_budget_leaves_no_more_noise_than_fixed_bits(name: str) -> None:
+    law, known = LAWS[name]
+    fixed = against_the_optimum(np.full(RUN, 4.0), law, lambda t: 0.1)
+    bits = plan(law, lambda t: 0.1)
+    assert fixed == pytest.approx(known, rel=0.01)
+    assert bits.sum() <= 4.0 * RUN * 1.001
+    assert against_the_optimum(bits, law, lambda t: 0.1) <= fixed * (0.95 if "^t" in name else 1.0001)
+
+
+def test_noise_after_a_cut_of_the_rate_that_it_is_told_of_counts_less() -> None:
+    def rate(step: int) -> float:
+        return 0.1 * 0.1 ** ((step >= 200) + (step >= 300))
+
+    for law, _ in (LAWS["constant"], LAWS["t^-.5"]):
+        untold, told = plan(law, rate), plan(law, rate, ", milestones=(200, 300)")
+        fixed, blind, sees = (against_the_optimum(b, law, rate) for b in (np.full(RUN, 4.0), untold, told))
+        assert blind <= fixed * 1.0001
+        assert sees < 0.75 * fixed
+        assert sees < 3
+        assert told[:200].mean() > told[200:300].mean() > told[300:].mean()
 
 
 # -- several codecs in one block ---------------------------------------------------------------------------------------
@@ -265,6 +334,8 @@ REFUSED = {
     "scatter(qsgd()) + dqsgd(10, error=0.0)": "error must be positive",
     "scatter(qsgd()) + dqsgd(10, final=0.0)": r"final must lie in \(0, 1\]",
     "scatter(qsgd()) + dqsgd(10, slack=-1.0)": "slack must not be negative",
+    "scatter(qsgd()) + dqsgd(10, milestones=(6, 3))": "milestones must be steps after which the rate is cut, in their order",
+    "scatter(qsgd()) + dqsgd(10, gamma=0.0)": r"gamma must lie in \(0, 1\]",
     "scatter(qsgd(bits=8)) + error_feedback() + dqsgd(10)": r"qsgd\(bits=\d\).* can diverge",
     "scatter(qsgd()) + local_sgd(4) + dqsgd(10)": "use every_step",
 }

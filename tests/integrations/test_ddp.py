@@ -1,7 +1,7 @@
 """A recipe as DDP's communication hook: several buckets that are rebuilt after the first step, on gloo."""
 
 import io
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -38,11 +38,16 @@ def wrap(model: nn.Module, **options: Any) -> DistributedDataParallel:
     return DistributedDataParallel(model, bucket_cap_mb=0.001, **options)
 
 
+def told(recipe: str, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
+    """A hook is given the optimizer where it must be."""
+    return optimizer if "accordion" in recipe or "update" in recipe else None
+
+
 def hooked(rank: int, size: int, recipe: str, steps: int, spoilt: int = 0) -> dict[str, Any]:
     model = Deep()
     ddp = wrap(model)
-    hook = gossamer.ddp.register(ddp, recipe, seed=SEED, deadline=DEADLINE)
     optimizer, out = sgd(model), list[Tensor]()
+    hook = gossamer.ddp.register(ddp, recipe, seed=SEED, deadline=DEADLINE, optimizer=told(recipe, optimizer))
     try:
         for step in range(1, steps + 1):
             optimizer.zero_grad()
@@ -80,6 +85,7 @@ RECIPES = [
     "scatter(qsgd(bits=4, bucket=16)) + diana()",
     "accordion(epoch=2, mild=3, harsh=1, interval=1, threshold=0.1)",
     "topk(ratio=0.1, scope='global')",
+    "topk(ratio=0.1) + error_feedback(units='update')",
 ]
 
 
@@ -91,6 +97,61 @@ def test_a_hook_does_what_attach_does_bit_for_bit(gang2: Gang, recipe: str) -> N
         for step, (a, b) in enumerate(zip(by_hook["flats"], by_attach, strict=True), 1):
             assert same(a, b), f"step {step}"
     assert same(hook[0]["flats"][-1], hook[1]["flats"][-1])
+
+
+class Given(NamedTuple):
+    """What a rank does after its rate was cut to a tenth, and before."""
+
+    recipes: list[str]
+    end: Tensor
+
+
+def after_a_cut(rank: int, size: int, recipe: str, how: str, groups: int = 1) -> Given:
+    """A user's loop with a step decay; of two parameter groups, or optimizers, the decay is of the second."""
+    model, recipes = Deep(), list[str]()
+    parameters = [*model.parameters()]
+    parts = [parameters] if groups == 1 else [parameters[:6], parameters[6:]]
+    if how == "several hooked":
+        optimizers = [torch.optim.SGD(part, lr=0.05) for part in parts]
+    else:
+        optimizers = [torch.optim.SGD([{"params": part} for part in parts], lr=0.05)]
+    given = optimizers if len(optimizers) > 1 else optimizers[0]
+    ddp = wrap(model)
+    if how == "attached":
+        comm = gossamer.attach(ddp, given, recipe, seed=SEED, deadline=DEADLINE)
+    else:
+        comm = gossamer.ddp.register(ddp, recipe, optimizer=given, seed=SEED, deadline=DEADLINE)
+    try:
+        for step in range(1, 10):
+            if step == 7:
+                optimizers[-1].param_groups[-1]["lr"] /= 10
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss_of(ddp, rank, 1).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            recipes.append(repr(comm.recipe))
+        return Given(recipes, flat(model))
+    finally:
+        comm.detach() if how == "attached" else comm.close()
+
+
+@pytest.mark.parametrize(("how", "groups"), [("hooked", 1), ("hooked", 2), ("several hooked", 2)])
+def test_under_a_hook_accordion_returns_to_mild_when_the_rate_is_cut(gang2: Gang, how: str, groups: int) -> None:
+    recipe = "accordion(epoch=2, mild=3, harsh=1, interval=1)"
+    (hook, other), (attach, _) = (gang2.run(after_a_cut, recipe, h, groups) for h in (how, "attached"))
+    assert hook.recipes == other.recipes == attach.recipes
+    assert same(hook.end, attach.end)
+    before, after = (text.count("layers.") for text in hook.recipes[5:7])
+    assert before == 2 * 5
+    assert after == (0 if groups == 1 else 6)
+
+
+def test_under_a_hook_dqsgd_takes_the_bits_that_attach_takes(gang2: Gang) -> None:
+    recipe = "scatter(qsgd(bits=8)) + dqsgd(40, error=0.02)"
+    hook, attach = (gang2.run(after_a_cut, recipe, how)[0] for how in ("hooked", "attached"))
+    assert hook.recipes == attach.recipes
+    assert "qsgd(bits=5)" in hook.recipes[-1]  # of a rate of 1 it would make 7
 
 
 @pytest.mark.parametrize("recipe", ["powersgd" + BUCKETS, "topk(ratio=0.1)" + BUCKETS])
@@ -109,7 +170,7 @@ def saved_and_loaded(rank: int, size: int, recipe: str) -> tuple[Tensor, Tensor]
     optimizer = sgd(model)
     for half in (range(1, 4), range(4, 7)):
         ddp = wrap(model)
-        hook = gossamer.ddp.register(ddp, recipe, seed=SEED, deadline=DEADLINE)
+        hook = gossamer.ddp.register(ddp, recipe, seed=SEED, deadline=DEADLINE, optimizer=told(recipe, optimizer))
         if file.getvalue():
             hook.load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
         for step in half:
@@ -193,6 +254,16 @@ def refusals(rank: int, size: int) -> list[str]:
     with pytest.raises(PeerError) as peer:
         gossamer.ddp.register(ddp, "qsgd" if rank else "terngrad", deadline=DEADLINE)
     said.append(str(peer.value))
+    for recipe in ("accordion(epoch=2)", "scatter(qsgd()) + dqsgd(9)", "topk + error_feedback(units='update')"):
+        with pytest.raises(AttachError, match=r"sees?: say gossamer.ddp.register\(.*optimizer=optimizer\)|see: say"):
+            gossamer.ddp.register(ddp, recipe)
+    for optimizer, what in ((model, "or a list of them"), (sgd(Deep()), "holds none of the model's parameters")):
+        with pytest.raises(AttachError, match=what):
+            gossamer.ddp.register(ddp, "accordion(epoch=2)", optimizer=optimizer, deadline=DEADLINE)  # pyright: ignore
+    slow = torch.optim.SGD([model.layers[0].weight], lr=0.1 * (1 + rank))
+    few = pytest.warns(UserWarning, match=r"no optimizer given to register steps 'layers.0.bias' and 12 more")
+    with few, pytest.raises(PeerError, match=r"the optimizer's group 0: .*'lr': '0.1'"):
+        gossamer.ddp.register(ddp, "accordion(epoch=2)", optimizer=slow, deadline=DEADLINE)
     return said
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -443,6 +444,33 @@ def may_put_something_else_in_force(controller: Controller) -> None:
 def may_put_another_schedule_in_force(controller: Controller) -> None:
     recipe = replace(next(controlled(controller)), controller=Fixed())
     assert any(r.schedule != recipe.schedule for r in controller.reach(recipe))
+
+
+@law("hears rate")
+def decides_otherwise_where_rates_fall(controller: Controller) -> None:
+    """One of its kind does: not all settings decide within some steps."""
+    alike = [c for c in controllers() if type(c) is type(controller)]
+    assert any(decided(c, cut=1.0) != decided(c, cut=0.01) for c in alike)
+
+
+def test_who_does_not_hear_the_rate_decides_alike_whatever_it_is() -> None:
+    deaf = [c for c in controllers() if not c.hears_rate]
+    assert deaf
+    for controller in deaf:
+        assert decided(controller, cut=1.0) == decided(controller, cut=0.01)
+
+
+@cache
+def decided(controller: Controller, cut: float) -> list[str]:
+    """What it puts in force, in a training whose rate falls by this. The model hardly moves, so that only the rates differ."""
+    ranks, out = make(next(controlled(controller)), 2, optimizer=sgd(0.0001, 0.0)), list[str]()
+    for step in range(12):
+        for r in ranks:
+            r.optimizer.param_groups[0]["lr"] *= cut if step == 7 else 1.0
+            r.worker.loss = 1.0
+        train(ranks, pull, 1)
+        out.append(repr(ranks[0].worker.recipe))
+    return out
 
 
 @law("rounds")

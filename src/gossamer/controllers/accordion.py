@@ -6,7 +6,7 @@ from typing import Any, final
 
 import torch
 
-from gossamer.controllers.regimes import EpochMonitor, rate_dropped
+from gossamer.controllers.regimes import EpochMonitor, critical, slowed
 from gossamer.core.bucket import State
 from gossamer.core.contracts import Controller, Exchange, Facts
 from gossamer.core.parts import part, require
@@ -18,8 +18,8 @@ class Accordion(Controller):
     """Per parameter: the mild exchange in critical regimes, the harsh one elsewhere.
 
     Over every `interval`-th epoch of `epoch` steps the agreed gradients are summed to D. A parameter is critical if
-    | |D_old| - |D_now| | >= threshold |D_old|. All start mild; a learning rate that falls by `drop` at once makes all mild
-    until the next check. Memories and warm starts are kept on a switch. The gradients that count are the decoded means,
+    | |D_old| - |D_now| | >= threshold |D_old|. All start mild; a learning rate that falls by `drop` at once makes those that
+    have it mild until the next check. Memories and warm starts are kept on a switch. The gradients that count are the decoded means,
     which every rank has, so the decision costs no traffic and is the same everywhere. It is part of what `comm.recipe`
     prints: `route(names, harsh)`.
 
@@ -66,10 +66,11 @@ class Accordion(Controller):
         yield replace(recipe, exchange=self.harsh)
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
-        verdict = EpochMonitor(self.epoch, self.interval, self.threshold).watch(facts, state)
-        if rate_dropped(facts, state, self.drop):
-            judged = {_name(k) for k in state if k.startswith("mild:")}
-            verdict = dict.fromkeys(sorted(judged | set(verdict or {})), True)
+        looks = EpochMonitor(self.epoch, self.interval).watch(facts, state)
+        verdict = None if looks is None else {name: critical(look, self.threshold) for name, look in looks.items()}
+        if mild := slowed(facts, state, self.drop):
+            judged = {_name(k) for k in state if k.startswith("mild:")} | set(verdict or {})
+            verdict = (verdict or {}) | dict.fromkeys(sorted(judged & mild), True)
         if verdict is None and recipe.exchange == self.mild:
             return recipe
         return self._route(recipe, state, verdict or {})

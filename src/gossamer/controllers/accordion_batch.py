@@ -1,10 +1,10 @@
 """Accordion over the batch: small batches while training is fragile, large ones after."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, Literal, final
 
-from gossamer.controllers.regimes import EpochMonitor
+from gossamer.controllers.regimes import EpochMonitor, Look, critical, together
 from gossamer.core.bucket import State
 from gossamer.core.constraints import Constraint, requires
 from gossamer.core.contracts import Controller, Facts
@@ -14,9 +14,10 @@ from gossamer.core.parts import part, require
 @final
 @part("accordion_batch", sample="accordion_batch(8, 100)")
 class AccordionBatch(Controller):
-    """Accumulate `factor` micro-batches per step once no parameter is in a critical regime; never go back.
+    """Accumulate `factor` micro-batches per step once the gradient is in no critical regime; never go back.
 
-    Checks as `accordion` does. When it grows the batch it multiplies the learning rate by `factor` as well, at the same step.
+    Checks as `accordion` does, but the whole gradient, since there is one batch for all; with `per="parameter"` every parameter
+    by itself, of which none may be critical. When it grows the batch it multiplies the learning rate by `factor` as well, at the same step.
     The training loop reads `comm.accumulate`, or wraps its backward in `comm.accumulating()`. A rank alone judges its own
     gradients, as the optimizer finds them.
 
@@ -36,6 +37,7 @@ class AccordionBatch(Controller):
     epoch: int
     interval: int = 10
     threshold: float = 0.5
+    per: Literal["model", "parameter"] = "model"
 
     def __post_init__(self) -> None:
         require(self.factor >= 1, f"accordion_batch: factor must be at least 1, got {self.factor}")
@@ -58,6 +60,10 @@ class AccordionBatch(Controller):
     def moves_schedule(self) -> bool:
         return True
 
+    @property
+    def hears_rate(self) -> bool:
+        return False
+
     def reach(self, recipe: Any) -> Iterable[Any]:
         yield self._grown(recipe)
 
@@ -67,12 +73,11 @@ class AccordionBatch(Controller):
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         if recipe.schedule.accumulate > 1 or self.factor == 1:
             return recipe
-        verdict = EpochMonitor(self.epoch, self.interval, self.threshold).watch(facts, state)
-        if verdict is None or any(critical and _moves(name, state) for name, critical in verdict.items()):
+        looks = EpochMonitor(self.epoch, self.interval).watch(facts, state)
+        if looks is None or any(critical(look, self.threshold) for look in self._judged(looks)):
             return recipe
         return self._grown(recipe)
 
-
-def _moves(name: str, state: State) -> bool:
-    """A parameter that gets no gradient (frozen, empty, unused) must not hold back the whole batch."""
-    return float(state[f"old:{name}"]) > 0
+    def _judged(self, looks: Mapping[str, Look]) -> list[Look]:
+        """A parameter that gets no gradient (frozen, empty, unused) must not hold back the whole batch."""
+        return [together(looks.values())] if self.per == "model" else [look for look in looks.values() if look.now > 0]

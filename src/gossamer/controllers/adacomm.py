@@ -23,7 +23,8 @@ class AdaComm(Controller):
     `interval`; H_0 the `every` of the recipe's schedule, H at most `most`. Long rounds save time while the loss is large, short
     ones keep the noise of local steps small when it is not. If a round would not get shorter although the loss did not rise,
     and the learning rate is what it was, H is halved. `power=3` is the theory's, under which a rate cut tenfold makes rounds 31
-    times as long. `floor` is what the loss cannot fall below, if that is known.
+    times as long. `lr` is the mean of all elements' rates, where parameter groups have rates of their own. `floor` is what the loss
+    cannot fall below, if that is known.
 
     The training loop says `comm.log(loss=loss)` in each step, best before `optimizer.step()`. Rounds end at multiples of their length, counted from
     the first step of training, so that the first one after a change may be shorter.
@@ -80,7 +81,7 @@ class AdaComm(Controller):
             return recipe
         state["losses"], state["rounds"], state["begun"] = _number(0.0), _number(0.0), torch.tensor(facts.step)
         return replace(
-            recipe, schedule=replace(recipe.schedule, every=self._length(losses / rounds, facts.lr, recipe, state))
+            recipe, schedule=replace(recipe.schedule, every=self._length(losses / rounds, facts.mean_lr, recipe, state))
         )
 
     def _length(self, loss: float, lr: float, recipe: Any, state: State) -> int:

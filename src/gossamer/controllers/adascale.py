@@ -64,6 +64,10 @@ class AdaScale(Controller):
         return True
 
     @property
+    def hears_rate(self) -> bool:
+        return False
+
+    @property
     def counts(self) -> int:
         return TELLS
 

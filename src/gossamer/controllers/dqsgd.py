@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from gossamer.codecs.mixed import levelled, written_by
-from gossamer.controllers.allocation import Demand, Numbers, within_budget, within_noise
+from gossamer.controllers.allocation import Demand, Numbers, of_widths, within_budget, within_noise
+from gossamer.controllers.forecast import Forecast, Law
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Controller, Exchange, Facts, Levelled
 from gossamer.core.parts import part, require
 
 AHEAD = 8  # points at which the steps to come are looked at
 SMOOTH = 0.9  # how much of the norms there were stays in their average: gradients are noisy
-STEEPEST = 4.0  # a power of time that is believed in
 SMALL = 2048  # elements of parameters that are not worth bits of their own: they go with the one before
 TELLS = 2  # numbers: how far elements are from what they are rounded against, and a one, to count ranks by
 
@@ -47,10 +47,12 @@ class DQSGD(Controller):
     (L lr^2 / 2) sum a^(T - t) v_t <= error, with L the `smoothness`, 1 / lr unless given; `bits` then says nothing. `final` is
     a^T, at the rate of the first step. `per="layer"` gives every parameter bits of its own, by the same rule with one c;
     those of fewer than 2048 elements go with the one before. A width is left only for one that is nearer by more than `slack`
-    bits. After `steps` all stays as it is.
+    bits. After `steps` all stays as it is. Of rates that will be cut say when and by how much, as MultiStepLR is told:
+    `milestones`, `gamma`; noise after a cut counts gamma^2 of what it counts before.
 
-    The norms are those of the step before, averaged over some ten of them, and of the steps to come it is supposed that they
-    go on with the power of time that they have followed so far; they and the decision are the same on all ranks.
+    Layers are compared by norms averaged over some ten steps. Of the steps to come it is supposed that norms go on as they
+    have gone, as a power of time or exponentially, whichever fits, for as many steps as were seen. A budget is spread evenly
+    where neither can be told, and beyond: so it is no worse than fixed bits. All ranks have the same norms, and decide alike.
     What is decided stands in `comm.recipe`, as the exchange and as routes. No channel is made anew for it.
 
     Use: around `qsgd()`, in runs whose length is known, with `per="layer"`: 3 bits then trained a small Transformer as dense did,
@@ -75,6 +77,8 @@ class DQSGD(Controller):
     final: float = 0.1
     slack: float = 0.3
     smoothness: float | None = None
+    milestones: tuple[int, ...] = ()
+    gamma: float = 0.1
 
     def __post_init__(self) -> None:
         require(self.steps >= 1, f"dqsgd: steps must be at least 1, got {self.steps}; say how many there will be")
@@ -93,6 +97,11 @@ class DQSGD(Controller):
             self.smoothness is None or self.smoothness > 0,
             f"dqsgd: smoothness must be positive, got {self.smoothness}; leave it out for 1 / lr",
         )
+        require(
+            all(m >= 1 for m in self.milestones) and list(self.milestones) == sorted(set(self.milestones)),
+            f"dqsgd: milestones must be steps after which the rate is cut, in their order, got {self.milestones}",
+        )
+        require(0 < self.gamma <= 1, f"dqsgd: gamma must lie in (0, 1], got {self.gamma}; 0.1 cuts the rate to a tenth")
 
     @property
     def cuts(self) -> bool:
@@ -138,9 +147,11 @@ class DQSGD(Controller):
         groups = self._groups([facts.blocks[i] for i in ours])
         now = np.array([_bits(recipe.routes.get(g.names[0], recipe.exchange)) for g in groups])
         sizes = np.array([float(g.size) for g in groups])
-        noises = _averaged(self._noises([(facts.blocks[i], facts.sums[i]) for i in ours], recipe, groups), state)
-        wanted = self._plan(Demand(sizes, noises), now, facts, state)
-        chosen = [self._rounded(w, b, recipe.exchange) for w, b in zip(wanted, now, strict=True)]
+        raw = self._noises([(facts.blocks[i], facts.sums[i]) for i in ours], recipe, groups)
+        wanted = self._plan(
+            Demand(sizes, _averaged(raw, state)), float(raw.sum()), now, self._widths(recipe.exchange), facts, state
+        )
+        chosen = wanted.tolist()
         return recipe if chosen == now.tolist() else _put(recipe, groups, chosen)
 
     # -- what there is to choose -------------------------------------------------------------------------------------
@@ -175,29 +186,56 @@ class DQSGD(Controller):
 
     # -- the plan ----------------------------------------------------------------------------------------------------
 
-    def _plan(self, next_step: Demand, now: Numbers, facts: Facts, state: State) -> Numbers:
-        """The bits of the next step, unrounded: the first of a plan for all that are left."""
+    def _plan(
+        self, next_step: Demand, raw: float, now: Numbers, widths: Sequence[float], facts: Facts, state: State
+    ) -> Numbers:
+        """The bits of the next step: the first of a plan for all that are left."""
         left, gone = self.steps - facts.step, facts.step - int(state.get("step", 0))
-        rate, power = self._rate(facts.lr, state), _trend(facts.step, float(next_step.noises.sum()), state)
+        rate, law = self._rate(facts.mean_lr, state), Forecast(self.steps).see(facts.step, raw, state)
         state["step"] = torch.tensor(facts.step)
         later = (np.arange(AHEAD) + 0.5) * (left - 1) / AHEAD + 1  # steps from the next one on
         ahead = np.concatenate([[0.0], later if left > 1 else []])
         often = np.concatenate([[1.0], np.full(AHEAD, (left - 1) / AHEAD) if left > 1 else []])
-        weights = often * np.exp(-rate * (left - 1 - ahead)) * (1 + ahead / (facts.step + 1)) ** power
+        weights = often * self._felt(facts.step, ahead, rate, law)
         demand = Demand(np.outer(often, next_step.sizes).ravel(), np.outer(weights, next_step.noises).ravel())
+        groups = len(next_step.sizes)
         if self.error is None:
             spent = float(state.get("spent", 0.0)) + gone * next_step.cost(now) / next_step.sizes.sum()
             state["spent"] = torch.tensor(spent, dtype=torch.float64)
-            bits = within_budget(
-                demand, (self.bits * self.steps - spent) * next_step.sizes.sum(), self.least, self.most
-            )
-        else:
-            share = self._share(facts.lr)
-            made = float(state.get("made", 0.0)) * exp(-rate * gone) + gone * share * next_step.noise(now)
-            state["made"] = torch.tensor(made, dtype=torch.float64)
-            allowed = self.error - made * exp(-rate * left)
-            bits = within_noise(demand, allowed / share if share > 0 else float("inf"), self.least, self.most)
-        return bits[: len(next_step.sizes)]
+            budget = (self.bits * self.steps - spent) * next_step.sizes.sum()
+            bits = within_budget(demand, budget, self.least, self.most)[:groups]
+            best = of_widths(demand, budget, widths)[:groups]
+            return np.where(np.abs(now - bits) <= np.abs(best - bits) + self.slack, now, best) if self.slack else best
+        share = self._share(facts.mean_lr)
+        made = float(state.get("made", 0.0)) * exp(-rate * gone) + gone * share * next_step.noise(now)
+        state["made"] = torch.tensor(made, dtype=torch.float64)
+        allowed = self.error - made * exp(-rate * self._progress(facts.step, np.array([0.0]))[0])
+        bits = within_noise(demand, allowed / share if share > 0 else float("inf"), self.least, self.most)
+        return np.array([self._enough(w, b, widths) for w, b in zip(bits[:groups], now, strict=True)])
+
+    def _felt(self, step: int, ahead: Numbers, rate: float, law: Law | None) -> Numbers:
+        """What noise costs in the end, of steps from the next one on: how large gradients are, how much progress wears it off,
+        and by which rate it enters. For a budget, where it cannot be told how large they will be, only the last counts.
+        """
+        told = 2 * log(self.gamma) * self._cuts(step + 1, ahead)
+        if self.error is None:
+            if law is None:
+                return np.exp(told)
+            ahead = np.minimum(ahead, float(step))  # as far ahead as there was to see
+        grown = np.zeros_like(ahead) if law is None else law.over(step + 1, step + 1 + ahead)
+        return np.exp(grown - rate * self._progress(step + 1, ahead) + told)
+
+    def _cuts(self, step: int, ahead: Numbers) -> Numbers:
+        """How many milestones are passed from a step on, until so many steps later."""
+        return sum(
+            (np.where((ahead + step >= m) & (m > step), 1.0, 0.0) for m in self.milestones), np.zeros_like(ahead)
+        )
+
+    def _progress(self, step: int, ahead: Numbers) -> Numbers:
+        """How many steps of the rate at a step are left after so many steps more, as each cut makes them shorter."""
+        lengths = self.gamma ** self._cuts(step, np.arange(self.steps - step, dtype=np.float64))
+        left = np.append(np.cumsum(lengths[::-1])[::-1], 0.0)
+        return np.interp(ahead + 1, np.arange(len(left)), left) if len(left) > 1 else np.zeros_like(ahead)
 
     def _rate(self, lr: float, state: State) -> float:
         """How fast progress wears noise off, per step: log(1 / a), which follows the learning rate."""
@@ -209,25 +247,10 @@ class DQSGD(Controller):
         """How much of a mean's variance the loss feels: L lr^2 / 2."""
         return lr / 2 if self.smoothness is None else self.smoothness * lr**2 / 2
 
-    def _rounded(self, wanted: float, now: float, exchange: Exchange) -> float:
-        widths = self._widths(exchange)
-        if self.error is not None:  # an error is kept to, so widths are rounded up
-            enough = next((bits for bits in widths if bits >= wanted - 1e-6), widths[-1])
-            return now if enough < now < wanted + 1 + self.slack else enough
-        nearest = min(widths, key=lambda bits: abs(bits - wanted))
-        return now if abs(now - wanted) <= abs(nearest - wanted) + self.slack else nearest
-
-
-def _trend(step: int, noise: float, state: State) -> float:
-    """The power of time by which the noise of one level has grown so far: a line through its logarithms."""
-    sums = np.array(state["trend"].tolist()) if "trend" in state else np.zeros(5)
-    if noise > 0:
-        x, y = log(step), log(noise)
-        sums = sums + np.array([1.0, x, y, x * x, x * y])
-    state["trend"] = torch.from_numpy(sums)
-    count, x, y, xx, xy = sums / max(sums[0], 1.0)
-    power = (xy - x * y) / (xx - x * x + 1 / max(sums[0], 1.0)) if count else 0.0  # none, until there is some to see
-    return min(max(power, -STEEPEST), STEEPEST)
+    def _enough(self, wanted: float, now: float, widths: Sequence[float]) -> float:
+        """An error is kept to, so widths are rounded up."""
+        enough = next((bits for bits in widths if bits >= wanted - 1e-6), widths[-1])
+        return now if enough < now < wanted + 1 + self.slack else enough
 
 
 def _averaged(noises: Numbers, state: State) -> Numbers:

@@ -68,6 +68,10 @@ class NoiseBatch(Controller):
         return True
 
     @property
+    def hears_rate(self) -> bool:
+        return False
+
+    @property
     def counts(self) -> int:
         return TELLS
 

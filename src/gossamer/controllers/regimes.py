@@ -1,6 +1,8 @@
 """Critical regimes: when the accumulated gradient changes fast, training is fragile."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import hypot
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,17 +11,21 @@ from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Facts
 
 
+class Look(NamedTuple):
+    """The norm of a parameter's accumulated gradient, in the epoch that was watched before, and now."""
+
+    old: float
+    now: float
+
+
 class EpochMonitor:
-    """Accumulates gradients over every `interval`-th epoch, and compares the norm with the last accumulated one.
+    """Accumulates gradients over every `interval`-th epoch, for their norms. All of it lives in `state`."""
 
-    ratio = | |D_old| - |D_now| | / |D_old|;  critical if ratio >= threshold, or if |D_old| = 0. All of it lives in `state`.
-    """
+    def __init__(self, epoch: int, interval: int) -> None:
+        self.epoch, self.interval = epoch, interval
 
-    def __init__(self, epoch: int, interval: int, threshold: float) -> None:
-        self.epoch, self.interval, self.threshold = epoch, interval, threshold
-
-    def watch(self, facts: Facts, state: State) -> dict[str, bool] | None:
-        """At the end of a watched epoch after the first: which parameters are in a critical regime."""
+    def watch(self, facts: Facts, state: State) -> dict[str, Look] | None:
+        """At the end of a watched epoch after the first: each parameter's norm, and the last one."""
         epoch, position = divmod(facts.step - 1, self.epoch)
         begun = state.get("epoch")
         # Where an epoch's last step was skipped, or averaged nothing, its verdict comes with the next step that does.
@@ -33,17 +39,17 @@ class EpochMonitor:
         state["epoch"] = torch.tensor(epoch)
         return late
 
-    def _close(self, state: State, last: Sequence[Bucket]) -> dict[str, bool] | None:
-        """The verdict on the sums, with the `last` gradients added; one after the other, since there is no room for all."""
-        verdict = dict[str, bool]()
+    def _close(self, state: State, last: Sequence[Bucket]) -> dict[str, Look] | None:
+        """The norms of the sums, with the `last` gradients added; one after the other, since there is no room for all."""
+        looks = dict[str, Look]()
         for name, norm in norms(totals(state, last)).items():
             old = state.get(f"old:{name}")
             state[f"old:{name}"] = torch.tensor(norm, dtype=torch.float64)
             if old is not None:
-                verdict[name] = critical(float(old), norm, self.threshold)
+                looks[name] = Look(float(old), norm)
         for key in [k for k in state if k.startswith("delta:") or k == "epoch"]:
             del state[key]
-        return verdict or None
+        return looks or None
 
 
 def totals(state: Mapping[str, Tensor], blocks: Sequence[Bucket]) -> Iterator[tuple[str, Tensor]]:
@@ -63,12 +69,24 @@ def norms(sums: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
     return dict(zip(found, torch.stack([*found.values()]).tolist() if found else [], strict=True))
 
 
-def critical(old: float, now: float, threshold: float) -> bool:
+def together(looks: Iterable[Look]) -> Look:
+    """The norm of the whole gradient."""
+    olds, nows = zip(*looks, strict=True)
+    return Look(hypot(*olds), hypot(*nows))
+
+
+def critical(look: Look, threshold: float) -> bool:
+    """ratio = | |D_old| - |D_now| | / |D_old|;  critical if ratio >= threshold, or if |D_old| = 0."""
+    old, now = look
     return old == 0 or abs(old - now) / old >= threshold
 
 
-def rate_dropped(facts: Facts, state: State, factor: float) -> bool:
-    """True where the learning rate fell by `factor` or more since the last step: a step decay, not a smooth schedule."""
-    last = state.get("lr")
-    state["lr"] = torch.tensor(facts.lr, dtype=torch.float64)
-    return last is not None and facts.lr * factor <= float(last)
+def slowed(facts: Facts, state: State, factor: float) -> set[str]:
+    """Parameters whose learning rate fell by `factor` or more since the last step: a step decay, not a smooth schedule.
+
+    Parameter groups that join do so behind those there were. One number is what older checkpoints have of all groups.
+    """
+    groups, last = facts.param_groups, state.get("lr", torch.zeros(0))
+    state["lr"] = torch.tensor([group.lr for group in groups], dtype=torch.float64)
+    before = last.tolist() if last.dim() else [float(last)] * (len(groups) == 1)
+    return {n for group, lr in zip(groups, before) if group.lr < lr and group.lr * factor <= lr for n in group.names}

@@ -48,6 +48,10 @@ class SwitchExchange(Controller):
             f"switch_exchange: {self.exchange} acts on the whole step; it can be a recipe's exchange, not a controller's",
         )
 
+    @property
+    def hears_rate(self) -> bool:
+        return False
+
     def reach(self, recipe: Any) -> Iterable[Any]:
         yield self._after(recipe)
 

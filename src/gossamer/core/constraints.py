@@ -51,6 +51,7 @@ TRAITS: dict[str, str] = {
     "moves schedule": "its schedule may change, and with it what the optimizer does",
     "directs": "what the optimizer is given is made of the mean, and is no mean any more",
     "sends momentum": "a momentum travels in place of the gradient",
+    "hears rate": "what it decides may depend on the optimizer's learning rates",
     "follows rate": "it asks for the learning rate of a block",
     "singles out": "some parameters go another way than the rest",
 }

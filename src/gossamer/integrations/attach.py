@@ -1,6 +1,5 @@
 """attach: one line that gives a training loop a recipe."""
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -30,7 +29,14 @@ from gossamer.integrations.run_observer import DDP, assignment_of
 from gossamer.integrations.shared import floats
 from gossamer.integrations.steps import StepLoop
 from gossamer.integrations.weights import agree_on_weights, check_weight
-from gossamer.integrations.wrappers import optimizers_of, refuse_model, refuse_optimizers
+from gossamer.integrations.wrappers import (
+    optimizers_of,
+    refuse_model,
+    refuse_optimizers,
+    refuse_strange,
+    stepped_by,
+    warn_of_unstepped,
+)
 from gossamer.recipe import Recipe
 from gossamer.runtime import Together, Worker, params_of
 
@@ -226,23 +232,12 @@ def _trainable(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, T
             )
     if not any(p.numel() for p in named.values()):
         raise AttachError("all trainable parameters of the model are empty; there is nothing to train")
-    stepped = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
-    if not any(id(p) in stepped for p in named.values()):
-        raise AttachError(
-            "the optimizer holds none of the model's parameters; make it from model.parameters() of this very model"
-        )
-    strangers = stepped - {id(p) for p in model.parameters()}
+    refuse_strange(named, optimizers)
+    strangers = stepped_by(optimizers) - {id(p) for p in model.parameters()}
     if strangers:
         raise AttachError(
             f"the optimizer holds {len(strangers)} parameter(s) that are not the model's and would never be averaged; "
             "attach one module that holds them all, such as nn.ModuleList([model, criterion])"
         )
-    idle = [n for n, p in named.items() if id(p) not in stepped]
-    if idle:
-        warnings.warn(
-            f"no optimizer given to attach steps {idle[0]!r}"
-            + (f" and {len(idle) - 1} more parameters" if len(idle) > 1 else "")
-            + "; freeze what shall not train with requires_grad_(False), and give attach all optimizers, as a list",
-            stacklevel=3,
-        )
+    warn_of_unstepped(named, optimizers)
     return named

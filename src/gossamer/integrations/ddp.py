@@ -1,6 +1,6 @@
 """For people who already have DistributedDataParallel: a recipe as its communication hook."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gossamer.codecs.warm import warm
@@ -18,6 +19,7 @@ from gossamer.fabrics.heartbeat import Patience
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.integrations import consensus
+from gossamer.integrations.broadcast import hyperparameters
 from gossamer.integrations.communicator import attached
 from gossamer.integrations.devices import device_of, refuse_devices, refuse_lengths
 from gossamer.integrations.grad_buckets import GradBuckets
@@ -25,11 +27,12 @@ from gossamer.integrations.grad_scaler import KnownScale
 from gossamer.integrations.handshake import agree, compare, fingerprint
 from gossamer.integrations.metrics import Meter, OnMetrics, Told, check_callback
 from gossamer.integrations.nodes import Where, between_nodes, host_names
-from gossamer.integrations.requirements import HOOK, refuse
+from gossamer.integrations.requirements import HOOK, HOOK_ALONE, refuse
 from gossamer.integrations.run_observer import DDP, assignment_of
+from gossamer.integrations.wrappers import optimizers_of, refuse_strange, warn_of_unstepped
 from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
-from gossamer.runtime import Worker, checkpoint, params_of
+from gossamer.runtime import Together, Worker, checkpoint, params_of
 
 _handed_over: Any = private_name(DistributedDataParallel, "_build_params_for_reducer", "knows what DDP hands to a hook")
 _told_of: Any = private_name(DistributedDataParallel, "_get_ddp_logging_data", "knows what DDP averages")
@@ -141,7 +144,7 @@ class Hook:
             )
         return name
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if any(id(p) in self.names for group in optimizer.param_groups for p in group["params"]):
             self._meter.step_ended()
 
@@ -198,33 +201,42 @@ def register(
     scaler: Any = None,
     on_metrics: OnMetrics | None = None,
     metrics_every: int = 10,
+    optimizer: "Optimizer | Sequence[Optimizer] | None" = None,
 ) -> Hook:
     """Replace DDP's all-reduce by a recipe. For recipes that average gradients at every step.
 
-    Call it once, before the first backward. Give a GradScaler as `scaler`, so that memories are free of its scale. The
-    object returned holds the state: save its `state_dict()` per rank. `nodes` and `on_metrics` are those of `attach`, and
-    `on_metrics` is called with (step, metrics) when the optimizer has done every `metrics_every`-th step. Without a recipe it
-    is what the environment's GOSSAMER_RECIPE says, where "ddp" is DDP as it comes and "compute" no averaging at all.
+    Call it once, before the first backward. Give the `optimizer` (or a list of several) where the recipe goes by learning
+    rates, as accordion and dqsgd do: a hook does not see it otherwise, and refuses them. Give a GradScaler as `scaler`, so that
+    memories are free of its scale. The object returned holds the state: save its `state_dict()` per rank. `nodes` and
+    `on_metrics` are those of `attach`, and `on_metrics` is called with (step, metrics) when the optimizer has done every
+    `metrics_every`-th step. Without a recipe it is what the environment's GOSSAMER_RECIPE says, where "ddp" is DDP as it comes
+    and "compute" no averaging at all.
     """
     check_callback(on_metrics, metrics_every)
     named = _averaged(ddp_model)
     given = process_group or ddp_model.process_group
     recipe, kind, group, deadline, patience = assignment_of(recipe, given, deadline, patience, "register")
     parsed = Recipe.of(recipe)
-    check(parsed)
+    optimizers = () if optimizer is None else optimizers_of(optimizer, "register")
+    check(parsed, sees_rates=bool(optimizers))
     fabric = TorchFabric(
         group,
         deadline=deadline,
         patience=patience,
         device=device_of(ddp_model.module),
     )
-    idle = torch.optim.SGD(list(named.values()), lr=1.0)  # channels ask for rates; a hook has none to offer
+    # Without an optimizer nobody asks for its rates: who would is refused.
+    joint = Together(optimizers or [torch.optim.SGD(list(named.values()), lr=1.0)])
     try:
-        parsed = _agreed(parsed, named, nodes, fabric, group)
-        worker = Worker(parsed, params_of(named), idle, fabric.rank, fabric.size, seed)
+        parsed = _agreed(parsed, named, optimizers, nodes, fabric, group)
+        worker = Worker(parsed, params_of(named), joint, fabric.rank, fabric.size, seed)
         if fabric.size > 1:
             warm(parsed, fabric.device, worker.buckets[0].layout.dtype)
-            fabric.run(compare(worker, fingerprint(worker, {"deadline": deadline}, ddp_model.module)))
+            fabric.run(
+                compare(
+                    worker, fingerprint(worker, {"deadline": deadline} | hyperparameters(optimizers), ddp_model.module)
+                )
+            )
             fabric.form(parsed.groups(fabric.size), parsed.ranks_per_node)
     except BaseException:
         fabric.close()
@@ -239,6 +251,7 @@ def register(
 def _agreed(
     recipe: Recipe,
     named: Mapping[str, Tensor],
+    optimizers: Sequence[Optimizer],
     nodes: Where | None,
     fabric: TorchFabric,
     group: "dist.ProcessGroup | None",
@@ -248,6 +261,9 @@ def _agreed(
     refusal: GossamerError | None = None
     try:
         recipe = between_nodes(recipe, nodes, hosts, fabric.size, group)
+        if optimizers:
+            refuse_strange(named, optimizers)
+            warn_of_unstepped(named, optimizers, "register", stacklevel=3)
     except GossamerError as error:
         refusal = error
     if fabric.size > 1:
@@ -286,9 +302,9 @@ def _averaged(ddp_model: DistributedDataParallel) -> dict[str, Tensor]:
     return {n: p for n, p in ddp_model.module.named_parameters() if id(p) in handed}
 
 
-def check(recipe: Recipe) -> None:
-    """Refuse a recipe that is more than what a communication hook can do."""
-    refuse(recipe, *HOOK)
+def check(recipe: Recipe, sees_rates: bool = False) -> None:
+    """Refuse a recipe that is more than what a communication hook can do; it sees learning rates if it has the optimizer."""
+    refuse(recipe, *HOOK, *(() if sees_rates else HOOK_ALONE))
 
 
 def _hook() -> Callable[[Any, Any], Any]:

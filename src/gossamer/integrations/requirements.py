@@ -39,6 +39,10 @@ def refuse(recipe: Recipe, *constraints: Constraint) -> None:
 
 MORE = "{recipe} is more than a gradient average; use gossamer.attach(ddp_model, optimizer, ...)"
 UNSEEN = "acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
+TELL = (
+    "the learning rate, which a DDP hook does not see: say gossamer.ddp.register(ddp_model, recipe, optimizer=optimizer), or use "
+    "gossamer.attach"
+)
 HOOK = (
     excludes("waits for few", because=MORE),
     requires("averages gradients", because=MORE),
@@ -46,11 +50,13 @@ HOOK = (
     excludes("lags", because="{schedule} has no mean at some steps, and DDP insists on one; use gossamer.attach"),
     excludes("accumulates", "own step", "resyncs", because="{schedule} " + UNSEEN),
     excludes("directs", because="{update} " + UNSEEN),
-    excludes(
-        "follows rate", because="{recipe} follows the learning rate, which a DDP hook does not see; use gossamer.attach"
-    ),
 )
 """What a communication hook can do: average gradients."""
+HOOK_ALONE = (
+    excludes("hears rate", because="{controller} goes by " + TELL),
+    excludes("follows rate", because="{recipe} follows " + TELL),
+)
+"""And one that was given no optimizer."""
 
 SCALED = (
     excludes(
@@ -147,6 +153,7 @@ WEIGHTED = (
 
 __all__ = [
     "HOOK",
+    "HOOK_ALONE",
     "SCALED",
     "UNTOLD_LOCAL",
     "UNTOLD_MEANS",

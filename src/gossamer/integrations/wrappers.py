@@ -2,11 +2,12 @@
 
 import gc
 import sys
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.core.errors import AttachError
@@ -79,14 +80,14 @@ def refuse_optimizers(optimizers: Sequence[Optimizer], recipe: Recipe) -> None:
             )
 
 
-def optimizers_of(given: object) -> tuple[Optimizer, ...]:
-    """One optimizer or several; and of what is none, what to give instead."""
+def optimizers_of(given: object, to: str = "attach") -> tuple[Optimizer, ...]:
+    """One optimizer or several, that are given to `attach` or to another host; and of what is none, what to give instead."""
     several = tuple(given) if isinstance(given, list | tuple) else (given,)
     for each in several:
         inner = getattr(each, "optimizer", None)
         if isinstance(inner, Optimizer):
             raise AttachError(
-                f"a {type(each).__name__} is around the optimizer: give attach the optimizer itself, optimizer.optimizer"
+                f"a {type(each).__name__} is around the optimizer: give {to} the optimizer itself, optimizer.optimizer"
             )
         if not isinstance(each, Optimizer):
             raise AttachError(
@@ -98,6 +99,35 @@ def optimizers_of(given: object) -> tuple[Optimizer, ...]:
             "optimizer must be one optimizer, or a list of different ones; this list is empty or repeats one"
         )
     return several  # pyright: ignore[reportReturnType]
+
+
+def refuse_strange(named: Mapping[str, Tensor], optimizers: Sequence[Optimizer]) -> None:
+    """Optimizers of another model."""
+    stepped = stepped_by(optimizers)
+    if not any(id(p) in stepped for p in named.values()):
+        raise AttachError(
+            "the optimizer holds none of the model's parameters; make it from model.parameters() of this very model"
+        )
+
+
+def warn_of_unstepped(
+    named: Mapping[str, Tensor], optimizers: Sequence[Optimizer], to: str = "attach", stacklevel: int = 3
+) -> None:
+    """Parameters that are averaged, and that no optimizer steps."""
+    stepped = stepped_by(optimizers)
+    idle = [n for n, p in named.items() if id(p) not in stepped]
+    if idle:
+        warnings.warn(
+            f"no optimizer given to {to} steps {idle[0]!r}"
+            + (f" and {len(idle) - 1} more parameters" if len(idle) > 1 else "")
+            + f"; freeze what shall not train with requires_grad_(False), and give {to} all optimizers, as a list",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def stepped_by(optimizers: Sequence[Optimizer]) -> set[int]:
+    """The parameters that these step, by their ids."""
+    return {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
 
 
 def refuse_ran_wrapper(model: nn.Module, attached: nn.Module) -> None:

@@ -215,7 +215,7 @@ def post_local(steps: int, every: int = 8) -> Recipe:
 
 
 @preset
-def hierarchical(ranks: int = 8, near: int = 2, every: int = 16) -> Recipe:
+def hierarchical(near: int = 2, ranks: int = 8, every: int = 16) -> Recipe:
     """Neighbours average often, and all ranks now and then.
 
     Use: nodes of `ranks` ranks behind one slow link each: inside, averages cost little, and rounds between can be long.

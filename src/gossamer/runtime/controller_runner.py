@@ -1,13 +1,14 @@
 """Steering: what a controller is told, what it decides, and how that comes into force."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, PendingState, State
-from gossamer.core.contracts import Facts
+from gossamer.core.contracts import Facts, ParamGroup
 from gossamer.core.stream_events import read_numbers
 from gossamer.core.verbs import Handle, Program, join
 from gossamer.recipe import Recipe
@@ -88,7 +89,7 @@ class ControllerRunner:
         blocks = [self._unscaled(mean, c) for mean, c in zip(means, worker.buckets)]
         if controller.counts and not sums:  # a rank alone: its own gradients are the means
             sums = [numbers(controller, b, c.exchange) for b, c in zip(blocks, worker.buckets, strict=True)]
-        facts = Facts(worker.step, max(worker.rates), blocks, sums, loss)
+        facts = Facts(worker.step, max(worker.rates), blocks, sums, loss, self._groups())
         decided = controller.decide(facts, worker.recipe, self.state if state is None else state)
         return decided if decided != worker.recipe else None
 
@@ -130,6 +131,14 @@ class ControllerRunner:
         if worker.recipe != recipe:
             worker.recipe = recipe
             worker.buckets = build(recipe, worker.params, worker.rate_groups(), worker.size)
+
+    def _groups(self) -> list[ParamGroup]:
+        names = {id(param.parameter): name for name, param in self._worker.params.items()}
+        out = list[ParamGroup]()
+        for group in self._worker.optimizer.param_groups:
+            ours = [names[id(p)] for p in group["params"] if id(p) in names]
+            out.append(ParamGroup(float(group["lr"]), ours, sum(prod(self._worker.params[n].shape) for n in ours)))
+        return out
 
     def _unscaled(self, gradient: Tensor, bucket: BucketState) -> Bucket:
         """Free of the loss scale."""

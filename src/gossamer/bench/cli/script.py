@@ -97,7 +97,7 @@ def plan_of(ctx: typer.Context, asked: Asked) -> ScriptPlan:
 
 def _check_for_ddp(kind: str) -> None:
     try:
-        ddp.check(Recipe.of(kind))
+        ddp.check(Recipe.of(kind), sees_rates=True)  # the script may give it the optimizer
     except AttachError as error:
         raise InputError(f"{kind} beside DistributedDataParallel: {error}") from None
 

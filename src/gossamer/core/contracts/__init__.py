@@ -2,7 +2,7 @@
 
 from gossamer.core.contracts.codec import AsItsCodec, Codec, Levelled, LinearCodec
 from gossamer.core.contracts.context import Context, ReduceResult
-from gossamer.core.contracts.controller import Controller, Facts
+from gossamer.core.contracts.controller import Controller, Facts, ParamGroup
 from gossamer.core.contracts.entries import Policy, Unit
 from gossamer.core.contracts.exchange import CodecExchange, Exchange
 from gossamer.core.contracts.memory import UNBALANCED, Memory, Sender
@@ -23,6 +23,7 @@ __all__ = [
     "LinearCodec",
     "Memory",
     "Mixer",
+    "ParamGroup",
     "Peers",
     "Policy",
     "ReduceResult",

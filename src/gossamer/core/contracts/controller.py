@@ -12,14 +12,38 @@ from gossamer.core.contracts.exchange import Exchange
 from gossamer.core.parts import Part
 
 
+class ParamGroup(NamedTuple):
+    """A parameter group of the optimizer: its learning rate, and the parameters of the model that it has."""
+
+    lr: float
+    names: Sequence[str]
+    numel: int  # elements of all of them
+
+
 class Facts(NamedTuple):
     """What a controller may look at: numbers that are bit-equal on every rank."""
 
     step: int
-    lr: float
+    lr: float  # the largest learning rate of all parameter groups
     blocks: Sequence[Bucket]  # this step's agreed mean gradients
     sums: Sequence[Tensor] = ()  # of each block, what `local` told of it, summed over all ranks; in double precision
     loss: float | None = None  # of this step's batches, the mean over the ranks that told it, for who `hears_loss`
+    groups: Sequence[ParamGroup] = ()  # the optimizer's, in its order; none: all parameters have one rate
+
+    @property
+    def param_groups(self) -> Sequence[ParamGroup]:
+        """The optimizer's parameter groups; at least one."""
+        segments = [] if self.groups else [s for block in self.blocks for s in block.layout.segments]
+        return self.groups or (ParamGroup(self.lr, [s.name for s in segments], sum(s.numel for s in segments)),)
+
+    @property
+    def mean_lr(self) -> float:
+        """The mean learning rate of all elements: what noise costs that every element adds, each at its own rate."""
+        groups = self.param_groups
+        rates, numel = {g.lr for g in groups}, sum(g.numel for g in groups)
+        if len(rates) == 1 or not numel:  # without a rounding where there is one rate
+            return self.lr
+        return sum(g.lr * g.numel for g in groups) / numel
 
 
 class Controller(Part):
@@ -32,7 +56,7 @@ class Controller(Part):
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(control=True, moves_schedule=self.moves_schedule)
+        return super().traits | those(control=True, moves_schedule=self.moves_schedule, hears_rate=self.hears_rate)
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
@@ -45,6 +69,11 @@ class Controller(Part):
     def moves_schedule(self) -> bool:
         """True if it may change the schedule, and so what the optimizer does; else only what is sent."""
         return False
+
+    @property
+    def hears_rate(self) -> bool:
+        """False if it never looks at learning rates; a host that does not know them refuses all others."""
+        return True
 
     @property
     def hears_loss(self) -> bool:

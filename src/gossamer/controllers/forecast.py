@@ -1,0 +1,81 @@
+"""Forecasts: how a positive number goes on, if it has followed time so far."""
+
+from math import log, sqrt
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gossamer.core.bucket import State
+
+Numbers = npt.NDArray[np.float64]
+
+FEWEST = 3  # points, before anything is believed in: older ones count less, so that there are half as many as steps
+DOUBT = 1.0  # of a logarithm in the end, so a factor of e, within which a forecast is one
+CLEAR = 3.0  # by how much more likely one law must be than the other, as a logarithm
+EXACT = 1e-8  # variance below which points lie on a line
+
+
+class Law(NamedTuple):
+    """A line through the logarithms of what was seen, over the logarithm of time or over time itself."""
+
+    slope: float
+    power: bool  # of time; else exponential
+    variance: float  # of a point around it
+    error: float  # of the slope
+
+    def over(self, since: float, until: Numbers) -> Numbers:
+        """What its logarithm changes by."""
+        return self.slope * (np.log(until / since) if self.power else until - since)
+
+
+class Forecast:
+    """A power of time, or an exponential of it, through all that was seen: whichever fits better.
+
+    It is None where that cannot be told: of few points, where the end of the line is uncertain by more than a factor of e, and
+    where both laws are likely and end further apart than that. All of it lives in `state`.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def see(self, step: int, value: float, state: State) -> Law | None:
+        """Of a number that was seen at a step, not averaged over any: that would hide how fast it falls."""
+        sums = np.array(state["trends"].tolist()) if "trends" in state else np.zeros((2, 6))
+        if value > 0:
+            y = log(value)
+            sums = (1 - 1 / step) * sums + np.array(
+                [[1.0, x, y, x * x, x * y, y * y] for x in (log(step), step / self.steps)]
+            )
+        state["trends"] = torch.from_numpy(sums)
+        return self._judged(step, *(self._law(row, power) for row, power in zip(sums, (True, False), strict=True)))
+
+    def _law(self, sums: Numbers, power: bool) -> Law | None:
+        n = float(sums[0])
+        if n < FEWEST:
+            return None
+        _, x, y, xx, xy, yy = (float(s) for s in sums / n)
+        spread = xx - x * x
+        if spread <= 0:
+            return None
+        slope = (xy - x * y) / spread
+        variance = max((yy - y * y - slope * (xy - x * y)) * n / (n - 2), EXACT)
+        unit = 1.0 if power else self.steps
+        return Law(slope / unit, power, variance, sqrt(variance / (n * spread)) / unit)
+
+    def _judged(self, step: int, *laws: Law | None) -> Law | None:
+        found = sorted((law for law in laws if law is not None), key=lambda law: law.variance)
+        if len(found) < 2:
+            return None
+        best, other = found
+        end = np.array([float(self.steps)])
+        reach = float(best._replace(slope=1.0).over(step, end)[0])
+        apart = abs(float((best.over(step, end) - other.over(step, end))[0]))
+        likelier = step / 4 * log(other.variance / best.variance)
+        if best.error * reach > DOUBT or (likelier < CLEAR and apart > DOUBT):
+            return None
+        return best
+
+
+__all__ = ["Forecast", "Law"]
