@@ -97,6 +97,7 @@ class Descent:
         if missed.gradient is None:
             return
         self._worker.set_rates(missed.rates)
+        self._worker.decays.take_out([missed.gradient])
         self._worker.channels[0].put_gradient(missed.gradient)
         if before is not None:
             before()

@@ -19,6 +19,7 @@ from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.recipe import Recipe
 from gossamer.worker import optimizers
 from gossamer.worker.channels import build, settle
+from gossamer.worker.decay import Decay
 from gossamer.worker.descent import Descent
 from gossamer.worker.flights import Flight, Flights
 from gossamer.worker.held import Held
@@ -73,6 +74,8 @@ class Worker:
         recipe.fits(World(size, [c.layout for c in self.channels], [*optimizers.members(optimizer)]))
         self.loop = Loop(self)
         self.descent, self.steering, self.sending = Descent(self), Steering(self), Sending(self)
+        self.decays = Decay(self)
+        self.decays.refuse_unknown()
         self.live = dict[str, Any]()  # what the schedule keeps beside the steps
         self.dropped = list[int]()  # steps for whose end this rank's gradient was not waited for
         self.accepted = Counter[
@@ -145,6 +148,7 @@ class Worker:
             summing = yield from self.steering.ask()
             self._held = yield from self.sending.arrive(self._gradients)
             self.means, self._gradients = [*self._gradients.means.values()], Flight()
+            self.decays.take_out(self.means)
             sums = yield from self.steering.told(summing)
         else:
             self.means = self.steering.look_alone()
@@ -158,6 +162,7 @@ class Worker:
 
     def deliver(self, means: Sequence[Tensor], finite: bool, rates: Sequence[float]) -> None:
         self.means, self.finite = list(means), finite
+        self.decays.take_out(self.means)
         self.set_rates(rates)
 
     def accept(self, ranks: Sequence[int]) -> None:
@@ -331,6 +336,7 @@ class Worker:
 
     def ready(self, index: int, flat: Tensor) -> Program[None]:
         """One channel's gradient is there, and given away."""
+        self.decays.enter(index, flat)
         yield from self.recipe.schedule.ready(self.loop, index, flat)
 
     def steps(self) -> Program[None]:
