@@ -50,7 +50,7 @@ def test_without_a_warm_up_it_is_top_k(ratio: float) -> None:
     assert torch.equal(Dropping(ratio, 0).encode(given, {}, context()), TopK(ratio).encode(given, {}, context()))
 
 
-@pytest.mark.parametrize("preset", ["dgc(0.1, momentum=0.9{})", "dgc(0.1{})", "local_gradients(0.1{})"])
+@pytest.mark.parametrize("preset", ["dgc(0.05, momentum=0.9{})", "dgc(0.05{})", "local_gradients(0.05{})"])
 def test_presets_choose_among_the_same_elements_with_a_warm_up_and_without(preset: str) -> None:
     """The largest of a block: of a tensor whose gradients are a thousand times smaller nothing travels, at any step."""
     dice = torch.Generator().manual_seed(1)
@@ -62,7 +62,7 @@ def test_presets_choose_among_the_same_elements_with_a_warm_up_and_without(prese
     for step in (12, 50):
         sent = [e.codec.decode(e.codec.encode(given, {}, context(step=step)), given) for e in (plain, warmed)]
         assert torch.equal(*sent)
-    early = warmed.codec.decode(warmed.codec.encode(given, {}, context(step=6)), given)
+    early = warmed.codec.decode(warmed.codec.encode(given, {}, context(step=11)), given)
     assert 0 < int(early[:200].count_nonzero()) > 10 * int(early[200:].count_nonzero())
 
 
