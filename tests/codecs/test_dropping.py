@@ -5,7 +5,7 @@ import torch
 from tests.laws.blocks import context, roundtrip, vector
 
 from gossamer.codecs import Dropping, TopK
-from gossamer.core.block import Block
+from gossamer.core.bucket import Bucket
 from gossamer.exchanges import Gather
 from gossamer.recipe import Recipe
 
@@ -53,9 +53,9 @@ def test_without_a_warm_up_it_is_top_k(ratio: float) -> None:
 @pytest.mark.parametrize("preset", ["dgc(0.05, momentum=0.9{})", "dgc(0.05{})", "local_gradients(0.05{})"])
 def test_presets_choose_among_the_same_elements_with_a_warm_up_and_without(preset: str) -> None:
     """The largest of a block: of a tensor whose gradients are a thousand times smaller nothing travels, at any step."""
-    dice = torch.Generator().manual_seed(1)
-    large, small = torch.randn(20, 10, generator=dice), torch.randn(20, 10, generator=dice) / 1000
-    given = Block.of({"large": large, "small": small})
+    rng = torch.Generator().manual_seed(1)
+    large, small = torch.randn(20, 10, generator=rng), torch.randn(20, 10, generator=rng) / 1000
+    given = Bucket.of({"large": large, "small": small})
     plain, warmed = (Recipe.of(preset.format(w)).exchange for w in ("", ", warmup=12"))
     assert isinstance(plain, Gather)
     assert isinstance(warmed, Gather)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.gang import Gang
-from tests.worker.gym import make, parameters, train
+from tests.runtime.gym import make, parameters, train
 from torch import Tensor, nn
 
 import gossamer
@@ -80,7 +80,7 @@ def few_towards(*targets: float) -> Callable[[nn.Module, int, int], float]:
     return backward
 
 
-@pytest.mark.parametrize("schedule", ["", " + first(backups=0)", " + accelerated(stages=(40,))"])
+@pytest.mark.parametrize("schedule", ["", " + backup_workers(backups=0)", " + accelerated(stages=(40,))"])
 def test_so_it_is_where_an_exchange_has_the_momentum(schedule: str) -> None:
     ranks = make(f"fetch_sgd(0.02, momentum=0.9){schedule}", 2, Heavy, plain())
     train(ranks, few_towards(*TARGETS), 200)
@@ -90,7 +90,7 @@ def test_so_it_is_where_an_exchange_has_the_momentum(schedule: str) -> None:
 
 
 def test_a_rank_that_is_late_decays_what_the_others_decay() -> None:
-    ranks = make("fetch_sgd(0.02, momentum=0.9) + first(backups=1)", 3, Heavy, plain())
+    ranks = make("fetch_sgd(0.02, momentum=0.9) + backup_workers(backups=1)", 3, Heavy, plain())
     train(ranks, few_towards(2.0, 2.0, 2.0), 200, seconds=lambda rank, step: 1.0 + 2.7 * (rank == 2))
     assert len(ranks[2].losses) < 120  # it was late for most steps
     for r in ranks:
