@@ -101,3 +101,30 @@ def test_another_name_is_told_to_be_missing() -> None:
         gossamer.atach  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'atach'"):
         from gossamer import atach  # type: ignore[attr-defined]  # noqa: F401
+
+
+MADE_OF_FLOATS = {"zeros", "ones", "empty", "full", "rand", "randn", "eye", "linspace", "logspace"}
+MADE_OF_WHAT_IS_GIVEN = {"tensor", "as_tensor", "arange", "scalar_tensor"}
+
+
+def without_a_type(path: Path) -> list[str]:
+    """Calls that make a tensor of the default type, which is the user's to set."""
+    found = list[str]()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        made, of_torch = node.func.attr, ast.unparse(node.func.value) == "torch"
+        says = any(k.arg in ("dtype", "out") for k in node.keywords)
+        if of_torch and not says and (made in MADE_OF_FLOATS or (made in MADE_OF_WHAT_IS_GIVEN and has_floats(node))):
+            found.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def has_floats(call: ast.Call) -> bool:
+    inner = [n for argument in call.args for n in ast.walk(argument)]
+    literal = any(isinstance(n, ast.Constant) and isinstance(n.value, float) for n in inner)
+    return literal or any(isinstance(n, ast.Call) and ast.unparse(n.func) == "float" for n in inner)
+
+
+def test_whoever_makes_a_tensor_of_floats_says_of_which_type() -> None:
+    assert [line for path in modules() for line in without_a_type(path)] == []

@@ -5,6 +5,9 @@ import torch
 from tests.laws.blocks import context, roundtrip, vector
 
 from gossamer.codecs import Dropping, TopK
+from gossamer.core.bucket import Bucket
+from gossamer.exchanges import Gather
+from gossamer.recipe import Recipe
 
 VALUES = torch.randn(5000, generator=torch.Generator().manual_seed(1))
 
@@ -45,3 +48,24 @@ def test_in_quarters_it_has_the_five_densities_of_deep_gradient_compression() ->
 def test_without_a_warm_up_it_is_top_k(ratio: float) -> None:
     given = vector(VALUES)
     assert torch.equal(Dropping(ratio, 0).encode(given, {}, context()), TopK(ratio).encode(given, {}, context()))
+
+
+@pytest.mark.parametrize("preset", ["dgc(0.05, momentum=0.9{})", "dgc(0.05{})", "local_gradients(0.05{})"])
+def test_presets_choose_among_the_same_elements_with_a_warm_up_and_without(preset: str) -> None:
+    """The largest of a block: of a tensor whose gradients are a thousand times smaller nothing travels, at any step."""
+    rng = torch.Generator().manual_seed(1)
+    large, small = torch.randn(20, 10, generator=rng), torch.randn(20, 10, generator=rng) / 1000
+    given = Bucket.of({"large": large, "small": small})
+    plain, warmed = (Recipe.of(preset.format(w)).exchange for w in ("", ", warmup=12"))
+    assert isinstance(plain, Gather)
+    assert isinstance(warmed, Gather)
+    for step in (12, 50):
+        sent = [e.codec.decode(e.codec.encode(given, {}, context(step=step)), given) for e in (plain, warmed)]
+        assert torch.equal(*sent)
+    early = warmed.codec.decode(warmed.codec.encode(given, {}, context(step=11)), given)
+    assert 0 < int(early[:200].count_nonzero()) > 10 * int(early[200:].count_nonzero())
+
+
+def test_a_scope_over_the_model_is_one_block() -> None:
+    assert Dropping(scope="global").whole
+    assert not Dropping(scope="block").whole

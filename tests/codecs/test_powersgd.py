@@ -11,10 +11,11 @@ from torch import Tensor
 
 from gossamer.codecs import PowerSGD
 from gossamer.core.bucket import Bucket, State
-from gossamer.core.contracts import Context, Memory, Sender
+from gossamer.core.contracts import Context, Exchange, Memory, Sender
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.parts import parse
 from gossamer.core.verbs import Program
+from gossamer.recipe import Recipe
 
 Shape = tuple[int, int]
 
@@ -289,6 +290,41 @@ def test_half_factors_are_half_as_long_and_nearly_as_good_however_large_gradient
     handed = [[e.handed for e in crew.ledger if e.rank == 0] for crew in (narrow, wide)]
     assert handed[0][:2] == handed[1][:2]  # the first factors, whose size nobody knows yet
     assert [4 * h for h in handed[0][2:]] == handed[1][2:]  # 2 bytes for 8
+
+
+EXTREME = [2.0**66, 2.0**90, 2.0**-75, 2.0**-90]  # 7e19, 1e27, 3e-23, 8e-28
+
+
+def told(recipe: str, scale: float, ranks: tuple[int, ...] = (2, 2, 2, 2, 2)) -> list[Tensor]:
+    """Means of single-precision blocks so many times as large, as parts of what they are large; a rank for each step."""
+    crew, out = Crew(recipe.format(rank=ranks[0]), 3), list[Tensor]()
+    for step, rank in enumerate(ranks):
+        exchange = Recipe.of(recipe.format(rank=rank)).exchange
+        assert isinstance(exchange, Exchange)
+        crew.exchange = exchange  # as a controller changes it
+        blocks = [Bucket.of({"w": (scale * decaying(r, step).flat[: 24 * 18].view(24, 18)).float()}) for r in range(3)]
+        out.append(crew.step(blocks).double() / scale)
+    return out
+
+
+@pytest.mark.parametrize("scale", EXTREME)
+@pytest.mark.parametrize("factors", ["fp32", "fp16"])
+@pytest.mark.parametrize("ranks", [(2, 2, 2, 2, 2), (1, 1, 2, 2, 1)])
+def test_gradients_of_any_size_are_written_alike(scale: float, factors: str, ranks: tuple[int, ...]) -> None:
+    """A power of two larger or smaller, and so are the means: to the bit, while their rank is what it was."""
+    recipe = f"allreduce(powersgd(rank={{rank}}, factors='{factors}')) + error_feedback()"
+    found, usual = told(recipe, scale, ranks), told(recipe, 1.0, ranks)
+    for step, (one, other) in enumerate(zip(found, usual, strict=True)):
+        if len({*ranks[: step + 1]}) == 1:
+            assert torch.equal(one, other)
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-2 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("scale", EXTREME)
+def test_an_svd_start_finds_it_at_any_size(scale: float) -> None:
+    recipe = "allreduce(powersgd(rank={rank}, start='svd')) + error_feedback()"
+    for one, other in zip(told(recipe, scale), told(recipe, 1.0), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4 * float(other.abs().max()))
 
 
 def test_a_gradient_that_outgrows_half_precision_is_sent_in_parts() -> None:

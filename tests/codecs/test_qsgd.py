@@ -3,10 +3,12 @@
 import pytest
 import torch
 from tests.laws.blocks import bits, block, context, roundtrip, vector
+from tests.laws.crew import Crew
 from torch import Tensor
 
 from gossamer.codecs import QSGD, Ternary
 from gossamer.core.bucket import Bucket, Layout
+from gossamer.recipe import Recipe
 
 NORMAL = torch.randn(1024, generator=torch.Generator().manual_seed(9))
 
@@ -119,3 +121,16 @@ def test_a_double_precision_gradient_is_quantised_as_its_single_precision_twin()
     single = block("several").like(double.flat.float())
     codec = QSGD(4, 16)
     assert bits(codec.encode(double, {}, context())) == bits(codec.encode(single, {}, context()))
+
+
+@pytest.mark.parametrize("norm", ["max", "l2"])
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_what_is_too_small_for_levels_is_written_as_zero(bits: int, norm: str) -> None:
+    """One bit has no code for zero: its bucket counts nothing, instead of a coin tossed for each element."""
+    exchange = Recipe.of(f"scatter(qsgd(bits={bits}, bucket=64, norm='{norm}'))")
+    for size, dtype in ((2.0**-104, torch.float32), (2.0**-104, torch.float64)):
+        crew = Crew(exchange, 2)
+        x = torch.cat([torch.full((64,), size), torch.full((64,), 2.0**-90)]).to(dtype)
+        got = crew.step([Bucket.of({"x": x}), Bucket.of({"x": x})])
+        assert not got[:64].any()
+        assert got[64:].any()

@@ -134,7 +134,7 @@ def test_an_optimizer_without_momentum_is_welcome(recipe: str) -> None:
 
 def test_a_preset_with_warm_up_and_clipping_is_the_paper_s() -> None:
     recipe = Recipe.of("dgc(momentum=0.9, warmup=400, clip=2.0)")
-    codec = "dropping(ratio=0.001, warmup=400, fall='quarters')"
+    codec = "dropping(ratio=0.001, warmup=400, fall='quarters', scope='block')"
     assert repr(recipe).startswith(f"gather({codec}) + momentum_correction(clip=2.0) + rule('ndim < 2', ")
     assert "momentum_correction(masking=False, clip=2.0)" in repr(recipe)
 

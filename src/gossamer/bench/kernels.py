@@ -37,7 +37,7 @@ def measure(elements: int = 25_600_000, rounds: int = 3) -> list[Row]:
     torch.set_num_threads(1)
     try:
         kernels.warmup()
-        x = torch.randn(elements, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(elements, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
         copy = _memcpy(x)
         backend = chosen(x.device)
         rows: list[Row] = []
@@ -51,7 +51,7 @@ def measure(elements: int = 25_600_000, rounds: int = 3) -> list[Row]:
 
 def _calls(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     n = x.numel()
-    bounds, out = (0, n), torch.zeros(n)
+    bounds, out = (0, n), torch.zeros(n, dtype=torch.float32)
     scales = kernels.absmax(x, bounds)
     yield "absmax", lambda: kernels.absmax(x, bounds)
     wire = kernels.ternary_encode(x, bounds, scales, _KEY)
@@ -62,13 +62,13 @@ def _calls(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "quantise4.encode", lambda: kernels.quantise_encode(x, 4, 512, norms, _KEY)
     yield "quantise4.decode", lambda: kernels.quantise_accumulate(codes, 4, 512, norms, out)
     yield from _levels(x, norms, out)
-    tops = torch.zeros(-(-n // 128))
+    tops = torch.zeros(-(-n // 128), dtype=torch.float32)
     small = torch.zeros(n, dtype=torch.uint8)
     for name, form in (("int8", INT8), ("e4m3", E4M3)):
         steps = any_top(form)
         yield f"{name}.encode", lambda f=form, s=steps: kernels.small_encode(x, f, s, 128, _KEY, tops, small)
         yield f"{name}.decode", lambda f=form: kernels.small_accumulate(small, f, 128, tops, out)
-    pending = torch.zeros(n)
+    pending = torch.zeros(n, dtype=torch.float32)
     yield "sign_feedback", lambda: kernels.sign_feedback(x, pending, scales, bounds)
     bits = torch.empty(kernels.sign_bytes(n), dtype=torch.uint8)
     said = kernels.sign_encode(x, bounds, 2, bits)

@@ -106,7 +106,7 @@ class SharedBasis(Basis):
         shapes = {s.shape for layout in binding.layouts for s in layout.segments if s.numel and self.takes(s.shape)}
         rng = torch.Generator().manual_seed(0)
         for shape in sorted(shapes, key=prod)[:_TRIED]:
-            given = torch.randn(_TRIED, *shape, generator=rng, device="cpu")
+            given = torch.randn(_TRIED, *shape, generator=rng, device="cpu", dtype=torch.float32)
             back = torch.stack([self.synthesis(c, shape).reshape(shape) for c in self.analysis(given)])
             lost = float((back - given).norm() / given.norm())
             if not lost <= _NEAR:

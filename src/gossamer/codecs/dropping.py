@@ -27,7 +27,8 @@ _PAIR = 8  # bytes of a value and its index
 class Dropping(Codec):
     """Top-k that drops less at first: of R = 1 - ratio, at step t (from 0) it drops R^(warmup / (1 + t)), R from `warmup` on.
 
-    k = ceil((1 - R_t) n) of every tensor, exactly; ties go to the lowest index. While 1.2 (1 - R_t) exceeds 0.1 in the
+    k = ceil((1 - R_t) n) of every tensor, or of a "block" or the model ("global") as `topk` has it, exactly; ties go to the
+    lowest index. While 1.2 (1 - R_t) exceeds 0.1 in the
     warm-up (with 99 percent and 1000 steps, in the first 115), and wherever pairs are no shorter, the block travels dense,
     and all of it. Biased: |x - C(x)|^2 <= (1 - k/n) |x|^2. Without warm-up it is `topk`.
 
@@ -52,6 +53,7 @@ class Dropping(Codec):
     ratio: Annotated[float, LogRange(0.001, 0.1)] = 0.01
     warmup: Annotated[int, Choice(0, 100, 1000)] = 1000
     fall: Annotated[Literal["power", "quarters"], Choice("power", "quarters")] = "power"
+    scope: Annotated[Literal["tensor", "block", "global"], Choice("tensor", "block", "global")] = "tensor"
 
     def __post_init__(self) -> None:
         require(0 < self.ratio <= 1, f"dropping: ratio must lie in (0, 1], got {self.ratio}; 0.01 keeps one percent")
@@ -64,6 +66,10 @@ class Dropping(Codec):
     @property
     def sparse(self) -> bool:
         return self.fall == "quarters" and self.ratio < 0.5  # else all elements travel at some step
+
+    @property
+    def whole(self) -> bool:
+        return self.scope == "global"
 
     def omega(self, layout: Layout) -> float:
         return float("inf")
@@ -89,7 +95,7 @@ class Dropping(Codec):
 
     def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         dense = self._length(block.layout, context.step) == _dense(block.layout)
-        codec = FP32() if dense else TopK(self.kept(context.step))
+        codec = FP32() if dense else TopK(self.kept(context.step), self.scope)
         return codec.encode(block, state, context)
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
@@ -122,7 +128,7 @@ class Dropping(Codec):
         kept, dense = self.kept(step), _dense(layout)
         if step < self.warmup and kept > _SPARSE and self.fall == "power":
             return dense
-        return min(TopK(kept).wire_bytes(layout) or 0, dense)
+        return min(TopK(kept, self.scope).wire_bytes(layout) or 0, dense)
 
     def _lengths(self, layout: Layout) -> frozenset[int]:
         """The length of a wire is all that tells how many pairs are in it."""

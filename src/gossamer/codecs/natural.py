@@ -86,7 +86,7 @@ class Natural(Codec):
     def _powers(self, wire: Tensor, layout: Layout) -> Tensor:
         expect(wire, self.wire_bytes(layout), "natural")
         n = layout.numel
-        signs = torch.zeros(n, device=wire.device)
+        signs = torch.zeros(n, device=wire.device, dtype=torch.float32)
         kernels.quantise_accumulate(wire[n:].contiguous(), 1, max(n, 1), signs.new_ones(-(-n // max(n, 1))), signs)
         return torch.copysign((wire[:n].int() << 23).view(torch.float32), signs)
 

@@ -18,6 +18,7 @@ from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange
 from gossamer.core.verbs import Program, all_reduce
 
+NEAR = 20  # powers of two around one: factors as large as these are multiplied as they are
 SWEEPS = 10  # of the power iteration on a mean that is known, to start from its leading directions
 
 
@@ -127,16 +128,16 @@ class PowerSGD(LinearCodec):
         narrow = self.factors == "fp16" and known
         places = _places(plain, block.flat.device)  # of what travels as it is: many vectors, so one operation for all
         starts = [_warm_start(g, state, context, block.flat) for g in groups]
-        units = [_unit(q) if narrow else None for q in starts]
-        thin = [
-            _narrowed(g.project(block.flat, q), u, 2, context) for g, q, u in zip(groups, starts, units, strict=True)
-        ]
+        units = [_last_size(g, state) if narrow else None for g in groups]
+        thin = [g.project(block.flat, q) for g, q in zip(groups, starts, strict=True)]
+        if narrow:
+            thin = [_narrowed(p, context, u, _size(q)) for p, q, u in zip(thin, starts, units, strict=True)]
         rest = [block.flat.index_select(0, places)] if plain else []
         summed, dense = yield from _all_reduce_apart(thin, rest)
         bases = [_orthogonal(p.to(block.flat.dtype)) for p in summed]
         drains = block.drains and not narrow
         represented = zip(groups, bases, units, strict=True)
-        sent = [_narrowed(g.represent(block.flat, p, drains), u, 1, context) for g, p, u in represented]
+        sent = [_narrowed(g.represent(block.flat, p, drains), context, u) for g, p, u in represented]
         for x in rest if drains else ():
             block.flat.index_add_(0, places, x, alpha=-1.0)
         own = [_widened(q, u, block.flat) for q, u in zip(sent, units, strict=True)]
@@ -238,12 +239,19 @@ class _SameRank:
         return own
 
     def leading(self, flat: Tensor, start: Tensor) -> Tensor:
-        """Q^T = the leading right singular vectors times their singular values, by iterating on the matrices themselves."""
+        """Q^T = the leading right singular vectors times their singular values, by iterating on the matrices themselves.
+
+        They are brought near to one, where they lie.
+        """
+        shifts = [_shift(matrix) for matrix in self.views(flat)]
+        for matrix, shift in zip(self.views(flat), shifts, strict=True):
+            _moved(matrix, -shift, matrix)
         q = start
         for _ in range(SWEEPS):
             q = self.represent(flat, _orthogonal(self.project(flat, q)))
         _, values, vectors = torch.linalg.svd(q, full_matrices=False)
-        return values.unsqueeze(-1) * vectors
+        found = values.unsqueeze(-1) * vectors
+        return torch.stack([_moved(one, shift) for one, shift in zip(found, shifts, strict=True)])
 
     def write(self, p: Tensor, q: Tensor, flat: Tensor) -> None:
         for view, basis, factor in zip(self.views(flat), p, q, strict=True):
@@ -255,10 +263,12 @@ class _SameRank:
 
 
 def _warm_start(group: _SameRank, state: State, context: Context, like: Tensor) -> Tensor:
-    """Last step's Q^T; rows that are missing (first step, higher rank) are drawn with the dice all ranks share."""
+    """Last step's Q^T, near to one; rows that are missing (first step, higher rank) are drawn with the dice all ranks share."""
     rows = list[Tensor]()
     for s in group.segments:
         q = state.get(f"q:{s.name}")
+        if q is not None:
+            q = _moved(q, -_shift(q))
         if q is None or q.shape[0] < group.rank:
             fresh = context.rng.shared_normal(f"{s.name}/powersgd", group.rank, group.m).to(like)
             q = fresh if q is None else torch.cat([q, fresh[q.shape[0] :]])
@@ -266,13 +276,31 @@ def _warm_start(group: _SameRank, state: State, context: Context, like: Tensor) 
     return torch.stack(rows)
 
 
+def _shift(x: Tensor) -> Tensor:
+    """How many powers of two a matrix is larger than one; none where it is near enough to be multiplied by another one."""
+    exponent = torch.frexp(x.abs().amax()).exponent
+    return exponent.masked_fill(exponent.abs() <= NEAR, 0)
+
+
+def _moved(x: Tensor, powers: Tensor, out: Tensor | None = None) -> Tensor:
+    """So many powers of two larger, which changes no other bit; in two steps, for one may be more than there is."""
+    half = torch.div(powers, 2, rounding_mode="floor")
+    return torch.ldexp(torch.ldexp(x, half), powers - half, out=out)
+
+
 def _remember(group: _SameRank, q: Tensor, old: Tensor, state: State) -> Tensor:
     """Keep Q for the next step; returns its largest magnitude."""
     # A gradient that was zero this step must not erase the direction found before.
     tops = q.abs().amax(dim=(1, 2), keepdim=True)
-    for s, kept in zip(group.segments, torch.where(tops != 0, q, old), strict=True):
+    before = [_kept_before(state.get(f"q:{s.name}"), start) for s, start in zip(group.segments, old, strict=True)]
+    for s, kept in zip(group.segments, torch.where(tops != 0, q, torch.stack(before)), strict=True):
         state[f"q:{s.name}"] = kept
     return tops.max().double()
+
+
+def _kept_before(q: Tensor | None, start: Tensor) -> Tensor:
+    """What the state holds, as large as it is, of the rows that this step started from."""
+    return start if q is None or q.shape[0] < start.shape[0] else q[: start.shape[0]]
 
 
 def _orthogonal(p: Tensor) -> Tensor:
@@ -285,18 +313,24 @@ def _orthogonal(p: Tensor) -> Tensor:
     return torch.linalg.qr((p / safe).transpose(1, 2))[0].transpose(1, 2).contiguous()
 
 
-def _unit(q: Tensor) -> Tensor:
-    """Of each matrix a power of two of the size of its last Q, which all ranks have: half precision is counted in it."""
-    exponent = torch.frexp(q.abs().amax(dim=(1, 2), keepdim=True).float()).exponent
-    return torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent)
+def _size(q: Tensor) -> Tensor:
+    """Of each matrix a power of two of its size."""
+    tops = q.abs().amax(dim=(1, 2), keepdim=True)
+    return torch.ldexp(torch.ones_like(tops), torch.frexp(tops).exponent.clamp(-126, 127))
 
 
-def _narrowed(factor: Tensor, unit: Tensor | None, power: int, context: Context) -> Tensor:
+def _last_size(group: _SameRank, state: State) -> Tensor:
+    """That of each matrix's last Q, which all ranks have: half precision is counted in it."""
+    return torch.cat([_size(state[f"q:{s.name}"][: group.rank].unsqueeze(0)) for s in group.segments])
+
+
+def _narrowed(factor: Tensor, context: Context, *units: Tensor | None) -> Tensor:
     """In half precision; what is too large for it is cut off, so that no sum of all ranks overflows. NaN and inf stay."""
-    if unit is None:
-        return factor
-    most = torch.finfo(torch.float16).max / context.size
-    scaled = factor / unit**power
+    scaled, most = factor, torch.finfo(torch.float16).max / context.size
+    for unit in units:
+        if unit is None:
+            return factor
+        scaled = scaled / unit
     return torch.where(scaled.isfinite(), scaled.clamp(-most, most), scaled).half()
 
 

@@ -169,7 +169,7 @@ class QSGD(Levelled):
         if into.dtype == torch.float32:
             self._add(wire, layout, into, weight)
             return
-        narrow = torch.zeros(layout.numel, device=into.device)
+        narrow = torch.zeros(layout.numel, device=into.device, dtype=torch.float32)
         self._add(wire, layout, narrow, 1.0)
         # Weighted in double, or a memory's books would balance to single precision only.
         into.add_(narrow, alpha=weight)

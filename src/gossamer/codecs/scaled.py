@@ -94,7 +94,7 @@ class Scaled(NamedTuple):
         return scales.float() if scales.dtype == torch.bfloat16 else scales, codes
 
     def _narrow(self, codes: Tensor, tops: Tensor, layout: Layout) -> Tensor:
-        out = torch.empty(layout.numel, device=codes.device)
+        out = torch.empty(layout.numel, device=codes.device, dtype=torch.float32)
         kernels.small_decode(codes, self.form, self.block, tops, out)
         return out
 

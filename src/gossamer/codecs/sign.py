@@ -101,7 +101,7 @@ class Sign(Codec):
         if into.dtype == torch.float32:
             kernels.sign_accumulate(payload, layout.bounds, scales, into, weight)
             return
-        narrow = torch.empty(layout.numel, device=into.device)
+        narrow = torch.empty(layout.numel, device=into.device, dtype=torch.float32)
         kernels.sign_decode(payload, layout.bounds, scales, narrow)
         into.add_(narrow, alpha=weight)  # weighted in double, or a memory's books would not balance
 

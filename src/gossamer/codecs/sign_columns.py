@@ -80,7 +80,7 @@ class SignColumns(Codec):
         expect(wire, self.wire_bytes(layout), "sign_columns")
         rows, bits, rest = _counts(layout)
         numbers, payload = take(wire, torch.float32, 2 * rows + rest)
-        upper = torch.empty(bits, device=into.device)
+        upper = torch.empty(bits, device=into.device, dtype=torch.float32)
         kernels.sign_decode(payload, (0, bits), numbers.new_ones(1), upper)
         upper.clamp_(min=0)
         numbers, place, row, left = numbers.to(into.dtype), 0, 0, 2 * rows

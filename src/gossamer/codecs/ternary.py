@@ -118,7 +118,7 @@ class Ternary(Codec, LinearCodec):
         elif into.dtype == torch.float32:
             kernels.ternary_accumulate(payload, layout.bounds, scales, into, weight)
         else:
-            narrow = torch.zeros(layout.numel, device=into.device)
+            narrow = torch.zeros(layout.numel, device=into.device, dtype=torch.float32)
             kernels.ternary_accumulate(payload, layout.bounds, scales, narrow)
             into.add_(narrow, alpha=weight)  # weighted in double, or a memory's books would not balance
 

@@ -36,7 +36,7 @@ class CounterRng:
 
     def shared_normal(self, name: str, *shape: int) -> torch.Tensor:
         """Standard normal numbers (float32, CPU) that are the same on every rank."""
-        return torch.randn(*shape, generator=_generator(self.shared_key(name)))
+        return torch.randn(*shape, generator=_generator(self.shared_key(name)), dtype=torch.float32)
 
     def uniform(self, name: str, *shape: int) -> torch.Tensor:
         """Numbers in [0, 1) (float64, CPU) that no other rank has."""

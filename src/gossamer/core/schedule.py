@@ -147,7 +147,7 @@ class Schedule(Part):
         """The model that the theory is about, as this rank's share of it; None where it is what every rank holds."""
         if self.averages_gradients:
             return None
-        return [Share(x, torch.ones(())) for x in loop.parameters()]
+        return [Share(x, torch.ones((), dtype=torch.float32)) for x in loop.parameters()]
 
     def begin(self, loop: Loop) -> Program[None]:
         """Before the forward pass: start what runs beside the steps."""

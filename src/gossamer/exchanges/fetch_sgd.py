@@ -30,6 +30,9 @@ class FetchSGD(Exchange):
     Values are estimates, never exact: with k too large for the table it extracts noise. Hashes stay the same for a whole run,
     and tables are of one cut of the model: a checkpoint that is loaded with other buckets begins with empty ones.
 
+    With momentum, weight decay that the optimizer adds to gradients enters each rank's before it is sketched, as in the authors'
+    code: added to the mean it would count (1 - m) times.
+
     Use: where ranks can keep nothing from one step to the next, and few elements hold most of the gradient.
 
     Not for: ranks that can: allreduce(count_sketch()) fetches exact values for a fraction more bytes, and trains better.

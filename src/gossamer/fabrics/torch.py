@@ -207,7 +207,7 @@ class TorchFabric:
             g for g in dict.fromkeys(groups) if len(g) > 1 and g != tuple(range(self.size)) and g not in self._groups
         ]
         for group in new:
-            refuse_group(AllGather(torch.empty(0), among=group), group[0], self.size)
+            refuse_group(AllGather(torch.empty(0, dtype=torch.float32), among=group), group[0], self.size)
         self._groups += new
         for name in self._lanes:
             self._form(name, new)

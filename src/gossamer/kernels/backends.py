@@ -68,7 +68,7 @@ def triton_runs(device: torch.device) -> bool:
 
 
 def _try_triton(device: torch.device) -> bool:
-    ones = torch.ones(4, device=device)
+    ones = torch.ones(4, device=device, dtype=torch.float32)
     try:
         found = _load("triton", "scales", "absmax")(ones, (0, 4))
         return bool(found == 1)

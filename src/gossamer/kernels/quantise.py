@@ -35,7 +35,8 @@ def quantise_encode(
 ) -> Tensor:
     """code = s + floor(x * s / norm + u), clamped to [0, 2 * s], with s = 2 ** (bits - 1) - 1; unbiased.
 
-    The wire is written to `out`, if there is one. One bit has two points: +norm with probability (1 + x / norm) / 2, else -norm.
+    The wire is written to `out`, if there is one. One bit has two points: +norm with probability (1 + x / norm) / 2, else -norm;
+    a bucket whose norm is below 2^-100 is read as zero, as with more bits.
     u is the top 23 bits of mix3(offset + i). Reads 4 and writes bits / 8 bytes per element.
     """
     require_vector("x", x)
@@ -79,6 +80,8 @@ def _read(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weig
     require_vector("out", out)
     require_count("norms", norms, _buckets(out.numel(), bucket))
     require_length(f"quantise {bits} bits", wire, quantise_bytes(out.numel(), bits))
+    if bits == 1:  # there is no code for zero: of a bucket too small for any other, codes are a coin's
+        norms = norms.masked_fill(norms < layout.TINY, 0.0)
     twin("quantise", "read", out.device)(wire, bits, bucket, norms, weight, out, anew)
 
 

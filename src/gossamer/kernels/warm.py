@@ -44,7 +44,7 @@ def warmup(*families: str, device: torch.device | str = "cpu") -> None:
         raise ValueError(f"unknown kernels {', '.join(unknown)}; there are {', '.join(_FAMILIES)}")
     place = torch.device(device)
     for n in _LENGTHS.get(place.type, (64,)):
-        x = torch.ones(n + 1, device=place)[n % 2 :][:n]
+        x = torch.ones(n + 1, device=place, dtype=torch.float32)[n % 2 :][:n]
         for family in families or _FAMILIES:
             _FAMILIES[family](x)
 

@@ -60,7 +60,8 @@ class DIANA(Learning):
     (DQGD), which sends Q(g_i); with `start="first"` differences to each worker's first gradient, which travels in full,
     once. Both stall where DIANA does not. `gossamer.memories.diana.plan` gives the theory's rate and step size.
 
-    With `momentum` the optimizer must have none: attach refuses one that has, unless models are what is averaged.
+    With `momentum` the optimizer must have none: attach refuses one that has, unless models are what is averaged. Weight decay
+    that it adds to gradients is then a part of f_i, as in the paper's ridge problems: it enters g_i, and counts as it should.
 
     Use: around unbiased quantisers on convex problems, where the exact optimum is wanted.
 

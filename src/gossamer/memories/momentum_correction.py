@@ -27,6 +27,12 @@ class MomentumCorrection(ResidualMemory):
     `clip` scales each parameter's gradient down to a length of clip / sqrt(N) before anything is added: what a residual keeps
     of a burst would come out later. Each by its own length, since they leave before all are there; without the loss scale.
 
+    Weight decay that an optimizer adds to gradients (SGD's, Adam's) enters each rank's gradient before that is clipped and kept,
+    as in Sketched-SGD's code: masking stops the momentum of both alike, and the optimum is that of the objective with the decay.
+    Deep Gradient Compression's code keeps a momentum of the decay alone beside it, which masking does not stop: there decay counts
+    more. AdamW's, which shrinks parameters beside the gradient, is left to it. A DDP hook without the optimizer sees no decay:
+    that counts (1 - m) times.
+
     The optimizer must have no momentum of its own, or it would be added twice: attach refuses one that has (a DDP hook
     cannot see it). For parameters that travel whole, as biases do, masking would leave no momentum at all: send them by
     rule('ndim < 2', allreduce(fp32()), momentum_correction(masking=False)).

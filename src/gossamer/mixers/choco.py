@@ -109,7 +109,7 @@ class Choco(Mixer):
         """What the neighbours are told; what it says counts here as it will there. `others` is their weight."""
         if "belief" not in state:
             state["belief"], state["pull"] = x, torch.mul(x, -others, out=block.new())
-            state["whole"] = torch.ones(())
+            state["whole"] = torch.ones((), dtype=torch.float32)
             return pack(x)
         news = torch.sub(x, state["belief"], out=block.new())
         wire = self.codec.encode(block.like(news), {}, context)

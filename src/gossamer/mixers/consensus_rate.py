@@ -40,9 +40,11 @@ def consensus_rate(codec: Codec, topology: Topology, size: int) -> float:
 def _spread_after(codec: Codec, topology: Topology, size: int, rate: float) -> float:
     weights = _matrix(topology, size)
     numbers = torch.Generator().manual_seed(1)
-    x = torch.randn(size, _LAYOUT.numel, generator=numbers)
+    x = torch.randn(size, _LAYOUT.numel, generator=numbers, dtype=torch.float32)
     believed = x.clone()
-    x += torch.randn(x.shape, generator=numbers)  # as far from what is believed as from one another
+    x += torch.randn(
+        x.shape, generator=numbers, dtype=torch.float32
+    )  # as far from what is believed as from one another
     for step in range(_ROUNDS):
         believed = believed + torch.stack([_told(codec, x[i] - believed[i], i, size, step) for i in range(size)])
         x = x + rate * (weights @ believed - believed)
@@ -58,7 +60,7 @@ def _told(codec: Codec, news: Tensor, rank: int, size: int, step: int) -> Tensor
 
 def _matrix(topology: Topology, size: int) -> Tensor:
     """W: what each rank makes of all models."""
-    out = torch.eye(size)
+    out = torch.eye(size, dtype=torch.float32)
     for i in range(size):
         for j, weight in zip(topology.peers(i, size, 0).to, metropolis(topology, i, size, 0)):
             out[i, j] = weight

@@ -119,7 +119,9 @@ def numerator(block: Bucket, state: State) -> tuple[Tensor, Tensor]:
     """x and w, brought up to date with what the optimizer did to z = x / w. Without w it is 1."""
     if "x" not in state:
         return block.flat, torch.ones((), dtype=block.flat.dtype)
-    w = state.get("w", torch.ones(())).to(block.flat.dtype)  # of a checkpoint that kept all weights in single precision
+    w = state.get("w", torch.ones((), dtype=torch.float32)).to(
+        block.flat.dtype
+    )  # of a checkpoint that kept all weights in single precision
     z = state.get("z")
     if z is None and float(w) == 1:  # nothing was rounded: the model is the numerator
         return block.flat, w

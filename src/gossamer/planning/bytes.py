@@ -96,7 +96,9 @@ def _counted(
 ) -> tuple[Count, int]:
     """What whole rounds of the schedule send, and how many steps they are."""
     parsed = Recipe.of(recipe)
-    parameters = {n: torch.empty(s, device="meta") if isinstance(s, tuple) else s for n, s in shapes.items()}
+    parameters = {
+        n: torch.empty(s, device="meta", dtype=torch.float32) if isinstance(s, tuple) else s for n, s in shapes.items()
+    }
     parsed = parsed.bound({n: tuple(p.shape) for n, p in parameters.items()})
     buckets = build(parsed, params_of(parameters), dict.fromkeys(parameters, 0), size)
     parsed.fits(Binding(size, [c.layout for c in buckets]))
@@ -143,7 +145,7 @@ class _Counter:
 
             contexts = [_context(rank, self._size) for rank in range(self._size)]
             small = tuple(
-                self._alone(self._said(message, Bucket(torch.zeros(1), SMALL), context), context)
+                self._alone(self._said(message, Bucket(torch.zeros(1, dtype=torch.float32), SMALL), context), context)
                 for context in contexts
             )
             if (which, small) not in known:

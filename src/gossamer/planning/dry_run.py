@@ -117,14 +117,14 @@ class DryRun:
     def _channel(self, index: int, fragment: int) -> BucketState:
         noting = NotingExchange(lambda: self.averages.append(AverageRequest((index,))))
         layout = Layout.of({f"p{index}": (1,)})
-        return BucketState(layout, (Plain(torch.zeros(1)),), noting, NoMemory(), 0.0, fragment)
+        return BucketState(layout, (Plain(torch.zeros(1, dtype=torch.float32)),), noting, NoMemory(), 0.0, fragment)
 
     def take_step(self) -> None:
         schedule, loop = self.recipe.schedule, self._loop
         self._run(schedule.begin(loop))
         if schedule.averages(self.step):
             for i in range(len(self.buckets)):
-                self._run(schedule.ready(loop, i, torch.zeros(1)))
+                self._run(schedule.ready(loop, i, torch.zeros(1, dtype=torch.float32)))
         self._run(schedule.step(loop))
         self.step += 1
 
@@ -212,7 +212,7 @@ class DryRun:
         yield from ()
 
     def residuals(self, which: Sequence[int]) -> list[Tensor]:
-        return [torch.zeros(1) for _ in which]
+        return [torch.zeros(1, dtype=torch.float32) for _ in which]
 
     def settle(self, which: Sequence[int]) -> None:
         pass

@@ -162,12 +162,12 @@ def local_gradients(
     Nor what wants one gradient on all ranks: controllers, sign updates, ZeRO. Models differ between averages: evaluate
     under `comm.consensus()`.
 
-    `warmup` drops less at first, and is for CPUs. `sync="flush"` pays all debts exactly, and takes plain SGD.
+    `warmup` drops less at first, and is for CPUs; the largest are those of a block with it too. `sync="flush"` pays all debts exactly, and takes plain SGD.
 
     Paper: Aji, Heafield, Bogoychev, Combining Global Sparse Gradients with Local Gradients in Distributed Neural Network
     Training, EMNLP 2019; 99 percent dropped, a warm-up of 1000 steps, averages every 500.
     """
-    codec = Dropping(ratio, warmup) if warmup else TopK(ratio, "block")
+    codec = Dropping(ratio, warmup, scope="block") if warmup else TopK(ratio, "block")
     memory = OwnGradient(mode, "gradient" if sync == "average" else "update")
     return Recipe(Gather(codec), memory, Resync(every, sync))
 
@@ -189,13 +189,13 @@ def dgc(ratio: float = 0.001, momentum: float = 0.0, warmup: int = 0, clip: floa
     with .67, .67 and .67 right, and of each tensor with .58, .42 and .33; `lm` (48 steps, 1.3 times its rate) with 5.33, 5.22 and
     5.18 nats, and with 5.74, 5.69 and 5.68.
 
-    `warmup` steps begin with a quarter of the elements and end with the ratio, and are for CPUs; `clip` shortens each rank's
+    `warmup` steps begin with a quarter of the elements and end with the ratio, of a block as ever, and are for CPUs; `clip` shortens each rank's
     gradients to clip / sqrt(N), parameter by parameter, before anything is kept of them. In a run as short as that (200 steps,
     momentum here: .71) both cost: .83 with `warmup=80`, .77 with `clip=2.0`.
 
     Paper: Lin, Han, Mao, Wang, Dally, Deep Gradient Compression, ICLR 2018; a warm-up of four epochs.
     """
-    codec = Dropping(ratio, warmup, "quarters") if warmup else TopK(ratio, "block")
+    codec = Dropping(ratio, warmup, "quarters", "block") if warmup else TopK(ratio, "block")
     return Recipe(Gather(codec), MomentumCorrection(momentum, clip=clip), rules=_vectors(momentum, clip))
 
 

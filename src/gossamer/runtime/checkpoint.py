@@ -270,7 +270,7 @@ def _pending(worker: "Worker") -> list[dict[str, State]]:
     for i, mean in flights.landing().items():
         out[i]["schedule"] = {"pending": mean}
     for i in flights.lost if len(flights.lost) < len(worker.buckets) else []:
-        out[i]["schedule"] = {"lost": torch.ones(())}
+        out[i]["schedule"] = {"lost": torch.ones((), dtype=torch.float32)}
     for i, wires in zip(everything, flights.arrived(everything)):
         out[i]["mixer"] = {f"arrived{j}": w for j, w in enumerate(wires)}
     return out

@@ -54,7 +54,7 @@ def heterogeneity(gradients: Iterable[Tensor], size: int) -> Program[Heterogenei
 
     Costs a dense all-reduce of one gradient, and four numbers.
     """
-    own, squares, count = torch.zeros(()), torch.zeros((), dtype=torch.float64), 0
+    own, squares, count = torch.zeros((), dtype=torch.float32), torch.zeros((), dtype=torch.float64), 0
     for gradient in gradients:
         own = own + gradient
         squares, count = squares + gradient.double().square().sum().cpu(), count + 1

@@ -101,6 +101,7 @@ class UpdateStep:
         if missed.gradient is None:
             return
         self._worker.set_rates(missed.rates)
+        self._worker.decays.take_out([missed.gradient])
         self._worker.buckets[0].put_gradient(missed.gradient)
         if before is not None:
             before()

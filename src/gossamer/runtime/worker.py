@@ -21,6 +21,7 @@ from gossamer.runtime import optimizers
 from gossamer.runtime.averaging import Averaging
 from gossamer.runtime.buckets import build, settle
 from gossamer.runtime.controller_runner import ControllerRunner
+from gossamer.runtime.decay import Decay
 from gossamer.runtime.in_flight import InFlight, InFlightTable
 from gossamer.runtime.measuring import relative_errors
 from gossamer.runtime.optimizer_state import OptimizerState, gain
@@ -73,6 +74,8 @@ class Worker:
         recipe.fits(Binding(size, [c.layout for c in self.buckets], [*optimizers.members(optimizer)]))
         self.loop = Loop(self)
         self.descent, self.steering, self.sending = UpdateStep(self), ControllerRunner(self), Averaging(self)
+        self.decays = Decay(self)
+        self.decays.refuse_unknown()
         self.live = dict[str, Any]()  # what the schedule keeps beside the steps
         self.dropped = list[int]()  # steps for whose end this rank's gradient was not waited for
         self.accepted = Counter[
@@ -145,6 +148,7 @@ class Worker:
             summing = yield from self.steering.ask()
             self._held = yield from self.sending.arrive(self._gradients)
             self.means, self._gradients = [*self._gradients.means.values()], InFlight()
+            self.decays.take_out(self.means)
             sums = yield from self.steering.told(summing)
         else:
             self.means = self.steering.look_alone()
@@ -158,6 +162,7 @@ class Worker:
 
     def deliver(self, means: Sequence[Tensor], finite: bool, rates: Sequence[float]) -> None:
         self.means, self.finite = list(means), finite
+        self.decays.take_out(self.means)
         self.set_rates(rates)
 
     def accept(self, ranks: Sequence[int]) -> None:
@@ -337,6 +342,7 @@ class Worker:
 
     def ready(self, index: int, flat: Tensor) -> Program[None]:
         """One channel's gradient is there, and given away."""
+        self.decays.enter(index, flat)
         yield from self.recipe.schedule.ready(self.loop, index, flat)
 
     def steps(self) -> Program[None]:

@@ -90,7 +90,7 @@ class Accelerated(Schedule):
 
     def consensus_share(self, loop: Loop) -> list[Share]:
         held = zip(loop.states, loop.parameters(), strict=True)
-        return [Share(state.get("aggregate", x), torch.ones(())) for state, x in held]
+        return [Share(state.get("aggregate", x), torch.ones((), dtype=torch.float32)) for state, x in held]
 
     def step(self, loop: Loop) -> Program[None]:
         yield from loop.average_gradients()

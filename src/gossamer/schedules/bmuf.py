@@ -82,7 +82,7 @@ class BMUF(Schedule):
 
     def consensus_share(self, loop: Loop) -> list[Share]:
         """Without the look-ahead of Nesterov's form."""
-        models, one = loop.parameters(), torch.ones(())
+        models, one = loop.parameters(), torch.ones((), dtype=torch.float32)
         if self.nesterov:
             ahead = self.rate * self._momentum(loop.size)
             for place, x in zip(loop.places, models):

@@ -76,7 +76,7 @@ class EASGD(Schedule):
     def consensus_share(self, loop: Loop) -> list[Share]:
         """The centre is what ranks agree on; before the first step it is the model."""
         centres = [s.get("anchor", x) for s, x in zip(loop.states, loop.parameters())]
-        return [Share(z, torch.ones(())) for z in centres]
+        return [Share(z, torch.ones((), dtype=torch.float32)) for z in centres]
 
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)

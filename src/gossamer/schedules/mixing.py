@@ -87,7 +87,7 @@ def _shares(loop: Loop, mixer: Mixer) -> Iterator[Share]:
         state: State = dict(kept)
         if wires:
             block = block.like(mixer.absorb(block, state, wires))
-        yield Share(mixer.numerator(block, state), state.get("w", torch.ones(())))
+        yield Share(mixer.numerator(block, state), state.get("w", torch.ones((), dtype=torch.float32)))
 
 
 def _push(loop: Loop, mixer: Mixer, round: int, pushed: list[Bucket]) -> Program[None]:

@@ -109,7 +109,7 @@ class Pairwise(Schedule):
     def consensus_share(self, loop: Loop) -> list[Share]:
         """With what this rank owes its model: answers that have come, and those that it gave."""
         desk: PairServer = loop.live.get("desk") or self._desk(loop)
-        return [Share(model, torch.ones(())) for model in desk.models()]
+        return [Share(model, torch.ones((), dtype=torch.float32)) for model in desk.models()]
 
     def begin(self, loop: Loop) -> Program[None]:
         if loop.size > 1 and "desk" not in loop.live:
@@ -151,7 +151,7 @@ class Pairwise(Schedule):
 
     def _tell(self, loop: Loop, so: bool) -> Program[bool]:
         """Whether it is so on any rank, which is known when all have said it."""
-        flag = torch.tensor([float(so)], device=loop.places[0].device)
+        flag = torch.tensor([float(so)], device=loop.places[0].device, dtype=torch.float32)
         return bool((yield from all_reduce(flag, "max")))
 
     def _desk(self, loop: Loop) -> PairServer:

@@ -79,7 +79,7 @@ class Resync(Schedule):
         return step % self.every == 0
 
     def consensus_share(self, loop: Loop) -> list[Share] | None:
-        return [Share(x, torch.ones(())) for x in loop.parameters()]
+        return [Share(x, torch.ones((), dtype=torch.float32)) for x in loop.parameters()]
 
     def step(self, loop: Loop) -> Program[None]:
         yield from loop.average_gradients()

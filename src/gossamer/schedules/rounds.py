@@ -56,7 +56,7 @@ def slow_velocity(state: State, moved: Tensor, lr: float, beta: float, by_lr: bo
     """v = beta (lr_t / lr_(t-1)) v + moved, kept in `state` where `moved` was; without `by_lr` the ratio is left out."""
     if beta == 0:
         return moved
-    velocity, last = state.get("velocity"), float(state.get("lr", torch.zeros(())))
+    velocity, last = state.get("velocity"), float(state.get("lr", torch.zeros((), dtype=torch.float32)))
     ratio = lr / last if by_lr and last else float(not by_lr)
     if velocity is not None:
         moved.add_(velocity, alpha=beta * ratio)

@@ -116,7 +116,7 @@ def _attached(recipe: Recipe, name: str) -> Iterator[Refusal]:
 
 
 def _in_two_precisions(recipe: Recipe) -> Worker:
-    named = {"a": torch.zeros(16, 16), "b": torch.zeros(16, 16, dtype=torch.float64)}
+    named = {"a": torch.zeros(16, 16, dtype=torch.float32), "b": torch.zeros(16, 16, dtype=torch.float64)}
     # Making one of torch's takes it a second, and a worker only asks for the groups.
     plain = {"momentum": 0, "dampening": 0, "nesterov": False}
     optimizer = SimpleNamespace(param_groups=[{"params": [*named.values()], "lr": 1.0, **plain}])

@@ -50,7 +50,7 @@ def alpha_beta() -> AlphaBeta:
 
 def _seconds(elements: int) -> float:
     """The median of a few all-reduces. It is that of the slowest rank on all: they must agree on what comes next."""
-    times, x = list[float](), torch.zeros(elements)
+    times, x = list[float](), torch.zeros(elements, dtype=torch.float32)
     for _ in range(7):
         dist.barrier()
         began = perf_counter()

@@ -36,7 +36,7 @@ class Rank:
     gradients: list[Tensor] = field(default_factory=list[Tensor])
     kept_before: list[Keeps] = field(default_factory=list[Keeps])
     used: Tensor | None = None  # what the optimizer steps with
-    after: Tensor = field(default_factory=lambda: torch.zeros(0))
+    after: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float32))
     kept: list[Keeps] = field(default_factory=list[Keeps])
 
 
@@ -61,7 +61,9 @@ class Tiny(nn.Module):
 
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.arange(1.0, rows * columns + 1).reshape(rows, columns) / 10)
+        self.weight = nn.Parameter(
+            torch.arange(1.0, rows * columns + 1, dtype=torch.float32).reshape(rows, columns) / 10
+        )
         self.bias = nn.Parameter((torch.arange(rows) % 2 - 0.5).neg())
 
 

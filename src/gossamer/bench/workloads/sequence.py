@@ -90,7 +90,7 @@ class RnnTranslator(nn.Module):
 def greedy(model: Translator, source: Tensor, limit: int) -> Tensor:
     """The likeliest next token, again and again, until all sentences have ended or `limit` tokens are written."""
     memory = model.encode(source)
-    written = torch.full((len(source), 1), BEGIN)
+    written = torch.full((len(source), 1), BEGIN, dtype=torch.int64)
     ended = torch.zeros(len(source), dtype=torch.bool)
     for _ in range(limit):
         best = model.decode(memory, written)[:, -1].argmax(-1)

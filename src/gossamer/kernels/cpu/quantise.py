@@ -20,7 +20,7 @@ Say = Callable[[Floats, int, int, Bytes, int, np.float32, np.int32, np.int32], N
 
 
 def max_norms(x: Tensor, bucket: int) -> Tensor:
-    out = torch.empty(-(-x.numel() // bucket))
+    out = torch.empty(-(-x.numel() // bucket), dtype=torch.float32)
     _max_norms(x.detach().numpy().view(np.int32), bucket, out.numpy().view(np.int32))
     return out
 

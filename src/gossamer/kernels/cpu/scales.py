@@ -14,13 +14,13 @@ _CHUNK = 2048
 
 
 def absmax(x: Tensor, bounds: tuple[int, ...]) -> Tensor:
-    out = torch.empty(len(bounds) - 1)
+    out = torch.empty(len(bounds) - 1, dtype=torch.float32)
     _absmax(x.detach().numpy().view(np.int32), edges(bounds), out.numpy().view(np.int32))
     return out
 
 
 def divide(x: Tensor, by: int) -> Tensor:
-    out, values = torch.empty(1), x.detach().numpy()
+    out, values = torch.empty(1, dtype=torch.float32), x.detach().numpy()
     _divide(values, values.view(np.int32), *divisor(by), out.numpy().view(np.int32))
     return out
 
@@ -32,14 +32,14 @@ def divisor(by: int) -> tuple[np.float32, bool]:
 
 
 def absmax_and_rms(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    top, rms = torch.empty(len(bounds) - 1), torch.empty(len(bounds) - 1)
+    top, rms = torch.empty(len(bounds) - 1, dtype=torch.float32), torch.empty(len(bounds) - 1, dtype=torch.float32)
     values = x.detach().numpy()
     _absmax_and_rms(values, values.view(np.int32), edges(bounds), top.numpy().view(np.int32), rms.numpy())
     return top, rms
 
 
 def absmax_and_std(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    top, std = torch.empty(len(bounds) - 1), torch.empty(len(bounds) - 1)
+    top, std = torch.empty(len(bounds) - 1, dtype=torch.float32), torch.empty(len(bounds) - 1, dtype=torch.float32)
     values = x.detach().numpy()
     _absmax_and_std(values, values.view(np.int32), edges(bounds), top.numpy().view(np.int32), std.numpy())
     return top, std

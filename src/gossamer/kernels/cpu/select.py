@@ -58,7 +58,7 @@ def sparse_mean(out: Tensor, indices: Sequence[Tensor], values: Sequence[Tensor]
     starts = np.cumsum([0, *(i.numel() for i in indices)])
     if not _ascend(places, starts, out.numel()):
         return None
-    largest, dense = torch.empty(1), out.detach().numpy()
+    largest, dense = torch.empty(1, dtype=torch.float32), out.detach().numpy()
     number, exact = divisor(len(indices))
     said = np.concatenate([v.detach().numpy() for v in values])
     bits = dense.view(np.int32)

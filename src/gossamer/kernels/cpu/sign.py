@@ -16,7 +16,7 @@ _CHUNK = SUM_GROUP // 4  # both vectors' chunks, and the next ones on their way,
 
 
 def encode(x: Tensor, bounds: tuple[int, ...], power: int, out: Tensor) -> Tensor:
-    scales = torch.empty(len(bounds) - 1)
+    scales = torch.empty(len(bounds) - 1, dtype=torch.float32)
     _encode(x.detach().numpy(), edges(bounds), power, out.numpy(), scales.numpy())
     return scales
 
@@ -27,7 +27,7 @@ def read(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor, anew
 
 def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     wire = uninitialised(plane_bytes(g.numel(), 1), g.device)
-    scales = torch.empty(len(bounds) - 1)
+    scales = torch.empty(len(bounds) - 1, dtype=torch.float32)
     kept = pending.detach().numpy()
     _feedback(g.detach().numpy(), kept, scales_prev.numpy(), edges(bounds), wire.numpy(), scales.numpy())
     return wire, scales

@@ -59,7 +59,7 @@ def decode(wire: Tensor, count: int, n: int) -> Tensor | None:
 def _parameters(gaps: Tensor) -> Tensor:
     """The cheapest parameter of each block; the smallest one if several are."""
     blocks = pad(gaps, (0, -gaps.numel() % INDEX_BLOCK)).view(-1, INDEX_BLOCK)
-    sizes = torch.full((blocks.shape[0], 1), INDEX_BLOCK, device=gaps.device)
+    sizes = torch.full((blocks.shape[0], 1), INDEX_BLOCK, dtype=torch.int64, device=gaps.device)
     sizes[-1:] = gaps.numel() - INDEX_BLOCK * (blocks.shape[0] - 1)
     costs = [(blocks >> r).sum(1, keepdim=True) + sizes * r for r in range(_PARAMETERS)]
     stacked = torch.cat(costs, 1)

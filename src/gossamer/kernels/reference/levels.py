@@ -34,7 +34,9 @@ def read(wire: Tensor, levels: int, bucket: int, norms: Tensor, weight: float, o
         return False
     signed = (folded >> 1) ^ -(folded & 1)
     said = signed * units(norms, weight, levels).repeat_interleave(bucket)[: out.numel()]
-    torch.add(torch.zeros((), device=out.device) if anew else out, said, out=out)  # -0.0 becomes 0.0
+    torch.add(
+        torch.zeros((), device=out.device, dtype=torch.float32) if anew else out, said, out=out
+    )  # -0.0 becomes 0.0
     return True
 
 

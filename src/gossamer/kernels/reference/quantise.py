@@ -41,7 +41,9 @@ def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out
     codes = unpack(wire, bits, n).int()
     levels = 2 * codes - 1 if bits == 1 else codes - levels_of(bits)
     said = levels * units(norms, weight, levels_of(bits)).repeat_interleave(bucket)[:n]
-    torch.add(torch.zeros((), device=out.device) if anew else out, said, out=out)  # -0.0 becomes 0.0
+    torch.add(
+        torch.zeros((), device=out.device, dtype=torch.float32) if anew else out, said, out=out
+    )  # -0.0 becomes 0.0
 
 
 def _buckets(x: Tensor, bucket: int) -> Tensor:

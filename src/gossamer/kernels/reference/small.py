@@ -58,4 +58,6 @@ def read(wire: Tensor, form: Form, bucket: int, tops: Tensor, weight: float, out
     largest = stretched(tops, form) if tops.dtype == torch.uint8 else tops
     unit = units(largest, weight, int(form.top)).repeat_interleave(bucket)[: out.numel()]
     said = meanings(form, out.device)[wire.long()] * unit
-    torch.add(torch.zeros((), device=out.device) if anew else out, said, out=out)  # -0.0 becomes 0.0
+    torch.add(
+        torch.zeros((), device=out.device, dtype=torch.float32) if anew else out, said, out=out
+    )  # -0.0 becomes 0.0

@@ -43,7 +43,9 @@ def read(wire: Tensor, bounds: tuple[int, ...], scales: Tensor, weight: float, o
     full, tail = wire[:cut].view(-1, 1, TERNARY_BLOCK // TRITS), wire[cut:].view(1, 1, -1)
     trits = unfold(_trits(full), _trits(tail), n) - 1
     said = trits * spread(units(scales, weight, 1), bounds)
-    torch.add(torch.zeros((), device=out.device) if anew else out, said, out=out)  # -0.0 becomes 0.0
+    torch.add(
+        torch.zeros((), device=out.device, dtype=torch.float32) if anew else out, said, out=out
+    )  # -0.0 becomes 0.0
 
 
 def _bytes(trits: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ def speed(name: str, elements: int, device: torch.device) -> dict[str, float]:
     """Medians between events. Before each timing of the kernel is one of a copy, so that both see the same disturbances."""
     args = next(samples.CALLS[name](elements))
     given = [_moved(a, device, 0) for a in args]
-    source = torch.ones(elements, device=device)
+    source = torch.ones(elements, device=device, dtype=torch.float32)
     target = torch.empty_like(source)
     copies, calls = list[float](), list[float]()
     getattr(kernels, name)(*given)

@@ -116,7 +116,7 @@ def net(width: int) -> nn.Sequential:
 
 
 def batches_of(rank: int) -> Tensor:
-    return torch.randn(BATCHES, BATCH, INPUTS, generator=torch.Generator().manual_seed(rank))
+    return torch.randn(BATCHES, BATCH, INPUTS, generator=torch.Generator().manual_seed(rank), dtype=torch.float32)
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator, batches: Tensor) -> Tensor:

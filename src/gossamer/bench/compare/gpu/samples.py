@@ -30,7 +30,7 @@ def _takes_a_tensor(function: Callable[..., Any]) -> bool:
 def values(n: int, seed: int = 0) -> Tensor:
     """Of all sizes, with zeros among them."""
     rng = torch.Generator().manual_seed(1000 + seed)
-    x = torch.randn(n, generator=rng)
+    x = torch.randn(n, generator=rng, dtype=torch.float32)
     return torch.where(x.abs() < 0.1, 0.0, x * 10.0 ** torch.randint(-3, 4, (n,), generator=rng))
 
 
@@ -140,7 +140,7 @@ def _to_small(n: int) -> Iterator[tuple[Any, ...]]:
         (POWERS, power_tops, 4096, KEY),
     )
     for form, steps, bucket, key in (*kinds, (INT8, brain_tops, 1, None)):
-        tops, wire = torch.zeros(-(-n // bucket)), torch.zeros(n, dtype=torch.uint8)
+        tops, wire = torch.zeros(-(-n // bucket), dtype=torch.float32), torch.zeros(n, dtype=torch.uint8)
         yield values(n), form, steps(form), bucket, key, tops, wire
 
 
@@ -167,7 +167,7 @@ def _followed(n: int) -> Iterator[tuple[Any, ...]]:
         (values(n), 0.3, values(n, 3)),
         (spoilt(n), 0.3, None),
     ):
-        yield [*model.tensor_split(3)], before, values(n, 2), came, 0.7, torch.zeros(n)
+        yield [*model.tensor_split(3)], before, values(n, 2), came, 0.7, torch.zeros(n, dtype=torch.float32)
 
 
 def _to_signs(n: int) -> Iterator[tuple[Any, ...]]:
@@ -177,7 +177,9 @@ def _to_signs(n: int) -> Iterator[tuple[Any, ...]]:
 
 def _from_signs(n: int) -> Iterator[tuple[Any, ...]]:
     for bounds in cuts(n):
-        wire, scales = kernels.sign_feedback(values(n), torch.zeros(n), torch.zeros(len(bounds) - 1), bounds)
+        wire, scales = kernels.sign_feedback(
+            values(n), torch.zeros(n, dtype=torch.float32), torch.zeros(len(bounds) - 1, dtype=torch.float32), bounds
+        )
         yield wire, bounds, scales, values(n, 1), 0.1
 
 

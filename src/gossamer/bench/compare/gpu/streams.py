@@ -55,7 +55,7 @@ def overlap(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
 
 def keeps_busy(sizes: Sizes, device: torch.device) -> Callable[[], object]:
     """Queues what takes the current stream a while."""
-    a = torch.full((sizes.side, sizes.side), 1.0 / sizes.side, device=device)
+    a = torch.full((sizes.side, sizes.side), 1.0 / sizes.side, device=device, dtype=torch.float32)
 
     def work() -> Tensor:
         x = a
@@ -69,7 +69,7 @@ def keeps_busy(sizes: Sizes, device: torch.device) -> Callable[[], object]:
 def reads_what_was_written(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
     """A lane is given a tensor that the loop's stream has yet to write."""
     busy, fabric = keeps_busy(sizes, device), TorchFabric(device=device)
-    x = torch.zeros(NUMBERS, device=device)
+    x = torch.zeros(NUMBERS, device=device, dtype=torch.float32)
     busy()
     x.add_(1.0)
     total = float(fabric.join(fabric.start(_copied(x))).double().sum())
@@ -80,7 +80,7 @@ def reads_what_was_written(sizes: Sizes, device: torch.device) -> tuple[str, dic
 def waits_for_the_lane(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
     """The loop's stream reads what a lane has yet to write."""
     busy, fabric = keeps_busy(sizes, device), TorchFabric(device=device)
-    x = torch.zeros(NUMBERS, device=device)
+    x = torch.zeros(NUMBERS, device=device, dtype=torch.float32)
 
     def late() -> Tensor:
         busy()
@@ -94,10 +94,10 @@ def waits_for_the_lane(sizes: Sizes, device: torch.device) -> tuple[str, dict[st
 def keeps_memory(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
     """The loop lets go of a tensor that a lane has yet to read, and fills what it gets next."""
     busy, fabric = keeps_busy(sizes, device), TorchFabric(device=device)
-    x = torch.ones(NUMBERS, device=device)
+    x = torch.ones(NUMBERS, device=device, dtype=torch.float32)
     handle = fabric.start(_late_copy(x, busy))
     del x
-    others = [torch.full((NUMBERS,), 7.0, device=device) for _ in range(4)]
+    others = [torch.full((NUMBERS,), 7.0, device=device, dtype=torch.float32) for _ in range(4)]
     total = float(fabric.join(handle).double().sum())
     fabric.close()
     del others
