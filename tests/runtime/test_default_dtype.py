@@ -8,7 +8,7 @@ import torch
 from tests.runtime.gym import Odd, bit_equal, make, parameters, pull, train
 from torch import Tensor
 
-from gossamer.catalogue.samples import example
+from gossamer.bench.catalogue.samples import example
 from gossamer.recipes import presets
 
 
