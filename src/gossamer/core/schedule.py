@@ -87,6 +87,14 @@ class Schedule(Part):
         return False
 
     @property
+    def hands_over(self) -> bool:
+        """True if another schedule may go on after any step at which a controller is asked: all models are equal then, nothing
+        is on its way, and nothing that it keeps is missed.
+        """
+        steps = range(self.prelude + 1, self.prelude + self.period + 1)
+        return not self.lane and not self.trains_elsewhere and any(map(self.equal, steps))
+
+    @property
     def accumulate(self) -> int:
         """How many micro-batches make one step."""
         return 1

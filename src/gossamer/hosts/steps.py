@@ -264,14 +264,14 @@ class Steps:
             self.worker.discard()
         steps, self._under_way, self._done, self._mixed = self._under_way, None, {}, False
         assert steps is not None
-        channels = self.worker.channels
+        channels, averaged = self.worker.channels, self.worker.recipe.schedule.averages_gradients
         self._wait_for(rest(steps, descended))
         agreed = self.worker.assigned or self.worker.recipe.schedule.equal(self.worker.step)
         if agreed and share and self.fabric.size > 1 and self.buffers in SHARED:
             self._wait_for(self._share_buffers())
         self.worker.end_step(descended)
         self.doubts.look_for_spoilers()
-        if self.worker.channels is not channels:
+        if self.worker.channels is not channels or self.worker.recipe.schedule.averages_gradients != averaged:
             self.on_new_channels()
 
     def _share_buffers(self) -> Program[None]:

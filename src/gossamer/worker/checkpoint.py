@@ -121,7 +121,7 @@ def turn(channels: Sequence[Channel], others: Sequence[Channel], size: int) -> N
         if type(channel.exchange) is not type(other.exchange):
             settle(channel, size)
         channel.exchange, channel.memory, channel.shift = other.exchange, other.memory, other.shift
-        channel.group = other.group
+        channel.group, channel.fragment = other.group, other.fragment
 
 
 def _move_edges(channel: Channel, states: Mapping[str, State], worker: "Worker") -> None:

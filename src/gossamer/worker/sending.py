@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gossamer.core.block import Block, Draft
-from gossamer.core.contracts import Context, Echo, Exchange
+from gossamer.core.contracts import ARREARS, Context, Echo, Exchange
 from gossamer.core.moments import ask
-from gossamer.core.verbs import Program, join, start
+from gossamer.core.verbs import Program, all_reduce, join, start
 from gossamer.kernels.finite import peak
 from gossamer.worker import units
 from gossamer.worker.flights import Carried, Flight
@@ -48,6 +48,8 @@ class Sending:
             return echo
 
         average = channel.memory.around(block, kept, send, worker.context(index))
+        if ARREARS in kept:
+            average = _with(average, kept, found, worker.size)
         return _carry(average, flat, found), [kept, carried]
 
     def take_off(self, flight: Flight, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
@@ -106,6 +108,14 @@ def _carry(average: Program[Tensor], given: Tensor, found: Sequence[Tensor]) -> 
     """
     mean = yield from average
     return mean, found[0].view(()).double() if found else peak(mean)
+
+
+def _with(average: Program[Tensor], kept: Draft, found: list[Tensor], size: int) -> Program[Tensor]:
+    """A mean, and the mean of what a memory owed that is in force no more: paid in full, once."""
+    mean = yield from average
+    total = yield from all_reduce(kept.pop(ARREARS).clone())
+    found.clear()
+    return mean.add_(total, alpha=1 / size)
 
 
 def _mean_of(average: Program[Echo]) -> Program[Tensor]:

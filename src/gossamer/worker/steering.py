@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gossamer.changes import begins_anew
 from gossamer.core.block import Block, Draft, State
 from gossamer.core.contracts import Facts
 from gossamer.core.moments import ask
@@ -14,6 +15,7 @@ from gossamer.recipe import Recipe
 from gossamer.worker.channels import Channel, are_cut_alike, build, retell
 from gossamer.worker.checkpoint import carry_over, turn
 from gossamer.worker.decisions import describe
+from gossamer.worker.succession import hand_over
 from gossamer.worker.sums import numbers, summed
 
 if TYPE_CHECKING:
@@ -99,11 +101,14 @@ class Steering:
         """Put another recipe in force; returns the channels there were."""
         worker = self._worker
         old, before, self.next, worker.recipe = worker.channels, worker.recipe, None, recipe
+        if begins_anew(before.schedule, recipe.schedule):
+            worker.live.clear()
         if worker.on_decision is not None:
             worker.on_decision(worker.step, worker.rank, describe(before, recipe, len(worker.leaves)))
         if not recipe.controller.cuts:
             retell(recipe, worker.channels, worker.size)
-        elif (recipe.exchange, recipe.routes) != (before.exchange, before.routes):  # else all go on as they went
+        elif _cut(recipe) != _cut(before):  # else all go on as they went
+            hand_over(old, before, recipe, worker.size)
             cut = build(recipe, worker.leaves, worker.rate_groups(), worker.size)
             if are_cut_alike(old, cut):
                 turn(old, cut, worker.size)
@@ -135,3 +140,10 @@ class Steering:
         """Free of the loss scale."""
         scale = self._worker.scale
         return Block(gradient / scale if scale != 1 else gradient, channel.layout)
+
+
+def _cut(recipe: Recipe) -> tuple[Any, ...]:
+    """What says how a model is cut into channels, and which way each of them goes."""
+    schedule = recipe.schedule
+    kind = type(schedule), schedule.averages_gradients, schedule.drives
+    return recipe.exchange, recipe.memory, recipe.routes, recipe.bucket, recipe.follows_rate, kind

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.block import Block, State
-from gossamer.core.contracts import Context, Exchange, Update
+from gossamer.core.contracts import ARREARS, Context, Exchange, Update
 from gossamer.core.dice import Dice
 from gossamer.core.halves import rest, until_descend
 from gossamer.core.loop import Loop, Message
@@ -70,7 +70,7 @@ class Worker:
         self.spoilt = Counter[int]()  # how many averages each rank has spoilt with values that are not finite
         self.row = Counter[int]()  # and how many it has in a row, up to the last
         self.channels = build(recipe, self.leaves, self.rate_groups(), self.size)
-        recipe.fits(World(size, [c.layout for c in self.channels], [*optimizers.members(optimizer)]))
+        self._refuse_misfits()
         self.loop = Loop(self)
         self.descent, self.steering, self.sending = Descent(self), Steering(self), Sending(self)
         self.live = dict[str, Any]()  # what the schedule keeps beside the steps
@@ -404,8 +404,19 @@ class Worker:
     def residual_norm(self) -> float:
         """The length of everything this rank still owes, free of the loss scale (and of the rate, with units="update")."""
         debts = [debt for c in self.channels if (debt := c.memory.debt(c.states["memory"])) is not None]
+        debts += [(owed, 1.0) for c in self.channels if (owed := c.states["memory"].get(ARREARS)) is not None]
         norms = ask(*(debt.double().norm() for debt, _ in debts))
         return sum((norm / (self.unit * unit)) ** 2 for norm, (_, unit) in zip(norms, debts, strict=True)) ** 0.5
+
+    def _refuse_misfits(self) -> None:
+        """What is in force now, and one recipe of each sort that its controller may put in force, must fit this world."""
+        sorts = {
+            (type(r.exchange), r.memory, type(r.schedule)): r for r in reversed([self.recipe, *self.recipe.reached])
+        }
+        for recipe in sorts.values():
+            own = recipe is self.recipe
+            cut = self.channels if own else build(recipe, self.leaves, self.rate_groups(), self.size)
+            recipe.fits(World(self.size, [c.layout for c in cut], [*optimizers.members(self.optimizer)]))
 
     def rate_groups(self) -> dict[str, int]:
         """The optimizer's group of each parameter, where a part of the recipe follows its rate; else they need not be told apart.
