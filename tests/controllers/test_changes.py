@@ -1,6 +1,5 @@
 """A controller's change of memory or schedule in mid-run: paid, begun anew or refused, alike on simulator and real processes."""
 
-from collections.abc import Iterator
 from itertools import permutations
 
 import pytest
@@ -8,13 +7,14 @@ import torch
 from tests.controllers.turns import Turns, turning
 from tests.gang import Gang
 from tests.hosts.loops import Awkward, attached, flat, loss_of, same, small_step
-from tests.worker.gym import bit_equal, make, parameters, pull, resumed, saved, sgd, train
+from tests.worker.gym import bit_equal, by_name, make, parameters, pull, resumed, saved, sgd, train
 from torch import Tensor, nn
 
+from gossamer.core.contracts import ARREARS
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.parts import registry
 from gossamer.recipe import Recipe
-from gossamer.simulate import replicas
+from gossamer.simulate import Replica, replicas
 
 SMALL = " + bucket(0.00004)"
 DENSE = "allreduce(fp32())"
@@ -34,7 +34,17 @@ def crossing(a: str, b: str) -> bool:
     return (a in OWES and b in (*ROUNDS, KEEPS)) or (a == KEEPS and b in (*LEARNS, *OWES))
 
 
-PAIRS = [(a, b) for a, b in permutations(EQUAL, 2) if not crossing(a, b) and not crossing(b, a)]
+PAIRS = [  # every sort of memory and of schedule goes out of force in one of them, and comes into force in one
+    (DENSE, TOPK),
+    (SIGN, DENSE),
+    (TOPK, DIANA),
+    (EF21, TOPK),
+    (DENSE, ROUNDS[0]),
+    (ROUNDS[1], DENSE),
+    (DIANA, ROUNDS[3]),
+    (KEEPS, ROUNDS[2]),
+    (ROUNDS[4], EF21),
+]
 
 
 @pytest.fixture
@@ -74,11 +84,9 @@ def trained(rank: int, size: int, pairs: list[tuple[str, str]]) -> list[Tensor |
 
 
 @pytest.mark.gang
-@pytest.mark.parametrize("first", EQUAL)
-def test_a_change_and_back_is_the_simulators_to_the_bit(gang2: Gang, first: str) -> None:
-    pairs = [pair for pair in PAIRS if pair[0] == first]
-    real = gang2.run(trained, pairs)
-    for i, (a, b) in enumerate(pairs):
+def test_a_change_and_back_is_the_simulators_to_the_bit(gang2: Gang) -> None:
+    real = gang2.run(trained, PAIRS)
+    for i, (a, b) in enumerate(PAIRS):
         virtual = simulated(turning(a, b, AT, BACK, SMALL), 2)
         for rank in range(2):
             found = real[rank][i]
@@ -87,43 +95,36 @@ def test_a_change_and_back_is_the_simulators_to_the_bit(gang2: Gang, first: str)
         assert same(virtual[0], virtual[1]), f"{a} to {b}"
 
 
-@pytest.mark.parametrize("first", EQUAL)
-def test_after_a_change_nothing_is_kept_but_what_goes_on_and_training_gets_there(first: str) -> None:
-    for a, b in PAIRS:
-        if a != first:
-            continue
-        ranks = make(turning(a, b, 20, 60, " + bucket(0.0003)"), 3, optimizer=sgd(0.05, 0.0))
-        far = train(ranks, pull, 2).replicas[0].losses[0]
-        train(ranks, pull, 148)
-        assert bit_equal(parameters(ranks)), f"{a} to {b}"
-        assert sum(r.losses[-1] for r in ranks) < 2 * far, f"{a} to {b}"
-        kept = {key for r in ranks for c in r.worker.channels for key in c.states["memory"]}
-        alone = make(a, 3, optimizer=sgd(0.05, 0.0))
-        train(alone, pull, 4)
-        assert kept == {key for r in alone for c in r.worker.channels for key in c.states["memory"]}, f"{a} to {b}"
-        for role in "schedule", "mixer":
-            kept = {key for r in ranks for c in r.worker.channels for key in c.states[role]}
-            assert kept == {key for r in alone for c in r.worker.channels for key in c.states[role]}, f"{a} to {b}"
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_after_a_change_nothing_is_kept_but_what_goes_on_and_training_gets_there(a: str, b: str) -> None:
+    ranks = make(turning(a, b, 8, 16), 2, optimizer=sgd(0.05, 0.0))
+    train(ranks, pull, 40)
+    assert bit_equal(parameters(ranks))
+    assert sum(r.losses[-1] for r in ranks) < 0.7 * sum(r.losses[0] for r in ranks)
+    alone = make(a, 2, optimizer=sgd(0.05, 0.0))
+    train(alone, pull, 4)
+    for role in "memory", "schedule", "mixer":
+        assert kept(ranks, role) == kept(alone, role), role
+
+
+def kept(ranks: list[Replica], role: str) -> set[str]:
+    return {key for r in ranks for c in r.worker.channels for key in c.states[role]}
 
 
 @pytest.mark.usefixtures("readable")
-@pytest.mark.parametrize("first", EQUAL)
-def test_a_run_goes_on_bit_for_bit_from_before_and_after_a_change(first: str) -> None:
-    for a, b in PAIRS:
-        if a != first:
-            continue
-        recipe = turning(a, b, AT, BACK, " + bucket(0.0003)")
-        whole = make(recipe, 2, optimizer=sgd(0.05, 0.0))
-        files = dict[int, list[bytes]]()
-        for step in range(1, STEPS + 1):
-            train(whole, pull, 1)
-            if step in (AT - 1, AT, AT + 1, BACK - 1, BACK, BACK + 1):
-                files[step] = saved(whole)
-        for step, kept in files.items():
-            again = resumed(recipe, kept, optimizer=sgd(0.05, 0.0))
-            train(again, pull, STEPS - step)
-            for one, other in zip(parameters(whole), parameters(again), strict=True):
-                assert bit_equal([one, other]), f"{a} to {b}, from step {step}"
+@pytest.mark.parametrize(("a", "b"), PAIRS)
+def test_a_run_goes_on_bit_for_bit_from_before_and_after_a_change(a: str, b: str) -> None:
+    recipe = turning(a, b, AT, BACK)
+    whole, files = make(recipe, 2, optimizer=sgd(0.05, 0.0)), dict[int, list[bytes]]()
+    for step in range(1, STEPS + 1):
+        train(whole, pull, 1)
+        if step in (AT, AT + 1, BACK, BACK + 1):
+            files[step] = saved(whole)
+    for step, of_all in files.items():
+        again = resumed(recipe, of_all, optimizer=sgd(0.05, 0.0))
+        train(again, pull, STEPS - step)
+        for one, other in zip(parameters(whole), parameters(again), strict=True):
+            assert bit_equal([one, other]), f"from step {step}"
 
 
 # -- nothing is lost -----------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ class Given:
     """Gradients of `pull` in double precision, and what they add up to, on average over the ranks."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.total = size, 0.0
+        self.size, self.total = size, torch.zeros((), dtype=torch.float64)
 
     def __call__(self, model: nn.Module, rank: int, step: int) -> float:
         loss = pull(model, rank, step)
@@ -145,44 +146,39 @@ def _gradient(p: nn.Parameter) -> Tensor:
     return torch.zeros(p.numel()) if p.grad is None else p.grad.detach().reshape(-1)
 
 
-@pytest.mark.parametrize("after", [DENSE, DIANA, EF21, "scatter(qsgd(bits=4, bucket=16))", TOPK])
+@pytest.mark.parametrize("after", [DENSE, DIANA, TOPK])
 @pytest.mark.parametrize(
-    "before", [TOPK, SIGN, "scatter(sign('l1')) + error_feedback()", "gather(topk(ratio=0.2)) + momentum_correction(0.0)"]
+    "before",
+    [TOPK, SIGN, "scatter(sign('l1')) + error_feedback()", "gather(topk(ratio=0.2)) + momentum_correction(0.0)"],
 )
 def test_what_was_owed_is_paid_in_the_first_average(before: str, after: str) -> None:
     """Sum of all steps == sum of all mean gradients, less what is owed still; dense averages owe nothing."""
-    ranks = make(turning(before, after, 5, 1000, " + bucket(0.0003)"), 3, optimizer=sgd(0.05, 0.0))
-    start, given = ranks[0].flat().double(), Given(3)
+    ranks = make(turning(before, after, 5, 1000, " + bucket(0.0003)"), 2, optimizer=sgd(0.05, 0.0))
+    start, given = ranks[0].flat().double(), Given(2)
     train(ranks, given, 5)
     due = owed(ranks)
     assert due.norm() > 0.1
     lost = given.total - (start - ranks[0].flat().double()) / 0.05
     torch.testing.assert_close(due, lost, rtol=0, atol=1e-4)
+    train(ranks, given, 1)
     if after != DENSE:
-        train(ranks, given, 1)
         assert after == TOPK or owed(ranks).norm() == 0
         return
-    train(ranks, given, 1)
     assert ranks[0].worker.residual_norm() == 0
     torch.testing.assert_close((start - ranks[0].flat().double()) / 0.05, given.total, rtol=0, atol=1e-4)
 
 
-def owed(ranks: list) -> Tensor:
+def owed(ranks: list[Replica]) -> Tensor:
     """The mean over ranks, in the model's order."""
-    out = 0.0
+    total = torch.zeros(sum(p.numel() for p in ranks[0].model.parameters()), dtype=torch.float64)
     for r in ranks:
-        named = {}
-        for c in r.worker.channels:
-            for key in "residual", "arrears":
-                if key in c.states["memory"]:
-                    from gossamer.core.block import Block
-
-                    for name, view in Block(c.states["memory"][key], c.layout).tensors():
-                        named[name] = named.get(name, 0.0) + view.reshape(-1).double()
-        sizes = {n: p.numel() for n, p in r.model.named_parameters()}
-        flat = torch.cat([named.get(n, torch.zeros(size).double()) for n, size in sizes.items()])
-        out = out + flat / len(ranks)
-    return out
+        channels = r.worker.channels
+        found = [by_name(channels, "memory", key) for key in ("residual", ARREARS)]
+        for debts in found:
+            for name, p in r.model.named_parameters():
+                debts.setdefault(name, torch.zeros_like(p))
+            total += torch.cat([debts[n].reshape(-1) for n, _ in r.model.named_parameters()]).double() / len(ranks)
+    return total
 
 
 def test_slow_momentum_that_comes_into_force_again_begins_at_the_model_there_is() -> None:
@@ -212,7 +208,6 @@ def test_slow_momentum_that_comes_into_force_again_begins_at_the_model_there_is(
         (f"{DENSE} + gossip(push_sum())", "no knob to turn"),
         (f"{DENSE} + pairwise(bipartite())", "no knob to turn"),
         (f"{DENSE} + first(backups=1)", "late ranks decide late"),
-        (f"{DENSE} + quorum_rounds(4)", "turns"),
         (f"{DENSE} + post_local(3, local_sgd(2))", "gradients and models"),
         (f"{DENSE} + hierarchical(1, 2, local_sgd(2))", "sees nothing of that"),
         ("gather(topk(ratio=0.2)) + own_gradient() + resync(4)", "each has its own"),
@@ -220,20 +215,15 @@ def test_slow_momentum_that_comes_into_force_again_begins_at_the_model_there_is(
         ("gather(topk(ratio=0.2)) + momentum_correction(0.9)", "counts 10 times"),
         ("scatter(qsgd()) + diana(momentum=0.5)", "counts 2 times"),
         ("gather(topk(ratio=0.2)) + error_feedback(decay=0.9)", "running mean that fades"),
-        (f"{DENSE} + signs()", ""),
     ],
 )
 def test_what_nobody_can_go_on_from_is_refused_when_the_recipe_is_made(other: str, reason: str) -> None:
-    if not reason:
-        return
     for pair in (DENSE, other), (other, DENSE):
         with pytest.raises(RecipeError, match=reason):
             turning(*pair)
 
 
-@pytest.mark.parametrize(
-    ("a", "b"), [(a, b) for a, b in permutations(EQUAL, 2) if crossing(a, b) or crossing(b, a)]
-)
+@pytest.mark.parametrize(("a", "b"), [(a, b) for a, b in permutations(EQUAL, 2) if crossing(a, b) or crossing(b, a)])
 def test_a_debt_of_gradients_is_none_of_models(a: str, b: str) -> None:
     with pytest.raises(RecipeError, match="is none of models"):
         turning(a, b)

@@ -32,9 +32,7 @@ class Turns(Controller):
 
     def reach(self, recipe: Any) -> Iterable[Any]:
         yield replace(recipe, exchange=self.exchange, memory=self.memory, schedule=self.schedule)
-        yield replace(
-            recipe, exchange=self.other_exchange, memory=self.other_memory, schedule=self.other_schedule
-        )
+        yield replace(recipe, exchange=self.other_exchange, memory=self.other_memory, schedule=self.other_schedule)
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         first, second = self.reach(recipe)

@@ -157,6 +157,9 @@ class Schedule(Part):
             return None
         return [Share(x, torch.ones(())) for x in loop.parameters()]
 
+    def moves_in(self, loop: Loop) -> None:
+        """A checkpoint of another number of ranks was loaded: hold the model that what was kept of it speaks of."""
+
     def begin(self, loop: Loop) -> Program[None]:
         """Before the forward pass: start what runs beside the steps."""
         yield from ()

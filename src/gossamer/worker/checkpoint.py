@@ -91,6 +91,8 @@ def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, 
         for channel, state in zip(worker.channels, states, strict=True):
             channel.states.update(state)
         worker.flights.restore(landing, lost, arrived)
+        if found.head["size"] != worker.size:
+            worker.recipe.schedule.moves_in(worker.loop)
 
     return put
 
