@@ -9,10 +9,10 @@ from itertools import permutations
 from typing import Any
 
 from gossamer.combinations import ways
+from gossamer.core.constraints import agree
 from gossamer.core.contracts import Exchange, Memory
 from gossamer.core.parts import require
 from gossamer.core.schedule import Schedule
-from gossamer.core.terms import agree
 
 ANEW = "make the change between two runs instead: save, and attach the model again with the other recipe"
 

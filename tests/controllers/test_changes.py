@@ -6,8 +6,8 @@ import pytest
 import torch
 from tests.controllers.turns import Turns, turning
 from tests.gang import Gang
-from tests.hosts.loops import Awkward, attached, flat, loss_of, same, small_step
-from tests.worker.gym import bit_equal, by_name, make, parameters, pull, resumed, saved, sgd, train
+from tests.integrations.loops import Awkward, attached, flat, loss_of, same, small_step
+from tests.runtime.gym import bit_equal, by_name, make, parameters, pull, resumed, saved, sgd, train
 from torch import Tensor, nn
 
 from gossamer.core.contracts import ARREARS
@@ -108,7 +108,7 @@ def test_after_a_change_nothing_is_kept_but_what_goes_on_and_training_gets_there
 
 
 def kept(ranks: list[Replica], role: str) -> set[str]:
-    return {key for r in ranks for c in r.worker.channels for key in c.states[role]}
+    return {key for r in ranks for c in r.worker.buckets for key in c.states[role]}
 
 
 @pytest.mark.usefixtures("readable")
@@ -172,8 +172,8 @@ def owed(ranks: list[Replica]) -> Tensor:
     """The mean over ranks, in the model's order."""
     total = torch.zeros(sum(p.numel() for p in ranks[0].model.parameters()), dtype=torch.float64)
     for r in ranks:
-        channels = r.worker.channels
-        found = [by_name(channels, "memory", key) for key in ("residual", ARREARS)]
+        buckets = r.worker.buckets
+        found = [by_name(buckets, "memory", key) for key in ("residual", ARREARS)]
         for debts in found:
             for name, p in r.model.named_parameters():
                 debts.setdefault(name, torch.zeros_like(p))
@@ -207,7 +207,7 @@ def test_slow_momentum_that_comes_into_force_again_begins_at_the_model_there_is(
         (f"{DENSE} + streaming(4, fragments=2)", "a fragment lands at a time"),
         (f"{DENSE} + gossip(push_sum())", "no knob to turn"),
         (f"{DENSE} + pairwise(bipartite())", "no knob to turn"),
-        (f"{DENSE} + first(backups=1)", "late ranks decide late"),
+        (f"{DENSE} + backup_workers(backups=1)", "late ranks decide late"),
         (f"{DENSE} + post_local(3, local_sgd(2))", "gradients and models"),
         (f"{DENSE} + hierarchical(1, 2, local_sgd(2))", "sees nothing of that"),
         ("gather(topk(ratio=0.2)) + own_gradient() + resync(4)", "each has its own"),

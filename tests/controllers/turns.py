@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, final
 
-from gossamer.core.block import State
+from gossamer.core.bucket import State
 from gossamer.core.contracts import Controller, Exchange, Facts, Memory
 from gossamer.core.schedule import Schedule
 from gossamer.recipe import Recipe

@@ -3,9 +3,9 @@
 from copy import deepcopy
 
 import torch
-from tests.worker.gym import contents, held, make, parameters, pull, sgd, train
+from tests.runtime.gym import contents, held, make, parameters, pull, sgd, train
 
-from gossamer.worker import checkpoint
+from gossamer.runtime import checkpoint
 
 RECIPE = "allreduce(fp32()) + accelerated()"
 
