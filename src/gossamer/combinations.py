@@ -33,14 +33,14 @@ class ConstrainedRules:
         return self.word
 
 
-def check(recipe: Any) -> None:
-    """Refuse a recipe that cannot be right, or whose controller could put such a one in force."""
+def check(recipe: Any) -> list[Any]:
+    """Refuse a recipe that cannot be right, or whose controller could put such a one in force; returns all of those."""
     _check_kinds(recipe)
     for way in ways(recipe):
         agree(way)
-    if recipe.controller != Fixed():
-        for _ in recipe.controller.reach(replace(recipe, controller=Fixed())):
-            pass  # to be made is to be checked
+    if recipe.controller == Fixed():
+        return []
+    return [*recipe.controller.reach(replace(recipe, controller=Fixed()))]  # to be made is to be checked
 
 
 def _check_kinds(recipe: Any) -> None:

@@ -1,6 +1,6 @@
 """A recipe: one part of every kind, and rules for parameters that need another; and the texts it is read from."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from importlib import import_module
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, final
 
 from gossamer import codecs, exchanges, topologies, updates
+from gossamer.changes import check_changes
 from gossamer.combinations import check, composed
 from gossamer.controllers import Fixed
 from gossamer.core import files, plugins
@@ -85,7 +86,8 @@ class Recipe:
     routes: Mapping[str, Exchange] = field(default_factory=dict, hash=False)  # a controller's choice, by parameter
 
     def __post_init__(self) -> None:
-        check(self)
+        if reached := check(self):
+            check_changes(self, reached)
 
     def __repr__(self) -> str:
         said, listed = self._said(), self._listed()
@@ -139,6 +141,11 @@ class Recipe:
         parted = any("parts models" in one.traits for one in self.parts())
         return self.schedule.resyncs(step) if parted else self.schedule.is_synced(step)
 
+    @cached_property
+    def reached(self) -> list["Recipe"]:
+        """What its controller may put in force, each without it."""
+        return [*self.controller.reach(replace(self, controller=Fixed()))]
+
     def parts(self) -> list[Part]:
         """All parts, those of the rules included."""
         ruled = [one for rule in self.rules for one in (rule.exchange, rule.memory)]
@@ -146,14 +153,18 @@ class Recipe:
 
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
         """The groups of ranks that this recipe, or one that its controller may put in force, talks among."""
-        reach: Iterable[Recipe] = self.controller.reach(replace(self, controller=Fixed()))
         own = (g for one in [*self.parts(), *self.routes.values()] for g in one.groups(size))
-        return tuple(dict.fromkeys([*own, *(g for other in reach for g in other.groups(size))]))
+        return tuple(dict.fromkeys([*own, *(g for other in self.reached for g in other.groups(size))]))
 
     @property
     def ranks_per_node(self) -> int:
         """How many ranks share a node, as far as any part goes by that."""
         return max(one.ranks_per_node for one in self.parts())
+
+    @property
+    def may_average(self) -> bool:
+        """True if gradients are averaged, now or after a controller's change."""
+        return any(one.schedule.averages_gradients for one in (self, *self.reached))
 
     def _single(self) -> dict[str, Part]:
         """The one part of each kind, by kind."""

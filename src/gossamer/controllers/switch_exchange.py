@@ -17,14 +17,15 @@ from gossamer.memories import NoMemory
 class SwitchExchange(Controller):
     """After so many steps that were taken, gradients go another way: through `exchange` and `memory`.
 
-    What is kept stays: a memory begins with nothing owed, and where the model is cut into the same buckets nothing is built anew.
+    A memory of the same kind goes on with what it keeps. What another kind owes is paid in full with the first average after the
+    change, once; a memory with momentum, or one that fades, gives way to none but its own kind.
     Steps that a loss scaler skips are not counted, so that the change falls together with that of an update that counts its own.
 
     Use: for methods that begin densely: 1-bit Adam and 1-bit LAMB, or PowerSGD after the first thousand steps.
 
     Not for: deciding when to compress by what is seen: accordion() does.
 
-    Wire: nothing of its own.
+    Wire: nothing of its own; four bytes an element once, where a debt is paid.
 
     >>> from gossamer.codecs import QSGD
     >>> from gossamer.exchanges import Scatter

@@ -87,6 +87,14 @@ class Schedule(Part):
         return False
 
     @property
+    def hands_over(self) -> bool:
+        """True if another schedule may go on after any step at which a controller is asked: all models are equal then, nothing
+        is on its way, and nothing that it keeps is missed.
+        """
+        steps = range(self.prelude + 1, self.prelude + self.period + 1)
+        return not self.lane and not self.trains_elsewhere and any(map(self.is_synced, steps))
+
+    @property
     def accumulate(self) -> int:
         """How many micro-batches make one step."""
         return 1
@@ -148,6 +156,9 @@ class Schedule(Part):
         if self.averages_gradients:
             return None
         return [Share(x, torch.ones((), dtype=torch.float32)) for x in loop.parameters()]
+
+    def moves_in(self, loop: Loop) -> None:
+        """A checkpoint of another number of ranks was loaded: hold the model that what was kept of it speaks of."""
 
     def begin(self, loop: Loop) -> Program[None]:
         """Before the forward pass: start what runs beside the steps."""

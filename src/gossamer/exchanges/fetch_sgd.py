@@ -77,6 +77,10 @@ class FetchSGD(Exchange):
         return False  # it has its own
 
     @property
+    def owes(self) -> bool:
+        return True
+
+    @property
     def contracts(self) -> bool:
         return False
 

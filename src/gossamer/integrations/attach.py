@@ -185,7 +185,8 @@ def _given(
         raise AttachError("this model is attached already; call detach() on its communicator first")
     refuse_model(model)
     optimizers = optimizers_of(optimizer)
-    refuse_optimizers(optimizers, parsed)
+    for one in (parsed, *parsed.reached):
+        refuse_optimizers(optimizers, one)
     named = _trainable(model, optimizers)
     return parsed, optimizers, named, check(model, parsed, buffers, scaler, find_unused)
 

@@ -39,7 +39,8 @@ class Backward:
         if self.fabric.size == 1:
             return []
         refuse_engine()
-        if self.steps.scaler is not None and self.steps.averages_gradients:  # differences of parameters know no scale
+        averages = self.steps.averages_gradients or self.worker.recipe.may_average
+        if self.steps.scaler is not None and averages:  # differences of parameters know no scale
             self._scale = KnownScale(self.steps.scaler)
         self.worker.hand_over = self.worker.descent.put
         self.steps.on_new_channels, self.steps.average_late = self.rebuild, self._average_late

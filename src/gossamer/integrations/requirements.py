@@ -28,11 +28,12 @@ class _Named(NamedTuple):
 
 
 def refuse(recipe: Recipe, *constraints: Constraint) -> None:
-    """Refuse a recipe that a host cannot serve, on any way that a parameter may go."""
-    host: dict[str, Constrained] = {"host": Requirements(constraints), "recipe": _Named(recipe)}
+    """Refuse a recipe that a host cannot serve, on any way that a parameter may go, now or after a controller's change."""
     try:
-        for way in ways(recipe):
-            agree({**way, **host})
+        for one in (recipe, *recipe.reached):
+            host: dict[str, Constrained] = {"host": Requirements(constraints), "recipe": _Named(one)}
+            for way in ways(one):
+                agree({**way, **host})
     except RecipeError as refusal:
         raise AttachError(str(refusal)) from None
 

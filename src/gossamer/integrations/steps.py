@@ -268,7 +268,7 @@ class StepLoop:
             self.worker.discard()
         steps, self._under_way, self._done, self._mixed = self._under_way, None, {}, False
         assert steps is not None
-        buckets = self.worker.buckets
+        buckets, averaged = self.worker.buckets, self.worker.recipe.schedule.averages_gradients
         self._wait_for(after_optimizer_step(steps, descended))
         agreed = self.worker.assigned or self.worker.recipe.schedule.is_synced(self.worker.step)
         if agreed and share and self.fabric.size > 1:
@@ -276,7 +276,7 @@ class StepLoop:
         self.shared.let_go()
         self.worker.end_step(descended)
         self.doubts.look_for_spoilers()
-        if self.worker.buckets is not buckets:
+        if self.worker.buckets is not buckets or self.worker.recipe.schedule.averages_gradients != averaged:
             self.on_new_channels()
 
     def _wait_for(self, program: Program[T]) -> T:

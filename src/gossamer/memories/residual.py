@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, State
-from gossamer.core.contracts import Context, Memory, Sender, Unit
+from gossamer.core.contracts import ARREARS, Context, Memory, Sender, Unit
 from gossamer.core.verbs import Program
 
 
@@ -26,6 +26,20 @@ class ResidualMemory(Memory):
 
     If it `follows_rate`, what was held back under a large learning rate weighs as much when it is sent under a small one.
     """
+
+    @property
+    def owes(self) -> bool:
+        return True
+
+    def succeed(self, before: Memory, state: State) -> State:
+        """What another one owed it owes from now on."""
+        if not isinstance(before, ResidualMemory):
+            return super().succeed(before, state)
+        alike = type(before) is type(self)
+        kept = {key: tensor for key, tensor in state.items() if alike or key in ("residual", "unit", ARREARS)}
+        if not (self.follows_rate and before.follows_rate):
+            kept.pop("unit", None)  # both are of the step that is just over
+        return kept
 
     def residual(self, state: State) -> tuple[Tensor, float] | None:
         return (state["residual"], float(state.get("unit", 1.0))) if "residual" in state else None

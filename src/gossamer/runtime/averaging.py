@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, PendingState
-from gossamer.core.contracts import Context, Exchange, ReduceResult
+from gossamer.core.contracts import ARREARS, Context, Exchange, ReduceResult
 from gossamer.core.stream_events import read_numbers
-from gossamer.core.verbs import Program, join, start
+from gossamer.core.verbs import Program, all_reduce, join, start
 from gossamer.kernels.finite import peak
 from gossamer.runtime import loss_scale
 from gossamer.runtime.in_flight import Carried, InFlight
@@ -52,6 +52,8 @@ class Averaging:
             return result
 
         average = bucket.memory.around(block, kept, send, worker.context(index))
+        if ARREARS in kept:
+            average = _with(average, kept, found, worker.size)
         return _carry(average, flat, found), [kept, carried]
 
     def launch(self, flight: InFlight, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
@@ -110,6 +112,14 @@ def _carry(average: Program[Tensor], given: Tensor, found: Sequence[Tensor]) -> 
     """
     mean = yield from average
     return mean, found[0].view(()).double() if found else peak(mean)
+
+
+def _with(average: Program[Tensor], kept: PendingState, found: list[Tensor], size: int) -> Program[Tensor]:
+    """A mean, and the mean of what a memory owed that is in force no more: paid in full, once."""
+    mean = yield from average
+    total = yield from all_reduce(kept.pop(ARREARS).clone())
+    found.clear()
+    return mean.add_(total, alpha=1 / size)
 
 
 def _mean_of(average: Program[ReduceResult]) -> Program[Tensor]:

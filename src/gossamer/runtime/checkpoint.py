@@ -89,6 +89,8 @@ def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, 
         for bucket, state in zip(worker.buckets, states, strict=True):
             bucket.states.update(state)
         worker.flights.restore(landing, lost, arrived)
+        if found.head["size"] != worker.size:
+            worker.recipe.schedule.moves_in(worker.loop)
 
     return put
 
@@ -119,7 +121,7 @@ def turn(buckets: Sequence[BucketState], others: Sequence[BucketState], size: in
         if type(bucket.exchange) is not type(other.exchange):
             settle(bucket, size)
         bucket.exchange, bucket.memory, bucket.shift = other.exchange, other.memory, other.shift
-        bucket.group = other.group
+        bucket.group, bucket.fragment = other.group, other.fragment
 
 
 def _move_edges(bucket: BucketState, states: Mapping[str, State], worker: "Worker") -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gossamer.changes import begins_anew
 from gossamer.core.bucket import Bucket, PendingState, State
 from gossamer.core.contracts import Facts, ParamGroup
 from gossamer.core.stream_events import read_numbers
@@ -16,6 +17,7 @@ from gossamer.runtime.buckets import BucketState, are_cut_alike, build, retell
 from gossamer.runtime.checkpoint import carry_over, turn
 from gossamer.runtime.controller_stats import numbers, summed
 from gossamer.runtime.recipe_changes import describe
+from gossamer.runtime.succession import hand_over
 
 if TYPE_CHECKING:
     from gossamer.runtime.worker import Worker
@@ -100,11 +102,14 @@ class ControllerRunner:
         """Put another recipe in force; returns the channels there were."""
         worker = self._worker
         old, before, self.next, worker.recipe = worker.buckets, worker.recipe, None, recipe
+        if begins_anew(before.schedule, recipe.schedule):
+            worker.live.clear()
         if worker.on_decision is not None:
             worker.on_decision(worker.step, worker.rank, describe(before, recipe, len(worker.params)))
         if not recipe.controller.cuts:
             retell(recipe, worker.buckets, worker.size)
-        elif (recipe.exchange, recipe.routes) != (before.exchange, before.routes):  # else all go on as they went
+        elif _cut(recipe) != _cut(before):  # else all go on as they went
+            hand_over(old, before, recipe, worker.size)
             cut = build(recipe, worker.params, worker.rate_groups(), worker.size)
             if are_cut_alike(old, cut):
                 turn(old, cut, worker.size)
@@ -144,3 +149,10 @@ class ControllerRunner:
         """Free of the loss scale."""
         scale = self._worker.scale
         return Bucket(gradient / scale if scale != 1 else gradient, bucket.layout)
+
+
+def _cut(recipe: Recipe) -> tuple[Any, ...]:
+    """What says how a model is cut into channels, and which way each of them goes."""
+    schedule = recipe.schedule
+    kind = type(schedule), schedule.averages_gradients, schedule.drives
+    return recipe.exchange, recipe.memory, recipe.routes, recipe.bucket, recipe.follows_rate, kind

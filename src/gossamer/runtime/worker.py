@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, State
-from gossamer.core.contracts import Context, Exchange, Update
+from gossamer.core.contracts import ARREARS, Context, Exchange, Update
 from gossamer.core.loop import Loop, Message
 from gossamer.core.rng import CounterRng
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
@@ -71,7 +71,7 @@ class Worker:
         self.spoilt = Counter[int]()  # how many averages each rank has spoilt with values that are not finite
         self.row = Counter[int]()  # and how many it has in a row, up to the last
         self.buckets = build(recipe, self.params, self.rate_groups(), self.size)
-        recipe.fits(Binding(size, [c.layout for c in self.buckets], [*optimizers.members(optimizer)]))
+        self._refuse_misfits()
         self.loop = Loop(self)
         self.descent, self.steering, self.sending = UpdateStep(self), ControllerRunner(self), Averaging(self)
         self.decays = Decay(self)
@@ -416,8 +416,19 @@ class Worker:
     def residual_norm(self) -> float:
         """The length of everything this rank still owes, free of the loss scale (and of the rate, with units="update")."""
         debts = [debt for c in self.buckets if (debt := c.memory.residual(c.states["memory"])) is not None]
+        debts += [(owed, 1.0) for c in self.buckets if (owed := c.states["memory"].get(ARREARS)) is not None]
         norms = read_numbers(*(debt.double().norm() for debt, _ in debts))
         return sum((norm / (self.unit * unit)) ** 2 for norm, (_, unit) in zip(norms, debts, strict=True)) ** 0.5
+
+    def _refuse_misfits(self) -> None:
+        """What is in force now, and one recipe of each sort that its controller may put in force, must fit this world."""
+        sorts = {
+            (type(r.exchange), r.memory, type(r.schedule)): r for r in reversed([self.recipe, *self.recipe.reached])
+        }
+        for recipe in sorts.values():
+            own = recipe is self.recipe
+            cut = self.buckets if own else build(recipe, self.params, self.rate_groups(), self.size)
+            recipe.fits(Binding(self.size, [c.layout for c in cut], [*optimizers.members(self.optimizer)]))
 
     def rate_groups(self) -> dict[str, int]:
         """The optimizer's group of each parameter, where a part of the recipe follows its rate; else they need not be told apart.

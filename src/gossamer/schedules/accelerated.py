@@ -92,6 +92,11 @@ class Accelerated(Schedule):
         held = zip(loop.states, loop.parameters(), strict=True)
         return [Share(state.get("aggregate", x), torch.ones((), dtype=torch.float32)) for state, x in held]
 
+    def moves_in(self, loop: Loop) -> None:
+        """A stage begins at x_ag, whichever of the models was loaded."""
+        held = zip(loop.states, loop.parameters(), strict=True)
+        loop.assign([state.get("aggregate", x) for state, x in held])
+
     def step(self, loop: Loop) -> Program[None]:
         yield from loop.average_gradients()
         if not (yield OptimizerStep()):

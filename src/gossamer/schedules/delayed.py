@@ -62,6 +62,10 @@ class Delayed(Schedule):
         return True
 
     @property
+    def hands_over(self) -> bool:
+        return False  # a mean is on its way
+
+    @property
     def works_alone(self) -> bool:
         return False
 

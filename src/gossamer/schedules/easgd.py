@@ -30,7 +30,8 @@ class EASGD(Schedule):
     centre at its end, and no model is another than if it had been waited for. What is sent is z - x_i, through the recipe's
     memory and exchange. A round whose sum is not finite is dropped: when it should land, every rank returns to the centre.
 
-    On one rank the spring pulls as well.
+    The consensus is the centre as it is: the sum that is on its way at a round's end has not moved it yet, so that what
+    `comm.consensus()` swaps in, and a checkpoint publishes, is a round old. On one rank the spring pulls as well.
 
     Use: on slow links with ranks that should explore for themselves, and an optimizer of much momentum.
 

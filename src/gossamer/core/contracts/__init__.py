@@ -5,12 +5,13 @@ from gossamer.core.contracts.context import Context, ReduceResult
 from gossamer.core.contracts.controller import Controller, Facts, ParamGroup
 from gossamer.core.contracts.entries import Policy, Unit
 from gossamer.core.contracts.exchange import CodecExchange, Exchange
-from gossamer.core.contracts.memory import UNBALANCED, Memory, Sender
+from gossamer.core.contracts.memory import ARREARS, UNBALANCED, Memory, Sender
 from gossamer.core.contracts.mixer import Mixer
 from gossamer.core.contracts.update import StepsApart, Update
 from gossamer.core.topology import Peers, Topology
 
 __all__ = [
+    "ARREARS",
     "UNBALANCED",
     "AsItsCodec",
     "Codec",

@@ -56,6 +56,11 @@ class Exchange(Lossy):
         return False
 
     @property
+    def owes(self) -> bool:
+        """True if it keeps a debt that no memory can take over, and nobody but itself can pay."""
+        return False
+
+    @property
     def sum_rounding(self) -> float:
         """How much of a number each addition may round off on its way, for nobody to keep."""
         return 0.0

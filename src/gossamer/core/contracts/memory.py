@@ -19,6 +19,9 @@ class Sender(Protocol):
     def __call__(self, block: Bucket, context: Context) -> Program[ReduceResult]: ...
 
 
+ARREARS = "arrears"
+"""The entry of what a memory that is in force no more owed, for the next average to pay."""
+
 UNBALANCED = (
     "{memory} over {exchange}: the second encoding's error follows the memory's own rate, or their books would not balance; "
     "leave feedback out"
@@ -59,6 +62,11 @@ class Memory(Part):
         """How many times a mean that stays comes out in the end: more than once, if the memory has momentum."""
         return 1.0
 
+    @property
+    def owes(self) -> bool:
+        """True if what it keeps is a debt: of numbers that it was given, and that have not got through."""
+        return False
+
     def policy(self, key: str) -> Policy:
         return "mean"
 
@@ -76,6 +84,17 @@ class Memory(Part):
     def inherit(self, state: State, owed: Tensor, times: float) -> bool:
         """Take over so many times what is owed to this rank's blocks, in the units of the state; False if nothing is kept."""
         return False
+
+    def succeed(self, before: "Memory", state: State) -> State:
+        """What it begins with in place of a memory that kept `state`: all of that if it is one of its own kind, else what was
+        owed, for the next average to pay.
+        """
+        if type(before) is type(self):
+            return dict(state)
+        arrears, debt = state.get(ARREARS), before.residual(state)
+        if debt is None:
+            return {} if arrears is None else {ARREARS: arrears}
+        return {ARREARS: debt[0] if arrears is None else debt[0] + arrears}
 
     @abstractmethod
     def around(self, block: Bucket, state: State, send: Sender, context: Context) -> Program[Tensor]: ...
