@@ -1,25 +1,17 @@
 """Hierarchical local SGD: neighbours average often, where links are fast, and all ranks now and then."""
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated, final
 
-from gossamer.codecs import FP32
-from gossamer.core.block import Block, State
-from gossamer.core.contracts import Context, Echo
-from gossamer.core.groups import within
 from gossamer.core.halves import rest, until_descend
 from gossamer.core.loop import Loop
-from gossamer.core.lossless import LosslessExchange
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.schedule import Schedule
 from gossamer.core.terms import Term, bars
 from gossamer.core.verbs import Descend, Program
-from gossamer.exchanges import AllReduced
 from gossamer.exchanges.as_one import Node
 from gossamer.schedules.going_on import GoesOn
-
-_DENSE = AllReduced(FP32())
+from gossamer.schedules.nodes import Inside
 
 
 @final
@@ -112,7 +104,7 @@ class Hierarchical(GoesOn):
         if counts is None:
             return
         given = values if counts == 1 else [value.mul_(counts) for value in values]
-        loop.write((yield from loop.average_near(given, _Inside(self.ranks))))
+        loop.write((yield from loop.average_near(given, Inside(self.ranks))))
 
     def _counts(self, loop: Loop) -> float | None:
         """What this rank counts where its group's count 1 on average; None where none of them counts anything."""
@@ -120,17 +112,3 @@ class Hierarchical(GoesOn):
             return 1.0
         group = [loop.weights[rank] for rank in Node.of(loop.rank, loop.size, self.ranks).ranks]
         return len(group) * loop.weight / sum(group) if sum(group) else None
-
-
-@dataclass(frozen=True, repr=False)
-class _Inside(LosslessExchange):
-    """A dense average of consecutive ranks."""
-
-    name: ClassVar[str] = "inside"
-
-    ranks: int
-
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
-        node = Node.of(context.rank, context.size, self.ranks)
-        place = context._replace(rank=node.place, size=len(node.ranks))
-        return (yield from within(_DENSE.average(block, state, place), node.ranks))

@@ -1,6 +1,7 @@
 """SlowMo: rounds of any schedule, then an average, and slow momentum over the rounds."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Literal, final
 
 from torch import Tensor
@@ -124,6 +125,16 @@ class SlowMo(Schedule):
     def averages_gradients(self) -> bool:
         return self.base.averages_gradients
 
+    def averages(self, step: int) -> bool:
+        return self.base.averages(step)
+
+    def together(self, rank: int, size: int) -> tuple[int, ...]:
+        return self.base.together(rank, size)
+
+    def between_nodes(self, per_node: int) -> Schedule:
+        gossips = self.base.drives is not None
+        return replace(self, inner=self.base.between_nodes(per_node)) if gossips else self
+
     @property
     def accumulate(self) -> int:
         return self.base.accumulate
@@ -163,6 +174,9 @@ class SlowMo(Schedule):
         return self.base.judged(loop)
 
     # -- a step ----------------------------------------------------------------------------------------------------------
+
+    def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
+        yield from self.base.ready(loop, index, flat)
 
     def step(self, loop: Loop) -> Program[None]:
         self._remember(loop)
@@ -212,11 +226,12 @@ class SlowMo(Schedule):
 
     def fits(self, world: World) -> None:
         super().fits(world)
-        if self.average or world.size == 1:
+        nodes = max(world.size // self.ranks_per_node, 1)
+        if self.average or nodes == 1:
             return
-        largest = growth(self._outer, self.base, self.every, world.size)
+        largest = growth(self._outer, self.base.between_nodes(1), self.every, nodes)
         if largest > STABLE:
             raise AttachError(
-                f"{self} on {world.size} ranks: without an average ranks part from each other {largest:.3g} times as far at every "
+                f"{self} on {nodes} {'ranks' if nodes == world.size else 'nodes'}: without an average ranks part from each other {largest:.3g} times as far at every "
                 f"round as at the one before; use more steps a round, a topology of more peers, a smaller beta, or average=True"
             )
