@@ -185,6 +185,13 @@ def waits_for_nobody_and_loses_no_step(schedule: Schedule) -> None:
     torch.testing.assert_close(sum(held(r) for r in ranks) / 4, start - 0.1 * 12 * 1.5, rtol=1e-5, atol=1e-5)
 
 
+@law("rank to rank")
+def whoever_it_is_talks_to_other_nodes(schedule: Schedule) -> None:
+    """Not the first ranks of nodes of two alone: the second ones send letters of their own."""
+    ledger = train(make(f"allreduce(fp32()) + {schedule}", 4), pull, 12).ledger
+    assert {e.rank for e in ledger if e.verb == "Send"} & {1, 3}
+
+
 @law("counts alike")
 def ends_elsewhere_than_where_weights_say(schedule: Schedule) -> None:
     """f_i = (x - i)^2 / 2, of which the first counts three times as much as the second."""

@@ -65,7 +65,9 @@ def test_a_node_is_one_rank_whose_gradient_is_the_mean_of_the_node(recipe: str) 
         torch.testing.assert_close(model, one[rank // k], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("recipe", ["sgp(every=2)", "osgp", "d_psgd", "gossip_pga(every=3)", "choco_sgd", "slowmo_sgp(every=4)"])
+@pytest.mark.parametrize(
+    "recipe", ["sgp(every=2)", "osgp", "d_psgd", "gossip_pga(every=3)", "choco_sgd", "slowmo_sgp(every=4)"]
+)
 def test_bytes_are_counted_as_they_are_sent_and_a_card_carries_those_of_one_rank(recipe: str) -> None:
     text, steps = f"{recipe} + per_node(2)", 12
     ranks = replicas(text, Awkward, usual(recipe), 8)
@@ -101,7 +103,9 @@ def on_gloo(rank: int, size: int, recipe: str) -> tuple[list[Tensor], int, int]:
 
 
 @pytest.mark.gang
-@pytest.mark.parametrize("recipe", ["sgp" + SMALL, "d_psgd" + SMALL, "choco_sgd" + SMALL, "slowmo_sgp(every=3)" + SMALL])
+@pytest.mark.parametrize(
+    "recipe", ["sgp" + SMALL, "d_psgd" + SMALL, "choco_sgd" + SMALL, "slowmo_sgp(every=3)" + SMALL]
+)
 def test_real_processes_do_as_the_simulator_and_count_their_bytes(gang4: Gang, recipe: str) -> None:
     """Sums of two have no order, so no bit differs."""
     real, virtual = gang4.run(on_gloo, recipe), simulated(recipe + " + per_node(2)", 4, 6)
