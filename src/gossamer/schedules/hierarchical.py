@@ -49,8 +49,8 @@ class Hierarchical(GoesOn):
         require(self.near >= 1, f"hierarchical: near must be at least 1 step, got {self.near}")
         require(self.ranks >= 1, f"hierarchical: a group has at least 1 rank, got ranks={self.ranks}")
         require(
-            not self.then.averages_gradients and self.then.drives is None and not self.then.mixes,
-            f"hierarchical: under {self.then} ranks meet at every step, or hold shares that an average of a few would break; "
+            not (self.then.averages_gradients or self.then.drives or self.then.mixes or self.then.serves),
+            f"hierarchical: under {self.then} ranks meet at every step, or hold what an average of a few would break; "
             "use local_sgd(...), slowmo(...) or another schedule of local steps",
         )
         require(
