@@ -43,7 +43,7 @@ def of_node(k: int) -> Callable[[nn.Module, int, int], float]:
     def backward(model: nn.Module, node: int, step: int) -> float:
         losses = [loss_of(model, rank, step) for rank in range(k * node, k * node + k)]
         (sum(losses, torch.zeros(())) / k).backward()
-        return float(sum(losses).detach()) / k
+        return 0.0
 
     return backward
 
@@ -142,8 +142,8 @@ def poisoned(rank: int, size: int) -> tuple[dict[int, int], int, bool]:
     with attached("sgp + per_node(2)") as (model, optimizer, comm):
         for step in range(6):
             optimizer.zero_grad()
-            loss = loss_of(model, rank, step)
-            (loss * float("nan") if (rank, step) == (2, 2) else loss).backward()
+            loss = loss_of(model, rank, step) * (float("nan") if (rank, step) == (2, 2) else 1.0)
+            loss.backward()
             if all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None):
                 optimizer.step()
             else:

@@ -1,6 +1,5 @@
 """Asynchronous SGD: a server applies every step as it arrives, however old the model that it began at."""
 
-from functools import partial
 from typing import ClassVar, final
 
 import torch
@@ -100,8 +99,11 @@ class OnArrival(Schedule):
         return [Share(torch.zeros_like(x), torch.zeros(())) for x in loop.parameters()]
 
     def begin(self, loop: Loop) -> Program[None]:
-        if loop.size > 1 and loop.rank == _server(loop.size) and "server" not in loop.live:
-            loop.live["server"] = server = Server(loop, self.by_staleness, self.lane)
+        if loop.size == 1 or "server" in loop.live:
+            return
+        serves = loop.rank == _server(loop.size)
+        loop.live["server"] = server = Server(loop, self.by_staleness, self.lane) if serves else None
+        if server is not None:
             yield from server.open()
 
     def step(self, loop: Loop) -> Program[None]:
@@ -110,12 +112,12 @@ class OnArrival(Schedule):
         if not (yield Descend()):
             return
         move, taken = self._moved(loop, before), number_of(state, "taken")
-        if loop.rank == _server(loop.size):
-            server: Server = loop.live["server"]
+        server: Server | None = loop.live["server"]
+        if server is None:
+            number, model = yield from self._hand_in(loop, move)
+        else:
             yield from server.look()
             number, model = server.add(move, taken)
-        else:
-            number, model = yield from self._hand_in(loop, move)
         loop.write([model])
         state["taken"] = torch.tensor(number)
         loop.age(number - 1 - taken)

@@ -47,9 +47,10 @@ class Server:
 
     def __init__(self, loop: Loop, by_staleness: bool, lane: str) -> None:
         self._loop, self._by_staleness, self._lane = loop, by_staleness, lane
-        (self._block,), (state,) = loop.blocks(), loop.mixing
-        state.setdefault("x", self._block.flat)
-        self._lock, self._done = Lock(), Moment(self._block.flat.device)
+        (place,), (state,) = loop.places, loop.mixing
+        if "x" not in state:
+            state["x"] = place.read()
+        self._layout, self._lock, self._done = place.layout, Lock(), Moment(place.device)
         self._handle: Handle[Any] | None = None
 
     def open(self) -> Program[None]:
@@ -74,10 +75,12 @@ class Server:
             (state,) = self._loop.mixing
             stale = number_of(state, "number") - taken
             if stale < 0:
-                raise WireError(f"a step began at model number {taken}, and there are {taken + stale}: not what a peer sends")
+                raise WireError(
+                    f"a step began at model number {taken}, and there are {taken + stale}: not what a peer sends"
+                )
             share = 1 / stale if self._by_staleness and stale > 1 else 1.0
             used_here([state["x"]])
-            state["x"] = torch.add(state["x"], move, alpha=share, out=self._block.new())
+            state["x"] = torch.add(state["x"], move, alpha=share, out=Block(state["x"], self._layout).new())
             state["number"] = torch.tensor(taken + stale + 1)
             self._done = Moment(move.device)
             return taken + stale + 1, state["x"]
@@ -90,11 +93,11 @@ class Server:
             if (taken := number_in(said)) == GOODBYE:
                 callers.discard(caller)
                 continue
-            length = self._block.numel * self._block.flat.element_size()
+            length = self._layout.numel * self._layout.dtype.itemsize
             yield from answer(caller, length, partial(self._add_wire, taken=taken))
 
     def _add_wire(self, wire: Tensor, taken: int) -> tuple[int, Tensor]:
-        return self.add(take(wire, self._block.flat.dtype, self._block.numel)[0], taken)
+        return self.add(take(wire, self._layout.dtype, self._layout.numel)[0], taken)
 
 
 def number_of(state: State, which: str) -> int:
