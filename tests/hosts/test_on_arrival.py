@@ -125,8 +125,11 @@ def refused(rank: int, size: int) -> list[str]:
         {"weight": 1.0 + rank, "buffers": "local"},
         {"nodes": 2, "buffers": "local"},
     ):
-        with pytest.raises(gossamer.GossamerError) as caught:
-            gossamer.attach(model, sgd(model), "async_sgd", **{"deadline": 20.0} | options)
+        with (
+            pytest.raises(gossamer.GossamerError) as caught,
+            attached("async_sgd", model=model, optimizer=sgd, **options),
+        ):
+            pass
         said.append(str(caught.value))
     return said
 
