@@ -214,7 +214,7 @@ def refusal_of(text: str) -> str:
 def test_every_preset_trains_in_two_levels_or_is_refused_with_the_reason(name: str) -> None:
     text = f"{example(name)!r} + per_node(2)"
     if why := refusal_of(text):
-        assert re.search(r"rank to rank|left to the memory|speaks of nodes of", why)
+        assert re.search(r"rank to rank|talks to the server|left to the memory|speaks of nodes of", why)
         return
     recipe = Recipe.of(text)
     gossips = recipe.schedule.drives is not None  # between nodes of one size
