@@ -11,8 +11,8 @@ from gossamer.core.version import __version__
 if TYPE_CHECKING:  # `__getattr__` brings the same when it is asked for
     from gossamer import recipes
     from gossamer.core.errors import GossamerError
-    from gossamer.fabrics.standing import members
-    from gossamer.hosts import Communicator, attach, checkpoint, ddp
+    from gossamer.fabrics.store_server import members
+    from gossamer.integrations import Communicator, attach, checkpoint, ddp
     from gossamer.kernels import warmup
     from gossamer.recipe import Recipe
 
@@ -32,8 +32,8 @@ __all__ = [
 _HOMES = {
     "gossamer": ["recipes"],
     "gossamer.core.errors": ["GossamerError"],
-    "gossamer.fabrics.standing": ["members"],
-    "gossamer.hosts": ["Communicator", "attach", "checkpoint", "ddp"],
+    "gossamer.fabrics.store_server": ["members"],
+    "gossamer.integrations": ["Communicator", "attach", "checkpoint", "ddp"],
     "gossamer.kernels": ["warmup"],
     "gossamer.recipe": ["Recipe"],
 }

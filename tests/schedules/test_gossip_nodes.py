@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.gang import Gang
-from tests.hosts.loops import SMALL, Awkward, attached, flat, loss_of, same, simulated, small_step, usual
+from tests.integrations.loops import SMALL, Awkward, attached, flat, loss_of, same, simulated, small_step, usual
 from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError, PeerError, RecipeError
-from gossamer.counting import bytes_between, bytes_per_step
 from gossamer.fabrics.sim import Network
+from gossamer.planning import bytes_between, bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.simulate import replicas, train
 

@@ -4,17 +4,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.hosts.loops import Awkward, loss_of
+from tests.integrations.loops import Awkward, loss_of
 from torch import nn
 
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.verbs import Program
-from gossamer.counting import bytes_per_step
 from gossamer.fabrics.sim import simulate
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
+from gossamer.runtime import Worker
 from gossamer.schedules import OnArrival
 from gossamer.simulate import Replica, replicas, train, train_on_arrival
-from gossamer.worker import Worker
 
 SHAPES = {n: tuple(p.shape) for n, p in Awkward().named_parameters()}
 PACES = (1.0, 1.31, 0.77, 2.6)
@@ -55,7 +55,7 @@ def quiesced(ranks: list[Replica]) -> None:
 
 def kept(ranks: list[Replica]) -> torch.Tensor:
     """The server's model."""
-    shares = [r.worker.recipe.schedule.judged(r.worker.loop) or [] for r in ranks]
+    shares = [r.worker.recipe.schedule.consensus_share(r.worker.loop) or [] for r in ranks]
     assert [float(s[0].weight) for s in shares] == [0.0] * (len(ranks) - 1) + [1.0]
     return shares[-1][0].value
 
@@ -206,4 +206,4 @@ class Mixed(nn.Module):
 def test_two_precisions_make_no_one_message() -> None:
     with pytest.raises(AttachError, match="of one precision and on one device"):
         replicas(Recipe.of("async_sgd"), Mixed, plain, 2)
-    assert OnArrival().own_pace
+    assert OnArrival().is_async

@@ -6,15 +6,15 @@ from typing import Annotated, final
 
 from torch import Tensor
 
+from gossamer.core.binding import Binding
+from gossamer.core.constraints import Constraint
 from gossamer.core.contracts import Mixer
 from gossamer.core.errors import AttachError
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.schedule import Schedule, Share
-from gossamer.core.terms import Term
-from gossamer.core.verbs import Descend, Program
-from gossamer.core.world import World
+from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.exchanges.as_one import Node
 from gossamer.mixers import PushSum
 from gossamer.schedules import mixing
@@ -89,14 +89,14 @@ class Gossip(Schedule):
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
         return groups_of(size, self.per_node) if self.per_node > 1 else super().groups(size)
 
-    def fits(self, world: World) -> None:
-        if world.size > self.per_node and world.size % self.per_node:
+    def fits(self, binding: Binding) -> None:
+        if binding.size > self.per_node and binding.size % self.per_node:
             raise AttachError(
-                f"{self}: {world.size} ranks are not equally many on each node, and a node counts as one that gossips, however many "
+                f"{self}: {binding.size} ranks are not equally many on each node, and a node counts as one that gossips, however many "
                 f"ranks it has: take a number of ranks that {self.per_node} divides, or a recipe that averages, such as "
                 f"allreduce + per_node({self.per_node})"
             )
-        super().fits(world._replace(size=self._nodes(world.size)))
+        super().fits(binding._replace(size=self._nodes(binding.size)))
 
     def _nodes(self, size: int) -> int:
         return max(size // self.per_node, 1)
@@ -110,7 +110,7 @@ class Gossip(Schedule):
         return True
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         return mixing.whole_models(
             "with changing neighbours the error does not vanish, and push-sum conserves mass per coordinate; drop the memory, or "
             "compress with gossip(choco(topk()))",
@@ -133,14 +133,14 @@ class Gossip(Schedule):
     def together(self, rank: int, size: int) -> tuple[int, ...]:
         return Node.of(rank, size, self.per_node).ranks
 
-    def equal(self, step: int) -> bool:
+    def is_synced(self, step: int) -> bool:
         return step <= self.warmup or (self.exact > 0 and step % self.exact == 0)
 
     def ends_round(self, step: int) -> bool:
         """Messages of a round have had their time just before they land."""
-        return self.equal(step) or (step + self.overlap) % self.every == 0
+        return self.is_synced(step) or (step + self.overlap) % self.every == 0
 
-    def judged(self, loop: Loop) -> list[Share]:
+    def consensus_share(self, loop: Loop) -> list[Share]:
         return mixing.shares(loop, self.drives)
 
     def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
@@ -149,13 +149,13 @@ class Gossip(Schedule):
     def step(self, loop: Loop) -> Program[None]:
         if self.per_node > 1:
             yield from loop.average_gradients()
-        yield Descend()
+        yield OptimizerStep()
         if self._nodes(loop.size) > 1:
             yield from self._mix(loop)
 
     def _mix(self, loop: Loop) -> Program[None]:
         round, mixer = loop.step // self.every - 1, self.drives
-        if self.equal(loop.step):
+        if self.is_synced(loop.step):
             yield from mixing.agree(loop, mixer)
         elif loop.step % self.every:
             mixing.settle(loop, mixer)

@@ -7,11 +7,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from gossamer.codecs import FP32
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Context, Echo, Mixer, Policy
-from gossamer.core.dice import Dice
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.contracts import Context, Mixer, Policy, ReduceResult
 from gossamer.core.groups import within
 from gossamer.core.lossless import LosslessExchange
+from gossamer.core.rng import CounterRng
 from gossamer.core.verbs import Program
 from gossamer.exchanges import AllReduced
 from gossamer.exchanges.as_one import Node, as_one
@@ -27,7 +27,7 @@ class Inside(LosslessExchange):
 
     ranks: int
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         node = Node.of(context.rank, context.size, self.ranks)
         place = context._replace(rank=node.place, size=len(node.ranks))
         return (yield from within(_DENSE.average(block, state, place), node.ranks))
@@ -56,20 +56,20 @@ class Between(Mixer):
     def policy(self, key: str) -> Policy:
         return self.mixer.policy(key)
 
-    def numerator(self, block: Block, state: State) -> Tensor:
+    def numerator(self, block: Bucket, state: State) -> Tensor:
         return self.mixer.numerator(block, state)
 
-    def push(self, block: Block, state: State, context: Context, round: int) -> Program[list[Tensor]]:
+    def push(self, block: Bucket, state: State, context: Context, round: int) -> Program[list[Tensor]]:
         node = Node.of(context.rank, context.size, self.per_node)
-        first = Dice(context.dice.seed, context.dice.step, node.ranks[0])
-        place = context._replace(rank=node.number, size=len(node.leaders), dice=first)
+        first = CounterRng(context.rng.seed, context.rng.step, node.ranks[0])
+        place = context._replace(rank=node.number, size=len(node.leaders), rng=first)
         program = self.mixer.push(block, state, place, round)
         return as_one(program, node, block.flat.device, block.layout.buffers)
 
-    def absorb(self, block: Block, state: State, arrived: Sequence[Tensor]) -> Tensor:
+    def absorb(self, block: Bucket, state: State, arrived: Sequence[Tensor]) -> Tensor:
         return self.mixer.absorb(block, state, arrived)
 
-    def wrote(self, block: Block, state: State) -> None:
+    def wrote(self, block: Bucket, state: State) -> None:
         self.mixer.wrote(block, state)
 
     def follow(

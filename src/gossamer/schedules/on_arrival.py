@@ -5,19 +5,19 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import Constraint, excludes, those
 from gossamer.core.contracts import Context
 from gossamer.core.errors import AttachError
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part
 from gossamer.core.schedule import Schedule, Share
-from gossamer.core.terms import Term, bars, those
-from gossamer.core.verbs import Descend, Program, all_reduce, start
+from gossamer.core.verbs import OptimizerStep, Program, all_reduce, start
 from gossamer.core.wire import take
-from gossamer.core.world import World
 from gossamer.kernels.finite import all_finite
 from gossamer.schedules import mixing
-from gossamer.schedules.meetings import goodbye
+from gossamer.schedules.pair_server import send_shutdown
 from gossamer.schedules.server import Server, answer, number_in, number_of, report
 
 
@@ -59,7 +59,7 @@ class OnArrival(Schedule):
     by_staleness: bool = False
 
     @property
-    def own_pace(self) -> bool:
+    def is_async(self) -> bool:
         return True
 
     @property
@@ -71,7 +71,7 @@ class OnArrival(Schedule):
         return super().traits | those(whole=True)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         return (
             *mixing.whole_models(
                 "steps go to a server one by one, and what one of them leaves out nobody sends later; drop the memory",
@@ -79,21 +79,21 @@ class OnArrival(Schedule):
                 "server to rank, and steps back, uncompressed; use 'allreduce(fp32()) + {schedule}', or "
                 "'{exchange} + quorum_rounds(4)', which waits for few and compresses",
             ),
-            bars(
+            excludes(
                 "two levels",
                 because="{exchange} under {schedule}: each rank talks to the server, and none waits for those of its node; leave the "
                 "nodes out",
             ),
         )
 
-    def fits(self, world: World) -> None:
-        super().fits(world)
-        if len(world.layouts) != 1:
+    def fits(self, binding: Binding) -> None:
+        super().fits(binding)
+        if len(binding.layouts) != 1:
             raise AttachError(
                 f"{self} hands in a step as one message, so all parameters must be of one precision and on one device"
             )
 
-    def judged(self, loop: Loop) -> list[Share]:
+    def consensus_share(self, loop: Loop) -> list[Share]:
         if loop.rank == _server(loop.size):
             return [Share(loop.live["server"].model() if loop.live else self._kept(loop), torch.ones(()))]
         return [Share(torch.zeros_like(x), torch.zeros(())) for x in loop.parameters()]
@@ -109,7 +109,7 @@ class OnArrival(Schedule):
     def step(self, loop: Loop) -> Program[None]:
         yield from self.begin(loop)  # where no forward pass was seen
         (before,), (state,) = loop.parameters(), loop.mixing
-        if not (yield Descend()):
+        if not (yield OptimizerStep()):
             return
         move, taken = self._moved(loop, before), number_of(state, "taken")
         server: Server | None = loop.live["server"]
@@ -131,7 +131,7 @@ class OnArrival(Schedule):
         """The server goes on until all others have said goodbye."""
         yield from self.begin(loop)
         if (server := _server(loop.size)) != loop.rank:
-            yield from start(goodbye([server], loop.places[0].device), "goodbye", lane=self.lane)
+            yield from start(send_shutdown([server], loop.places[0].device), "goodbye", lane=self.lane)
 
     def _moved(self, loop: Loop, before: Tensor) -> Tensor:
         """This rank's step; none where it is not finite."""
@@ -147,7 +147,7 @@ class OnArrival(Schedule):
         ((said, wire),) = yield from loop.collect()
         return number_in(said), take(wire, move.dtype, move.numel())[0]
 
-    def _message(self, move: Block, state: State, context: Context) -> Program[list[Tensor]]:
+    def _message(self, move: Bucket, state: State, context: Context) -> Program[list[Tensor]]:
         """What a rank says of its step; and of the server, to be counted, what that says to all others."""
         server = _server(context.size)
         if context.rank != server:
@@ -164,7 +164,7 @@ def _server(size: int) -> int:
     return size - 1
 
 
-def _answers(move: Block, callers: range) -> Program[list[Tensor]]:
+def _answers(move: Bucket, callers: range) -> Program[list[Tensor]]:
     for caller in callers:
         yield from answer(caller, move.numel * move.flat.element_size(), lambda wire: (0, move.flat))
     return []

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
 from gossamer.core.errors import WireError
 from gossamer.core.loop import Loop
-from gossamer.core.moments import Moment, used_here
+from gossamer.core.stream_events import StreamMark, record_stream_use
 from gossamer.core.verbs import Handle, Program, join, receive, receive_first, send, start
 from gossamer.core.wire import pack, take
-from gossamer.schedules.meetings import GOODBYE, WORD, word
+from gossamer.schedules.pair_server import GOODBYE, WORD, word
 
 
-def report(server: int, taken: int, move: Block) -> Program[list[Tensor]]:
+def report(server: int, taken: int, move: Bucket) -> Program[list[Tensor]]:
     """Hand in a step that began at model number `taken`; what comes is the number of the model then, and the model."""
     wire = pack(move.flat)
     yield from send(server, word(taken, move.flat.device))
@@ -50,7 +50,7 @@ class Server:
         (place,), (state,) = loop.places, loop.mixing
         if "x" not in state:
             state["x"] = place.read()
-        self._layout, self._lock, self._done = place.layout, Lock(), Moment(place.device)
+        self._layout, self._lock, self._done = place.layout, Lock(), StreamMark(place.device)
         self._handle: Handle[Any] | None = None
 
     def open(self) -> Program[None]:
@@ -65,7 +65,7 @@ class Server:
         with self._lock:
             self._done.precedes()
             (state,) = self._loop.mixing
-            used_here([state["x"]])
+            record_stream_use([state["x"]])
             return state["x"]
 
     def add(self, move: Tensor, taken: int) -> tuple[int, Tensor]:
@@ -79,10 +79,10 @@ class Server:
                     f"a step began at model number {taken}, and there are {taken + stale}: not what a peer sends"
                 )
             share = 1 / stale if self._by_staleness and stale > 1 else 1.0
-            used_here([state["x"]])
-            state["x"] = torch.add(state["x"], move, alpha=share, out=Block(state["x"], self._layout).new())
+            record_stream_use([state["x"]])
+            state["x"] = torch.add(state["x"], move, alpha=share, out=Bucket(state["x"], self._layout).new())
             state["number"] = torch.tensor(taken + stale + 1)
-            self._done = Moment(move.device)
+            self._done = StreamMark(move.device)
             return taken + stale + 1, state["x"]
 
     def _serve(self) -> Program[None]:
