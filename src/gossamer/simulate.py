@@ -122,7 +122,7 @@ def train_on_arrival(
     """The asynchronous baseline: a server applies every gradient as it arrives, however stale, and nobody waits for anybody.
 
     A rank takes the newest model, computes, hands its gradient in, and takes the newest again; what travels takes no time
-    here. With ranks all alike a gradient is size - 1 updates old. Under plain SGD, a constant staleness s and a
+    here. As a recipe it is `async_sgd`, in which each rank's own optimizer makes its steps. With ranks all alike a gradient is size - 1 updates old. Under plain SGD, a constant staleness s and a
     curvature c it is stable if lr c < 2 sin(pi / (2 (2 s + 1))): 2, 1, .62 for s = 0, 1, 2. `step` counts a rank's gradients.
 
     >>> def linear(): return nn.Linear(2, 1, bias=False)

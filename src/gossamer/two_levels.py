@@ -17,16 +17,19 @@ class PerNode(Part):
     """Each node has so many ranks: they average densely inside, and the recipe goes between nodes.
 
     Behind any recipe or preset. It is read as the same recipe with each of its exchanges in `nodes(...)`, those of its rules
-    and its controller too, and prints as that.
+    and its controller too, and prints as that. A recipe that gossips goes on between nodes, and gradients are averaged
+    inside at every step: `gossip(per_node=...)`.
 
     Use: several ranks behind one slow network card, in a text; in Python `attach(..., nodes=)` says the same, and can find the
     nodes by itself.
 
-    Not for: gossip, where models go from rank to rank; and what `nodes(...)` is not for.
+    Not for: `pairwise()`, where ranks of a node would not wait for one another; and what `nodes(...)` is not for.
 
     >>> from gossamer.recipe import Recipe
     >>> Recipe.of("topk + per_node(4)")
     nodes(gather(topk(scope='block')), 4) + error_feedback()
+    >>> Recipe.of("sgp + per_node(8)")
+    nodes(allreduce(fp32()), 8) + gossip(per_node=8)
     """
 
     kind: ClassVar[str] = "per_node"
@@ -38,7 +41,7 @@ class PerNode(Part):
 
 
 def in_two_levels(recipe: R, per_node: int) -> R:
-    """The same recipe between nodes: every exchange in it, those of its rules and its controller too.
+    """The same recipe between nodes: every exchange in it, those of its rules and its controller too, and its gossip.
 
     >>> from gossamer.recipe import Recipe
     >>> in_two_levels(Recipe.of("qsgd + rule('ndim < 2', allreduce(fp32()))"), 4)
@@ -55,6 +58,7 @@ def in_two_levels(recipe: R, per_node: int) -> R:
     return replace(
         given,
         exchange=Nodes(given.exchange, per_node),
+        schedule=given.schedule.between_nodes(per_node),
         rules=tuple(_within(rule, per_node) for rule in given.rules),
         controller=_within(given.controller, per_node),
         routes={name: Nodes(exchange, per_node) for name, exchange in given.routes.items()},

@@ -59,6 +59,7 @@ KEPT = {
     "gossip_pga": 4,
     "d_psgd": 16,  # x, and letters out and in
     "ad_psgd": 20,  # the model that is answered from, what it is owed, a question and an answer
+    "async_sgd": 20,  # the model, the one before a step, the step, and a letter out and in
     "choco_sgd": 16,  # belief, pull
     "backup": 8,  # the settled mean
     "accordion": 12,  # residual, and sums in watched epochs

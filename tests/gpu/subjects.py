@@ -114,13 +114,13 @@ def is_async(text: str) -> bool:
 
 def is_cut(text: str) -> bool:
     """Whether the model travels in buckets."""
-    return "bucket" not in text and not waits_for_few(text)
+    return "bucket" not in text and "whole" not in Recipe.of(text).schedule.traits
 
 
 def talks_to_one(text: str) -> bool:
     """Whether it sends point to point."""
     recipe = Recipe.of(text)
-    return recipe.schedule.mixes or any(isinstance(part, Mixer) for part in parts_of(recipe))
+    return recipe.schedule.mixes or recipe.schedule.serves or any(isinstance(part, Mixer) for part in parts_of(recipe))
 
 
 @cache

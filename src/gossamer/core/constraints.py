@@ -36,6 +36,7 @@ TRAITS: dict[str, str] = {
     # of when
     "averages gradients": "gradients are averaged before each descent, at every step",
     "mixes": "models are pulled together, and never agree exactly",
+    "rank to rank": "models go from rank to rank, whichever nodes these share",
     "counts alike": "models are averaged as if all ranks counted alike, whatever their weights",
     "resyncs": "models that have parted are made equal now and then",
     "meets": "ranks step apart now and then, and what an update makes of their own gradients is agreed on afterwards",

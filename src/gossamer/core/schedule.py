@@ -49,6 +49,7 @@ class Schedule(Part):
             is_async=self.is_async,
             own_step=self.lr_factor != 1,
             accumulates=self.accumulate != 1,
+            rank_to_rank=(self.mixes or self.drives is not None) and self.ranks_per_node == 1,
         )
 
     @property
@@ -60,6 +61,10 @@ class Schedule(Part):
     def mixes(self) -> bool:
         """True if models are pulled together, and never agree exactly."""
         return False
+
+    def between_nodes(self, per_node: int) -> "Schedule":
+        """The same schedule where so many ranks share a node: as it is, where averages are all that it asks for."""
+        return self
 
     @property
     def counts_alike(self) -> bool:
@@ -110,8 +115,14 @@ class Schedule(Part):
         return None
 
     def averages(self, step: int) -> bool:
-        """True if gradients are averaged before this step's descent."""
+        """True if gradients are averaged before this step's descent, among all ranks or those that are `together`."""
         return self.averages_gradients
+
+    def together(self, rank: int, size: int) -> tuple[int, ...]:
+        """The ranks whose gradients are averaged with this one's where `averages` says so; if they are not all, they hold equal
+        models after every step.
+        """
+        return tuple(range(size))
 
     def is_compressed(self, step: int) -> bool:
         """True if this step's mean is written coarsely on purpose, and others are not."""

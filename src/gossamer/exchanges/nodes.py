@@ -135,10 +135,11 @@ class Nodes(Exchange):
     @property
     def constraints(self) -> tuple[Constraint, ...]:
         because = (
-            "{exchange} under {schedule} would average nothing, within nodes or between: whole models go from rank to rank. "
-            "Leave the nodes out, or take '{exchange} + slowmo(48)', whose rounds end with an average in two levels"
+            "{exchange} under {schedule}: models go from rank to rank there, whichever nodes these share. Say it of a whole recipe "
+            "that gossips, 'sgp + per_node(4)'; leave the nodes out; or take '{exchange} + slowmo(48)', whose rounds end with an "
+            "average in two levels"
         )
-        return (*super().constraints, excludes("mixes", because=because))
+        return (*super().constraints, excludes("rank to rank", because=because))
 
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
         if (only := self._only(size)) is not None:

@@ -148,7 +148,8 @@ class Backward:
         if not self.worker.finite:
             own = [g for param in self.worker.params.values() if (g := param.gradient) is not None]
             fine = all_peaks_finite(self._own_peaks) if self._own_peaks else all_finite(own)
-            self.fabric.run(self.worker.name_spoilers(fine))
+            together = self.worker.recipe.schedule.together(self.worker.rank, self.worker.size)
+            self.fabric.run(self.worker.name_spoilers(fine, together))
         self.worker.descent.put()
         if self.find_unused:
             self._forget_unused(unused)

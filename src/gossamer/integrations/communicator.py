@@ -103,8 +103,9 @@ class Communicator:
 
     @property
     def staleness(self) -> dict[int, int]:
-        """How many steps old the models were that have landed on this rank: how often each number. Empty where what is on its way
-        lands by schedule, and on ranks that only answer.
+        """How many steps old the models were that have landed on this rank: how often each number. Under `async_sgd`, by how many
+        steps the model had moved on that this rank's steps were added to. Empty where what is on its way lands by schedule, and
+        on ranks that only answer.
         """
         return dict(sorted(self.worker.ages.items()))
 

@@ -44,36 +44,41 @@ def count(worker: Worker, flags: Tensor) -> Program[Tensor]:
 def check(
     worker: Worker, model: nn.Module, shared: Mapping[str, Tensor], ignored: Collection[str] = ()
 ) -> Program[None]:
-    """Hashes of what should be equal: parameters of synchronous recipes, anchors of local ones, frozen parameters of all
-    that are not `ignored`; and buffers as they were `shared` last, those that no forward has touched since.
+    """Hashes of what should be equal: parameters of synchronous recipes, on a node of those that gossip between nodes, anchors
+    of local ones, frozen parameters of all that are not `ignored`; and buffers as they were `shared` last, those that no
+    forward has touched since.
     """
     yield from worker.quiesce()
     trained = {id(param.parameter) for param in worker.params.values()}
     frozen = {n: p for n, p in model.named_parameters() if id(p) not in trained and n not in ignored}
-    hashed = _hashes(worker) | {n: hash_of(p) for n, p in frozen.items()}
+    everywhere = _hashes(worker) | {n: hash_of(p) for n, p in frozen.items()}
     now = dict(model.named_buffers())
     for name, agreed in shared.items():
         as_agreed = name in now and torch.equal(now[name], agreed)
-        hashed[name] = hash_of(agreed) if as_agreed else TOUCHED
+        everywhere[name] = hash_of(agreed) if as_agreed else TOUCHED
+    inside = _hashes_inside(worker)
+    hashed = everywhere | inside
     if not hashed:
         return
     counted = 0 if worker.recipe.schedule.is_async else worker.step
     table = torch.tensor([counted, *hashed.values()], dtype=torch.int64)
     answers = yield from all_gather(table.to(worker.device).view(torch.uint8))
     rows = [a.clone().view(torch.int64).tolist() for a in answers]
+    everybody, nodes = [tuple(range(len(rows)))], _nodes(worker)
     for i, name in enumerate(["the step count", *hashed]):
-        values = [row[i] for row in rows]
-        if len(set(values)) > 1 and TOUCHED not in values:
-            raise PeerError(
-                f"at step {worker.step}, {name} differs {_strays(values)}: the replicas are no longer equal. "
-                "Was something changed on one rank only (a parameter, a clipped gradient, the learning rate)?"
-            )
+        for ranks in nodes if name in inside else everybody:
+            values = {rank: rows[rank][i] for rank in ranks}
+            if len(set(values.values())) > 1 and TOUCHED not in values.values():
+                raise PeerError(
+                    f"at step {worker.step}, {name} differs {_strays(values)}: the replicas are no longer equal. "
+                    "Was something changed on one rank only (a parameter, a clipped gradient, the learning rate)?"
+                )
 
 
-def _strays(values: list[int]) -> str:
+def _strays(values: Mapping[int, int]) -> str:
     """Who differs from the majority; where there is none, who holds what."""
     holders = dict[int, list[int]]()
-    for rank, value in enumerate(values):
+    for rank, value in values.items():
         holders.setdefault(value, []).append(rank)
     groups = sorted(holders.values(), key=len)
     if 2 * len(groups[-1]) > len(values):
@@ -91,6 +96,18 @@ def _hashes(worker: Worker) -> dict[str, int]:
             block = Bucket(bucket.states["schedule"]["anchor"], bucket.layout)
             out |= {f"the anchor of {n}": hash_of(t) for n, t in block.tensors()}
     return out
+
+
+def _hashes_inside(worker: Worker) -> dict[str, int]:
+    """Of the parameters that must be equal on all ranks of a node, and not on others."""
+    apart = len(_nodes(worker)) > 1 and not worker.recipe.is_synced(worker.step - 1)
+    return {n: hash_of(param.values) for n, param in worker.params.items()} if apart else {}
+
+
+def _nodes(worker: Worker) -> list[tuple[int, ...]]:
+    """The ranks that average their gradients together, and hold equal models."""
+    schedule = worker.recipe.schedule
+    return [*dict.fromkeys(schedule.together(rank, worker.size) for rank in range(worker.size))]
 
 
 def hash_of(tensor: Tensor) -> int:

@@ -133,8 +133,8 @@ class StepLoop:
             self._mixed = True
 
     def settle_local(self) -> None:
-        """Before all ranks do something together: one that skipped a local step may owe a round that others wait for."""
-        if not self.averages_gradients:
+        """Before all ranks do something together: one that skipped a step may owe a round that others wait for."""
+        if not self.averages_gradients or self.worker.recipe.schedule.drives is not None:
             self.settle_skipped()
 
     def forget(self) -> None:

@@ -69,7 +69,7 @@ def refuse_optimizers(optimizers: Sequence[Optimizer], recipe: Recipe) -> None:
                 f"{recipe.memory if parted else recipe.schedule} models would never be averaged: use the plain optimizer, or a recipe "
                 "that averages gradients"
             )
-        if not local and "SparseAdam" in kinds:
+        if (not local or recipe.schedule.averages(1)) and "SparseAdam" in kinds:
             raise AttachError(
                 "SparseAdam takes sparse gradients only, and averaged ones are dense: use Adam, or a recipe with local steps"
             )

@@ -44,7 +44,7 @@ from gossamer.recipes.rounds import (
 from gossamer.recipes.minibatch import minibatch, accelerated, inner_outer
 from gossamer.recipes.one_bit import signsgd, ef_signsgd, demo, onebit_sgd, onebit_adam, zero_one_adam, onebit_lamb
 from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp, gossip_pga, d_psgd, ad_psgd, choco_sgd
-from gossamer.recipes.waiting import backup
+from gossamer.recipes.waiting import async_sgd, backup
 from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch
 # isort: on
 
@@ -57,6 +57,7 @@ __all__ = [
     "ad_psgd",
     "adacomp",
     "allreduce",
+    "async_sgd",
     "atomo",
     "backup",
     "bf16",

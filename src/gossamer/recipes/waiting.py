@@ -1,8 +1,8 @@
-"""Waiting for fewer than all."""
+"""Waiting for fewer than all, or for nobody."""
 
 from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
-from gossamer.schedules import BackupWorkers
+from gossamer.schedules import BackupWorkers, OnArrival
 
 
 @preset
@@ -17,3 +17,17 @@ def backup(backups: int = 1) -> Recipe:
     Paper: Chen, Pan, Monga, Bengio, Jozefowicz, Revisiting Distributed Synchronous SGD, 2016.
     """
     return Recipe(DENSE, schedule=BackupWorkers(backups))
+
+
+@preset
+def async_sgd(by_staleness: bool = False) -> Recipe:
+    """Asynchronous SGD: a server adds each rank's step to the model as it arrives, however old the model that it began at.
+
+    Use: as the baseline of `backup`, whose paper argues against it; among ranks of moody speed behind fast links. Tune the
+    learning rate for it: each step counts in full, where an average divides by the number of ranks.
+
+    Not for: slow links: all passes that of the last rank, which keeps the model; nor runs that must repeat themselves to the bit.
+
+    Paper: Dean et al., Large Scale Distributed Deep Networks, NIPS 2012.
+    """
+    return Recipe(DENSE, schedule=OnArrival(by_staleness))

@@ -14,7 +14,7 @@ from gossamer.core.loop import Loop, Message
 from gossamer.core.rng import CounterRng
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.core.stream_events import read_numbers, record_stream_use
-from gossamer.core.verbs import Present, Program, all_gather, start
+from gossamer.core.verbs import Among, Present, Program, all_gather, start
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.recipe import Recipe
 from gossamer.runtime import optimizers
@@ -392,10 +392,15 @@ class Worker:
         if self.steering.next is not None and not self.flights.averages:  # else it waits until those have landed
             self.steering.adopt(self.steering.next)
 
-    def name_spoilers(self, fine: bool) -> Program[None]:
-        """An average is not finite: count whose doing it was. `fine`: what this rank gave is finite."""
-        answers = yield from all_gather(torch.tensor([not fine], dtype=torch.uint8, device=self.device))
-        guilty = [rank for rank, flag in enumerate(answers) if int(flag)]
+    def name_spoilers(self, fine: bool, among: Among = None) -> Program[None]:
+        """An average is not finite: count whose doing it was. `fine`: what this rank gave is finite.
+
+        Of gradients those hear of it who average them together.
+        """
+        flag = torch.tensor([not fine], dtype=torch.uint8, device=self.device)
+        answers = yield from all_gather(flag, among)
+        ranks = among or range(self.size)
+        guilty = [rank for rank, flag in zip(ranks, answers, strict=True) if int(flag)]
         self.spoilt.update(guilty)
         self.row = Counter({rank: self.row[rank] + 1 for rank in guilty})
 

@@ -14,6 +14,7 @@ from gossamer.schedules.hierarchical import Hierarchical
 from gossamer.schedules.inner_outer import InnerOuter
 from gossamer.schedules.local_sgd import LocalSGD
 from gossamer.schedules.lookahead import Lookahead
+from gossamer.schedules.on_arrival import OnArrival
 from gossamer.schedules.overlap_local_sgd import OverlapLocalSGD
 from gossamer.schedules.pairwise import Pairwise
 from gossamer.schedules.post_local import PostLocal
@@ -38,6 +39,7 @@ __all__ = [
     "InnerOuter",
     "LocalSGD",
     "Lookahead",
+    "OnArrival",
     "OverlapLocalSGD",
     "Pairwise",
     "PostLocal",

@@ -1,25 +1,17 @@
 """Hierarchical local SGD: neighbours average often, where links are fast, and all ranks now and then."""
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, final
+from typing import Annotated, final
 
-from gossamer.codecs import FP32
-from gossamer.core.bucket import Bucket, State
 from gossamer.core.constraints import Constraint, excludes
-from gossamer.core.contracts import Context, ReduceResult
-from gossamer.core.groups import within
 from gossamer.core.loop import Loop
-from gossamer.core.lossless import LosslessExchange
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.schedule import Schedule
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.core.verbs import OptimizerStep, Program
-from gossamer.exchanges import AllReduced
 from gossamer.exchanges.as_one import Node
+from gossamer.schedules.nodes import Inside
 from gossamer.schedules.wrapping import Wrapping
-
-_DENSE = AllReduced(FP32())
 
 
 @final
@@ -57,8 +49,8 @@ class Hierarchical(Wrapping):
         require(self.near >= 1, f"hierarchical: near must be at least 1 step, got {self.near}")
         require(self.ranks >= 1, f"hierarchical: a group has at least 1 rank, got ranks={self.ranks}")
         require(
-            not self.then.averages_gradients and self.then.drives is None and not self.then.mixes,
-            f"hierarchical: under {self.then} ranks meet at every step, or hold shares that an average of a few would break; "
+            not (self.then.averages_gradients or self.then.drives or self.then.mixes or self.then.serves),
+            f"hierarchical: under {self.then} ranks meet at every step, or hold what an average of a few would break; "
             "use local_sgd(...), slowmo(...) or another schedule of local steps",
         )
         require(
@@ -112,7 +104,7 @@ class Hierarchical(Wrapping):
         if counts is None:
             return
         given = values if counts == 1 else [value.mul_(counts) for value in values]
-        loop.write((yield from loop.local_average(given, _Inside(self.ranks))))
+        loop.write((yield from loop.local_average(given, Inside(self.ranks))))
 
     def _counts(self, loop: Loop) -> float | None:
         """What this rank counts where its group's count 1 on average; None where none of them counts anything."""
@@ -120,17 +112,3 @@ class Hierarchical(Wrapping):
             return 1.0
         group = [loop.weights[rank] for rank in Node.of(loop.rank, loop.size, self.ranks).ranks]
         return len(group) * loop.weight / sum(group) if sum(group) else None
-
-
-@dataclass(frozen=True, repr=False)
-class _Inside(LosslessExchange):
-    """A dense average of consecutive ranks."""
-
-    name: ClassVar[str] = "inside"
-
-    ranks: int
-
-    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
-        node = Node.of(context.rank, context.size, self.ranks)
-        place = context._replace(rank=node.place, size=len(node.ranks))
-        return (yield from within(_DENSE.average(block, state, place), node.ranks))

@@ -27,7 +27,7 @@ GOODBYE = -1
 def ask(partner: int, index: int, mine: Bucket) -> Program[Tensor]:
     """Send a model's block, and get what moves it half the way to the partner's, who has moved as much by then."""
     wire = pack(mine.flat)
-    yield from send(partner, _word(index, mine.flat.device))
+    yield from send(partner, word(index, mine.flat.device))
     yield from send(partner, wire, [(partner, wire.numel())])
     return half_way(mine, (yield from receive(partner, wire.numel())))
 
@@ -52,10 +52,10 @@ def length_of(block: Bucket) -> int:
 def send_shutdown(partners: Iterable[int], device: torch.device) -> Program[None]:
     """Tell those who answer that this rank asks no more."""
     for partner in sorted(partners):
-        yield from send(partner, _word(GOODBYE, device))
+        yield from send(partner, word(GOODBYE, device))
 
 
-def _word(index: int, device: torch.device) -> Tensor:
+def word(index: int, device: torch.device) -> Tensor:
     return copied_to(torch.tensor([index]), device).view(torch.uint8)
 
 
@@ -143,8 +143,8 @@ class PairServer:
         """Answer whoever calls first, until all neighbours have said goodbye."""
         callers = set(self.near)
         while callers:
-            caller, word = yield from receive_first(WORD)
-            index = int(word.clone().view(torch.int64))
+            caller, said = yield from receive_first(WORD)
+            index = int(said.clone().view(torch.int64))
             if index == GOODBYE:
                 callers.discard(caller)
                 continue

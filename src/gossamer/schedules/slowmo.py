@@ -1,6 +1,7 @@
 """SlowMo: rounds of any schedule, then an average, and slow momentum over the rounds."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Literal, final
 
 from torch import Tensor
@@ -128,6 +129,16 @@ class SlowMo(Schedule):
     def averages_gradients(self) -> bool:
         return self.base.averages_gradients
 
+    def averages(self, step: int) -> bool:
+        return self.base.averages(step)
+
+    def together(self, rank: int, size: int) -> tuple[int, ...]:
+        return self.base.together(rank, size)
+
+    def between_nodes(self, per_node: int) -> Schedule:
+        gossips = self.base.drives is not None
+        return replace(self, inner=self.base.between_nodes(per_node)) if gossips else self
+
     @property
     def accumulate(self) -> int:
         return self.base.accumulate
@@ -172,6 +183,9 @@ class SlowMo(Schedule):
         return self.base.consensus_share(loop)
 
     # -- a step ----------------------------------------------------------------------------------------------------------
+
+    def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
+        yield from self.base.ready(loop, index, flat)
 
     def step(self, loop: Loop) -> Program[None]:
         self._remember(loop)
@@ -227,11 +241,12 @@ class SlowMo(Schedule):
 
     def fits(self, binding: Binding) -> None:
         super().fits(binding)
-        if self.average or binding.size == 1:
+        nodes = max(binding.size // self.ranks_per_node, 1)
+        if self.average or nodes == 1:
             return
-        largest = divergence_rate(self._outer, self.base, self.every, binding.size)
+        largest = divergence_rate(self._outer, self.base.between_nodes(1), self.every, nodes)
         if largest > STABLE:
             raise AttachError(
-                f"{self} on {binding.size} ranks: without an average ranks part from each other {largest:.3g} times as far at every "
+                f"{self} on {nodes} {'ranks' if nodes == binding.size else 'nodes'}: without an average ranks part from each other {largest:.3g} times as far at every "
                 f"round as at the one before; use more steps a round, a topology of more peers, a smaller beta, or average=True"
             )

@@ -1,0 +1,170 @@
+"""Asynchronous SGD: a server applies every step as it arrives, however old the model that it began at."""
+
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import Constraint, excludes, those
+from gossamer.core.contracts import Context
+from gossamer.core.errors import AttachError
+from gossamer.core.loop import Loop
+from gossamer.core.parts import part
+from gossamer.core.schedule import Schedule, Share
+from gossamer.core.verbs import OptimizerStep, Program, all_reduce, start
+from gossamer.core.wire import take
+from gossamer.kernels.finite import all_finite
+from gossamer.schedules import mixing
+from gossamer.schedules.pair_server import send_shutdown
+from gossamer.schedules.server import Server, answer, number_in, number_of, report
+
+
+@final
+@part("on_arrival")
+class OnArrival(Schedule):
+    """Asynchronous SGD: the last rank keeps the model x, and adds to it each step as it arrives; nobody waits for another's step.
+
+    A rank takes x, computes a gradient at it, and its optimizer makes a step u of that: under SGD -lr g(x). It hands u in,
+    x <- x + u, and goes on from x as it is then. Between the x that u began at and the one that it is added to lie s steps of
+    others, its staleness: about N - 1 where all are alike. With `by_staleness`, x <- x + u / max(s, 1).
+
+    Each step counts in full, where an average divides by N: the learning rate is that of one rank's batch. Momentum is that of
+    a rank's own gradients. Under plain SGD, a constant s and a curvature c it is stable if lr c < 2 sin(pi / (2 (2 s + 1))): 2, 1,
+    .62 for s = 0, 1, 2.
+
+    The last rank trains as all others do, and answers beside it. Each rank counts its own steps. `consensus`, `finish`,
+    `state_dict` and `save` are for all ranks together, and the consensus is x. A step that is not finite is handed in as
+    none, and its rank goes on from x. What a run comes to depends on time; in the simulator it is the same each time.
+    `comm.metrics()` has the mean and the most of a rank's s, the ledger each.
+
+    Use: as the baseline that backup workers are measured against; ranks of moody speed behind fast links.
+
+    Not for: a slow link, since all that is sent passes that of the last rank; many ranks at a learning rate that bears no
+    staleness; runs that must repeat themselves to the bit.
+
+    Wire: 4 d + 8 bytes from each other rank, and as much to it from the last one (8 d + 8 in double precision).
+
+    >>> OnArrival(by_staleness=True)
+    on_arrival(by_staleness=True)
+
+    Papers: Dean et al., Large Scale Distributed Deep Networks, NIPS 2012; Zhang, Gupta, Lian, Liu, Staleness-Aware Async-SGD for
+    Distributed Deep Learning, IJCAI 2016.
+    """
+
+    lane: ClassVar[str] = "server"
+    serves: ClassVar[bool] = True
+
+    by_staleness: bool = False
+
+    @property
+    def is_async(self) -> bool:
+        return True
+
+    @property
+    def counts_alike(self) -> bool:
+        return True
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(whole=True)
+
+    @property
+    def constraints(self) -> tuple[Constraint, ...]:
+        return (
+            *mixing.whole_models(
+                "steps go to a server one by one, and what one of them leaves out nobody sends later; drop the memory",
+                "the whole step is added at once",
+                "server to rank, and steps back, uncompressed; use 'allreduce(fp32()) + {schedule}', or "
+                "'{exchange} + quorum_rounds(4)', which waits for few and compresses",
+            ),
+            excludes(
+                "two levels",
+                because="{exchange} under {schedule}: each rank talks to the server, and none waits for those of its node; leave the "
+                "nodes out",
+            ),
+        )
+
+    def fits(self, binding: Binding) -> None:
+        super().fits(binding)
+        if len(binding.layouts) != 1:
+            raise AttachError(
+                f"{self} hands in a step as one message, so all parameters must be of one precision and on one device"
+            )
+
+    def consensus_share(self, loop: Loop) -> list[Share]:
+        if loop.rank == _server(loop.size):
+            return [Share(loop.live["server"].model() if loop.live else self._kept(loop), torch.ones(()))]
+        return [Share(torch.zeros_like(x), torch.zeros(())) for x in loop.parameters()]
+
+    def begin(self, loop: Loop) -> Program[None]:
+        if loop.size == 1 or "server" in loop.live:
+            return
+        serves = loop.rank == _server(loop.size)
+        loop.live["server"] = server = Server(loop, self.by_staleness, self.lane) if serves else None
+        if server is not None:
+            yield from server.open()
+
+    def step(self, loop: Loop) -> Program[None]:
+        yield from self.begin(loop)  # where no forward pass was seen
+        (before,), (state,) = loop.parameters(), loop.mixing
+        if not (yield OptimizerStep()):
+            return
+        move, taken = self._moved(loop, before), number_of(state, "taken")
+        server: Server | None = loop.live["server"]
+        if server is None:
+            number, model = yield from self._hand_in(loop, move)
+        else:
+            yield from server.look()
+            number, model = server.add(move, taken)
+        loop.write([model])
+        state["taken"] = torch.tensor(number)
+        loop.age(number - 1 - taken)
+
+    def quiesce(self, loop: Loop) -> Program[None]:
+        """All ranks come, and whoever is here has handed in all that he had."""
+        if loop.size > 1:
+            yield from all_reduce(torch.zeros(1, device=loop.places[0].device))
+
+    def leave(self, loop: Loop) -> Program[None]:
+        """The server goes on until all others have said goodbye."""
+        yield from self.begin(loop)
+        if (server := _server(loop.size)) != loop.rank:
+            yield from start(send_shutdown([server], loop.places[0].device), "goodbye", lane=self.lane)
+
+    def _moved(self, loop: Loop, before: Tensor) -> Tensor:
+        """This rank's step; none where it is not finite."""
+        (after,) = loop.parameters()
+        move = after.sub_(before)
+        if not all_finite([move]):
+            loop.give_up()
+            move.zero_()
+        return move
+
+    def _hand_in(self, loop: Loop, move: Tensor) -> Program[tuple[int, Tensor]]:
+        yield from loop.post(self._message, [move])
+        ((said, wire),) = yield from loop.collect()
+        return number_in(said), take(wire, move.dtype, move.numel())[0]
+
+    def _message(self, move: Bucket, state: State, context: Context) -> Program[list[Tensor]]:
+        """What a rank says of its step; and of the server, to be counted, what that says to all others."""
+        server = _server(context.size)
+        if context.rank != server:
+            return report(server, number_of(state, "taken"), move)
+        return _answers(move, range(server))
+
+    def _kept(self, loop: Loop) -> Tensor:
+        """The model of a server that has not begun."""
+        (state,), (model,) = loop.mixing, loop.parameters()
+        return state.get("x", model)
+
+
+def _server(size: int) -> int:
+    return size - 1
+
+
+def _answers(move: Bucket, callers: range) -> Program[list[Tensor]]:
+    for caller in callers:
+        yield from answer(caller, move.numel * move.flat.element_size(), lambda wire: (0, move.flat))
+    return []

@@ -1,0 +1,105 @@
+"""The server of asynchronous training: one rank keeps the model, and answers beside its own training whoever has a step for it.
+
+Who may touch what: parameters are the training thread's alone. The model `x` and its `number` lie in the checkpoint's state; the
+lane and the training thread both add to them, under a lock, and nobody writes to a tensor that has been `x`: it may be on its
+way to a rank.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.errors import WireError
+from gossamer.core.loop import Loop
+from gossamer.core.stream_events import StreamMark, record_stream_use
+from gossamer.core.verbs import Handle, Program, join, receive, receive_first, send, start
+from gossamer.core.wire import pack, take
+from gossamer.schedules.pair_server import GOODBYE, WORD, word
+
+
+def report(server: int, taken: int, move: Bucket) -> Program[list[Tensor]]:
+    """Hand in a step that began at model number `taken`; what comes is the number of the model then, and the model."""
+    wire = pack(move.flat)
+    yield from send(server, word(taken, move.flat.device))
+    yield from send(server, wire, [(server, WORD), (server, wire.numel())])
+    number = yield from receive(server, WORD)
+    return [number, (yield from receive(server, wire.numel()))]
+
+
+def answer(caller: int, length: int, add: Callable[[Tensor], tuple[int, Tensor]]) -> Program[None]:
+    """The other end of it: `add` is given the step, and says the number of the model with it, and the model."""
+    number, model = add((yield from receive(caller, length)))
+    yield from send(caller, word(number, model.device))
+    yield from send(caller, pack(model))
+
+
+def number_in(said: Tensor) -> int:
+    return int(said.clone().view(torch.int64))
+
+
+class Server:
+    """The model, on the rank that keeps it."""
+
+    def __init__(self, loop: Loop, by_staleness: bool, lane: str) -> None:
+        self._loop, self._by_staleness, self._lane = loop, by_staleness, lane
+        (place,), (state,) = loop.places, loop.mixing
+        if "x" not in state:
+            state["x"] = place.read()
+        self._layout, self._lock, self._done = place.layout, Lock(), StreamMark(place.device)
+        self._handle: Handle[Any] | None = None
+
+    def open(self) -> Program[None]:
+        self._handle = yield from start(self._serve(), "server", lane=self._lane)
+
+    def look(self) -> Program[None]:
+        """On the training thread: what has failed on the lane is raised here."""
+        if self._handle is not None and self._handle.done():
+            yield from join(self._handle)
+
+    def model(self) -> Tensor:
+        with self._lock:
+            self._done.precedes()
+            (state,) = self._loop.mixing
+            record_stream_use([state["x"]])
+            return state["x"]
+
+    def add(self, move: Tensor, taken: int) -> tuple[int, Tensor]:
+        """Add a step that began at model number `taken`; returns the new model's number, and the new model."""
+        with self._lock:
+            self._done.precedes()
+            (state,) = self._loop.mixing
+            stale = number_of(state, "number") - taken
+            if stale < 0:
+                raise WireError(
+                    f"a step began at model number {taken}, and there are {taken + stale}: not what a peer sends"
+                )
+            share = 1 / stale if self._by_staleness and stale > 1 else 1.0
+            record_stream_use([state["x"]])
+            state["x"] = torch.add(state["x"], move, alpha=share, out=Bucket(state["x"], self._layout).new())
+            state["number"] = torch.tensor(taken + stale + 1)
+            self._done = StreamMark(move.device)
+            return taken + stale + 1, state["x"]
+
+    def _serve(self) -> Program[None]:
+        """Answer whoever calls first, until all others have said goodbye."""
+        callers = {*range(self._loop.size)} - {self._loop.rank}
+        while callers:
+            caller, said = yield from receive_first(WORD)
+            if (taken := number_in(said)) == GOODBYE:
+                callers.discard(caller)
+                continue
+            length = self._layout.numel * self._layout.dtype.itemsize
+            yield from answer(caller, length, partial(self._add_wire, taken=taken))
+
+    def _add_wire(self, wire: Tensor, taken: int) -> tuple[int, Tensor]:
+        return self.add(take(wire, self._layout.dtype, self._layout.numel)[0], taken)
+
+
+def number_of(state: State, which: str) -> int:
+    """How many steps are in a model: the server's ("number"), or the one that a rank has ("taken")."""
+    return int(state[which]) if which in state else 0
