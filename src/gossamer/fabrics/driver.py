@@ -304,7 +304,7 @@ class NetworkDriver:
     def _is_to_be_compared(self, group: Group, verb: Verb, handle: Running) -> bool:
         if len(group.ranks) == 1 or not self._check:
             return False
-        unusual = group.usual.breaks_with(handle.label, group.before, verb)
+        unusual = group.usual.breaks_with(handle.label, group.before, verb, handle.by_itself)
         return unusual or group.collectives <= self._check
 
     def _meet_all(self, group: Group, store: SharedStore, key: str, text: str, halt: threading.Event) -> dict[int, str]:
@@ -315,8 +315,10 @@ class NetworkDriver:
         return posts
 
     def _position(self, handle: Running | None, trouble: str = "") -> Position:
-        step, label, verb = (handle.step, handle.label, handle.verb) if handle else (0, "", None)
-        return position(step, label, self._asked(verb).collectives, verb)._replace(trouble=trouble)
+        if handle is None:
+            return position(0, "", self._world.collectives, None)._replace(trouble=trouble)
+        number = self._asked(handle.verb).collectives
+        return position(handle.step, handle.label, number, handle.verb, handle.by_itself)._replace(trouble=trouble)
 
     def _asked(self, verb: Verb | None) -> Group:
         """Whom a request is asked of; everybody, if of nobody."""

@@ -33,6 +33,7 @@ class Position(NamedTuple):
     expects: Sequence[int] = ()
     trouble: str = ""
     among: Sequence[int] = ()  # whom it asks; nobody in particular if empty
+    by_itself: bool = False  # asked by the training loop, at whatever step each rank is
 
     def __str__(self) -> str:
         trouble = f" ({self.trouble})" if self.trouble else ""
@@ -45,15 +46,16 @@ class Position(NamedTuple):
     def read(store: SharedStore, key: str, text: str) -> "Position":
         try:
             said: Any = json.loads(text)
-            step, label, request, verb, sends, expects, trouble, among = said
+            step, label, request, verb, sends, expects, trouble, among, by_itself = said
             fits = all(isinstance(n, int) for n in (step, request, *sends, *expects, *among))
             fits = fits and all(isinstance(word, str) for word in (label, verb, trouble))
+            fits = fits and isinstance(by_itself, bool)
             fits = fits and len(sends) == len(expects) in (0, len(among) or store.size)
         except (ValueError, TypeError, RecursionError):
             raise store.malformed(key, text) from None
         if not fits:
             raise store.malformed(key, text)
-        return Position(step, label, request, verb, sends, expects, trouble, tuple(among))
+        return Position(step, label, request, verb, sends, expects, trouble, tuple(among), by_itself)
 
     def agrees(self, mine: int, other: "Position", theirs: int) -> bool:
         """Whether the place `mine` of a group here and the place `theirs` there are about to do the same thing."""
@@ -65,8 +67,10 @@ class Position(NamedTuple):
 
     def meets(self, other: "Position") -> bool:
         """Whether both are about to ask the same of the same ranks, but for what each sends to whom."""
-        here, there = (*self[:4], tuple(self.among)), (*other[:4], tuple(other.among))
-        return here == there and len(self.sends) == len(other.sends)
+        here, there = (*self[1:4], tuple(self.among)), (*other[1:4], tuple(other.among))
+        if here != there or self.by_itself != other.by_itself or len(self.sends) != len(other.sends):
+            return False
+        return self.by_itself or self.step == other.step
 
     def place_of(self, rank: int) -> int:
         """Of a rank among those whom it asks."""
@@ -78,11 +82,12 @@ def read_all(store: SharedStore, key: str, posts: Mapping[int, str]) -> dict[int
     return {rank: Position.read(store, f"{key}/{rank}", text) for rank, text in posts.items()}
 
 
-def position(step: int, label: str, request: int, verb: Verb | None) -> Position:
+def position(step: int, label: str, request: int, verb: Verb | None, by_itself: bool = False) -> Position:
     sends = [w.numel() for w in verb.wires] if isinstance(verb, AllToAll) else ()
     expects = list(verb.lengths) if isinstance(verb, AllToAll) else ()
     among = verb.among if isinstance(verb, Shared) else None
-    return Position(step, label, request, _describe(verb) + named(among), sends, expects, among=among or ())
+    words = _describe(verb) + named(among)
+    return Position(step, label, request, words, sends, expects, among=among or (), by_itself=by_itself)
 
 
 def _describe(verb: Verb | None) -> str:

@@ -1,0 +1,228 @@
+"""Random deaths and freezes inside of `checkpoint.save` and `checkpoint.load`: the others end in time, and say who and where.
+
+python -m campaigns.saves --count 60 --seed 1
+
+From the repository's root. Each case starts two to four ranks on this machine, which train a small model over gloo, and save it
+again and again; in one of five cases, what is hit is a load. One rank kills (SIGKILL) or freezes (SIGSTOP) itself at a random
+moment inside, which may be any: the first words of the ranks to one another, the writing, the table at the end. A blow that fell
+after the last moment is dealt anew. Every survivor is judged as `campaigns.kills` does: "right" is a PeerError that
+names the victim, the call and its step, within the deadline and two seconds, from a process that then ended by itself within
+five, with exit code 0; and the folder that was being written is complete, or refused by `load`.
+
+Exit code 0 if all were right. `--only 17` repeats case 17 of the same seed, and prints all that was said.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from campaigns.kills import Rank, names
+
+RECIPES = ("allreduce", "qsgd", "topk(0.1)", "diana", "gtopk", "slowmo(4)", "hierarchical(2, 4)", "sgp", "osgp", "ad_psgd")
+RECIPES += ("decoupled_diloco(4)", "slowmo(4)", "sgp", "backup")
+PATIENCE = 90.0  # seconds for the ranks to start, and to come to the call that is hit
+SLACK = 2.0  # seconds beyond the deadline
+LEAVING = 5.0  # seconds for a process to end once it has its error
+
+
+@dataclass(frozen=True)
+class Case:
+    """Who is hit, in what, how, and how far into it."""
+
+    number: int
+    recipe: str
+    size: int
+    victim: int
+    blow: signal.Signals
+    call: str  # "save" or "load"
+    part: float  # of the time that the call took before
+
+    @staticmethod
+    def draw(number: int, seed: int) -> "Case":
+        dice = random.Random(f"{seed}/{number}")
+        recipe = dice.choice(RECIPES)
+        size = 4 if recipe.startswith("hierarchical") else dice.randint(3 if recipe == "backup" else 2, 4)
+        blow, call = dice.choice([signal.SIGKILL, signal.SIGSTOP]), "load" if dice.random() < 0.2 else "save"
+        return Case(number, recipe, size, dice.randrange(size), blow, call, dice.random())
+
+    def __str__(self) -> str:
+        blow = f"{self.blow.name} to rank {self.victim} after {self.part:.2f} of a {self.call}"
+        return f"case {self.number}: {self.recipe}, {self.size} ranks, {blow}"
+
+
+def rank(case: Case, rank: int, port: int, deadline: float, folder: str) -> None:
+    """One rank: train and save until something is wrong, and say what. All that is printed is a line of words, and the time."""
+    import torch
+    import torch.distributed as dist
+
+    import gossamer
+    from gossamer import checkpoint, kernels
+
+    def say(word: str, text: str = "") -> None:
+        print(json.dumps([word, time.time(), text]), flush=True)
+
+    def strike() -> None:
+        say("struck", str(comm.step))
+        os.kill(os.getpid(), case.blow)
+
+    torch.set_num_threads(1)
+    kernels.warmup()
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=case.size)
+    model = torch.nn.Sequential(torch.nn.Linear(400, 3000), torch.nn.Tanh(), torch.nn.Linear(3000, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    comm = gossamer.attach(model, optimizer, case.recipe, deadline=deadline)
+    took, number = 0.0, 0
+
+    def call() -> None:
+        """The first two tell how long it takes; all others are hit, on one rank."""
+        nonlocal took, number
+        number += 1
+        path = f"{folder}/{'a' if case.call == 'load' else number}"
+        if case.call == "load" and number == 1:
+            checkpoint.save(comm, path)
+        say("calls", path)
+        timer = threading.Timer(case.part * took, strike) if rank == case.victim and number > 2 else None
+        if timer is not None:
+            timer.start()
+        began = time.monotonic()
+        (checkpoint.load if case.call == "load" else checkpoint.save)(comm, path)
+        took = time.monotonic() - began
+        if timer is not None:
+            timer.cancel()
+
+    try:
+        while True:
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(torch.randn(8, 400)).square().mean().backward()
+                optimizer.step()
+            while not comm.ends_round:
+                optimizer.zero_grad()
+                model(torch.randn(8, 400)).square().mean().backward()
+                optimizer.step()
+            call()
+    except gossamer.GossamerError as error:
+        say(type(error).__name__, str(error))
+    finally:
+        comm.detach()
+
+
+def start(case: Case, deadline: float, folder: Path, seed: int) -> list[Rank]:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    ranks = list[Rank]()
+    for r in range(case.size):
+        out, err = folder / f"{r}.out", folder / f"{r}.err"
+        words = ["rank", str(case.number), str(seed), str(r), str(port), str(deadline), str(folder)]
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            command = [sys.executable, "-m", "campaigns.saves", *words]
+            ranks.append(Rank(subprocess.Popen(command, stdout=stdout, stderr=stderr), out, err))
+    return ranks
+
+
+def struck(case: Case, ranks: list[Rank]) -> tuple[float, str, str]:
+    """Wait for the blow: when it fell, at which step, and on which folder."""
+    until = time.monotonic() + PATIENCE
+    while "struck" not in (said := ranks[case.victim].said()):
+        ended = [r for r in ranks if r.process.poll() is not None]
+        if time.monotonic() > until or ended:
+            raise TimeoutError(f"{case}: no blow: {[(r.said(), r.err.read_text()[-1500:]) for r in ranks]}")
+        time.sleep(0.005)
+    at, step = said["struck"]
+    return at, step, said["calls"][1]
+
+
+def judge(case: Case, number: int, rank: Rank, at: float, step: str, limit: float) -> str:
+    """What became of a survivor, in one word."""
+    code, found = rank.process.poll(), rank.said().get("PeerError")
+    if code is None:
+        return "stays" if found else "hang"
+    if code < 0:
+        return "abort"
+    if found is None or code:
+        return "raw"
+    when, text = found
+    if not names(text, number, case):
+        return "unnamed"
+    if f"'checkpoint.{case.call}'" not in text or f"step {step}, " not in text:
+        return "misplaced"
+    return "right" if when - at <= limit else "late"
+
+
+def left_behind(path: str) -> str:
+    """What `load` says of the folder that was written when the blow fell."""
+    from gossamer.core.errors import CheckpointError
+    from gossamer.hosts.stored import Folder
+
+    try:
+        folder = Folder(path)
+        for name in folder:
+            folder.read(name)
+    except CheckpointError as error:
+        return "refused" if "no finished distributed checkpoint" in str(error) else f"damaged: {error}"
+    return "complete"
+
+
+def run(case: Case, seed: int, deadline: float, talk: bool) -> Counter[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = start(case, deadline, Path(folder), seed)
+        try:
+            at, step, path = struck(case, ranks)
+            survivors = {r: rank for r, rank in enumerate(ranks) if r != case.victim}
+            until = at + deadline + SLACK + LEAVING + 5.0
+            for rank in survivors.values():
+                try:
+                    rank.process.wait(max(0.1, until - time.time()))
+                except subprocess.TimeoutExpired:
+                    continue
+            verdicts = {r: judge(case, r, rank, at, step, deadline + SLACK) for r, rank in survivors.items()}
+            took = [rank.said()["PeerError"][0] - at for rank in survivors.values() if "PeerError" in rank.said()]
+        finally:
+            for rank in ranks:
+                rank.process.kill()
+                rank.process.wait()
+        found = left_behind(path)
+        if case.call == "load" or found.startswith("damaged"):
+            verdicts |= {} if found == "complete" else {case.victim: "damaged"}
+        longest = f" (at most {max(took):.1f} s; {found})" if took else f" ({found})"
+        print(f"{case}: {', '.join(verdicts.values())}{longest}", flush=True)
+        for r, verdict in verdicts.items():
+            if verdict != "right" or talk:
+                said, err = ranks[r].said(), ranks[r].err.read_text()[-3000:]
+                print(f"  rank {r}, exit {ranks[r].process.returncode}: {said}\n  {err}", flush=True)
+    return Counter(verdicts.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--deadline", type=float, default=4.0)
+    parser.add_argument("--only", type=int, help="the number of one case")
+    args = parser.parse_args()
+    os.environ |= {"OMP_NUM_THREADS": "1"}
+    total = Counter[str]()
+    for number in range(args.count) if args.only is None else [args.only]:
+        total += run(Case.draw(number, args.seed), args.seed, args.deadline, args.only is not None)
+    print(", ".join(f"{count} {verdict}" for verdict, count in total.most_common()))
+    sys.exit(0 if set(total) <= {"right"} else 1)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        number, seed, index, port, deadline, folder = sys.argv[2:]
+        rank(Case.draw(int(number), int(seed)), int(index), int(port), float(deadline), folder)
+    else:
+        main()
