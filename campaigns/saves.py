@@ -3,7 +3,8 @@
 python -m campaigns.saves --count 60 --seed 1
 
 From the repository's root. Each case starts two to four ranks on this machine, which train a small model over gloo, and save it
-again and again; in one of five cases, what is hit is a load. One rank kills (SIGKILL) or freezes (SIGSTOP) itself at a random
+again and again; in one of five cases, what is hit is a load. They are forked from a process that has loaded torch, which is
+most of what they would take, and end as any Python process does. One rank kills (SIGKILL) or freezes (SIGSTOP) itself at a random
 moment inside, which may be any: the first words of the ranks to one another, the writing, the table at the end. A blow that fell
 after the last moment is dealt anew. Every survivor is judged as `campaigns.kills` does: "right" is a PeerError that
 names the victim, the call and its step, within the deadline and two seconds, from a process that then ended by itself within
@@ -13,12 +14,15 @@ Exit code 0 if all were right. `--only 17` repeats case 17 of the same seed, and
 """
 
 import argparse
+import faulthandler
+import gc
+import importlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,9 +31,20 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from campaigns.kills import Rank, names
+from campaigns.kills import names
 
-RECIPES = ("allreduce", "qsgd", "topk(0.1)", "diana", "gtopk", "slowmo(4)", "hierarchical(2, 4)", "sgp", "osgp", "ad_psgd")
+RECIPES = (
+    "allreduce",
+    "qsgd",
+    "topk(0.1)",
+    "diana",
+    "gtopk",
+    "slowmo(4)",
+    "hierarchical(2, 4)",
+    "sgp",
+    "osgp",
+    "ad_psgd",
+)
 RECIPES += ("decoupled_diloco(4)", "slowmo(4)", "sgp", "backup")
 PATIENCE = 90.0  # seconds for the ranks to start, and to come to the call that is hit
 SLACK = 2.0  # seconds beyond the deadline
@@ -67,7 +82,7 @@ def rank(case: Case, rank: int, port: int, deadline: float, folder: str) -> None
     import torch.distributed as dist
 
     import gossamer
-    from gossamer import checkpoint, kernels
+    from gossamer import checkpoint
 
     def say(word: str, text: str = "") -> None:
         print(json.dumps([word, time.time(), text]), flush=True)
@@ -77,12 +92,12 @@ def rank(case: Case, rank: int, port: int, deadline: float, folder: str) -> None
         os.kill(os.getpid(), case.blow)
 
     torch.set_num_threads(1)
-    kernels.warmup()
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=case.size)
     model = torch.nn.Sequential(torch.nn.Linear(400, 3000), torch.nn.Tanh(), torch.nn.Linear(3000, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     comm = gossamer.attach(model, optimizer, case.recipe, deadline=deadline)
     took, number = 0.0, 0
+    before = case.call == "load" and comm.recipe.schedule.lane  # these load before the first step only
 
     def call() -> None:
         """The first two tell how long it takes; all others are hit, on one rank."""
@@ -103,32 +118,66 @@ def rank(case: Case, rank: int, port: int, deadline: float, folder: str) -> None
 
     try:
         while True:
-            for _ in range(4):
-                optimizer.zero_grad()
-                model(torch.randn(8, 400)).square().mean().backward()
-                optimizer.step()
-            while not comm.ends_round:
+            until = comm.step + 4
+            while not before and (comm.step < until or not comm.ends_round):
                 optimizer.zero_grad()
                 model(torch.randn(8, 400)).square().mean().backward()
                 optimizer.step()
             call()
     except gossamer.GossamerError as error:
         say(type(error).__name__, str(error))
+        faulthandler.dump_traceback_later(4.0)  # who is in the way where the process does not end
     finally:
         comm.detach()
 
 
-def start(case: Case, deadline: float, folder: Path, seed: int) -> list[Rank]:
+@dataclass
+class Rank:
+    """A forked process, and what it has printed."""
+
+    process: int
+    out: Path
+    err: Path
+    code: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, or minus the signal that ended it; None while it runs."""
+        if self.code is None and (ended := os.waitpid(self.process, os.WNOHANG))[0]:
+            self.code = os.waitstatus_to_exitcode(ended[1])
+        return self.code
+
+    def wait(self, until: float) -> None:
+        while self.poll() is None and time.time() < until:
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.process, signal.SIGKILL)
+            self.wait(float("inf"))
+
+    def said(self) -> dict[str, tuple[float, str]]:
+        lines = self.out.read_text().splitlines(keepends=True)
+        return {word: (at, text) for word, at, text in (json.loads(line) for line in lines if line.endswith("\n"))}
+
+
+def start(case: Case, deadline: float, folder: Path) -> list[Rank]:
+    """Fork the ranks. They go back all the way to the end of the program, so nothing here may be left to clean up."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     ranks = list[Rank]()
     for r in range(case.size):
         out, err = folder / f"{r}.out", folder / f"{r}.err"
-        words = ["rank", str(case.number), str(seed), str(r), str(port), str(deadline), str(folder)]
-        with out.open("wb") as stdout, err.open("wb") as stderr:
-            command = [sys.executable, "-m", "campaigns.saves", *words]
-            ranks.append(Rank(subprocess.Popen(command, stdout=stdout, stderr=stderr), out, err))
+        out.touch()
+        err.touch()
+        sys.stdout.flush()
+        process = os.fork()
+        if not process:
+            for number, path in ((1, out), (2, err)):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
+            rank(case, r, port, deadline, str(folder))
+            sys.exit(0)
+        ranks.append(Rank(process, out, err))
     return ranks
 
 
@@ -136,7 +185,7 @@ def struck(case: Case, ranks: list[Rank]) -> tuple[float, str, str]:
     """Wait for the blow: when it fell, at which step, and on which folder."""
     until = time.monotonic() + PATIENCE
     while "struck" not in (said := ranks[case.victim].said()):
-        ended = [r for r in ranks if r.process.poll() is not None]
+        ended = [r for r in ranks if r.poll() is not None]
         if time.monotonic() > until or ended:
             raise TimeoutError(f"{case}: no blow: {[(r.said(), r.err.read_text()[-1500:]) for r in ranks]}")
         time.sleep(0.005)
@@ -146,7 +195,7 @@ def struck(case: Case, ranks: list[Rank]) -> tuple[float, str, str]:
 
 def judge(case: Case, number: int, rank: Rank, at: float, step: str, limit: float) -> str:
     """What became of a survivor, in one word."""
-    code, found = rank.process.poll(), rank.said().get("PeerError")
+    code, found = rank.poll(), rank.said().get("PeerError")
     if code is None:
         return "stays" if found else "hang"
     if code < 0:
@@ -175,34 +224,40 @@ def left_behind(path: str) -> str:
     return "complete"
 
 
-def run(case: Case, seed: int, deadline: float, talk: bool) -> Counter[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = start(case, deadline, Path(folder), seed)
-        try:
-            at, step, path = struck(case, ranks)
-            survivors = {r: rank for r, rank in enumerate(ranks) if r != case.victim}
-            until = at + deadline + SLACK + LEAVING + 5.0
-            for rank in survivors.values():
-                try:
-                    rank.process.wait(max(0.1, until - time.time()))
-                except subprocess.TimeoutExpired:
-                    continue
-            verdicts = {r: judge(case, r, rank, at, step, deadline + SLACK) for r, rank in survivors.items()}
-            took = [rank.said()["PeerError"][0] - at for rank in survivors.values() if "PeerError" in rank.said()]
-        finally:
-            for rank in ranks:
-                rank.process.kill()
-                rank.process.wait()
+def run(case: Case, deadline: float, talk: bool) -> Counter[str]:
+    folder = Path(tempfile.mkdtemp())
+    ranks = start(case, deadline, folder)
+    try:
+        at, step, path = struck(case, ranks)
+        survivors = {r: rank for r, rank in enumerate(ranks) if r != case.victim}
+        for rank in survivors.values():
+            rank.wait(at + deadline + SLACK + LEAVING + 5.0)
+        verdicts = {r: judge(case, r, rank, at, step, deadline + SLACK) for r, rank in survivors.items()}
+        took = [rank.said()["PeerError"][0] - at for rank in survivors.values() if "PeerError" in rank.said()]
         found = left_behind(path)
-        if case.call == "load" or found.startswith("damaged"):
-            verdicts |= {} if found == "complete" else {case.victim: "damaged"}
-        longest = f" (at most {max(took):.1f} s; {found})" if took else f" ({found})"
-        print(f"{case}: {', '.join(verdicts.values())}{longest}", flush=True)
+        if found != "complete" and (case.call == "load" or found != "refused"):
+            verdicts[case.victim] = "damaged"
+        print(f"{case}: {', '.join(verdicts.values())} (at most {max(took, default=0.0):.1f} s; {found})", flush=True)
         for r, verdict in verdicts.items():
             if verdict != "right" or talk:
-                said, err = ranks[r].said(), ranks[r].err.read_text()[-3000:]
-                print(f"  rank {r}, exit {ranks[r].process.returncode}: {said}\n  {err}", flush=True)
+                print(
+                    f"  rank {r}, exit {ranks[r].code}: {ranks[r].said()}\n  {ranks[r].err.read_text()[-3000:]}",
+                    flush=True,
+                )
+    finally:
+        for rank in ranks:
+            rank.kill()
+        shutil.rmtree(folder)
     return Counter(verdicts.values())
+
+
+def load() -> None:
+    """What every rank needs, before they are forked."""
+    os.environ |= {"OMP_NUM_THREADS": "1"}
+    for name in ("torch._dynamo", "torch.distributed.checkpoint", "gossamer.hosts.attach", "gossamer.recipes"):
+        importlib.import_module(name)
+    importlib.import_module("gossamer.kernels").warmup()
+    gc.freeze()  # or each rank would look through all of it in the end, for seconds where others compute
 
 
 def main() -> None:
@@ -212,17 +267,13 @@ def main() -> None:
     parser.add_argument("--deadline", type=float, default=4.0)
     parser.add_argument("--only", type=int, help="the number of one case")
     args = parser.parse_args()
-    os.environ |= {"OMP_NUM_THREADS": "1"}
+    load()
     total = Counter[str]()
     for number in range(args.count) if args.only is None else [args.only]:
-        total += run(Case.draw(number, args.seed), args.seed, args.deadline, args.only is not None)
+        total += run(Case.draw(number, args.seed), args.deadline, args.only is not None)
     print(", ".join(f"{count} {verdict}" for verdict, count in total.most_common()))
     sys.exit(0 if set(total) <= {"right"} else 1)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["rank"]:
-        number, seed, index, port, deadline, folder = sys.argv[2:]
-        rank(Case.draw(int(number), int(seed)), int(index), int(port), float(deadline), folder)
-    else:
-        main()
+    main()

@@ -23,9 +23,7 @@ class Running(Handle[Any]):
     One `by_itself` is a single request, which the training loop asks for where it stands.
     """
 
-    def __init__(
-        self, program: Program[Any], label: str, step: int, lane: "Lane", by_itself: bool = False
-    ) -> None:
+    def __init__(self, program: Program[Any], label: str, step: int, lane: "Lane", by_itself: bool = False) -> None:
         self.by_itself = by_itself
         self.program, self.label, self.step, self.lane = program, label, step, lane
         self.order = StreamOrder.of(program, lane.device)

@@ -105,6 +105,4 @@ def _results(plan: Any, places: Facts) -> list[Any]:
     planned = {item.index.fqn: item.index for item in plan.items}
     if planned.keys() != places.keys():
         raise CheckpointError("the ranks have planned differently: do all of them run the same version of torch?")
-    return [
-        WriteResult(planned[name], size, _StorageInfo(*place)) for name, (size, *place) in places.items()
-    ]
+    return [WriteResult(planned[name], size, _StorageInfo(*place)) for name, (size, *place) in places.items()]
