@@ -15,6 +15,7 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.errors import PeerError
 from gossamer.fabrics.pulse import ranks as named
+from gossamer.fabrics.reach import why_silent
 from gossamer.fabrics.shared_store import SharedStore
 
 BEAT = 0.1  # seconds between two beats
@@ -237,6 +238,6 @@ class Members:
         if isinstance(error, PeerError):
             return error
         return PeerError(
-            f"rank {self.rank}: the store that tells who is there does not answer: the process that holds it, or its machine, is "
-            "gone or cut off. Nobody can be told of one another without it: start all anew, from a checkpoint"
+            f"rank {self.rank}: the store that tells who is there does not answer: {why_silent(self.store.raw, 'the process that holds it')}. Nobody can be told "
+            "of one another without it"
         )

@@ -134,7 +134,13 @@ def explain(
     lines = list[str]()
     silent = [r for r in range(size) if r != rank and r not in others and r not in left]
     if missing := [r for r in silent if r not in alive]:
-        lines.append(f"No word from {ranks(missing)}: dead, frozen, cut off, or not here yet.")
+        logs = "its log says last, and whether its machine answers"
+        if len(missing) > 1:
+            logs = "their logs say last, and whether their machines answer"
+        lines.append(
+            f"No word from {ranks(missing)}: dead, frozen, cut off, or not here yet. See what {logs}, then start all ranks "
+            "again, from a checkpoint; where one was only slow, with more time: attach(deadline=...)."
+        )
     if busy := [r for r in silent if r in alive]:
         lines.append(f"{ranks(busy).capitalize()} {_is(busy)} alive, and at work elsewhere.")
     if gone := [r for r in left if r not in others]:

@@ -4,7 +4,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar, get_args
 
@@ -252,9 +252,10 @@ class TorchFabric:
             self._drivers[handle.lane.name].watch.settle()
         return handle.result
 
-    def run(self, program: Program[T]) -> T:
-        """Drive a program on this thread; what it asks of the network is answered on lane "comm"."""
-        return drive(program, self._answer)
+    def run(self, program: Program[T], errand: str = "", step: int = 0) -> T:
+        """Drive a program on this thread; what it asks of the network is answered on lane "comm", and known by its errand."""
+        with self.during(errand, step) if errand else nullcontext():
+            return drive(program, self._answer)
 
     @contextmanager
     def during(self, errand: str, step: int) -> Generator[None]:

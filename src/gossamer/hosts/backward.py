@@ -146,7 +146,7 @@ class Backward:
         if not self.worker.finite:
             own = [g for leaf in self.worker.leaves.values() if (g := leaf.gradient) is not None]
             fine = all_peaks_finite(self._own_peaks) if self._own_peaks else all_finite(own)
-            self.fabric.run(self.worker.name_spoilers(fine))
+            self.fabric.run(self.worker.name_spoilers(fine), "backward", self.worker.step)
         self.worker.descent.put()
         if self.find_unused:
             self._forget_unused(unused)
