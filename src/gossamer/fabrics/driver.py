@@ -135,6 +135,10 @@ class NetworkDriver:
             if group.came_out:
                 group.clear()
 
+    def left(self) -> list[str]:
+        """Keys and counters that are for whoever leaves last to delete."""
+        return [key.removeprefix(self._fabric.place) for group in self._groups.values() for key in group.left()]
+
     def done(self) -> dict[str, int]:
         """How many collectives each group has had, by this lane's name and its own."""
         return {self._called(group): group.collectives for group in self._groups.values()}

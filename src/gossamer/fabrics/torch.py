@@ -320,7 +320,8 @@ class TorchFabric:
             self._store.raise_flag(f"pulse/{self.rank}", Word(0, "left", done).write())
             for driver in self._drivers.values():
                 driver.clear_up()
-            leaving.sign_off(self._store, self._keeps_store and leaving.somebody_stays())
+            left = [key for driver in self._drivers.values() for key in driver.left()]
+            leaving.sign_off(self._store, left, self._keeps_store and leaving.somebody_stays())
 
     def note(self, step: int, verb: str, label: str, numbers: Traffic, among: Among, seconds: float) -> int:
         """Write an answered request into the ledger; lanes share it."""
