@@ -7,8 +7,8 @@ again and again; in one of five cases, what is hit is a load. They are forked fr
 most of what they would take, and end as any Python process does. One rank kills (SIGKILL) or freezes (SIGSTOP) itself at a random
 moment inside, which may be any: the first words of the ranks to one another, the writing, the table at the end. A blow that fell
 after the last moment is dealt anew. Every survivor is judged as `campaigns.kills` does: "right" is a PeerError that
-names the victim, the call and its step, within the deadline and two seconds, from a process that then ended by itself within
-five, with exit code 0; and the folder that was being written is complete, or refused by `load`.
+names the victim, the call and its step, within the deadline and two seconds, from a process that then ended by itself,
+with exit code 0, and never stood still for five seconds; and the folder that was being written is complete, or refused by `load`.
 
 Exit code 0 if all were right. `--only 17` repeats case 17 of the same seed, and prints all that was said.
 """
@@ -48,7 +48,7 @@ RECIPES = (
 RECIPES += ("decoupled_diloco(4)", "slowmo(4)", "sgp", "backup")
 PATIENCE = 90.0  # seconds for the ranks to start, and to come to the call that is hit
 SLACK = 2.0  # seconds beyond the deadline
-LEAVING = 5.0  # seconds for a process to end once it has its error
+STILL = 5.0  # seconds in which a process that is ending, however slowly, uses some of its processor
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class Case:
         dice = random.Random(f"{seed}/{number}")
         recipe = dice.choice(RECIPES)
         size = 4 if recipe.startswith("hierarchical") else dice.randint(3 if recipe == "backup" else 2, 4)
+        size += size % 2 if recipe == "ad_psgd" else 0
         blow, call = dice.choice([signal.SIGKILL, signal.SIGSTOP]), "load" if dice.random() < 0.2 else "save"
         return Case(number, recipe, size, dice.randrange(size), blow, call, dice.random())
 
@@ -146,14 +147,26 @@ class Rank:
             self.code = os.waitstatus_to_exitcode(ended[1])
         return self.code
 
-    def wait(self, until: float) -> None:
-        while self.poll() is None and time.time() < until:
+    def ends(self) -> bool:
+        """Whether it comes to its end: a process that goes on using its processor is given time, one that stands still is not."""
+        before, since = 0, time.monotonic()
+        while self.poll() is None:
+            if (used := self._used()) != before:
+                before, since = used, time.monotonic()
+            if time.monotonic() - since > STILL:
+                return False
             time.sleep(0.01)
+        return True
+
+    def _used(self) -> int:
+        """Ticks of its processor, in its own code and in the kernel's."""
+        fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
 
     def kill(self) -> None:
         if self.poll() is None:
             os.kill(self.process, signal.SIGKILL)
-            self.wait(float("inf"))
+            self.code = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
 
     def said(self) -> dict[str, tuple[float, str]]:
         lines = self.out.read_text().splitlines(keepends=True)
@@ -230,14 +243,21 @@ def run(case: Case, deadline: float, talk: bool) -> Counter[str]:
     try:
         at, step, path = struck(case, ranks)
         survivors = {r: rank for r, rank in enumerate(ranks) if r != case.victim}
+        until = at + deadline + SLACK
+        while time.time() < until and any(r.poll() is None and "PeerError" not in r.said() for r in survivors.values()):
+            time.sleep(0.05)
         for rank in survivors.values():
-            rank.wait(at + deadline + SLACK + LEAVING + 5.0)
+            rank.ends()
+        left = time.time() - at
         verdicts = {r: judge(case, r, rank, at, step, deadline + SLACK) for r, rank in survivors.items()}
         took = [rank.said()["PeerError"][0] - at for rank in survivors.values() if "PeerError" in rank.said()]
         found = left_behind(path)
         if found != "complete" and (case.call == "load" or found != "refused"):
             verdicts[case.victim] = "damaged"
-        print(f"{case}: {', '.join(verdicts.values())} (at most {max(took, default=0.0):.1f} s; {found})", flush=True)
+        print(
+            f"{case}: {', '.join(verdicts.values())} (at most {max(took, default=0.0):.1f} s, ended after {left:.1f}; {found})",
+            flush=True,
+        )
         for r, verdict in verdicts.items():
             if verdict != "right" or talk:
                 print(

@@ -42,6 +42,7 @@ from gossamer.fabrics.ledger import Traffic, traffic
 from gossamer.fabrics.positions import Position, position, read_all
 from gossamer.fabrics.pulse import Pulse, Word
 from gossamer.fabrics.shared_store import SharedStore, poll
+from gossamer.fabrics.stuck import may_wait
 from gossamer.fabrics.watch import watch_of
 
 P = ParamSpec("P")
@@ -353,6 +354,7 @@ class NetworkDriver:
         inquiry = Inquiry(self._fabric, self._position(handle, reason), self.patience)
         # The store's host may be gone in a way that makes its clients wait; nobody may wait for them.
         asking = threading.Thread(target=inquiry.ask, daemon=True)
+        may_wait(asking, self._fabric.raw)
         asking.start()
         for group in [*self._groups.values()]:  # wakes the peers that wait for us
             group.hang_up(patience=0.0) if inside else group.tear()

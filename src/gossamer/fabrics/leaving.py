@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from gossamer.fabrics.shared_store import SharedStore, poll
+from gossamer.fabrics.stuck import let_go
 from gossamer.fabrics.tickets import keys_of
 
 _hosted = list[tuple[SharedStore, float]]()  # stores of fabrics that this process has closed, and their deadlines
@@ -100,3 +101,4 @@ def _stay() -> None:
     for store, deadline in hosted if in_peace() else ():
         with suppress(RuntimeError):  # the store is gone: nobody waits for it any more
             poll(partial(_all_have_left, store), began + deadline - time.monotonic(), never)
+    let_go()

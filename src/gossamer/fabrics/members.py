@@ -17,6 +17,7 @@ from gossamer.core.errors import PeerError
 from gossamer.fabrics.pulse import ranks as named
 from gossamer.fabrics.reach import why_silent
 from gossamer.fabrics.shared_store import SharedStore
+from gossamer.fabrics.stuck import may_wait
 
 BEAT = 0.1  # seconds between two beats
 LOOK = 1.0  # seconds in which whoever lives has shown it
@@ -97,6 +98,7 @@ class Members:
             self._beat(0)
             self._over = threading.Event()
             self._heart = threading.Thread(target=self._live, args=(self._over,), name="gossamer-heart", daemon=True)
+            may_wait(self._heart, self.store.raw)
             self._heart.start()
             while not self._is_in(latest := self.latest()):
                 moving = self._moving([*range(self.size)])

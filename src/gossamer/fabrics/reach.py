@@ -10,14 +10,20 @@ AGAIN = "start all ranks again, from a checkpoint"
 
 def why_silent(store: Any, host: str = RANK_0) -> str:
     """In words, and what to do; `host` is whose process it is in. Only stores of TCP can be looked at."""
+    if (found := address(store)) is None:
+        return f"{host} is gone, frozen or cut off, or this rank's own link is; mend it, then {AGAIN}"
+    return at(*found, host)
+
+
+def address(store: Any) -> tuple[str, int] | None:
+    """Where a store of TCP is."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    address = getattr(store, "host", None), getattr(store, "port", None)
-    match address:
+    match getattr(store, "host", None), getattr(store, "port", None):
         case str() as name, int() as port:
-            return at(name, port, host)
+            return name, port
         case _:
-            return f"{host} is gone, frozen or cut off, or this rank's own link is; mend it, then {AGAIN}"
+            return None
 
 
 def at(name: str, port: int, host: str = RANK_0) -> str:
