@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import torch
 
-from gossamer.hosts.intake import Intake
-from gossamer.hosts.roster import Roster
-from gossamer.hosts.strangers import refuse_wrapper
+from gossamer.integrations.grad_buckets import GradBuckets
+from gossamer.integrations.param_watch import ParamWatch
+from gossamer.integrations.wrappers import refuse_ran_wrapper
 from gossamer.recipe import Recipe
-from gossamer.worker import Worker, leaves_of
+from gossamer.runtime import Worker, params_of
 from gossamer.workloads.transformer import Transformer
 
 
@@ -34,8 +34,8 @@ def main() -> None:
     model = Transformer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     named = dict(model.named_parameters())
-    worker = Worker(Recipe.of("allreduce"), leaves_of(named), optimizer, 0, 2)
-    roster, intake = Roster(model, named), Intake(worker, lambda i, flat: None)
+    worker = Worker(Recipe.of("allreduce"), params_of(named), optimizer, 0, 2)
+    roster, intake = ParamWatch(model, named), GradBuckets(worker, lambda i, flat: None)
 
     def compute() -> None:
         optimizer.zero_grad()
@@ -43,7 +43,7 @@ def main() -> None:
         optimizer.step()
 
     def views() -> None:
-        for channel, flat in zip(worker.channels, intake.flats, strict=True):
+        for channel, flat in zip(worker.buckets, intake.flats, strict=True):
             channel.put_gradient(flat)
 
     step = microseconds(compute, 30)
@@ -56,7 +56,7 @@ def main() -> None:
     for what, cost in every.items():
         print(f"{what}: {cost:.1f} us, {100 * cost / step:.3f} % of it")
     print(f"all of them: {100 * sum(every.values()) / step:.3f} %")
-    once = microseconds(lambda: refuse_wrapper(model), 5)
+    once = microseconds(lambda: refuse_ran_wrapper(model), 5)
     print(f"is a wrapper around it, at the first, second and sixteenth backward: {once:.0f} us")
 
 

@@ -80,9 +80,9 @@ def over(alone: Sequence[Turn], taken: Sequence[Turn]) -> float:
 
 
 def interval(alone: Sequence[Turn], taken: Sequence[Turn]) -> tuple[float, float]:
-    dice, found = random.Random(0), list[float]()
+    rng, found = random.Random(0), list[float]()
     for _ in range(RESAMPLINGS):
-        drawn = dice.choices(range(len(taken)), k=len(taken))
+        drawn = rng.choices(range(len(taken)), k=len(taken))
         found.append(over([alone[i] for i in drawn], [taken[i] for i in drawn]))
     found.sort()
     return found[RESAMPLINGS // 40], found[-RESAMPLINGS // 40]
@@ -111,9 +111,9 @@ def measure(args: argparse.Namespace) -> None:
     names = ["compute", *args.recipes]
     contenders = {name: Contender(name, args.bits) for name in names}
     turns: dict[str, list[Turn]] = {name: [] for name in names}
-    dice = random.Random(0)  # the same on both ranks, who must take the same turns
+    rng = random.Random(0)  # the same on both ranks, who must take the same turns
     for turn in range(WARM + args.turns):
-        for name in dice.sample(names, len(names)):
+        for name in rng.sample(names, len(names)):
             taken = contenders[name].take_turn(args.steps)
             if turn >= WARM:
                 turns[name].append(taken)

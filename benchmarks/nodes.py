@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import gossamer
-from gossamer.counting import bytes_between
 from gossamer.lab import own_counters
+from gossamer.planning import bytes_between
 from gossamer.workloads.transformer import Transformer
 
 ALONE, DENSE = "compute", "allreduce"

@@ -71,9 +71,9 @@ def take_turn(step: Callable[[], None], steps: int) -> Turn:
 def measure(names: Sequence[str], turns: int, steps: int) -> dict[str, list[Turn]]:
     contenders = {name: contender(name) for name in names}
     taken: dict[str, list[Turn]] = {name: [] for name in names}
-    dice = random.Random(0)  # the same on all ranks, who must take the same turns
+    rng = random.Random(0)  # the same on all ranks, who must take the same turns
     for turn in range(WARM + turns):
-        for name in dice.sample(names, len(names)):
+        for name in rng.sample(names, len(names)):
             result = take_turn(contenders[name], steps)
             if turn >= WARM:
                 taken[name].append(result)
@@ -89,9 +89,9 @@ def trimmed(values: Sequence[float]) -> float:
 
 def interval(added: Sequence[float], ddp: Sequence[float]) -> tuple[float, float]:
     """Where the ratio of two trimmed means lies; both are of the same turns."""
-    dice, ratios = random.Random(0), list[float]()
+    rng, ratios = random.Random(0), list[float]()
     for _ in range(RESAMPLINGS):
-        drawn = dice.choices(range(len(added)), k=len(added))
+        drawn = rng.choices(range(len(added)), k=len(added))
         ratios.append(trimmed([added[i] for i in drawn]) / trimmed([ddp[i] for i in drawn]))
     ratios.sort()
     return ratios[RESAMPLINGS // 40], ratios[-RESAMPLINGS // 40]

@@ -31,13 +31,13 @@ from typing import Any
 
 import torch
 from tests.gang import Gang, GangError
-from tests.hosts.loops import attached, small_step
-from tests.worker.gym import make, on_all, pull, sgd, train
+from tests.integrations.loops import attached, small_step
+from tests.runtime.gym import make, on_all, pull, sgd, train
 from torch import Tensor
 
 from gossamer.core.errors import CheckpointError
-from gossamer.hosts.checkpoint import load, read, save
-from gossamer.worker import Worker, checkpoint
+from gossamer.integrations.checkpoint import load, read, save
+from gossamer.runtime import Worker, checkpoint
 
 RECIPES = [
     *("allreduce", "topk(ratio=0.1)", "powersgd", "scatter(topk(ratio=0.2)) + error_feedback()", "terngrad"),
@@ -55,13 +55,13 @@ class Hang(BaseException):
 
 class Campaign:
     def __init__(self, seed: int, folder: Path) -> None:
-        self.dice, self.home, self.gang = random.Random(seed), folder, Gang(2)
+        self.rng, self.home, self.gang = random.Random(seed), folder, Gang(2)
         self.counts, self.files = Counter[str](), dict[tuple[str, int, int, float], list[Dictionary]]()
         self.saved = dict[tuple[str, int], list[str]]()
 
     def case(self, number: int) -> None:
         kind = ("file", "entries", "ranks", "folder")[number % 4]
-        recipe = self.dice.choice(RECIPES)
+        recipe = self.rng.choice(RECIPES)
         try:
             signal.alarm(PATIENCE)
             verdict, told = getattr(self, kind)(recipe)
@@ -89,7 +89,7 @@ class Campaign:
     def entries(self, recipe: str) -> tuple[str, str]:
         whole = self.ranks_of(recipe, 3)[0]
         damaged = copy.deepcopy(whole["comm"])
-        told = "; ".join(self.change(damaged) for _ in range(self.dice.choice((1, 1, 2))))
+        told = "; ".join(self.change(damaged) for _ in range(self.rng.choice((1, 1, 2))))
         worker = make(recipe, 3)[0].worker
         return self.judge(worker, whole, lambda: checkpoint.load(worker, damaged), told)
 
@@ -101,17 +101,17 @@ class Campaign:
             "world": [r["comm"] for r in self.ranks_of(recipe, 4)],
         }
         given, told = list(right), list[str]()
-        for _ in range(self.dice.choice((1, 1, 2))):
-            at, what = self.dice.randrange(len(given)), self.dice.choice(("double", "drop", *others))
+        for _ in range(self.rng.choice((1, 1, 2))):
+            at, what = self.rng.randrange(len(given)), self.rng.choice(("double", "drop", *others))
             told.append(f"{what} {at}")
             if what in others:
-                given[at] = self.dice.choice(others[what])
+                given[at] = self.rng.choice(others[what])
             elif what == "double":
-                given.insert(at, self.dice.choice(given))
+                given.insert(at, self.rng.choice(given))
             elif len(given) > 1:
                 given.pop(at)
-        if self.dice.random() < 0.3:
-            self.dice.shuffle(given)
+        if self.rng.random() < 0.3:
+            self.rng.shuffle(given)
         size = 3 if recipe.startswith("first") else 2
         worker, expected = make(recipe, size)[0].worker, make(recipe, size)[0].worker
         checkpoint.load(expected, right)
@@ -134,15 +134,15 @@ class Campaign:
         damaged = self.home / "damaged"
         rmtree(damaged, ignore_errors=True)
         copytree(path, damaged)
-        victim = self.dice.choice(sorted(damaged.iterdir()))
-        how = self.dice.choice(("bytes", "bytes", "bytes", "bytes", "lost", "swapped", "earlier"))
+        victim = self.rng.choice(sorted(damaged.iterdir()))
+        how = self.rng.choice(("bytes", "bytes", "bytes", "bytes", "lost", "swapped", "earlier"))
         told = f"{how} {victim.name}"
         if how == "bytes":
             told += ": " + self.damage(victim.read_bytes(), victim)
         elif how == "lost":
             victim.unlink()
         elif how == "swapped":
-            other = self.dice.choice(sorted(damaged.iterdir()))
+            other = self.rng.choice(sorted(damaged.iterdir()))
             one, two = victim.read_bytes(), other.read_bytes()
             victim.write_bytes(two)
             other.write_bytes(one)
@@ -161,34 +161,34 @@ class Campaign:
     # -- damage ------------------------------------------------------------------------------------------------------
 
     def damage(self, raw: bytes, path: Path) -> str:
-        at, data = self.dice.randrange(len(raw)), bytearray(raw)
-        how = self.dice.choice(("bit", "bit", "byte", "bytes", "cut", "put in", "zeros"))
+        at, data = self.rng.randrange(len(raw)), bytearray(raw)
+        how = self.rng.choice(("bit", "bit", "byte", "bytes", "cut", "put in", "zeros"))
         if how == "bit":
-            data[at] ^= 1 << self.dice.randrange(8)
+            data[at] ^= 1 << self.rng.randrange(8)
         elif how in ("byte", "bytes"):
             for i in range(at, min(at + (1 if how == "byte" else 50), len(data))):
-                data[i] = self.dice.randrange(256)
+                data[i] = self.rng.randrange(256)
         elif how == "cut":
             del data[at:]
         elif how == "put in":
-            data[at:at] = self.dice.randbytes(self.dice.choice((1, 8, 1000)))
+            data[at:at] = self.rng.randbytes(self.rng.choice((1, 8, 1000)))
         else:
             data[at : at + 512] = bytes(len(data[at : at + 512]))
         path.write_bytes(data)
         return f"{how} at {at} of {len(raw)}"
 
     def change(self, d: Dictionary) -> str:
-        key = self.dice.choice(sorted(d))
-        how = self.dice.choice(("drop", "rename", "shape", "type", "nudge", "value", "add", "swap"))
+        key = self.rng.choice(sorted(d))
+        how = self.rng.choice(("drop", "rename", "shape", "type", "nudge", "value", "add", "swap"))
         value = d[key]
         if how == "drop":
             del d[key]
         elif how == "rename":
-            d[key[:-1] + self.dice.choice("xyz/0")] = d.pop(key)
+            d[key[:-1] + self.rng.choice("xyz/0")] = d.pop(key)
         elif how == "add":
             d[key + "x"] = copy.deepcopy(value)
         elif how == "swap":
-            other = self.dice.choice(sorted(d))
+            other = self.rng.choice(sorted(d))
             d[key], d[other] = d[other], value
         elif not isinstance(value, Tensor) or how == "value":
             strange = (
@@ -209,20 +209,18 @@ class Campaign:
                 b"x",
                 True,
             )
-            d[key] = self.dice.choice((*strange, torch.zeros(()), torch.zeros(3), torch.zeros(2, 3).to_sparse()))
+            d[key] = self.rng.choice((*strange, torch.zeros(()), torch.zeros(3), torch.zeros(2, 3).to_sparse()))
         elif how == "shape":
-            d[key] = self.dice.choice(
+            d[key] = self.rng.choice(
                 (value.reshape(-1), value.unsqueeze(0), value.reshape(-1)[:-1], torch.cat([value.reshape(-1)] * 2))
             )
         elif how == "type":
             d[key] = value.to(
-                self.dice.choice((torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool))
+                self.rng.choice((torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool))
             )
         elif value.numel():
             flat = value.clone().reshape(-1)
-            flat.view(torch.uint8)[self.dice.randrange(flat.numel() * flat.element_size())] ^= 1 << self.dice.randrange(
-                8
-            )
+            flat.view(torch.uint8)[self.rng.randrange(flat.numel() * flat.element_size())] ^= 1 << self.rng.randrange(8)
             d[key] = flat.view(value.shape)
         return f"{how} {key}"
 

@@ -65,13 +65,13 @@ class Case:
 
     @staticmethod
     def draw(number: int, seed: int) -> "Case":
-        dice = random.Random(f"{seed}/{number}")
-        recipe = dice.choice(RECIPES)
-        size = dice.randint(3 if recipe == "backup" else 2, 4)
-        stage = "attaching" if dice.random() < 0.4 else "attached"
-        delay = dice.uniform(0.0, 0.4 if stage == "attaching" else 2.5)
-        blow = dice.choice([signal.SIGKILL, signal.SIGSTOP])
-        return Case(number, recipe, size, dice.randrange(size), blow, stage, delay)
+        rng = random.Random(f"{seed}/{number}")
+        recipe = rng.choice(RECIPES)
+        size = rng.randint(3 if recipe == "backup" else 2, 4)
+        stage = "attaching" if rng.random() < 0.4 else "attached"
+        delay = rng.uniform(0.0, 0.4 if stage == "attaching" else 2.5)
+        blow = rng.choice([signal.SIGKILL, signal.SIGSTOP])
+        return Case(number, recipe, size, rng.randrange(size), blow, stage, delay)
 
     def __str__(self) -> str:
         when = f"{self.delay:.3f} s after all were {self.stage}"

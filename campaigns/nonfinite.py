@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from tests.gang import Gang, GangError
-from tests.hosts.loops import Awkward, attached, loss_of
-from tests.worker import fleet
+from tests.integrations.loops import Awkward, attached, loss_of
+from tests.runtime import fleet
 from torch import nn
 
 STEPS = 12
@@ -63,14 +63,14 @@ def judge(outcomes: list[dict[str, Any]], spoil: Spoil) -> str:
     return f"ranks {sorted(innocent)} are blamed and did nothing" if innocent else ""
 
 
-def plan(recipe: str, dice: random.Random, size: int) -> tuple[Spoil, str | None]:
+def plan(recipe: str, rng: random.Random, size: int) -> tuple[Spoil, str | None]:
     spoil = {
-        (dice.randrange(size), dice.randint(1, STEPS)): dice.choice([float("inf"), float("-inf"), float("nan")])
-        for _ in range(dice.randint(1, 4))
+        (rng.randrange(size), rng.randint(1, STEPS)): rng.choice([float("inf"), float("-inf"), float("nan")])
+        for _ in range(rng.randint(1, 4))
     }
     averages = recipe in fleet.SYNCHRONOUS
-    buffers = dice.choice(["average", "broadcast", "local"]) if recipe not in fleet.GOSSIP else "local"
-    return spoil, buffers if not averages or dice.random() < 0.5 else None
+    buffers = rng.choice(["average", "broadcast", "local"]) if recipe not in fleet.GOSSIP else "local"
+    return spoil, buffers if not averages or rng.random() < 0.5 else None
 
 
 def main() -> None:
@@ -79,10 +79,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=2)
     args = parser.parse_args()
-    dice, gang = random.Random(args.seed), Gang(args.ranks)
+    rng, gang = random.Random(args.seed), Gang(args.ranks)
     counts = {"runs": 0, "injections": 0, "wrong": 0, "errors": 0}
     for recipe in [*fleet.SYNCHRONOUS, *fleet.LOCAL, *fleet.OVERLAP, *fleet.GOSSIP] * args.rounds:
-        spoil, buffers = plan(recipe, dice, args.ranks)
+        spoil, buffers = plan(recipe, rng, args.ranks)
         counts["runs"] += 1
         counts["injections"] += len(spoil)
         try:

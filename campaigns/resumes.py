@@ -38,19 +38,19 @@ class Campaign:
     """Runs, faults and what came of them."""
 
     def __init__(self, seed: int, folder: Path) -> None:
-        self.dice, self.folder = random.Random(seed), folder
+        self.rng, self.folder = random.Random(seed), folder
         self.counts = Counter[str]()
         self.whole = dict[str, Record]()
         self.seconds = 5.0  # what a whole run takes, as the last one did
 
     def train(self, number: int) -> None:
-        recipe = self.dice.choice(RECIPES)
+        recipe = self.rng.choice(RECIPES)
         words = ("train", recipe, *COMMON, *TRAIN, "--json")
         out, story = self.folder / f"train{number}", [recipe]
         reference = self._reference(recipe, words)
         begun = False
-        for _ in range(self.dice.randint(1, 3)):
-            number = self.dice.choice(SIGNALS)
+        for _ in range(self.rng.randint(1, 3)):
+            number = self.rng.choice(SIGNALS)
             story.append(number.name)
             self._command((*words, "--out", str(out), *["--resume"] * begun), number, story)
             begun = any((out / "checkpoint").glob("step*-rank0.pt")) and any(
@@ -64,7 +64,7 @@ class Campaign:
     def compare(self, number: int) -> None:
         words = ("compare", *COMPARE, "--json")
         out, reference = self.folder / f"compare{number}", self._reference("compare", words)
-        how = self.dice.choice(SIGNALS)
+        how = self.rng.choice(SIGNALS)
         story = ["compare", how.name]
         self._command((*words, "--out", str(out)), how, story)
         self._judge(beginnings(read(out), reference), story)
@@ -88,7 +88,7 @@ class Campaign:
         process = shell.start(*words)
         out, err = "", ""
         try:
-            patience = LONGEST if interruption is None else self.dice.uniform(0.0, self.seconds)
+            patience = LONGEST if interruption is None else self.rng.uniform(0.0, self.seconds)
             out, err = process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
             if interruption is None:

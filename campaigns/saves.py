@@ -65,12 +65,12 @@ class Case:
 
     @staticmethod
     def draw(number: int, seed: int) -> "Case":
-        dice = random.Random(f"{seed}/{number}")
-        recipe = dice.choice(RECIPES)
-        size = 4 if recipe.startswith("hierarchical") else dice.randint(3 if recipe == "backup" else 2, 4)
+        rng = random.Random(f"{seed}/{number}")
+        recipe = rng.choice(RECIPES)
+        size = 4 if recipe.startswith("hierarchical") else rng.randint(3 if recipe == "backup" else 2, 4)
         size += size % 2 if recipe == "ad_psgd" else 0
-        blow, call = dice.choice([signal.SIGKILL, signal.SIGSTOP]), "load" if dice.random() < 0.2 else "save"
-        return Case(number, recipe, size, dice.randrange(size), blow, call, dice.random())
+        blow, call = rng.choice([signal.SIGKILL, signal.SIGSTOP]), "load" if rng.random() < 0.2 else "save"
+        return Case(number, recipe, size, rng.randrange(size), blow, call, rng.random())
 
     def __str__(self) -> str:
         blow = f"{self.blow.name} to rank {self.victim} after {self.part:.2f} of a {self.call}"
@@ -226,7 +226,7 @@ def judge(case: Case, number: int, rank: Rank, at: float, step: str, limit: floa
 def left_behind(path: str) -> str:
     """What `load` says of the folder that was written when the blow fell."""
     from gossamer.core.errors import CheckpointError
-    from gossamer.hosts.stored import Folder
+    from gossamer.integrations.dcp_reader import Folder
 
     try:
         folder = Folder(path)
@@ -274,7 +274,7 @@ def run(case: Case, deadline: float, talk: bool) -> Counter[str]:
 def load() -> None:
     """What every rank needs, before they are forked."""
     os.environ |= {"OMP_NUM_THREADS": "1"}
-    for name in ("torch._dynamo", "torch.distributed.checkpoint", "gossamer.hosts.attach", "gossamer.recipes"):
+    for name in ("torch._dynamo", "torch.distributed.checkpoint", "gossamer.integrations.attach", "gossamer.recipes"):
         importlib.import_module(name)
     importlib.import_module("gossamer.kernels").warmup()
     gc.freeze()  # or each rank would look through all of it in the end, for seconds where others compute

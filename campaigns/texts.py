@@ -95,10 +95,10 @@ class Maker:
     """Cases, from one seed."""
 
     def __init__(self, seed: int) -> None:
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
 
     def call(self, depth: int = 0) -> str:
-        d = self.dice
+        d = self.rng
         if d.random() < 0.6:
             return d.choice(GOOD)
         arguments = [self.value(depth + 1) for _ in range(d.choice([0, 0, 1, 1, 2, 3]))]
@@ -106,15 +106,15 @@ class Maker:
         return f"{d.choice(PARTS + PRESETS)}({', '.join(named)})"
 
     def value(self, depth: int) -> str:
-        d = self.dice
+        d = self.rng
         return self.call(depth) if depth < 6 and d.random() < 0.5 else d.choice(VALUES)
 
     def condition(self) -> str:
-        joined = self.dice.choice([" or ", " and ", " "]).join(self.dice.choices(CONDITIONS, k=self.dice.randint(1, 4)))
-        return self.damaged(joined) if self.dice.random() < 0.2 else joined
+        joined = self.rng.choice([" or ", " and ", " "]).join(self.rng.choices(CONDITIONS, k=self.rng.randint(1, 4)))
+        return self.damaged(joined) if self.rng.random() < 0.2 else joined
 
     def recipe(self) -> str:
-        d = self.dice
+        d = self.rng
         parts = [self.call() for _ in range(d.choice([1, 1, 1, 2, 3]))]
         if d.random() < 0.3:
             parts.append(f"rule({self.condition()!r}, {d.choice(GOOD)})")
@@ -123,7 +123,7 @@ class Maker:
 
     def damaged(self, text: str) -> str:
         """A few letters lost, doubled, swapped, or noise among them; now and then a thousandfold."""
-        d = self.dice
+        d = self.rng
         for _ in range(d.choice([1, 1, 2, 5])):
             a, b = sorted(d.choices(range(len(text) + 1), k=2))
             change = d.randrange(5)
@@ -140,7 +140,7 @@ class Maker:
         return text
 
     def toml(self) -> str:
-        d = self.dice
+        d = self.rng
         keys = [
             "recipe",
             "exchange",
@@ -167,7 +167,7 @@ class Maker:
 
     def record(self) -> str:
         """A record with values exchanged, or its text damaged."""
-        d, table = self.dice, deepcopy(WHOLE)
+        d, table = self.rng, deepcopy(WHOLE)
         for _ in range(d.choice([0, 1, 1, 2])):
             place = d.choice([*_places(table)])
             inner: Any = table

@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 from tests.laws.samples import preset_recipes
-from tests.worker import fleet
-from tests.worker.gym import make, on_all, parameters, pull, train
+from tests.runtime import fleet
+from tests.runtime.gym import make, on_all, parameters, pull, train
 from torch import Tensor
 
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.recipe import Recipe
-from gossamer.worker import Worker, checkpoint
+from gossamer.runtime import Worker, checkpoint
 
 SIZES, STEPS = (1, 3, 4), 9
 

@@ -31,11 +31,11 @@ FAR = 1e6  # where a rate is hopeless, gradients are cut, so that its numbers st
 
 def machines() -> tuple[Tensor, Tensor]:
     """What is unlike: s_m and D_m."""
-    dice = torch.Generator().manual_seed(0)
-    linear = torch.randn(MACHINES, DIMENSIONS, generator=dice, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(0)
+    linear = torch.randn(MACHINES, DIMENSIONS, generator=rng, dtype=torch.float64)
     linear -= linear.mean(0)
     linear /= linear.square().sum(1).mean().sqrt()
-    curves = 2 * torch.rand(MACHINES, DIMENSIONS, generator=dice, dtype=torch.float64) - 1
+    curves = 2 * torch.rand(MACHINES, DIMENSIONS, generator=rng, dtype=torch.float64) - 1
     curves -= curves.mean(0)
     return linear, curves / curves.abs().max()
 
@@ -56,8 +56,8 @@ class Rows(nn.Module):
 
 def backward(model: nn.Module, rank: int, step: int) -> float:
     """One gradient. The noise is the same in all rows, and another at every rank and every gradient."""
-    w, dice = model.get_parameter("w"), DICE[rank]
-    noise = torch.randn(DIMENSIONS, generator=dice, dtype=torch.float64) / DIMENSIONS**0.5
+    w, rng = model.get_parameter("w"), DICE[rank]
+    noise = torch.randn(DIMENSIONS, generator=rng, dtype=torch.float64) / DIMENSIONS**0.5
     x = SCALE * w.detach()
     gradient = SPECTRUM * (1 + CURVED * CURVES[rank]) * x + SPREAD * LINEAR[rank] + noise
     w.grad = SCALE * gradient.clamp(-FAR, FAR)
@@ -69,15 +69,15 @@ DICE = [torch.Generator() for _ in range(MACHINES)]
 
 def judged(replica: Replica) -> Tensor:
     """The model that the theory is about, after a whole round."""
-    shares: list[Share] | None = replica.worker.recipe.schedule.judged(replica.worker.loop)
+    shares: list[Share] | None = replica.worker.recipe.schedule.consensus_share(replica.worker.loop)
     flat = replica.flat() if shares is None else shares[0].value
     return SCALE * flat.view(len(ZETAS), -1, DIMENSIONS)
 
 
 def best(recipe: str, steps: int) -> list[float]:
     """For each zeta, the final loss under the best rate."""
-    for rank, dice in enumerate(DICE):
-        dice.manual_seed(rank)
+    for rank, rng in enumerate(DICE):
+        rng.manual_seed(rank)
     ranks = replicas(recipe, Rows, lambda model: torch.optim.SGD(model.parameters(), lr=1.0), MACHINES)
     train(ranks, backward, steps)
     losses = (SPECTRUM * judged(ranks[0]) ** 2).sum(2) / 2

@@ -33,7 +33,7 @@ options.add_argument("--checkpoint", type=Path)
 asked = options.parse_args()
 
 
-class Block(nn.Module):
+class Bucket(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -53,7 +53,7 @@ class Reader(nn.Module):
     def __init__(self, width: int, context: int) -> None:
         super().__init__()
         self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(Block(width), Block(width), nn.LayerNorm(width))
+        self.blocks = nn.Sequential(Bucket(width), Bucket(width), nn.LayerNorm(width))
         self.next = nn.Linear(width, 256, bias=False)
 
     def forward(self, text: Tensor, following: Tensor) -> Tensor:
@@ -61,8 +61,8 @@ class Reader(nn.Module):
         return F.cross_entropy(self.next(self.blocks(x)).flatten(0, 1), following.flatten())
 
 
-def draw(text: Tensor, dice: torch.Generator) -> tuple[Tensor, Tensor]:
-    starts = torch.randint(len(text) - asked.context - 1, (asked.batch,), generator=dice).tolist()
+def draw(text: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    starts = torch.randint(len(text) - asked.context - 1, (asked.batch,), generator=rng).tolist()
     rows = torch.stack([text[s : s + asked.context + 1] for s in starts]).long()
     return rows[:, :-1], rows[:, 1:]
 
@@ -74,9 +74,9 @@ def rate_at(step: int) -> float:
 
 @torch.no_grad()
 def judge(model: nn.Module) -> float:
-    dice = torch.Generator().manual_seed(7)
+    rng = torch.Generator().manual_seed(7)
     model.eval()
-    losses = [model(*draw(held_out, dice)).item() for _ in range(4)]
+    losses = [model(*draw(held_out, rng)).item() for _ in range(4)]
     model.train()
     return sum(losses) / len(losses)
 
@@ -88,7 +88,7 @@ text = torch.frombuffer(bytearray(library), dtype=torch.uint8)
 training, held_out = text[: -len(text) // 10], text[-len(text) // 10 :]
 
 torch.manual_seed(1337)
-dice = torch.Generator().manual_seed(1337 + rank)
+rng = torch.Generator().manual_seed(1337 + rank)
 plain = Reader(asked.width, asked.context)
 model = DistributedDataParallel(plain)
 hook = gossamer.ddp.register(model)  # <- gossamer: the recipe comes from the environment
@@ -103,7 +103,7 @@ for step in range(asked.steps):
     for micro in range(asked.accumulate):
         with nullcontext() if micro == asked.accumulate - 1 else model.no_sync():
             with torch.autocast("cpu", torch.bfloat16, enabled=asked.half):
-                loss = model(*draw(training, dice)) / asked.accumulate
+                loss = model(*draw(training, rng)) / asked.accumulate
             loss.backward()
             total += loss.item()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -19,7 +19,14 @@ HERE = "127.0.0.1"
 
 
 # Loaded once, and not by every rank: an optimizer's first step alone would take each of them two seconds.
-PRELOADED = ["pytest", "torch.distributed", "torch._dynamo", "gossamer.hosts.attach", "gossamer.recipes", "tests.gang"]
+PRELOADED = [
+    "pytest",
+    "torch.distributed",
+    "torch._dynamo",
+    "gossamer.integrations.attach",
+    "gossamer.recipes",
+    "tests.gang",
+]
 
 
 class GangError(Exception):

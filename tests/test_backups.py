@@ -20,8 +20,8 @@ def test_the_best_number_is_that_of_the_formula(tail: float, backups: int, gain:
 
 def test_what_was_drawn_is_found_again() -> None:
     """4000 times of 1 + Exp(.5): both are found within 5 standard errors, .04 and .0025 (p < 1e-5)."""
-    dice = torch.Generator().manual_seed(3)
-    rows = (1 + 0.5 * torch.empty(250, 16, dtype=torch.float64).exponential_(generator=dice)).tolist()
+    rng = torch.Generator().manual_seed(3)
+    rows = (1 + 0.5 * torch.empty(250, 16, dtype=torch.float64).exponential_(generator=rng)).tolist()
     found = recommend(rows)
     assert found.tail == pytest.approx(0.5, abs=0.04)
     assert found.constant == pytest.approx(1.0, abs=0.0025)

@@ -17,7 +17,7 @@ has [pages of its own](index.md); so have [presets](presets.md).
 """
 MODULES = {  # beside what `gossamer` itself has: what each is for
     "gossamer.simulate": "Whole training runs in one process, on a virtual clock: see {doc}`/simulator`.",
-    "gossamer.counting": "What a recipe sends, counted without training.",
+    "gossamer.planning": "What a recipe sends, counted without training.",
     "gossamer.workloads": "Real models on real data: see {doc}`/workloads`.",
 }
 

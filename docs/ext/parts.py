@@ -23,7 +23,7 @@ from gossamer.core.contracts import LinearCodec
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import Part, registry
 from gossamer.core.ranges import ranges_of
-from gossamer.counting import bytes_per_step
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # `__getattr__` brings the same when it is asked for
         UnknownPartError,
         WireError,
     )
-    from gossamer.fabrics.standing import members
-    from gossamer.hosts import Communicator, attach, checkpoint, ddp
+    from gossamer.fabrics.store_server import members
+    from gossamer.integrations import Communicator, attach, checkpoint, ddp
     from gossamer.kernels import warmup
     from gossamer.recipe import Recipe
 
@@ -60,8 +60,8 @@ _HOMES = {
         "UnknownPartError",
         "WireError",
     ],
-    "gossamer.fabrics.standing": ["members"],
-    "gossamer.hosts": ["Communicator", "attach", "checkpoint", "ddp"],
+    "gossamer.fabrics.store_server": ["members"],
+    "gossamer.integrations": ["Communicator", "attach", "checkpoint", "ddp"],
     "gossamer.kernels": ["warmup"],
     "gossamer.recipe": ["Recipe"],
 }

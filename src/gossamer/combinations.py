@@ -1,6 +1,6 @@
 """Which parts go together. What cannot be right is refused, with the reason and the fix.
 
-No part is known by name here: each says what it gives (its traits) and what it wants (its terms, see `core.terms`).
+No part is known by name here: each says what it gives (its traits) and what it wants (its terms, see `core.constraints`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,21 +9,21 @@ from typing import Any
 
 from gossamer import codecs
 from gossamer.controllers import Fixed
+from gossamer.core.constraints import Constrained, Constraint, agree, those
 from gossamer.core.contracts import Codec, Controller, Exchange, LinearCodec, Memory, Update
 from gossamer.core.errors import RecipeError
 from gossamer.core.schedule import Schedule
-from gossamer.core.terms import Party, Term, agree, those
 
-Way = Mapping[str, Party]
+Way = Mapping[str, Constrained]
 """All that the numbers of a parameter go through, by role."""
 
 
 @dataclass(frozen=True)
-class Singled:
+class ConstrainedRules:
     """The rules or routes of a recipe, which send some parameters another way than the rest."""
 
     word: str
-    terms: tuple[Term, ...] = ()
+    constraints: tuple[Constraint, ...] = ()
 
     @property
     def traits(self) -> frozenset[str]:
@@ -58,12 +58,12 @@ def _check_kinds(recipe: Any) -> None:
 
 def ways(recipe: Any) -> Iterator[Way]:
     """Every way that a parameter may go: the usual one, and those of rules and routes."""
-    after: dict[str, Party] = {"schedule": recipe.schedule, "controller": recipe.controller}
+    after: dict[str, Constrained] = {"schedule": recipe.schedule, "controller": recipe.controller}
     if recipe.update is not None:
         after["update"] = recipe.update
-    usual: dict[str, Party] = {"memory": recipe.memory, "exchange": recipe.exchange}
+    usual: dict[str, Constrained] = {"memory": recipe.memory, "exchange": recipe.exchange}
     singled = "rules" if recipe.rules else "routes" if recipe.routes else ""
-    yield after | usual | ({"rules": Singled(singled)} if singled else {})
+    yield after | usual | ({"rules": ConstrainedRules(singled)} if singled else {})
     for rule in recipe.rules:
         yield after | rule.parties
     for exchange in dict.fromkeys(recipe.routes.values()):

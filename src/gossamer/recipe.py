@@ -11,7 +11,8 @@ from typing import Any, ClassVar, TypeVar, final
 from gossamer import codecs, exchanges, topologies, updates
 from gossamer.combinations import check, composed
 from gossamer.controllers import Fixed
-from gossamer.core import files, offered
+from gossamer.core import files, plugins
+from gossamer.core.binding import Binding
 from gossamer.core.contracts import (
     Codec,
     Controller,
@@ -26,10 +27,9 @@ from gossamer.core.errors import RecipeError, UnknownPartError
 from gossamer.core.parts import Part, nearest, parse, part, require
 from gossamer.core.schedule import Schedule
 from gossamer.core.text import LONGEST, MOST_TERMS, cut, shown, table
-from gossamer.core.world import World
 from gossamer.memories import NoMemory
 from gossamer.rules import Route, Rule
-from gossamer.schedules import EveryStep, First, Gossip
+from gossamer.schedules import BackupWorkers, EveryStep, Gossip
 from gossamer.two_levels import PerNode, in_two_levels
 
 presets: dict[str, Callable[..., "Recipe"]] = {}  # by name; gossamer.recipes fills it
@@ -44,7 +44,7 @@ def preset(make: PresetT) -> PresetT:
 
 @final
 @part("bucket", sample="bucket(6.0)")
-class Bucket(Part):
+class BucketSize(Part):
     """How many megabytes of gradient travel together. Without it, what was measured to be best for the exchange.
 
     Between two ranks `scatter` cuts a model of more than 4 MB into two blocks at least, unless this says otherwise: one travels
@@ -52,7 +52,7 @@ class Bucket(Part):
 
     Use: after measuring: fewer megabytes start earlier and overlap more, more of them cost less latency.
 
-    >>> Bucket(6.0)
+    >>> BucketSize(6.0)
     bucket(6.0)
     """
 
@@ -82,7 +82,7 @@ class Recipe:
     controller: Controller = Fixed()
     update: Update | None = None
     rules: tuple[Rule, ...] = ()
-    bucket: Bucket | None = None
+    bucket: BucketSize | None = None
     routes: Mapping[str, Exchange] = field(default_factory=dict, hash=False)  # a controller's choice, by parameter
 
     def __post_init__(self) -> None:
@@ -123,22 +123,22 @@ class Recipe:
         """Did a controller choose another way for this parameter? Rules go before."""
         return name in self.routes and not any(rule.holds_for(name, shape) for rule in self.rules)
 
-    def fits(self, world: World) -> None:
+    def fits(self, binding: Binding) -> None:
         """Raise AttachError for a world in which a part would not do what it says."""
         parts = self.parts()
-        world = world._replace(traits=frozenset[str]().union(*(one.traits for one in parts)))
+        binding = binding._replace(traits=frozenset[str]().union(*(one.traits for one in parts)))
         for one in parts:
-            one.fits(world)
+            one.fits(binding)
 
     @cached_property
     def follows_rate(self) -> bool:
         """True if any part asks for the learning rate of a block."""
         return any(one.follows_rate for one in self.parts())
 
-    def equal(self, step: int) -> bool:
+    def is_synced(self, step: int) -> bool:
         """True if all ranks hold equal models after this step."""
         parted = any("parts models" in one.traits for one in self.parts())
-        return self.schedule.reunites(step) if parted else self.schedule.equal(step)
+        return self.schedule.resyncs(step) if parted else self.schedule.is_synced(step)
 
     def parts(self) -> list[Part]:
         """All parts, those of the rules included."""
@@ -300,7 +300,7 @@ def _parsed(text: str) -> Any:
     try:
         return parse(text, words())
     except UnknownPartError:
-        if not offered.load():
+        if not plugins.load_plugins():
             raise
         return parse(text, words())
 
@@ -320,11 +320,11 @@ def words() -> Mapping[str, Callable[..., Recipe]]:
 
 
 def renewed(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Mixers and backup workers were exchanges once: 'push_sum() + gossip()', 'first(backups=1)'."""
+    """Mixers and backup workers were exchanges once: 'push_sum() + gossip()', 'backup_workers(backups=1)'."""
     if any(isinstance(v, Exchange | Recipe) for v in values):
         return values
     mixers, gossips = [v for v in values if isinstance(v, Mixer)], [v for v in values if isinstance(v, Gossip)]
-    firsts = [v for v in values if isinstance(v, First)]
+    firsts = [v for v in values if isinstance(v, BackupWorkers)]
     if not (len(mixers) == len(gossips) == 1 or (len(firsts) == 1 and not mixers)):
         return values
     schedule = replace(gossips[0], mixer=mixers[0]) if gossips else firsts[0]
@@ -334,8 +334,8 @@ def renewed(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _first(over: Exchange, backups: int = 1) -> Recipe:
-    made = Recipe(over, schedule=First(backups))
-    _say_new(f"first(backups={backups}, over={over})", repr(made))
+    made = Recipe(over, schedule=BackupWorkers(backups))
+    _say_new(f"backup_workers(backups={backups}, over={over})", repr(made))
     return made
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from glob import escape
 from typing import Any, ClassVar, final
 
+from gossamer.core.constraints import Constrained, agree
 from gossamer.core.contracts import Exchange, Memory
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, part, require
-from gossamer.core.terms import Party, agree
 from gossamer.core.text import shown, term
 from gossamer.memories import NoMemory
 
@@ -44,7 +44,7 @@ class Rule(Part):
         agree(self.parties)
 
     @property
-    def parties(self) -> dict[str, Party]:
+    def parties(self) -> dict[str, Constrained]:
         """What the numbers of its parameters go through."""
         return {"memory": self.memory, "exchange": self.exchange, "rule": self}
 

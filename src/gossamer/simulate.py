@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.core.verbs import Compute, Program
-from gossamer.counting import bytes_per_step
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import Network, simulate
 from gossamer.kernels.finite import all_finite
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
-from gossamer.worker import Worker, leaves_of
+from gossamer.runtime import Worker, params_of
 
 Backward = Callable[[nn.Module, int, int], float]  # (model, rank, step): leaves gradients in .grad, returns the loss
 Seconds = Callable[[int, int], float]  # (rank, step): how long the step computes on the virtual clock
@@ -64,7 +64,7 @@ def replicas(
         mine.load_state_dict(start)
         opt = optimizer(mine)
         named = {n: p for n, p in mine.named_parameters() if p.requires_grad}
-        out.append(Replica(mine, opt, Worker(parsed, leaves_of(named), opt, rank, size, seed)))
+        out.append(Replica(mine, opt, Worker(parsed, params_of(named), opt, rank, size, seed)))
     return out
 
 
@@ -167,7 +167,7 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
         loss = yield Compute(lambda: _gradients(replica, backward), "compute", parts * seconds(rank, step))
         replica.losses.append(loss)
         worker.loss = loss
-        gradients = [c.gradients() for c in worker.channels]
+        gradients = [c.gradients() for c in worker.buckets]
         if plain:
             _descend(replica)
             worker.step += 1

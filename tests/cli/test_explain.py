@@ -67,7 +67,7 @@ def test_local_steps_are_told_in_a_line() -> None:
 
 
 def test_a_controllers_decision_is_told_and_what_comes_of_it(say: Say) -> None:
-    code, out, _ = say("explain", "allreduce(fp32()) + from_step(2, scatter(qsgd()))", "--steps", "3")
+    code, out, _ = say("explain", "allreduce(fp32()) + switch_exchange(2, scatter(qsgd()))", "--steps", "3")
     before, told, after = out.partition("decided: from step 3 on scatter(qsgd()) for all 2 parameters")
     assert code == 0
     assert told

@@ -15,7 +15,7 @@ Say = Callable[..., tuple[int, str, str]]
 SUM = "allreduce(fp32()) + "
 
 TEXTS = {
-    "first(over=first())": "over must be an exchange",
+    "first(over=backup_workers())": "over must be an exchange",
     "first(over=push_sum())": "over must be an exchange",
     "0x1for x": "invalid hexadecimal literal",
     SUM + r"rule('name == \"\d\"', allreduce(fp32()))": r"invalid escape sequence '\d'",

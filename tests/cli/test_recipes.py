@@ -21,7 +21,7 @@ from gossamer import catalogue
 from gossamer.catalogue.samples import typical
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.parts import registry
-from gossamer.counting import bytes_per_step
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 from gossamer.workloads import get

@@ -15,15 +15,15 @@ from tests.laws.blocks import agree, bits, context, roundtrip
 from tests.laws.crew import Crew
 from torch import Tensor, nn
 
-from gossamer.codecs import DCT, SVD, Atomo, Entry, SharedBasis
+from gossamer.codecs import DCT, SVD, Atomo, EntryAtom, SharedBasis
 from gossamer.codecs.atoms import Basis, Shape
 from gossamer.codecs.waterfill import independent, probabilities, systematic
-from gossamer.core.block import Block, Layout
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, Layout
 from gossamer.core.contracts import Codec
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.parts import parse
-from gossamer.core.world import World
-from gossamer.counting import bytes_per_step
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.simulate import replicas, train
 
@@ -36,8 +36,8 @@ def of_rank(rank: int, rows: int, columns: int, seed: int = 0) -> Tensor:
     return normal(rows, rank, seed=seed) @ normal(rank, columns, seed=seed + 1)
 
 
-def matrix(g: Tensor) -> Block:
-    return Block.of({"w": g})
+def matrix(g: Tensor) -> Bucket:
+    return Bucket.of({"w": g})
 
 
 # -- probabilities -----------------------------------------------------------------------------------------------------
@@ -105,8 +105,8 @@ def test_what_weighs_nothing_is_never_kept_and_what_fits_is_certain(weights: lis
 def test_systematic_and_independent_draws_keep_each_atom_as_often_as_they_should() -> None:
     """20,000 draws; z < 5 for each atom."""
     p, count = probabilities(EXAMPLE, 3), 20_000
-    dice = torch.rand(count, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    places, there = systematic(p.expand(count, -1), 3, dice)
+    rng = torch.rand(count, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    places, there = systematic(p.expand(count, -1), 3, rng)
     assert there.all()
     assert (places.sort(1)[0].diff(dim=1) > 0).all(), "an atom was kept twice"
     many = torch.rand(count, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -150,8 +150,8 @@ class Frame(SharedBasis):
 
 
 WAYS = [
-    Atomo(Entry(), atoms=20),
-    Atomo(Entry(), share=0.25, draws="independent"),
+    Atomo(EntryAtom(), atoms=20),
+    Atomo(EntryAtom(), share=0.25, draws="independent"),
     Atomo(DCT(16), atoms=20),
     Atomo(DCT(16), atoms=19.5, draws="independent"),
     Atomo(SVD(), atoms=3),
@@ -168,7 +168,7 @@ COPIES = 250
 
 def errors(codec: Codec, given: Tensor, draws: int) -> Tensor:
     """What is lost of a tensor, draw after draw: many copies of it stand in one block, each with its own dice."""
-    block = Block.of({f"w{i}": given for i in range(COPIES)})
+    block = Bucket.of({f"w{i}": given for i in range(COPIES)})
     steps = [roundtrip(codec, block, context(step=k)).view(COPIES, -1) for k in range(draws // COPIES)]
     return torch.cat(steps).double() - given.view(-1)
 
@@ -195,7 +195,7 @@ def test_it_is_right_on_average_of_many(codec: Codec) -> None:
 def weights_of(codec: Atomo, g: Tensor) -> Tensor:
     if isinstance(codec.basis, SVD):
         return torch.linalg.svdvals(g)[None]
-    return codec.basis.apart(g[None], context().dice, "w").weights
+    return codec.basis.apart(g[None], context().rng, "w").weights
 
 
 @pytest.mark.parametrize("codec", [c for c in WAYS if "head=2" not in repr(c)], ids=repr)
@@ -229,10 +229,10 @@ def test_few_elements_arrive_as_they_were() -> None:
     g = torch.zeros(20, 30)
     g[::5, ::7] = normal(4, 5, seed=6) ** 9
     for draws in ("systematic", "independent"):
-        assert torch.equal(roundtrip(Atomo(Entry(), atoms=20, draws=draws), matrix(g)), g.view(-1))
+        assert torch.equal(roundtrip(Atomo(EntryAtom(), atoms=20, draws=draws), matrix(g)), g.view(-1))
 
 
-@pytest.mark.parametrize("basis", [SVD(), SVD(head=0), SVD(head=2), DCT(), Entry()], ids=repr)
+@pytest.mark.parametrize("basis", [SVD(), SVD(head=0), SVD(head=2), DCT(), EntryAtom()], ids=repr)
 def test_equal_singular_values_zeros_and_matrices_of_one_row(basis: Basis) -> None:
     for g in (torch.eye(16), torch.zeros(16, 16), torch.ones(16, 16), torch.ones(1, 64), -torch.ones(64, 1)):
         for k in range(5):
@@ -245,7 +245,7 @@ def test_there_may_be_no_atom_and_it_is_not_drawn_again() -> None:
     """2,000 draws of p = (.15, .1, .05): none is kept in (.85)(.9)(.95) of them; z < 5."""
     g, draws = torch.zeros(8, 8), 2000
     g[0, :3] = torch.tensor([3.0, 2.0, 1.0])
-    codec = Atomo(Entry(), atoms=0.3, draws="independent")
+    codec = Atomo(EntryAtom(), atoms=0.3, draws="independent")
     wires = [codec.encode(matrix(g), {}, context(step=k)) for k in range(draws)]
     empty = [w for w in wires if w.numel() == 4]
     expected = 0.85 * 0.9 * 0.95
@@ -279,11 +279,11 @@ def test_every_tensor_s_bytes_are_its_own_and_those_that_would_not_shrink_travel
     plain = 4 * (60 + 16)
     assert Atomo(SVD(), atoms=3).wire_bytes(layout) == plain + 4 * 3 * (100 + 100 + 88)
     assert Atomo(SVD(), share=0.1).wire_bytes(layout) == 4 * (60 + 2 * 100 + 2 * 100 + 2 + 88)
-    assert Atomo(Entry(), share=0.1).wire_bytes(layout) == 8 * (120 + 3 + 120 + 1 + 57)
-    assert Atomo(Entry(), atoms=1).wire_bytes(layout) == 8 * 5
+    assert Atomo(EntryAtom(), share=0.1).wire_bytes(layout) == 8 * (120 + 3 + 120 + 1 + 57)
+    assert Atomo(EntryAtom(), atoms=1).wire_bytes(layout) == 8 * 5
 
 
-@pytest.mark.parametrize("basis", [SVD(), Entry()], ids=repr)
+@pytest.mark.parametrize("basis", [SVD(), EntryAtom()], ids=repr)
 def test_a_share_in_two_phases_does_not_grow_with_the_number_of_ranks(basis: Basis) -> None:
     recipe = Recipe.of(f"scatter(atomo({basis}, share=0.05))")
     sent = [bytes_per_step(recipe, {"w": (1024, 1024)}, size) for size in (2, 4, 8, 64)]
@@ -303,7 +303,7 @@ def test_matrices_reach_the_codec_as_matrices(exchange: str, size: int) -> None:
 @pytest.mark.parametrize("codec", ["atomo(svd(head=4), share=0.2)", "atomo(entry(), share=0.2, draws='independent')"])
 @pytest.mark.parametrize("exchange", ["gather", "scatter"])
 def test_all_ranks_read_the_same(exchange: str, codec: str) -> None:
-    blocks = [Block.of({"w": normal(30, 40, seed=r), "b": normal(40, seed=9 + r)}) for r in range(3)]
+    blocks = [Bucket.of({"w": normal(30, 40, seed=r), "b": normal(40, seed=9 + r)}) for r in range(3)]
     parsed = Recipe.of(f"{exchange}({codec})").exchange
     echoes, _ = agree([parsed.average(b, {}, context(rank=r, size=3)) for r, b in enumerate(blocks)])
     assert len({bits(e.mean) for e in echoes}) == 1
@@ -358,8 +358,8 @@ def test_what_cannot_be_right_is_refused_with_the_fix(text: str, words: str) -> 
     assert words in str(refusal.value)
 
 
-def world(**shapes: Shape) -> World:
-    return World(2, [Layout.of(shapes)])
+def world(**shapes: Shape) -> Binding:
+    return Binding(2, [Layout.of(shapes)])
 
 
 @pytest.mark.parametrize(
@@ -367,11 +367,11 @@ def world(**shapes: Shape) -> World:
     [
         (Atomo(SVD(), atoms=2), world(w=(64,), b=(3,)), "which svd() does not take"),
         (Atomo(SVD(), atoms=12), world(w=(10, 30)), "each of 10 atoms is 160 bytes long, and all of it 1200"),
-        (Atomo(Entry(), atoms=600), world(w=(10, 30)), "each of 300 atoms is 8 bytes long"),
+        (Atomo(EntryAtom(), atoms=600), world(w=(10, 30)), "each of 300 atoms is 8 bytes long"),
     ],
 )
 def test_a_budget_that_would_save_nothing_is_refused_when_it_meets_the_model(
-    codec: Atomo, met: World, words: str
+    codec: Atomo, met: Binding, words: str
 ) -> None:
     with pytest.raises(AttachError) as refusal:
         Recipe.of(f"gather({codec})").fits(met)

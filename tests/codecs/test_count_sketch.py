@@ -7,33 +7,33 @@ import pytest
 import torch
 from tests.laws.blocks import agree, bits, context, sent, vector
 from tests.laws.crew import Crew, mean
-from tests.worker.gym import Flat, make, sgd
+from tests.runtime.gym import Flat, make, sgd
 from torch import Tensor
 
 from gossamer.codecs import CountSketch
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Context, Echo, Exchange, LinearCodec
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.contracts import Context, Exchange, LinearCodec, ReduceResult
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.verbs import AllReduce, Program, all_reduce
-from gossamer.counting import bytes_per_step
 from gossamer.exchanges import AllReduced
 from gossamer.kernels import sketch_encode, sketch_estimate
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
 
 SIZE, NUMEL = 8, 2000
 
 
-def dice(seed: int) -> torch.Generator:
+def rng(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def gradients(numel: int = NUMEL, size: int = SIZE, dtype: torch.dtype = torch.float32) -> list[Block]:
+def gradients(numel: int = NUMEL, size: int = SIZE, dtype: torch.dtype = torch.float32) -> list[Bucket]:
     """Heavy-tailed, with a part that all ranks share."""
-    common = torch.randn(numel, generator=dice(0), dtype=dtype) ** 5
-    return [vector(common + torch.randn(numel, generator=dice(r + 1), dtype=dtype)) for r in range(size)]
+    common = torch.randn(numel, generator=rng(0), dtype=dtype) ** 5
+    return [vector(common + torch.randn(numel, generator=rng(r + 1), dtype=dtype)) for r in range(size)]
 
 
-def once(codec: LinearCodec, blocks: list[Block], step: int = 1) -> list[Echo]:
+def once(codec: LinearCodec, blocks: list[Bucket], step: int = 1) -> list[ReduceResult]:
     contexts = [context(r, len(blocks), step) for r in range(len(blocks))]
     return agree([codec.average(b, {}, s) for b, s in zip(blocks, contexts, strict=True)])[0]
 
@@ -60,8 +60,8 @@ def test_what_gets_through_is_exact_and_there_are_k_of_it() -> None:
         chosen = echoes[0].mean.nonzero().view(-1)
         assert chosen.numel() == 20
         torch.testing.assert_close(echoes[0].mean[chosen], mean(blocks)[chosen].to(dtype), rtol=1e-6, atol=0)
-        for echo, given in zip(echoes, blocks, strict=True):
-            assert torch.equal(sent(echo, given)[chosen], given.flat[chosen])
+        for result, given in zip(echoes, blocks, strict=True):
+            assert torch.equal(sent(result, given)[chosen], given.flat[chosen])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
@@ -70,21 +70,21 @@ def test_a_heavy_tail_is_found_whatever_the_number_of_ranks(size: int) -> None:
     blocks, found = gradients(20_000, size), 0
     top = mean(blocks).abs().topk(10).indices
     for step in range(10):
-        echo = once(CountSketch(ratio=0.002), blocks, step)[0]
-        found += int((echo.mean[top] != 0).sum())
+        result = once(CountSketch(ratio=0.002), blocks, step)[0]
+        found += int((result.mean[top] != 0).sum())
     assert found >= 90
 
 
 def test_hashes_are_new_at_every_step() -> None:
-    blocks = [vector(torch.randn(NUMEL, generator=dice(r))) for r in range(2)]
+    blocks = [vector(torch.randn(NUMEL, generator=rng(r))) for r in range(2)]
     assert len({bits(once(CountSketch(), blocks, step)[0].mean) for step in range(5)}) == 5
 
 
 def test_a_block_that_a_sketch_would_not_shorten_travels_as_it_is() -> None:
     blocks = gradients(9)
     codec = CountSketch()
-    echo = once(codec, blocks)[0]
-    torch.testing.assert_close(echo.mean, mean(blocks).float())
+    result = once(codec, blocks)[0]
+    torch.testing.assert_close(result.mean, mean(blocks).float())
     assert codec.sum_bytes(blocks[0].layout, SIZE) == [36]
 
 
@@ -111,7 +111,7 @@ def test_heavymix_contracts_as_its_theorem_says_on_noise_and_on_peaks() -> None:
     A share of k/n = .05 of noise spreads by .007 in one step: 5 standard errors are .0035.
     """
     codec = CountSketch(ratio=0.05, columns=60, candidates=1, choice="heavymix")
-    noise, peaks = torch.randn(1000, generator=dice(1)).sign(), torch.full((1000,), 0.01)
+    noise, peaks = torch.randn(1000, generator=rng(1)).sign(), torch.full((1000,), 0.01)
     peaks[::200] = 1.0
     for x, least in ((noise, 0.05 - 0.0035), (peaks, 0.9)):
         kept = [float(once(codec, [vector(x)], step)[0].mean.square().sum()) for step in range(100)]
@@ -121,7 +121,7 @@ def test_heavymix_contracts_as_its_theorem_says_on_noise_and_on_peaks() -> None:
 def test_heavymix_takes_every_light_element_as_often() -> None:
     """200 steps; each of 512 elements is taken 12.5 times in the mean, with a spread of 3.5 if it is taken at random."""
     codec = CountSketch(ratio=0.0625, columns=100, candidates=1, choice="heavymix", rows=3)
-    ones = vector(torch.randn(512, generator=dice(2)).sign())
+    ones = vector(torch.randn(512, generator=rng(2)).sign())
     taken = sum((once(codec, [ones], step)[0].mean != 0).float() for step in range(200))
     assert isinstance(taken, Tensor)
     assert float(taken.mean()) == pytest.approx(12.5, rel=0.1)
@@ -132,8 +132,8 @@ def test_heavymix_takes_every_light_element_as_often() -> None:
 # -- training ----------------------------------------------------------------------------------------------------------
 
 RANKS, WIDTH = 4, 1000
-CURVES = torch.rand(RANKS, WIDTH, generator=dice(5)) * 1.5 + 0.5
-TARGETS = torch.randn(RANKS, WIDTH, generator=dice(6))
+CURVES = torch.rand(RANKS, WIDTH, generator=rng(5)) * 1.5 + 0.5
+TARGETS = torch.randn(RANKS, WIDTH, generator=rng(6))
 
 
 def losses(exchange: Exchange, steps: int = 130, lr: float = 0.05) -> list[float]:
@@ -164,9 +164,9 @@ class Chosen(LinearCodec):
     def omega(self, layout: Layout) -> float:
         return float("inf")
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         if self.estimated:
-            key = context.dice.shared_key("x")
+            key = context.rng.shared_key("x")
             table = yield from all_reduce(sketch_encode(block.flat, 5, 120, key))
             mean = sketch_estimate(table, block.numel, key) / context.size
         else:
@@ -177,7 +177,7 @@ class Chosen(LinearCodec):
         def add_sent(into: Tensor, weight: float) -> None:
             into.index_add_(0, places, own, alpha=weight)
 
-        return Echo(torch.zeros_like(mean).index_add_(0, places, mean[places]), add_sent)
+        return ReduceResult(torch.zeros_like(mean).index_add_(0, places, mean[places]), add_sent)
 
 
 def test_two_rounds_track_true_top_k_and_one_round_diverges() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.codecs import FP8, Int8, Natural
-from gossamer.core.block import Block
+from gossamer.core.bucket import Bucket
 from gossamer.core.contracts import Codec
 from gossamer.core.errors import RecipeError
 from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, Form, any_top, brain_tops, clipping_tops, power_tops
@@ -146,22 +146,22 @@ def test_nine_bits_take_what_is_extreme() -> None:
     assert bad.isfinite().tolist() == [False, False, False, True]
 
 
-def mean_of(recipe: str, blocks: list[Block], steps: int = 1) -> Tensor:
+def mean_of(recipe: str, blocks: list[Bucket], steps: int = 1) -> Tensor:
     crew = Crew(recipe, len(blocks))
     return torch.stack([crew.step(blocks) for _ in range(steps)])
 
 
 def test_two_phases_of_whole_numbers_are_near_the_mean_and_nearer_than_eight_ranks_noise() -> None:
-    dice = torch.Generator().manual_seed(3)
-    blocks = [vector(torch.randn(5000, generator=dice)) for _ in range(8)]
+    rng = torch.Generator().manual_seed(3)
+    blocks = [vector(torch.randn(5000, generator=rng)) for _ in range(8)]
     true = mean(blocks)
     found = mean_of("scatter(int8(rounding='nearest')) + none(allow_biased=True)", blocks)[0]
     assert float((found - true).square().sum() / true.square().sum()) < 1e-4
 
 
 def test_two_phases_of_powers_of_two_have_the_variance_of_both() -> None:
-    dice = torch.Generator().manual_seed(3)
-    blocks = [vector(torch.randn(20_000, generator=dice)) for _ in range(4)]
+    rng = torch.Generator().manual_seed(3)
+    blocks = [vector(torch.randn(20_000, generator=rng)) for _ in range(4)]
     true = mean(blocks)
     lost = (mean_of("natural", blocks, 3) - true).square().sum(1) / true.square().sum()
     assert float(lost.mean()) == pytest.approx(0.15, abs=0.02)  # .168 with every share encoded; the owner's is exact

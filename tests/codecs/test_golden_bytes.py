@@ -8,7 +8,7 @@ import torch
 from tests.laws.blocks import context
 from tests.laws.crew import Crew
 
-from gossamer.core.block import Block
+from gossamer.core.bucket import Bucket
 from gossamer.core.contracts import Codec
 from gossamer.recipe import Recipe
 
@@ -17,9 +17,9 @@ TABLE.pop("comment")  # pyright: ignore
 SIZE, NUMEL = 8, 2**20
 
 
-def gradients() -> list[Block]:
-    dice = torch.Generator().manual_seed(1)
-    return [Block.of({"w": torch.randn(1024, 1024, generator=dice)}) for _ in range(SIZE)]
+def gradients() -> list[Bucket]:
+    rng = torch.Generator().manual_seed(1)
+    return [Bucket.of({"w": torch.randn(1024, 1024, generator=rng)}) for _ in range(SIZE)]
 
 
 def exchanged(recipe: str) -> Crew:
@@ -68,7 +68,7 @@ def test_two_phases_cost_two_messages_less_the_own_share(codec: str) -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 8, 32])
 def test_a_gather_grows_with_the_number_of_workers_and_two_phases_do_not(size: int) -> None:
-    blocks = [Block.of({"w": torch.ones(64, 65)}) for _ in range(size)]
+    blocks = [Bucket.of({"w": torch.ones(64, 65)}) for _ in range(size)]
     sent = dict[str, int]()
     for word in ("gather", "scatter"):
         crew = Crew(f"{word}(qsgd())", size)

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from tests.laws.blocks import agree, context, sent
-from tests.worker.gym import Flat, make
+from tests.runtime.gym import Flat, make
 from torch import Tensor
 
 from gossamer.codecs import GradiVeQ
-from gossamer.core.block import Block
+from gossamer.core.bucket import Bucket
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.exchanges import AllReduced
 from gossamer.recipe import Recipe
@@ -15,16 +15,16 @@ from gossamer.recipe import Recipe
 LONG, ROWS = 16, 40
 
 
-def gradient(rank: int, step: int, turned: int = 0) -> Block:
+def gradient(rank: int, step: int, turned: int = 0) -> Bucket:
     """Rows that lie near three directions, the same at every step; and a vector."""
     fixed = torch.Generator().manual_seed(7 + turned)
     directions = torch.linalg.qr(torch.randn(LONG, 3, generator=fixed))[0].t()
-    dice = torch.Generator().manual_seed(100 * step + rank)
-    rows = torch.randn(ROWS, 3, generator=dice) @ directions + 0.01 * torch.randn(ROWS, LONG, generator=dice)
-    return Block.of({"w": rows, "b": torch.randn(5, generator=dice)})
+    rng = torch.Generator().manual_seed(100 * step + rank)
+    rows = torch.randn(ROWS, 3, generator=rng) @ directions + 0.01 * torch.randn(ROWS, LONG, generator=rng)
+    return Bucket.of({"w": rows, "b": torch.randn(5, generator=rng)})
 
 
-def run(codec: GradiVeQ, steps: list[list[Block]]) -> tuple[list[Tensor], list[int], list[dict[str, Tensor]]]:
+def run(codec: GradiVeQ, steps: list[list[Bucket]]) -> tuple[list[Tensor], list[int], list[dict[str, Tensor]]]:
     """The mean of every step, the bytes of it that a rank hands over, and what each rank keeps in the end."""
     states: list[dict[str, Tensor]] = [{} for _ in steps[0]]
     means, lengths = list[Tensor](), list[int]()
@@ -60,7 +60,7 @@ def test_it_learns_in_full_then_sends_coordinates_and_learns_anew() -> None:
 
 def test_no_other_directions_hold_more_of_what_was_learned() -> None:
     noise = [
-        Block.of({"w": torch.randn(ROWS, LONG, generator=torch.Generator().manual_seed(3)) * torch.arange(1.0, 17)})
+        Bucket.of({"w": torch.randn(ROWS, LONG, generator=torch.Generator().manual_seed(3)) * torch.arange(1.0, 17)})
     ]
     _, _, (state,) = run(GradiVeQ(length=LONG, ratio=4, learn=1), [noise])
     x, basis = noise[0].flat.view(ROWS, LONG), state["basis:w"]

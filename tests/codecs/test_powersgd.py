@@ -6,11 +6,11 @@ import pytest
 import torch
 from tests.laws.blocks import agree, context, sent
 from tests.laws.crew import Crew, mean
-from tests.worker.gym import make
+from tests.runtime.gym import make
 from torch import Tensor
 
 from gossamer.codecs import PowerSGD
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Context, Memory, Sender
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.parts import parse
@@ -27,7 +27,7 @@ def matrix(rows: int, columns: int, rank: int, seed: int = 0) -> Tensor:
     return normal(rows, rank, seed=seed) @ normal(rank, columns, seed=seed + 1)
 
 
-def once(codec: PowerSGD, blocks: list[Block], states: list[State] | None = None, step: int = 1):
+def once(codec: PowerSGD, blocks: list[Bucket], states: list[State] | None = None, step: int = 1):
     size = len(blocks)
     states = states or [{} for _ in blocks]
     return agree(
@@ -43,7 +43,7 @@ def best(m: Tensor, rank: int) -> float:
 @pytest.mark.parametrize("shape", [(24, 30), (30, 24), (24, 24)])
 def test_a_matrix_of_its_rank_or_less_is_exact_in_one_step(rank: int, shape: Shape) -> None:
     for true in range(1, rank + 1):
-        blocks = [Block.of({"w": matrix(*shape, true, seed=3)}) for _ in range(3)]
+        blocks = [Bucket.of({"w": matrix(*shape, true, seed=3)}) for _ in range(3)]
         echoes = once(PowerSGD(rank, min_ratio=1.0), blocks)
         torch.testing.assert_close(echoes[0].mean, blocks[0].flat, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(sent(echoes[1], blocks[1]), blocks[1].flat, rtol=1e-9, atol=1e-9)
@@ -55,14 +55,14 @@ def test_a_warm_start_on_a_fixed_matrix_converges_to_the_best_approximation(rank
     m = left @ torch.diag(0.8 ** torch.arange(30.0, dtype=torch.float64)) @ right.T
     states: list[State] = [{}]
     for step in range(120):
-        echoes = once(PowerSGD(rank), [Block.of({"w": m})], states, step)
+        echoes = once(PowerSGD(rank), [Bucket.of({"w": m})], states, step)
     error = float((echoes[0].mean - m.reshape(-1)).norm())
     assert error / best(m, rank) == pytest.approx(1, abs=1e-6)
 
 
 def test_without_its_warm_start_it_does_not() -> None:
     m = torch.diag(0.8 ** torch.arange(30.0, dtype=torch.float64))
-    errors = [float((once(PowerSGD(2), [Block.of({"w": m})], None, k)[0].mean - m.view(-1)).norm()) for k in range(20)]
+    errors = [float((once(PowerSGD(2), [Bucket.of({"w": m})], None, k)[0].mean - m.view(-1)).norm()) for k in range(20)]
     assert min(errors) > 1.01 * best(m, 2)
 
 
@@ -75,9 +75,9 @@ MODEL: dict[str, tuple[int, ...]] = {
 }
 
 
-def gradient(rank: int, step: int) -> Block:
+def gradient(rank: int, step: int) -> Bucket:
     tensors = {n: normal(*s, seed=int(n) + 17 * rank + 1009 * step) for n, s in named_shapes()}
-    return Block.of(tensors)
+    return Bucket.of(tensors)
 
 
 def named_shapes():
@@ -94,7 +94,7 @@ def test_many_workers_are_one_worker_on_the_mean_gradient(size: int) -> None:
         torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-7)
 
 
-def decaying(rank: int, step: int) -> Block:
+def decaying(rank: int, step: int) -> Bucket:
     """Spectra with clear gaps, so that round-off is not amplified by near ties."""
     given = gradient(rank, step // 10)
     for _, view in given.tensors():
@@ -117,16 +117,16 @@ def test_nothing_is_lost_with_feedback(size: int) -> None:
 class AgainstTheMean(Memory):
     """The residual of PyTorch's hook: what the mean does not hold. It conserves too, but it grows."""
 
-    def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
+    def around(self, block: Bucket, state: State, send: Sender, context: Context) -> Program[Tensor]:
         pending = block.flat + state.get("residual", torch.zeros_like(block.flat))
-        echo = yield from send(block.like(pending), context)
-        state["residual"] = pending - echo.mean
-        return echo.mean
+        result = yield from send(block.like(pending), context)
+        state["residual"] = pending - result.mean
+        return result.mean
 
 
-def unequal(rank: int, step: int) -> Block:
+def unequal(rank: int, step: int) -> Bucket:
     """Data that differ between ranks: a constant of each rank's own, and noise."""
-    return Block.of({"w": normal(16, 12, seed=rank) + 0.3 * normal(16, 12, seed=1000 + 4 * step + rank)})
+    return Bucket.of({"w": normal(16, 12, seed=rank) + 0.3 * normal(16, 12, seed=1000 + 4 * step + rank)})
 
 
 def residuals(crew: Crew, steps: int) -> list[float]:
@@ -150,7 +150,7 @@ def test_a_residual_against_the_mean_would_grow_without_bound() -> None:
 
 
 def test_zero_matrices_are_zero_and_finite() -> None:
-    zero = Block.of({"w": torch.zeros(20, 20), "v": torch.zeros(30, 10), "b": torch.zeros(3)})
+    zero = Bucket.of({"w": torch.zeros(20, 20), "v": torch.zeros(30, 10), "b": torch.zeros(3)})
     states: list[State] = [{}, {}]
     for step in range(3):
         echoes = once(PowerSGD(2), [zero, zero], states, step)
@@ -161,13 +161,13 @@ def test_zero_matrices_are_zero_and_finite() -> None:
 def test_what_was_always_zero_is_sent_as_soon_as_it_lives() -> None:
     crew = Crew("powersgd(rank=2)", 2)
     for _ in range(5):
-        crew.step([Block.of({"w": torch.zeros(20, 20, dtype=torch.float64)})] * 2)
-    alive = Block.of({"w": matrix(20, 20, 2)})
+        crew.step([Bucket.of({"w": torch.zeros(20, 20, dtype=torch.float64)})] * 2)
+    alive = Bucket.of({"w": matrix(20, 20, 2)})
     torch.testing.assert_close(crew.step([alive] * 2), alive.flat, rtol=1e-9, atol=1e-9)
 
 
 def test_one_step_of_zeros_does_not_erase_the_direction_found_before() -> None:
-    m = Block.of({"w": matrix(20, 20, 6)})
+    m = Bucket.of({"w": matrix(20, 20, 6)})
     states: list[State] = [{}]
     for step in range(60):
         once(PowerSGD(2), [m], states, step)
@@ -178,7 +178,7 @@ def test_one_step_of_zeros_does_not_erase_the_direction_found_before() -> None:
 
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4), (1, 3), (3, 3)])
 def test_another_rank_keeps_the_leading_rows_and_their_meaning(old: int, new: int) -> None:
-    m = Block.of({"w": torch.diag(0.5 ** torch.arange(24.0, dtype=torch.float64))})
+    m = Bucket.of({"w": torch.diag(0.5 ** torch.arange(24.0, dtype=torch.float64))})
     states: list[State] = [{}]
     for step in range(40):
         once(PowerSGD(old), [m], states, step)
@@ -200,7 +200,7 @@ def test_permuting_workers_changes_rounding_only(order: list[int]) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_what_is_not_compressed_is_bit_equal_to_an_all_reduce(size: int) -> None:
-    blocks = [Block.of({n: t.float() for n, t in gradient(r, 0).tensors()}) for r in range(size)]
+    blocks = [Bucket.of({n: t.float() for n, t in gradient(r, 0).tensors()}) for r in range(size)]
     low, dense = Crew("powersgd", size).step(blocks), Crew("allreduce", size).step(blocks)
     pieces = zip(blocks[0].like(low).tensors(), blocks[0].like(dense).tensors(), strict=True)
     for (name, a), (_, b) in pieces:
@@ -218,7 +218,7 @@ def test_what_is_not_compressed_has_no_residual() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 50), (50, 1), (2, 3), (0, 4), (4, 0), (64,), ()])
 def test_what_would_not_shrink_travels_as_it_is(shape: tuple[int, ...]) -> None:
-    blocks = [Block.of({"w": normal(*shape, seed=r), "b": normal(3, seed=9 + r)}) for r in range(2)]
+    blocks = [Bucket.of({"w": normal(*shape, seed=r), "b": normal(3, seed=9 + r)}) for r in range(2)]
     states: list[State] = [{}, {}]
     echoes = once(PowerSGD(4), blocks, states)
     torch.testing.assert_close(echoes[0].mean, mean(blocks), rtol=1e-12, atol=1e-12)
@@ -242,13 +242,13 @@ def test_a_number_that_is_not_finite_is_passed_on_not_thrown(value: float) -> No
 @pytest.mark.parametrize("size", [1e-30, 1e-12, 1e12, 1e30])
 def test_tiny_and_huge_gradients_keep_their_shape(size: float) -> None:
     m = matrix(20, 20, 2).float()
-    echoes = once(PowerSGD(2), [Block.of({"w": m * size})] * 2)
+    echoes = once(PowerSGD(2), [Bucket.of({"w": m * size})] * 2)
     torch.testing.assert_close(echoes[0].mean / size, m.view(-1), rtol=1e-3, atol=1e-3)
 
 
 def test_matrices_of_one_shape_go_together_and_do_not_mix() -> None:
     a, b = matrix(20, 30, 2, seed=1), matrix(20, 30, 2, seed=7)
-    both = Block.of({"a": a, "x": torch.ones(5, dtype=torch.float64), "b": b})
+    both = Bucket.of({"a": a, "x": torch.ones(5, dtype=torch.float64), "b": b})
     echoes = once(PowerSGD(2), [both, both])
     torch.testing.assert_close(echoes[0].mean, both.flat, rtol=1e-9, atol=1e-9)
 
@@ -257,7 +257,7 @@ def test_matrices_of_one_shape_go_together_and_do_not_mix() -> None:
 
 
 def test_a_ratio_gives_every_matrix_the_largest_rank_with_which_it_shrinks_so_often() -> None:
-    block = Block.of({"w": normal(256, 256, seed=1), "long": normal(1024, 64, seed=2), "v": normal(32, 32, seed=3)})
+    block = Bucket.of({"w": normal(256, 256, seed=1), "long": normal(1024, 64, seed=2), "v": normal(32, 32, seed=3)})
     states: list[State] = [{}]
     once(PowerSGD(ratio=16.0), [block], states)
     assert {name: q.shape[0] for name, q in states[0].items()} == {"q:w": 8, "q:long": 3, "q:v": 1}
@@ -266,7 +266,7 @@ def test_a_ratio_gives_every_matrix_the_largest_rank_with_which_it_shrinks_so_of
 def test_an_svd_start_sends_the_first_block_in_full_and_is_at_the_best_approximation_at_once() -> None:
     left, right = (torch.linalg.qr(normal(40, 30, seed=s))[0] for s in (5, 6))
     m = left @ torch.diag(0.7 ** torch.arange(30.0, dtype=torch.float64)) @ right.T
-    blocks = [Block.of({"w": m + part}) for part in (matrix(40, 40, 2), -matrix(40, 40, 2))]
+    blocks = [Bucket.of({"w": m + part}) for part in (matrix(40, 40, 2), -matrix(40, 40, 2))]
     states: list[State] = [{}, {}]
     first = once(PowerSGD(3, start="svd"), blocks, states)
     torch.testing.assert_close(first[0].mean, m.reshape(-1), rtol=0, atol=1e-12)
@@ -283,7 +283,7 @@ def test_an_svd_start_sends_the_first_block_in_full_and_is_at_the_best_approxima
 def test_half_factors_are_half_as_long_and_nearly_as_good_however_large_gradients_are(scale: float) -> None:
     narrow, wide = (Crew(f"allreduce(powersgd(rank=2{f})) + error_feedback()", 3) for f in (", factors='fp16'", ""))
     for step in range(6):
-        blocks = [Block.of({"w": scale * decaying(r, step).flat[: 24 * 18].view(24, 18)}) for r in range(3)]
+        blocks = [Bucket.of({"w": scale * decaying(r, step).flat[: 24 * 18].view(24, 18)}) for r in range(3)]
         got, expected = narrow.step(blocks), wide.step(blocks)
         assert float((got - expected).norm()) < 3e-3 * float(expected.norm())
     handed = [[e.handed for e in crew.ledger if e.rank == 0] for crew in (narrow, wide)]
@@ -295,7 +295,7 @@ def test_a_gradient_that_outgrows_half_precision_is_sent_in_parts() -> None:
     crew, given, got = Crew("allreduce(powersgd(rank=1, factors='fp16')) + error_feedback()", 2), 0.0, 0.0
     for step in range(12):
         scale = 1e-6 if step < 2 else 1e6
-        blocks = [b.like(b.flat * scale) for b in (Block.of({"w": normal(30, 20, seed=9 + r)}) for r in range(2))]
+        blocks = [b.like(b.flat * scale) for b in (Bucket.of({"w": normal(30, 20, seed=9 + r)}) for r in range(2))]
         mean_now = crew.step(blocks)
         assert mean_now.isfinite().all()
         got, given = got + mean_now, given + mean(blocks)
@@ -338,12 +338,12 @@ def test_what_is_drained_at_once_is_what_would_have_been_taken_out_later(factors
     codec, values = PowerSGD(2, min_ratio=1.0, factors=factors), {"w": matrix(24, 30, 9).float(), "b": torch.ones(5)}
     states: list[State] = [{}, {}]
     for step in range(3):
-        block = Block.of(values)
+        block = Bucket.of(values)
         later, once_more = block.flat.clone(), block.with_older(block.flat.clone(), drains=True)
-        echo, drained = once(codec, [block, once_more], states, step)
-        echo.add_sent(later, -1.0)
+        result, drained = once(codec, [block, once_more], states, step)
+        result.add_sent(later, -1.0)
         if not drained.drained:
             drained.add_sent(once_more.flat, -1.0)
         assert drained.drained or factors == "fp16"
         assert torch.equal(once_more.flat, later)
-        assert torch.equal(block.flat, Block.of(values).flat)  # nobody asked that it be
+        assert torch.equal(block.flat, Bucket.of(values).flat)  # nobody asked that it be

@@ -6,7 +6,7 @@ from tests.laws.blocks import bits, block, context, roundtrip, vector
 from torch import Tensor
 
 from gossamer.codecs import QSGD, Ternary
-from gossamer.core.block import Block, Layout
+from gossamer.core.bucket import Bucket, Layout
 
 NORMAL = torch.randn(1024, generator=torch.Generator().manual_seed(9))
 
@@ -55,9 +55,9 @@ def test_omega_is_the_least_upper_bound(bits: int, norm, bucket: int) -> None:
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_no_vector_has_more_variance_than_omega(bits: int, norm) -> None:
-    dice = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     for power in (1, 2, 3, 5, 9):
-        x = torch.randn(64, generator=dice) ** power
+        x = torch.randn(64, generator=rng) ** power
         codec = QSGD(bits, 64, norm)
         bound = codec.omega(Layout.of({"x": (64,)})) * float(x.double().square().sum())
         assert variance(x, bits, 64, norm) <= bound * (1 + 1e-9)
@@ -100,7 +100,7 @@ def test_multiples_of_a_level_come_back_exactly(bits: int) -> None:
 
 def test_buckets_cross_parameters_and_each_has_its_own_norm() -> None:
     flat = torch.cat([torch.full((8,), 100.0), torch.full((8,), 0.01)])
-    given = Block(flat, Layout.of({"a": (5,), "b": (11,)}))
+    given = Bucket(flat, Layout.of({"a": (5,), "b": (11,)}))
     assert torch.equal(roundtrip(QSGD(2, 8), given), flat)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.codecs import QSGD
-from gossamer.core.block import Layout
+from gossamer.core.bucket import Layout
 from gossamer.core.errors import RecipeError, WireError
 from gossamer.core.parts import parse
 from gossamer.kernels.errors import CorruptWire
@@ -124,10 +124,10 @@ def test_levels_come_back_as_they_were(levels: int) -> None:
 @pytest.mark.parametrize("levels", [1, 7, 127])
 def test_damaged_codes_are_read_alike_by_all_backends(levels: int) -> None:
     norms, wire = written(NORMAL[:4500], levels, 512)
-    dice = torch.Generator().manual_seed(levels)
+    rng = torch.Generator().manual_seed(levels)
     for case in range(60):
         damaged = wire.clone()
-        damaged[int(torch.randint(wire.numel() if case % 2 else 30, (), generator=dice))] ^= 1 << case % 8
+        damaged[int(torch.randint(wire.numel() if case % 2 else 30, (), generator=rng))] ^= 1 << case % 8
         damaged = damaged[: wire.numel() - (case % 7 == 0)]
         found = list[list[float] | None]()
         for backend in CPU:
@@ -143,8 +143,8 @@ def test_damaged_codes_are_read_alike_by_all_backends(levels: int) -> None:
 
 def test_hosts_without_the_instructions_find_the_same_bits() -> None:
     masks = pytest.importorskip("gossamer.kernels.cpu.masks")
-    dice = np.random.default_rng(3)
-    words = dice.integers(0, 2**64, 200, np.uint64, endpoint=False)
+    rng = np.random.default_rng(3)
+    words = rng.integers(0, 2**64, 200, np.uint64, endpoint=False)
     for word, mask in [
         *zip(words, words[::-1] & words, strict=True),
         (words[0], np.uint64(0)),
@@ -162,9 +162,9 @@ def test_tails_are_the_same_bits_in_whichever_way_they_are_written(levels: int) 
     tails, rice = (pytest.importorskip(f"gossamer.kernels.cpu.{name}") for name in ("tails", "rice"))
     if tails.write_tails is tails.write_by_words:
         pytest.skip("this processor has no instruction that moves bytes together: there is one way")
-    dice, found = np.random.default_rng(levels), list[list[int]]()
+    rng, found = np.random.default_rng(levels), list[list[int]]()
     spread = np.array([2 * levels, levels // 2, 1, 0]).repeat(1024)  # blocks of all parameters
-    codes = (dice.random(4096) * (spread + 1)).astype(np.uint8)
+    codes = (rng.random(4096) * (spread + 1)).astype(np.uint8)
     parameters, alive = np.zeros(16, np.uint8), np.zeros(64, np.uint64)
     rice.parameters(codes, (2 * levels).bit_length(), 4096, parameters)
     for write in (tails.write_by_words, tails.write_side_by_side):

@@ -9,7 +9,7 @@ from tests.laws.crew import Crew, mean
 from tests.memories.convex import DIMENSIONS, Problem
 
 from gossamer.codecs import RandK
-from gossamer.core.block import Layout
+from gossamer.core.bucket import Layout
 from gossamer.core.errors import RecipeError
 from gossamer.recipe import Recipe
 

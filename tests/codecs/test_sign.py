@@ -5,11 +5,11 @@ from itertools import pairwise
 import pytest
 import torch
 from tests.laws.blocks import agree, context, roundtrip, vector
-from tests.worker.gym import Flat, make, sgd, train
+from tests.runtime.gym import Flat, make, sgd, train
 from torch import Tensor, nn
 
 from gossamer.codecs import Sign
-from gossamer.core.block import Block
+from gossamer.core.bucket import Bucket
 from gossamer.core.errors import RecipeError
 from gossamer.exchanges import Gather, Scatter
 from gossamer.recipe import Recipe
@@ -20,10 +20,10 @@ VOTES = Scatter(Sign("one"), feedback=0.0, own="encoded")
 @pytest.mark.parametrize("name", ["gauss", "laplace", "spike"])
 def test_what_signs_leave_follows_from_how_even_the_elements_are(name: str) -> None:
     """Squared error 1 - k^2 of the nearest scale, and 2 (1 - k) of the one that keeps the length, k = |x|_1 / (sqrt(n) |x|_2)."""
-    dice = torch.Generator().manual_seed(1)
-    x = torch.randn(100_000, generator=dice, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(1)
+    x = torch.randn(100_000, generator=rng, dtype=torch.float64)
     if name == "laplace":
-        x = x.sign() * torch.rand(x.shape, generator=dice).clamp(min=1e-12).log().double()
+        x = x.sign() * torch.rand(x.shape, generator=rng).clamp(min=1e-12).log().double()
     if name == "spike":
         x = torch.zeros_like(x).index_fill_(0, torch.tensor([7]), 1.0)
     given = vector(x.float())
@@ -112,7 +112,7 @@ def test_a_vote_is_no_mean_and_is_refused_where_one_is_wanted() -> None:
 
 
 def test_two_vectors_have_scales_of_their_own() -> None:
-    given = Block.of({"a": torch.full((600,), 3.0), "b": torch.full((700,), 1e-3)})
+    given = Bucket.of({"a": torch.full((600,), 3.0), "b": torch.full((700,), 1e-3)})
     through = roundtrip(Sign("l2"), given)
     for a, b in pairwise(given.layout.bounds):
         torch.testing.assert_close(through[a:b], given.flat[a:b])

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.codecs import Ternary
-from gossamer.core.block import Block, Layout
+from gossamer.core.bucket import Bucket, Layout
 
 NORMAL = torch.randn(1000, generator=torch.Generator().manual_seed(8))
 EXACT = Ternary(clip=0.0)
 
 
-def draws(codec: Ternary, given: Block, count: int) -> Tensor:
+def draws(codec: Ternary, given: Bucket, count: int) -> Tensor:
     return torch.stack([roundtrip(codec, given, context(step=k)).double() for k in range(count)])
 
 
@@ -101,7 +101,7 @@ def test_t3_integers_in_lanes_are_the_float_computation_bit_for_bit(size: int, l
     shared = torch.stack(own).amax(0)
     total = torch.zeros(layout.numel, dtype=torch.int32)
     for r, b in enumerate(blocks):
-        key = context(rank=r, size=size).dice.key(f"{b.name}/ternary")
+        key = context(rank=r, size=size).rng.key(f"{b.name}/ternary")
         total += kernels.ternary_levels(b.flat, layout.bounds, shared, key, levels)
     for (name, got), s in zip(blocks[0].like(echoes[0].mean).tensors(), layout.segments, strict=True):
         unit = shared[layout.segments.index(s)] / (levels * size)
@@ -109,7 +109,7 @@ def test_t3_integers_in_lanes_are_the_float_computation_bit_for_bit(size: int, l
     assert len({bits(e.mean) for e in echoes}) == 1
 
 
-def scales_of(given: Block, clip: float) -> Tensor:
+def scales_of(given: Bucket, clip: float) -> Tensor:
     if clip == 0:
         return kernels.absmax(given.flat, given.layout.bounds)
     largest, rms = kernels.absmax_and_rms(given.flat, given.layout.bounds)
@@ -161,14 +161,14 @@ def test_t6_with_one_rank_the_wire_and_the_lanes_say_the_same(levels: int, shape
 @pytest.mark.parametrize("levels", [1, 3])
 def test_t7_every_residue_is_packed_and_unpacked_whole(numel: int, levels: int) -> None:
     given = vector(torch.randn(numel, generator=torch.Generator().manual_seed(numel)))
-    key = context().dice.key("x/ternary")
+    key = context().rng.key("x/ternary")
     scales = kernels.absmax(given.flat, (0, numel))
     expected = kernels.ternary_levels(given.flat, (0, numel), scales, key, levels).float() * (scales / levels)
     assert torch.equal(roundtrip(Ternary(0.0, levels), given), expected)
 
 
 def test_every_parameter_has_its_own_scale() -> None:
-    given = Block.of({"small": torch.full((50,), 1e-3), "large": torch.full((50,), 1e3), "zero": torch.zeros(7)})
+    given = Bucket.of({"small": torch.full((50,), 1e-3), "large": torch.full((50,), 1e3), "zero": torch.zeros(7)})
     assert torch.equal(roundtrip(EXACT, given), given.flat)
 
 

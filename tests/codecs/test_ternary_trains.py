@@ -18,8 +18,8 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def near_one(rank: int, step: int) -> Tensor:
-    dice = torch.Generator().manual_seed(1000 * step + rank)
-    return 1 + 0.01 * torch.rand(64, 64, generator=dice)
+    rng = torch.Generator().manual_seed(1000 * step + rank)
+    return 1 + 0.01 * torch.rand(64, 64, generator=rng)
 
 
 @pytest.mark.parametrize("recipe", ["terngrad", "allreduce(ternary())", "gather(ternary())"])
@@ -40,9 +40,9 @@ def test_gradients_between_1_and_1_01_average_to_themselves(recipe: str) -> None
 @pytest.mark.parametrize("recipe", ["terngrad", "terngrad(levels=3)", "allreduce(ternary())"])
 def test_a_linear_layer_with_offset_targets_learns_as_it_does_dense(recipe: str) -> None:
     """All targets near 10: every gradient of the bias has one sign, and elements that share a mean."""
-    dice = torch.Generator().manual_seed(3)
-    x = torch.randn(256, 16, generator=dice)
-    y = x @ torch.randn(16, 8, generator=dice) * 0.1 + 10
+    rng = torch.Generator().manual_seed(3)
+    x = torch.randn(256, 16, generator=rng)
+    y = x @ torch.randn(16, 8, generator=rng) * 0.1 + 10
 
     def linear() -> nn.Module:
         with torch.random.fork_rng():

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from tests.laws.blocks import block, context, roundtrip
-from tests.worker.gym import by_name, make, parameters, pull, sgd, train
+from tests.runtime.gym import by_name, make, parameters, pull, sgd, train
 
 from gossamer.codecs import DCTTopK, TileTopK
 from gossamer.codecs.tiles import Tiling, tiling
-from gossamer.core.block import Block, Layout
+from gossamer.core.bucket import Bucket, Layout
 from gossamer.core.errors import RecipeError
 
 SHAPES = [(), (5,), (130,), (1, 1), (64, 64), (100, 30), (67, 129), (3, 5, 7), (1283, 2)]
@@ -32,7 +32,7 @@ def test_two_bits_are_the_means_of_bins_that_are_not_symmetric() -> None:
     values = torch.tensor([10.0, 9.0, -1.0, 1.0, -2.0, -8.0, 2.0, -11.0])
     spread, middle = values.std(correction=0), values.mean()
     bins = ((values - middle) / (1.5 * spread)).round().clamp(-2, 1)
-    read = roundtrip(TileTopK(keep=8), Block.of({"x": values}))
+    read = roundtrip(TileTopK(keep=8), Bucket.of({"x": values}))
     for one in bins.unique():
         torch.testing.assert_close(read[bins == one], values[bins == one].mean().expand(int((bins == one).sum())))
 
@@ -49,7 +49,7 @@ def test_what_was_sent_of_a_momentum_has_left_it() -> None:
     train(ranks, pull, 3)
     codec = DCTTopK(2, 4)
     for rank in ranks:
-        (residual,) = [v for k, v in by_name(rank.worker.channels, "memory", "residual").items() if k == "matrix"]
+        (residual,) = [v for k, v in by_name(rank.worker.buckets, "memory", "residual").items() if k == "matrix"]
         tiles = tiling((17, 13), 4, 4)
         zero = (tiles.cosines(tiles.apart(residual.reshape(-1))).abs() < 1e-5).sum(1)
         whole = torch.arange(tiles.total).view(tiles.grid)[:4, :3].reshape(-1)  # those that an edge does not cut
@@ -90,7 +90,7 @@ def test_what_cannot_be_is_refused(make_one) -> None:
 
 
 def test_a_place_beyond_its_tile_is_read_as_one_within() -> None:
-    given = Block.of({"w": torch.ones(3)})
+    given = Bucket.of({"w": torch.ones(3)})
     for codec in (DCTTopK(), TileTopK()):
         wire = codec.encode(given, {}, context())
         wire[-5:] = 255

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.laws.blocks import SHAPES, block, context, roundtrip, vector
 
 from gossamer.codecs import TopK
-from gossamer.core.block import Block, Layout
+from gossamer.core.bucket import Bucket, Layout
 from gossamer.core.errors import WireError
 
 NUMBERS = st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=60)  # many ties
@@ -38,7 +38,7 @@ def test_per_tensor_every_parameter_keeps_its_own_share(shape: str, ratio: float
 
 
 def test_globally_the_largest_of_all_parameters_are_kept() -> None:
-    x = Block.of({"small": torch.full((10,), 0.1), "large": torch.arange(1.0, 11.0)})
+    x = Bucket.of({"small": torch.full((10,), 0.1), "large": torch.arange(1.0, 11.0)})
     everywhere = roundtrip(TopK(0.25, scope="global"), x)
     assert everywhere.nonzero().view(-1).tolist() == [15, 16, 17, 18, 19]
     each = roundtrip(TopK(0.25), x)
@@ -46,7 +46,7 @@ def test_globally_the_largest_of_all_parameters_are_kept() -> None:
 
 
 def test_of_a_block_the_largest_are_kept_and_a_model_may_have_several() -> None:
-    x = Block.of({"small": torch.full((10,), 0.1), "large": torch.arange(1.0, 11.0)})
+    x = Bucket.of({"small": torch.full((10,), 0.1), "large": torch.arange(1.0, 11.0)})
     codec = TopK(0.25, scope="block")
     assert torch.equal(roundtrip(codec, x), roundtrip(TopK(0.25, scope="global"), x))
     halves = torch.cat([roundtrip(codec, chunk) for chunk in x.chunks(2)])  # as a model of two buckets is cut

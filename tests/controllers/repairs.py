@@ -30,8 +30,8 @@ class Curve(NamedTuple):
 
 
 def curve(recipe: str) -> Curve:
-    dice = torch.Generator().manual_seed(1)
-    teacher = torch.linalg.qr(torch.randn(WIDE, WIDE, generator=dice))[0]
+    rng = torch.Generator().manual_seed(1)
+    teacher = torch.linalg.qr(torch.randn(WIDE, WIDE, generator=rng))[0]
 
     def student() -> nn.Module:
         model = nn.Linear(WIDE, WIDE, bias=False)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from tests.worker.gym import (
+from tests.runtime.gym import (
     Flat,
     bit_equal,
     by_name,
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gossamer.codecs import FP32, TopK
 from gossamer.controllers import Accordion, AccordionBatch, Fixed
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Facts
 from gossamer.core.errors import RecipeError
 from gossamer.exchanges import AllReduced, Gather
@@ -48,7 +48,7 @@ class Script:
 
     def one(self, norms: dict[str, float], lr: float = 0.1) -> Recipe:
         self.step += 1
-        blocks = [Block.of({name: torch.tensor([0.6, -0.8]) * norm}) for name, norm in norms.items()]
+        blocks = [Bucket.of({name: torch.tensor([0.6, -0.8]) * norm}) for name, norm in norms.items()]
         self.recipe = self.recipe.controller.decide(Facts(self.step, lr, blocks), self.recipe, self.state)
         return self.recipe
 
@@ -243,7 +243,7 @@ def test_decisions_are_equal_on_all_ranks_and_do_change(recipe: str) -> None:
     seen = list[frozenset[str]]()
     for ranks in gradients(recipe, 3):
         assert all(r.worker.recipe == ranks[0].worker.recipe for r in ranks)
-        assert all(c.exchange == d.exchange for c, d in zip(ranks[0].worker.channels, ranks[2].worker.channels))
+        assert all(c.exchange == d.exchange for c, d in zip(ranks[0].worker.buckets, ranks[2].worker.buckets))
         assert bit_equal(parameters(ranks))
         seen.append(frozenset(ranks[0].worker.recipe.routes))
     assert len(set(seen)) >= 3
@@ -255,7 +255,7 @@ def test_the_ledger_is_the_sum_of_the_active_levels(recipe: str) -> None:
     size, expected, levels = 3, 0, set[int]()
     ranks = make(recipe, size, optimizer=sgd(0.01, 0.0))
     for _ in range(STEPS):
-        now = sum((size - 1) * c.exchange.codec.wire_bytes(c.layout) for c in ranks[0].worker.channels)  # pyright: ignore
+        now = sum((size - 1) * c.exchange.codec.wire_bytes(c.layout) for c in ranks[0].worker.buckets)  # pyright: ignore
         run = train(ranks, bursting, 1)
         assert run.ledger.sent == size * now  # deciding costs no traffic of its own
         levels.add(now)
@@ -275,8 +275,8 @@ def test_nothing_is_lost_on_a_switch(recipe: str) -> None:
             got[name] = p.grad.double() + got.get(name, 0.0)
             mine = [make_gradient(i, r, step, p) for r in range(size)]
             given[name] = torch.stack(mine).double().mean(0) + given.get(name, 0.0)
-        residual = [by_name(r.worker.channels, "memory", "residual") for r in ranks]
-        owed = [by_name(r.worker.channels, "exchange", "owed") for r in ranks]
+        residual = [by_name(r.worker.buckets, "memory", "residual") for r in ranks]
+        owed = [by_name(r.worker.buckets, "exchange", "owed") for r in ranks]
         for name, mean in got.items():
             kept = torch.stack([r[name].double() for r in residual]).mean(0)
             kept = kept + sum(o[name].double() for o in owed if name in o)
@@ -296,9 +296,9 @@ def test_diana_keeps_what_it_learned_and_its_balance_on_a_switch() -> None:
     text = f"{level.format(8)} + diana() + accordion({level.format(8)}, {level.format(4)}, 2, interval=1)"
     size = 3
     for ranks in gradients(text, size):
-        own = [by_name(r.worker.channels, "memory", "own") for r in ranks]
-        common = by_name(ranks[0].worker.channels, "memory", "common")
-        owed = [by_name(r.worker.channels, "exchange", "owed") for r in ranks]
+        own = [by_name(r.worker.buckets, "memory", "own") for r in ranks]
+        common = by_name(ranks[0].worker.buckets, "memory", "common")
+        owed = [by_name(r.worker.buckets, "exchange", "owed") for r in ranks]
         for name in common:
             mean = torch.stack([o[name].double() for o in own]).mean(0)
             owing = sum((o[name].double() for o in owed if name in o), torch.zeros(()))
@@ -310,7 +310,7 @@ def test_warm_starts_survive_a_switch() -> None:
 
     def starts() -> dict[str, Tensor]:
         worker = ranks[0].worker
-        return {k: v.clone() for c in worker.channels for k, v in c.states["exchange"].items() if k[:2] == "q:"}
+        return {k: v.clone() for c in worker.buckets for k, v in c.states["exchange"].items() if k[:2] == "q:"}
 
     ranks_seen, switched = set[int](), False
     for _ in range(STEPS):
@@ -434,12 +434,12 @@ def test_growing_the_batch_keeps_memories_and_resumes() -> None:
     train(ranks, pull, 3)
     grown: Sequence[bool] = []
     for _ in range(4):
-        old = by_name(ranks[0].worker.channels, "memory", "residual")
-        channels = ranks[0].worker.channels
+        old = by_name(ranks[0].worker.buckets, "memory", "residual")
+        buckets = ranks[0].worker.buckets
         train(ranks, pull, 1)
         grown = [*grown, ranks[0].worker.recipe.schedule.accumulate == 4]
-        assert ranks[0].worker.channels is channels
-        assert old.keys() == by_name(ranks[0].worker.channels, "memory", "residual").keys()
+        assert ranks[0].worker.buckets is buckets
+        assert old.keys() == by_name(ranks[0].worker.buckets, "memory", "residual").keys()
     assert grown == [True] * 4
     again = resumed(text, saved(ranks))
     assert again[1].worker.recipe == ranks[1].worker.recipe

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.controllers.repairs import RECIPES, curve
 
-from gossamer.core.block import Block
+from gossamer.core.bucket import Bucket
 from gossamer.core.contracts import Facts
 from gossamer.core.parts import Part
 from gossamer.fabrics.ledger import Decision, Ledger
@@ -54,7 +54,7 @@ def test_any_knob_of_any_codec_may_be_turned(knob: str) -> None:
     recipe = Recipe.of(f"{mild}{memory} + accordion({mild}, {harsh}, 1, interval=1)")
     state = dict[str, object]()
     for step, size in enumerate((1.0, 0.1, 0.09), start=1):
-        block = Block.of({"calm": _ones(1.0), "wild": _ones(size if step < 3 else 5.0)})
+        block = Bucket.of({"calm": _ones(1.0), "wild": _ones(size if step < 3 else 5.0)})
         recipe = recipe.controller.decide(Facts(step, 0.1, [block]), recipe, state)  # pyright: ignore
     assert {name: repr(e) for name, e in recipe.routes.items()} == {
         "calm": repr(Recipe.of(f"{harsh}{memory}").exchange)

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 from tests.gang import Gang
-from tests.hosts.loops import attached, data
-from tests.worker.gym import bit_equal, make, parameters, pull, train
+from tests.integrations.loops import attached, data
+from tests.runtime.gym import bit_equal, make, parameters, pull, train
 from torch import nn
 
 from gossamer.controllers import AdaComm
-from gossamer.core.block import State
+from gossamer.core.bucket import State
 from gossamer.core.contracts import Facts
 from gossamer.core.errors import GossamerError, RecipeError
 from gossamer.recipe import Recipe

@@ -37,8 +37,8 @@ def steps(count: int, wear: float, norms: Numbers) -> Demand:
 
 
 def layers(seed: int) -> Demand:
-    dice = np.random.default_rng(seed)
-    return Demand(dice.integers(1, 2000, 24).astype(float), dice.lognormal(0, 4, 24))
+    rng = np.random.default_rng(seed)
+    return Demand(rng.integers(1, 2000, 24).astype(float), rng.lognormal(0, 4, 24))
 
 
 PROFILES = {

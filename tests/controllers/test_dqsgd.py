@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import torch
 from tests.gang import Gang
-from tests.hosts.loops import attached, small_step
+from tests.integrations.loops import attached, small_step
 from tests.laws.blocks import context
-from tests.worker.gym import bit_equal, make, noise, parameters, resumed, saved, sgd, train
+from tests.runtime.gym import bit_equal, make, noise, parameters, resumed, saved, sgd, train
 from torch import Tensor, nn
 
 from gossamer.codecs import QSGD
 from gossamer.codecs.mixed import Mixed, levelled
-from gossamer.core.block import Block, Layout
+from gossamer.core.bucket import Bucket, Layout
 from gossamer.core.errors import RecipeError, WireError
-from gossamer.counting import bytes_per_step
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.simulate import Replica
 
@@ -144,16 +144,16 @@ def test_no_channel_no_layout_s_room_and_no_memory_is_made_anew(per: str, memory
     ranks = make(f"scatter(qsgd(bits=4)) + {memory} + dqsgd({STEPS}, bits=3.5, per='{per}')", SIZE, Layers)
     train(ranks, falling, 1)
     worker = ranks[0].worker
-    channels, recipes = [*worker.channels], {repr(worker.recipe)}
-    buffers = [c.layout.buffers for c in channels]
+    buckets, recipes = [*worker.buckets], {repr(worker.recipe)}
+    buffers = [c.layout.buffers for c in buckets]
     for _ in range(STEPS - 1):
-        before = worker.channels[0].states["memory"]
+        before = worker.buckets[0].states["memory"]
         train(ranks, falling, 1)
         recipes.add(repr(worker.recipe))
-        assert worker.channels[0].states["memory"] is before
+        assert worker.buckets[0].states["memory"] is before
     assert len(recipes) > 1
-    assert [id(c) for c in worker.channels] == [id(c) for c in channels]
-    assert [id(c.layout.buffers) for c in worker.channels] == [id(memory) for memory in buffers]
+    assert [id(c) for c in worker.buckets] == [id(c) for c in buckets]
+    assert [id(c.layout.buffers) for c in worker.buckets] == [id(memory) for memory in buffers]
 
 
 @pytest.mark.parametrize("per", ["model", "layer"])
@@ -179,9 +179,9 @@ def test_parameters_under_a_rule_are_left_alone() -> None:
 # -- several codecs in one block ---------------------------------------------------------------------------------------
 
 
-def given(knobs: tuple[Any, ...]) -> Block:
+def given(knobs: tuple[Any, ...]) -> Bucket:
     layout = Layout.of({"a": (30, 40), "b": (7,), "c": (600,)}).turned(knobs)
-    return Block(torch.randn(layout.numel, generator=torch.Generator().manual_seed(1)), layout)
+    return Bucket(torch.randn(layout.numel, generator=torch.Generator().manual_seed(1)), layout)
 
 
 def test_one_codec_for_all_is_that_codec_bit_for_bit() -> None:
@@ -235,7 +235,7 @@ def test_what_elements_are_rounded_against_adds_up_by_parameter(norm: Any) -> No
 def test_buckets_begin_anew_with_every_run() -> None:
     codec, (a, b, c) = QSGD(bucket=100), given(()).flat.split([1200, 7, 600])
     block = given((3, 3, 5))
-    runs = [Block.of({"a": a, "b": b}), Block.of({"c": c})]
+    runs = [Bucket.of({"a": a, "b": b}), Bucket.of({"c": c})]
     assert codec.spread(block).tolist() == pytest.approx(torch.cat([codec.spread(r) for r in runs]).tolist(), rel=1e-12)
     assert codec.spread(block)[2] != codec.spread(given(()))[2]
 

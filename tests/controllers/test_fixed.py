@@ -1,7 +1,7 @@
 """No control: nobody is asked, and nothing is copied for him."""
 
 import pytest
-from tests.worker.gym import bit_equal, make, parameters, pull, train
+from tests.runtime.gym import bit_equal, make, parameters, pull, train
 
 from gossamer.controllers import Fixed
 

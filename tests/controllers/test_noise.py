@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.runtime.gym import Flat, bit_equal, make, noise, parameters, train
 from tests.schedules.rates import known_sgd
-from tests.worker.gym import Flat, bit_equal, make, noise, parameters, train
 from torch import Tensor, nn
 
 from gossamer.controllers.noise import look, tell
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Facts
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.recipe import Recipe
@@ -19,8 +19,8 @@ RANKS, NUMEL = 4, 50
 
 
 def facts(gradients: list[Tensor], step: int = 1) -> Facts:
-    sums = torch.stack([tell(Block.of({"x": g})) for g in gradients]).sum(0)
-    return Facts(step, 0.1, [Block.of({"x": torch.stack(gradients).mean(0)})], [sums])
+    sums = torch.stack([tell(Bucket.of({"x": g})) for g in gradients]).sum(0)
+    return Facts(step, 0.1, [Bucket.of({"x": torch.stack(gradients).mean(0)})], [sums])
 
 
 def drawn(signal: float, spread: float, step: int) -> list[Tensor]:

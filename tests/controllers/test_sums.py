@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 from tests.gang import Gang
-from tests.hosts.loops import attached, small_step
-from tests.worker.gym import Odd, bit_equal, make, parameters, pull, train
+from tests.integrations.loops import attached, small_step
+from tests.runtime.gym import Odd, bit_equal, make, parameters, pull, train
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Controller, Facts
 from gossamer.core.errors import GossamerError, RecipeError
 from gossamer.core.parts import parse
-from gossamer.counting import bytes_per_step
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
 
 FEW = " + bucket(0.0003)"
@@ -33,7 +33,7 @@ class ByNoise(Controller):
     def counts(self) -> int:
         return self.said
 
-    def local(self, block: Block, exchange: Any) -> Tensor:
+    def local(self, block: Bucket, exchange: Any) -> Tensor:
         return torch.stack([block.flat.double().square().sum(), block.flat.new_ones((), dtype=torch.float64)])
 
     def reach(self, recipe: Any) -> Iterable[Any]:
@@ -71,7 +71,7 @@ def test_all_ranks_get_the_sums_of_what_each_told_and_decide_alike() -> None:
         torch.cat([p.grad.reshape(-1) for p in r.model.parameters() if p.grad is not None]) for r in one_step_alone()
     ]
     assert sum(s for s, _ in sums) == pytest.approx(sum(float(g.double().square().sum()) for g in own), rel=1e-6)
-    assert [n for _, n in sums] == [3.0] * len(ranks[0].worker.channels)
+    assert [n for _, n in sums] == [3.0] * len(ranks[0].worker.buckets)
     assert len(sums) > 1
     for _ in range(8):
         train(ranks, pull, 1)
@@ -114,9 +114,9 @@ def test_their_bytes_are_in_the_ledger_and_on_paper_and_without_them_there_are_n
         sent = train(ranks, pull, 3).ledger.sent
         assert sent == 3 * size * bytes_per_step(recipe, shapes, size)
         counted[recipe.controller.name] = sent
-    channels = len(ranks[0].worker.channels)
+    buckets = len(ranks[0].worker.buckets)
     assert counted["silent"] == counted["fixed"]
-    assert counted["constant"] - counted["fixed"] == 3 * 2 * (size - 1) * 8 * 2 * channels
+    assert counted["constant"] - counted["fixed"] == 3 * 2 * (size - 1) * 8 * 2 * buckets
 
 
 @dataclass(frozen=True, repr=False)
@@ -129,7 +129,7 @@ class Constant(Controller):
     def counts(self) -> int:
         return 2
 
-    def local(self, block: Block, exchange: Any) -> Tensor:
+    def local(self, block: Bucket, exchange: Any) -> Tensor:
         return torch.ones(2)
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:

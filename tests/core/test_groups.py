@@ -9,21 +9,21 @@ import torch
 from gossamer.core.groups import refuse_group, within
 from gossamer.core.verbs import (
     AllReduce,
-    Claim,
     Compute,
     Program,
     Send,
     Start,
+    TakeTicket,
     Verb,
     all_reduce,
     all_to_all,
-    claim,
-    closed,
     join,
     receive,
     receive_first,
     send,
     start,
+    take_ticket,
+    wait_quorum,
 )
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import Network, simulate
@@ -59,12 +59,12 @@ def test_what_is_no_business_of_others_stays_as_it_is() -> None:
 
 def test_what_is_started_runs_among_them_too_also_when_it_starts_something() -> None:
     def deep() -> Program[Any]:
-        return (yield from join((yield from start(start(claim("x"))))))
+        return (yield from join((yield from start(start(take_ticket("x"))))))
 
     request, depth = asked(within(deep(), (3, 5))), 0
     while isinstance(request, Start):
         request, depth = asked(request.program), depth + 1
-    assert isinstance(request, Claim)
+    assert isinstance(request, TakeTicket)
     assert (request.among, depth) == ((3, 5), 2)
 
 
@@ -125,8 +125,8 @@ def everything(rank: int) -> Program[list[Any]]:
     letter = yield from receive(other, 1)
     yield from send(other, wire(20 + rank))
     first = yield from receive_first(1)
-    ticket = yield from claim("k")
-    holders = yield from closed("k", 2)
+    ticket = yield from take_ticket("k")
+    holders = yield from wait_quorum("k", 2)
     later = yield from start(all_reduce(torch.tensor([5.0])), "later", 1)
     return [
         float(total),

@@ -63,9 +63,9 @@ def tidy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Parts that a page registers are gone afterwards; dice are where they were."""
     monkeypatch.setattr(registry, "_parts", dict(registry.of()))
     monkeypatch.setattr(recipe, "presets", dict(recipe.known_presets()))
-    dice = torch.get_rng_state()
+    rng = torch.get_rng_state()
     yield
-    torch.set_rng_state(dice)
+    torch.set_rng_state(rng)
 
 
 @pytest.mark.parametrize("page", [p for p in OWN if blocks(p)], ids=lambda p: p.name)

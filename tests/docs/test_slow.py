@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from gossamer.counting import bytes_per_step
 from gossamer.lab import parse_rate
+from gossamer.planning import bytes_per_step
 from gossamer.workloads import get
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -4,18 +4,18 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from tests.worker.gym import bit_equal, noise
+from tests.runtime.gym import bit_equal, noise
 from torch import Tensor
 
 from gossamer.codecs import BF16, FP16, FP32, QSGD, PowerSGD, Ternary, TopK
-from gossamer.core.block import Block, Draft, Layout, State
+from gossamer.core.bucket import Bucket, Layout, PendingState, State
 from gossamer.core.contracts import Codec, Context, Exchange
-from gossamer.core.dice import Dice
+from gossamer.core.rng import CounterRng
 from gossamer.core.verbs import Program
 from gossamer.exchanges import AllReduced, Gather, Scatter
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import simulate
-from gossamer.worker.units import rescale
+from gossamer.runtime.loss_scale import rescale
 
 SHAPES = {"a": (17, 13), "b": (12, 10), "none": (0, 3), "c": (7,), "d": ()}
 SIZES = [1, 2, 3, 4, 8]
@@ -62,11 +62,11 @@ def agree(
     size = len(given)
 
     def program(rank: int) -> Program[tuple[Tensor, Tensor]]:
-        place = Context(rank, size, step, Dice(11, step, rank), **context)
-        echo = yield from exchange.average(Block(given[rank].clone(), of), states[rank] if states else {}, place)
+        place = Context(rank, size, step, CounterRng(11, step, rank), **context)
+        result = yield from exchange.average(Bucket(given[rank].clone(), of), states[rank] if states else {}, place)
         sent = torch.zeros(of.numel, dtype=of.dtype)
-        echo.add_sent(sent, 1.0)
-        return echo.mean, sent
+        result.add_sent(sent, 1.0)
+        return result.mean, sent
 
     ledger = Ledger()
     results = simulate([program(r) for r in range(size)], ledger=ledger).results
@@ -170,8 +170,8 @@ def test_what_is_given_is_not_written_to(exchange: Exchange) -> None:
     before = [g.clone() for g in given]
 
     def program(rank: int) -> Program[None]:
-        place = Context(rank, 2, 1, Dice(0, 1, rank))
-        yield from exchange.average(Block(given[rank], of), {}, place)
+        place = Context(rank, 2, 1, CounterRng(0, 1, rank))
+        yield from exchange.average(Bucket(given[rank], of), {}, place)
 
     simulate([program(r) for r in range(2)])
     assert all(torch.equal(a, b) for a, b in zip(given, before))
@@ -215,7 +215,7 @@ def test_scattered_bytes_do_not_depend_on_the_size_of_the_world() -> None:
 def test_ragged_wires_cost_their_lengths_and_the_longest() -> None:
     of, codec, size = layout(), TopK(0.3, index="rice"), 3
     given = flats(size, of)
-    lengths = [codec.encode(Block(g, of), {}, Context(0, 1, 1, Dice(0, 1, 0))).numel() for g in given]
+    lengths = [codec.encode(Bucket(g, of), {}, Context(0, 1, 1, CounterRng(0, 1, 0))).numel() for g in given]
     sent = sent_by_rank(agree(Gather(codec), given, of).ledger, size)
     assert sent == [(size - 1) * (8 + max(lengths))] * size
 
@@ -278,7 +278,7 @@ def test_each_owner_owes_in_its_own_chunk_only(size: int) -> None:
     states: list[State] = [{} for _ in range(size)]
     agree(Scatter(TopK(0.1)), flats(size, of), of, states)
     for rank, state in enumerate(states):
-        for j, chunk in enumerate(Block(state["owed"], of).chunks(size)):
+        for j, chunk in enumerate(Bucket(state["owed"], of).chunks(size)):
             assert bool(chunk.flat.any()) == (j == rank)
 
 
@@ -329,7 +329,7 @@ def test_a_draft_that_is_dropped_leaves_no_trace(exchange: Exchange) -> None:
     states: list[State] = [{} for _ in range(size)]
     agree(exchange, flats(size, of), of, states)
     before = [{k: v.clone() for k, v in s.items()} for s in states]
-    agree(exchange, flats(size, of, 2), of, [Draft(s) for s in states], 2)
+    agree(exchange, flats(size, of, 2), of, [PendingState(s) for s in states], 2)
     for old, new in zip(before, states, strict=True):
         assert old.keys() == new.keys()
         assert all(torch.equal(old[k], new[k]) for k in old)

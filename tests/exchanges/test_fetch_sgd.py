@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.laws.blocks import vector
 from tests.laws.crew import Crew
-from tests.worker.gym import bit_equal, make, parameters, pull, remembered, train
+from tests.runtime.gym import bit_equal, make, parameters, pull, remembered, train
 
 RANKS, WIDTH = 4, 1000
 DICE = torch.Generator().manual_seed(6)

@@ -5,12 +5,12 @@ import torch
 from tests.laws.blocks import agree, block, context, sent, vector
 from tests.laws.crew import Crew, mean
 
-from gossamer.core.block import Block
+from gossamer.core.bucket import Bucket
 from gossamer.core.errors import RecipeError
 from gossamer.core.verbs import Receive
-from gossamer.counting import bytes_per_step
 from gossamer.exchanges import GTopK
 from gossamer.kernels.errors import CorruptWire
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
 
 SIZES = [1, 2, 3, 4, 8]
@@ -29,8 +29,8 @@ def test_books_balance_for_any_number_of_ranks(size: int) -> None:
 def test_all_get_the_k_largest_of_sums_of_what_was_not_left_out_before(size: int) -> None:
     """Merged by hand: dictionaries of whole numbers, ties to the lowest place."""
     numel, k = 40, 4
-    dice = torch.Generator().manual_seed(size)
-    blocks = [vector(torch.randint(-9, 10, (numel,), generator=dice).float()) for _ in range(size)]
+    rng = torch.Generator().manual_seed(size)
+    blocks = [vector(torch.randint(-9, 10, (numel,), generator=rng).float()) for _ in range(size)]
 
     def largest(values: dict[int, float]) -> dict[int, float]:
         return dict(sorted(values.items(), key=lambda item: (-abs(item[1]), item[0]))[:k])
@@ -46,8 +46,8 @@ def test_all_get_the_k_largest_of_sums_of_what_was_not_left_out_before(size: int
     for i, value in held[0].items():
         expected[i] = value / size
     echoes, _ = agree([GTopK(0.1).average(b, {}, context(r, size)) for r, b in enumerate(blocks)])
-    for echo in echoes:
-        torch.testing.assert_close(echo.mean, expected)
+    for result in echoes:
+        torch.testing.assert_close(result.mean, expected)
     through = sum(sent(e, b) for e, b in zip(echoes, blocks, strict=True)) / size
     torch.testing.assert_close(through, expected)
 
@@ -55,9 +55,9 @@ def test_all_get_the_k_largest_of_sums_of_what_was_not_left_out_before(size: int
 @pytest.mark.parametrize("size", SIZES)
 def test_a_hop_is_eight_bytes_an_element_and_a_rank_sends_two_at_most_on_average(size: int) -> None:
     """The golden row: 8,392 bytes a hop at one in a thousand of 1024 x 1024."""
-    dice = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     crew = Crew("gtopk(ratio=0.001) + error_feedback()", size)
-    crew.step([Block.of({"w": torch.randn(1024, 1024, generator=dice)}) for _ in range(size)])
+    crew.step([Bucket.of({"w": torch.randn(1024, 1024, generator=rng)}) for _ in range(size)])
     assert {e.sent for e in crew.ledger if e.sent} == ({8392} if size > 1 else set())
     assert crew.ledger.sent == 2 * (size - 1) * 8392
     counted = bytes_per_step("gtopk(ratio=0.001) + error_feedback()", {"w": (1024, 1024)}, size)

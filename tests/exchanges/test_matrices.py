@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.worker.gym import make, parameters, train
+from tests.runtime.gym import make, parameters, train
 from torch import Tensor, nn
 
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Codec, Context
 from gossamer.core.wire import expect
 from gossamer.exchanges import Scatter
@@ -34,7 +34,7 @@ class Directions(Codec):
     def wire_bytes(self, layout: Layout) -> int:
         return 4 * sum(_length(s.shape, self.rank) for s in layout.segments)
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         said = [t.reshape(-1) for _, view in block.tensors() for t in _parts(view, self.rank)]
         return torch.cat(said).contiguous().view(torch.uint8)
 
@@ -74,17 +74,17 @@ class Map(nn.Module):
 
 def miss(model: nn.Module, rank: int, step: int) -> float:
     """Each rank is shown other points of one map; few directions hold most of what there is to learn."""
-    dice = torch.Generator().manual_seed(100 * step + rank)
-    w, x = model.get_parameter("w"), torch.randn(8, COLUMNS, generator=dice)
+    rng = torch.Generator().manual_seed(100 * step + rank)
+    w, x = model.get_parameter("w"), torch.randn(8, COLUMNS, generator=rng)
     error = x @ (w.detach() - wanted()).t()
     w.grad = error.t() @ x / 8
     return float((w.detach() - wanted()).square().mean())
 
 
 def wanted() -> Tensor:
-    dice = torch.Generator().manual_seed(5)
-    strong = torch.randn(ROWS, 3, generator=dice) @ torch.randn(3, COLUMNS, generator=dice)
-    return strong + 0.1 * torch.randn(ROWS, COLUMNS, generator=dice)
+    rng = torch.Generator().manual_seed(5)
+    strong = torch.randn(ROWS, 3, generator=rng) @ torch.randn(3, COLUMNS, generator=rng)
+    return strong + 0.1 * torch.randn(ROWS, COLUMNS, generator=rng)
 
 
 def loss_after(recipe: "str | Recipe", steps: int = 60) -> float:

@@ -6,17 +6,17 @@ import pytest
 import torch
 from tests.laws.blocks import bits, block
 from tests.laws.crew import Crew, mean
-from tests.worker.gym import bit_equal, make, parameters, pull
-from tests.worker.gym import train as run
+from tests.runtime.gym import bit_equal, make, parameters, pull
+from tests.runtime.gym import train as run
 
 from gossamer.catalogue import example
-from gossamer.core.block import Block
-from gossamer.core.buffers import Buffers
+from gossamer.core.bucket import Bucket
 from gossamer.core.errors import GossamerError, RecipeError
-from gossamer.core.verbs import Program, claim, join, receive, receive_first, send, start
-from gossamer.counting import bytes_between, bytes_per_step
+from gossamer.core.memory_pool import MemoryPool
+from gossamer.core.verbs import Program, join, receive, receive_first, send, start, take_ticket
 from gossamer.exchanges.as_one import Node, as_one
 from gossamer.fabrics.sim import Network, simulate
+from gossamer.planning import bytes_between, bytes_per_step
 from gossamer.recipe import Recipe, known_presets
 from gossamer.simulate import Trained, replicas, train
 
@@ -24,7 +24,7 @@ SHAPES = {"w": (96, 64), "v": (1000,)}
 D = 96 * 64 + 1000
 
 
-def gradients(size: int, step: int = 0) -> list[Block]:
+def gradients(size: int, step: int = 0) -> list[Bucket]:
     return [block("matrices", torch.float32, seed=r + 31 * step) for r in range(size)]
 
 
@@ -55,8 +55,8 @@ def test_nodes_have_dice_of_their_own() -> None:
     crew = Crew("nodes(gather(qsgd(bits=2)), 2)", 4)
     crew.step([same.like(same.flat.clone()) for _ in range(4)])
     got = [torch.zeros_like(same.flat) for _ in range(4)]
-    for echo, into in zip(crew.echoes, got, strict=True):
-        echo.add_sent(into, 1.0)
+    for result, into in zip(crew.echoes, got, strict=True):
+        result.add_sent(into, 1.0)
     said = {bits(g) for g in got}
     assert len(said) == 2
 
@@ -127,15 +127,15 @@ def test_letters_between_nodes_reach_all_ranks_of_a_node() -> None:
         return (yield from join((yield from start(swap(node)))))
 
     nodes = [Node.of(r, 4, 2) for r in range(4)]
-    got = simulate([as_one(program(n), n, torch.device("cpu"), Buffers()) for n in nodes]).results
+    got = simulate([as_one(program(n), n, torch.device("cpu"), MemoryPool()) for n in nodes]).results
     assert got == [[1] * 3, [1] * 3, [0] * 3, [0] * 3]
 
 
-@pytest.mark.parametrize("ask", [lambda: receive_first(3), lambda: claim("k")])
+@pytest.mark.parametrize("ask", [lambda: receive_first(3), lambda: take_ticket("k")])
 def test_a_node_is_never_first(ask) -> None:
     nodes = [Node.of(r, 4, 2) for r in range(4)]
     with pytest.raises(GossamerError, match="who is first is none of them"):
-        simulate([as_one(ask(), n, torch.device("cpu"), Buffers()) for n in nodes])
+        simulate([as_one(ask(), n, torch.device("cpu"), MemoryPool()) for n in nodes])
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_what_cannot_be_right_is_refused(text: str, why: str) -> None:
     [
         ("topk + per_node(4)", "nodes(gather(topk(scope='block')), 4) + error_feedback()"),
         ("terngrad + local_sgd(4) + per_node(4)", "nodes(scatter(ternary(), answer=qsgd(bits=3)), 4) + local_sgd(4)"),
-        ("backup + per_node(2)", "nodes(allreduce(fp32()), 2) + first()"),
+        ("backup + per_node(2)", "nodes(allreduce(fp32()), 2) + backup_workers()"),
         ("powersgd + per_node(1)", "allreduce(powersgd()) + error_feedback()"),
         ("nodes(scatter(qsgd()), 4) + per_node(4)", "nodes(scatter(qsgd()), 4)"),
     ],
@@ -218,4 +218,4 @@ def test_every_preset_trains_in_two_levels_or_is_refused_with_the_reason(name: s
     run(ranks, pull, 9)
     models = parameters(ranks)
     assert all(torch.isfinite(model).all() for model in models)
-    assert bit_equal(models) or not recipe.equal(9)
+    assert bit_equal(models) or not recipe.is_synced(9)

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from gossamer.core.errors import GossamerError, WireError
 from gossamer.core.verbs import (
+    LazyWire,
     Program,
-    Promise,
     all_to_all,
-    arrivals,
-    departures,
     read_all_gather,
     read_all_to_all,
     receive,
+    receive_order,
     send,
+    send_order,
 )
 from gossamer.fabrics.sim import simulate
 from gossamer.fabrics.torch import TorchFabric
@@ -44,8 +44,8 @@ def told(rank: int, size: int) -> Program[list[Any]]:
     def read(source: int, came: Tensor) -> None:
         events.append(("read", source, came.tolist()))
 
-    def promise(to: int) -> Promise:
-        return Promise(lambda: make(to), length(rank, to))
+    def promise(to: int) -> LazyWire:
+        return LazyWire(lambda: make(to), length(rank, to))
 
     yield from read_all_to_all([promise(j) for j in range(size)], [length(j, rank) for j in range(size)], read)
     exchanged, events = events, []
@@ -56,13 +56,13 @@ def told(rank: int, size: int) -> Program[list[Any]]:
 
 
 def expected(rank: int, size: int) -> list[Any]:
-    made = [("make", j) for j in departures(rank, size)]
-    read = [("read", j, wire(j, rank).tolist()) for j in arrivals(rank, size)]
+    made = [("make", j) for j in send_order(rank, size)]
+    read = [("read", j, wire(j, rank).tolist()) for j in receive_order(rank, size)]
     return [
         made,
         read,
-        [("read", j, [j] * 5) for j in arrivals(rank, size)],
-        [("read", j, []) for j in arrivals(rank, size)],
+        [("read", j, [j] * 5) for j in receive_order(rank, size)],
+        [("read", j, []) for j in receive_order(rank, size)],
     ]
 
 
@@ -100,7 +100,7 @@ def test_while_a_wire_travels_the_next_is_made_and_the_last_is_read(gang4: Any) 
 
 
 def test_a_promise_that_is_not_kept_is_refused() -> None:
-    short = Promise(lambda: torch.zeros(3, dtype=torch.uint8), 4)
+    short = LazyWire(lambda: torch.zeros(3, dtype=torch.uint8), 4)
     with pytest.raises(WireError, match="4 bytes was promised, and one of 3"):
         simulate([all_to_all([short], [4])])
 
@@ -119,7 +119,7 @@ def fails(rank: int, size: int, when: str) -> str:
 
     fabric = TorchFabric(deadline=5)
     try:
-        ticket = fabric.start(read_all_to_all([Promise(make, 4)] * size, [4] * size, read), "block", 3)
+        ticket = fabric.start(read_all_to_all([LazyWire(make, 4)] * size, [4] * size, read), "block", 3)
         fabric.join(ticket)
     except GossamerError as error:
         return f"peer: {error}"

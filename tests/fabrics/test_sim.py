@@ -5,25 +5,25 @@ from contextlib import suppress
 
 import pytest
 import torch
-from tests.worker import fleet
-from tests.worker.gym import make, parameters, pull, train
+from tests.runtime import fleet
+from tests.runtime.gym import make, parameters, pull, train
 
 from gossamer.core.errors import DeadlockError, GossamerError, PeerError
 from gossamer.core.verbs import (
     AllToAll,
     Compute,
-    Descend,
+    OptimizerStep,
     Program,
     all_gather,
     all_gather_ragged,
     all_reduce,
     all_to_all,
-    claim,
-    closed,
     join,
     receive,
     send,
     start,
+    take_ticket,
+    wait_quorum,
 )
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import Network, simulate
@@ -209,8 +209,8 @@ def test_tickets_are_drawn_in_the_order_of_virtual_time_and_close_for_all() -> N
 
     def program(rank: int) -> Program[tuple[int, tuple[int, ...]]]:
         yield from compute(delays[rank])
-        number = yield from claim("k")
-        return number, (yield from closed("k", 3))
+        number = yield from take_ticket("k")
+        return number, (yield from wait_quorum("k", 3))
 
     outcome = simulate([program(r) for r in range(4)], Network(latency=0.5))
     assert outcome.results == [(3, (1, 2, 0)), (1, (1, 2, 0)), (2, (1, 2, 0)), (4, (1, 2, 0))]
@@ -221,7 +221,7 @@ def test_counters_of_different_names_are_apart() -> None:
     def program() -> Program[list[int]]:
         out = []
         for name in ("a", "b", "a"):
-            out.append((yield from claim(name)))
+            out.append((yield from take_ticket(name)))
         return out
 
     assert simulate([program()]).results == [[1, 1, 2]]
@@ -330,7 +330,7 @@ def test_a_deadlock_says_who_waits_for_what() -> None:
     with pytest.raises(DeadlockError, match="rank 0 waits for a message of 8 bytes from rank 1"):
         simulate([receive(1, 8), receive(0, 8)])
     with pytest.raises(DeadlockError, match=r"ticket 3 of 'k' \(0 drawn\)"):
-        simulate([closed("k", 3)])
+        simulate([wait_quorum("k", 3)])
 
 
 def test_an_error_of_a_program_surfaces_with_its_type_though_others_wait() -> None:
@@ -428,7 +428,7 @@ def test_equal_requests_of_different_blocks_or_steps_do_not_meet(label: str, ste
 
 def test_a_descent_is_not_for_the_fabric() -> None:
     def program() -> Program[None]:
-        yield Descend()
+        yield OptimizerStep()
 
     with pytest.raises(GossamerError, match="host"):
         simulate([program()])

@@ -8,11 +8,11 @@ import torch.distributed as dist
 from tests.fabrics import streams
 from torch import Tensor
 
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Promise, Receive, Send
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, LazyWire, Receive, Send
 from gossamer.fabrics import staged
-from gossamer.fabrics.book import gloo
 from gossamer.fabrics.connection import Connection
 from gossamer.fabrics.gloo import Gloo
+from gossamer.fabrics.rendezvous import gloo
 from gossamer.fabrics.shared_store import SharedStore, poll
 from gossamer.fabrics.staged import Staged
 
@@ -41,12 +41,12 @@ def answers(connection: Connection) -> list[Any]:
     def wire(length: int, value: int) -> Tensor:
         return torch.full((length,), value, dtype=torch.uint8)
 
-    def promised(j: int) -> Promise:
+    def promised(j: int) -> LazyWire:
         def make() -> Tensor:
             made.append(j)
             return wire(1 + rank + j, 10 * rank + j)
 
-        return Promise(make, 1 + rank + j)
+        return LazyWire(make, 1 + rank + j)
 
     def read(source: int, came: Tensor) -> None:
         heard.append(("read", source, came.tolist()))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.core import verbs
 from gossamer.core.errors import WireError
-from gossamer.core.verbs import Descend, Join, Program, Start
+from gossamer.core.verbs import Join, OptimizerStep, Program, Start
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.torch import TorchFabric
 
@@ -175,10 +175,10 @@ def test_only_a_host_answers_descend() -> None:
     fabric = TorchFabric()
 
     def program() -> Program[None]:
-        yield Descend()
+        yield OptimizerStep()
 
     for drive in (fabric.run, lambda p: fabric.join(fabric.start(p))):
-        with pytest.raises(RuntimeError, match="Descend"):
+        with pytest.raises(RuntimeError, match="OptimizerStep"):
             drive(program())
     fabric.close()
 

@@ -282,7 +282,7 @@ def test_lanes_are_opened_in_one_order(gang2: Gang) -> None:
 
 def test_closing_ends_what_waits() -> None:
     fabric = TorchFabric()
-    waiting = fabric.start(verbs.closed("never", 1))
+    waiting = fabric.start(verbs.wait_quorum("never", 1))
     queued = fabric.start(verbs.all_reduce(torch.ones(1)))
     begin = time.monotonic()
     fabric.close()

@@ -35,8 +35,8 @@ def killed(rank: int, size: int, victim: int, kind: str) -> tuple[str, str, floa
     def waiting() -> Program[None]:
         yield from verbs.all_reduce(torch.ones(1000))
         yield Compute(die, "die")
-        yield from verbs.claim("step 5")
-        yield from verbs.closed("step 5", size)
+        yield from verbs.take_ticket("step 5")
+        yield from verbs.wait_quorum("step 5", size)
 
     program = collective() if kind == "collective" else waiting()
     return failure(fabric, lambda: fabric.join(fabric.start(program, "embedding", step=5)))

@@ -80,11 +80,11 @@ def quorum(rank: int, size: int) -> tuple[float, tuple[int, ...], int]:
     fabric = TorchFabric(deadline=20)
     fabric.open_lane("claims")
     count = max(1, size - 1)
-    waiting = fabric.start(verbs.closed("round", count), "round")
+    waiting = fabric.start(verbs.wait_quorum("round", count), "round")
     late = size > 1 and rank == size - 1
     if late:
         holders = fabric.join(waiting)
-    ticket = fabric.join(fabric.start(verbs.claim("round"), lane="claims"))
+    ticket = fabric.join(fabric.start(verbs.take_ticket("round"), lane="claims"))
     if not late:
         holders = fabric.join(waiting)
     agreed = fabric.run(verbs.all_reduce(torch.tensor([float(rank in holders)])))
@@ -107,7 +107,7 @@ def two_fabrics(rank: int, size: int) -> tuple[int, int, float]:
     first = one.start(verbs.all_reduce(torch.ones(1)))
     second = other.start(verbs.all_reduce(torch.full((1,), 10.0)))
     total = float(other.join(second)) + float(one.join(first))
-    tickets = one.run(verbs.claim("same name")), other.run(verbs.claim("same name"))
+    tickets = one.run(verbs.take_ticket("same name")), other.run(verbs.take_ticket("same name"))
     one.close()
     other.close()
     return (*tickets, total)

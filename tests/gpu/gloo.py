@@ -34,10 +34,10 @@ def watch() -> None:
 
 def _watched(real: Any, name: str, reads: bool) -> Any:
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
-        leaves = [*tensors_in((args, kwargs))]
-        if any(isinstance(x, Cuda) for x in leaves):
+        params = [*tensors_in((args, kwargs))]
+        if any(isinstance(x, Cuda) for x in params):
             raise RuntimeError(f"ProcessGroupGloo::{name}: unsupported device type cuda (at {place(3)})")
-        pinned = [x for x in leaves if isinstance(x, Host)]
+        pinned = [x for x in params if isinstance(x, Host)]
         with lock:
             diary.crossings += bool(pinned)
             for tensor in pinned:

@@ -12,7 +12,7 @@ from tests.gpu.nursery import Nursery, RankError
 from torch import Tensor, nn
 
 import gossamer
-from gossamer.hosts import Communicator
+from gossamer.integrations import Communicator
 from gossamer.recipe import Recipe
 
 PATIENCE = 6.0  # seconds that the watchdog gives an operation
@@ -70,7 +70,7 @@ class Seen:
         return sum(self.launches.values()) / self.steps
 
 
-class World:
+class Binding:
     """What has been seen of each plan; each is run once, and may be asked for by many tests."""
 
     def __init__(self, nursery: Nursery) -> None:
@@ -119,12 +119,12 @@ def _train(rank: int, plan: Plan) -> Seen:
     momentum = 0.0 if own else 0.9
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
     count = sum(p.numel() for p in model.parameters())
-    dice = torch.Generator().manual_seed(rank)
+    rng = torch.Generator().manual_seed(rank)
     losses = list[Tensor]()
     with gossamer.attach(model, optimizer, plan.recipe, deadline=20.0) as comm:
         crossed = diary.crossings
         for _ in range(plan.warm):
-            losses.append(step(model, optimizer, comm, dice, device))
+            losses.append(step(model, optimizer, comm, rng, device))
         if plan.resumes:
             on_cpu = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in comm.state_dict().items()}
             comm.load_state_dict(on_cpu)
@@ -132,13 +132,13 @@ def _train(rank: int, plan: Plan) -> Seen:
         counted, diary.peak = _counters(), diary.live
         live = list[int]()
         for _ in range(plan.steps):
-            losses.append(step(model, optimizer, comm, dice, device))
+            losses.append(step(model, optimizer, comm, rng, device))
             _meet(comm)
             live.append(diary.live)
         kept, peak = max(live) - STATE * count, diary.peak - STATE * count
         syncs, lane_syncs, launches = (now - then for now, then in zip(_counters(), counted))
         crossed = diary.crossings - crossed
-        channels = len(comm.worker.channels)
+        channels = len(comm.worker.buckets)
         remembers = end(comm)
     return Seen(
         parameters=count,
@@ -166,14 +166,14 @@ def net(plan: Plan) -> nn.Module:
 
 
 def step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator, dice: torch.Generator, device: torch.device
+    model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator, rng: torch.Generator, device: torch.device
 ) -> Tensor:
     """One optimizer step of an ordinary loop, which never waits for the device: that would hide races."""
     optimizer.zero_grad()
     last = False
     while not last:
         with comm.accumulating() as last:
-            batch = torch.randn(4, 32, generator=dice).pin_memory().to(device, non_blocking=True)
+            batch = torch.randn(4, 32, generator=rng).pin_memory().to(device, non_blocking=True)
             loss = model(batch).square().mean()
             (loss / comm.accumulate).backward()
     comm.loss(loss.detach())  # pyright: ignore

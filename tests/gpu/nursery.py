@@ -81,7 +81,7 @@ def _load() -> None:
     for name in (
         "torch._dynamo",
         "torch.optim",
-        "gossamer.hosts.attach",
+        "gossamer.integrations.attach",
         "gossamer.recipes",
         "gossamer.kernels.gpu",
         "gossamer.trial.gpu.rank",

@@ -12,7 +12,7 @@ from gossamer.catalogue import parts_of
 from gossamer.core.contracts import Mixer
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import registry
-from gossamer.hosts.devices import refuse_lengths
+from gossamer.integrations.devices import refuse_lengths
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 
@@ -36,7 +36,7 @@ BESIDES = (
     "allreduce(fp32()) + gossip(push_sum(ring()), every=2, overlap=True)",
     "allreduce(powersgd(factors='fp16')) + error_feedback()",
     "gather(dropping(warmup=0)) + error_feedback()",
-    "scatter(qsgd()) + first()",
+    "scatter(qsgd()) + backup_workers()",
     "nodes(scatter(qsgd()), 2)",
     "allreduce(fp32()) + local_sgd(2) + adacomm(2)",
     "allreduce(fp32()) + by_speed(local_sgd(1))",  # with more, ranks take unlike numbers of steps
@@ -107,9 +107,9 @@ def waits_for_few(text: str) -> bool:
     return "waits for few" in Recipe.of(text).schedule.traits
 
 
-def own_pace(text: str) -> bool:
+def is_async(text: str) -> bool:
     """Whether ranks pair up at their own pace: in an even number, and what they do depends on time."""
-    return Recipe.of(text).schedule.own_pace
+    return Recipe.of(text).schedule.is_async
 
 
 def is_cut(text: str) -> bool:
@@ -140,7 +140,7 @@ def plans_under_nccl(text: str) -> list[Plan]:
 
     The first has few parameters, the second many. (`plan_of` is another one: two ranks, lazily, one backend.)
     """
-    most = 2 if own_pace(text) else 3
+    most = 2 if is_async(text) else 3
     plans = [
         Plan(text, ranks=most, eager=True, backends="undefined", warm=1, steps=2),
         Plan(text, ranks=most, eager=False, backends="cpu:gloo,cuda:nccl", depth=7, warm=1, steps=2),

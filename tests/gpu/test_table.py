@@ -1,18 +1,18 @@
 """The table of docs/gpu.md says what is measured today."""
 
 import pytest
-from tests.gpu.loops import World
-from tests.gpu.subjects import own_pace, short_presets, waits_for_few
+from tests.gpu.loops import Binding
+from tests.gpu.subjects import is_async, short_presets, waits_for_few
 from tests.gpu.table import PAGE, differs, rows, written
 
 pytestmark = pytest.mark.gang
 
 
-def test_the_page_is_not_stale(world: World) -> None:
+def test_the_page_is_not_stale(world: Binding) -> None:
     there, found = written(PAGE.read_text()), rows(world.run, without_triton=False)
     assert there.keys() == found.keys(), "python -m tests.gpu.table writes it anew"
     texts = short_presets()
-    timed = {name for name, text in texts.items() if own_pace(text)}  # what these do depends on the machine
+    timed = {name for name, text in texts.items() if is_async(text)}  # what these do depends on the machine
     late = {name for name, text in texts.items() if waits_for_few(text)}  # and of these the peak, as ranks are late
     seen = {name: row[:-1] if name in late else row for name, row in found.items() if name not in timed}
     stale = {name: (there[name], row) for name, row in seen.items() if differs(there[name], row)}

@@ -62,9 +62,9 @@ WARM = """
 import sys, torch
 from gossamer import kernels
 from gossamer.codecs.warm import warm
-from gossamer.core.block import Block
+from gossamer.core.bucket import Block
 from gossamer.core.contracts import Context
-from gossamer.core.dice import Dice
+from gossamer.core.rng import Dice
 from gossamer.recipe import Recipe
 
 def loaded():

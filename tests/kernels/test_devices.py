@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.codecs import QSGD, Ternary, TopK
-from gossamer.core.block import Block, Layout
+from gossamer.core.bucket import Bucket, Layout
 from gossamer.core.contracts import Codec
 from gossamer.kernels.reference.select import spoil_outside
 
@@ -30,7 +30,7 @@ def there_and_back(codec: Codec, dtype: torch.dtype) -> Callable[[], None]:
     layout = Layout(LAYOUT.segments, dtype)
 
     def go() -> None:
-        wire = codec.encode(Block(far(layout.numel, dtype), layout), {}, context())
+        wire = codec.encode(Bucket(far(layout.numel, dtype), layout), {}, context())
         codec.accumulate(wire, layout, far(layout.numel, dtype), 0.5)
 
     return go
@@ -61,7 +61,7 @@ def test_an_index_outside_spoils_what_it_was_added_to() -> None:
 
 def test_on_a_cpu_an_index_outside_is_an_error_whatever_the_precision() -> None:
     codec, layout = TopK(ratio=0.5), Layout.of({"w": (4,)}, torch.float64)
-    wire = codec.encode(Block(torch.ones(4, dtype=torch.float64), layout), {}, context())
+    wire = codec.encode(Bucket(torch.ones(4, dtype=torch.float64), layout), {}, context())
     wire[8:].view(torch.int32)[1] = 4
     into = torch.zeros(4, dtype=torch.float64)
     with pytest.raises(kernels.CorruptWire, match="outside"):

@@ -121,9 +121,9 @@ def test_clustered_gradients_are_found_as_well_as_by_hashing_every_element(kind:
     heavy = (x == 1).nonzero().view(-1)
     ours = plain = 0.0
     for draw in range(draws):
-        dice = torch.Generator().manual_seed(draw)
-        cells = torch.randint(0, columns, (rows, x.numel()), generator=dice)
-        signs = torch.randint(0, 2, (rows, x.numel()), generator=dice) * 2.0 - 1
+        rng = torch.Generator().manual_seed(draw)
+        cells = torch.randint(0, columns, (rows, x.numel()), generator=rng)
+        signs = torch.randint(0, 2, (rows, x.numel()), generator=rng) * 2.0 - 1
         table = torch.zeros(rows, columns).scatter_add_(1, cells, signs * x)
         by_element = (table.gather(1, cells) * signs).median(0).values
         for said in (told(x, rows, columns, draw), by_element):

@@ -374,8 +374,8 @@ def test_follow_refuses_what_does_not_lie_beside_the_model():
 @settings(deadline=None)
 @given(n=st.sampled_from([1, 100, 4096, 4097, 20_000]), wires=st.integers(1, 5), seed=st.integers(0, 999))
 def test_sparse_mean(n, wires, seed):
-    dice = torch.Generator().manual_seed(seed)
-    indices = [torch.randint(0, n, (n // 7 + 1,), generator=dice, dtype=torch.int32) for _ in range(wires)]
+    rng = torch.Generator().manual_seed(seed)
+    indices = [torch.randint(0, n, (n // 7 + 1,), generator=rng, dtype=torch.int32) for _ in range(wires)]
     if seed % 3:
         indices = [i.sort().values for i in indices]  # repeated ones add up
     said = [values(i.numel(), seed + w) for w, i in enumerate(indices)]

@@ -116,18 +116,18 @@ def test_a_killed_keeper_is_an_error_and_leaves_nothing(traces: Any, part: str) 
 
 @pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.slow)])
 def test_random_kills_leave_nothing(traces: Any, count: int) -> None:
-    dice = random.Random(3)
+    rng = random.Random(3)
     for _ in range(count):
         owner = subprocess.Popen(OWNER, env=traces.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(dice.uniform(0.03, 0.35))
-        victim = dice.choice(sorted(traces.processes()) or [owner.pid])
-        number = dice.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+        time.sleep(rng.uniform(0.03, 0.35))
+        victim = rng.choice(sorted(traces.processes()) or [owner.pid])
+        number = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
         for process in (victim, owner.pid):  # if the victim did not bring the lab down, its owner does
             try:
                 os.kill(process, number)
             except ProcessLookupError:
                 continue
-            time.sleep(dice.uniform(0, 0.1))
+            time.sleep(rng.uniform(0, 0.1))
         owner.wait(TEARDOWN)
         traces.expect_nothing()
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, Layout
-from gossamer.core.contracts import Codec, Context, Echo
-from gossamer.core.dice import Dice
+from gossamer.core.bucket import Bucket, Layout
+from gossamer.core.contracts import Codec, Context, ReduceResult
+from gossamer.core.rng import CounterRng
 from gossamer.core.verbs import Program
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import simulate
@@ -24,36 +24,36 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
 FILLED = [name for name, shapes in SHAPES.items() if torch.zeros(Layout.of(shapes).numel).numel() > 1]
 
 
-def block(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Block:
+def block(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Bucket:
     """Normal numbers in these shapes, zeros in the parameter called zero."""
     layout = Layout.of(SHAPES[name], dtype)
     flat = torch.randn(layout.numel, generator=torch.Generator().manual_seed(1000 + seed), dtype=dtype)
-    made = Block(flat, layout)
+    made = Bucket(flat, layout)
     for n, view in made.tensors():
         if n == "zero":
             view.zero_()
     return made
 
 
-def vector(values: Tensor) -> Block:
-    return Block(values, Layout.of({"x": tuple(values.shape)}, values.dtype))
+def vector(values: Tensor) -> Bucket:
+    return Bucket(values, Layout.of({"x": tuple(values.shape)}, values.dtype))
 
 
 def context(rank: int = 0, size: int = 1, step: int = 1, seed: int = 7) -> Context:
-    return Context(rank, size, step, Dice(seed, step, rank))
+    return Context(rank, size, step, CounterRng(seed, step, rank))
 
 
-def roundtrip(codec: Codec, given: Block, at: Context | None = None) -> Tensor:
+def roundtrip(codec: Codec, given: Bucket, at: Context | None = None) -> Tensor:
     return codec.decode(codec.encode(given, {}, at or context()), given)
 
 
-def sent(echo: Echo, like: Block) -> Tensor:
+def sent(result: ReduceResult, like: Bucket) -> Tensor:
     out = torch.zeros_like(like.flat)
-    echo.add_sent(out, 1.0)
+    result.add_sent(out, 1.0)
     return out
 
 
-def agree(programs: Sequence[Program[Echo]]) -> tuple[list[Echo], Ledger]:
+def agree(programs: Sequence[Program[ReduceResult]]) -> tuple[list[ReduceResult], Ledger]:
     """Run one exchange to its end on the simulator."""
     outcome = simulate(programs)
     return outcome.results, outcome.ledger

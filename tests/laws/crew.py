@@ -6,14 +6,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, State
-from gossamer.core.contracts import Context, Echo, Exchange, Memory
-from gossamer.core.dice import Dice
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.contracts import Context, Exchange, Memory, ReduceResult
+from gossamer.core.rng import CounterRng
 from gossamer.core.verbs import Program
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import simulate
 from gossamer.recipe import Recipe
-from gossamer.worker.units import rescale
+from gossamer.runtime.loss_scale import rescale
 
 
 class Crew:
@@ -28,10 +28,10 @@ class Crew:
         self.carried: list[State] = [{} for _ in range(size)]
         self.scale = 1.0
         self.ledger = Ledger()
-        self.echoes: list[Echo] = []
+        self.echoes: list[ReduceResult] = []
         self.results: list[Tensor] = []  # what each rank got; one of them is all of them, unless a memory parts models
 
-    def step(self, blocks: Sequence[Block], lr: float = 1.0, scale: float = 1.0) -> Tensor:
+    def step(self, blocks: Sequence[Bucket], lr: float = 1.0, scale: float = 1.0) -> Tensor:
         self.done += 1
         self.echoes = []
         self._follow(scale)
@@ -49,15 +49,15 @@ class Crew:
             rescale(self.exchange, carried, scale / self.scale)
         self.scale = scale
 
-    def _program(self, rank: int, block: Block, lr: float) -> Program[Tensor]:
+    def _program(self, rank: int, block: Bucket, lr: float) -> Program[Tensor]:
         shift = self.memory.follow(self.exchange.omega(block.layout, self.size))
-        dice = Dice(self.seed, self.done, rank)
-        context = Context(rank, self.size, self.done, dice, lr=lr, shift=shift, scale=self.scale)
+        rng = CounterRng(self.seed, self.done, rank)
+        context = Context(rank, self.size, self.done, rng, lr=lr, shift=shift, scale=self.scale)
 
-        def send(block: Block, context: Context) -> Program[Echo]:
-            echo = yield from self.exchange.average(block, self.carried[rank], context)
-            self.echoes.append(replace(echo, mean=echo.mean.clone()))  # the mean is the memory's to write to
-            return echo
+        def send(block: Bucket, context: Context) -> Program[ReduceResult]:
+            result = yield from self.exchange.average(block, self.carried[rank], context)
+            self.echoes.append(replace(result, mean=result.mean.clone()))  # the mean is the memory's to write to
+            return result
 
         return self.memory.around(block, self.kept[rank], send, context)
 
@@ -70,5 +70,5 @@ class Crew:
         return sum((v.double() for s in self.carried for key, v in s.items() if key.endswith("owed")), 0.0)
 
 
-def mean(blocks: Sequence[Block]) -> Tensor:
+def mean(blocks: Sequence[Bucket]) -> Tensor:
     return torch.stack([b.flat.double() for b in blocks]).mean(0)

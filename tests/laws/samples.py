@@ -53,7 +53,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
     "fetch_sgd": ("fetch_sgd(ratio=0.05, rows=3, momentum=0.0, error='subtract')",),
     "fp8": ("fp8(format='e5m2', block=32, scale='e8m0')", "fp8(block=7, scale='ocp', rounding='nearest')"),
-    "first": ("first(backups=0)",),
+    "backup_workers": ("backup_workers(backups=0)",),
     "gossip": ("gossip(every=2)", "gossip(overlap=True)", "gossip(warmup=2, exact=3)"),
     "int8": ("int8(block=7, scale='bf16', rounding='nearest')",),
     "local_sgd": ("local_sgd(2)", "local_sgd(2, warmup=2)"),
@@ -196,13 +196,13 @@ def memories() -> list[Memory]:
 
 def schedules() -> list[Schedule]:
     """Mixers are driven by one. Those at their own pace have a law of their own, with their trait."""
-    in_step = [s for s in samples("schedule") if not s.own_pace]
+    in_step = [s for s in samples("schedule") if not s.is_async]
     return list(dict.fromkeys([*in_step, *(parse(f"gossip({m})") for m in mixers())]))
 
 
 def unpaced() -> list[Schedule]:
     """Those whose ranks wait for nobody."""
-    return [s for s in samples("schedule") if s.own_pace]
+    return [s for s in samples("schedule") if s.is_async]
 
 
 def updates() -> list[Update]:
@@ -256,7 +256,7 @@ def preset_recipes() -> dict[str, Recipe]:
 @cache
 def recipes() -> tuple[Recipe, ...]:
     """All presets, every exchange with every memory it bears, every schedule and controller with what bears it."""
-    carriers = [r for r in preset_recipes().values() if not r.schedule.own_pace]
+    carriers = [r for r in preset_recipes().values() if not r.schedule.is_async]
     out = [*carriers, *pairs()]
     for base, schedule in product(carriers, schedules()):
         out += legal(Recipe, base.exchange, base.memory, schedule)

@@ -15,7 +15,7 @@ from tests.laws.blocks import FILLED, SHAPES, agree, bits, block, context, round
 from tests.laws.samples import codecs, linear_codecs
 from torch import Tensor
 
-from gossamer.core.block import Block, Layout
+from gossamer.core.bucket import Bucket, Layout
 from gossamer.core.contracts import Codec, Context, LinearCodec
 from gossamer.core.errors import WireError
 
@@ -70,17 +70,17 @@ def test_chunks_are_written_and_read_like_blocks(codec: Codec, shape: str) -> No
         for chunk in block(shape).chunks(count):
             out = roundtrip(codec, chunk)
             assert out.shape == chunk.flat.shape
-            assert bits(out) == bits(roundtrip(codec, Block(chunk.flat.clone(), chunk.layout)))
+            assert bits(out) == bits(roundtrip(codec, Bucket(chunk.flat.clone(), chunk.layout)))
 
 
 @every_codec
 @every_dtype
 def test_encoding_leaves_block_state_and_global_dice_alone(codec: Codec, dtype: torch.dtype) -> None:
     given, state = block("several", dtype), {}
-    before, dice = given.flat.clone(), torch.get_rng_state()
+    before, rng = given.flat.clone(), torch.get_rng_state()
     codec.encode(given, state, context())
     assert torch.equal(given.flat, before)
-    assert torch.equal(torch.get_rng_state(), dice)
+    assert torch.equal(torch.get_rng_state(), rng)
     assert state == {}
 
 
@@ -195,7 +195,7 @@ def test_accumulating_adds_the_weighted_decoding(codec: Codec, dtype: torch.dtyp
 # -- dice --------------------------------------------------------------------------------------------------------------
 
 
-def wires_of(codec: Codec, contexts: list[Context], given: Block | None = None) -> list[bytes]:
+def wires_of(codec: Codec, contexts: list[Context], given: Bucket | None = None) -> list[bytes]:
     given = given or block("long")
     return [bits(codec.encode(given, {}, s)) for s in contexts]
 
@@ -211,7 +211,7 @@ def test_every_rank_step_and_seed_has_its_own_dice_or_there_are_none(codec: Code
         "rank": [context(rank=r, size=5) for r in range(5)],
         "step": [context(step=s) for s in range(5)],
         "seed": [context(seed=s) for s in range(5)],
-        "again": [context(), context()._replace(dice=context().dice.again())],
+        "again": [context(), context()._replace(rng=context().rng.again())],
     }
     rounds = codec.unbiased and codec.omega(block("long").layout) > 0
     for kind, contexts in kinds.items():
@@ -222,11 +222,11 @@ def test_every_rank_step_and_seed_has_its_own_dice_or_there_are_none(codec: Code
 @every_unbiased_codec
 def test_parameters_of_other_names_have_other_dice(codec: Codec) -> None:
     values = torch.randn(400, generator=torch.Generator().manual_seed(4))
-    wires = {bits(codec.encode(Block(values, Layout.of({n: (400,)})), {}, context())) for n in "abcd"}
+    wires = {bits(codec.encode(Bucket(values, Layout.of({n: (400,)})), {}, context())) for n in "abcd"}
     assert len(wires) == (4 if codec.omega(vector(values).layout) > 0 else 1)
 
 
-def draws(codec: Codec, given: Block, count: int, rank: int = 0) -> Tensor:
+def draws(codec: Codec, given: Bucket, count: int, rank: int = 0) -> Tensor:
     """Independent decodings, one a row, in double precision."""
     return torch.stack([roundtrip(codec, given, context(rank=rank, step=k)).double() for k in range(count)])
 
@@ -261,7 +261,7 @@ def test_only_an_unbiased_codec_states_a_relative_variance(codec: Codec) -> None
         assert 0 <= omega < float("inf") if codec.unbiased else omega == float("inf")
 
 
-def hard_cases() -> list[Block]:
+def hard_cases() -> list[Bucket]:
     spike = torch.full((300,), 0.05)
     spike[11] = 1.0
     noise = torch.randn(300, generator=torch.Generator().manual_seed(5))
@@ -297,7 +297,7 @@ def test_the_error_of_a_mean_over_ranks_falls_with_their_number(codec: Codec) ->
 # -- sums --------------------------------------------------------------------------------------------------------------
 
 
-def averaged(codec: LinearCodec, blocks: list[Block], order: list[int] | None = None):
+def averaged(codec: LinearCodec, blocks: list[Bucket], order: list[int] | None = None):
     """Everybody's echo; `order` contexts the ranks differently, each keeping its data and dice."""
     size, order = len(blocks), order or list(range(len(blocks)))
     contexts = [context(rank=r, size=size)._replace(rank=place) for place, r in enumerate(order)]
@@ -305,7 +305,7 @@ def averaged(codec: LinearCodec, blocks: list[Block], order: list[int] | None = 
     return echoes, ledger
 
 
-def on_ranks(shape: str, size: int, dtype: torch.dtype = torch.float32) -> list[Block]:
+def on_ranks(shape: str, size: int, dtype: torch.dtype = torch.float32) -> list[Bucket]:
     return [block(shape, dtype, seed=r) for r in range(size)]
 
 
@@ -315,7 +315,7 @@ def on_ranks(shape: str, size: int, dtype: torch.dtype = torch.float32) -> list[
 def test_the_mean_is_bit_equal_on_all_ranks_and_is_the_mean_of_what_got_through(
     codec: LinearCodec, dtype: torch.dtype, size: int
 ) -> None:
-    coarse = max(12 * codec.sum_rounding, 10 * fine(dtype))
+    is_compressed = max(12 * codec.sum_rounding, 10 * fine(dtype))
     for shape in SHAPES:
         blocks = on_ranks(shape, size, dtype)
         before = [b.flat.clone() for b in blocks]
@@ -323,7 +323,7 @@ def test_the_mean_is_bit_equal_on_all_ranks_and_is_the_mean_of_what_got_through(
         assert len({bits(e.mean) for e in echoes}) == 1, shape
         assert (echoes[0].mean.shape, echoes[0].mean.dtype) == (blocks[0].flat.shape, dtype), shape
         through = sum(sent(e, b) for e, b in zip(echoes, blocks, strict=True)) / size
-        torch.testing.assert_close(through, echoes[0].mean, rtol=coarse, atol=coarse)
+        torch.testing.assert_close(through, echoes[0].mean, rtol=is_compressed, atol=is_compressed)
         assert all(torch.equal(b.flat, old) for b, old in zip(blocks, before, strict=True)), shape
 
 
@@ -333,8 +333,8 @@ def test_permuting_the_ranks_changes_the_mean_by_rounding_only(codec: LinearCode
     blocks = on_ranks(shape, 4, torch.float64)
     echoes, _ = averaged(codec, blocks)
     permuted, _ = averaged(codec, blocks, order=[2, 0, 3, 1])
-    coarse = max(5 * codec.sum_rounding, 1e-9)
-    torch.testing.assert_close(permuted[0].mean, echoes[0].mean, rtol=coarse, atol=coarse)
+    is_compressed = max(5 * codec.sum_rounding, 1e-9)
+    torch.testing.assert_close(permuted[0].mean, echoes[0].mean, rtol=is_compressed, atol=is_compressed)
 
 
 @every_linear_codec
@@ -375,9 +375,9 @@ def test_writing_the_mean_into_the_room_given_changes_no_bit(
 ) -> None:
     plain, _ = averaged(codec, on_ranks(shape, 3, dtype))
     rooms = [torch.full_like(b.flat, 9.0) for b in on_ranks(shape, 3, dtype)]
-    apart = [Block(b.flat, b.layout, room) for b, room in zip(on_ranks(shape, 3, dtype), rooms, strict=True)]
+    apart = [Bucket(b.flat, b.layout, room) for b, room in zip(on_ranks(shape, 3, dtype), rooms, strict=True)]
     echoes, _ = averaged(codec, apart)
-    inside = [Block(b.flat, b.layout, b.flat) for b in on_ranks(shape, 3, dtype)]
+    inside = [Bucket(b.flat, b.layout, b.flat) for b in on_ranks(shape, 3, dtype)]
     over, _ = averaged(codec, inside)
     for a, b, c, like in zip(plain, echoes, over, apart, strict=True):
         assert bits(a.mean) == bits(b.mean) == bits(c.mean)

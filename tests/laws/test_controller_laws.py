@@ -2,7 +2,7 @@
 
 import pytest
 from tests.laws.samples import controlled, controllers
-from tests.worker.gym import bit_equal, make, parameters, pull, train
+from tests.runtime.gym import bit_equal, make, parameters, pull, train
 
 from gossamer.controllers import Fixed
 from gossamer.core.contracts import Controller
@@ -25,7 +25,7 @@ def test_all_ranks_decide_alike_and_within_reach(recipe: Recipe, size: int) -> N
     exchanges, schedules = {r.exchange for r in reach}, {r.schedule for r in reach}
     ranks = make(recipe, size)
     for _ in range(STEPS):
-        equal = ranks[0].worker.recipe.schedule.equal(ranks[0].worker.step)
+        equal = ranks[0].worker.recipe.schedule.is_synced(ranks[0].worker.step)
         train(ranks, pull, 1)
         now = {repr(r.worker.recipe) for r in ranks}
         assert len(now) == 1

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 from tests.gang import Gang
-from tests.hosts.loops import attached, small_step
-from tests.worker.gym import bit_equal, make, parameters, pull, train
+from tests.integrations.loops import attached, small_step
+from tests.runtime.gym import bit_equal, make, parameters, pull, train
 
 from gossamer.codecs import FP32
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Context, Echo, Exchange
-from gossamer.core.halves import rest, until_descend
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.contracts import Context, Exchange, ReduceResult
 from gossamer.core.loop import Loop
 from gossamer.core.schedule import Schedule
-from gossamer.core.verbs import Compute, Descend, Program
-from gossamer.counting import bytes_per_step
+from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
+from gossamer.core.verbs import Compute, OptimizerStep, Program
 from gossamer.exchanges import AllReduced
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
 
 caught = list[str]()
@@ -50,7 +50,7 @@ class CarefulSchedule(Schedule):
     def step(self, loop: Loop) -> Program[None]:
         yield from attempt("before the descent")
         yield from loop.average_gradients()
-        yield Descend()
+        yield OptimizerStep()
         yield from attempt("after the descent")
 
 
@@ -64,7 +64,7 @@ class CarefulExchange(Exchange):
     def omega(self, layout: Layout, size: int) -> float:
         return 0.0
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         yield from attempt("in the exchange")
         return (yield from AllReduced(FP32()).average(block, state, context))
 
@@ -99,9 +99,9 @@ class Nothing:
 def test_by_hand_both_halves_of_a_step_hear_of_it() -> None:
     caught.clear()
     steps = CarefulSchedule().step(Nothing())  # pyright: ignore[reportArgumentType]
-    by_hand(until_descend(steps))
+    by_hand(until_optimizer_step(steps))
     assert caught == ["before the descent"]
-    by_hand(rest(steps, descended=True))
+    by_hand(after_optimizer_step(steps, descended=True))
     assert caught == ["before the descent", "after the descent"]
 
 
@@ -109,15 +109,15 @@ def test_what_nobody_catches_comes_out_of_both_halves() -> None:
     def careless(early: bool) -> Program[None]:
         if early:
             yield Compute(fail, "careless")
-        yield Descend()
+        yield OptimizerStep()
         yield Compute(fail, "careless")
 
     with pytest.raises(Oops):
-        by_hand(until_descend(careless(early=True)))
+        by_hand(until_optimizer_step(careless(early=True)))
     steps = careless(early=False)
-    by_hand(until_descend(steps))
+    by_hand(until_optimizer_step(steps))
     with pytest.raises(Oops):
-        by_hand(rest(steps, descended=True))
+        by_hand(after_optimizer_step(steps, descended=True))
 
 
 def test_in_the_simulator() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.worker.gym import Flat, make, pull, train
+from tests.runtime.gym import Flat, make, pull, train
 
 from gossamer.core.errors import DeadlockError, PeerError, RecipeError, WireError
 from gossamer.core.verbs import all_gather, all_reduce

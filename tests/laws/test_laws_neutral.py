@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.worker.gym import Flat, bit_equal, make, noise, parameters, pull, sgd, train
+from tests.runtime.gym import Flat, bit_equal, make, noise, parameters, pull, sgd, train
 from torch import Tensor
 
-# One rank, an odd number, and many; what recipes do on two and four is compared with real ranks, in tests/hosts.
+# One rank, an odd number, and many; what recipes do on two and four is compared with real ranks, in tests/integrations.
 SIZES = [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow), 8]
 
 
@@ -65,7 +65,7 @@ def test_a_neutral_knob_changes_no_bit(neutral: str, plain: str, size: int) -> N
 @pytest.mark.parametrize("size", SIZES)
 def test_no_backups_is_synchronous_training_bit_for_bit(size: int) -> None:
     assert bit_equal([torch.stack(outcome("backup(backups=0)", size)), torch.stack(outcome("allreduce", size))])
-    over = "scatter(qsgd()) + first(backups=0)"
+    over = "scatter(qsgd()) + backup_workers(backups=0)"
     assert bit_equal([torch.stack(outcome(over, size)), torch.stack(outcome("qsgd", size))])
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tests.worker import fleet
-from tests.worker.gym import (
+from tests.runtime import fleet
+from tests.runtime.gym import (
     anchors,
     bit_equal,
     make,

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from tests.worker import fleet
-from tests.worker.gym import anchors, bit_equal, held, land, make, noise, on_all, parameters, pull, train
+from tests.runtime import fleet
+from tests.runtime.gym import anchors, bit_equal, held, land, make, noise, on_all, parameters, pull, train
 
 SIZES = [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow), 8]
 STEPS = 7
@@ -38,7 +38,7 @@ def test_replicas_that_step_with_their_own_gradient_are_equal_after_every_third_
     for step in range(1, STEPS + 1):
         train(ranks, pull, steps=1)
         equal.append(bit_equal(parameters(ranks)))
-        assert equal[-1] or not ranks[0].worker.recipe.equal(step)
+        assert equal[-1] or not ranks[0].worker.recipe.is_synced(step)
     assert equal[2]
     assert equal[5]
     assert size == 1 or not all(equal)
@@ -64,7 +64,7 @@ def test_overlapping_replicas_share_their_anchor_and_velocity(recipe: str, size:
     for _ in range(3 * STEPS):
         train(ranks, pull, steps=1)
         for key in ("anchor", "velocity"):
-            held = [torch.cat([c.states["schedule"].get(key, c.empty()) for c in r.worker.channels]) for r in ranks]
+            held = [torch.cat([c.states["schedule"].get(key, c.empty()) for c in r.worker.buckets]) for r in ranks]
             assert bit_equal(held)
 
 
@@ -93,8 +93,8 @@ def test_gossip_moves_the_sum_of_models_as_the_sum_of_gradients_does(recipe: str
     train(ranks, push_apart, STEPS)
     on_all(ranks, land)
     mean = sum(held(r) for r in ranks) / size
-    weights = sum(float(c.states["mixer"].get("w", 1.0)) for r in ranks for c in r.worker.channels)
-    assert weights == pytest.approx(size * len(ranks[0].worker.channels), rel=1e-6)
+    weights = sum(float(c.states["mixer"].get("w", 1.0)) for r in ranks for c in r.worker.buckets)
+    assert weights == pytest.approx(size * len(ranks[0].worker.buckets), rel=1e-6)
     torch.testing.assert_close(mean, twins[0].flat(), rtol=1e-5, atol=1e-5)
 
 

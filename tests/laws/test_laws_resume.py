@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.worker import fleet
-from tests.worker.gym import (
+from tests.runtime import fleet
+from tests.runtime.gym import (
     Odd,
     bit_equal,
     by_name,
@@ -25,7 +25,7 @@ from tests.worker.gym import (
 from torch import Tensor
 
 from gossamer.core.errors import CheckpointError
-from gossamer.worker import checkpoint
+from gossamer.runtime import checkpoint
 
 ROUND = 3
 STEPS = 2 * ROUND + 1
@@ -103,7 +103,7 @@ def test_a_checkpoint_is_a_copy() -> None:
     train(ranks, pull, 2)
     saved_once = checkpoint.save(ranks[0].worker)
     before = {k: v.clone() for k, v in saved_once.items() if isinstance(v, Tensor)}
-    for c in ranks[0].worker.channels:
+    for c in ranks[0].worker.buckets:
         c.states["memory"]["residual"].fill_(7.0)
     assert all(bit_equal([v, saved_once[k]]) for k, v in before.items())
 
@@ -121,7 +121,7 @@ def moved(recipe: str, old: int, new: int, steps: int = 4):
 
 
 def total(ranks, role: str, key: str) -> dict[str, Tensor]:
-    cut = [by_name(r.worker.channels, role, key) for r in ranks]
+    cut = [by_name(r.worker.buckets, role, key) for r in ranks]
     return {n: sum(c[n].double() for c in cut) for n in cut[0]}
 
 
@@ -168,13 +168,13 @@ OWED = ("exchange", "owed"), ("memory", "residual")
 def test_a_new_world_keeps_the_learned_gradients_and_their_mean(recipe: str, old: int, new: int) -> None:
     before, after = moved(recipe, old, new)
     mean = {n: t / new for n, t in total(after, "memory", "own").items()}
-    common = by_name(after[0].worker.channels, "memory", "common")
+    common = by_name(after[0].worker.buckets, "memory", "common")
     owed = total(after, "exchange", "owed")
     for name, t in total(before, "memory", "own").items():
         torch.testing.assert_close(mean[name], t / old, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(mean[name], common[name].double() + owed.get(name, 0.0), rtol=1e-5, atol=1e-5)
     assert all(
-        bit_equal([common[n], t]) for r in after for n, t in by_name(r.worker.channels, "memory", "common").items()
+        bit_equal([common[n], t]) for r in after for n, t in by_name(r.worker.buckets, "memory", "common").items()
     )
 
 
@@ -189,7 +189,7 @@ def test_every_recipe_trains_on_in_another_world(recipe: str) -> None:
 
 
 def test_loading_all_dictionaries_into_the_same_world_takes_each_rank_its_own() -> None:
-    for recipe in ("topk(ratio=0.1)", "scatter(ternary(), feedback=1.0) + first(backups=1)", "osgp"):
+    for recipe in ("topk(ratio=0.1)", "scatter(ternary(), feedback=1.0) + backup_workers(backups=1)", "osgp"):
         ranks = make(recipe, 3)
         train(ranks, pull, 3)
         on_all(ranks, lambda w: w.quiesce())
@@ -216,7 +216,7 @@ def test_a_checkpoint_of_another_recipe_is_refused_with_both_names() -> None:
 
 def test_a_state_of_no_known_shape_is_refused_and_not_cut_up() -> None:
     worker = one("topk(ratio=0.1)", 2, size=2)
-    worker.channels[0].states["memory"]["sketch"] = torch.zeros(3, 4)
+    worker.buckets[0].states["memory"]["sketch"] = torch.zeros(3, 4)
     with pytest.raises(CheckpointError, match=r"'sketch' of the block of 'scale' has 12 elements.*as 'sketch:NAME'"):
         checkpoint.save(worker)
 
@@ -359,7 +359,7 @@ def test_a_model_may_be_cut_otherwise_when_a_run_goes_on(recipe: str) -> None:
     again = make(recipe + fleet.SMALL, 2)
     for old, new in zip(ranks, again, strict=True):
         checkpoint.load(new.worker, checkpoint.save(old.worker))
-        assert len(new.worker.channels) > len(old.worker.channels)
+        assert len(new.worker.buckets) > len(old.worker.buckets)
         a, b = checkpoint.save(old.worker), checkpoint.save(new.worker)
         differs = ("cut", "recipe", "adopted", "due")
         assert same(*({k: v for k, v in d.items() if k not in differs and "contents" not in k} for d in (a, b)))
@@ -376,7 +376,7 @@ def test_messages_on_their_way_fit_only_the_cut_they_were_sent_in() -> None:
 
 def test_an_anchor_that_a_new_layer_lacks_is_not_taken_for_zero() -> None:
     worker = one("slowmo(3)" + fleet.SMALL, 4, size=2)
-    worker.channels[-1].states["schedule"].clear()  # as of a layer that was unfrozen a moment ago
+    worker.buckets[-1].states["schedule"].clear()  # as of a layer that was unfrozen a moment ago
     saved = checkpoint.save(worker)
     for recipe in ("slowmo(3)", "slowmo(3)" + fleet.SMALL):
         with pytest.raises(
@@ -397,7 +397,7 @@ class Colon(torch.nn.Module):
 def test_names_with_colons_and_slashes_are_names(recipe: str) -> None:
     worker, again = one(recipe, 2, size=2, model=Colon), one(recipe, size=2, model=Colon)
     checkpoint.load(again, checkpoint.save(worker))
-    assert {k for c in again.channels for k in c.states["memory"]} == {"residual"}
+    assert {k for c in again.buckets for k in c.states["memory"]} == {"residual"}
     assert same(checkpoint.save(worker), checkpoint.save(again))
 
 

@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from tests.worker import fleet
-from tests.worker.gym import Replica, bit_equal, make, parameters, pull, remembered, same_memory
+from tests.runtime import fleet
+from tests.runtime.gym import Replica, bit_equal, make, parameters, pull, remembered, same_memory
 
 from gossamer.core.verbs import Program
 from gossamer.fabrics.sim import simulate
-from gossamer.worker.channels import ROLES
+from gossamer.runtime.buckets import ROLES
 
 SIZE = 3
 
@@ -28,7 +28,7 @@ def steps(replica: Replica, count: int, taken: bool) -> Program[None]:
     for _ in range(count):
         pull(replica.model, worker.rank, worker.step)
         yield from worker.begin()
-        yield from worker.train_step([c.gradients() for c in worker.channels], descend, optimizer.step)
+        yield from worker.train_step([c.gradients() for c in worker.buckets], descend, optimizer.step)
         worker.descent.leave(optimizer)
 
 

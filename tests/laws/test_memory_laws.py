@@ -8,9 +8,9 @@ import torch
 from tests.laws.blocks import bits, block
 from tests.laws.crew import Crew, mean
 from tests.laws.samples import memories, pairs, quick
-from tests.worker.gym import bit_equal, make, parameters, pull, remembered, same_memory, spoiled, train
+from tests.runtime.gym import bit_equal, make, parameters, pull, remembered, same_memory, spoiled, train
 
-from gossamer.core.block import Block
+from gossamer.core.bucket import Bucket
 from gossamer.core.contracts import Memory
 from gossamer.exchanges import AllReduced, Gather, Scatter
 from gossamer.memories import ErrorFeedback
@@ -21,9 +21,9 @@ bookkeepers = [r for r in pairs() if r.memory == ErrorFeedback()]
 every_memory = pytest.mark.parametrize("memory", memories(), ids=repr)
 
 
-def gradients(size: int, step: int, dtype: torch.dtype = torch.float32) -> list[Block]:
+def gradients(size: int, step: int, dtype: torch.dtype = torch.float32) -> list[Bucket]:
     """Unequal data: each rank's own direction, and noise."""
-    out = list[Block]()
+    out = list[Bucket]()
     for r in range(size):
         own, noise = block("matrices", dtype, seed=r), block("matrices", dtype, seed=100 + 17 * step + r)
         out.append(own.like(own.flat + 0.5 * noise.flat))
@@ -75,9 +75,9 @@ def test_the_mean_may_be_written_over_the_gradient(recipe: Recipe) -> None:
     apart, over = Crew(recipe, 3), Crew(recipe, 3)
     for step in range(4):
         blocks = gradients(3, step)
-        reused = [Block(b.flat.clone(), b.layout) for b in blocks]
+        reused = [Bucket(b.flat.clone(), b.layout) for b in blocks]
         expected = apart.step(blocks)
-        assert bits(over.step([Block(b.flat, b.layout, b.flat) for b in reused])) == bits(expected)
+        assert bits(over.step([Bucket(b.flat, b.layout, b.flat) for b in reused])) == bits(expected)
     for a, b in zip([*apart.kept, *apart.carried], [*over.kept, *over.carried], strict=True):
         assert {k: bits(v) for k, v in a.items()} == {k: bits(v) for k, v in b.items()}
 

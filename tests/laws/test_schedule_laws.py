@@ -4,12 +4,12 @@ from collections import Counter, defaultdict
 
 import pytest
 from tests.laws.samples import carried, schedules
-from tests.worker.gym import bit_equal, make, parameters, pull, sgd, train, weighted_optimum
+from tests.runtime.gym import bit_equal, make, parameters, pull, sgd, train, weighted_optimum
 
 from gossamer.core.schedule import Schedule
-from gossamer.core.verbs import Descend
-from gossamer.counting.rehearsal import Rehearsal
+from gossamer.core.verbs import OptimizerStep
 from gossamer.fabrics.sim import simulate
+from gossamer.planning.dry_run import DryRun
 from gossamer.recipe import Recipe
 
 STEPS = 9
@@ -29,15 +29,15 @@ def test_it_descends_once_a_step(recipe: Recipe) -> None:
 
     def counting(rank: int):
         worker = ranks[rank].worker
-        for i, channel in enumerate(worker.channels) if recipe.schedule.averages(worker.step) else ():
-            yield from worker.ready(i, channel.empty())
+        for i, bucket in enumerate(worker.buckets) if recipe.schedule.averages(worker.step) else ():
+            yield from worker.ready(i, bucket.empty())
         steps, answer = worker.steps(), None
         while True:
             try:
                 verb = steps.send(answer)
             except StopIteration:
                 break
-            if isinstance(verb, Descend):
+            if isinstance(verb, OptimizerStep):
                 assert verb.missed is None
                 asked[rank] += 1
                 answer = True
@@ -68,7 +68,7 @@ def test_models_are_equal_after_just_the_steps_that_it_names(recipe: Recipe) -> 
     ranks = make(recipe, 3)
     for step in range(1, STEPS + 1):
         train(ranks, pull, 1)
-        assert bit_equal(parameters(ranks)) == recipe.schedule.equal(step), step
+        assert bit_equal(parameters(ranks)) == recipe.schedule.is_synced(step), step
 
 
 @every_carried
@@ -90,7 +90,7 @@ def test_training_goes_somewhere(recipe: Recipe) -> None:
 def test_what_it_asks_for_repeats_after_its_period(recipe: Recipe) -> None:
     period, prelude = recipe.schedule.period, recipe.schedule.prelude
     begin = -(-prelude // period) * period
-    run, asked = Rehearsal(recipe, step=begin + 1), list[tuple[int, int]]()
+    run, asked = DryRun(recipe, step=begin + 1), list[tuple[int, int]]()
     for _ in range(period):
         run.take_step()  # what a round before it left on its way
     for _ in range(3 * period):

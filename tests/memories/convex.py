@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softshrink
 
-from gossamer.core.block import Layout
+from gossamer.core.bucket import Layout
 from gossamer.core.contracts import Codec
 from gossamer.core.parts import parse
 from gossamer.simulate import Replica, replicas, train
@@ -36,9 +36,9 @@ class Problem:
     @cached_property
     def data(self) -> tuple[Tensor, Tensor]:
         """Features (workers x samples x dimensions) and labels of +1 and -1; every worker has a taste of its own."""
-        dice = torch.Generator().manual_seed(11)
-        a = torch.randn(self.workers, SAMPLES, DIMENSIONS, generator=dice, dtype=torch.float64)
-        taste = torch.randn(self.workers, DIMENSIONS, 1, generator=dice, dtype=torch.float64)
+        rng = torch.Generator().manual_seed(11)
+        a = torch.randn(self.workers, SAMPLES, DIMENSIONS, generator=rng, dtype=torch.float64)
+        taste = torch.randn(self.workers, DIMENSIONS, 1, generator=rng, dtype=torch.float64)
         steepest = max(float(torch.linalg.matrix_norm(m, 2)) ** 2 / (4 * SAMPLES) for m in a)
         return a * ((self.kappa - 1) * self.ridge / steepest) ** 0.5, torch.sign((a @ taste).squeeze(-1))
 

@@ -7,7 +7,7 @@ from tests.laws.crew import Crew, mean
 from tests.memories.convex import DIMENSIONS, TERNARY, Problem, tuned
 
 from gossamer.codecs import QSGD, Ternary
-from gossamer.core.block import Block, Layout
+from gossamer.core.bucket import Bucket, Layout
 from gossamer.memories import DIANA
 from gossamer.recipe import Recipe
 
@@ -24,7 +24,7 @@ def test_it_follows_at_the_rate_of_the_theory(dimensions: int, alpha: float) -> 
 SHARED, OWN = "allreduce(ternary(clip=0.0))", "gather(ternary(clip=0.0))"
 
 
-def worst(size: int, numel: int) -> list[Block]:
+def worst(size: int, numel: int) -> list[Bucket]:
     """The gradients that shared scales treat worst: one large element on one rank, and all others of one small size."""
     small = 1 / (1 + (size * numel) ** 0.5)
     flats = [torch.full((numel,), small, dtype=torch.float64) for _ in range(size)]

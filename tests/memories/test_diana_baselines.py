@@ -4,12 +4,12 @@ import pytest
 import torch
 from tests.laws.blocks import context, roundtrip, vector
 from tests.memories.convex import DIMENSIONS, Problem
-from tests.worker.gym import bit_equal, make, parameters, pull, train
+from tests.runtime.gym import bit_equal, make, parameters, pull, train
 
 from gossamer.codecs import QSGD, Bernoulli
-from gossamer.core.block import Layout
-from gossamer.counting import bytes_per_step
+from gossamer.core.bucket import Layout
 from gossamer.memories.diana import plan
+from gossamer.planning import bytes_per_step
 
 QUICK = Problem(kappa=8.0, workers=4)
 LONG = Layout.of({"x": (DIMENSIONS,)})
@@ -61,11 +61,11 @@ def test_the_first_gradients_travel_in_full_once() -> None:
     train(ranks, pull, 1)
     train(dense, pull, 1)
     torch.testing.assert_close(parameters(ranks)[0], parameters(dense)[0])
-    first = {k: [r.worker.channels[0].states["memory"][k].clone() for r in ranks] for k in ("own", "common")}
+    first = {k: [r.worker.buckets[0].states["memory"][k].clone() for r in ranks] for k in ("own", "common")}
     train(ranks, pull, 3)
     assert bit_equal(parameters(ranks))
     for key, was in first.items():
-        assert all(torch.equal(r.worker.channels[0].states["memory"][key], w) for r, w in zip(ranks, was, strict=True))
+        assert all(torch.equal(r.worker.buckets[0].states["memory"][key], w) for r, w in zip(ranks, was, strict=True))
     torch.testing.assert_close(torch.stack(first["own"]).mean(0), first["common"][0])
 
 

@@ -76,4 +76,4 @@ def test_what_it_learns_are_the_gradients_at_the_optimum() -> None:
     for i, rank in enumerate(ranks):
         expected = QUICK.slope(QUICK.optimum, i)
         assert float(expected.norm()) > 0.1  # the workers do not agree, so there is something to learn
-        torch.testing.assert_close(rank.worker.channels[0].states["memory"]["own"], expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(rank.worker.buckets[0].states["memory"]["own"], expected, rtol=0, atol=1e-10)

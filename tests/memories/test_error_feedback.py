@@ -8,7 +8,7 @@ from tests.memories.convex import Point, Problem
 from torch import Tensor, nn
 
 from gossamer.codecs import TopK
-from gossamer.core.block import Block
+from gossamer.core.bucket import Bucket
 from gossamer.memories import ErrorFeedback
 from gossamer.simulate import replicas, train
 
@@ -16,7 +16,7 @@ RATES = [0.1, 0.1, 0.01, 0.01, 0.5, 0.002, 0.1]
 TOPK = "gather(topk(ratio=0.1)) + error_feedback(units='{}')"
 
 
-def gradients(size: int, step: int) -> list[Block]:
+def gradients(size: int, step: int) -> list[Bucket]:
     return [block("matrices", torch.float64, seed=100 * r + step) for r in range(size)]
 
 
@@ -65,7 +65,7 @@ def test_updates_and_what_is_kept_add_up_over_any_schedule_of_rates(exchange: st
 @pytest.mark.parametrize(("codec", "grid"), [("bf16", 2.0**-7), ("fp16", 2.0**-10)])
 def test_what_an_owner_rounds_off_does_not_add_up_to_a_drift(codec: str, grid: float) -> None:
     """Every rank's gradient is exact in a half, and their mean is not: it would be rounded down at every step."""
-    given = [Block.of({"x": torch.full((6,), 1 + grid * (r == 2), dtype=torch.float64)}) for r in range(3)]
+    given = [Bucket.of({"x": torch.full((6,), 1 + grid * (r == 2), dtype=torch.float64)}) for r in range(3)]
 
     def drift(recipe: str) -> float:
         crew, total = Crew(recipe, 3), torch.zeros(6, dtype=torch.float64)
@@ -150,7 +150,7 @@ def test_the_worker_tells_it_the_rate_that_is_in_force(units: str) -> None:
             backward(point, rank, step)
             assert point.x.grad is not None
             given -= lr * point.x.grad / 2
-    kept = torch.stack([r.worker.channels[0].states["memory"]["residual"] for r in ranks]).mean(0)
+    kept = torch.stack([r.worker.buckets[0].states["memory"]["residual"] for r in ranks]).mean(0)
     conserved = torch.allclose(ranks[0].flat() - RATES[-1] * kept, given, rtol=1e-9, atol=1e-9)
     assert conserved == (units == "update")
 

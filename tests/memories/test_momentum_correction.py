@@ -4,17 +4,17 @@ import pytest
 import torch
 from tests.laws.blocks import vector
 from tests.laws.crew import Crew, mean
-from tests.worker.gym import Flat, make, parameters, pull, sgd, train
+from tests.runtime.gym import Flat, make, parameters, pull, sgd, train
 from torch import Tensor
 
-from gossamer.core.block import Block
+from gossamer.core.bucket import Bucket
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.recipe import Recipe
 
 
-def gradients(step: int, size: int = 3, numel: int = 50) -> list[Block]:
-    dice = torch.Generator().manual_seed(step)
-    return [vector(torch.randn(numel, generator=dice, dtype=torch.float64)) for _ in range(size)]
+def gradients(step: int, size: int = 3, numel: int = 50) -> list[Bucket]:
+    rng = torch.Generator().manual_seed(step)
+    return [vector(torch.randn(numel, generator=rng, dtype=torch.float64)) for _ in range(size)]
 
 
 def test_it_is_the_paper_s_formula_step_by_step() -> None:
@@ -56,7 +56,7 @@ def test_an_element_that_cancels_to_zero_and_is_sent_is_masked_too() -> None:
 def test_long_gradients_are_shortened_before_anything_is_added(scale: float) -> None:
     """Each parameter to clip / sqrt(N), whatever the loss scale; short ones stay as they are."""
     crew = Crew("gather(topk(ratio=1.0)) + momentum_correction(momentum=0.0, clip=3.0)", 9)
-    blocks = [Block.of({"long": torch.full((4,), 8.0 + r), "short": torch.full((4,), 0.25)}) for r in range(9)]
+    blocks = [Bucket.of({"long": torch.full((4,), 8.0 + r), "short": torch.full((4,), 0.25)}) for r in range(9)]
     got = crew.step([b.like(b.flat * scale) for b in blocks], scale=scale) / scale
     torch.testing.assert_close(got, torch.tensor([0.5] * 4 + [0.25] * 4))
 

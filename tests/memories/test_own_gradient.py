@@ -3,12 +3,12 @@
 import pytest
 import torch
 from tests.laws.crew import Crew, mean
-from tests.worker.gym import Flat, bit_equal, make, noise, parameters, pull, sgd, spoiled, train
+from tests.runtime.gym import Flat, bit_equal, make, noise, parameters, pull, sgd, spoiled, train
 from torch import Tensor, nn
 
-from gossamer.core.block import Block
+from gossamer.core.bucket import Bucket
 from gossamer.core.errors import AttachError, RecipeError
-from gossamer.hosts.ddp import check
+from gossamer.integrations.ddp import check
 from gossamer.memories import OwnGradient
 from gossamer.recipe import Recipe
 from gossamer.simulate import Replica
@@ -17,8 +17,8 @@ plain = sgd(lr=0.05, momentum=0.0)
 SPARSE = "gather(topk(ratio=0.2))"
 
 
-def gradients(size: int, step: int) -> list[Block]:
-    return [Block.of({"w": noise(r, step, numel=40, dtype=torch.float64)}) for r in range(size)]
+def gradients(size: int, step: int) -> list[Bucket]:
+    return [Bucket.of({"w": noise(r, step, numel=40, dtype=torch.float64)}) for r in range(size)]
 
 
 def crews(mode: str, **options: bool) -> tuple[Crew, Crew]:
@@ -105,7 +105,7 @@ def test_what_is_sent_and_what_is_kept_is_what_was_given() -> None:
 def whole(ranks: list[Replica]) -> list[Tensor]:
     """x_i + 1/N of what rank i owes, as the steps that plain SGD would take with it."""
     loops = [r.worker.loop for r in ranks]
-    sums = [[x + o / len(ranks) for x, o in zip(lp.parameters(), lp.debts(), strict=True)] for lp in loops]
+    sums = [[x + o / len(ranks) for x, o in zip(lp.parameters(), lp.residuals(), strict=True)] for lp in loops]
     return [torch.cat(s) for s in sums]
 
 
@@ -133,7 +133,7 @@ def test_with_a_constant_rate_gradients_may_be_kept_as_gradients() -> None:
     ranks = make(f"{SPARSE} + own_gradient() + resync(1000)", 4, wide, plain)
     for _ in range(20):
         train(ranks, pull, 1)
-        kept = [torch.cat([c.states["memory"]["residual"] for c in r.worker.channels]) for r in ranks]
+        kept = [torch.cat([c.states["memory"]["residual"] for c in r.worker.buckets]) for r in ranks]
         assert apart([x + 0.05 / 4 * e for x, e in zip(parameters(ranks), kept, strict=True)]) < 1e-14
 
 
@@ -145,11 +145,11 @@ def test_a_flush_loses_nothing_and_counts_nothing_twice(size: int) -> None:
     never = make(f"{recipe} + resync(1000, sync='flush')", size, wide, plain)
     train(flushed, pull, 7)
     train(never, pull, 7)
-    owed = [torch.cat(r.worker.loop.debts()) for r in never]
+    owed = [torch.cat(r.worker.loop.residuals()) for r in never]
     expected = parameters(never)[0] - (sum(owed) - owed[0]) / size
     torch.testing.assert_close(parameters(flushed)[0], expected, rtol=0, atol=1e-14)
     assert bit_equal(parameters(flushed))
-    assert all(not d.any() for r in flushed for d in r.worker.loop.debts())
+    assert all(not d.any() for r in flushed for d in r.worker.loop.residuals())
 
 
 def push(model: nn.Module, rank: int, step: int) -> float:
@@ -188,7 +188,9 @@ def test_an_average_takes_models_and_leaves_debts() -> None:
     train(never, pull, 6)
     torch.testing.assert_close(parameters(ranks)[0], torch.stack(parameters(never)).mean(0))
     assert bit_equal(parameters(ranks))
-    assert all(bit_equal([*a.worker.loop.debts(), *b.worker.loop.debts()]) for a, b in zip(ranks, never, strict=True))
+    assert all(
+        bit_equal([*a.worker.loop.residuals(), *b.worker.loop.residuals()]) for a, b in zip(ranks, never, strict=True)
+    )
 
 
 def test_momenta_are_averaged_where_asked() -> None:
@@ -206,7 +208,7 @@ def test_a_flush_that_falls_on_a_spoilt_step_flushes_what_was_owed_before() -> N
     train(ranks, spoiled([(1, 4)], float("nan")), 4)
     assert bit_equal(parameters(ranks))
     assert parameters(ranks)[0].isfinite().all()
-    assert all(not d.any() for r in ranks for d in r.worker.loop.debts())
+    assert all(not d.any() for r in ranks for d in r.worker.loop.residuals())
 
 
 @pytest.mark.parametrize("mode", ["partial", "sum", "errors"])

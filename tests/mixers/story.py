@@ -1,7 +1,7 @@
 """Ranks that disagree, and pull apart: what mixers are tried on."""
 
 import torch
-from tests.worker.gym import Flat, Replica, make, noise, sgd
+from tests.runtime.gym import Flat, Replica, make, noise, sgd
 from torch import Tensor
 
 from gossamer.recipe import Recipe

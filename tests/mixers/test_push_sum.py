@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from tests.mixers.story import NUMEL, disagreeing, scattered, spread, still, targets
-from tests.topologies.matrices import matrix
-from tests.worker.gym import (
+from tests.runtime.gym import (
     Flat,
     Replica,
     bit_equal,
@@ -23,13 +22,14 @@ from tests.worker.gym import (
     sgd,
     train,
 )
+from tests.topologies.matrices import matrix
 from torch import Tensor
 
 from gossamer.codecs import FP32
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Context, Peers, Topology
-from gossamer.core.dice import Dice
 from gossamer.core.errors import WireError
+from gossamer.core.rng import CounterRng
 from gossamer.core.verbs import Program
 from gossamer.core.wire import take
 from gossamer.exchanges import AllReduced
@@ -80,9 +80,9 @@ def gossip(topology: Topology, start: Tensor, rounds: int, delay: int = 0) -> St
         state: State = {}
         model, waiting, seen = start[rank].clone(), list[list[Tensor]](), list[tuple[Tensor, ...]]()
         for round in range(rounds):
-            block = Block(model, LAYOUT)
+            block = Bucket(model, LAYOUT)
             waiting.append(
-                (yield from mixer.push(block, state, Context(rank, size, round, Dice(0, round, rank)), round))
+                (yield from mixer.push(block, state, Context(rank, size, round, CounterRng(0, round, rank)), round))
             )
             if len(waiting) > delay:
                 model = mixer.absorb(block, state, waiting.pop(0))
@@ -184,7 +184,7 @@ def test_without_weights_overlapping_gossip_on_an_unbalanced_graph_stays_apart()
     on_all(ranks, land)
     assert spread(parameters(ranks)) < 1e-12
     torch.testing.assert_close(parameters(ranks)[0], mean, rtol=0, atol=1e-12)
-    biased = [r.worker.channels[0].states["mixer"]["x"] for r in ranks]
+    biased = [r.worker.buckets[0].states["mixer"]["x"] for r in ranks]
     assert spread(biased) > 0.1
 
 
@@ -367,7 +367,7 @@ def test_a_straggler_delays_its_neighbours_only_until_a_message_passes() -> None
 def test_a_message_of_another_length_is_refused() -> None:
     state: State = {"x": torch.zeros(NUMEL, dtype=torch.float64), "w": torch.tensor(0.5)}
     with pytest.raises(WireError, match="push_sum: expected 56 bytes, got 51"):
-        PushSum().absorb(Block(state["x"], LAYOUT), state, [torch.zeros(51, dtype=torch.uint8)])
+        PushSum().absorb(Bucket(state["x"], LAYOUT), state, [torch.zeros(51, dtype=torch.uint8)])
 
 
 @pytest.mark.parametrize("weights", [[], [0.25], [0.5]], ids=str)
@@ -380,7 +380,7 @@ def test_to_follow_the_parameters_piece_by_piece_is_to_absorb(weights: list[floa
     whole, followed = State(x=kept.clone(), w=half, z=2 * kept), State(x=kept.clone(), w=half)
     if pushed:
         followed["z"] = 2 * kept
-    block = Block(model.clone(), LAYOUT)
+    block = Bucket(model.clone(), LAYOUT)
     expected = mixer.absorb(block, whole, wires)
     mixer.wrote(block.like(expected), whole)
     told = mixer.follow(lambda: model.split(cut), LAYOUT, followed, wires)
@@ -389,7 +389,7 @@ def test_to_follow_the_parameters_piece_by_piece_is_to_absorb(weights: list[floa
     assert bit_equal([model, expected, *told])
     assert followed.keys() == (set() if sum(weights) == 0.5 else {"x", "w"})
     assert all(bit_equal([whole[key], value]) for key, value in followed.items())
-    touched = Block(model + 1, LAYOUT)
+    touched = Bucket(model + 1, LAYOUT)
     assert bit_equal([mixer.numerator(touched, whole)[0], mixer.numerator(touched, followed)[0]])
 
 

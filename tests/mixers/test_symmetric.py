@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.mixers.story import NUMEL, disagreeing, quadratics, scattered, spread, still, targets
-from tests.worker.gym import Flat, Odd, Replica, bit_equal, held, land, make, on_all, parameters, sgd, train
+from tests.runtime.gym import Flat, Odd, Replica, bit_equal, held, land, make, on_all, parameters, sgd, train
 from torch import Tensor
 
 from gossamer.core.errors import AttachError, RecipeError

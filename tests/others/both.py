@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from tests.hosts.loops import DEADLINE, SEED, flat
+from tests.integrations.loops import DEADLINE, SEED, flat
 from torch import Tensor, nn
 
 import gossamer
-from gossamer.hosts import Communicator
+from gossamer.integrations import Communicator
 from gossamer.recipe import Recipe
 
 Loop = Callable[[Sequence[int], str | None], list[nn.Module]]
@@ -40,13 +40,13 @@ def attach(model: nn.Module, optimizer: Any, recipe: str | None, **options: Any)
 
 def randn(ranks: Sequence[int], step: int, *shape: int) -> Tensor:
     """What these ranks draw at a step, one below the other."""
-    dice = [torch.Generator().manual_seed(1000 * step + rank) for rank in ranks]
-    return torch.cat([torch.randn(shape, generator=d) for d in dice])
+    rng = [torch.Generator().manual_seed(1000 * step + rank) for rank in ranks]
+    return torch.cat([torch.randn(shape, generator=d) for d in rng])
 
 
 def randint(ranks: Sequence[int], step: int, high: int, *shape: int) -> Tensor:
-    dice = [torch.Generator().manual_seed(1000 * step + rank) for rank in ranks]
-    return torch.cat([torch.randint(high, shape, generator=d) for d in dice])
+    rng = [torch.Generator().manual_seed(1000 * step + rank) for rank in ranks]
+    return torch.cat([torch.randint(high, shape, generator=d) for d in rng])
 
 
 def both(rank: int, size: int, loop: Loop, *more: Any) -> tuple[list[Tensor], list[Tensor]]:

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from tests.gang import Gang
-from tests.hosts.loops import same
+from tests.integrations.loops import same
 from tests.others.both import SYNCHRONOUS, attach, both, close, ours, randint, randn, said, settled
 from torch import Tensor, nn
 from torch.nn import functional as F

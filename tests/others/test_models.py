@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.gang import Gang
-from tests.hosts.loops import same
+from tests.integrations.loops import same
 from tests.others.both import attach, both, close, ours, randn, settled, torch_may_deprecate
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn

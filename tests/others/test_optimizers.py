@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from tests.gang import Gang
-from tests.hosts.loops import DEADLINE, flat, same
+from tests.integrations.loops import DEADLINE, flat, same
 from tests.others.both import attach, both, close, ours, randn, said, settled, torch_may_deprecate
 from torch import Tensor, nn
 

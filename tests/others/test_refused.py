@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from tests.gang import Gang
-from tests.hosts.loops import DEADLINE, sgd
+from tests.integrations.loops import DEADLINE, sgd
 from tests.others.both import torch_may_deprecate
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.gang import Gang
-from tests.hosts.loops import DEADLINE, SEED, flat, same
+from tests.integrations.loops import DEADLINE, SEED, flat, same
 from tests.others.both import close, said, settled
 from torch import Tensor, nn
 
@@ -39,8 +39,8 @@ class Regressor(nn.Module):
 
 class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
     def __init__(self) -> None:
-        dice = torch.Generator().manual_seed(9)
-        self.x, self.y = torch.randn(ROWS, 6, generator=dice), torch.randn(ROWS, 2, generator=dice)
+        rng = torch.Generator().manual_seed(9)
+        self.x, self.y = torch.randn(ROWS, 6, generator=rng), torch.randn(ROWS, 2, generator=rng)
 
     def __len__(self) -> int:
         return ROWS

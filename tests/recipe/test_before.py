@@ -5,19 +5,19 @@ import warnings
 
 import pytest
 import torch
-from tests.worker.gym import make, parameters, pull, resumed, saved, train
+from tests.runtime.gym import make, parameters, pull, resumed, saved, train
 
 from gossamer.core.errors import RecipeError
 from gossamer.recipe import Recipe
-from gossamer.worker.contents import seal
+from gossamer.runtime.manifest import seal
 
 BEFORE = {
     "push_sum() + gossip()": "sgp",
     "push_sum(topology=ring()) + gossip(every=2, overlap=True)": "sgp(topology=ring(), every=2, overlap=True)",
-    "first()": "backup",
-    "first(backups=2)": "backup(2)",
-    "first(over=scatter(qsgd()))": "scatter(qsgd()) + first()",
-    "first(backups=2, over=scatter(ternary(), feedback=1.0))": "scatter(ternary(), feedback=1.0) + first(backups=2)",
+    "backup_workers()": "backup",
+    "backup_workers(backups=2)": "backup(2)",
+    "first(over=scatter(qsgd()))": "scatter(qsgd()) + backup_workers()",
+    "backup_workers(backups=2, over=scatter(ternary(), feedback=1.0))": "scatter(ternary(), feedback=1.0) + backup_workers(backups=2)",
 }
 
 
@@ -30,7 +30,7 @@ def test_it_is_read_as_what_it_is_now_and_the_new_text_is_named(text: str) -> No
     assert Recipe.of(repr(new)) == new  # without a word: warnings are errors here
 
 
-@pytest.mark.parametrize("text", ["push_sum() + gossip() + error_feedback()", "first() + diana()"])
+@pytest.mark.parametrize("text", ["push_sum() + gossip() + error_feedback()", "backup_workers() + diana()"])
 def test_what_was_refused_is_refused(text: str) -> None:
     warnings.simplefilter("ignore", FutureWarning)  # pytest puts the filters back
     with pytest.raises(RecipeError, match="drop the memory"):

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 from tests.gang import Gang
-from tests.hosts.loops import attached, small_step
-from tests.worker.gym import make, parameters, resumed, saved, train
+from tests.integrations.loops import attached, small_step
+from tests.runtime.gym import make, parameters, resumed, saved, train
 from torch import Tensor, nn
 
 from gossamer.core.errors import RecipeError
-from gossamer.counting import bytes_per_step
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.rules import Rule, last_layer
 from gossamer.simulate import Replica
@@ -28,14 +28,14 @@ class Model(nn.Module):
 
 
 def pull(model: nn.Module, rank: int, step: int) -> float:
-    dice = torch.Generator().manual_seed(100 * step + rank)
+    rng = torch.Generator().manual_seed(100 * step + rank)
     for p in model.parameters():
-        p.grad = torch.randn(p.shape, generator=dice)
+        p.grad = torch.randn(p.shape, generator=rng)
     return 0.0
 
 
 def sent_by(ranks: list[Replica]) -> dict[str, str]:
-    return {name: repr(c.exchange) for c in ranks[0].worker.channels for name in c.names}
+    return {name: repr(c.exchange) for c in ranks[0].worker.buckets for name in c.names}
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ from torch import Tensor
 from gossamer import recipes
 from gossamer.codecs import FP32, QSGD, PowerSGD, Ternary, TopK
 from gossamer.controllers import Accordion, Fixed
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Controller, Exchange, Facts
 from gossamer.core.errors import RecipeError
 from gossamer.exchanges import AllReduced, Gather, Scatter
 from gossamer.memories import DIANA, ErrorFeedback, NoMemory
-from gossamer.recipe import Bucket, Recipe, Rule, from_toml, read_toml
+from gossamer.recipe import BucketSize, Recipe, Rule, from_toml, read_toml
+from gossamer.runtime.controller_stats import numbers
 from gossamer.schedules import EveryStep, SlowMo
-from gossamer.worker.sums import numbers
 
 RULES = (
     Rule("ndim < 2", AllReduced(FP32())),
@@ -35,7 +35,7 @@ def decided(recipe: Recipe) -> list[Recipe]:
     state, found = State(), {repr(recipe): recipe}
     for step in range(1, 61):
         sizes = [(10.0 if (step // 10 + i) % 3 else 1.0) for i in range(len(NAMES))]
-        blocks = [Block.of({name: torch.full((2,), size)}) for name, size in zip(NAMES, sizes, strict=True)]
+        blocks = [Bucket.of({name: torch.full((2,), size)}) for name, size in zip(NAMES, sizes, strict=True)]
         control = recipe.controller
         sums = [told_by_two(control, b, recipe.exchange) for b in blocks] if control.counts else []
         recipe = control.decide(Facts(step, 0.01 if step > 55 else 0.1, blocks, sums, loss=6 / step), recipe, state)
@@ -43,15 +43,15 @@ def decided(recipe: Recipe) -> list[Recipe]:
     return list(found.values())
 
 
-def told_by_two(control: Controller, mean: Block, exchange: Exchange) -> Tensor:
+def told_by_two(control: Controller, mean: Bucket, exchange: Exchange) -> Tensor:
     """What two ranks tell whose gradients have this mean, and are far from each other."""
-    own = (Block(times * mean.flat, mean.layout) for times in (4, -2))
+    own = (Bucket(times * mean.flat, mean.layout) for times in (4, -2))
     return torch.stack([numbers(control, block, exchange) for block in own]).sum(0)
 
 
 BY_HAND = (
     Recipe(AllReduced(FP32()), rules=RULES),
-    Recipe(AllReduced(FP32()), bucket=Bucket(0.5)),
+    Recipe(AllReduced(FP32()), bucket=BucketSize(0.5)),
     Recipe(AllReduced(FP32()), rules=RULES, routes={"a": Gather(QSGD()), "b": Scatter(QSGD()), "c": Gather(QSGD())}),
 )
 

@@ -53,11 +53,11 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "sgp(topology=switch(ring(), 0, complete()))": ("rounds must be 1 or more", "use complete() alone"),
     "push_sum(topk())": ("topology must be a topology", "exponential"),
     # backup workers
-    "backup + first() + slowmo(8)": ("two parts say schedule", "slowmo(8)"),
+    "backup + backup_workers() + slowmo(8)": ("two parts say schedule", "slowmo(8)"),
     "backup + error_feedback()": ("a dropped gradient's residual would be lost", "drop the memory"),
-    "gather(topk()) + first()": ("is biased", "error_feedback()"),
-    "topk + first()": ("residual would be lost silently", "scatter(qsgd())"),
-    "powersgd + first()": ("residual would be lost silently", "an exchange that needs none"),
+    "gather(topk()) + backup_workers()": ("is biased", "error_feedback()"),
+    "topk + backup_workers()": ("residual would be lost silently", "scatter(qsgd())"),
+    "powersgd + backup_workers()": ("residual would be lost silently", "an exchange that needs none"),
     "backup + rule('ndim < 2', allreduce(fp32()))": ("one ticket closes the whole step", "drop the rules"),
     "backup + accordion_batch(2, 3)": ("late ranks decide late", "accordion_batch(2, 3)"),
     # values without sense
@@ -140,8 +140,8 @@ ALLOWED = [
     "allreduce(fp32()) + slowmo(48, inner=push_sum())",
     "allreduce(fp32()) + gossip(push_sum())",
     "scatter(fp32()) + gossip()",
-    "scatter(qsgd()) + first()",
-    "allreduce(fp32()) + first(backups=0)",
+    "scatter(qsgd()) + backup_workers()",
+    "allreduce(fp32()) + backup_workers(backups=0)",
     "scatter(bf16())",
 ]
 

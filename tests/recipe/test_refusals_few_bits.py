@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.worker.gym import make
+from tests.runtime.gym import make
 from torch import nn
 
 from gossamer.core.errors import AttachError, RecipeError
-from gossamer.hosts.ddp import check as check_hook
+from gossamer.integrations.ddp import check as check_hook
 from gossamer.recipe import Recipe
 
 SUMMED = (
@@ -67,8 +67,8 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "onebit_adam(3) + local_sgd(4)": ("under local_sgd(4) there is none", "every_step()"),
     "onebit_lamb(3) + local_sgd(4)": ("under local_sgd(4) there is none", "every_step()"),
     "zero_one_adam(3) + slowmo(4)": ("under slowmo(4) they do not", "zero_one(1000)"),
-    "allreduce(fp32()) + first() + adam_after(3)": ("late ranks do not have it", "every_step()"),
-    "gather(topk()) + momentum_correction(0.9) + adam_after(3)": ("make another one", "momentum=0.0"),
+    "allreduce(fp32()) + backup_workers() + onebit_adam_update(3)": ("late ranks do not have it", "every_step()"),
+    "gather(topk()) + momentum_correction(0.9) + onebit_adam_update(3)": ("make another one", "momentum=0.0"),
     "zero_one_adam(3) + momentum_correction(0.9)": ("adds another one", "momentum=0.0"),
     "onebit_adam(3) + every_step(l1=0.1)": ("gradient's length", "leave l1 out"),
     "onebit_lamb(3) + every_step(l1=0.1)": ("gradient's length", "leave l1 out"),
@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
 }
 REFUSED.update({f"allreduce({c})": ("cannot be summed on their way", f"use scatter({c})") for c in SUMMED})
 REFUSED.update(dict.fromkeys(BIASED, ("is biased", "error_feedback()")))
-REFUSED.update({f"{p} + first()": ("would be lost silently", "drop the memory") for p in KEPT})
+REFUSED.update({f"{p} + backup_workers()": ("would be lost silently", "drop the memory") for p in KEPT})
 REFUSED.update({f"{p} + gossip()": ("the error does not vanish", "drop the memory") for p in KEPT})
 
 REFUSED.update({f"{p} + pairwise()": ("what one of them did not get another would", "drop the memory") for p in KEPT})

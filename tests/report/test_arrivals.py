@@ -45,8 +45,8 @@ def test_neighbours_are_tied_and_others_are_not() -> None:
 
 
 def noisy(name: str, pace: float, noise: float, seed: int) -> Run:
-    dice = random.Random(seed)
-    path = [Evaluation(5 * k, 5 * k * pace, 0, 6 - 0.2 * k + dice.gauss(0, noise)) for k in range(1, 11)]
+    rng = random.Random(seed)
+    path = [Evaluation(5 * k, 5 * k * pace, 0, 6 - 0.2 * k + rng.gauss(0, noise)) for k in range(1, 11)]
     return Run(name, name, evaluations=path)
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from tests.worker.gym import Flat, Replica, make, noise, train
+from tests.runtime.gym import Flat, Replica, make, noise, train
 from torch import Tensor
 
 NUMEL = 5

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from tests.worker.gym import Flat, Odd, bit_equal, contents, make, parameters, pull, resumed, sgd, train
+from tests.runtime.gym import Flat, Odd, bit_equal, contents, make, parameters, pull, resumed, sgd, train
 from torch import nn
 
 from gossamer.core.errors import RecipeError
-from gossamer.core.shares import local_steps
+from gossamer.core.load_balance import local_steps
 from gossamer.recipe import Recipe
 from gossamer.simulate import Replica
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.gang import Gang
-from tests.hosts.loops import attached, data
-from tests.worker.gym import (
+from tests.integrations.loops import attached, data
+from tests.runtime.gym import (
     Flat,
     Network,
     bit_equal,
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer.core.errors import AttachError, RecipeError
-from gossamer.hosts import ddp
+from gossamer.integrations import ddp
 from gossamer.recipe import Recipe
 from gossamer.schedules import Delayed
 
@@ -120,7 +120,7 @@ def test_a_controller_may_cut_the_model_anew_while_gradients_wait() -> None:
     cuts = set[int]()
     for _ in range(12):
         train(ranks, pull, 1)
-        cuts.add(len(ranks[0].worker.channels))
+        cuts.add(len(ranks[0].worker.buckets))
         assert bit_equal(parameters(ranks))
     assert len(cuts) > 1
     assert ranks[0].losses[-1] < ranks[0].losses[0]
@@ -151,7 +151,7 @@ def looped(rank: int, size: int) -> list[bool]:
             else:
                 optimizer.step()
             if step == 1:
-                assert all(p.equal(b) for p, b in zip(model.parameters(), before))
+                assert all(p.is_synced(b) for p, b in zip(model.parameters(), before))
             comm.check_sync()
         return seen
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from tests.runtime.gym import Flat, anchors, bit_equal, make, parameters, pull, train
 from tests.schedules.rates import NUMEL, constant, gradient, known_sgd, scheduled
-from tests.worker.gym import Flat, anchors, bit_equal, make, parameters, pull, train
 from torch import Tensor, nn
 
 from gossamer.core.errors import RecipeError
@@ -46,7 +46,7 @@ def test_it_is_its_formula_and_the_agreed_model_follows_the_means_alone(replace:
         train(ranks, scheduled(constant), 3)
         for r, x in zip(ranks, models, strict=True):
             torch.testing.assert_close(r.flat(), x, rtol=0, atol=1e-13)
-            (share,) = r.worker.recipe.schedule.judged(r.worker.loop) or []
+            (share,) = r.worker.recipe.schedule.consensus_share(r.worker.loop) or []
             torch.testing.assert_close(share.value, agreed, rtol=0, atol=1e-13)
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 from tests.mixers.story import NUMEL, disagreeing, quadratics, spread, still, targets
-from tests.worker.gym import Flat, bit_equal, held, make, parameters, sgd, train
+from tests.runtime.gym import Flat, bit_equal, held, make, parameters, sgd, train
 from torch import Tensor
 
 from gossamer.codecs import FP32
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Context, Mixer, Topology
 from gossamer.core.verbs import Program
 from gossamer.core.wire import pack, take
@@ -31,20 +31,20 @@ class BiasedPush(Mixer):
 
     topology: Topology
 
-    def numerator(self, block: Block, state: State) -> Tensor:
+    def numerator(self, block: Bucket, state: State) -> Tensor:
         return block.flat
 
-    def push(self, block: Block, state: State, context: Context, round: int) -> Program[list[Tensor]]:
+    def push(self, block: Bucket, state: State, context: Context, round: int) -> Program[list[Tensor]]:
         peers = self.topology.peers(context.rank, context.size, round)
         wires = [pack(block.flat * share) for share in peers.shares]
         state["keep"] = torch.tensor(peers.keep, dtype=torch.float64)
         return deliver(wires, peers, block.numel * block.flat.element_size())
 
-    def absorb(self, block: Block, state: State, arrived: Sequence[Tensor]) -> Tensor:
+    def absorb(self, block: Bucket, state: State, arrived: Sequence[Tensor]) -> Tensor:
         kept = block.flat * float(state["keep"])
         return kept + sum((take(w, kept.dtype, block.numel)[0] for w in arrived), torch.zeros_like(kept))
 
-    def wrote(self, block: Block, state: State) -> None:
+    def wrote(self, block: Bucket, state: State) -> None:
         state.clear()
 
 

@@ -5,7 +5,7 @@ from typing import final
 
 import pytest
 import torch
-from tests.worker.gym import (
+from tests.runtime.gym import (
     bit_equal,
     held,
     make,
@@ -21,15 +21,15 @@ from tests.worker.gym import (
 from torch import Tensor
 
 from gossamer.codecs import FP32
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Context
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, registry
 from gossamer.core.schedule import Schedule
-from gossamer.core.verbs import Descend, Program, receive, send
+from gossamer.core.verbs import OptimizerStep, Program, receive, send
 from gossamer.core.wire import pack
-from gossamer.counting import bytes_per_step
 from gossamer.exchanges import AllReduced
+from gossamer.planning import bytes_per_step
 
 SMALL = " + bucket(0.00002)"  # four channels
 SIZE = 4
@@ -46,7 +46,7 @@ def registered() -> Iterator[None]:
         """A sort of exchange that nobody else knows: two ranks swap their models and both take the middle."""
 
         def step(self, loop: Loop) -> Program[None]:
-            yield Descend()
+            yield OptimizerStep()
             yield from loop.post(swap)
             models = zip(loop.parameters(), (yield from loop.collect()))
             loop.write([(mine + wires[0].view(mine.dtype)) / 2 for mine, wires in models])
@@ -57,7 +57,7 @@ def registered() -> Iterator[None]:
         """One block after the other is averaged, and lands a step later."""
 
         def step(self, loop: Loop) -> Program[None]:
-            yield Descend()
+            yield OptimizerStep()
             for i in range(len(loop.which)):
                 fragment = loop.part([i])
                 if fragment.in_flight() and (means := (yield from fragment.land())) is not None:
@@ -77,7 +77,7 @@ def registered() -> Iterator[None]:
 
         def step(self, loop: Loop) -> Program[None]:
             yield from loop.average_gradients()
-            yield Descend()
+            yield OptimizerStep()
             if loop.step % 2 == 0:
                 means = yield from loop.average(loop.parameters(), over=AllReduced(FP32()))
                 assert means is not None
@@ -88,7 +88,7 @@ def registered() -> Iterator[None]:
     registry._parts.update(before)
 
 
-def swap(block: Block, state: State, context: Context) -> Program[list[Tensor]]:
+def swap(block: Bucket, state: State, context: Context) -> Program[list[Tensor]]:
     partner = context.rank ^ (1 << (context.step % 2))
     wire = pack(block.flat)
     return _swapped(partner, wire)
@@ -139,7 +139,7 @@ def test_it_is_saved_and_resumed_with_what_is_on_its_way(schedule: str, stop: in
 def test_fragments_keep_the_mean_and_tell_their_bytes() -> None:
     recipe = f"allreduce(fp32()) + fragments(){SMALL}"
     ranks, plain = (make(r, SIZE, optimizer=sgd(momentum=0.0)) for r in (recipe, "allreduce"))
-    assert len(ranks[0].worker.channels) == 4
+    assert len(ranks[0].worker.buckets) == 4
     run = train(ranks, still, 9)
     train(plain, still, 9)
     assert torch.allclose(sum(held(r) for r in ranks) / SIZE, plain[0].flat(), atol=1e-5)

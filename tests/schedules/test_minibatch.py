@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.worker.gym import Flat, bit_equal, make, parameters, sgd, train
+from tests.runtime.gym import Flat, bit_equal, make, parameters, sgd, train
 from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError, RecipeError
+from gossamer.runtime import Worker
 from gossamer.schedules import Accelerated, InnerOuter, stages
 from gossamer.simulate import Replica
-from gossamer.worker import Worker
 
 RANKS, DIMENSIONS = 4, 50
 Gradient = Callable[[Tensor, int, int], Tensor]
@@ -21,19 +21,19 @@ Gradient = Callable[[Tensor, int, int], Tensor]
 
 def problem(zeta: float, h: float = 0.9, noise: float = 0.0) -> Gradient:
     """F_m(x) = x' L (I + h D_m) x / 2 + zeta s_m' x: the mean over machines knows neither zeta nor h."""
-    dice = torch.Generator().manual_seed(5)
-    unlike = torch.randn(RANKS, DIMENSIONS, generator=dice, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(5)
+    unlike = torch.randn(RANKS, DIMENSIONS, generator=rng, dtype=torch.float64)
     unlike -= unlike.mean(0)
     unlike /= unlike.square().sum(1).mean().sqrt()
-    curved = torch.rand(RANKS, DIMENSIONS, generator=dice, dtype=torch.float64) * 2 - 1
+    curved = torch.rand(RANKS, DIMENSIONS, generator=rng, dtype=torch.float64) * 2 - 1
     curved -= curved.mean(0)
     curved /= curved.abs().max()
     spectrum = torch.arange(1, DIMENSIONS + 1, dtype=torch.float64) ** -2
     drawn = dict[int, torch.Generator]()
 
     def gradient(x: Tensor, rank: int, step: int) -> Tensor:
-        dice = drawn.setdefault(rank, torch.Generator().manual_seed(rank))
-        blur = torch.randn(DIMENSIONS, generator=dice, dtype=torch.float64) * noise / DIMENSIONS**0.5
+        rng = drawn.setdefault(rank, torch.Generator().manual_seed(rank))
+        blur = torch.randn(DIMENSIONS, generator=rng, dtype=torch.float64) * noise / DIMENSIONS**0.5
         return spectrum * (1 + h * curved[rank]) * x + zeta * unlike[rank] + blur
 
     return gradient
@@ -61,7 +61,7 @@ def run(recipe: str, lr: float, steps: int, gradient: Gradient, size: int = RANK
 
 
 def judged(worker: Worker) -> Tensor:
-    shares = worker.recipe.schedule.judged(worker.loop)
+    shares = worker.recipe.schedule.consensus_share(worker.loop)
     return worker.loop.parameters()[0] if shares is None else shares[0].value
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.runtime.gym import Flat, Network, anchors, bit_equal, make, on_all, parameters, pull, resumed, saved, train
 from tests.schedules.rates import (
     NUMEL,
     Rate,
@@ -15,7 +16,6 @@ from tests.schedules.rates import (
     scheduled,
     steps_down,
 )
-from tests.worker.gym import Flat, Network, anchors, bit_equal, make, on_all, parameters, pull, resumed, saved, train
 from torch import Tensor
 
 from gossamer.core.errors import RecipeError

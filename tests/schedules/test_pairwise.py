@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.mixers.story import NUMEL, disagreeing, still, targets
-from tests.worker.gym import (
+from tests.runtime.gym import (
     Flat,
     bit_equal,
     held,
@@ -21,16 +21,16 @@ from tests.worker.gym import (
 )
 from torch import Tensor, nn
 
-from gossamer.core.dice import Dice
 from gossamer.core.errors import AttachError, RecipeError
+from gossamer.core.rng import CounterRng
 from gossamer.core.topology import sides
-from gossamer.counting import bytes_between, bytes_per_step
 from gossamer.fabrics.sim import Network
+from gossamer.planning import bytes_between, bytes_per_step
 from gossamer.recipe import Recipe
+from gossamer.runtime import Worker
 from gossamer.schedules import Pairwise
 from gossamer.simulate import Replica, replicas
 from gossamer.topologies import Bipartite, Complete, Graph, Ring, TwoWay
-from gossamer.worker import Worker
 
 SLOW = Network(latency=0.3, rate=(1e3, 2e2, 4e3, 1e3))
 GRAPHS = [("bipartite()", 4), ("two_way(ring())", 4), ("graph('0-1 0-2 0-3')", 4), ("graph('0-1 0-2')", 3)]
@@ -82,7 +82,7 @@ def test_a_meeting_is_doubly_stochastic_in_expectation() -> None:
     loop = make(Recipe.of(f"allreduce + {schedule}"), size)[0].worker.loop
     met = torch.zeros(size, dtype=torch.float64)
     for step in range(1, 4001):
-        context = loop.context(step)._replace(dice=Dice(7, step, 0))
+        context = loop.context(step)._replace(rng=CounterRng(7, step, 0))
         met[schedule._partner(context)] += 1
     assert met.nonzero().flatten().tolist() == [1, 5]
     assert abs(float(met[1]) - 2000) < 5 * 1000**0.5
@@ -165,9 +165,9 @@ def test_half_precision_loses_nothing_of_the_sum() -> None:
         return Flat(NUMEL, torch.bfloat16, start=1.0)
 
     ranks = make("ad_psgd", 4, half, sgd(0.1, momentum=0.0))
-    dice = torch.Generator().manual_seed(3)
+    rng = torch.Generator().manual_seed(3)
     for r in ranks:
-        r.model.get_parameter("x").data.copy_(torch.randn(NUMEL, generator=dice))
+        r.model.get_parameter("x").data.copy_(torch.randn(NUMEL, generator=rng))
     start = torch.stack(parameters(ranks)).float().mean(0)
     train(ranks, still, 40, Network(latency=0.1), uneven)
     torch.testing.assert_close(models(ranks).mean(0), start, rtol=0, atol=1e-6)

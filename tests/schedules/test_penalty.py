@@ -62,11 +62,11 @@ def test_momentum_in_the_optimizer_or_in_the_memory(gang2: Gang, memory: str, mo
 
 def problem() -> tuple[Tensor, Tensor]:
     """Features and answers of which five columns are the cause."""
-    dice = torch.Generator().manual_seed(4)
-    a = torch.randn(ROWS, COLUMNS, generator=dice, dtype=torch.float64) / ROWS**0.5
+    rng = torch.Generator().manual_seed(4)
+    a = torch.randn(ROWS, COLUMNS, generator=rng, dtype=torch.float64) / ROWS**0.5
     truth = torch.zeros(COLUMNS, dtype=torch.float64)
-    truth[torch.randperm(COLUMNS, generator=dice)[:5]] = torch.tensor([3.0, -2.0, 4.0, -3.0, 0.05]).double()
-    return a, a @ truth + 0.01 * torch.randn(ROWS, generator=dice, dtype=torch.float64)
+    truth[torch.randperm(COLUMNS, generator=rng)[:5]] = torch.tensor([3.0, -2.0, 4.0, -3.0, 0.05]).double()
+    return a, a @ truth + 0.01 * torch.randn(ROWS, generator=rng, dtype=torch.float64)
 
 
 def optimum(l1: float, ridge: float) -> Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.worker.gym import (
+from tests.runtime.gym import (
     Flat,
     anchors,
     bit_equal,
@@ -21,15 +21,15 @@ from tests.worker.gym import (
 )
 from torch import Tensor, nn
 
-from gossamer.core.block import Layout
+from gossamer.core.bucket import Layout
 from gossamer.core.errors import AttachError, RecipeError
-from gossamer.counting import bytes_per_step
 from gossamer.fabrics.sim import Network
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
-from gossamer.schedules.learners import Learner
+from gossamer.runtime import Worker
+from gossamer.schedules.async_worker import AsyncWorker
 from gossamer.schedules.merging import Merge
 from gossamer.simulate import Replica
-from gossamer.worker import Worker
 
 ALL = "overlap=0, grace=0.0"
 
@@ -47,7 +47,7 @@ def spikes(rank: int, step: int) -> float:
     return 10.0 if (7 * step + 13 * rank) % 29 == 0 else 1.0
 
 
-def learner(rank: Replica) -> Learner:
+def learner(rank: Replica) -> AsyncWorker:
     return rank.worker.live["learner"]
 
 

@@ -4,14 +4,14 @@ from functools import partial
 
 import pytest
 import torch
+from tests.runtime.gym import Flat, anchors, bit_equal, make, parameters, pull, spoiled, train
 from tests.schedules.rates import NUMEL, constant, cosine, gradient, known_sgd, model, scheduled, trained
-from tests.worker.gym import Flat, anchors, bit_equal, make, parameters, pull, spoiled, train
 from torch import Tensor
 
 from gossamer.codecs import TopK
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.loop import Loop
-from gossamer.hosts.attach import check
+from gossamer.integrations.attach import check
 from gossamer.mixers import Choco
 from gossamer.recipe import Recipe
 from gossamer.schedules import BMUF, EveryStep, Gossip, Hierarchical, LocalSGD, Lookahead, PostLocal, SlowMo
@@ -42,7 +42,7 @@ def test_bmuf_is_its_formula_and_judges_the_model_behind_the_look_ahead(nesterov
         at = kept + 0.6 * velocity if nesterov else kept
         torch.testing.assert_close(model(ranks[0]), at, rtol=0, atol=1e-14)
         worker = ranks[0].worker
-        (share,) = worker.recipe.schedule.judged(Loop(worker)) or []
+        (share,) = worker.recipe.schedule.consensus_share(Loop(worker)) or []
         torch.testing.assert_close(share.value, kept, rtol=0, atol=1e-14)
 
 
@@ -104,7 +104,7 @@ def test_block_momentum_begins_with_its_rate_and_comes_to_rest_at_its_look_ahead
     torch.testing.assert_close(model(ranks[0]) - start(), gain * plain, rtol=1e-12, atol=1e-14)
     apart = list[float]()
     for _ in range(2):
-        (share,) = worker.recipe.schedule.judged(Loop(worker)) or []
+        (share,) = worker.recipe.schedule.consensus_share(Loop(worker)) or []
         apart.append(float((share.value - model(ranks[0])).abs().max()))
         train(ranks, scheduled(constant, hill), 400)
     assert (apart[0] > 0.01) == nesterov
@@ -170,7 +170,7 @@ def test_over_gossip_a_round_loses_no_step_and_leaves_no_message(overlap: bool, 
         ranks = make(DENSE + f"slowmo(4, beta=0.5, inner={inner})", size, lambda: Flat(NUMEL), known_sgd(0.9))
         train(ranks, scheduled(cosine, blind), 12)
         assert bit_equal(parameters(ranks))
-        assert not any(r.worker.is_sending() or c.states["mixer"] for r in ranks for c in r.worker.channels)
+        assert not any(r.worker.is_sending() or c.states["mixer"] for r in ranks for c in r.worker.buckets)
         results.append(model(ranks[0]))
     if overlap:  # there a step at z = x / w moves z by 1 / w as much, and the sums stay what they are
         torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-13)

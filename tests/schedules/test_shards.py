@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.worker.fleet import SMALL
-from tests.worker.gym import bit_equal, contents, held, make, parameters, pull, resumed, train
+from tests.runtime.fleet import SMALL
+from tests.runtime.gym import bit_equal, contents, held, make, parameters, pull, resumed, train
 from torch import Tensor
 
 from gossamer.core.errors import AttachError, CheckpointError, RecipeError
-from gossamer.counting import bytes_per_step
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
-from gossamer.worker import checkpoint
+from gossamer.runtime import checkpoint
 
 DENSE = "scatter(fp32()) + "
 SHARDED = DENSE + "slowmo(3, sharded=True)"
@@ -27,7 +27,7 @@ def trajectory(recipe: str, size: int, steps: int, backward: Any = pull) -> list
 
 
 def slow(replica: Any) -> list[Tensor]:
-    states = [c.states["schedule"] for c in replica.worker.channels]
+    states = [c.states["schedule"] for c in replica.worker.buckets]
     return [s[key] for s in states for key in ("anchor", "velocity") if key in s]
 
 

@@ -4,19 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from tests.schedules.rates import (
-    NUMEL,
-    Rate,
-    constant,
-    cosine,
-    gradient,
-    known_sgd,
-    model,
-    scheduled,
-    steps_down,
-    trained,
-)
-from tests.worker.gym import (
+from tests.runtime.gym import (
     Flat,
     anchors,
     bit_equal,
@@ -29,6 +17,18 @@ from tests.worker.gym import (
     sgd,
     spoiled,
     train,
+)
+from tests.schedules.rates import (
+    NUMEL,
+    Rate,
+    constant,
+    cosine,
+    gradient,
+    known_sgd,
+    model,
+    scheduled,
+    steps_down,
+    trained,
 )
 from torch import Tensor
 
@@ -142,14 +142,14 @@ def test_a_rate_of_zero_drops_the_slow_momentum_instead_of_dividing_by_it() -> N
     stopped = trained("slowmo(3, beta=0.7)", 2, 6, paused)
     resumed_once = trained("slowmo(3, beta=0.7)", 2, 9, paused)
     torch.testing.assert_close(
-        stopped[0].worker.channels[0].states["schedule"]["velocity"],
+        stopped[0].worker.buckets[0].states["schedule"]["velocity"],
         0 * trained("slowmo(3, beta=0.7)", 2, 3, paused)[0].flat(),
         rtol=0,
         atol=1e-16,
     )
     moved = model(stopped[0]) - model(resumed_once[0])
     torch.testing.assert_close(
-        moved, resumed_once[0].worker.channels[0].states["schedule"]["velocity"], rtol=0, atol=1e-15
+        moved, resumed_once[0].worker.buckets[0].states["schedule"]["velocity"], rtol=0, atol=1e-15
     )
 
 
@@ -159,8 +159,8 @@ def test_anchors_and_velocities_are_bit_equal_after_each_round(recipe: str) -> N
     for _ in range(5):
         train(ranks, pull, 3)
         assert bit_equal([anchors(r) for r in ranks])
-        assert bit_equal([torch.cat([c.states["schedule"]["velocity"] for c in r.worker.channels]) for r in ranks])
-        assert bit_equal([anchors(ranks[0]), torch.cat([c.read() for c in ranks[0].worker.channels])])
+        assert bit_equal([torch.cat([c.states["schedule"]["velocity"] for c in r.worker.buckets]) for r in ranks])
+        assert bit_equal([anchors(ranks[0]), torch.cat([c.read() for c in ranks[0].worker.buckets])])
 
 
 @pytest.mark.parametrize("recipe", ["slowmo(4)", "topk(ratio=0.2) + slowmo(4)", "slowmo_sgp(4)"])
@@ -179,7 +179,7 @@ def test_over_push_sum_weights_are_one_again_after_the_round() -> None:
     ranks = make("slowmo_sgp(3, topology=exponential(count=2))", 7)
     for step in range(1, 10):
         train(ranks, pull, 1)
-        kept = [c.states["mixer"] for r in ranks for c in r.worker.channels]
+        kept = [c.states["mixer"] for r in ranks for c in r.worker.buckets]
         assert sum(float(k.get("w", 1.0)) for k in kept) == pytest.approx(7, rel=1e-6)  # where none is kept it is one
         assert step % 3 or not any(kept)
     assert bit_equal(parameters(ranks))

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
+from tests.runtime.gym import Flat, anchors, bit_equal, make, parameters, pull, train
 from tests.schedules.rates import NUMEL, constant, gradient, known_sgd, scheduled
-from tests.worker.gym import Flat, anchors, bit_equal, make, parameters, pull, train
 from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError, RecipeError
@@ -108,9 +108,9 @@ def test_a_fragment_that_is_spoilt_goes_back_alone() -> None:
 
     ranks = make(DENSE + "streaming(4, ('matrix', '*'), 1)", 3)
     train(ranks, pull, 4)
-    before = {c.fragment: c.states["schedule"]["anchor"] for c in ranks[0].worker.channels}
+    before = {c.fragment: c.states["schedule"]["anchor"] for c in ranks[0].worker.buckets}
     train(ranks, lose, 5)
-    after = {c.fragment: c.states["schedule"]["anchor"] for c in ranks[0].worker.channels}
+    after = {c.fragment: c.states["schedule"]["anchor"] for c in ranks[0].worker.buckets}
     assert [bit_equal([before[p], after[p]]) for p in (0, 1)] == [True, False]
     assert all(p.isfinite().all() for p in parameters(ranks))
     assert bit_equal([anchors(r) for r in ranks])

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from tests.runtime.gym import Flat, Network, anchors, bit_equal, make, parameters, pull, train
 from tests.schedules.rates import NUMEL, constant, gradient, known_sgd, model, scheduled
-from tests.worker.gym import Flat, Network, anchors, bit_equal, make, parameters, pull, train
 from torch import Tensor
 
 from gossamer.core.errors import AttachError, RecipeError

@@ -8,10 +8,10 @@ import torch
 from tests.laws.samples import topologies
 from tests.topologies.matrices import matrix, moduli, product
 
+from gossamer.core.binding import Binding
 from gossamer.core.contracts import Peers, Topology
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.topology import rounds
-from gossamer.core.world import World
 from gossamer.mixers.weights import metropolis
 from gossamer.topologies import Bipartite, Complete, Exponential, Graph, Ring, Switch, TwoWay
 
@@ -25,7 +25,7 @@ def sizes(topology: Topology, most: int) -> list[int]:
     fitting = list[int]()
     for size in range(1, most):
         try:
-            topology.fits(World(size, ()))
+            topology.fits(Binding(size, ()))
         except AttachError:
             continue
         fitting.append(size)
@@ -249,12 +249,12 @@ class Lonely(Topology):
 
 
 def test_worlds_in_which_a_topology_would_never_agree_are_refused() -> None:
-    Lonely().fits(World(5, ()))
+    Lonely().fits(Binding(5, ()))
     with pytest.raises(
         AttachError, match="among 4 ranks, over its period of 1 rounds, rank 0 never hears of ranks 1, 3"
     ):
-        Lonely().fits(World(4, ()))
+        Lonely().fits(Binding(4, ()))
     with pytest.raises(AttachError, match=r"of 5 ranks one would have no partner.*two_way\(ring\(\)\)"):
-        Bipartite().fits(World(5, ()))
+        Bipartite().fits(Binding(5, ()))
     with pytest.raises(AttachError, match="is of 3 ranks, and this world has 4"):
-        Graph("0-1 1-2").fits(World(4, ()))
+        Graph("0-1 1-2").fits(Binding(4, ()))

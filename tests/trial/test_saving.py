@@ -74,7 +74,7 @@ def test_another_number_of_ranks_is_said_by_number(gang2: Any, gang4: Any, tmp_p
         assert f"was one of {before.size} ranks, and there are {now.size} now: go on with as many" in error
 
 
-@pytest.mark.parametrize("recipe", ["qsgd + local_sgd(3)", "scatter(qsgd()) + first(backups=0)"])
+@pytest.mark.parametrize("recipe", ["qsgd + local_sgd(3)", "scatter(qsgd()) + backup_workers(backups=0)"])
 def test_compression_errors_outlive_an_interruption(gang2: Any, tmp_path: Path, recipe: str) -> None:
     """They are measured at step 5, or where its round ends; a continuation from step 6 to 9 measures none."""
     plan = {"contenders": {"x": recipe}, "chunk": 3, "checkpoint_every": 6, "measure_every": 5}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.trial.trials import of, run, steps
 
-from gossamer.counting import bytes_between, bytes_per_step
+from gossamer.planning import bytes_between, bytes_per_step
 from gossamer.report import write_markdown
 from gossamer.trial import Plan
 from gossamer.trial.launch import _record

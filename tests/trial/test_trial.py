@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tests.trial.trials import of, run, steps
 
 from gossamer import workloads
-from gossamer.hosts import Communicator
+from gossamer.integrations import Communicator
 from gossamer.schedules import EveryStep
 from gossamer.trial.agree import new_group
 from gossamer.trial.contender import Contender

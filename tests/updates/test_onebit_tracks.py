@@ -31,7 +31,7 @@ def losses(workload: str, recipe: str) -> tuple[float, float]:
 @pytest.mark.parametrize("workload", ["lm-bytes", "translate"])
 def test_signs_end_where_an_exact_mean_of_the_same_method_ends(workload: str) -> None:
     """Within one percent, with less than a twentieth of the bytes of those steps."""
-    exact, _ = losses(workload, f"allreduce(fp32()) + adam_after({WARMUP})")
+    exact, _ = losses(workload, f"allreduce(fp32()) + onebit_adam_update({WARMUP})")
     signs, fewer = losses(workload, f"onebit_adam({WARMUP})")
     assert signs == pytest.approx(exact, rel=0.01)
     assert fewer > 20

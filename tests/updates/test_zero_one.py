@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 from tests.gang import Gang
-from tests.hosts.loops import Awkward, attached, flat, loss_of, same, small_step
-from tests.updates.test_adam_after import adamw, undecayed
-from tests.worker.gym import Odd, bit_equal, make, parameters, pull, spoiled, train
+from tests.integrations.loops import Awkward, attached, flat, loss_of, same, small_step
+from tests.runtime.gym import Odd, bit_equal, make, parameters, pull, spoiled, train
+from tests.updates.test_onebit_adam_update import adamw, undecayed
 from torch import Tensor
 
 from gossamer.core.errors import AttachError, RecipeError
@@ -15,14 +15,14 @@ from gossamer.recipe import Recipe
 from gossamer.schedules import ZeroOne
 
 SHORT = "zero_one_adam(4, kappa=1, scaler=2, clipper=4)"  # exact at 1, 2 and 4; ranks meet after 5, 6, 8, 12, 16
-EXACT = "allreduce(fp32()) + adam_frozen() + zero_one(4, kappa=1, scaler=2, clipper=4)"
+EXACT = "allreduce(fp32()) + zero_one_adam_update() + zero_one(4, kappa=1, scaler=2, clipper=4)"
 
 
 def test_how_many_means_are_exact_and_how_often_ranks_meet() -> None:
     """The examples of its tutorial, and of the paper's BERT."""
     few = ZeroOne(12_500)
-    assert sum(not few.coarse(t) for t in range(1, 1001)) == 96
-    assert sum(not few.coarse(t) for t in range(1, 10_001)) == 148
+    assert sum(not few.is_compressed(t) for t in range(1, 1001)) == 96
+    assert sum(not few.is_compressed(t) for t in range(1, 10_001)) == 148
     short = ZeroOne(1000, scaler=1000)
     assert sum(map(short.ends_round, range(1001, 20_001))) == pytest.approx(2813, abs=1)
     assert sum(map(few.ends_round, range(12_501, 118_001))) == pytest.approx(58_120, abs=2)
@@ -98,7 +98,7 @@ def test_what_steps_came_to_tells_the_common_point_at_every_step() -> None:
         train(ranks, pull, 1)
         points = list[Tensor]()
         for r in ranks:
-            (c,) = r.worker.channels
+            (c,) = r.worker.buckets
             gone = c.states["update"].get("gone", torch.zeros(()))
             points.append(c.read() + gone / c.states["update"]["divisor"])
         assert all(torch.allclose(p, points[0], rtol=1e-5, atol=1e-6) for p in points)
@@ -112,7 +112,7 @@ def test_ranks_are_equal_when_they_meet_and_what_never_had_a_gradient_stays(size
         train(ranks, pull, 1)
         assert bit_equal(parameters(ranks)) == (step in (1, 2, 3, 4, 5, 6, 8, 12, 16))
         if step in (5, 6, 8, 12, 16):
-            assert bit_equal([r.worker.channels[0].states["update"]["m"] for r in ranks])
+            assert bit_equal([r.worker.buckets[0].states["update"]["m"] for r in ranks])
     assert torch.equal(ranks[0].model.get_parameter("still"), still)
     assert not ranks[0].optimizer.state  # all of it is the recipe's
 
@@ -130,7 +130,7 @@ def test_gradients_that_are_not_finite_leave_no_trace() -> None:
     train(ranks, spoiled([(0, 3), (1, 4), (0, 6), (1, 10)], float("inf")), 12)
     assert all(p.isfinite().all() for p in parameters(ranks))
     assert bit_equal(parameters(ranks))
-    assert all(t.isfinite().all() for r in ranks for k, t in r.worker.channels[0].states["update"].items() if k == "m")
+    assert all(t.isfinite().all() for r in ranks for k, t in r.worker.buckets[0].states["update"].items() if k == "m")
 
 
 @pytest.mark.parametrize(
@@ -141,12 +141,12 @@ def test_gradients_that_are_not_finite_leave_no_trace() -> None:
         ("zero_one_adam(3, scaler=0)", "scaler must be at least 1"),
         ("zero_one_adam(3, clipper=0)", "the longest round"),
         ("zero_one_adam(3, beta2=1.0)", "beta2 must lie between 0 and 1"),
-        ("allreduce(fp32()) + adam_frozen() + local_sgd(4)", "under local_sgd(4) they do not"),
+        ("allreduce(fp32()) + zero_one_adam_update() + local_sgd(4)", "under local_sgd(4) they do not"),
         ("zero_one_adam(3) + error_feedback(units='update')", "leave units out"),
-        ("zero_one_adam(3) + from_step(3, scatter(qsgd()))", "take gradients and models for the same"),
+        ("zero_one_adam(3) + switch_exchange(3, scatter(qsgd()))", "take gradients and models for the same"),
         ("zero_one_adam(3) + signs()", "there is none"),
-        ("dgc(momentum=0.9) + adam_frozen()", "adds another one"),
-        ("scatter(sign()) + zero_one(3) + adam_frozen()", "error_feedback()"),
+        ("dgc(momentum=0.9) + zero_one_adam_update()", "adds another one"),
+        ("scatter(sign()) + zero_one(3) + zero_one_adam_update()", "error_feedback()"),
     ],
 )
 def test_what_cannot_be_right_is_refused(text: str, words: str) -> None:

@@ -36,11 +36,11 @@ def test_a_damaged_file_is_built_again(own_cache: Path, damage: bytes) -> None:
 def test_any_flipped_bit_or_cut_is_noticed_or_harmless(own_cache: Path) -> None:
     cache.arrays("a", build)
     whole = (own_cache / "a.npz").read_bytes()
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for _ in range(60):
         broken = bytearray(whole)
-        broken[dice.integers(len(whole))] ^= 1 << int(dice.integers(8))
-        (own_cache / "a.npz").write_bytes(broken if dice.random() < 0.7 else broken[: dice.integers(len(whole))])
+        broken[rng.integers(len(whole))] ^= 1 << int(rng.integers(8))
+        (own_cache / "a.npz").write_bytes(broken if rng.random() < 0.7 else broken[: rng.integers(len(whole))])
         found = cache.arrays("a", build)
         assert found.get("x", np.arange(5)).tolist() == [0, 1, 2, 3, 4]
 

@@ -15,13 +15,13 @@ from gossamer.codecs import FP32
 from gossamer.core.contracts import Codec, Exchange, LinearCodec
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.parts import Part, registry
-from gossamer.counting import bytes_per_step
 from gossamer.exchanges import AllReduced
-from gossamer.hosts.attach import check as check_model
-from gossamer.hosts.ddp import check as check_hook
+from gossamer.integrations.attach import check as check_model
+from gossamer.integrations.ddp import check as check_hook
 from gossamer.memories import NoMemory
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
-from gossamer.worker import Worker, leaves_of
+from gossamer.runtime import Worker, params_of
 
 PARTNERS = ("memory", "update", "schedule", "controller", "rule")
 
@@ -120,7 +120,7 @@ def _in_two_precisions(recipe: Recipe) -> Worker:
     # Making one of torch's takes it a second, and a worker only asks for the groups.
     plain = {"momentum": 0, "dampening": 0, "nesterov": False}
     optimizer = SimpleNamespace(param_groups=[{"params": [*named.values()], "lr": 1.0, **plain}])
-    return Worker(recipe, leaves_of(named), cast(torch.optim.Optimizer, optimizer), rank=0, size=6)
+    return Worker(recipe, params_of(named), cast(torch.optim.Optimizer, optimizer), rank=0, size=6)
 
 
 # -- of one part, or all ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-from gossamer.core.endings import end_in_order
+from gossamer.core.process_exit import exit_in_order
 
 _ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -20,7 +20,7 @@ _heard = list[int]()  # the signal that asked us to end: the command line parser
 
 def entry() -> NoReturn:
     """What is started as `gossamer`."""
-    end_in_order(main())  # a reader that has left, or a full disk, has been told of
+    exit_in_order(main())  # a reader that has left, or a full disk, has been told of
 
 
 def main() -> int:

@@ -151,11 +151,11 @@ def plots(rows: "list[StepRow]") -> dict[str, str]:
     made = dict[str, str]()
     for rate in dict.fromkeys(r.rate for r in rows):
         shown = sorted((r for r in rows if r.rate == rate and r.step_ms), key=lambda r: r.step_ms)
-        bars = [Bar(i, [r.step_ms / 1000], r.step_ms / 1000) for i, r in enumerate(shown)]
-        if bars:
+        excludes = [Bar(i, [r.step_ms / 1000], r.step_ms / 1000) for i, r in enumerate(shown)]
+        if excludes:
             title = f"Median step, {ranks_on(shown[0].hosts, shown[0].per_host)}, {rate}"
-            chart = Bars("steps", title, "", [title], bars)
-            made[_plot(rate)] = svg.bars(chart, [r.recipe for r in shown])
+            chart = Bars("steps", title, "", [title], excludes)
+            made[_plot(rate)] = svg.excludes(chart, [r.recipe for r in shown])
     return made
 
 

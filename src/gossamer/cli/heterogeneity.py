@@ -10,9 +10,9 @@ from gossamer.cli.console import console
 from gossamer.cli.errors import InputError
 from gossamer.cli.trial import Shards, Workload
 from gossamer.fabrics.sim import simulate
+from gossamer.runtime import Heterogeneity, gradients_of
+from gossamer.runtime import heterogeneity as compared
 from gossamer.simulate import replicas, train
-from gossamer.worker import Heterogeneity, gradients_of
-from gossamer.worker import heterogeneity as compared
 from gossamer.workloads import Workload as Trained
 from gossamer.workloads import get
 

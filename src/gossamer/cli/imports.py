@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gossamer.core import offered
+from gossamer.core import plugins
 
 _brought = dict[str, None]()  # in the order they were asked for
 
@@ -17,9 +17,9 @@ def bring(said: list[str] | None) -> list[str] | None:
         if name in _brought:
             continue
         before = _known()
-        offered.bring(name)
+        plugins.import_named(name)
         if _known() == before:
-            raise offered.ImportingError(
+            raise plugins.ImportingError(
                 f"{each} brings nothing: no part, no preset and no workload is registered by it; put @part(...), @preset or "
                 "@workload(...) above what is meant"
             )

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gossamer.core import offered
+from gossamer.core import plugins
 
 Row = dict[str, Any]
 FILE = Path(__file__).with_name("listed.json")
@@ -37,7 +37,7 @@ def write() -> None:
 
 
 def _written(kind: str, registering: str) -> list[Row]:
-    offered.load()
+    plugins.load_plugins()
     if HOMES[kind] in sys.modules:  # there may be more than the house's own
         return []
     sources = (path.read_text(encoding="utf-8") for path in (SOURCES / kind).glob("*.py"))
@@ -76,7 +76,7 @@ def _size(kind: Any) -> int | None:
 
 def origin(made: Any) -> dict[str, str]:
     """Of what the house did not bring, where it comes from."""
-    found = offered.origin(made.__module__)
+    found = plugins.origin(made.__module__)
     return {"origin": found} if found else {}
 
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from gossamer import catalogue
 from gossamer.cli import cards, listed
 from gossamer.cli.errors import InputError
-from gossamer.core import offered
+from gossamer.core import plugins
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, nearest, parse, registry
-from gossamer.counting import bytes_between, bytes_per_step
 from gossamer.lab import parse_rate
+from gossamer.planning import bytes_between, bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 from gossamer.trial.yardsticks import YARDSTICKS
@@ -49,7 +49,7 @@ class Question(NamedTuple):
 
 
 def list_parts(as_json: bool) -> None:
-    offered.load()
+    plugins.load_plugins()
     rows = [{"kind": p.kind, "name": n, **listed.origin(p), **listed.words(p)} for n, p in registry.of().items()]
     print(json.dumps(rows, indent=1)) if as_json else cards.list_parts(rows)
 
@@ -69,7 +69,7 @@ def _is_known(name: str) -> bool:
 def subject(name: str, is_part: bool = False) -> Recipe | Part:
     """What a name, an expression or a file means; a word that is unknown may be one that an installed package has."""
     if not _is_known(name):
-        offered.load()
+        plugins.load_plugins()
     return _part_called(name) if is_part else _find(name)
 
 

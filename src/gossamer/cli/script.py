@@ -14,8 +14,8 @@ from gossamer.cli.dashed import arguments
 from gossamer.cli.errors import InputError
 from gossamer.cli.out import RECORD
 from gossamer.core.errors import AttachError
-from gossamer.hosts import ddp
-from gossamer.hosts.orders import PLAIN
+from gossamer.integrations import ddp
+from gossamer.integrations.run_observer import PLAIN
 from gossamer.lab import parse_links
 from gossamer.recipe import Recipe
 from gossamer.record import Record

@@ -2,7 +2,7 @@
 
 from gossamer.codecs.adacomp import AdaComp
 from gossamer.codecs.atomo import Atomo
-from gossamer.codecs.atoms import DCT, Basis, Entry, SharedBasis
+from gossamer.codecs.atoms import DCT, Basis, EntryAtom, SharedBasis
 from gossamer.codecs.bernoulli import Bernoulli
 from gossamer.codecs.casts import BF16, FP16, FP32
 from gossamer.codecs.count_sketch import CountSketch
@@ -38,7 +38,7 @@ __all__ = [
     "CountSketch",
     "DCTTopK",
     "Dropping",
-    "Entry",
+    "EntryAtom",
     "GradiVeQ",
     "Int8",
     "Natural",

@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple, final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, Layout, Segment, State
+from gossamer.core.bucket import Bucket, Layout, Segment, State
 from gossamer.core.contracts import Codec, Context
 from gossamer.core.errors import WireError
 from gossamer.core.parts import part, require
@@ -35,10 +35,10 @@ class AdaComp(Codec):
     Wire: 4 bytes of float32 a parameter, and for each element that travels and for each bin one byte (bins up to 128
     elements) or two; lengths depend on the data, and cost one small gather more.
 
-    >>> from gossamer.core.dice import Dice
-    >>> block = Block.of({"w": torch.tensor([0.1, -3.0, 0.2, 0.0, 1.0, 0.3])})
+    >>> from gossamer.core.rng import CounterRng
+    >>> block = Bucket.of({"w": torch.tensor([0.1, -3.0, 0.2, 0.0, 1.0, 0.3])})
     >>> codec = AdaComp(bin=3)
-    >>> wire = codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
+    >>> wire = codec.encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0)))
     >>> wire.numel(), codec.decode(wire, block)
     (8, tensor([ 0., -2.,  0.,  0.,  2.,  0.]))
 
@@ -71,7 +71,7 @@ class AdaComp(Codec):
     def _width(self) -> int:
         return 1 if self.bin <= 128 else 2
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         bins, flat = _bins(self.bin, block.layout.segments).on(block.flat.device), block.flat.float()
         places = self._chosen(block, flat).nonzero().view(-1)
         which = torch.searchsorted(bins.begin, places, right=True) - 1
@@ -82,7 +82,7 @@ class AdaComp(Codec):
         words = (places - bins.begin[which]) * 2 + (flat[places] < 0)
         return pack(scales.float(), self._written(counts), self._written(words))
 
-    def _chosen(self, block: Block, flat: Tensor) -> Tensor:
+    def _chosen(self, block: Bucket, flat: Tensor) -> Tensor:
         """Which elements travel; what is no number does."""
         size, twice = flat.abs(), (flat + (flat if block.latest is None else block.latest.float())).abs_()
         below = torch.empty_like(flat, dtype=torch.bool)

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.codecs.atoms import Basis, Entry, Shape
+from gossamer.codecs.atoms import Basis, EntryAtom, Shape
 from gossamer.codecs.noise import uniform
 from gossamer.codecs.waterfill import independent, probabilities, systematic
-from gossamer.core.block import Block, Layout, Segment, State
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, Layout, Segment, State
 from gossamer.core.contracts import Codec, Context
 from gossamer.core.errors import AttachError, WireError
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange
 from gossamer.core.wire import expect, pack, take
-from gossamer.core.world import World
 
 
 @final
@@ -46,10 +46,10 @@ class Atomo(Codec):
     `dct()` 8. Independent draws begin with 4 bytes a tensor: how many there are.
 
     >>> from gossamer.codecs import SVD
-    >>> from gossamer.core.dice import Dice
-    >>> block = Block.of({"w": torch.outer(torch.arange(8.0), torch.ones(8))})
+    >>> from gossamer.core.rng import CounterRng
+    >>> block = Bucket.of({"w": torch.outer(torch.arange(8.0), torch.ones(8))})
     >>> codec = Atomo(SVD(), atoms=1)
-    >>> wire = codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
+    >>> wire = codec.encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0)))
     >>> wire.numel(), torch.allclose(codec.decode(wire, block), block.flat, atol=1e-5)
     (64, True)
 
@@ -96,10 +96,10 @@ class Atomo(Codec):
         groups, _ = self._ways(layout)
         return max((g.basis.stretch * g.there / g.budget - 1 for g in groups), default=0.0)
 
-    def fits(self, world: World) -> None:
-        super().fits(world)
-        filled = [s for layout in world.layouts for s in layout.segments if s.numel > 1]
-        if world.trains_alone or not filled or any(self._kept(s.shape)[1] for s in filled):
+    def fits(self, binding: Binding) -> None:
+        super().fits(binding)
+        filled = [s for layout in binding.layouts for s in layout.segments if s.numel > 1]
+        if binding.trains_alone or not filled or any(self._kept(s.shape)[1] for s in filled):
             return
         largest = max(filled, key=lambda s: s.numel)
         raise AttachError(
@@ -129,7 +129,7 @@ class Atomo(Codec):
         most = sum((g.width * g.there + 1) * len(g.segments) for g in groups)
         return 4 * (sum(s.numel for s in plain) + most)
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         flat, (groups, plain) = block.flat.float(), self._ways(block.layout)
         scales = _scales(flat, block.layout)
         rows = [r for g in groups for r in self._drawn(g, flat, scales, block.name, context)]
@@ -146,7 +146,7 @@ class Atomo(Codec):
             g.basis.add(atoms, g.shape, into[s.offset : s.offset + s.numel], weight)
 
     def _drawn(
-        self, group: "_Group", flat: Tensor, scales: dict[str, Tensor], block: str, context: Context
+        self, group: "_SameShape", flat: Tensor, scales: dict[str, Tensor], block: str, context: Context
     ) -> Iterator[Tensor]:
         """The rows of these tensors, tensor by tensor where each has another number of them.
 
@@ -154,21 +154,21 @@ class Atomo(Codec):
         """
         name = f"{block}/{group.segments[0].name}/atomo"
         scale = torch.stack([scales[s.name] for s in group.segments])
-        atoms = group.basis.apart(_sized(group, flat, scale), context.dice, name)
+        atoms = group.basis.apart(_sized(group, flat, scale), context.rng, name)
         first = torch.where(scale.isfinite(), atoms.weights[:, 0], 1.0)
         weights = torch.cat([first[:, None], atoms.weights[:, 1:]], 1)
         p = probabilities(weights, group.budget)
         if self.draws == "systematic":
-            places, there = systematic(p, ceil(group.budget), uniform(p.shape[0], context.dice.key(name), p.device))
+            places, there = systematic(p, ceil(group.budget), uniform(p.shape[0], context.rng.key(name), p.device))
             gains = torch.where(there, scale[:, None] / p.gather(1, places), scale[:, None] * 0.0)
             yield atoms.rows(slice(0, p.shape[0]), places, gains.float()).flatten(0, 1)
             return
-        kept = independent(p, context.dice.uniform(name, *p.shape).to(p.device))
+        kept = independent(p, context.rng.uniform(name, *p.shape).to(p.device))
         for i, places in enumerate(kept):
             yield atoms.rows(slice(i, i + 1), places[None], (scale[i] / p[i][places])[None].float())[0]
 
     def _open(
-        self, wire: Tensor, layout: Layout, groups: "Sequence[_Group]", dense: int
+        self, wire: Tensor, layout: Layout, groups: "Sequence[_SameShape]", dense: int
     ) -> tuple[Tensor, list[Tensor]]:
         """What travels as it is, and each other tensor's rows."""
         members = [g for g in groups for _ in g.segments]
@@ -198,11 +198,11 @@ class Atomo(Codec):
         numel, basis, budget = prod(shape), self.basis, self.atoms
         if self.share is not None:
             if basis.width(shape) > self.share * numel:
-                basis = Entry()
+                basis = EntryAtom()
             budget = max(1.0, self.share * numel // basis.width(shape))
         return basis, budget if budget is not None and ceil(budget) * basis.width(shape) < numel else 0.0
 
-    def _ways(self, layout: Layout) -> "tuple[list[_Group], list[Segment]]":
+    def _ways(self, layout: Layout) -> "tuple[list[_SameShape], list[Segment]]":
         """Tensors of one shape together; and those that travel as they are."""
         by_shape, plain = dict[Shape, list[Segment]](), list[Segment]()
         for s in layout.segments:
@@ -210,11 +210,11 @@ class Atomo(Codec):
                 by_shape.setdefault(s.shape, []).append(s)
             elif s.numel:
                 plain.append(s)
-        groups = [_Group(shape, *self._kept(shape), tuple(ss)) for shape, ss in by_shape.items()]
+        groups = [_SameShape(shape, *self._kept(shape), tuple(ss)) for shape, ss in by_shape.items()]
         return groups, plain
 
 
-class _Group(NamedTuple):
+class _SameShape(NamedTuple):
     """Tensors of one shape, what they are taken apart into, and how many atoms of each are kept."""
 
     shape: Shape
@@ -248,7 +248,7 @@ def _scales(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
     return {s.name: scale for s, scale in zip(layout.segments, scales, strict=True)}
 
 
-def _sized(group: _Group, flat: Tensor, scale: Tensor) -> Tensor:
+def _sized(group: _SameShape, flat: Tensor, scale: Tensor) -> Tensor:
     """The tensors divided by their scales, one behind the other; zeros where any element is not finite."""
     views = [flat[s.offset : s.offset + s.numel].view(1, *group.shape) for s in group.segments]
     tensors = views[0] if len(views) == 1 else torch.cat(views)

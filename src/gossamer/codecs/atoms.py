@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.dice import Dice
+from gossamer.core.binding import Binding
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import Part, part, require
-from gossamer.core.world import World
+from gossamer.core.rng import CounterRng
 
 Shape = tuple[int, ...]
 _NEAR = 1e-5  # what a basis may lose on the way there and back, relative to what it was given
@@ -60,7 +60,7 @@ class Basis(Part):
         """How many numbers of four bytes travel for an atom."""
 
     @abstractmethod
-    def apart(self, tensors: Tensor, dice: Dice, name: str) -> Atoms:
+    def apart(self, tensors: Tensor, rng: CounterRng, name: str) -> Atoms:
         """Take tensors of one shape apart; the first dimension says which. All are finite, and none exceeds one by much."""
 
     @abstractmethod
@@ -93,7 +93,7 @@ class SharedBasis(Basis):
     def width(self, shape: Shape) -> int:
         return 2
 
-    def apart(self, tensors: Tensor, dice: Dice, name: str) -> Atoms:
+    def apart(self, tensors: Tensor, rng: CounterRng, name: str) -> Atoms:
         return _Coefficients(self.analysis(tensors), self.norms(tuple(tensors.shape[1:])))
 
     def add(self, rows: Tensor, shape: Shape, into: Tensor, weight: float) -> None:
@@ -102,11 +102,11 @@ class SharedBasis(Basis):
         coefficients = into.new_zeros(self.count(shape)).index_add_(0, places.long(), values.to(into.dtype))
         into.add_(self.synthesis(coefficients, shape).reshape(-1), alpha=weight)
 
-    def fits(self, world: World) -> None:
-        shapes = {s.shape for layout in world.layouts for s in layout.segments if s.numel and self.takes(s.shape)}
-        dice = torch.Generator().manual_seed(0)
+    def fits(self, binding: Binding) -> None:
+        shapes = {s.shape for layout in binding.layouts for s in layout.segments if s.numel and self.takes(s.shape)}
+        rng = torch.Generator().manual_seed(0)
         for shape in sorted(shapes, key=prod)[:_TRIED]:
-            given = torch.randn(_TRIED, *shape, generator=dice, device="cpu")
+            given = torch.randn(_TRIED, *shape, generator=rng, device="cpu")
             back = torch.stack([self.synthesis(c, shape).reshape(shape) for c in self.analysis(given)])
             lost = float((back - given).norm() / given.norm())
             if not lost <= _NEAR:
@@ -134,7 +134,7 @@ def _read(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 @final
 @part("entry")
-class Entry(Basis):
+class EntryAtom(Basis):
     """Every element is an atom.
 
     Use: where few elements hold most of a gradient, as in embeddings, and for vectors.
@@ -143,7 +143,7 @@ class Entry(Basis):
 
     Wire: 8 bytes an atom: a place and a value.
 
-    >>> Entry().count((3, 4)), Entry().width((3, 4))
+    >>> EntryAtom().count((3, 4)), EntryAtom().width((3, 4))
     (12, 2)
 
     Paper: Wang et al., ATOMO, NeurIPS 2018.
@@ -155,7 +155,7 @@ class Entry(Basis):
     def width(self, shape: Shape) -> int:
         return 2
 
-    def apart(self, tensors: Tensor, dice: Dice, name: str) -> Atoms:
+    def apart(self, tensors: Tensor, rng: CounterRng, name: str) -> Atoms:
         return _Coefficients(tensors.reshape(tensors.shape[0], -1), None)
 
     def add(self, rows: Tensor, shape: Shape, into: Tensor, weight: float) -> None:
@@ -219,4 +219,4 @@ def waves(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return waves.to(device, dtype)
 
 
-__all__ = ["DCT", "Atoms", "Basis", "Entry", "Shape", "SharedBasis", "waves"]
+__all__ = ["DCT", "Atoms", "Basis", "EntryAtom", "Shape", "SharedBasis", "waves"]

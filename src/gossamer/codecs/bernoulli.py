@@ -5,7 +5,7 @@ from typing import Annotated, Literal, final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Codec, Context
 from gossamer.core.errors import WireError
 from gossamer.core.parts import part, require
@@ -31,10 +31,10 @@ class Bernoulli(Codec):
     Wire: 4 bytes for how many are kept, 4 of float32 norm a bucket, and 4 of place and sign for each element kept; lengths
     depend on the dice, and cost one small gather more.
 
-    >>> from gossamer.core.dice import Dice
-    >>> block = Block.of({"w": torch.tensor([0.0, -3.0, 0.0, 0.0])})
+    >>> from gossamer.core.rng import CounterRng
+    >>> block = Bucket.of({"w": torch.tensor([0.0, -3.0, 0.0, 0.0])})
     >>> codec = Bernoulli(bucket=4)
-    >>> wire = codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
+    >>> wire = codec.encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0)))
     >>> wire.numel(), codec.decode(wire, block)
     (12, tensor([ 0., -3.,  0.,  0.]))
 
@@ -67,12 +67,12 @@ class Bernoulli(Codec):
     def wire_limit(self, layout: Layout) -> int:
         return 4 * (1 + self._buckets(layout.numel) + layout.numel)
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         flat = block.flat.double()
         norms = self._norms(flat)
         shares = flat.abs() / _each(norms.double(), self.bucket, block.numel)
         kept = (
-            context.dice.uniform(f"{block.name}/bernoulli", block.numel).to(flat.device) < shares
+            context.rng.uniform(f"{block.name}/bernoulli", block.numel).to(flat.device) < shares
         )  # 0 / 0 is below nothing
         places = kept.nonzero().view(-1)
         signed = torch.where(flat[places] < 0, ~places, places)  # the sign of a place is its element's

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Codec, Context, Echo, LinearCodec
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.contracts import Codec, Context, LinearCodec, ReduceResult
 from gossamer.core.parts import part
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.core.wire import expect, pack
@@ -30,9 +30,9 @@ class FP32(Codec, LinearCodec):
 
     Wire: 4 d bytes (8 d for float64).
 
-    >>> from gossamer.core.dice import Dice
-    >>> block = Block.of({"w": torch.tensor([1.5, -2.0])})
-    >>> FP32().encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0))).numel()
+    >>> from gossamer.core.rng import CounterRng
+    >>> block = Bucket.of({"w": torch.tensor([1.5, -2.0])})
+    >>> FP32().encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0))).numel()
     8
     """
 
@@ -57,20 +57,20 @@ class FP32(Codec, LinearCodec):
     def sum_bytes(self, layout: Layout, size: int) -> list[int]:
         return [self.wire_bytes(layout)]
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         # A copy: the mean may be written over the block while the wire is still on its way.
         return pack(block.new().copy_(block.flat))
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
         into.add_(_read("fp32", wire, layout.dtype, layout), alpha=weight)
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         def add_sent(into: Tensor, weight: float) -> None:
             into.add_(block.flat, alpha=weight)
 
         mine = block.flat if block.into is block.flat else block.for_mean().copy_(block.flat)
         total = yield from all_reduce(mine)
-        return Echo(total, add_sent, kernels.divide(total, context.size))
+        return ReduceResult(total, add_sent, kernels.divide(total, context.size))
 
 
 class _Half(Codec, LinearCodec):
@@ -90,10 +90,10 @@ class _Half(Codec, LinearCodec):
     def wire_bytes(self, layout: Layout) -> int:
         return 2 * layout.numel
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         return self._new(block).copy_(block.flat).view(torch.uint8)
 
-    def _new(self, block: Block) -> Tensor:
+    def _new(self, block: Bucket) -> Tensor:
         """Room for the block's numbers in 16 bits."""
         return block.layout.buffers.of(2 * block.numel, block.flat.device).view(_dtype(self))
 
@@ -107,7 +107,7 @@ class _Half(Codec, LinearCodec):
     def sum_rounding(self) -> float:
         return torch.finfo(_dtype(self)).eps / 2
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         mine = torch.div(block.flat, context.size, out=self._new(block))  # first: a sum of N could overflow fp16
         total = yield from all_reduce(mine)
         mean = block.for_mean()
@@ -116,7 +116,7 @@ class _Half(Codec, LinearCodec):
             share = torch.div(block.flat, context.size, out=self._new(block))
             into.add_(share, alpha=weight * context.size)
 
-        return Echo(mean.copy_(total), add_sent)
+        return ReduceResult(mean.copy_(total), add_sent)
 
 
 def _dtype(codec: _Half) -> torch.dtype:
@@ -135,10 +135,10 @@ class BF16(_Half):
     Wire: 2 d bytes. Relative error at most 2^-9 per element. Under `scatter` sums are made in float32; under `allreduce`
     the backend sums in bf16.
 
-    >>> from gossamer.core.dice import Dice
-    >>> block = Block.of({"w": torch.tensor([1.0, 1.001])})
+    >>> from gossamer.core.rng import CounterRng
+    >>> block = Bucket.of({"w": torch.tensor([1.0, 1.001])})
     >>> codec = BF16()
-    >>> codec.decode(codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0))), block)
+    >>> codec.decode(codec.encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0))), block)
     tensor([1., 1.])
     """
 
@@ -154,10 +154,10 @@ class FP16(_Half):
 
     Wire: 2 d bytes. Relative error at most 2^-12 per element that is not tiny.
 
-    >>> from gossamer.core.dice import Dice
-    >>> block = Block.of({"w": torch.tensor([1.0, 1e6])})
+    >>> from gossamer.core.rng import CounterRng
+    >>> block = Bucket.of({"w": torch.tensor([1.0, 1e6])})
     >>> codec = FP16()
-    >>> codec.decode(codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0))), block)
+    >>> codec.decode(codec.encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0))), block)
     tensor([1., inf])
     """
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Context, Echo, LinearCodec
-from gossamer.core.dice import Key
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.contracts import Context, LinearCodec, ReduceResult
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
+from gossamer.core.rng import Key
 from gossamer.core.verbs import Program, all_reduce
-from gossamer.core.world import World
 from gossamer.kernels.finite import peak
 
 
@@ -37,11 +37,11 @@ class CountSketch(LinearCodec):
 
     Wire: all-reduces of 4 rows columns, and of 4 P k bytes (8 P k for float64).
 
-    >>> from gossamer.core.dice import Dice
+    >>> from gossamer.core.rng import CounterRng
     >>> from gossamer.core.verbs import AllReduce
     >>> x = torch.zeros(1000); x[[3, 500]] = torch.tensor([5.0, -4.0])
-    >>> codec, block = CountSketch(ratio=0.002, columns=50), Block.of({"w": x})
-    >>> program = codec.average(block, {}, Context(0, 1, 1, Dice(0, 1, 0)))
+    >>> codec, block = CountSketch(ratio=0.002, columns=50), Bucket.of({"w": x})
+    >>> program = codec.average(block, {}, Context(0, 1, 1, CounterRng(0, 1, 0)))
     >>> table = next(program); values = program.send(table.tensor); table.tensor.shape, values.tensor.shape
     (torch.Size([5, 50]), torch.Size([16]))
 
@@ -88,8 +88,8 @@ class CountSketch(LinearCodec):
     def omega(self, layout: Layout) -> float:
         return float("inf")
 
-    def fits(self, world: World) -> None:
-        longest = max((layout.numel for layout in world.layouts), default=0)
+    def fits(self, binding: Binding) -> None:
+        longest = max((layout.numel for layout in binding.layouts), default=0)
         if self.columns is not None and longest and self.rows * self.columns >= longest:
             raise AttachError(
                 f"{self}: a sketch of {self.rows * self.columns:,} cells is no shorter than the longest block of this model, which "
@@ -101,10 +101,10 @@ class CountSketch(LinearCodec):
             return [layout.numel * layout.dtype.itemsize]
         return [4 * self.rows * self._columns(layout), self._asked(layout) * layout.dtype.itemsize]
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         if self._is_plain(block.layout):
             return (yield from _as_it_is(block, context))
-        key = context.dice.shared_key(f"{block.name}/count_sketch")
+        key = context.rng.shared_key(f"{block.name}/count_sketch")
         mine = kernels.sketch_encode(block.flat.float(), self.rows, self._columns(block.layout), key)
         table = yield from all_reduce(mine)
         asked = self._choose(table, block, key)
@@ -120,9 +120,9 @@ class CountSketch(LinearCodec):
         def add_sent(into: Tensor, weight: float) -> None:
             into.index_add_(0, places, sent, alpha=weight)
 
-        return Echo(mean, add_sent, peak(values))
+        return ReduceResult(mean, add_sent, peak(values))
 
-    def _choose(self, table: Tensor, block: Block, key: Key) -> Tensor:
+    def _choose(self, table: Tensor, block: Bucket, key: Key) -> Tensor:
         """The places of the candidates, ascending."""
         count = self._asked(block.layout)
         apart = block.into is not block.flat and block.flat.dtype == torch.float32  # where the mean will be
@@ -147,14 +147,14 @@ class CountSketch(LinearCodec):
         return self.rows * self._columns(layout) + self._asked(layout) >= layout.numel
 
 
-def _as_it_is(block: Block, context: Context) -> Program[Echo]:
+def _as_it_is(block: Bucket, context: Context) -> Program[ReduceResult]:
     own = block.flat.clone()
     total = yield from all_reduce(own.clone())
 
     def add_sent(into: Tensor, weight: float) -> None:
         into.add_(own, alpha=weight)
 
-    return Echo(torch.div(total, context.size, out=block.for_mean()), add_sent)
+    return ReduceResult(torch.div(total, context.size, out=block.for_mean()), add_sent)
 
 
 def _once(values: Tensor, places: Tensor) -> Tensor:
@@ -176,5 +176,5 @@ def _one_of_each_run(count: int, n: int, key: Key, device: torch.device) -> Tens
     turn, *_ = key
     run = (torch.arange(count, device=device) + turn) % count
     low, high = run * n // count, (run + 1) * n // count
-    dice = kernels.mix3(run, (key[1], key[0]))
-    return low + ((dice >> 1) * (high - low) >> 31)
+    rng = kernels.mix3(run, (key[1], key[0]))
+    return low + ((rng >> 1) * (high - low) >> 31)

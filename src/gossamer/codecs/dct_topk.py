@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.codecs.tiles import Tiling, check_side, largest, place_bytes, read_places, spread, tiling, write_places
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Codec, Context
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
@@ -29,9 +29,9 @@ class DCTTopK(Codec):
 
     Wire: of each coefficient 4 bytes of float32 and 12 bits of its place in the tile.
 
-    >>> from gossamer.core.dice import Dice
-    >>> block, codec = Block.of({"w": torch.ones(64, 64)}), DCTTopK(keep=1)
-    >>> wire = codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
+    >>> from gossamer.core.rng import CounterRng
+    >>> block, codec = Bucket.of({"w": torch.ones(64, 64)}), DCTTopK(keep=1)
+    >>> wire = codec.encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0)))
     >>> wire.numel(), bool((codec.decode(wire, block) - 1).abs().max() < 1e-5)
     (6, True)
 
@@ -62,7 +62,7 @@ class DCTTopK(Codec):
         count = sum(self._kept(t) for t, _ in self._tilings(layout))
         return 4 * count + place_bytes(count)
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         flat, places, values = block.flat.float(), list[Tensor](), list[Tensor]()
         for tiles, own in self._tilings(block.layout):
             where, what = largest(tiles.cosines(tiles.apart(flat[own])), min(self.keep, tiles.places))

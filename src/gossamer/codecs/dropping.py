@@ -11,7 +11,7 @@ from torch import Tensor
 from gossamer import kernels
 from gossamer.codecs.casts import FP32
 from gossamer.codecs.topk import TopK
-from gossamer.core.block import Block, Layout, Segment, State
+from gossamer.core.bucket import Bucket, Layout, Segment, State
 from gossamer.core.contracts import Codec, Context
 from gossamer.core.errors import WireError
 from gossamer.core.parts import part, require
@@ -87,7 +87,7 @@ class Dropping(Codec):
     def wire_limit(self, layout: Layout) -> int:
         return _dense(layout)
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         dense = self._length(block.layout, context.step) == _dense(block.layout)
         codec = FP32() if dense else TopK(self.kept(context.step))
         return codec.encode(block, state, context)

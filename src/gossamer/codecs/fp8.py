@@ -31,11 +31,11 @@ class FP8(ScaledCodec):
     Wire: d + 4 ceil(d / block) bytes; 2 for each block with `scale="bf16"`, 1 with "e8m0" and "ocp".
 
     >>> import torch
-    >>> from gossamer.core.block import Block
+    >>> from gossamer.core.bucket import Bucket
     >>> from gossamer.core.contracts import Context
-    >>> from gossamer.core.dice import Dice
-    >>> block = Block.of({"w": torch.tensor([448.0, -3.0, 0.0, 0.25])})
-    >>> wire = FP8().encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
+    >>> from gossamer.core.rng import CounterRng
+    >>> block = Bucket.of({"w": torch.tensor([448.0, -3.0, 0.0, 0.25])})
+    >>> wire = FP8().encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0)))
     >>> wire.numel(), FP8().decode(wire, block)
     (8, tensor([ 4.4800e+02, -3.0000e+00,  0.0000e+00,  2.5000e-01]))
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from gossamer.codecs.casts import FP32
-from gossamer.core.block import Block, Layout, Segment, State
-from gossamer.core.contracts import Context, Echo, LinearCodec, Policy
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, Layout, Segment, State
+from gossamer.core.contracts import Context, LinearCodec, Policy, ReduceResult
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.verbs import Program, all_reduce
-from gossamer.core.world import World
 
 SWEEPS = 8  # of the subspace iteration, which begins with the directions of before
 
@@ -38,11 +38,11 @@ class GradiVeQ(LinearCodec):
     Wire: for `every` steps an all-reduce of 4 / ratio bytes for each element of matrices, and 4 of all others; for `learn`
     steps 4 bytes an element. Memory: `length` / ratio elements for each of a slice, for each matrix.
 
-    >>> from gossamer.core.dice import Dice
-    >>> block, state = Block.of({"w": torch.outer(torch.arange(1.0, 9.0), torch.ones(8))}), dict[str, Tensor]()
+    >>> from gossamer.core.rng import CounterRng
+    >>> block, state = Bucket.of({"w": torch.outer(torch.arange(1.0, 9.0), torch.ones(8))}), dict[str, Tensor]()
     >>> codec, sent = GradiVeQ(length=8, ratio=8, learn=1), list[int]()
     >>> for step in (1, 2):
-    ...     program = codec.average(block, state, Context(0, 1, step, Dice(0, step, 0)))
+    ...     program = codec.average(block, state, Context(0, 1, step, CounterRng(0, step, 0)))
     ...     asked = next(program); sent.append(asked.tensor.numel())
     ...     try: program.send(asked.tensor)
     ...     except StopIteration as end: mean = end.value.mean
@@ -73,9 +73,9 @@ class GradiVeQ(LinearCodec):
     def omega(self, layout: Layout) -> float:
         return float("inf")
 
-    def fits(self, world: World) -> None:
+    def fits(self, binding: Binding) -> None:
         """Without a matrix it would be a slow way to send everything as it is."""
-        segments = [s for layout in world.layouts for s in layout.segments]
+        segments = [s for layout in binding.layouts for s in layout.segments]
         if any(s.numel for s in segments) and not any(s.numel and len(s.shape) > 1 for s in segments):
             raise AttachError(
                 f"{self}: the model has no matrix, and vectors travel as they are; use allreduce(fp32()), or scatter(qsgd())"
@@ -90,7 +90,7 @@ class GradiVeQ(LinearCodec):
         count = sum(s.rows * s.kept for s in slices) + sum(end - begin for begin, end in plain)
         return [count * layout.dtype.itemsize] if count else []
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         cut = _cut(self, block.layout.segments)
         known = all(f"basis:{s.name}" in state for s in cut.slices)
         age = int(state.get("age", 0))
@@ -98,12 +98,12 @@ class GradiVeQ(LinearCodec):
         state["age"] = torch.tensor((age + 1) % (self.learn + self.every))
         if age >= self.learn:
             return (yield from self._along(cut, block, state, context))
-        echo = yield from FP32().average(block, {}, context)
+        result = yield from FP32().average(block, {}, context)
         for s in cut.slices:
-            self._learn(s, s.of(echo.mean), age, state, context)
-        return echo
+            self._learn(s, s.of(result.mean), age, state, context)
+        return result
 
-    def _along(self, cut: "_Cut", block: Block, state: State, context: Context) -> Program[Echo]:
+    def _along(self, cut: "_Cut", block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         """What lies along the known directions, and all that is not cut."""
         bases = [state[f"basis:{s.name}"] for s in cut.slices]
         own = [s.of(block.flat) @ basis.t() for s, basis in zip(cut.slices, bases, strict=True)]
@@ -124,7 +124,7 @@ class GradiVeQ(LinearCodec):
             for (begin, end), x in zip(cut.plain, rest, strict=True):
                 into[begin:end].add_(x, alpha=weight)
 
-        return Echo(mean, add_sent)
+        return ReduceResult(mean, add_sent)
 
     def _learn(self, s: "_Slices", x: Tensor, age: int, state: State, context: Context) -> None:
         """Take one agreed mean into account, in its own size; the last one tells where the directions are."""
@@ -141,7 +141,7 @@ class GradiVeQ(LinearCodec):
         state.pop(f"moment:{s.name}", None)
         basis = state.get(f"basis:{s.name}")
         if basis is None:
-            basis = context.dice.shared_normal(f"{s.name}/gradiveq", s.kept, s.long).to(x)
+            basis = context.rng.shared_normal(f"{s.name}/gradiveq", s.kept, s.long).to(x)
         for _ in range(SWEEPS):
             basis = torch.linalg.qr(moment @ basis.t())[0].t()
         state[f"basis:{s.name}"] = basis.contiguous()

@@ -25,11 +25,11 @@ class Int8(ScaledCodec):
     Wire: d + 4 ceil(d / block) bytes; 2 for each block with `scale="bf16"`, which is rounded up, so that nothing is cut off.
 
     >>> import torch
-    >>> from gossamer.core.block import Block
+    >>> from gossamer.core.bucket import Bucket
     >>> from gossamer.core.contracts import Context
-    >>> from gossamer.core.dice import Dice
-    >>> block = Block.of({"w": torch.tensor([127.0, -3.0, 0.0, 1.0])})
-    >>> wire = Int8().encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
+    >>> from gossamer.core.rng import CounterRng
+    >>> block = Bucket.of({"w": torch.tensor([127.0, -3.0, 0.0, 1.0])})
+    >>> wire = Int8().encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0)))
     >>> wire.numel(), Int8().decode(wire, block)
     (8, tensor([127.,  -3.,   0.,   1.]))
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar, cast, final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import AsItsCodec, Codec, CodecExchange, Context, Exchange, Levelled
 from gossamer.core.errors import WireError
 from gossamer.core.parts import Part
@@ -23,7 +23,7 @@ class Mixed(AsItsCodec, Codec):
     """Stands in for a codec in a block whose layout says, segment by segment, who writes it (`Layout.knobs`).
 
     Segments side by side with one codec are written as one block. So where all have the same, it is that codec, bit for bit.
-    Not registered, since no recipe names it: recipes have routes, and `worker/channels.py` makes this of them.
+    Not registered, since no recipe names it: recipes have routes, and `worker/buckets.py` makes this of them.
 
     Wire: those of the runs end to end; before them, if any depends on the data, 8 bytes a run that say their lengths.
     """
@@ -43,7 +43,7 @@ class Mixed(AsItsCodec, Codec):
         fixed = self.wire_bytes(layout)
         return sum(_LENGTH + codec.wire_limit(run) for codec, run, _ in layout.runs) if fixed is None else fixed
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         wires = [codec.encode(_of(block.flat, run, at), state, context) for codec, run, at in block.layout.runs]
         if self.wire_bytes(block.layout) is None:
             lengths = torch.tensor([w.numel() for w in wires], dtype=torch.int64, device="cpu")
@@ -77,8 +77,8 @@ class Mixed(AsItsCodec, Codec):
         yield from zip(runs, wire.split(list(lengths)))
 
 
-def _of(flat: Tensor, run: Layout, at: int) -> Block:
-    return Block(flat[at : at + run.numel], run)
+def _of(flat: Tensor, run: Layout, at: int) -> Bucket:
+    return Bucket(flat[at : at + run.numel], run)
 
 
 def levelled(exchange: Exchange) -> Levelled | None:

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.codecs.scaled import Scaled
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Codec, Context
-from gossamer.core.dice import Key
 from gossamer.core.parts import part, require
+from gossamer.core.rng import Key
 from gossamer.core.wire import expect, pack
 from gossamer.kernels.forms import POWERS
 
@@ -36,9 +36,9 @@ class Natural(Codec):
 
     Wire: d + ceil(d / 4096) bytes; ceil(9 d / 8) with `bits=9`.
 
-    >>> from gossamer.core.dice import Dice
-    >>> block = Block.of({"w": torch.tensor([4.0, -0.5, 0.0, 1.0])})
-    >>> wire = Natural().encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
+    >>> from gossamer.core.rng import CounterRng
+    >>> block = Bucket.of({"w": torch.tensor([4.0, -0.5, 0.0, 1.0])})
+    >>> wire = Natural().encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0)))
     >>> wire.numel(), Natural().decode(wire, block)
     (5, tensor([ 4.0000, -0.5000,  0.0000,  1.0000]))
 
@@ -64,8 +64,8 @@ class Natural(Codec):
     def wire_bytes(self, layout: Layout) -> int:
         return _EIGHT.wire_bytes(layout) if self.bits == 8 else layout.numel + kernels.quantise_bytes(layout.numel, 1)
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
-        key = context.dice.key(f"{block.name}/natural")
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
+        key = context.rng.key(f"{block.name}/natural")
         return _EIGHT.encode(block, key) if self.bits == 8 else _exponents_and_signs(block.flat.float(), key)
 
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:

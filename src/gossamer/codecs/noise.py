@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.dice import Key
+from gossamer.core.rng import Key
 
 _WORD = 2.0**-32
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.codecs.casts import FP32
-from gossamer.core.block import Block, Layout, Segment, State
-from gossamer.core.contracts import Context, Echo, LinearCodec, Policy
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, Layout, Segment, State
+from gossamer.core.contracts import Context, LinearCodec, Policy, ReduceResult
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange
 from gossamer.core.verbs import Program, all_reduce
-from gossamer.core.world import World
 
 SWEEPS = 10  # of the power iteration on a mean that is known, to start from its leading directions
 
@@ -42,10 +42,10 @@ class PowerSGD(LinearCodec):
     Wire: all-reduces of 4 r (n + m) bytes a matrix, 2 r (n + m) with `factors="fp16"`, in two messages for the whole block;
     in fp16, what travels as it is takes a third. P and Q are kept transposed.
 
-    >>> from gossamer.core.dice import Dice
+    >>> from gossamer.core.rng import CounterRng
     >>> from gossamer.core.verbs import AllReduce
-    >>> block = Block.of({"w": torch.outer(torch.arange(8.0), torch.ones(8))})
-    >>> program = PowerSGD(rank=1).average(block, {}, Context(0, 1, 1, Dice(0, 1, 0)))
+    >>> block = Bucket.of({"w": torch.outer(torch.arange(8.0), torch.ones(8))})
+    >>> program = PowerSGD(rank=1).average(block, {}, Context(0, 1, 1, CounterRng(0, 1, 0)))
     >>> p = next(program); q = program.send(p.tensor); p.tensor.numel(), q.tensor.numel()
     (8, 8)
 
@@ -88,11 +88,11 @@ class PowerSGD(LinearCodec):
     def sum_rounding(self) -> float:
         return 0.0 if self.factors == "fp32" else torch.finfo(torch.float16).eps / 2
 
-    def fits(self, world: World) -> None:
+    def fits(self, binding: Binding) -> None:
         """A rank that no matrix has, or no matrix at all, is a mistake: everything would travel as it is."""
-        shapes = [_matrix(s) for layout in world.layouts for s in layout.segments]
+        shapes = [_matrix(s) for layout in binding.layouts for s in layout.segments]
         most = max((min(n, m) for n, m in shapes), default=0)
-        if not most and any(layout.numel for layout in world.layouts):
+        if not most and any(layout.numel for layout in binding.layouts):
             raise AttachError(
                 f"{self}: the model has no matrix, and vectors travel as they are; use allreduce(fp32()), or scatter(qsgd())"
             )
@@ -119,7 +119,7 @@ class PowerSGD(LinearCodec):
             lengths = [2 * factor[0], rest, 2 * factor[1]]
         return [length for length in lengths if length]
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         groups, plain = _groups(self, block.layout.segments)
         known = all(f"q:{s.name}" in state for g in groups for s in g.segments)
         if self.start == "svd" and not known:
@@ -158,16 +158,18 @@ class PowerSGD(LinearCodec):
             for g, p, q in zip(groups, bases, own, strict=True):
                 g.add(p, q, into, weight)
 
-        return Echo(mean, add_sent, torch.stack(largest).max() if largest else None, drains)
+        return ReduceResult(mean, add_sent, torch.stack(largest).max() if largest else None, drains)
 
-    def _in_full(self, groups: "list[_Group]", block: Block, state: State, context: Context) -> Program[Echo]:
+    def _in_full(
+        self, groups: "list[_SameRank]", block: Bucket, state: State, context: Context
+    ) -> Program[ReduceResult]:
         """The first block, whose mean says where to start."""
-        echo = yield from FP32().average(block, state, context)
-        numbers = torch.nan_to_num(echo.mean, 0.0, 0.0, 0.0)  # of a mean that is none, nothing will be kept
+        result = yield from FP32().average(block, state, context)
+        numbers = torch.nan_to_num(result.mean, 0.0, 0.0, 0.0)  # of a mean that is none, nothing will be kept
         for g in groups:
             starts = _warm_start(g, state, context, block.flat)
             _remember(g, g.leading(numbers, starts), starts, state)
-        return echo
+        return result
 
     def rank_of(self, n: int, m: int) -> int:
         """What a matrix is squeezed to."""
@@ -182,7 +184,7 @@ def _matrix(s: Segment) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1024)
-def _groups(codec: PowerSGD, segments: tuple[Segment, ...]) -> "tuple[list[_Group], tuple[tuple[int, int], ...]]":
+def _groups(codec: PowerSGD, segments: tuple[Segment, ...]) -> "tuple[list[_SameRank], tuple[tuple[int, int], ...]]":
     """Matrices worth compressing, those of one shape together; and where the segments begin and end that travel as they are."""
     by_shape = dict[tuple[int, int], list[Segment]]()
     plain = list[tuple[int, int]]()
@@ -192,7 +194,7 @@ def _groups(codec: PowerSGD, segments: tuple[Segment, ...]) -> "tuple[list[_Grou
             by_shape.setdefault((n, m), []).append(s)
         elif s.numel:
             plain.append((s.offset, s.offset + s.numel))
-    return [_Group(n, m, codec.rank_of(n, m), tuple(ss)) for (n, m), ss in by_shape.items()], tuple(plain)
+    return [_SameRank(n, m, codec.rank_of(n, m), tuple(ss)) for (n, m), ss in by_shape.items()], tuple(plain)
 
 
 @lru_cache(maxsize=1024)
@@ -203,7 +205,7 @@ def _places(runs: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _SameRank:
     """Matrices of one shape, and the rank they are squeezed to."""
 
     n: int
@@ -252,19 +254,19 @@ class _Group:
             view.addmm_(basis.t(), factor, alpha=weight)
 
 
-def _warm_start(group: _Group, state: State, context: Context, like: Tensor) -> Tensor:
+def _warm_start(group: _SameRank, state: State, context: Context, like: Tensor) -> Tensor:
     """Last step's Q^T; rows that are missing (first step, higher rank) are drawn with the dice all ranks share."""
     rows = list[Tensor]()
     for s in group.segments:
         q = state.get(f"q:{s.name}")
         if q is None or q.shape[0] < group.rank:
-            fresh = context.dice.shared_normal(f"{s.name}/powersgd", group.rank, group.m).to(like)
+            fresh = context.rng.shared_normal(f"{s.name}/powersgd", group.rank, group.m).to(like)
             q = fresh if q is None else torch.cat([q, fresh[q.shape[0] :]])
         rows.append(q[: group.rank])
     return torch.stack(rows)
 
 
-def _remember(group: _Group, q: Tensor, old: Tensor, state: State) -> Tensor:
+def _remember(group: _SameRank, q: Tensor, old: Tensor, state: State) -> Tensor:
     """Keep Q for the next step; returns its largest magnitude."""
     # A gradient that was zero this step must not erase the direction found before.
     tops = q.abs().amax(dim=(1, 2), keepdim=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Context, Levelled
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
@@ -43,10 +43,10 @@ class QSGD(Levelled):
     1.4 (Elias 1.6 to 1.7). To write and read it takes 1.7 times as long as fixed width, some 1.7 ns an element more on a
     busy core: so it pays below some hundred Mbit/s.
 
-    >>> from gossamer.core.dice import Dice
-    >>> block = Block.of({"w": torch.tensor([7.0, -3.0, 0.0, 1.0])})
+    >>> from gossamer.core.rng import CounterRng
+    >>> block = Bucket.of({"w": torch.tensor([7.0, -3.0, 0.0, 1.0])})
     >>> codec = QSGD(bits=4)
-    >>> wire = codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
+    >>> wire = codec.encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0)))
     >>> wire.numel(), codec.decode(wire, block)
     (6, tensor([ 7., -3.,  0.,  1.]))
 
@@ -119,7 +119,7 @@ class QSGD(Levelled):
             return replace(self, bits=round(bits))
         return replace(self, bits=4, levels=round(2 ** (bits - 1) - 1))
 
-    def spread(self, block: Block) -> Tensor:
+    def spread(self, block: Bucket) -> Tensor:
         """Buckets cross parameters, and each of these has its share of theirs; with each run they begin anew."""
         runs, flat = block.layout.runs, block.flat.float()
         norms = [kernels.bucket_norms(flat[at : at + run.numel], self.bucket, self.norm) for _, run, at in runs]
@@ -139,8 +139,8 @@ class QSGD(Levelled):
     def _fixed_bytes(self, layout: Layout) -> int:
         return 4 * self._buckets(layout) + kernels.quantise_bytes(layout.numel, self.bits)
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
-        flat, key = block.flat.float(), context.dice.key(f"{block.name}/qsgd")
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
+        flat, key = block.flat.float(), context.rng.key(f"{block.name}/qsgd")
         wire = block.layout.buffers.of(self.wire_limit(block.layout), flat.device)
         norms, payload = take(wire, torch.float32, self._buckets(block.layout))
         measure = self.norm == "max"

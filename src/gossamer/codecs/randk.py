@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Context, Echo, LinearCodec
-from gossamer.core.dice import Key
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.contracts import Context, LinearCodec, ReduceResult
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange
+from gossamer.core.rng import Key
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.kernels.finite import peak
 
@@ -33,9 +33,9 @@ class RandK(LinearCodec):
 
     Wire: one all-reduce of 4 (k + 1) bytes (8 for float64): the last number says whether all others were finite.
 
-    >>> from gossamer.core.dice import Dice
-    >>> block = Block.of({"w": torch.arange(1.0, 9.0)})
-    >>> program = RandK(ratio=0.25).average(block, {}, Context(0, 1, 1, Dice(0, 1, 0)))
+    >>> from gossamer.core.rng import CounterRng
+    >>> block = Bucket.of({"w": torch.arange(1.0, 9.0)})
+    >>> program = RandK(ratio=0.25).average(block, {}, Context(0, 1, 1, CounterRng(0, 1, 0)))
     >>> request = next(program); request.tensor.shape
     torch.Size([3])
 
@@ -78,11 +78,11 @@ class RandK(LinearCodec):
         count = self._count(layout)
         return [layout.dtype.itemsize * (count + (count < layout.numel))]
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         n, count = block.numel, self._count(block.layout)
         if count == n:
             return (yield from _whole(block, context))
-        places, runs = _one_of_each_run(count, n, context.dice.shared_key(f"{block.name}/randk"), block.flat.device)
+        places, runs = _one_of_each_run(count, n, context.rng.shared_key(f"{block.name}/randk"), block.flat.device)
         own = block.flat[places]
         if self.scaled:
             own.mul_(runs)
@@ -94,20 +94,20 @@ class RandK(LinearCodec):
         def add_sent(into: Tensor, weight: float) -> None:
             into.index_add_(0, places, own, alpha=weight)
 
-        return Echo(mean, add_sent, peak(values))
+        return ReduceResult(mean, add_sent, peak(values))
 
     def _count(self, layout: Layout) -> int:
         return ceil(self.ratio * layout.numel * (1 - 1e-12))
 
 
-def _whole(block: Block, context: Context) -> Program[Echo]:
+def _whole(block: Bucket, context: Context) -> Program[ReduceResult]:
     own = block.flat.clone()
     total = yield from all_reduce(own.clone())
 
     def add_sent(into: Tensor, weight: float) -> None:
         into.add_(own, alpha=weight)
 
-    return Echo(torch.div(total, context.size, out=block.for_mean()), add_sent)
+    return ReduceResult(torch.div(total, context.size, out=block.for_mean()), add_sent)
 
 
 def _one_of_each_run(count: int, n: int, key: Key, device: torch.device) -> tuple[Tensor, Tensor]:

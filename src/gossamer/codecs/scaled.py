@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Codec, Context
-from gossamer.core.dice import Key
 from gossamer.core.parts import require
+from gossamer.core.rng import Key
 from gossamer.core.wire import expect, take
 from gossamer.kernels.forms import (
     Form,
@@ -56,7 +56,7 @@ class Scaled(NamedTuple):
     def wire_bytes(self, layout: Layout) -> int:
         return self._blocks(layout) * _WIDTHS[self.scale].itemsize + layout.numel
 
-    def encode(self, block: Block, key: Key | None) -> Tensor:
+    def encode(self, block: Bucket, key: Key | None) -> Tensor:
         layout, device = block.layout, block.flat.device
         wire = layout.buffers.of(self.wire_bytes(layout), device)
         scales, codes = take(wire, _WIDTHS[self.scale], self._blocks(layout))
@@ -119,8 +119,8 @@ class ScaledCodec(Codec):
     def wire_bytes(self, layout: Layout) -> int:
         return self.writes.wire_bytes(layout)
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
-        return self.writes.encode(block, context.dice.key(f"{block.name}/{self.name}") if self.unbiased else None)
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
+        return self.writes.encode(block, context.rng.key(f"{block.name}/{self.name}") if self.unbiased else None)
 
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
         self.writes.overwrite(wire, layout, out)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.codecs.noise import signs
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Codec, Context
 from gossamer.core.parts import part
 from gossamer.core.ranges import Choice
@@ -31,10 +31,10 @@ class Sign(Codec):
 
     Wire: ceil(d / 8) bytes, and 4 a parameter.
 
-    >>> from gossamer.core.dice import Dice
-    >>> block = Block.of({"w": torch.tensor([3.0, -1.0, 0.5, 1.5])})
+    >>> from gossamer.core.rng import CounterRng
+    >>> block = Bucket.of({"w": torch.tensor([3.0, -1.0, 0.5, 1.5])})
     >>> codec = Sign()
-    >>> wire = codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
+    >>> wire = codec.encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0)))
     >>> wire.numel(), codec.decode(wire, block)
     (5, tensor([ 1.5000, -1.5000,  1.5000,  1.5000]))
 
@@ -78,7 +78,7 @@ class Sign(Codec):
     def wire_bytes(self, layout: Layout) -> int:
         return 4 * len(layout.segments) + kernels.sign_bytes(layout.numel)
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         flat, layout = block.flat.float(), block.layout
         wire = layout.buffers.of(self.wire_bytes(layout), flat.device)
         scales, payload = take(wire, torch.float32, len(layout.segments))
@@ -120,5 +120,5 @@ def _ones(largest: Tensor) -> Tensor:
 
 def _tossed(flat: Tensor, name: str, context: Context) -> Tensor:
     """Zeros by the toss of a coin; else half of all votes on nothing would agree."""
-    coins = signs(1, flat.numel(), context.dice.key(f"{name}/sign"), flat.device)[0]
+    coins = signs(1, flat.numel(), context.rng.key(f"{name}/sign"), flat.device)[0]
     return torch.where(flat == 0, coins, flat)

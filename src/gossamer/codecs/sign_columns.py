@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.block import Block, Layout, Segment, State
+from gossamer.core.bucket import Bucket, Layout, Segment, State
 from gossamer.core.contracts import Codec, Context
 from gossamer.core.parts import part
 from gossamer.core.ranges import Choice
@@ -30,10 +30,10 @@ class SignColumns(Codec):
 
     Wire: for each matrix 8 bytes a row, a bit for each element of all matrices, and 4 bytes an element of the rest.
 
-    >>> from gossamer.core.dice import Dice
-    >>> block = Block.of({"w": torch.tensor([[3.0, -1.0, 5.0, -2.0], [1.0, 1.0, 1.0, 1.0]])})
+    >>> from gossamer.core.rng import CounterRng
+    >>> block = Bucket.of({"w": torch.tensor([[3.0, -1.0, 5.0, -2.0], [1.0, 1.0, 1.0, 1.0]])})
     >>> codec = SignColumns()
-    >>> wire = codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
+    >>> wire = codec.encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0)))
     >>> wire.numel(), codec.decode(wire, block)
     (17, tensor([ 4.0000, -1.5000,  4.0000, -1.5000,  1.0000,  1.0000,  1.0000,  1.0000]))
 
@@ -58,7 +58,7 @@ class SignColumns(Codec):
         rows, bits, rest = _counts(layout)
         return 8 * rows + 4 * rest + kernels.sign_bytes(bits)
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         flat, numbers, centred, whole = block.flat.float(), list[Tensor](), list[Tensor](), list[Tensor]()
         for s, x in _pieces(flat, block.layout):
             if not _is_matrix(s):

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from gossamer.codecs.atoms import Atoms, Basis, Shape
 from gossamer.codecs.noise import normal, signs
-from gossamer.core.dice import Dice, Key
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
+from gossamer.core.rng import CounterRng, Key
 
 _TURNS = 3  # steps that bring the directions found into order
 _PROBES = 16  # vectors that tell how much lies outside of the head
@@ -57,12 +57,12 @@ class SVD(Basis):
     def width(self, shape: Shape) -> int:
         return shape[0] + prod(shape[1:])
 
-    def apart(self, tensors: Tensor, dice: Dice, name: str) -> Atoms:
+    def apart(self, tensors: Tensor, rng: CounterRng, name: str) -> Atoms:
         matrices = tensors.reshape(tensors.shape[0], tensors.shape[1], -1)
         upright = matrices.shape[1] > matrices.shape[2]
         wide = matrices.transpose(1, 2) if upright else matrices
-        head, shares = _all(wide) if self.head == 0 else _strongest(wide, self.head, dice.key(f"{name}/start"))
-        return _Directions(wide, upright, head, shares, dice, name)
+        head, shares = _all(wide) if self.head == 0 else _strongest(wide, self.head, rng.key(f"{name}/start"))
+        return _Directions(wide, upright, head, shares, rng, name)
 
     def add(self, rows: Tensor, shape: Shape, into: Tensor, weight: float) -> None:
         left, right = rows.to(into.dtype).split([shape[0], prod(shape[1:])], 1)
@@ -72,9 +72,11 @@ class SVD(Basis):
 class _Directions:
     """The head's directions, as rows, with a weight each; behind them those that are not known, with one weight for all."""
 
-    def __init__(self, matrices: Tensor, upright: bool, head: Tensor, shares: Tensor, dice: Dice, name: str) -> None:
+    def __init__(
+        self, matrices: Tensor, upright: bool, head: Tensor, shares: Tensor, rng: CounterRng, name: str
+    ) -> None:
         self.matrices, self.upright, self.head = matrices, upright, head
-        self.dice, self.name = dice, name
+        self.rng, self.name = rng, name
         self.found, self.unknown = head.shape[1], head.shape[2] - head.shape[1]
         self.weights = torch.linalg.vector_norm(shares, dim=2)
         if self.unknown:
@@ -86,7 +88,7 @@ class _Directions:
 
         The difference of two squares would not tell it of a matrix that is nearly all head.
         """
-        key, device = self.dice.key(f"{self.name}/probes"), self.matrices.device
+        key, device = self.rng.key(f"{self.name}/probes"), self.matrices.device
         probes = signs(self.matrices.shape[2], _PROBES, key, device)
         seen = self.matrices @ probes - self.head.transpose(1, 2) @ (shares @ probes)
         return torch.linalg.vector_norm(seen, dim=(1, 2)) / _PROBES**0.5
@@ -103,7 +105,7 @@ class _Directions:
         if not fresh:
             return known
         rows, columns = head.shape[0] * fresh, head.shape[2]
-        key = self.dice.key(f"{self.name}/{which.start}/others")
+        key = self.rng.key(f"{self.name}/{which.start}/others")
         drawn = normal(rows, columns, key, head.device).view(-1, fresh, columns)
         for _ in range(2):  # once leaves traces of the head
             drawn = drawn - drawn @ head.transpose(1, 2) @ head

@@ -5,7 +5,7 @@ from typing import Annotated, final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Codec, Context
 from gossamer.core.errors import WireError
 from gossamer.core.parts import part, require
@@ -34,10 +34,10 @@ class Strom(Codec):
     Wire: 4 bytes for how many travel, 4 of float32 threshold, and 4 of place and sign for each of them; lengths depend on the
     data, and cost one small gather more.
 
-    >>> from gossamer.core.dice import Dice
-    >>> block = Block.of({"w": torch.tensor([0.1, -3.0, 0.2, 2.0])})
+    >>> from gossamer.core.rng import CounterRng
+    >>> block = Bucket.of({"w": torch.tensor([0.1, -3.0, 0.2, 2.0])})
     >>> codec = Strom(threshold=2.0)
-    >>> wire = codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
+    >>> wire = codec.encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0)))
     >>> wire.numel(), codec.decode(wire, block)
     (16, tensor([ 0., -2.,  0.,  2.]))
 
@@ -73,7 +73,7 @@ class Strom(Codec):
     def wire_limit(self, layout: Layout) -> int:
         return _WORD * (2 + layout.numel)
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         flat, quantum = block.flat.float(), self.threshold * context.scale
         places = (~(flat.abs() < quantum)).nonzero().view(-1)  # what is no number travels as well
         words = torch.where(flat[places] < 0, ~places, places)  # the sign of a place is its element's

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Codec, Context, Echo, LinearCodec
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.contracts import Codec, Context, LinearCodec, ReduceResult
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
 from gossamer.core.verbs import Program, all_reduce
@@ -40,10 +40,10 @@ class Ternary(Codec, LinearCodec):
     Under `allreduce` the scale is shared (one all-reduce of 4 bytes a tensor) and levels travel in int32 lanes wide enough
     for the sum of N: exact integers, bit-equal whatever the order.
 
-    >>> from gossamer.core.dice import Dice
-    >>> block = Block.of({"w": torch.tensor([0.5, -0.5, 0.0])})
+    >>> from gossamer.core.rng import CounterRng
+    >>> block = Bucket.of({"w": torch.tensor([0.5, -0.5, 0.0])})
     >>> codec = Ternary(clip=0.0)
-    >>> wire = codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
+    >>> wire = codec.encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0)))
     >>> wire.numel(), codec.decode(wire, block)
     (5, tensor([ 0.5000, -0.5000,  0.0000]))
 
@@ -87,8 +87,8 @@ class Ternary(Codec, LinearCodec):
     def wire_bytes(self, layout: Layout) -> int:
         return 4 * len(layout.segments) + _payload_bytes(layout.numel, self.levels)
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
-        flat, layout, key = block.flat.float(), block.layout, context.dice.key(f"{block.name}/ternary")
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
+        flat, layout, key = block.flat.float(), block.layout, context.rng.key(f"{block.name}/ternary")
         wire = layout.buffers.of(self.wire_bytes(layout), flat.device)
         scales, payload = take(wire, torch.float32, len(layout.segments))
         if self.levels == 1 and self.deviation == "zero":
@@ -132,9 +132,9 @@ class Ternary(Codec, LinearCodec):
     def sum_bytes(self, layout: Layout, size: int) -> list[int]:
         return [4 * len(layout.segments), 4 * kernels.lane_count(layout.numel, self.levels, size)]
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         """The packed-lane form: agree on scales, then sum integers."""
-        flat, layout, key = block.flat.float(), block.layout, context.dice.key(f"{block.name}/ternary")
+        flat, layout, key = block.flat.float(), block.layout, context.rng.key(f"{block.name}/ternary")
         own = self._scales(flat, layout)
         own = torch.where(own.isfinite(), own, torch.inf)  # a maximum may swallow NaN, never inf
         scales = yield from all_reduce(own, "max")
@@ -147,7 +147,7 @@ class Ternary(Codec, LinearCodec):
         def add_sent(into: Tensor, weight: float) -> None:
             into.add_(_scaled(levels, scales, layout, self.levels), alpha=weight)
 
-        return Echo(mean, add_sent)
+        return ReduceResult(mean, add_sent)
 
     def _scales(self, flat: Tensor, layout: Layout) -> Tensor:
         if self.clip == 0 or self.deviation == "zero":

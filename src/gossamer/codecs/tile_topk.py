@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.codecs.tiles import Tiling, check_side, largest, place_bytes, read_places, spread, tiling, write_places
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Codec, Context
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
@@ -39,9 +39,9 @@ class TileTopK(Codec):
 
     Wire: of each element kept 12 bits of its place and 2 bits, and 16 bytes a tensor: 112 bytes of a full tile.
 
-    >>> from gossamer.core.dice import Dice
-    >>> block, codec = Block.of({"w": torch.tensor([0.1, 4.0, 0.2, -4.0])}), TileTopK(keep=2)
-    >>> codec.decode(codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0))), block)
+    >>> from gossamer.core.rng import CounterRng
+    >>> block, codec = Bucket.of({"w": torch.tensor([0.1, 4.0, 0.2, -4.0])}), TileTopK(keep=2)
+    >>> codec.decode(codec.encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0))), block)
     tensor([ 0.,  4.,  0., -4.])
 
     Paper: Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025.
@@ -70,7 +70,7 @@ class TileTopK(Codec):
         pieces = [*self._pieces(layout)]
         return 4 * self._numbers(pieces) + sum(p.codes for p in pieces) + place_bytes(sum(p.kept for p in pieces))
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         flat, places = block.flat.float(), list[Tensor]()
         numbers, codes = list[Tensor](), list[Tensor]()
         for tiles, _, own, _ in self._pieces(block.layout):

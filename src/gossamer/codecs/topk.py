@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Codec, Context
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange
@@ -35,10 +35,10 @@ class TopK(Codec):
     Wire: 4 k bytes of float32 values, and 4 k of int32 indices, or their gaps in a block-adaptive Rice code (`index="rice"`,
     typically 3 to 12 bits an index; lengths then depend on the data and cost one small gather more).
 
-    >>> from gossamer.core.dice import Dice
-    >>> block = Block.of({"w": torch.tensor([0.1, -3.0, 0.2, 2.0])})
+    >>> from gossamer.core.rng import CounterRng
+    >>> block = Bucket.of({"w": torch.tensor([0.1, -3.0, 0.2, 2.0])})
     >>> codec = TopK(ratio=0.5)
-    >>> wire = codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0)))
+    >>> wire = codec.encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0)))
     >>> wire.numel(), codec.decode(wire, block)
     (16, tensor([ 0., -3.,  0.,  2.]))
 
@@ -78,7 +78,7 @@ class TopK(Codec):
     def wire_limit(self, layout: Layout) -> int:
         return 8 * self._count(layout) + 1  # the index code falls back to int32 behind one byte of mode
 
-    def encode(self, block: Block, state: State, context: Context) -> Tensor:
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         flat, layout = block.flat.float(), block.layout
         if self.index == "rice":
             indices = torch.empty(self._count(layout), dtype=torch.int32, device=flat.device)

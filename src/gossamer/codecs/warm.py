@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.block import Block
-from gossamer.core.contracts import Codec, Context, Echo, LinearCodec
-from gossamer.core.dice import Dice
+from gossamer.core.bucket import Bucket
+from gossamer.core.contracts import Codec, Context, LinearCodec, ReduceResult
+from gossamer.core.rng import CounterRng
 from gossamer.core.verbs import AllReduce, Program
 
 # Kernels for GPUs are compiled anew for lengths that are multiples of 16.
@@ -25,10 +25,10 @@ def warm(recipe: object, device: torch.device, dtype: torch.dtype = torch.float3
     >>> warm(QSGD(bits=3), torch.device("cpu"))
     """
     for shapes in _SHAPES:
-        block = Block.of({n: torch.ones(s, dtype=dtype, device=device) for n, s in shapes.items()})
+        block = Bucket.of({n: torch.ones(s, dtype=dtype, device=device) for n, s in shapes.items()})
         kernels.absmax(block.flat.float(), (0, block.numel))
         for codec in set(codecs_in(recipe)):
-            _try(codec, block, Context(0, 1, 0, Dice(0, 0, 0)))
+            _try(codec, block, Context(0, 1, 0, CounterRng(0, 0, 0)))
 
 
 def codecs_in(part: object) -> Iterator[Codec | LinearCodec]:
@@ -44,7 +44,7 @@ def codecs_in(part: object) -> Iterator[Codec | LinearCodec]:
             yield from codecs_in(inner)
 
 
-def _try(codec: Codec | LinearCodec, block: Block, context: Context) -> None:
+def _try(codec: Codec | LinearCodec, block: Bucket, context: Context) -> None:
     if isinstance(codec, Codec):
         wire = codec.encode(block, {}, context)
         codec.mean([wire], block.layout, codec.decode(wire, block))
@@ -52,7 +52,7 @@ def _try(codec: Codec | LinearCodec, block: Block, context: Context) -> None:
         _alone(codec.average(block, {}, context))
 
 
-def _alone(program: Program[Echo]) -> None:
+def _alone(program: Program[ReduceResult]) -> None:
     """Runs a sum over the ranks with this one only."""
     answer: Tensor | None = None
     with suppress(StopIteration):

@@ -43,7 +43,7 @@ def _largest(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return top.double(), small
 
 
-def systematic(p: Tensor, count: int, dice: Tensor) -> tuple[Tensor, Tensor]:
+def systematic(p: Tensor, count: int, rng: Tensor) -> tuple[Tensor, Tensor]:
     """For every row of p, `count` different places of it, each there with its own probability; and which of them count.
 
     The row is laid out as a line on which place i has the length p_i, and is read off at u, u + 1, u + 2, ..., with one
@@ -51,14 +51,14 @@ def systematic(p: Tensor, count: int, dice: Tensor) -> tuple[Tensor, Tensor]:
     than `count`.
     """
     line = p.cumsum(-1)
-    marks = dice[:, None] + torch.arange(count, device=p.device)
+    marks = rng[:, None] + torch.arange(count, device=p.device)
     places = torch.searchsorted(line, marks, right=True).clamp_(max=p.shape[-1] - 1)
     return places, marks < line[:, -1:]
 
 
-def independent(p: Tensor, dice: Tensor) -> list[Tensor]:
+def independent(p: Tensor, rng: Tensor) -> list[Tensor]:
     """For every row of p the places that are kept, each by its own U[0, 1). Nothing is drawn again: there may be none.
 
     How many there are is known to the device that drew them: where that is a GPU, the host waits for it.
     """
-    return [row.nonzero().view(-1) for row in dice < p]
+    return [row.nonzero().view(-1) for row in rng < p]

@@ -6,7 +6,7 @@ from gossamer.controllers.adacomm import AdaComm
 from gossamer.controllers.adascale import AdaScale
 from gossamer.controllers.dqsgd import DQSGD
 from gossamer.controllers.fixed import Fixed
-from gossamer.controllers.from_step import FromStep
 from gossamer.controllers.noise_batch import NoiseBatch
+from gossamer.controllers.switch_exchange import SwitchExchange
 
-__all__ = ["DQSGD", "Accordion", "AccordionBatch", "AdaComm", "AdaScale", "Fixed", "FromStep", "NoiseBatch"]
+__all__ = ["DQSGD", "Accordion", "AccordionBatch", "AdaComm", "AdaScale", "Fixed", "NoiseBatch", "SwitchExchange"]

@@ -6,8 +6,8 @@ from typing import Any, final
 
 import torch
 
-from gossamer.controllers.regimes import EpochWatch, rate_dropped
-from gossamer.core.block import State
+from gossamer.controllers.regimes import EpochMonitor, rate_dropped
+from gossamer.core.bucket import State
 from gossamer.core.contracts import Controller, Exchange, Facts
 from gossamer.core.parts import part, require
 
@@ -66,7 +66,7 @@ class Accordion(Controller):
         yield replace(recipe, exchange=self.harsh)
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
-        verdict = EpochWatch(self.epoch, self.interval, self.threshold).watch(facts, state)
+        verdict = EpochMonitor(self.epoch, self.interval, self.threshold).watch(facts, state)
         if rate_dropped(facts, state, self.drop):
             judged = {_name(k) for k in state if k.startswith("mild:")}
             verdict = dict.fromkeys(sorted(judged | set(verdict or {})), True)

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, final
 
-from gossamer.controllers.regimes import EpochWatch
-from gossamer.core.block import State
+from gossamer.controllers.regimes import EpochMonitor
+from gossamer.core.bucket import State
+from gossamer.core.constraints import Constraint, requires
 from gossamer.core.contracts import Controller, Facts
 from gossamer.core.parts import part, require
-from gossamer.core.terms import Term, needs
 
 
 @final
@@ -44,10 +44,10 @@ class AccordionBatch(Controller):
         require(self.threshold > 0, f"accordion_batch: threshold must be positive, got {self.threshold}")
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         return (
-            *super().terms,
-            needs(
+            *super().constraints,
+            requires(
                 "batch",
                 because="{controller} grows the batch of a step that averages gradients, and {schedule} has none; use "
                 "every_step()",
@@ -67,7 +67,7 @@ class AccordionBatch(Controller):
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         if recipe.schedule.accumulate > 1 or self.factor == 1:
             return recipe
-        verdict = EpochWatch(self.epoch, self.interval, self.threshold).watch(facts, state)
+        verdict = EpochMonitor(self.epoch, self.interval, self.threshold).watch(facts, state)
         if verdict is None or any(critical and _moves(name, state) for name, critical in verdict.items()):
             return recipe
         return self._grown(recipe)

@@ -7,11 +7,11 @@ from typing import Any, Literal, final
 
 import torch
 
-from gossamer.core.block import State
+from gossamer.core.bucket import State
+from gossamer.core.constraints import Constraint, requires
 from gossamer.core.contracts import Controller, Facts
 from gossamer.core.errors import GossamerError
 from gossamer.core.parts import part, require
-from gossamer.core.terms import Term, needs
 
 
 @final
@@ -51,9 +51,9 @@ class AdaComm(Controller):
         require(self.most >= 1, f"adacomm: most must be at least 1 step, got {self.most}; 16 to 64 are usual")
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         because = "{controller} chooses how many steps a round has, and {schedule} has no rounds that could be of another length; use "
-        return (*super().terms, needs("rounds", because=because + "local_sgd(16) or slowmo(16)"))
+        return (*super().constraints, requires("rounds", because=because + "local_sgd(16) or slowmo(16)"))
 
     @property
     def moves_schedule(self) -> bool:

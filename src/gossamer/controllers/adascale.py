@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from gossamer.controllers.noise import TELLS, look, needs_a_mean_without_noise, tell
-from gossamer.core.block import Block, State
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import Constraint, requires
 from gossamer.core.contracts import Controller, Exchange, Facts
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
-from gossamer.core.terms import Term, needs
-from gossamer.core.world import World
 
 MOST = 1024  # times the rate of one rank, whatever the number of ranks
 
@@ -49,10 +49,10 @@ class AdaScale(Controller):
         )
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         return (
-            *super().terms,
-            needs(
+            *super().constraints,
+            requires(
                 "batch",
                 because="{controller} sets the rate of a step of all ranks, and {schedule} has none; use every_step()",
             ),
@@ -67,8 +67,8 @@ class AdaScale(Controller):
     def counts(self) -> int:
         return TELLS
 
-    def fits(self, world: World) -> None:
-        for optimizer in world.optimizers:
+    def fits(self, binding: Binding) -> None:
+        for optimizer in binding.optimizers:
             if any("betas" in group for group in optimizer.param_groups):
                 raise AttachError(
                     f"{self} with {type(optimizer).__name__}: its steps do not grow with the gradient, so that gains do not tell "
@@ -87,7 +87,7 @@ class AdaScale(Controller):
     def _at(self, recipe: Any, one: float, place: int) -> Any:
         return replace(recipe, schedule=replace(recipe.schedule, rate=one * (1 + self.slack) ** place))
 
-    def local(self, block: Block, exchange: Exchange) -> Tensor:
+    def local(self, block: Bucket, exchange: Exchange) -> Tensor:
         return tell(block)
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:

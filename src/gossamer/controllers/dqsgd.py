@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer.codecs.mixed import levelled, written_by
 from gossamer.controllers.allocation import Demand, Numbers, within_budget, within_noise
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Controller, Exchange, Facts, Levelled
 from gossamer.core.parts import part, require
 
@@ -24,7 +24,7 @@ SMALL = 2048  # elements of parameters that are not worth bits of their own: the
 TELLS = 2  # numbers: how far elements are from what they are rounded against, and a one, to count ranks by
 
 
-class Group(NamedTuple):
+class BitsGroup(NamedTuple):
     """Parameters side by side that get the same bits, and their elements."""
 
     names: tuple[str, ...]
@@ -116,7 +116,7 @@ class DQSGD(Controller):
         for bits in self._widths(recipe.exchange):
             yield replace(recipe, exchange=_at(recipe.exchange, bits))
 
-    def local(self, block: Block, exchange: Exchange) -> Tensor:
+    def local(self, block: Bucket, exchange: Exchange) -> Tensor:
         codec = levelled(exchange)
         nothing = block.flat.new_zeros(len(block.layout.segments), dtype=torch.float64)
         spread = nothing if codec is None else self._spread(codec, block)
@@ -124,12 +124,12 @@ class DQSGD(Controller):
             return torch.stack([spread.sum(), torch.ones_like(spread[:1]).sum()])
         return torch.stack([spread, torch.ones_like(spread)], 1)
 
-    def _spread(self, codec: Levelled, block: Block) -> Tensor:
+    def _spread(self, codec: Levelled, block: Bucket) -> Tensor:
         """In the buckets that there would be if each layer were written by itself."""
         if self.per == "model":
             return codec.spread(block)
         marks = tuple(i for i, group in enumerate(_layers(block)) for _ in group.names)
-        return codec.spread(Block(block.flat, block.layout.turned(marks)))
+        return codec.spread(Bucket(block.flat, block.layout.turned(marks)))
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         ours = [i for i, block in enumerate(facts.blocks) if not _is_ruled(block, recipe)]
@@ -150,13 +150,13 @@ class DQSGD(Controller):
         widths = () if codec is None else codec.widths
         return tuple(w for w in widths if self.least <= w <= self.most)
 
-    def _groups(self, blocks: Sequence[Block]) -> list[Group]:
+    def _groups(self, blocks: Sequence[Bucket]) -> list[BitsGroup]:
         if self.per == "model":
             names = tuple(s.name for b in blocks for s in b.layout.segments)
-            return [Group(names, sum(b.numel for b in blocks))]
+            return [BitsGroup(names, sum(b.numel for b in blocks))]
         return [g for block in blocks for g in _layers(block)]
 
-    def _noises(self, ours: "Sequence[tuple[Block, Tensor]]", recipe: Any, groups: Sequence[Group]) -> Numbers:
+    def _noises(self, ours: "Sequence[tuple[Bucket, Tensor]]", recipe: Any, groups: Sequence[BitsGroup]) -> Numbers:
         """What one level would leave to the variance of each group's mean."""
         codec = levelled(recipe.exchange)
         assert codec is not None
@@ -239,19 +239,19 @@ def _averaged(noises: Numbers, state: State) -> Numbers:
     return noises
 
 
-def _layers(block: Block) -> list[Group]:
+def _layers(block: Bucket) -> list[BitsGroup]:
     """The parameters of a block, each small one with the one before."""
-    groups = list[Group]()
+    groups = list[BitsGroup]()
     for s in block.layout.segments:
         if groups and (s.numel < SMALL or groups[-1].size < SMALL):
             last = groups.pop()
-            groups.append(Group((*last.names, s.name), last.size + s.numel))
+            groups.append(BitsGroup((*last.names, s.name), last.size + s.numel))
         else:
-            groups.append(Group((s.name,), s.numel))
+            groups.append(BitsGroup((s.name,), s.numel))
     return groups
 
 
-def _is_ruled(block: Block, recipe: Any) -> bool:
+def _is_ruled(block: Bucket, recipe: Any) -> bool:
     """Rules go before a controller; a block's parameters go one way."""
     first = next(iter(block.layout.segments), None)
     return first is None or not block.numel or any(r.holds_for(first.name, first.shape) for r in recipe.rules)
@@ -270,7 +270,7 @@ def _at(exchange: Exchange, bits: float) -> Exchange:
     return written_by(exchange, codec.of_width(bits))
 
 
-def _put(recipe: Any, groups: Sequence[Group], chosen: Sequence[float]) -> Any:
+def _put(recipe: Any, groups: Sequence[BitsGroup], chosen: Sequence[float]) -> Any:
     """What most elements get is the recipe's exchange, and the others' are routes."""
     elements = Counter[float]()
     for group, bits in zip(groups, chosen, strict=True):

@@ -2,7 +2,7 @@
 
 from typing import Any, final
 
-from gossamer.core.block import State
+from gossamer.core.bucket import State
 from gossamer.core.contracts import Controller, Facts
 from gossamer.core.parts import part
 

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import Constraint, requires
 from gossamer.core.contracts import Facts
-from gossamer.core.moments import ask
-from gossamer.core.terms import Term, needs
+from gossamer.core.stream_events import read_numbers
 
 TELLS = 2  # numbers of a block: its squared length, and one for the rank
 MEMORY = 1000.0  # of so many ranks' gradients, in all
@@ -34,13 +34,13 @@ class Noise(NamedTuple):
         return self.variance / max(self.signal, LEAST)
 
 
-def needs_a_mean_without_noise(instead: str) -> Term:
+def needs_a_mean_without_noise(instead: str) -> Constraint:
     """Of an exchange that adds noise of its own the estimates would be of that, too; `instead` is what else there is to do."""
     because = "{controller} goes by the length of the mean, and {exchange} leaves noise of its own in it; use allreduce(fp32()), or "
-    return needs("exact", because=because + instead)
+    return requires("exact", because=because + instead)
 
 
-def tell(block: Block) -> Tensor:
+def tell(block: Bucket) -> Tensor:
     """What a rank tells of its own gradient."""
     flat = block.flat.double()
     return torch.stack([flat.square().sum(), flat.new_ones(())])
@@ -63,9 +63,9 @@ def look(facts: Facts, state: State) -> Noise:
     return Noise(max(var / weight, LEAST), max(sqr / weight, 0.0), ranks)
 
 
-def _numbers(blocks: Sequence[Block], sums: Sequence[Tensor]) -> tuple[float, float, float]:
+def _numbers(blocks: Sequence[Bucket], sums: Sequence[Tensor]) -> tuple[float, float, float]:
     """The one time that the host asks its device."""
     squares = torch.stack([block.flat.double().square().sum() for block in blocks]).sum()
     told = torch.stack([s.view(-1) for s in sums])
-    total, ranks, mean = ask(told[:, 0].sum(), told[0, 1], squares.to(told.device))
+    total, ranks, mean = read_numbers(told[:, 0].sum(), told[0, 1], squares.to(told.device))
     return total, ranks, mean

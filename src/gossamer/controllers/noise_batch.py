@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from gossamer.controllers.noise import TELLS, look, needs_a_mean_without_noise, tell
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import Constraint, requires
 from gossamer.core.contracts import Controller, Exchange, Facts
 from gossamer.core.parts import part, require
-from gossamer.core.terms import Term, needs
 
 
 @final
@@ -52,10 +52,10 @@ class NoiseBatch(Controller):
         require(self.warmup >= 1, f"noise_batch: warmup must be at least 1 step, got {self.warmup}")
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         return (
-            *super().terms,
-            needs(
+            *super().constraints,
+            requires(
                 "batch",
                 because="{controller} grows the batch of a step that averages gradients, and {schedule} has none; use "
                 "every_step()",
@@ -84,7 +84,7 @@ class NoiseBatch(Controller):
         rate = recipe.schedule.rate * (self.factor if self.rate else 1)
         return replace(recipe, schedule=replace(recipe.schedule, micro_batches=batches, rate=float(rate)))
 
-    def local(self, block: Block, exchange: Exchange) -> Tensor:
+    def local(self, block: Bucket, exchange: Exchange) -> Tensor:
         return tell(block)
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Facts
 
 
-class EpochWatch:
+class EpochMonitor:
     """Accumulates gradients over every `interval`-th epoch, and compares the norm with the last accumulated one.
 
     ratio = | |D_old| - |D_now| | / |D_old|;  critical if ratio >= threshold, or if |D_old| = 0. All of it lives in `state`.
@@ -33,7 +33,7 @@ class EpochWatch:
         state["epoch"] = torch.tensor(epoch)
         return late
 
-    def _close(self, state: State, last: Sequence[Block]) -> dict[str, bool] | None:
+    def _close(self, state: State, last: Sequence[Bucket]) -> dict[str, bool] | None:
         """The verdict on the sums, with the `last` gradients added; one after the other, since there is no room for all."""
         verdict = dict[str, bool]()
         for name, norm in norms(totals(state, last)).items():
@@ -46,7 +46,7 @@ class EpochWatch:
         return verdict or None
 
 
-def totals(state: Mapping[str, Tensor], blocks: Sequence[Block]) -> Iterator[tuple[str, Tensor]]:
+def totals(state: Mapping[str, Tensor], blocks: Sequence[Bucket]) -> Iterator[tuple[str, Tensor]]:
     """Each parameter's sum with its gradient added, as a tensor of its own; of one dimension at least, since a state's numbers are the host's."""
     gradients = {name: torch.atleast_1d(gradient) for block in blocks for name, gradient in block.tensors()}
     for key, total in [(k, v) for k, v in state.items() if k.startswith("delta:")]:

@@ -9,14 +9,14 @@ from gossamer.core.verbs import (
     AllGather,
     AllReduce,
     AllToAll,
-    Claim,
-    Closed,
     Program,
     Receive,
     Send,
     Shared,
     Start,
+    TakeTicket,
     Verb,
+    WaitQuorum,
 )
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ def within(program: Program[T], ranks: Sequence[int]) -> Program[T]:
 def among(verb: Verb, ranks: tuple[int, ...]) -> Verb:
     """A request as it is among these ranks; what all have to themselves stays as it is."""
     match verb:
-        case AllReduce() | AllGather() | AllToAll() | Send() | Receive() | Claim() | Closed():
+        case AllReduce() | AllGather() | AllToAll() | Send() | Receive() | TakeTicket() | WaitQuorum():
             return replace(verb, among=ranks if verb.among is None else tuple(ranks[i] for i in verb.among))
         case Start(program):
             return replace(verb, program=within(program, ranks))

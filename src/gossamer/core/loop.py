@@ -6,16 +6,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Context, Exchange, Memory, Update
-from gossamer.core.verbs import Descend, Missed, Present, Program
+from gossamer.core.verbs import LateUpdate, OptimizerStep, Present, Program
 
-Message = Callable[[Block, State, Context], Program[list[Tensor]]]
+Message = Callable[[Bucket, State, Context], Program[list[Tensor]]]
 """What a block says to peers: a program that sends, and returns the wires that came. It is given the block as it is now,
 what its mixer keeps, and the context; whatever it does before it first asks the network is done at once."""
 
 
-class Place(Protocol):
+class BucketView(Protocol):
     """A block of the model, and what is kept about it."""
 
     states: dict[str, State]
@@ -49,7 +49,7 @@ class Host(Protocol):
     present: Present
 
     @property
-    def channels(self) -> Sequence[Place]: ...
+    def buckets(self) -> Sequence[BucketView]: ...
     @property
     def rates(self) -> list[float]: ...
     def rate(self, index: int) -> float: ...
@@ -66,11 +66,13 @@ class Host(Protocol):
     def regroup(self, present: Present) -> None: ...
     def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]: ...
     def average_gradients(self) -> Program[None]: ...
-    def debts(self, which: Sequence[int]) -> list[Tensor]: ...
+    def residuals(self, which: Sequence[int]) -> list[Tensor]: ...
     def settle(self, which: Sequence[int]) -> None: ...
     def deliver(self, means: Sequence[Tensor], finite: bool, rates: Sequence[float]) -> None: ...
     def launch(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange | None) -> Program[None]: ...
-    def average_near(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]: ...
+    def local_average(
+        self, which: Sequence[int], values: Sequence[Tensor], over: Exchange
+    ) -> Program[list[Tensor]]: ...
     def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]: ...
     def in_flight(self, which: Sequence[int]) -> bool: ...
     def post(self, which: Sequence[int], message: Message, models: Sequence[Tensor] | None) -> Program[None]: ...
@@ -84,7 +86,7 @@ class Host(Protocol):
     def reset_optimizer(self) -> None: ...
     def average_optimizer(self) -> Program[None]: ...
     def measures(self, step: int) -> bool: ...
-    def measure(self, block: Block, add_sent: Callable[[Tensor, float], None]) -> None: ...
+    def measure(self, block: Bucket, add_sent: Callable[[Tensor, float], None]) -> None: ...
 
 
 class Loop:
@@ -107,11 +109,11 @@ class Loop:
 
     @property
     def which(self) -> Sequence[int]:
-        return range(len(self.host.channels)) if self._which is None else self._which
+        return range(len(self.host.buckets)) if self._which is None else self._which
 
     @property
-    def places(self) -> list[Place]:
-        return [self.host.channels[i] for i in self.which]
+    def places(self) -> list[BucketView]:
+        return [self.host.buckets[i] for i in self.which]
 
     @property
     def step(self) -> int:
@@ -177,9 +179,9 @@ class Loop:
         """What a schedule keeps beside the steps and no checkpoint holds: a program that is under way."""
         return self.host.live
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[Bucket]:
         """Copies of the parameters, and where they lie."""
-        return [Block(p.read(), p.layout) for p in self.places]
+        return [Bucket(p.read(), p.layout) for p in self.places]
 
     def parameters(self) -> list[Tensor]:
         """Copies of the parameters, flat."""
@@ -220,11 +222,11 @@ class Loop:
         yield from self.launch(values, over)
         return (yield from self.land())
 
-    def average_near(self, values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
+    def local_average(self, values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
         """Over an exchange among a few ranks, past memory. The others hear nothing of it, so no controller does either, and
         what is not finite is left to the next average of all.
         """
-        return (yield from self.host.average_near(self.which, values, over))
+        return (yield from self.host.local_average(self.which, values, over))
 
     def launch(self, values: Sequence[Tensor], over: Exchange | None = None) -> Program[None]:
         """Start averaging what is given away; `land` gets the result later."""
@@ -241,12 +243,12 @@ class Loop:
 
     # -- what did not get through ------------------------------------------------------------------------------------
 
-    def debts(self) -> list[Tensor]:
+    def residuals(self) -> list[Tensor]:
         """What each block's memory owes, as the step that plain SGD would take with it; zero where nothing is kept.
 
         Once the optimizer has descended, it is what is owed after this step.
         """
-        return self.host.debts(self.which)
+        return self.host.residuals(self.which)
 
     def settle(self) -> None:
         """What was owed has been paid: memories start from zero."""
@@ -309,9 +311,9 @@ class Loop:
         """These means are what the optimizer takes at this step; without any, no parameter has a gradient."""
         self.host.deliver(means or [], True, self.host.rates)
 
-    def missed(self, update: Missed) -> Program[None]:
+    def missed(self, update: LateUpdate) -> Program[None]:
         """A step ended without this rank: the optimizer makes up for it, and the next step is counted."""
-        yield Descend(update)
+        yield OptimizerStep(update)
         self.host.step += 1
 
     def count_on(self, step: int) -> None:
@@ -351,6 +353,6 @@ class Loop:
         """Whether the error is to be measured of what starts at this step."""
         return self.host.measures(step)
 
-    def measure(self, block: Block, add_sent: Callable[[Tensor, float], None]) -> None:
+    def measure(self, block: Bucket, add_sent: Callable[[Tensor, float], None]) -> None:
         """Note what got lost of a block that this rank gave."""
         self.host.measure(block, add_sent)

@@ -1,6 +1,6 @@
 """Exchanges of a schedule's own, past the codecs."""
 
-from gossamer.core.block import Layout
+from gossamer.core.bucket import Layout
 from gossamer.core.contracts import Exchange
 
 

@@ -24,11 +24,11 @@ from typing import (
     get_type_hints,
 )
 
+from gossamer.core.binding import Binding
+from gossamer.core.constraints import Constraint, those
 from gossamer.core.errors import RecipeError, UnknownPartError
-from gossamer.core.terms import Term, those
 from gossamer.core.text import cut, shown
 from gossamer.core.text import terms as terms_of
-from gossamer.core.world import World
 
 P = TypeVar("P", bound="Part")
 
@@ -45,11 +45,11 @@ class Part(ABC):  # noqa: B024  (its contracts below are abstract; what a part m
 
     @property
     def traits(self) -> frozenset[str]:
-        """What this part promises, in words of `core.terms.TRAITS`."""
+        """What this part promises, in words of `core.constraints.TRAITS`."""
         return those(follows_rate=self.follows_rate)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         """What it asks of the parts that it goes with."""
         return ()
 
@@ -69,10 +69,10 @@ class Part(ABC):  # noqa: B024  (its contracts below are abstract; what a part m
         """
         return tuple(dict.fromkeys(g for inner in _inside(self) for g in inner.groups(size)))
 
-    def fits(self, world: World) -> None:
+    def fits(self, binding: Binding) -> None:
         """Raise AttachError for a world in which this part would not do what it says, with the fix."""
         for inner in _inside(self):
-            inner.fits(world)
+            inner.fits(binding)
 
 
 def _inside(part: Part) -> list[Part]:

@@ -7,10 +7,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from gossamer.core.constraints import those
 from gossamer.core.contracts import Mixer, Policy
 from gossamer.core.loop import Loop
 from gossamer.core.parts import Part
-from gossamer.core.terms import those
 from gossamer.core.verbs import Program
 
 
@@ -25,8 +25,8 @@ class Schedule(Part):
     """One training step: what is exchanged before and after the optimizer descends.
 
     Law: `step` yields Descend once, besides the steps that a rank has missed; all ranks start the same programs in the same
-    order; what was launched lands by schedule, never by arrival, unless ranks go at their `own_pace`; after a step that is
-    `equal`, all ranks hold bit-equal models.
+    order; what was launched lands by schedule, never by arrival, unless ranks go at their `is_async`; after a step that is
+    `is_synced`, all ranks hold bit-equal models.
     """
 
     kind: ClassVar[str] = "schedule"
@@ -46,7 +46,7 @@ class Schedule(Part):
             averages_gradients=self.averages_gradients,
             mixes=self.mixes,
             counts_alike=self.counts_alike,
-            own_pace=self.own_pace,
+            is_async=self.is_async,
             own_step=self.lr_factor != 1,
             accumulates=self.accumulate != 1,
         )
@@ -67,12 +67,12 @@ class Schedule(Part):
         return self.mixes or self.drives is not None
 
     @property
-    def own_pace(self) -> bool:
+    def is_async(self) -> bool:
         """True if each rank counts steps of its own: it waits for nobody, and what is on its way lands whenever it comes."""
         return False
 
     @property
-    def counts_over(self) -> bool:
+    def skips_steps(self) -> bool:
         """True if a rank may take fewer steps than it counts, so that only the ends of rounds find all ranks at one."""
         return False
 
@@ -105,7 +105,7 @@ class Schedule(Part):
         """True if gradients are averaged before this step's descent."""
         return self.averages_gradients
 
-    def coarse(self, step: int) -> bool:
+    def is_compressed(self, step: int) -> bool:
         """True if this step's mean is written coarsely on purpose, and others are not."""
         return False
 
@@ -135,15 +135,15 @@ class Schedule(Part):
         """True if this is the last step of a round: after it is the time to judge, or to keep, the models."""
         return True
 
-    def equal(self, step: int) -> bool:
+    def is_synced(self, step: int) -> bool:
         """True if all ranks hold equal models after this step."""
         return self.averages_gradients
 
-    def reunites(self, step: int) -> bool:
+    def resyncs(self, step: int) -> bool:
         """True if models that a memory lets part are equal after this step all the same."""
         return False
 
-    def judged(self, loop: Loop) -> list[Share] | None:
+    def consensus_share(self, loop: Loop) -> list[Share] | None:
         """The model that the theory is about, as this rank's share of it; None where it is what every rank holds."""
         if self.averages_gradients:
             return None

@@ -4,9 +4,9 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
+from gossamer.core.binding import Binding
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import Part
-from gossamer.core.world import World
 
 
 class Peers(NamedTuple):
@@ -64,10 +64,10 @@ class Topology(Part):
     @abstractmethod
     def peers(self, rank: int, size: int, round: int) -> Peers: ...
 
-    def fits(self, world: World) -> None:
-        super().fits(world)
-        if world.size > 1:
-            refuse_unsound(self, world.size)
+    def fits(self, binding: Binding) -> None:
+        super().fits(binding)
+        if binding.size > 1:
+            refuse_unsound(self, binding.size)
 
 
 def refuse_unsound(topology: Topology, size: int) -> None:

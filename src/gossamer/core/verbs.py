@@ -37,7 +37,7 @@ Read = Callable[[int, Tensor], None]
 class AllGather:
     """Give a wire, get every rank's wire in rank order; all wires have the same length.
 
-    With `read`, nothing is answered: read(j, wire) is called as the wires come, in the order of `arrivals`, each while the
+    With `read`, nothing is answered: read(j, wire) is called as the wires come, in the order of `receive_order`, each while the
     next one travels. `agreed` says that the ranks have just agreed on the length, so that a new one is nothing strange.
     """
 
@@ -48,7 +48,7 @@ class AllGather:
 
 
 @dataclass(frozen=True, eq=False)
-class Promise:
+class LazyWire:
     """A wire of known length that is made when its turn comes, while the one before it travels."""
 
     make: Callable[[], Tensor]
@@ -71,7 +71,7 @@ class AllToAll:
     Promises are kept for the own rank, the next one, the one after that, and so on. `read` is as in an all-gather.
     """
 
-    wires: Sequence[Tensor | Promise]
+    wires: Sequence[Tensor | LazyWire]
     lengths: Sequence[int]
     read: Read | None = None
     among: Among = None
@@ -104,7 +104,7 @@ class Receive:
 
 
 @dataclass(frozen=True)
-class Claim:
+class TakeTicket:
     """Draw the next ticket of a counter all ranks share; the first ticket is 1."""
 
     name: str
@@ -112,27 +112,27 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Closed:
-    """Wait until `count` tickets are drawn, and learn which ranks drew them, in order: `Holders`.
+class WaitQuorum:
+    """Wait until `count` tickets are drawn, and learn which ranks drew them, in order: `TicketHolders`.
 
-    `relents` are (seconds, tickets): so long after the request so many are enough, and whoever sees that first closes the
+    `fallback` are (seconds, tickets): so long after the request so many are enough, and whoever sees that first closes the
     counter for all, with as many as are drawn by then.
     """
 
     name: str
     count: int
     among: Among = None
-    relents: tuple[tuple[float, int], ...] = ()
+    fallback: tuple[tuple[float, int], ...] = ()
 
 
-class Holders(tuple[int, ...]):
+class TicketHolders(tuple[int, ...]):
     """Ranks that drew tickets, in order, and how long after the request each was seen."""
 
     seconds: tuple[float, ...] = ()
 
     @staticmethod
-    def seen(ranks: Sequence[int], seconds: Sequence[float]) -> "Holders":
-        out = Holders(ranks)
+    def seen(ranks: Sequence[int], seconds: Sequence[float]) -> "TicketHolders":
+        out = TicketHolders(ranks)
         out.seconds = tuple(seconds)
         return out
 
@@ -151,18 +151,18 @@ class Now:
     """What time it is, in seconds since nobody knows when; on a virtual clock, that."""
 
 
-def departures(rank: int, size: int) -> list[int]:
+def send_order(rank: int, size: int) -> list[int]:
     """In which order a rank makes wires for all others: its own first, then the next rank's, ..."""
     return [(rank + i) % size for i in range(size)]
 
 
-def arrivals(rank: int, size: int) -> list[int]:
+def receive_order(rank: int, size: int) -> list[int]:
     """In which order a rank reads what all others sent: its own first, then that of the rank before it, ..."""
     return [(rank - i) % size for i in range(size)]
 
 
-def kept(wire: Tensor | Promise) -> Tensor:
-    return wire.keep() if isinstance(wire, Promise) else wire
+def kept(wire: Tensor | LazyWire) -> Tensor:
+    return wire.keep() if isinstance(wire, LazyWire) else wire
 
 
 class Handle(Generic[T]):
@@ -198,7 +198,7 @@ class Join:
 
 
 @dataclass(frozen=True, eq=False)
-class Missed:
+class LateUpdate:
     """What all ranks agreed on for a step: the gradient, None where nobody applies it, and each parameter group's rate."""
 
     gradient: Tensor | None
@@ -206,13 +206,13 @@ class Missed:
 
 
 @dataclass(frozen=True)
-class Descend:
+class OptimizerStep:
     """The optimizer steps now. Answered with False where the user's scaler skipped the step.
 
     With `missed`, it first makes up for a step that ended without this rank; that is no step of this rank's own.
     """
 
-    missed: Missed | None = None
+    missed: LateUpdate | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,8 +252,10 @@ class Present(NamedTuple):
         return [rank for rank, life in zip(self.ranks, self.lives) if (rank, life) not in there]
 
 
-Shared = AllReduce | AllGather | AllToAll | Send | Receive | Claim | Closed  # which several ranks have a part in
-Verb = Shared | Compute | Now | Start | Join | Descend | Regroup
+Shared = (
+    AllReduce | AllGather | AllToAll | Send | Receive | TakeTicket | WaitQuorum
+)  # which several ranks have a part in
+Verb = Shared | Compute | Now | Start | Join | OptimizerStep | Regroup
 Program = Generator[Verb, Any, T]
 
 
@@ -265,7 +267,9 @@ def all_gather(wire: Tensor, among: Among = None) -> Program[list[Tensor]]:
     return (yield AllGather(wire, among=among))
 
 
-def all_to_all(wires: Sequence[Tensor | Promise], lengths: Sequence[int], among: Among = None) -> Program[list[Tensor]]:
+def all_to_all(
+    wires: Sequence[Tensor | LazyWire], lengths: Sequence[int], among: Among = None
+) -> Program[list[Tensor]]:
     return (yield AllToAll(wires, lengths, among=among))
 
 
@@ -274,7 +278,7 @@ def read_all_gather(wire: Tensor, read: Read) -> Program[None]:
     yield AllGather(wire, read)
 
 
-def read_all_to_all(wires: Sequence[Tensor | Promise], lengths: Sequence[int], read: Read) -> Program[None]:
+def read_all_to_all(wires: Sequence[Tensor | LazyWire], lengths: Sequence[int], read: Read) -> Program[None]:
     """An all-to-all that makes each wire while the one before it travels, and reads each while the next one does."""
     yield AllToAll(wires, lengths, read)
 
@@ -292,12 +296,12 @@ def receive_first(length: int) -> Program[tuple[int, Tensor]]:
     return (yield Receive(None, length))
 
 
-def claim(name: str) -> Program[int]:
-    return (yield Claim(name))
+def take_ticket(name: str) -> Program[int]:
+    return (yield TakeTicket(name))
 
 
-def closed(name: str, count: int, relents: tuple[tuple[float, int], ...] = ()) -> Program[Holders]:
-    return (yield Closed(name, count, relents=relents))
+def wait_quorum(name: str, count: int, fallback: tuple[tuple[float, int], ...] = ()) -> Program[TicketHolders]:
+    return (yield WaitQuorum(name, count, fallback=fallback))
 
 
 def now() -> Program[float]:

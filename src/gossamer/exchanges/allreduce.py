@@ -2,8 +2,8 @@
 
 from typing import final
 
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import CodecExchange, Context, Echo, LinearCodec, Policy
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.contracts import CodecExchange, Context, LinearCodec, Policy, ReduceResult
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program
 
@@ -56,5 +56,5 @@ class AllReduced(CodecExchange):
     def sparse(self) -> bool:
         return self.codec.sparse
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         return (yield from self.codec.average(block, state, context))

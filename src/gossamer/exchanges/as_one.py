@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from gossamer.core.buffers import Buffers
 from gossamer.core.errors import GossamerError
 from gossamer.core.groups import among
+from gossamer.core.memory_pool import MemoryPool
 from gossamer.core.programs import through
 from gossamer.core.verbs import (
     AllGather,
@@ -22,9 +22,9 @@ from gossamer.core.verbs import (
     Shared,
     Start,
     Verb,
-    arrivals,
-    departures,
     kept,
+    receive_order,
+    send_order,
 )
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Node(NamedTuple):
         return Node(number, place, tuple(range(first, min(first + per_node, size))), tuple(range(0, size, per_node)))
 
 
-def as_one(program: Program[T], node: Node, device: torch.device, buffers: Buffers) -> Program[T]:
+def as_one(program: Program[T], node: Node, device: torch.device, buffers: MemoryPool) -> Program[T]:
     """The same program on all ranks of a node, as if they were one rank among so many nodes.
 
     Only the first rank asks the other nodes; it then tells the answer to its own, as it came: so all of them make the same
@@ -66,7 +66,7 @@ def as_one(program: Program[T], node: Node, device: torch.device, buffers: Buffe
     return through(program, ask)
 
 
-def added_up(program: Program[T], node: Node, buffers: Buffers) -> Program[T]:
+def added_up(program: Program[T], node: Node, buffers: MemoryPool) -> Program[T]:
     """The same program on all ranks, whose sums are formed inside the nodes first, and then between.
 
     Each rank remains one among all: only what it gives to a sum goes another way.
@@ -85,7 +85,7 @@ def added_up(program: Program[T], node: Node, buffers: Buffers) -> Program[T]:
     return through(program, ask)
 
 
-def _ask(verb: Shared, node: Node, device: torch.device, buffers: Buffers) -> Program[Any]:
+def _ask(verb: Shared, node: Node, device: torch.device, buffers: MemoryPool) -> Program[Any]:
     """The first rank's answer, on all ranks of the node."""
     leads, asked = node.place == 0, among(verb, node.leaders)
     match verb:
@@ -114,7 +114,7 @@ def _ask(verb: Shared, node: Node, device: torch.device, buffers: Buffers) -> Pr
             )
 
 
-def _all_reduce(tensor: Tensor, asked: Verb, node: Node, buffers: Buffers) -> Program[Tensor]:
+def _all_reduce(tensor: Tensor, asked: Verb, node: Node, buffers: MemoryPool) -> Program[Tensor]:
     if node.place == 0:
         total = yield asked
         yield from _tell([total.reshape(-1).view(torch.uint8)], node, buffers)
@@ -123,7 +123,7 @@ def _all_reduce(tensor: Tensor, asked: Verb, node: Node, buffers: Buffers) -> Pr
     return tensor.copy_(bits.view(tensor.dtype).view(tensor.shape))
 
 
-def _all_to_all(verb: AllToAll, asked: Verb, node: Node, buffers: Buffers) -> Program[list[Tensor]]:
+def _all_to_all(verb: AllToAll, asked: Verb, node: Node, buffers: MemoryPool) -> Program[list[Tensor]]:
     """What a rank sent to itself has not travelled, and all ranks of a node have made it. They make all that the first one
     sends, as it does, for whoever makes a wire remembers what he said.
     """
@@ -132,7 +132,7 @@ def _all_to_all(verb: AllToAll, asked: Verb, node: Node, buffers: Buffers) -> Pr
         came = yield replace(asked, read=None)
         yield from _tell([w for j, w in enumerate(came) if j != me], node, buffers)
         return came
-    made = {j: kept(verb.wires[j]) for j in departures(me, count)}
+    made = {j: kept(verb.wires[j]) for j in send_order(me, count)}
     lengths = [n for j, n in enumerate(verb.lengths) if j != me]
     heard = yield from _hear(lengths, node, made[me].device)
     return [*heard[:me], made[me], *heard[me:]]
@@ -141,7 +141,7 @@ def _all_to_all(verb: AllToAll, asked: Verb, node: Node, buffers: Buffers) -> Pr
 def _read(wires: list[Tensor], read: Read | None, verb: Shared, node: Node) -> list[Tensor]:
     if read is None:
         return wires
-    for j in arrivals(_index(verb, node), len(wires)):
+    for j in receive_order(_index(verb, node), len(wires)):
         read(j, wires[j])
     return []
 
@@ -155,7 +155,7 @@ def _count(verb: Shared, node: Node) -> int:
     return len(node.leaders if verb.among is None else verb.among)
 
 
-def _tell(wires: Sequence[Tensor], node: Node, buffers: Buffers) -> Program[None]:
+def _tell(wires: Sequence[Tensor], node: Node, buffers: MemoryPool) -> Program[None]:
     """To all others of the node, at the price of what is said: they would pay twice for adding zeros."""
     if len(node.ranks) > 1 and wires:
         said = wires[0] if len(wires) == 1 else _joined(wires, buffers)
@@ -163,7 +163,7 @@ def _tell(wires: Sequence[Tensor], node: Node, buffers: Buffers) -> Program[None
         yield AllToAll([nothing, *[said] * (len(node.ranks) - 1)], [0] * len(node.ranks), among=node.ranks)
 
 
-def _joined(wires: Sequence[Tensor], buffers: Buffers) -> Tensor:
+def _joined(wires: Sequence[Tensor], buffers: MemoryPool) -> Tensor:
     return torch.cat([*wires], out=buffers.of(sum(w.numel() for w in wires), wires[0].device))
 
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Context, Echo, Exchange, Policy, Unit
-from gossamer.core.dice import Dice, Key
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.constraints import those
+from gossamer.core.contracts import Context, Exchange, Policy, ReduceResult, Unit
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
-from gossamer.core.terms import those
+from gossamer.core.rng import CounterRng, Key
 from gossamer.core.verbs import Program, all_reduce
-from gossamer.core.world import World
 from gossamer.kernels.finite import peak
 
 
@@ -90,16 +90,16 @@ class FetchSGD(Exchange):
     def unit(self, key: str) -> Unit:
         return "gradient"
 
-    def fits(self, world: World) -> None:
-        world.bar_momentum(self, self.momentum)
-        longest = max((layout.numel for layout in world.layouts), default=0)
+    def fits(self, binding: Binding) -> None:
+        binding.refuse_momentum(self, self.momentum)
+        longest = max((layout.numel for layout in binding.layouts), default=0)
         if self.columns is not None and longest and self.rows * self.columns >= longest:
             raise AttachError(
                 f"{self}: a sketch of {self.rows * self.columns:,} cells is no shorter than the longest block of this model, which "
                 f"has {longest:,} elements; use fewer columns, or leave them out to follow the block"
             )
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         n, key = block.numel, self._key(block, context)
         if self.rows * self._columns(block.layout) >= n:
             return (yield from self._whole(block, state, context))
@@ -121,7 +121,7 @@ class FetchSGD(Exchange):
         state[f"velocity{mark}"] = velocity.masked_fill(touched, 0.0)
         return _echo(block, chosen, values.to(block.flat.dtype) + spoilt)
 
-    def _whole(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def _whole(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         """A block that is no longer than a sketch of it travels as it is, and is never owed."""
         total = yield from all_reduce(block.flat.clone())
         velocity = total / context.size + self.momentum * state.get("velocity", 0.0)
@@ -131,15 +131,15 @@ class FetchSGD(Exchange):
     def _columns(self, layout: Layout) -> int:
         return 5 * ceil(self.ratio * layout.numel) if self.columns is None else self.columns
 
-    def _key(self, block: Block, context: Context) -> Key:
+    def _key(self, block: Bucket, context: Context) -> Key:
         """The same at every step."""
-        return Dice(context.dice.seed, 0, 0).shared_key(f"{block.name}/fetch_sgd")
+        return CounterRng(context.rng.seed, 0, 0).shared_key(f"{block.name}/fetch_sgd")
 
 
-def _echo(block: Block, places: Tensor, values: Tensor) -> Echo:
+def _echo(block: Bucket, places: Tensor, values: Tensor) -> ReduceResult:
     """Nobody can tell whose share of a sum was extracted: everybody's alike."""
 
     def add_sent(into: Tensor, weight: float) -> None:
         into.index_add_(0, places, values, alpha=weight)
 
-    return Echo(block.for_mean().zero_().index_add_(0, places, values), add_sent, peak(values))
+    return ReduceResult(block.for_mean().zero_().index_add_(0, places, values), add_sent, peak(values))

@@ -4,8 +4,8 @@ from typing import final
 
 from torch import Tensor
 
-from gossamer.core.block import Block, State
-from gossamer.core.contracts import Codec, CodecExchange, Context, Echo
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.contracts import Codec, CodecExchange, Context, ReduceResult
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program, all_gather, all_gather_ragged
 
@@ -39,7 +39,7 @@ class Gather(CodecExchange):
     def sparse(self) -> bool:
         return self.codec.sparse
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         codec, layout = self.codec, block.layout
         wire = codec.encode(block, state, context)
         if codec.wire_bytes(layout) is None:
@@ -52,4 +52,4 @@ class Gather(CodecExchange):
         def add_sent(into: Tensor, weight: float) -> None:
             codec.accumulate(wire, layout, into, weight)
 
-        return Echo(mean, add_sent, largest)
+        return ReduceResult(mean, add_sent, largest)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Context, Echo, Exchange
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.contracts import Context, Exchange, ReduceResult
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange
 from gossamer.core.verbs import Program, receive, send
@@ -64,9 +64,9 @@ class GTopK(Exchange):
     def omega(self, layout: Layout, size: int) -> float:
         return float("inf")
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         if not block.numel:
-            return Echo(block.for_mean(), lambda into, weight: None)
+            return ReduceResult(block.for_mean(), lambda into, weight: None)
         flat = block.flat.float()
         chosen = kernels.topk(flat, ceil(self.ratio * block.numel * (1 - 1e-12)))
         mine = sums = _Elements(chosen, flat[chosen.long()])
@@ -88,7 +88,7 @@ class GTopK(Exchange):
             for left_out in rejects:
                 left_out.add_to(into, -weight)
 
-        return Echo(mean, add_sent, peak(values))
+        return ReduceResult(mean, add_sent, peak(values))
 
 
 class _Elements(NamedTuple):
@@ -97,7 +97,7 @@ class _Elements(NamedTuple):
     places: Tensor
     values: Tensor
 
-    def wire(self, block: Block) -> Tensor:
+    def wire(self, block: Bucket) -> Tensor:
         wire = block.layout.buffers.of(len(self.values) * _PAIR, self.values.device)
         values, places = wire.view(torch.float32).view(2, -1)
         values.copy_(self.values)
@@ -139,7 +139,7 @@ def _merge(a: _Elements, b: _Elements) -> tuple[_Elements, _Elements]:
     return _Elements(there[largest], sums[largest]), _Elements(there, sums.index_fill(0, largest, 0.0))
 
 
-def _publish(sums: _Elements, block: Block, context: Context) -> Program[_Elements]:
+def _publish(sums: _Elements, block: Bucket, context: Context) -> Program[_Elements]:
     """From rank 0 down the tree to all."""
     rounds, count = [*_rounds(context.rank, context.size)], len(sums.places)
     if context.rank:

@@ -7,14 +7,14 @@ from typing import final
 from torch import Tensor
 
 from gossamer.codecs import FP32
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Context, Echo, Exchange, Policy, Unit
-from gossamer.core.dice import Dice
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.constraints import Constraint, excludes, those
+from gossamer.core.contracts import Context, Exchange, Policy, ReduceResult, Unit
 from gossamer.core.groups import within
 from gossamer.core.parts import part, require
-from gossamer.core.terms import Term, bars, those
+from gossamer.core.rng import CounterRng
 from gossamer.core.verbs import Program
-from gossamer.core.world import World
 from gossamer.exchanges.allreduce import AllReduced
 from gossamer.exchanges.as_one import Node, added_up, as_one
 
@@ -133,12 +133,12 @@ class Nodes(Exchange):
         return dense and self.between.adds_up and not self.between.exact
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         because = (
             "{exchange} under {schedule} would average nothing, within nodes or between: whole models go from rank to rank. "
             "Leave the nodes out, or take '{exchange} + slowmo(48)', whose rounds end with an average in two levels"
         )
-        return (*super().terms, bars("mixes", because=because))
+        return (*super().constraints, excludes("mixes", because=because))
 
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
         if (only := self._only(size)) is not None:
@@ -151,10 +151,10 @@ class Nodes(Exchange):
         found += [leaders, *_of(self.between.groups(len(leaders)), leaders)]
         return tuple(g for g in dict.fromkeys(found) if len(g) > 1)
 
-    def fits(self, world: World) -> None:
-        self.inside.fits(world._replace(size=min(self.per_node, world.size)))
-        nodes = world.size if self._adds_up else ceil(world.size / self.per_node)
-        self.between.fits(world._replace(size=nodes))
+    def fits(self, binding: Binding) -> None:
+        self.inside.fits(binding._replace(size=min(self.per_node, binding.size)))
+        nodes = binding.size if self._adds_up else ceil(binding.size / self.per_node)
+        self.between.fits(binding._replace(size=nodes))
 
     def omega(self, layout: Layout, size: int) -> float:
         """Both errors, the second one of what is left of the blocks with the first: (1 + w1) (1 + w2) - 1."""
@@ -184,7 +184,7 @@ class Nodes(Exchange):
             return self.inside, INSIDE
         return (self.between, BETWEEN) if self.per_node == 1 else None
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         if (only := self._only(context.size)) is not None:
             return (yield from _alone(*only, block, state, context))
         node = Node.of(context.rank, context.size, self.per_node)
@@ -194,11 +194,11 @@ class Nodes(Exchange):
         near = yield from self._inside(block, state, context, node)
         weight = len(node.ranks) * len(node.leaders) / context.size
         asked = near.mean if weight == 1 else near.mean.mul_(weight)
-        first = Dice(context.dice.seed, context.step, node.ranks[0])
-        place = context._replace(rank=node.number, size=len(node.leaders), dice=first)
+        first = CounterRng(context.rng.seed, context.step, node.ranks[0])
+        place = context._replace(rank=node.number, size=len(node.leaders), rng=first)
         # Where the mean may be written over the block itself, nobody will ask what got through.
         into = asked if block.into is block.flat else None
-        program = _paid(self.between, BETWEEN, Block(asked, block.layout, into), state, place)
+        program = _paid(self.between, BETWEEN, Bucket(asked, block.layout, into), state, place)
         far = yield from as_one(program, node, block.flat.device, block.layout.buffers)
 
         def add_sent(into: Tensor, share: float) -> None:
@@ -207,11 +207,11 @@ class Nodes(Exchange):
             near.add_sent(into, share)
             into.sub_(lost, alpha=share / weight)
 
-        return Echo(far.mean, add_sent)
+        return ReduceResult(far.mean, add_sent)
 
-    def _inside(self, block: Block, state: State, context: Context, node: Node) -> Program[Echo]:
-        dice = replace(context.dice, seed=context.dice.seed ^ 0x1D5)  # others than between nodes
-        place = context._replace(rank=node.place, size=len(node.ranks), dice=dice)
+    def _inside(self, block: Bucket, state: State, context: Context, node: Node) -> Program[ReduceResult]:
+        rng = replace(context.rng, seed=context.rng.seed ^ 0x1D5)  # others than between nodes
+        place = context._replace(rank=node.place, size=len(node.ranks), rng=rng)
         return (yield from within(_paid(self.inside, INSIDE, block, state, place), node.ranks))
 
 
@@ -220,33 +220,33 @@ def _of(groups: tuple[tuple[int, ...], ...], ranks: tuple[int, ...]) -> list[tup
     return [tuple(ranks[i] for i in group) for group in groups]
 
 
-def _alone(exchange: Exchange, whose: str, block: Block, state: State, context: Context) -> Program[Echo]:
+def _alone(exchange: Exchange, whose: str, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
     """Average as if there were no levels; its part of the state keeps its name."""
     own = _own(state, whose)
-    echo = yield from exchange.average(block, own, context)
+    result = yield from exchange.average(block, own, context)
     for key, value in own.items():
         state[whose + key] = value
-    return echo
+    return result
 
 
 def _own(state: State, whose: str) -> State:
     return {key.removeprefix(whose): value for key, value in state.items() if key.startswith(whose)}
 
 
-def _paid(exchange: Exchange, whose: str, block: Block, state: State, context: Context) -> Program[Echo]:
+def _paid(exchange: Exchange, whose: str, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
     """Average, and keep no debts: what is owed to the mean has not got through, and so is the memory's.
 
     A rank's debt counts once in the mean; in what got through of one of so many ranks it counts so many times.
     """
     own = _own(state, whose)
-    echo = yield from exchange.average(block, own, context._replace(feedback=float(bool(context.feedback))))
+    result = yield from exchange.average(block, own, context._replace(feedback=float(bool(context.feedback))))
     owed = [own.pop(key) for key in [*own] if exchange.policy(key) == "owner"]
     for key, value in own.items():
         state[whose + key] = value
 
     def add_sent(into: Tensor, share: float) -> None:
-        echo.add_sent(into, share)
+        result.add_sent(into, share)
         for debt in owed:
             into.sub_(debt, alpha=share * context.size)
 
-    return Echo(echo.mean, add_sent)
+    return ReduceResult(result.mean, add_sent)

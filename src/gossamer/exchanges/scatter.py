@@ -7,20 +7,20 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts import Codec, CodecExchange, Context, Echo, Policy, Unit
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.constraints import those
+from gossamer.core.contracts import Codec, CodecExchange, Context, Policy, ReduceResult, Unit
 from gossamer.core.parts import part, require
-from gossamer.core.terms import those
 from gossamer.core.verbs import (
+    LazyWire,
     Program,
-    Promise,
     Read,
     all_gather_ragged,
     all_to_all_ragged,
-    arrivals,
-    departures,
     read_all_gather,
     read_all_to_all,
+    receive_order,
+    send_order,
 )
 
 
@@ -129,7 +129,7 @@ class Scatter(CodecExchange):
     def unit(self, key: str) -> Unit:
         return "gradient" if key == "owed" else "none"
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         codec, rank = self.codec, context.rank
         chunks = block.chunks(context.size)
         wires = {rank: block.flat.new_empty(0, dtype=torch.uint8)}
@@ -168,11 +168,11 @@ class Scatter(CodecExchange):
                 else:
                     codec.accumulate(wires[j], chunk.layout, chunk.flat, weight)
 
-        return Echo(mean, add_sent, _largest(scales))
+        return ReduceResult(mean, add_sent, _largest(scales))
 
-    def _answer(self, mean: Block, block: Block, state: State, context: Context) -> Tensor:
+    def _answer(self, mean: Bucket, block: Bucket, state: State, context: Context) -> Tensor:
         """Encode my chunk's mean; what the encoding loses is owed to the next step."""
-        again = context._replace(dice=context.dice.again())
+        again = context._replace(rng=context.rng.again())
         rate = self._rate(context)
         if rate == 0:
             return self.answers.encode(mean, state, again)
@@ -202,7 +202,7 @@ def _largest(scales: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(said).abs().max() if len(said) == len(scales) and any(s.numel() for s in said) else None
 
 
-def _owed(block: Block, state: State, context: Context) -> Tensor | None:
+def _owed(block: Bucket, state: State, context: Context) -> Tensor | None:
     """What earlier answers of mine left out, in the units that blocks come in today."""
     if "owed" not in state:
         return None
@@ -211,20 +211,20 @@ def _owed(block: Block, state: State, context: Context) -> Tensor | None:
 
 
 def to_owners(
-    codec: Codec, chunks: Sequence[Block], make: Callable[[int], Tensor], read: Read, rank: int
+    codec: Codec, chunks: Sequence[Bucket], make: Callable[[int], Tensor], read: Read, rank: int
 ) -> Program[None]:
     """Every chunk to its owner; the next one is encoded, and the last one added, while one travels."""
     own = torch.empty(0, dtype=torch.uint8, device=chunks[rank].flat.device)
     lengths = [codec.wire_bytes(c.layout) for c in chunks]
     if None in lengths:
-        made = {j: make(j) for j in departures(rank, len(chunks)) if j != rank}
+        made = {j: make(j) for j in send_order(rank, len(chunks)) if j != rank}
         wires = [made.get(j, own) for j in range(len(chunks))]
         answers = yield from all_to_all_ragged(wires, codec.wire_limit(chunks[rank].layout))
-        for j in arrivals(rank, len(chunks)):
+        for j in receive_order(rank, len(chunks)):
             read(j, answers[j])
         return
     known = [0 if n is None else n for n in lengths]
-    promises = [own if j == rank else Promise(partial(make, j), n) for j, n in enumerate(known)]
+    promises = [own if j == rank else LazyWire(partial(make, j), n) for j, n in enumerate(known)]
     yield from read_all_to_all(promises, [known[rank] if j != rank else 0 for j in range(len(chunks))], read)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Codec, Context
 from gossamer.core.groups import members, place
 from gossamer.core.programs import through
@@ -16,13 +16,13 @@ from gossamer.core.verbs import (
     AllReduce,
     AllToAll,
     Among,
-    Claim,
-    Closed,
+    LazyWire,
     Program,
-    Promise,
     Send,
     Start,
+    TakeTicket,
     Verb,
+    WaitQuorum,
 )
 from gossamer.explained.numbers import decoded, numbers, octets, raw
 
@@ -89,7 +89,7 @@ class Listener:
                 setattr(kind, "encode", encode)  # noqa: B010
 
     def _telling(self, encode: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def told(codec: Codec, block: Block, state: State, context: Context) -> Tensor:
+        def told(codec: Codec, block: Bucket, state: State, context: Context) -> Tensor:
             wire = encode(codec, block, state, context)
             self._written.append(Written(wire.clone(), codec.decode(wire, block), repr(codec)))
             return wire
@@ -102,7 +102,7 @@ class Listener:
             return verb
         ranks, (index, _) = members(verb, self.size), place(verb, rank, self.size)
 
-        def kept(j: int, promise: Promise) -> Promise:
+        def kept(j: int, promise: LazyWire) -> LazyWire:
             def make() -> Tensor:
                 wire = promise.make()
                 self._wire(rank, step, f"to rank {ranks[j]}", wire)
@@ -110,7 +110,7 @@ class Listener:
 
             return replace(promise, make=make)
 
-        wires = [kept(j, w) if isinstance(w, Promise) and j != index else w for j, w in enumerate(verb.wires)]
+        wires = [kept(j, w) if isinstance(w, LazyWire) and j != index else w for j, w in enumerate(verb.wires)]
         return replace(verb, wires=wires)
 
     def _hear(self, rank: int, step: int, verb: Verb) -> None:
@@ -135,9 +135,9 @@ class Listener:
         match verb:
             case AllReduce(among=among) if rank == members(verb, self.size)[0]:
                 self.messages.append(Message(step, f"comes out of it, on {_whom(among)}", numbers(answer)))
-            case Claim(name):
+            case TakeTicket(name):
                 self._note(rank, step, f"draws a ticket of {name!r}", f"number {answer}")
-            case Closed(name):
+            case WaitQuorum(name):
                 who = ", ".join(map(str, answer))
                 self._note(rank, step, f"sees who drew the tickets of {name!r}", f"rank{'s' * (len(answer) > 1)} {who}")
             case _:

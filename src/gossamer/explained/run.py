@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from gossamer.core.errors import AttachError
 from gossamer.explained.messages import Listener, Message
 from gossamer.recipe import Recipe
+from gossamer.runtime.buckets import ROLES
 from gossamer.simulate import Replica, replicas, train
-from gossamer.worker.channels import ROLES
 
 MATRICES = ((2, 3), (4, 4), (8, 8))  # the smallest that a recipe takes: some need a rank to lose, or long rows
 FEW = (3, 4)  # ranks, unless somebody says how many
@@ -138,7 +138,7 @@ def _run(recipe: Recipe, size: int, steps: int) -> Explained:
         Step(n, [seen[n][r] for r in sorted(seen[n])], [m for m in listener.messages if m.step == n], told[n])
         for n in sorted(seen)
     ]
-    shapes = {s.name: s.shape for c in fleet[0].worker.channels for s in c.layout.segments}
+    shapes = {s.name: s.shape for c in fleet[0].worker.buckets for s in c.layout.segments}
     return Explained(repr(recipe), optimizer, shapes, numbered)
 
 
@@ -174,22 +174,22 @@ def _gradient(numel: int, parameter: int, rank: int, step: int, part: int) -> Te
 
 def _flat(replica: Replica) -> Tensor:
     """All parameters, in the order in which their gradients are made and travel."""
-    return torch.cat([channel.read() for channel in replica.worker.channels])
+    return torch.cat([bucket.read() for bucket in replica.worker.buckets])
 
 
 def _gradients(replica: Replica) -> Tensor:
-    return torch.cat([channel.gradients() for channel in replica.worker.channels])
+    return torch.cat([bucket.gradients() for bucket in replica.worker.buckets])
 
 
 def _kept(replica: Replica) -> list[Keeps]:
     """What the parts of one rank remember now."""
-    channels = replica.worker.channels
-    several = len(channels) > 1
+    buckets = replica.worker.buckets
+    several = len(buckets) > 1
     return [
-        Keeps(role, f"{key} of {channel.name}" if several else key, value.detach().clone())
-        for channel in channels
+        Keeps(role, f"{key} of {bucket.name}" if several else key, value.detach().clone())
+        for bucket in buckets
         for role in ROLES
-        for key, value in channel.states[role].items()
+        for key, value in bucket.states[role].items()
     ]
 
 

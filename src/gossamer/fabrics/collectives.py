@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.groups import named
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Verb, arrivals, departures, kept
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Verb, kept, receive_order, send_order
 
 Collective = AllReduce | AllGather | AllToAll
 
@@ -67,7 +67,7 @@ def answers(verbs: Sequence[Any]) -> list[Any]:
 def _made(rank: int, verb: AllToAll) -> dict[int, Tensor]:
     """Promises are kept in the order they are on a real network."""
     try:
-        return {j: kept(verb.wires[j]).clone() for j in departures(rank, len(verb.wires))}
+        return {j: kept(verb.wires[j]).clone() for j in send_order(rank, len(verb.wires))}
     except Exception as reason:
         raise Refused(rank, reason) from reason
 
@@ -76,7 +76,7 @@ def _read(rank: int, verb: AllGather | AllToAll, wires: list[Tensor]) -> list[Te
     if verb.read is None:
         return wires
     try:
-        for j in arrivals(rank, len(wires)):
+        for j in receive_order(rank, len(wires)):
             verb.read(j, wires[j])
     except Exception as reason:
         raise Refused(rank, reason) from reason

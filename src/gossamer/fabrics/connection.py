@@ -14,13 +14,13 @@ from gossamer.core.verbs import (
     AllGather,
     AllReduce,
     AllToAll,
-    Promise,
+    LazyWire,
     Read,
     Receive,
     ReduceOp,
     Send,
     Verb,
-    arrivals,
+    receive_order,
 )
 
 OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
@@ -50,7 +50,7 @@ class Connection(Protocol):
 
 
 def read_all(wires: Sequence[Tensor], read: Read, rank: int) -> list[Tensor]:
-    for j in arrivals(rank, len(wires)):
+    for j in receive_order(rank, len(wires)):
         read(j, wires[j])
     return []
 
@@ -79,8 +79,8 @@ def refuse(verb: Verb, size: int, rank: int, device: torch.device) -> None:
         raise ValueError(f"there is no rank {peer} among {size}")
 
 
-def made(wire: Tensor | Promise) -> Tensor:
-    if isinstance(wire, Promise):
+def made(wire: Tensor | LazyWire) -> Tensor:
+    if isinstance(wire, LazyWire):
         wire = wire.keep()
         _expect_wire(wire)
     return wire

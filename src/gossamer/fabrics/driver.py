@@ -17,33 +17,33 @@ from gossamer.core.verbs import (
     AllReduce,
     AllToAll,
     Among,
-    Claim,
-    Closed,
     Compute,
-    Descend,
     Handle,
-    Holders,
     Join,
+    LazyWire,
     Now,
+    OptimizerStep,
     Program,
-    Promise,
     Regroup,
     Shared,
     Start,
+    TakeTicket,
+    TicketHolders,
     Verb,
+    WaitQuorum,
 )
-from gossamer.fabrics.book import Meet
+from gossamer.fabrics.comm_thread import Task
 from gossamer.fabrics.connection import Connection, Crossing, refuse
+from gossamer.fabrics.failure_report import PATIENCE, FailureReport
+from gossamer.fabrics.fingerprints import CollectiveFingerprint, position, read_all
 from gossamer.fabrics.gloo import Gloo
-from gossamer.fabrics.group import Group
-from gossamer.fabrics.inquiry import PATIENCE, Inquiry
-from gossamer.fabrics.lane import Running
+from gossamer.fabrics.group import RankGroup
+from gossamer.fabrics.heartbeat import Heartbeat, RankStatus
 from gossamer.fabrics.ledger import Traffic, traffic
-from gossamer.fabrics.positions import Position, position, read_all
-from gossamer.fabrics.pulse import Pulse, Word
+from gossamer.fabrics.rendezvous import Meet
 from gossamer.fabrics.shared_store import SharedStore, poll
 from gossamer.fabrics.stuck import may_wait
-from gossamer.fabrics.watch import watch_of
+from gossamer.fabrics.timers import request_timer_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,13 +81,13 @@ class NetworkDriver:
     """Answers a lane's verbs on connections and a store of its own; what concerns all lanes is on the fabric's."""
 
     def __init__(
-        self, parent: Parent, lane: str, store: SharedStore, pulse: Pulse, check: int, device: torch.device
+        self, parent: Parent, lane: str, store: SharedStore, pulse: Heartbeat, check: int, device: torch.device
     ) -> None:
         self._parent, self._lane, self._fabric, self._pulse, self._check = parent, lane, store, pulse, check
-        self._device, self.watch = device, watch_of(device, parent.amend)
+        self._device, self.watch = device, request_timer_of(device, parent.amend)
         self._store = store.under(f"lane/{lane}")
-        self._world = Group(None, self._store, store)
-        self._groups: dict[Among, Group] = {None: self._world}
+        self._world = RankGroup(None, self._store, store)
+        self._groups: dict[Among, RankGroup] = {None: self._world}
         self.asking = False
         self.patience = PATIENCE  # that others have, in trouble, to say where they are
 
@@ -101,7 +101,7 @@ class NetworkDriver:
         self._agree(self._store, f"groups/{number}", f"makes the groups {', '.join(map(listed, groups))}", halt)
         for ranks in groups:
             if self._store.rank in ranks and ranks not in self._groups:
-                group = Group(ranks, self._store, self._fabric)
+                group = RankGroup(ranks, self._store, self._fabric)
                 self._connect(group, make, halt)
                 self._groups[ranks] = group
 
@@ -110,7 +110,7 @@ class NetworkDriver:
             if text != says:
                 raise PeerError(f"rank {store.rank} {says}, but rank {rank} {text}")
 
-    def _connect(self, group: Group, make: Make, halt: threading.Event) -> None:
+    def _connect(self, group: RankGroup, make: Make, halt: threading.Event) -> None:
         def meet(text: str) -> dict[int, str]:
             return self._meet_all(group, group.store, "book", text, halt)
 
@@ -144,17 +144,17 @@ class NetworkDriver:
         """How many collectives each group has had, by this lane's name and its own."""
         return {self._called(group): group.collectives for group in self._groups.values()}
 
-    def _called(self, group: Group) -> str:
+    def _called(self, group: RankGroup) -> str:
         return f"{self._lane} {group.name}".strip()
 
-    def drive(self, handle: Running, halt: threading.Event) -> Any:
+    def drive(self, handle: Task, halt: threading.Event) -> Any:
         began = time.thread_time()  # waiting costs none of it
         try:
             return self._drive(handle, halt)
         finally:
             self._parent.busy(time.thread_time() - began)
 
-    def _drive(self, handle: Running, halt: threading.Event) -> Any:
+    def _drive(self, handle: Task, halt: threading.Event) -> Any:
         """As `core.programs.drive`, but that a program never hears of trouble, and stops where the lane does."""
         program, answer, error = handle.program, None, None
         for group in self._groups.values():
@@ -176,7 +176,7 @@ class NetworkDriver:
             if halt.is_set():
                 raise _Trouble("the lane was closed")
 
-    def _answer(self, verb: Verb, handle: Running, halt: threading.Event) -> Any:
+    def _answer(self, verb: Verb, handle: Task, halt: threading.Event) -> Any:
         match verb:
             case Compute(work):
                 return work()
@@ -186,7 +186,7 @@ class NetworkDriver:
                 return self._parent.start(program, label, step, lane)
             case Join(other):
                 return self._parent.join(other)
-            case Descend() | Regroup():
+            case OptimizerStep() | Regroup():
                 raise RuntimeError(
                     "only the program that a host drives may yield Descend or Regroup, not one on a lane"
                 )
@@ -194,7 +194,7 @@ class NetworkDriver:
                 refuse_group(verb, self._store.rank, self._store.size)
                 return self._answer_in(self._group_of(verb), verb, handle, halt)
 
-    def _answer_in(self, group: Group, verb: Shared, handle: Running, halt: threading.Event) -> Any:
+    def _answer_in(self, group: RankGroup, verb: Shared, handle: Task, halt: threading.Event) -> Any:
         match verb:
             case AllReduce() | AllGather() | AllToAll():
                 refuse(verb, group.connection.size, group.connection.rank, self._device)
@@ -208,18 +208,18 @@ class NetworkDriver:
                 if _waits_for_all(verb):
                     group.came_out = True
                 return answer
-            case Claim(name):
+            case TakeTicket(name):
                 return _network(lambda: group.tickets.claim(name))
-            case Closed():
+            case WaitQuorum():
                 return _network(lambda: self._closed(group, verb, halt))
             case _:
                 refuse(verb, group.connection.size, group.connection.rank, self._device)
                 return self._cross(group, verb, handle)
 
-    def _group_of(self, verb: Shared) -> Group:
+    def _group_of(self, verb: Shared) -> RankGroup:
         among = plain(verb, self._store.size).among
         if among is not None and len(among) == 1 and among not in self._groups:  # nothing to connect
-            self._groups[among] = alone = Group(among, self._store, self._fabric)
+            self._groups[among] = alone = RankGroup(among, self._store, self._fabric)
             alone.connect(Gloo(None, 0, 1))
         if among not in self._groups:
             raise ValueError(
@@ -227,7 +227,7 @@ class NetworkDriver:
             )
         return self._groups[among]
 
-    def _cross(self, group: Group, verb: Crossing, handle: Running) -> Any:
+    def _cross(self, group: RankGroup, verb: Crossing, handle: Task) -> Any:
         began = self.watch.begin()
         self.asking = True
         try:
@@ -249,7 +249,7 @@ class NetworkDriver:
             case AllGather(_, read) if read is not None:
                 return replace(verb, read=self._own(read))
             case AllToAll(wires, _, read):
-                promises = [Promise(self._own(w.make), w.length) if isinstance(w, Promise) else w for w in wires]
+                promises = [LazyWire(self._own(w.make), w.length) if isinstance(w, LazyWire) else w for w in wires]
                 return replace(verb, wires=promises, read=self._own(read) if read is not None else None)
             case _:
                 return verb
@@ -274,7 +274,7 @@ class NetworkDriver:
         finally:
             self.asking = False
 
-    def _closed(self, group: Group, verb: Closed, halt: threading.Event) -> Holders:
+    def _closed(self, group: RankGroup, verb: WaitQuorum, halt: threading.Event) -> TicketHolders:
         """No deadline here: a quorum may take as long as a step takes; whoever joins has one."""
         holders: tuple[int, ...] | None = None
         began, seen = time.monotonic(), list[float]()
@@ -283,11 +283,11 @@ class NetworkDriver:
         def ready() -> bool:
             nonlocal holders
             count = verb.count
-            if verb.relents:
+            if verb.fallback:
                 since = time.monotonic() - began
                 drawn = group.tickets.drawn(verb.name)
                 seen.extend([since] * (drawn - len(seen)))
-                enough = drawn >= count or any(since >= s and drawn >= least for s, least in verb.relents)
+                enough = drawn >= count or any(since >= s and drawn >= least for s, least in verb.fallback)
                 count = group.tickets.settled(verb.name, min(drawn, count) if enough else None)
             holders = group.tickets.holders(verb.name, count) if count else None
             return holders is not None
@@ -295,9 +295,9 @@ class NetworkDriver:
         self._poll(ready, halt)
         if holders is None:
             raise _Trouble("another rank has left this lane")
-        return Holders.seen(holders, seen[: len(holders)])
+        return TicketHolders.seen(holders, seen[: len(holders)])
 
-    def _compare(self, group: Group, handle: Running, halt: threading.Event) -> None:
+    def _compare(self, group: RankGroup, handle: Task, halt: threading.Event) -> None:
         """Before a group's first collectives, and later ones that are unusual, see that all its ranks are about to do the
         same: gloo aborts the process where sizes differ, and adds up different buckets of one size without a word.
         """
@@ -306,52 +306,54 @@ class NetworkDriver:
         if not all(mine.agrees(store.rank, post, other) for other, post in posts.items()):
             raise _Trouble("the ranks are about to do different things")
 
-    def _is_to_be_compared(self, group: Group, verb: Verb, handle: Running) -> bool:
+    def _is_to_be_compared(self, group: RankGroup, verb: Verb, handle: Task) -> bool:
         if len(group.ranks) == 1 or not self._check:
             return False
         unusual = group.usual.breaks_with(handle.label, group.before, verb, handle.by_itself)
         return unusual or group.collectives <= self._check
 
-    def _meet_all(self, group: Group, store: SharedStore, key: str, text: str, halt: threading.Event) -> dict[int, str]:
+    def _meet_all(
+        self, group: RankGroup, store: SharedStore, key: str, text: str, halt: threading.Event
+    ) -> dict[int, str]:
         """Post a text and read everybody else's."""
         posts = group.meet(store, key, text, lambda ready: self._poll(ready, halt))
         if len(posts) < store.size - 1:
             raise _Trouble("not all ranks have come to it")
         return posts
 
-    def _position(self, handle: Running | None, trouble: str = "") -> Position:
+    def _position(self, handle: Task | None, trouble: str = "") -> CollectiveFingerprint:
         if handle is None:
             return position(0, "", self._world.collectives, None)._replace(trouble=trouble)
         number = self._asked(handle.verb).collectives
         return position(handle.step, handle.label, number, handle.verb, handle.by_itself)._replace(trouble=trouble)
 
-    def _asked(self, verb: Verb | None) -> Group:
+    def _asked(self, verb: Verb | None) -> RankGroup:
         """Whom a request is asked of; everybody, if of nobody."""
         return self._groups.get(verb.among, self._world) if isinstance(verb, Shared) else self._world
 
-    def doomed(self, handle: Running | None, words: Mapping[int, Word]) -> str:
+    def doomed(self, handle: Task | None, words: Mapping[int, RankStatus]) -> str:
         """Why a wait is in vain: a rank has left that never comes to the collective that is waited for."""
         verb = handle.verb if handle else None
         group = self._asked(verb)
-        coming, name = group.collectives + isinstance(verb, Closed), self._called(group)
+        coming, name = group.collectives + isinstance(verb, WaitQuorum), self._called(group)
         gone = {r: word for r, word in words.items() if word.state == "left" and r in group.ranks}
         away = [r for r, word in gone.items() if word.done.get(name, 0) < coming]
         match verb:
             case AllReduce() | AllGather() | AllToAll() if away:
                 return "not all ranks come to it"
-            case Closed() if len(away) > len(group.ranks) - min([verb.count, *(n for _, n in verb.relents)]):
+            case WaitQuorum() if len(away) > len(group.ranks) - min([verb.count, *(n for _, n in verb.fallback)]):
                 return "too few ranks are left for it"
             case _:
                 return ""
 
-    def account(self, handle: Running | None, error: BaseException, inside: bool) -> BaseException:
+    def account(self, handle: Task | None, error: BaseException, inside: bool) -> BaseException:
         """Tell the others that this lane is lost, learn where they are, and make the error that says so.
 
         An error of the program's own goes to its joiner as it is, without waiting for anybody.
         """
         own = inside and not isinstance(error, _Trouble)
         reason = f"{type(error).__name__}: {plainly(error)}" if own else str(error)
-        inquiry = Inquiry(self._fabric, self._position(handle, reason), self.patience)
+        inquiry = FailureReport(self._fabric, self._position(handle, reason), self.patience)
         # The store's host may be gone in a way that makes its clients wait; nobody may wait for them.
         asking = threading.Thread(target=inquiry.ask, daemon=True)
         may_wait(asking, self._fabric.raw)

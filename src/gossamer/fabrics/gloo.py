@@ -11,21 +11,21 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, ProcessGroupGloo  # pyright: ignore[reportPrivateImportUsage]
 
-from gossamer.core.buffers import Buffers
+from gossamer.core.memory_pool import MemoryPool
 from gossamer.core.verbs import (
     AllGather,
     AllReduce,
     AllToAll,
-    Promise,
+    LazyWire,
     Read,
     Receive,
     ReduceOp,
     Send,
-    arrivals,
-    departures,
+    receive_order,
+    send_order,
 )
 from gossamer.fabrics.connection import OPS, Crossing, made, read_all
-from gossamer.fabrics.outbox import FOR_EVER, Outbox
+from gossamer.fabrics.pending_sends import FOR_EVER, PendingSends
 
 _AT_ONCE = timedelta(milliseconds=1)
 _LETTER, _ROUND, _RECEIPT, _RING, _NOTHING = range(5)  # kinds of wires, told apart by their tags
@@ -40,7 +40,7 @@ def heap(length: int) -> Tensor:
 
 def kept() -> NewBuffer:
     """Memory that serves again when what came has been read."""
-    buffers = Buffers()
+    buffers = MemoryPool()
     return lambda length: buffers.of(length, torch.device("cpu"))
 
 
@@ -56,7 +56,7 @@ class Gloo:
         self.size = size
         self._group: Any = group
         self._new = new or kept()
-        self._outbox = Outbox()
+        self._outbox = PendingSends()
         self._own = deque[Tensor]()  # sent by this rank to itself
         self._posted = defaultdict[int, deque[tuple[Any, Tensor]]](
             deque
@@ -132,7 +132,7 @@ class Gloo:
             return read_all(self._all_gather(wire), read, self.rank)
         ahead, behind = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         came = wire.contiguous()
-        for i, source in enumerate(arrivals(self.rank, self.size), start=1):
+        for i, source in enumerate(receive_order(self.rank, self.size), start=1):
             coming = self._new(came.numel())
             under_way = list[Any]()
             if i < self.size:
@@ -144,14 +144,16 @@ class Gloo:
             came = coming
         return []
 
-    def _all_to_all(self, wires: Sequence[Tensor | Promise], lengths: Sequence[int], read: Read | None) -> list[Tensor]:
+    def _all_to_all(
+        self, wires: Sequence[Tensor | LazyWire], lengths: Sequence[int], read: Read | None
+    ) -> list[Tensor]:
         """The own slot never travels. A rank with nothing to say still takes part: the others may have."""
         if self.size > 1:
             return self._in_pairs(wires, lengths, read)
         answer = [made(wires[0])]
         return answer if read is None else read_all(answer, read, self.rank)
 
-    def _in_pairs(self, wires: Sequence[Tensor | Promise], lengths: Sequence[int], read: Read | None) -> list[Tensor]:
+    def _in_pairs(self, wires: Sequence[Tensor | LazyWire], lengths: Sequence[int], read: Read | None) -> list[Tensor]:
         """In round i everybody sends to the rank i ahead and hears from the rank i behind.
 
         So no link ever carries two flows at once: on a slow network they share it badly, and gloo's own all-to-all, which
@@ -165,7 +167,7 @@ class Gloo:
         answer = dict[int, Tensor]()
         take = answer.__setitem__ if read is None else read
         came = made(wires[self.rank])
-        rounds = list(zip(departures(self.rank, self.size), arrivals(self.rank, self.size)))
+        rounds = list(zip(send_order(self.rank, self.size), receive_order(self.rank, self.size)))
         leaving = made(wires[rounds[1][0]])
         for i, (to, source) in enumerate(rounds[1:], start=1):
             coming = self._new(lengths[source])

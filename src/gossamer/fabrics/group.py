@@ -6,13 +6,13 @@ from gossamer.core.groups import listed
 from gossamer.core.verbs import Among
 from gossamer.fabrics.connection import Connection
 from gossamer.fabrics.shared_store import SharedStore
+from gossamer.fabrics.size_history import SizeHistory
 from gossamer.fabrics.tickets import Tickets
-from gossamer.fabrics.usual_sizes import UsualSizes
 
 Wait = Callable[[Callable[[], bool]], object]  # until something is ready
 
 
-class Group:
+class RankGroup:
     """Everybody, or those who were named. All of them ask the same of one another, in the same order; nobody else need know.
 
     So each group counts its own collectives, has its own usual sizes, and compares on a store of its own.
@@ -24,7 +24,7 @@ class Group:
         self.ranks = range(lane.size) if among is None else among
         self.store = lane if among is None else lane.among(among)
         self.tickets = Tickets((fabric if among is None else fabric.among(among)).under("tickets"))
-        self.usual = UsualSizes()
+        self.usual = SizeHistory()
         self.collectives = self.before = 0  # in all, and of the program under way
         self.came_out = False  # of a collective after the last meeting, to which all had come
         self._posted = list[tuple[SharedStore, str]]()  # keys of the last meeting, which others may still read

@@ -11,7 +11,7 @@ from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Among, Receive, 
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """One request. `handed` is what was given to the backend, `sent` and `received` what crosses this rank's link.
 
     `inside` is how much of `sent` stays within the node; `among` says which ranks took part, if not all.
@@ -74,7 +74,7 @@ class Ledger:
 
     def __init__(self, keep: int = 100_000, per_node: int = 1) -> None:
         self.keep, self.per_node = keep, per_node
-        self.entries = list[Entry]()
+        self.entries = list[LedgerEntry]()
         self.decisions = list[Decision]()
         self.drops = list[Drop]()
         self.ages = list[Age]()
@@ -86,7 +86,7 @@ class Ledger:
         self._verbs = dict[str, tuple[int, int]]()
         self.busy_seconds = 0.0  # processor time of programs between their requests: encoding and decoding
 
-    def note(self, entry: Entry) -> int:
+    def note(self, entry: LedgerEntry) -> int:
         """Returns the entry's place."""
         self.requests += 1
         self.handed += entry.handed
@@ -131,7 +131,7 @@ class Ledger:
         """Bytes sent from node to node."""
         return self.sent - self.inside
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[LedgerEntry]:
         return iter(self.entries)
 
     def write(self, path: Path) -> None:
@@ -158,7 +158,7 @@ class Ledger:
                 ledger.presence(**said)
                 continue
             among = said.pop("among", None)
-            ledger.note(Entry(**said, among=None if among is None else tuple(among)))
+            ledger.note(LedgerEntry(**said, among=None if among is None else tuple(among)))
         return ledger
 
     def by_verb(self) -> dict[str, tuple[int, int]]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.errors import PeerError
-from gossamer.fabrics.pulse import ranks as named
+from gossamer.fabrics.heartbeat import ranks as named
 from gossamer.fabrics.reach import why_silent
 from gossamer.fabrics.shared_store import SharedStore
 from gossamer.fabrics.stuck import may_wait
@@ -25,7 +25,7 @@ FUTILE = 3  # times a minute that the same members meet anew: a failure that com
 LEFT = "left"
 
 
-class Epoch(NamedTuple):
+class Generation(NamedTuple):
     """Who are members, and in which of its lives each is. All who were there when it `began` have met from the start."""
 
     number: int
@@ -38,7 +38,7 @@ class Epoch(NamedTuple):
         return dict(zip(self.ranks, self.lives))
 
     @staticmethod
-    def read(store: SharedStore, key: str) -> "Epoch":
+    def read(store: SharedStore, key: str) -> "Generation":
         (text,) = store.read([key])
         try:
             said: Any = json.loads(text)
@@ -49,7 +49,7 @@ class Epoch(NamedTuple):
             raise store.malformed(key, text) from None
         if not fits:
             raise store.malformed(key, text)
-        return Epoch(number, began, tuple(ranks), tuple(lives))
+        return Generation(number, began, tuple(ranks), tuple(lives))
 
 
 class Members:
@@ -61,7 +61,7 @@ class Members:
 
     def __init__(self, store: Store, rank: int, size: int, silence: float = 10.0) -> None:
         self.rank, self.size, self.silence = rank, size, silence
-        self.epoch = Epoch(0, 0, (), ())
+        self.epoch = Generation(0, 0, (), ())
         self.store = SharedStore(store, rank, size).under("gossamer/members")
         self.joins = False  # were the others at work when this process came?
         self.lost: str | None = None  # why the store cannot be asked any more
@@ -135,7 +135,7 @@ class Members:
             with suppress(RuntimeError):  # the store may be gone
                 self.store.raise_flag(f"beat/{self.rank}", f"{self.life} {LEFT}")
 
-    def _ask_in(self, latest: Epoch, moving: dict[int, int]) -> None:
+    def _ask_in(self, latest: Generation, moving: dict[int, int]) -> None:
         working = {r for r, life in latest.living.items() if moving.get(r) == life}
         if working or len(moving) == self.size:
             self._propose(latest, moving, latest.began if working else latest.number + 1)
@@ -149,10 +149,10 @@ class Members:
                 raise failure
         self._propose(self.epoch, moving, self.epoch.began)
 
-    def _propose(self, latest: Epoch, moving: dict[int, int], began: int) -> None:
+    def _propose(self, latest: Generation, moving: dict[int, int], began: int) -> None:
         """The members of the next epoch, unless somebody was faster; those of the last one are told to come."""
         number, ranks = latest.number + 1, sorted(moving)
-        epoch = Epoch(number, began, tuple(ranks), tuple(moving[r] for r in ranks))
+        epoch = Generation(number, began, tuple(ranks), tuple(moving[r] for r in ranks))
         self.store.raw.compare_set(f"epoch/{number}", "", json.dumps(epoch))
         self._call(latest.number)
 
@@ -162,14 +162,14 @@ class Members:
 
     # -- who is there --------------------------------------------------------------------------------------------------
 
-    def latest(self) -> Epoch:
+    def latest(self) -> Generation:
         """Who was written down last."""
         found = self.epoch
         while self.store.flag_is_up(key := f"epoch/{found.number + 1}"):
-            found = Epoch.read(self.store, key)
+            found = Generation.read(self.store, key)
         return found
 
-    def _is_in(self, epoch: Epoch) -> bool:
+    def _is_in(self, epoch: Generation) -> bool:
         return epoch.living.get(self.rank) == self.life
 
     def _moving(self, awaited: list[int]) -> dict[int, int]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.errors import AttachError
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Promise, Read, Receive, ReduceOp, Send, departures
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, LazyWire, Read, Receive, ReduceOp, Send, send_order
 from gossamer.fabrics.connection import OPS, Crossing, made, read_all
 from gossamer.fabrics.store import default_store
 
@@ -131,9 +131,11 @@ class Nccl:
         self._group._allgather_base(out, wire.contiguous()).wait()
         return list(out.split(wire.numel()))
 
-    def _all_to_all(self, wires: Sequence[Tensor | Promise], lengths: Sequence[int], read: Read | None) -> list[Tensor]:
+    def _all_to_all(
+        self, wires: Sequence[Tensor | LazyWire], lengths: Sequence[int], read: Read | None
+    ) -> list[Tensor]:
         """The own slot never travels. A rank with nothing to say still takes part: the others may have."""
-        ready = {j: made(wires[j]) for j in departures(self.rank, self.size)}
+        ready = {j: made(wires[j]) for j in send_order(self.rank, self.size)}
         there = [0 if j == self.rank else ready[j].numel() for j in range(self.size)]
         back = [0 if j == self.rank else n for j, n in enumerate(lengths)]
         parcel = torch.cat([ready[j] for j in range(self.size) if j != self.rank])

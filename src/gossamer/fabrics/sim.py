@@ -22,24 +22,24 @@ from gossamer.core.verbs import (
     AllReduce,
     AllToAll,
     Among,
-    Claim,
-    Closed,
     Compute,
-    Descend,
     Handle,
-    Holders,
     Join,
     Now,
+    OptimizerStep,
     Program,
     Receive,
     Regroup,
     Send,
     Shared,
     Start,
+    TakeTicket,
+    TicketHolders,
     Verb,
+    WaitQuorum,
 )
 from gossamer.fabrics.collectives import Collective, Refused, answers, describe, mismatch
-from gossamer.fabrics.ledger import Entry, Ledger, traffic
+from gossamer.fabrics.ledger import Ledger, LedgerEntry, traffic
 from gossamer.fabrics.links import Network
 
 
@@ -73,7 +73,7 @@ class _Task:
 
 
 @dataclass
-class Outcome:
+class SimResult:
     """What a simulation gives back: each rank's result, the time its program ended, and the ledger of all ranks."""
 
     results: list[Any]
@@ -81,7 +81,9 @@ class Outcome:
     ledger: Ledger
 
 
-def simulate(programs: Sequence[Program[Any]], network: Network | None = None, ledger: Ledger | None = None) -> Outcome:
+def simulate(
+    programs: Sequence[Program[Any]], network: Network | None = None, ledger: Ledger | None = None
+) -> SimResult:
     """Run one program per rank to the end.
 
     >>> import torch
@@ -107,11 +109,11 @@ class _Simulation:
         self.link_free: defaultdict[int, float] = defaultdict(float)
         self.tickets: defaultdict[_Counter, list[int]] = defaultdict(list)
         self.drawn_at: defaultdict[_Counter, list[float]] = defaultdict(list)
-        self.closing: defaultdict[_Counter, list[tuple[Closed, _Task]]] = defaultdict(list)
+        self.closing: defaultdict[_Counter, list[tuple[WaitQuorum, _Task]]] = defaultdict(list)
         self.decided = dict[_Counter, tuple[int, float]]()  # with how many tickets, and when, where fewer might do
         self.failures = list[Exception]()  # in the order of virtual time
 
-    def run(self, programs: Sequence[Program[Any]]) -> Outcome:
+    def run(self, programs: Sequence[Program[Any]]) -> SimResult:
         mains = [_Task(r, "compute", p, SimHandle(f"rank {r}")) for r, p in enumerate(programs)]
         for task in mains:
             self.wake(task, 0.0)
@@ -121,7 +123,7 @@ class _Simulation:
             raise self.failures[0]  # whoever waits for the rank that failed is no news
         if not all(t.handle.done() for t in mains):
             raise DeadlockError(self.explain(mains))
-        return Outcome([t.handle.result for t in mains], [t.clock for t in mains], self.ledger)
+        return SimResult([t.handle.result for t in mains], [t.clock for t in mains], self.ledger)
 
     def wake(self, task: _Task, clock: float, answer: Any = None, error: Exception | None = None) -> None:
         task.clock, task.answer, task.error, task.waits = max(task.clock, clock), answer, error, ""
@@ -182,18 +184,18 @@ class _Simulation:
                 self.send(task, verb)
             case Receive():
                 self.receive(task, verb)
-            case Claim():
+            case TakeTicket():
                 self.claim(task, verb)
-            case Closed(name, wanted, among, relents):
+            case WaitQuorum(name, wanted, among, fallback):
                 counter = name, among
                 task.waits = f"ticket {wanted} of {name!r}{named(among)} ({len(self.tickets[counter])} drawn)"
                 self.closing[counter].append((verb, task))
-                for seconds, _ in relents:
+                for seconds, _ in fallback:
                     self.at(task.clock + seconds, partial(self.close, counter, task.clock + seconds))
                 self.close(counter, task.clock)
             case Regroup(failure):
                 self.wake(task, task.clock, error=failure)
-            case Descend():
+            case OptimizerStep():
                 self.wake(task, task.clock, error=GossamerError("Descend is answered by a host, not by a fabric"))
         return None
 
@@ -307,7 +309,7 @@ class _Simulation:
         said = f"rank {source} sends {wire.numel()} bytes to rank {route.to}, which expects {verb.length}"
         return self.wake(task, arrival, error=PeerError(f"{said} (at {task.handle.label!r}, step {task.step})"))
 
-    def claim(self, task: _Task, verb: Claim) -> None:
+    def claim(self, task: _Task, verb: TakeTicket) -> None:
         counter = verb.name, verb.among
         self.tickets[counter].append(members(verb, self.size).index(task.rank))
         self.drawn_at[counter].append(task.clock)
@@ -319,20 +321,20 @@ class _Simulation:
         waiting, self.closing[counter] = self.closing[counter], []
         for verb, task in waiting:
             enough = (verb.count, at[verb.count - 1]) if len(drawn) >= verb.count else None
-            if verb.relents:
+            if verb.fallback:
                 enough = self.decided.get(counter) or enough or _relented(verb, task.clock, at, now)
             if enough is None:
                 self.closing[counter].append((verb, task))
                 continue
-            if verb.relents:
+            if verb.fallback:
                 self.decided[counter] = enough
             count, when = enough
-            holders = Holders.seen(drawn[:count], [max(t - task.clock, 0.0) for t in at[:count]])
+            holders = TicketHolders.seen(drawn[:count], [max(t - task.clock, 0.0) for t in at[:count]])
             self.wake(task, when + self.network.latency, holders)
 
     def note(self, task: _Task, verb: Shared, seconds: float) -> None:
         moved = traffic(verb, task.rank, self.size, self.ledger.per_node)
-        entry = Entry(
+        entry = LedgerEntry(
             task.step,
             task.rank,
             type(verb).__name__,
@@ -373,9 +375,9 @@ def _once(verb: Verb) -> Program[Any]:
     return (yield verb)
 
 
-def _relented(verb: Closed, asked: float, at: Sequence[float], now: float) -> tuple[int, float] | None:
+def _relented(verb: WaitQuorum, asked: float, at: Sequence[float], now: float) -> tuple[int, float] | None:
     """With how many tickets, and when, fewer than wanted are enough by now for whoever asked then."""
-    due = [max(asked + seconds, at[least - 1]) for seconds, least in verb.relents if len(at) >= least]
+    due = [max(asked + seconds, at[least - 1]) for seconds, least in verb.fallback if len(at) >= least]
     return (len(at), now) if due and min(due) <= now else None
 
 

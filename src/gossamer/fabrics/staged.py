@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Promise, Read, Receive, Send
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, LazyWire, Read, Receive, Send
 from gossamer.fabrics.connection import Crossing, made
 from gossamer.fabrics.gloo import Gloo
 
@@ -61,11 +61,13 @@ class Staged:
 
         return self._gloo.answer(AllGather(self._down(wire), raise_and_read, agreed))
 
-    def _all_to_all(self, wires: Sequence[Tensor | Promise], lengths: Sequence[int], read: Read | None) -> list[Tensor]:
+    def _all_to_all(
+        self, wires: Sequence[Tensor | LazyWire], lengths: Sequence[int], read: Read | None
+    ) -> list[Tensor]:
         """The own slot stays where it is."""
         own = list[Tensor]()
 
-        def descent(j: int) -> Promise:
+        def descent(j: int) -> LazyWire:
             def make() -> Tensor:
                 wire = made(wires[j])
                 if j != self.rank:
@@ -73,7 +75,7 @@ class Staged:
                 own.append(wire)
                 return torch.empty(0, dtype=torch.uint8)
 
-            return Promise(make, 0 if j == self.rank else wires[j].numel())
+            return LazyWire(make, 0 if j == self.rank else wires[j].numel())
 
         def risen(source: int, came: Tensor) -> Tensor:
             return own[0] if source == self.rank else self._up(came)

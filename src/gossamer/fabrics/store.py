@@ -5,7 +5,9 @@ from typing import Any
 
 from torch.distributed import distributed_c10d
 
-from gossamer.core.insides import inside
+from gossamer.core.torch_private import private_name
 
-default_store: Callable[[], Any] = inside(distributed_c10d, "_get_default_store", "lets the ranks of a group meet")
+default_store: Callable[[], Any] = private_name(
+    distributed_c10d, "_get_default_store", "lets the ranks of a group meet"
+)
 """The store that `init_process_group` was given, or made."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.verbs import Program
-from gossamer.fabrics.watch import happening
+from gossamer.fabrics.timers import timed_event
 
 _PAUSES = (0.001, 0.005)  # seconds between two looks at an event: at first, and after a while
 _SHORT = 0.05  # seconds that are no while
@@ -51,7 +51,7 @@ class StreamOrder:
         with torch.cuda.stream(stream):
             stream.wait_event(self._begin)
             yield
-            self._end = happening(self._device)
+            self._end = timed_event(self._device)
 
     def arrives(self, seconds: float) -> bool:
         """Whether all that the ended program has queued is done within so many seconds; True at once if it failed.
@@ -69,7 +69,7 @@ class StreamOrder:
     def land(self, result: Any) -> tuple[Any, Any]:
         """Let the joiner's stream go on; returns the events of when it could have, and when it can."""
         current = torch.cuda.current_stream(self._device)
-        ready = happening(self._device)
+        ready = timed_event(self._device)
         if self._end is not None:
             current.wait_event(self._end)
             for tensor in _tensors(result):

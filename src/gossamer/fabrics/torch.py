@@ -18,24 +18,24 @@ from gossamer.core.verbs import (
     AllGather,
     Among,
     Compute,
-    Descend,
     Handle,
     Join,
     Now,
+    OptimizerStep,
     Present,
     Program,
     Regroup,
     Start,
     Verb,
 )
-from gossamer.fabrics import leaving
+from gossamer.fabrics import shutdown
+from gossamer.fabrics.comm_thread import CommThread, Task
 from gossamer.fabrics.driver import NetworkDriver
-from gossamer.fabrics.lane import Lane, Running
-from gossamer.fabrics.ledger import Entry, Ledger, Traffic
+from gossamer.fabrics.endpoint import Crowd, Endpoint, Timeouts
+from gossamer.fabrics.heartbeat import Heartbeat, Patience, RankStatus
+from gossamer.fabrics.ledger import Ledger, LedgerEntry, Traffic
 from gossamer.fabrics.members import Members
-from gossamer.fabrics.pulse import Patience, Pulse, Word
-from gossamer.fabrics.seat import Crowd, Seat, Waits
-from gossamer.fabrics.watch import standstill_of
+from gossamer.fabrics.timers import exposed_time_of
 
 T = TypeVar("T")
 
@@ -74,10 +74,10 @@ class TorchFabric:
         self.ledger = Ledger() if ledger is None else ledger
         if patience not in get_args(Patience):
             raise ValueError(f"patience is 'alive' or 'work', not {patience!r}")
-        self._waits, self._check = Waits(deadline, patience), check
+        self._waits, self._check = Timeouts(deadline, patience), check
         self._lock = threading.Lock()
         self._errand: tuple[str, int] | None = None  # what is asked by itself is for this, at that step
-        self.standstill = standstill_of(device, self._expose)
+        self.standstill = exposed_time_of(device, self._expose)
         self._members = group if isinstance(group, Members) else None
         if self._members is not None:
             self._members.enter(deadline)
@@ -138,11 +138,11 @@ class TorchFabric:
         """Come together with the ranks of a group, and open these lanes. Nothing is left of an earlier group's."""
         if group is None and dist.is_initialized():
             group = dist.group.WORLD
-        seat = self._seat = Seat.in_group(group, self.device)
+        seat = self._seat = Endpoint.in_group(group, self.device)
         self.rank, self.size = seat.rank, seat.size
-        self._lanes = dict[str, Lane]()
+        self._lanes = dict[str, CommThread]()
         self._drivers = dict[str, NetworkDriver]()
-        self._last = dict[str, weakref.ref[Running]]()  # what was started last on each lane
+        self._last = dict[str, weakref.ref[Task]]()  # what was started last on each lane
         self._served = frozenset[str]()  # lanes on which somebody answers whoever is first
         self.before_close: Callable[[], None] | None = None  # what is to be said to the others before the lanes end
         if self._members is not None:
@@ -153,9 +153,9 @@ class TorchFabric:
         # Asked now, since the groups may be destroyed before this fabric is closed.
         self._hosts, self._keeps_store = seat.hosts_the_store, seat.keeps_the_store
         vital = self._keeps_store or self._members is not None
-        self._pulse = Pulse(self._store, *self._waits, vital)
+        self._pulse = Heartbeat(self._store, *self._waits, vital)
         # A thread that wakes while the interpreter is taken down aborts the process: end the lanes before.
-        self._at_exit = leaving.at_exit(self.close)
+        self._at_exit = shutdown.at_exit(self.close)
         try:
             for lane in lanes:
                 self.open_lane(lane, served=lane in served)
@@ -179,7 +179,7 @@ class TorchFabric:
         number, driver = len(self._lanes), NetworkDriver(self, name, self._store, self._pulse, self._check, self.device)
         if self._members is not None:
             driver.patience = 0.0  # who is gone is found out anyway, and then all go on
-        lane = Lane(name, driver, self._pulse, self.device)
+        lane = CommThread(name, driver, self._pulse, self.device)
         self._drivers[name], self._lanes[name] = driver, lane
         self._served |= {name} if served else frozenset()
 
@@ -235,14 +235,14 @@ class TorchFabric:
     def _put(self, program: Program[T], label: str, step: int, lane: str, by_itself: bool = False) -> Handle[T]:
         if lane not in self._lanes:
             raise ValueError(f"no lane {lane!r}; open are {', '.join(self._lanes)}. Open it on all ranks first.")
-        handle = Running(program, label, step, self._lanes[lane], by_itself)
+        handle = Task(program, label, step, self._lanes[lane], by_itself)
         self._last[lane] = weakref.ref(handle)
         handle.lane.put(handle)
         return handle
 
     def join(self, handle: Handle[T]) -> T:
         """Wait for a started program, at most as long as the deadline; its exceptions are raised here."""
-        if not isinstance(handle, Running):
+        if not isinstance(handle, Task):
             raise TypeError(f"{handle!r} is no handle of this fabric")
         handle.lane.wait(handle)
         if handle.error is not None:
@@ -274,7 +274,7 @@ class TorchFabric:
         """End all lanes. Programs that have not ended do so with an error; a lane stuck in the backend is left.
 
         Others may be behind, so what was started is seen through and letters are waited for until they are read, at most
-        as long as the deadline; not after a failure. The rank that hosts the store goes last, see `leaving`.
+        as long as the deadline; not after a failure. The rank that hosts the store goes last, see `shutdown`.
         """
         self._end()
         self._part()
@@ -290,7 +290,7 @@ class TorchFabric:
         self._at_exit.cancel()
         if self.before_close is not None:
             self.before_close()
-        waits = self.size > 1 and self._is_whole() and leaving.in_peace()
+        waits = self.size > 1 and self._is_whole() and shutdown.without_failure()
         until = time.monotonic() + (self._waits.deadline if waits else 0.0)
         for name, lane in self._lanes.items():
             last = self._last[name]() if name in self._last else None
@@ -298,7 +298,7 @@ class TorchFabric:
                 lane.see_through(last, until)
         fine = self.size > 1 and self._is_whole()
         if fine and self._hosts:
-            leaving.stay_for(self._store, self._waits.deadline)
+            shutdown.stay_for(self._store, self._waits.deadline)
         ended = [name for name, lane in self._lanes.items() if lane.close(patience=0.5)]
         for name in self._served - set(ended):  # it waits for a call, and callers for its answer
             self._drivers[name].tear()
@@ -317,17 +317,19 @@ class TorchFabric:
         """
         done = {key: count for driver in self._drivers.values() for key, count in driver.done().items()}
         with suppress(RuntimeError):  # the store's host may be gone already
-            self._store.raise_flag(f"pulse/{self.rank}", Word(0, "left", done).write())
+            self._store.raise_flag(f"pulse/{self.rank}", RankStatus(0, "left", done).write())
             for driver in self._drivers.values():
                 driver.clear_up()
             left = [key for driver in self._drivers.values() for key in driver.left()]
-            leaving.sign_off(self._store, left, self._keeps_store and leaving.somebody_stays())
+            shutdown.delete_farewells(self._store, left, self._keeps_store and shutdown.has_store_host())
 
     def note(self, step: int, verb: str, label: str, numbers: Traffic, among: Among, seconds: float) -> int:
         """Write an answered request into the ledger; lanes share it."""
         with self._lock:
             handed, sent, received, inside = numbers
-            return self.ledger.note(Entry(step, self.rank, verb, label, handed, sent, received, seconds, inside, among))
+            return self.ledger.note(
+                LedgerEntry(step, self.rank, verb, label, handed, sent, received, seconds, inside, among)
+            )
 
     def amend(self, place: int, seconds: float) -> None:
         """It is known how long a request took."""
@@ -354,7 +356,7 @@ class TorchFabric:
                 return time.monotonic()
             case Regroup(failure):
                 return self._regroup(failure)
-            case Descend():
+            case OptimizerStep():
                 raise RuntimeError("Descend is for a host to answer: it knows the optimizer, a fabric does not")
             case _:
                 return self.join(self._put(_alone(verb), *(self._errand or ("", 0)), "comm", by_itself=True))

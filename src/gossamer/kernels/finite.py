@@ -6,7 +6,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from gossamer.core.moments import ask
+from gossamer.core.stream_events import read_numbers
 from gossamer.kernels import absmax
 
 _FEW = 64  # numbers, for which no kernel is loaded
@@ -27,4 +27,4 @@ def peak(tensor: Tensor) -> Tensor:
 
 def all_peaks_finite(peaks: Sequence[Tensor]) -> bool:
     """One question to the device for all of them."""
-    return all(map(isfinite, ask(*peaks)))
+    return all(map(isfinite, read_numbers(*peaks)))

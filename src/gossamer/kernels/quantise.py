@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from gossamer.core.buffers import fresh
+from gossamer.core.memory_pool import uninitialised
 from gossamer.kernels import layout
 from gossamer.kernels.backends import twin
 from gossamer.kernels.errors import require_count, require_length, require_vector
@@ -43,7 +43,7 @@ def quantise_encode(
     require_count("norms", norms, _buckets(x.numel(), bucket))
     layout.planes(bits)
     gains = layout.gains(norms, 0.5 if bits == 1 else layout.levels_of(bits))
-    wire = fresh(quantise_bytes(x.numel(), bits), x.device) if out is None else out
+    wire = uninitialised(quantise_bytes(x.numel(), bits), x.device) if out is None else out
     require_length(f"quantise {bits} bits", wire, quantise_bytes(x.numel(), bits))
     twin("quantise", "encode", x.device)(x, bits, bucket, gains, key, offset, wire)
     return wire

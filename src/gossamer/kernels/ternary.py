@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gossamer.core.buffers import fresh
+from gossamer.core.memory_pool import uninitialised
 from gossamer.kernels import layout
 from gossamer.kernels.backends import twin
 from gossamer.kernels.errors import require_count, require_length, require_vector
@@ -25,7 +25,7 @@ def ternary_encode(
     Reads 4 and writes 1/5 bytes per element.
     """
     gains = _gains(x, bounds, scales, 1)
-    wire = fresh(ternary_bytes(x.numel()), x.device) if out is None else out
+    wire = uninitialised(ternary_bytes(x.numel()), x.device) if out is None else out
     require_length("ternary", wire, ternary_bytes(x.numel()))
     twin("ternary", "encode", x.device)(x, bounds, gains, key, offset, wire)
     return wire

@@ -4,17 +4,17 @@ from typing import Annotated, Literal, NamedTuple, final
 
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import Constraint, excludes, requires, those
 from gossamer.core.contracts import UNBALANCED, Context, Sender
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange, Range
-from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
-from gossamer.core.world import World
 from gossamer.memories.learning import Learning
 
 
-class Plan(NamedTuple):
+class DianaPlan(NamedTuple):
     """What the theory says of a problem: the memory's rate, the step size, and what the number of steps grows with."""
 
     alpha: float
@@ -22,7 +22,7 @@ class Plan(NamedTuple):
     complexity: float  # steps to a squared distance of e times the first are this times ln(1 / e), but for a constant
 
 
-def plan(smooth: float, convex: float, ranks: int, block: int, norm: Literal["l1", "l2", "max"] = "max") -> Plan:
+def plan(smooth: float, convex: float, ranks: int, block: int, norm: Literal["l1", "l2", "max"] = "max") -> DianaPlan:
     """Rates for `ranks` workers whose f_i are smooth-smooth and convex-strongly convex, quantised in blocks of so many.
 
     a_p = inf |x|^2 / (|x|_1 |x|_p): 1/d for p = 1 (`bernoulli(bucket=d)`), 1/sqrt(d) for p = 2 (`qsgd(2, d, "l2")`),
@@ -36,7 +36,7 @@ def plan(smooth: float, convex: float, ranks: int, block: int, norm: Literal["l1
     follows = {"l1": 1 / block, "l2": block**-0.5, "max": 2 / (1 + block**0.5)}[norm]
     alpha, c = follows / 2, 4 * (1 - follows) / (ranks * follows**2)
     gamma = min(alpha / convex, 2 / ((smooth + convex) * (1 + c * alpha)))
-    return Plan(alpha, gamma, max(2 / follows, (smooth / convex + 1) * (0.5 - 1 / ranks + 1 / (ranks * follows))))
+    return DianaPlan(alpha, gamma, max(2 / follows, (smooth / convex + 1) * (0.5 - 1 / ranks + 1 / (ranks * follows))))
 
 
 @final
@@ -90,19 +90,19 @@ class DIANA(Learning):
         return super().traits | those(wants_unbiased=self.alpha != 0, adds_momentum=self.momentum > 0)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         return (
-            needs(
+            requires(
                 "unbiased",
                 because="{memory} needs an unbiased exchange, and {exchange} is biased; use error_feedback(), or an unbiased "
                 "codec such as qsgd(), fp32() or ternary(clip=0.0)",
             ),
-            bars("own feedback", because=UNBALANCED),
+            excludes("own feedback", because=UNBALANCED),
         )
 
-    def fits(self, world: World) -> None:
-        if "averages gradients" in world.traits:  # that of rounds is over models, and another one
-            world.bar_momentum(self, self.momentum)
+    def fits(self, binding: Binding) -> None:
+        if "averages gradients" in binding.traits:  # that of rounds is over models, and another one
+            binding.refuse_momentum(self, self.momentum)
 
     @property
     def gain(self) -> float:
@@ -111,7 +111,7 @@ class DIANA(Learning):
     def follow(self, omega: float) -> float:
         return 1 / (1 + omega) if self.alpha is None else self.alpha
 
-    def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
+    def around(self, block: Bucket, state: State, send: Sender, context: Context) -> Program[Tensor]:
         mean = yield from self.learn(block, state, send, context, context.shift)
         if self.momentum == 0:
             return mean

@@ -5,14 +5,14 @@ from typing import Annotated, Literal, final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import Constraint, excludes, requires, those
 from gossamer.core.contracts import UNBALANCED, Context, Sender
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
-from gossamer.core.world import World
 from gossamer.memories.learning import Learning
 
 
@@ -59,28 +59,28 @@ class EF21(Learning):
         return super().traits | those(mends_bias=True)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
-        contracts = needs(
+    def constraints(self) -> tuple[Constraint, ...]:
+        contracts = requires(
             "contracts",
             because="{memory} around {exchange} can diverge: the codec adds more than it leaves out; use diana(), which is for "
             "unbiased codecs (with ternary(clip=0.0)), more bits or smaller buckets",
         )
-        sizes = bars(
+        sizes = excludes(
             "own size",
             because="{memory} around {exchange}: the differences that it sends shrink until none is as large as what travels, and "
             "from then on nothing gets through, or too much; use error_feedback(), which adds them up, or gather(topk())",
         )
-        around = contracts, sizes, bars("part feedback", because=UNBALANCED)
+        around = contracts, sizes, excludes("part feedback", because=UNBALANCED)
         if self.eta == 1:
             return around
         because = (
             "{memory} under {schedule}: differences of models hold the optimizer's momentum already; use {memory.name}(eta=1.0), "
             "and slowmo() for momentum over rounds"
         )
-        return (*around, needs("averages gradients", because=because))
+        return (*around, requires("averages gradients", because=because))
 
-    def fits(self, world: World) -> None:
-        for optimizer in world.optimizers if self.eta < 1 and not self.beside_momentum else ():
+    def fits(self, binding: Binding) -> None:
+        for optimizer in binding.optimizers if self.eta < 1 and not self.beside_momentum else ():
             if any(group.get("momentum") for group in optimizer.param_groups):
                 raise AttachError(
                     f"{self} with {type(optimizer).__name__}: what it sends is an average of gradients, which is momentum, and the "
@@ -88,11 +88,11 @@ class EF21(Learning):
                     "or insist with beside_momentum=True"
                 )
 
-    def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
+    def around(self, block: Bucket, state: State, send: Sender, context: Context) -> Program[Tensor]:
         given = block if self.eta == 1 else block.like(self._smoothed(block, state))
         return (yield from self.learn(given, state, send, context, 1.0))
 
-    def _smoothed(self, block: Block, state: State) -> Tensor:
+    def _smoothed(self, block: Bucket, state: State) -> Tensor:
         """The average of this rank's gradients so far."""
         before = state.get("smoothed")
         new = block.new().copy_(block.flat)

@@ -5,18 +5,18 @@ from typing import Annotated, Literal, final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import Constraint, excludes, requires, those
 from gossamer.core.contracts import UNBALANCED, Context, Sender
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Range
-from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
-from gossamer.memories.owing import Owing
+from gossamer.memories.residual import ResidualMemory
 
 
 @final
 @part("error_feedback")
-class ErrorFeedback(Owing):
+class ErrorFeedback(ResidualMemory):
     """What did not get through today is added to what is sent tomorrow.
 
     p = g + decay e;  send p;  e = p - (what got through of mine). The residual is against my own contribution, not
@@ -62,15 +62,15 @@ class ErrorFeedback(Owing):
         return super().traits | those(mends_bias=True, fades=self.decay < 1)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         around = (
-            needs(
+            requires(
                 "contracts",
                 "bounds residual",
                 because="{memory} around {exchange} can diverge: the codec adds more than it leaves out; it needs no memory, "
                 "so drop it, or use diana() (with ternary(clip=0.0)), more bits or smaller buckets",
             ),
-            bars("part feedback", because=UNBALANCED),
+            excludes("part feedback", because=UNBALANCED),
         )
         if self.units == "gradient":
             return around
@@ -78,22 +78,22 @@ class ErrorFeedback(Owing):
             "{memory} under {schedule}: differences of parameters already come in units of the update, whatever the "
             "learning rate; leave units out: {memory.name}()"
         )
-        return (*around, needs("averages gradients", because=plain))
+        return (*around, requires("averages gradients", because=plain))
 
-    def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
+    def around(self, block: Bucket, state: State, send: Sender, context: Context) -> Program[Tensor]:
         if self.rests(context):
             return (yield from self.pass_by(block, send, context))
         units = self.units_of(state, context)
         pending = self._pending(block, state, self.decay * units.now / units.before)
         # Where no mean may be written over what is given, somebody is to look at it when it has been sent.
         given = block.with_older(pending, drains=block.into is not None)
-        echo = yield from send(given, context._replace(rescale=units.rescale, feedback=1.0))
-        if not echo.drained:
-            echo.add_sent(pending, -1.0)
+        result = yield from send(given, context._replace(rescale=units.rescale, feedback=1.0))
+        if not result.drained:
+            result.add_sent(pending, -1.0)
         state["residual"] = pending
-        return echo.mean
+        return result.mean
 
-    def _pending(self, block: Block, state: State, weight: float) -> Tensor:
+    def _pending(self, block: Bucket, state: State, weight: float) -> Tensor:
         residual = state.get("residual")
         if residual is None:
             return block.new().copy_(block.flat)  # the exchange may write the mean over what is given

@@ -5,9 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import those
 from gossamer.core.contracts import Context, Memory, Policy, Sender
-from gossamer.core.terms import those
 from gossamer.core.verbs import Program, all_reduce
 
 
@@ -38,22 +38,22 @@ class Learning(Memory):
             state["own"] = torch.sub(state["own"], owed, alpha=times)
         return "own" in state
 
-    def learn(self, block: Block, state: State, send: Sender, context: Context, rate: float) -> Program[Tensor]:
+    def learn(self, block: Bucket, state: State, send: Sender, context: Context, rate: float) -> Program[Tensor]:
         """The old h, and the mean of what got through; both memories move by `rate` of it."""
         if self.begins and "own" not in state:
             return (yield from _first(block, state, context))
         own, common = _learned(block, state)
         difference = torch.sub(block.flat, own, out=block.new())
-        echo = yield from send(block.like(difference), context._replace(feedback=rate))
+        result = yield from send(block.like(difference), context._replace(feedback=rate))
         learned = block.new().copy_(own)
-        echo.add_sent(learned, rate)
-        mean = echo.mean
-        del difference, echo  # and what was sent with it
+        result.add_sent(learned, rate)
+        mean = result.mean
+        del difference, result  # and what was sent with it
         state["own"], state["common"] = learned, torch.add(common, mean, alpha=rate, out=block.new())
         return mean.add_(common)
 
 
-def _first(block: Block, state: State, context: Context) -> Program[Tensor]:
+def _first(block: Bucket, state: State, context: Context) -> Program[Tensor]:
     """Everybody's gradient in full: what differences are taken to."""
     own = block.flat.clone()
     mean = (yield from all_reduce(block.flat.clone())).div_(context.size)
@@ -61,7 +61,7 @@ def _first(block: Block, state: State, context: Context) -> Program[Tensor]:
     return mean
 
 
-def _learned(block: Block, state: State) -> tuple[Tensor, Tensor]:
+def _learned(block: Bucket, state: State) -> tuple[Tensor, Tensor]:
     if "own" not in state:
         return torch.zeros_like(block.flat), torch.zeros_like(block.flat)
     return state["own"], state["common"]

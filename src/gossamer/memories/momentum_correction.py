@@ -5,18 +5,18 @@ from typing import final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import Constraint, excludes, requires, those
 from gossamer.core.contracts import UNBALANCED, Context, Sender
 from gossamer.core.parts import part, require
-from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
-from gossamer.core.world import World
-from gossamer.memories.owing import Owing
+from gossamer.memories.residual import ResidualMemory
 
 
 @final
 @part("momentum_correction")
-class MomentumCorrection(Owing):
+class MomentumCorrection(ResidualMemory):
     """Each rank adds momentum to its own gradient, and sends of the sum what got through; what did stops there.
 
     u = m u + g;  v = v + u;  send v;  v -= (what got through of mine);  u = 0 where it did (`masking`).
@@ -72,59 +72,59 @@ class MomentumCorrection(Owing):
         return super().traits | those(mends_bias=True, adds_momentum=self.momentum > 0)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
-        contracts = needs(
+    def constraints(self) -> tuple[Constraint, ...]:
+        contracts = requires(
             "contracts",
             because="{memory} around {exchange} can diverge: the codec adds more than it leaves out; it needs no memory, so "
             "drop it and give the optimizer its momentum",
         )
-        found = [contracts, bars("part feedback", because=UNBALANCED)]
+        found = [contracts, excludes("part feedback", because=UNBALANCED)]
         if self.momentum:
             because = (
                 "{memory} under {schedule}: differences of models hold the optimizer's momentum already; use error_feedback(), "
                 "and slowmo() for momentum over rounds"
             )
-            found.append(needs("averages gradients", because=because))
+            found.append(requires("averages gradients", because=because))
         if self.masking and self.momentum:
             because = (
                 "{memory} around {exchange}: of every element something gets through, so that masking would stop all momentum at "
                 "every step; use {memory.name}(masking=False), or an exchange that sends few elements, such as gather(topk()) or "
                 "allreduce(count_sketch())"
             )
-            found.append(needs("sparse", because=because))
+            found.append(requires("sparse", because=because))
         return tuple(found)
 
-    def fits(self, world: World) -> None:
-        world.bar_momentum(self, self.momentum)
+    def fits(self, binding: Binding) -> None:
+        binding.refuse_momentum(self, self.momentum)
 
-    def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
+    def around(self, block: Bucket, state: State, send: Sender, context: Context) -> Program[Tensor]:
         if self.clip is not None:
             block = block.like(_clipped(block, self.clip * context.scale / context.size**0.5))
         velocity = self._velocity(block, state) if self.momentum else None
         pending = block.new().copy_(block.flat if velocity is None else velocity)
         if "residual" in state:
             pending.add_(state["residual"])
-        echo = yield from send(block.with_older(pending), context._replace(feedback=1.0))
+        result = yield from send(block.with_older(pending), context._replace(feedback=1.0))
         if velocity is not None and self.masking:
             sent = block.new().zero_()
-            echo.add_sent(sent, 1.0)
+            result.add_sent(sent, 1.0)
             pending.sub_(sent)
             velocity.mul_(sent.eq_(0))
             # Of an element that is zero nothing can be seen to get through; nothing of it is left either.
             velocity.mul_(torch.ne(pending, 0, out=sent))
         else:
-            echo.add_sent(pending, -1.0)
+            result.add_sent(pending, -1.0)
         state["residual"] = pending
         if velocity is not None:
             state["velocity"] = velocity
-        return echo.mean
+        return result.mean
 
-    def _velocity(self, block: Block, state: State) -> Tensor:
+    def _velocity(self, block: Bucket, state: State) -> Tensor:
         velocity = block.new().copy_(block.flat)
         return velocity.add_(state["velocity"], alpha=self.momentum) if "velocity" in state else velocity
 
 
-def _clipped(block: Block, longest: float) -> Tensor:
+def _clipped(block: Bucket, longest: float) -> Tensor:
     """Each parameter's values, no longer than that."""
     out = block.new().copy_(block.flat)
     for _, values in block.like(out).tensors():

@@ -4,10 +4,10 @@ from typing import final
 
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import those
 from gossamer.core.contracts import Context, Memory, Sender
 from gossamer.core.parts import part
-from gossamer.core.terms import those
 from gossamer.core.verbs import Program
 
 
@@ -34,6 +34,6 @@ class NoMemory(Memory):
     def traits(self) -> frozenset[str]:
         return those(bias_allowed=self.allow_biased)
 
-    def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
-        echo = yield from send(block, context)
-        return echo.mean
+    def around(self, block: Bucket, state: State, send: Sender, context: Context) -> Program[Tensor]:
+        result = yield from send(block, context)
+        return result.mean

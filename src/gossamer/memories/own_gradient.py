@@ -5,18 +5,18 @@ from typing import Annotated, Literal, final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import Constraint, excludes, requires, those
 from gossamer.core.contracts import UNBALANCED, Context, Sender
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.terms import Term, bars, needs, those
 from gossamer.core.verbs import Program
-from gossamer.memories.owing import Owing
+from gossamer.memories.residual import ResidualMemory
 
 
 @final
 @part("own_gradient")
-class OwnGradient(Owing):
+class OwnGradient(ResidualMemory):
     """Error feedback, whose ranks step with their own gradient at once and with the others' as it gets through.
 
     L: this rank's gradient.  A = L + E;  send A;  S: what got through of mine;  E = A - S;  G = sum of all S.
@@ -78,18 +78,18 @@ class OwnGradient(Owing):
         return super().traits | those(mends_bias=True, owes_steps=exact)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         around = (
-            needs(
+            requires(
                 "contracts",
                 because="{memory} around {exchange} can diverge: the codec adds more than it leaves out; it needs no memory, "
                 "so drop it, or use gather(topk())",
             ),
-            bars("part feedback", because=UNBALANCED),
+            excludes("part feedback", because=UNBALANCED),
         )
         if not self.parts_models:
             plain = "{memory} keeps back gradients, and under {schedule} none are averaged; use error_feedback()"
-            return (*around, needs("averages gradients", because=plain))
+            return (*around, requires("averages gradients", because=plain))
         alone = (
             "{memory} lets models part, and under {schedule} they would never meet again; use {memory} + resync(500)"
         )
@@ -97,12 +97,12 @@ class OwnGradient(Owing):
         made = "{update} makes a direction of an agreed gradient, and with {memory} each rank has its own; use error_feedback()"
         return (
             *around,
-            needs("reunites", because=alone),
-            bars("control", because=seen),
-            bars("directs", because=made),
+            requires("resyncs", because=alone),
+            excludes("control", because=seen),
+            excludes("directs", because=made),
         )
 
-    def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]:
+    def around(self, block: Bucket, state: State, send: Sender, context: Context) -> Program[Tensor]:
         if self.rests(context):
             return (yield from self.pass_by(block, send, context))
         rescale = self.units_of(state, context).rescale
@@ -110,14 +110,14 @@ class OwnGradient(Owing):
         pending = block.new().copy_(block.flat) if old is None else torch.add(block.flat, old, out=block.new())
         # The mean may be written over what is given.
         own = block.new().copy_(block.flat) if self.mode == "sum" else None
-        echo = yield from send(block.with_older(pending), context._replace(rescale=rescale, feedback=1.0))
-        echo.add_sent(pending, -1.0)
+        result = yield from send(block.with_older(pending), context._replace(rescale=rescale, feedback=1.0))
+        result.add_sent(pending, -1.0)
         if self.mode == "partial":
             own = pending if old is None else torch.sub(pending, old, out=block.new())
         elif self.mode == "errors":
             own = pending
         state["residual"] = block.new().zero_() if self.mode == "errors" and self.reset_error else pending
-        return echo.mean if own is None else echo.mean.add_(own, alpha=1 / context.size)
+        return result.mean if own is None else result.mean.add_(own, alpha=1 / context.size)
 
     def _due(self, state: State, weight: float) -> Tensor | None:
         residual = state.get("residual")

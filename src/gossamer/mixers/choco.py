@@ -6,14 +6,14 @@ from typing import Annotated, final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Codec, Context, Mixer, Topology
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange
 from gossamer.core.verbs import Program
 from gossamer.core.wire import expect, pack, take
-from gossamer.core.world import World
 from gossamer.mixers.consensus_rate import consensus_rate, damping
 from gossamer.mixers.push_sum import deliver, numerator
 from gossamer.mixers.weights import metropolis, refuse_directed
@@ -80,21 +80,21 @@ class Choco(Mixer):
     def prelude(self) -> int:
         return 1  # whole models, to begin with
 
-    def fits(self, world: World) -> None:
-        super().fits(world)
-        if world.size == 1:
+    def fits(self, binding: Binding) -> None:
+        super().fits(binding)
+        if binding.size == 1:
             return
-        refuse_directed(self, self.topology, world.size)
-        if self.topology.period(world.size) > 1 or self.topology.prelude:
+        refuse_directed(self, self.topology, binding.size)
+        if self.topology.period(binding.size) > 1 or self.topology.prelude:
             raise AttachError(
                 f"{self}: neighbours remember each other's models, and {self.topology} changes them from round to round; use "
                 "a topology that stays, such as two_way(ring()) or complete()"
             )
 
-    def numerator(self, block: Block, state: State) -> Tensor:
+    def numerator(self, block: Bucket, state: State) -> Tensor:
         return numerator(block, state)[0]
 
-    def push(self, block: Block, state: State, context: Context, round: int) -> Program[list[Tensor]]:
+    def push(self, block: Bucket, state: State, context: Context, round: int) -> Program[list[Tensor]]:
         x = numerator(block, state)[0]
         peers = self.topology.peers(context.rank, context.size, round)
         weights = metropolis(self.topology, context.rank, context.size, round)
@@ -105,7 +105,7 @@ class Choco(Mixer):
         wire = self._wire(x, block, state, context, sum(weights))
         return deliver([wire] * len(peers.to), peers, wire.numel())
 
-    def _wire(self, x: Tensor, block: Block, state: State, context: Context, others: float) -> Tensor:
+    def _wire(self, x: Tensor, block: Bucket, state: State, context: Context, others: float) -> Tensor:
         """What the neighbours are told; what it says counts here as it will there. `others` is their weight."""
         if "belief" not in state:
             state["belief"], state["pull"] = x, torch.mul(x, -others, out=block.new())
@@ -120,7 +120,7 @@ class Choco(Mixer):
         state["pull"] = torch.add(state["pull"], through, alpha=-others, out=block.new())
         return wire
 
-    def absorb(self, block: Block, state: State, arrived: Sequence[Tensor]) -> Tensor:
+    def absorb(self, block: Bucket, state: State, arrived: Sequence[Tensor]) -> Tensor:
         x = numerator(block, state)[0]
         if arrived:
             pull = block.new().copy_(state["pull"])
@@ -139,7 +139,7 @@ class Choco(Mixer):
         expect(wire, into.numel() * into.element_size(), "choco")
         into.add_(take(wire, into.dtype, into.numel())[0], alpha=weight)
 
-    def wrote(self, block: Block, state: State) -> None:
+    def wrote(self, block: Bucket, state: State) -> None:
         if block.flat is state["x"]:  # nothing was rounded: the model says all there is to know
             del state["x"]
             state.pop("z", None)

@@ -5,9 +5,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, Layout
+from gossamer.core.bucket import Bucket, Layout
 from gossamer.core.contracts import Codec, Context, Topology
-from gossamer.core.dice import Dice
+from gossamer.core.rng import CounterRng
 from gossamer.mixers.weights import metropolis
 
 _LAYOUT = Layout.of({"x": (256,)})
@@ -51,8 +51,8 @@ def _spread_after(codec: Codec, topology: Topology, size: int, rate: float) -> f
 
 
 def _told(codec: Codec, news: Tensor, rank: int, size: int, step: int) -> Tensor:
-    block = Block(news, _LAYOUT)
-    wire = codec.encode(block, {}, Context(rank, size, step, Dice(0, step, rank)))
+    block = Bucket(news, _LAYOUT)
+    wire = codec.encode(block, {}, Context(rank, size, step, CounterRng(0, step, rank)))
     return codec.decode(wire, block) * damping(codec, _LAYOUT)
 
 

@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Context, Mixer, Peers, Topology
 from gossamer.core.parts import part
 from gossamer.core.verbs import Program, receive, send
@@ -46,10 +46,10 @@ class PushSum(Mixer):
     def prelude(self) -> int:
         return self.topology.prelude
 
-    def numerator(self, block: Block, state: State) -> Tensor:
+    def numerator(self, block: Bucket, state: State) -> Tensor:
         return numerator(block, state)[0]
 
-    def push(self, block: Block, state: State, context: Context, round: int) -> Program[list[Tensor]]:
+    def push(self, block: Bucket, state: State, context: Context, round: int) -> Program[list[Tensor]]:
         """Settle what is kept now; the program returned sends and receives, whenever it runs."""
         x, w = numerator(block, state)
         peers = self.topology.peers(context.rank, context.size, round)
@@ -59,7 +59,7 @@ class PushSum(Mixer):
             state["gave"] = w * (peers.shares[0] if peers.to else 0.0)
         return deliver([messages[share] for share in peers.shares], peers, _length(x))
 
-    def absorb(self, block: Block, state: State, arrived: Sequence[Tensor]) -> Tensor:
+    def absorb(self, block: Bucket, state: State, arrived: Sequence[Tensor]) -> Tensor:
         """Add what came, if anything. `block` is the model as the optimizer left it."""
         x, w = numerator(block, state)
         came, w = self._open(arrived, x, w, state)
@@ -72,7 +72,7 @@ class PushSum(Mixer):
         state["x"], state["w"], state["z"] = x, w, torch.div(x, x.new_full((), float(w)), out=block.new())
         return state["z"]
 
-    def wrote(self, block: Block, state: State) -> None:
+    def wrote(self, block: Bucket, state: State) -> None:
         if block.flat is state["x"]:  # w = 1 and nothing was rounded: the model says all there is to know
             state.clear()
             return
@@ -115,7 +115,7 @@ class PushSum(Mixer):
         return take(wire, dtype)[0].cpu()
 
 
-def numerator(block: Block, state: State) -> tuple[Tensor, Tensor]:
+def numerator(block: Bucket, state: State) -> tuple[Tensor, Tensor]:
     """x and w, brought up to date with what the optimizer did to z = x / w. Without w it is 1."""
     if "x" not in state:
         return block.flat, torch.ones((), dtype=block.flat.dtype)
@@ -133,7 +133,7 @@ def numerator(block: Block, state: State) -> tuple[Tensor, Tensor]:
     return torch.add(state["x"], moved, out=moved), w
 
 
-def _message(x: Tensor, share: float, weight: Tensor, block: Block) -> Tensor:
+def _message(x: Tensor, share: float, weight: Tensor, block: Bucket) -> Tensor:
     wire = block.layout.buffers.of(_length(x), x.device)
     numbers = wire.view(x.dtype)
     torch.mul(x, share, out=numbers[:-1])
@@ -141,7 +141,7 @@ def _message(x: Tensor, share: float, weight: Tensor, block: Block) -> Tensor:
     return wire
 
 
-def _times(x: Tensor, share: float, messages: Mapping[float, Tensor], block: Block) -> Tensor:
+def _times(x: Tensor, share: float, messages: Mapping[float, Tensor], block: Bucket) -> Tensor:
     """What is kept; where it is as much as what is given, it lies in the message already."""
     if share in messages:
         return messages[share].view(x.dtype)[:-1]

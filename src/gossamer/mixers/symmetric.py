@@ -6,12 +6,12 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Context, Mixer, Topology
 from gossamer.core.parts import part
 from gossamer.core.verbs import Program
 from gossamer.core.wire import expect, take
-from gossamer.core.world import World
 from gossamer.mixers.push_sum import deliver, numerator
 from gossamer.mixers.weights import given, metropolis, refuse_directed, refuse_unequal
 from gossamer.topologies import Ring, TwoWay
@@ -49,17 +49,17 @@ class Symmetric(Mixer):
     def prelude(self) -> int:
         return self.topology.prelude
 
-    def fits(self, world: World) -> None:
-        super().fits(world)
-        if world.size > 1:
-            refuse_directed(self, self.topology, world.size)
+    def fits(self, binding: Binding) -> None:
+        super().fits(binding)
+        if binding.size > 1:
+            refuse_directed(self, self.topology, binding.size)
             if self.weights == "given":
-                refuse_unequal(self, self.topology, world.size)
+                refuse_unequal(self, self.topology, binding.size)
 
-    def numerator(self, block: Block, state: State) -> Tensor:
+    def numerator(self, block: Bucket, state: State) -> Tensor:
         return numerator(block, state)[0]
 
-    def push(self, block: Block, state: State, context: Context, round: int) -> Program[list[Tensor]]:
+    def push(self, block: Bucket, state: State, context: Context, round: int) -> Program[list[Tensor]]:
         """Send what is held now; it is kept, for what the optimizer adds to it meanwhile is not mixed."""
         x = numerator(block, state)[0]
         peers = self.topology.peers(context.rank, context.size, round)
@@ -69,7 +69,7 @@ class Symmetric(Mixer):
         messages = {w: torch.mul(x, w, out=block.new()).view(torch.uint8) for w in dict.fromkeys(weights)}
         return deliver([messages[w] for w in weights], peers, x.numel() * x.element_size())
 
-    def absorb(self, block: Block, state: State, arrived: Sequence[Tensor]) -> Tensor:
+    def absorb(self, block: Bucket, state: State, arrived: Sequence[Tensor]) -> Tensor:
         """`block` is the model as the optimizer left it: W x, and what was done to x since it was pushed."""
         if not arrived:
             if "keep" not in state:  # nothing is on its way: a local step
@@ -85,7 +85,7 @@ class Symmetric(Mixer):
         del state["z"], state["keep"]
         return mixed
 
-    def wrote(self, block: Block, state: State) -> None:
+    def wrote(self, block: Bucket, state: State) -> None:
         if "keep" in state:  # on its way
             return
         if block.flat is state["x"]:  # nothing was rounded: the model says all there is to know

@@ -3,13 +3,13 @@
 from typing import Literal
 
 from gossamer.codecs import DCTTopK, Sign, SignColumns
-from gossamer.controllers import FromStep
+from gossamer.controllers import SwitchExchange
 from gossamer.exchanges import Gather, Scatter
 from gossamer.memories import ErrorFeedback, NoMemory
 from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
 from gossamer.schedules import ZeroOne
-from gossamer.updates import AdamAfter, AdamFrozen, LambAfter, Signs
+from gossamer.updates import OneBitAdamUpdate, OneBitLambUpdate, Signs, ZeroOneAdamUpdate
 
 
 @preset
@@ -75,7 +75,7 @@ def onebit_sgd() -> Recipe:
 
     Paper: Seide, Fu, Droppo, Li, Yu, 1-Bit Stochastic Gradient Descent, Interspeech 2014; which lets each gradient travel while
     the next is computed, as `onebit_sgd + delayed()` does, and begins in full precision: `allreduce(fp32()) + delayed() +
-    from_step(1000, scatter(sign_columns()), error_feedback())`.
+    switch_exchange(1000, scatter(sign_columns()), error_feedback())`.
     """
     return Recipe(Scatter(SignColumns()), ErrorFeedback())
 
@@ -98,8 +98,8 @@ def onebit_adam(
 
     Paper: Tang et al., 1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed, ICML 2021.
     """
-    update = AdamAfter(warmup, beta1, beta2, eps, bias_correction)
-    return Recipe(DENSE, controller=FromStep(warmup, CARRIER, ErrorFeedback()), update=update)
+    update = OneBitAdamUpdate(warmup, beta1, beta2, eps, bias_correction)
+    return Recipe(DENSE, controller=SwitchExchange(warmup, CARRIER, ErrorFeedback()), update=update)
 
 
 @preset
@@ -124,7 +124,7 @@ def zero_one_adam(
 
     Paper: Lu, Li, Zhang, De Sa, He, Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam, ICLR 2023.
     """
-    update = AdamFrozen(beta1, beta2, eps, bias_correction)
+    update = ZeroOneAdamUpdate(beta1, beta2, eps, bias_correction)
     return Recipe(CARRIER, ErrorFeedback(), ZeroOne(freeze, kappa, scaler, clipper), update=update)
 
 
@@ -145,5 +145,5 @@ def onebit_lamb(
 
     Paper: Li, Awan, Tang, Rajbhandari, He, 1-bit LAMB, 2021.
     """
-    update = LambAfter(warmup, weight_decay, max_coeff=max_coeff, min_coeff=min_coeff, coefficients=coefficients)
-    return Recipe(DENSE, controller=FromStep(warmup, CARRIER, ErrorFeedback()), update=update)
+    update = OneBitLambUpdate(warmup, weight_decay, max_coeff=max_coeff, min_coeff=min_coeff, coefficients=coefficients)
+    return Recipe(DENSE, controller=SwitchExchange(warmup, CARRIER, ErrorFeedback()), update=update)

@@ -2,7 +2,7 @@
 
 from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
-from gossamer.schedules import First
+from gossamer.schedules import BackupWorkers
 
 
 @preset
@@ -16,4 +16,4 @@ def backup(backups: int = 1) -> Recipe:
 
     Paper: Chen, Pan, Monga, Bengio, Jozefowicz, Revisiting Distributed Synchronous SGD, 2016.
     """
-    return Recipe(DENSE, schedule=First(backups))
+    return Recipe(DENSE, schedule=BackupWorkers(backups))

@@ -79,7 +79,7 @@ def _named(axis: Axis) -> str:
     return axis.label + (", logarithmic" if axis.log else "")
 
 
-def bars(chart: Bars, names: list[str]) -> str:
+def excludes(chart: Bars, names: list[str]) -> str:
     """Stacked bars, one per run."""
     pitch, top = 24, 34
     names = [name if len(name) <= LONG else name[: LONG - 1] + "…" for name in names]

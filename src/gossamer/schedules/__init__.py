@@ -1,6 +1,7 @@
 """Floor 4: when. One schedule per file, one import line here."""
 
 from gossamer.schedules.accelerated import Accelerated, Stage, stages
+from gossamer.schedules.backup_workers import BackupWorkers
 from gossamer.schedules.bmuf import BMUF
 from gossamer.schedules.by_speed import BySpeed
 from gossamer.schedules.cocod import CoCoD
@@ -8,7 +9,6 @@ from gossamer.schedules.delayed import Delayed
 from gossamer.schedules.eager import Eager
 from gossamer.schedules.easgd import EASGD
 from gossamer.schedules.every_step import EveryStep
-from gossamer.schedules.first import First
 from gossamer.schedules.gossip import Gossip
 from gossamer.schedules.hierarchical import Hierarchical
 from gossamer.schedules.inner_outer import InnerOuter
@@ -27,12 +27,12 @@ __all__ = [
     "BMUF",
     "EASGD",
     "Accelerated",
+    "BackupWorkers",
     "BySpeed",
     "CoCoD",
     "Delayed",
     "Eager",
     "EveryStep",
-    "First",
     "Gossip",
     "Hierarchical",
     "InnerOuter",

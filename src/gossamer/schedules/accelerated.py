@@ -7,15 +7,15 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import State
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import State
+from gossamer.core.constraints import Constraint, excludes, those
 from gossamer.core.contracts import Policy
 from gossamer.core.errors import AttachError
-from gossamer.core.loop import Loop, Place
+from gossamer.core.loop import BucketView, Loop
 from gossamer.core.parts import part, require
 from gossamer.core.schedule import Schedule, Share
-from gossamer.core.terms import Term, bars, those
-from gossamer.core.verbs import Descend, Program
-from gossamer.core.world import World
+from gossamer.core.verbs import OptimizerStep, Program
 
 
 @final
@@ -58,14 +58,14 @@ class Accelerated(Schedule):
         return super().traits | those(own_step=True)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         return (
-            bars(
+            excludes(
                 "memory",
                 because="{memory} under {schedule}: a gradient counts by the round it is taken in, and what a memory sends later "
                 "would count for more; leave the memory out",
             ),
-            bars(
+            excludes(
                 "directs",
                 because="{update} under {schedule}: the three sequences are made of gradients; leave the update out",
             ),
@@ -88,20 +88,20 @@ class Accelerated(Schedule):
             "drop" if key in ("x", "round", "middle") else "equal"
         )  # a new world starts from x_ag, at a stage's beginning
 
-    def judged(self, loop: Loop) -> list[Share]:
+    def consensus_share(self, loop: Loop) -> list[Share]:
         held = zip(loop.states, loop.parameters(), strict=True)
         return [Share(state.get("aggregate", x), torch.ones(())) for state, x in held]
 
     def step(self, loop: Loop) -> Program[None]:
         yield from loop.average_gradients()
-        if not (yield Descend()):
+        if not (yield OptimizerStep()):
             return
         loop.assign([self._moved(*given) for given in zip(loop.places, loop.parameters(), strict=True)])
         for place in loop.places:
             if place.narrow:  # what rounding left of x_md
                 place.states["schedule"]["middle"] = place.read()
 
-    def _moved(self, place: Place, descended: Tensor) -> Tensor:
+    def _moved(self, place: BucketView, descended: Tensor) -> Tensor:
         """The next x_md; `descended` is x_md - lr g, and x is written over it."""
         state, like = place.states["schedule"], place.layout.buffers.like
         round, stage = int(state.get("round", 1)), int(state.get("stage", 0))
@@ -117,8 +117,8 @@ class Accelerated(Schedule):
         state["round"], state["stage"] = torch.tensor(round), torch.tensor(stage)
         return _between(state, round, like(x))
 
-    def fits(self, world: World) -> None:
-        for optimizer in world.optimizers:
+    def fits(self, binding: Binding) -> None:
+        for optimizer in binding.optimizers:
             if not all(_is_sgd_without_momentum(group) for group in optimizer.param_groups):
                 raise AttachError(
                     f"{self} with {type(optimizer).__name__}: its rounds weigh the steps of plain SGD, and bring the momentum "

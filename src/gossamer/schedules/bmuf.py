@@ -4,12 +4,12 @@ from typing import Annotated, Literal, final
 
 import torch
 
+from gossamer.core.constraints import Constraint
 from gossamer.core.contracts import Policy
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
 from gossamer.core.schedule import Schedule, Share
-from gossamer.core.terms import Term
 from gossamer.core.verbs import Program
 from gossamer.schedules import shards
 from gossamer.schedules.slowmo import SlowMo
@@ -58,8 +58,8 @@ class BMUF(Schedule):
         require(self.rate > 0, f"bmuf: rate must be positive, got {self.rate}; 1 is usual, 0 would freeze the model")
 
     @property
-    def terms(self) -> tuple[Term, ...]:
-        return self._slow(0.0).terms
+    def constraints(self) -> tuple[Constraint, ...]:
+        return self._slow(0.0).constraints
 
     @property
     def period(self) -> int:
@@ -71,10 +71,10 @@ class BMUF(Schedule):
     def ends_round(self, step: int) -> bool:
         return step % self.every == 0
 
-    def equal(self, step: int) -> bool:
+    def is_synced(self, step: int) -> bool:
         return step % self.every == 0
 
-    def judged(self, loop: Loop) -> list[Share]:
+    def consensus_share(self, loop: Loop) -> list[Share]:
         """Without the look-ahead of Nesterov's form."""
         models, one = loop.parameters(), torch.ones(())
         if self.nesterov:

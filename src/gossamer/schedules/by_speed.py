@@ -6,17 +6,17 @@ from typing import Any, Literal, NamedTuple, final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import State
+from gossamer.core.bucket import State
+from gossamer.core.constraints import Constraint, excludes
 from gossamer.core.contracts import Policy
-from gossamer.core.halves import rest, until_descend
+from gossamer.core.load_balance import local_steps
 from gossamer.core.loop import Loop
-from gossamer.core.moments import Lap, ask, sent
 from gossamer.core.parts import part, require
 from gossamer.core.schedule import Schedule
-from gossamer.core.shares import local_steps
-from gossamer.core.terms import Term, bars
-from gossamer.core.verbs import Descend, Handle, Program, all_gather, join, now, start
-from gossamer.schedules.going_on import GoesOn
+from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
+from gossamer.core.stream_events import StepTimer, copied_to, read_numbers
+from gossamer.core.verbs import Handle, OptimizerStep, Program, all_gather, join, now, start
+from gossamer.schedules.wrapping import Wrapping
 
 Weighing = Literal["nova", "tokens", "equal"]
 LAPS = "by_speed"  # what a device is on its way through; it is beside the steps, and in no checkpoint
@@ -24,7 +24,7 @@ LAPS = "by_speed"  # what a device is on its way through; it is beside the steps
 
 @final
 @part("by_speed", sample="by_speed(local_sgd(8))")
-class BySpeed(GoesOn):
+class BySpeed(Wrapping):
     """Rounds of `then`, in which each rank takes as many local steps as it has time for while the fastest takes all of them.
 
     H_i = H t / t_i on rank i, for the t_i seconds of its step and the t of the fastest rank's: whole numbers, one at least, and
@@ -67,20 +67,20 @@ class BySpeed(GoesOn):
         )
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         learned = "{memory} under {schedule}: what ranks count changes with their speed, and it has learned the mean of before; "
         return (
-            *self.then.terms,
-            bars("control", because="{controller} under {schedule}: it goes by rounds of equal steps; drop it"),
-            bars(
+            *self.then.constraints,
+            excludes("control", because="{controller} under {schedule}: it goes by rounds of equal steps; drop it"),
+            excludes(
                 "votes",
                 because="{exchange} under {schedule}: what is multiplied has the same vote as before; use sign() with error_feedback()",
             ),
-            *([] if self.weigh == "equal" else [bars("remembers all", because=learned + "use error_feedback()")]),
+            *([] if self.weigh == "equal" else [excludes("remembers all", because=learned + "use error_feedback()")]),
         )
 
     @property
-    def counts_over(self) -> bool:
+    def skips_steps(self) -> bool:
         return True
 
     @property
@@ -93,14 +93,14 @@ class BySpeed(GoesOn):
     def ends_round(self, step: int) -> bool:
         return self.then.ends_round(step)
 
-    def equal(self, step: int) -> bool:
-        return self.then.equal(step)
+    def is_synced(self, step: int) -> bool:
+        return self.then.is_synced(step)
 
     # -- a step ----------------------------------------------------------------------------------------------------------
 
     def begin(self, loop: Loop) -> Program[None]:
         if LAPS not in loop.live:
-            loop.live[LAPS] = [Lap(loop.places[0].device, (yield from now()))]
+            loop.live[LAPS] = [StepTimer(loop.places[0].device, (yield from now()))]
 
     def step(self, loop: Loop) -> Program[None]:
         state, every = loop.states[0], self.then.period
@@ -109,27 +109,27 @@ class BySpeed(GoesOn):
         if by_speed:
             loop.count_on(pace.number(loop.step, every))
         steps = self.then.step(loop.counting(pace.counts if by_speed else 1.0))
-        yield from until_descend(steps)
-        descended = yield Descend()
+        yield from until_optimizer_step(steps)
+        descended = yield OptimizerStep()
         laps = _ended(loop.live, (yield from now()))
         pace = _timed(pace, laps)
         tells = loop.size > 1 and loop.step % every == 0
         told = (yield from self._tell(loop, pace)) if tells else None
-        yield from rest(steps, descended)
+        yield from after_optimizer_step(steps, descended)
         if told is not None:
             pace = self._plan(loop, pace, (yield from join(told)))
         state["pace"] = pace.kept()
-        laps.append(Lap(loop.places[0].device, (yield from now())))  # what was waited for is no computing
+        laps.append(StepTimer(loop.places[0].device, (yield from now())))  # what was waited for is no computing
 
     def _tell(self, loop: Loop, pace: "Pace") -> Program[Handle[list[Tensor]]]:
         """Start telling all ranks how fast this one is; it travels with the round's average."""
         mine = torch.tensor([pace.known(), loop.weight, pace.steps], dtype=torch.float64)
-        wire = sent(mine, loop.places[0].device).view(torch.uint8)
+        wire = copied_to(mine, loop.places[0].device).view(torch.uint8)
         return (yield from start(all_gather(wire), "pace", loop.step))
 
     def _plan(self, loop: Loop, pace: "Pace", answers: Sequence[Tensor]) -> "Pace":
         """The next round's; the average has landed, so that the host waits for its device no more."""
-        told = torch.tensor(ask(*(a.clone().view(torch.float64) for a in answers)), dtype=torch.float64)
+        told = torch.tensor(read_numbers(*(a.clone().view(torch.float64) for a in answers)), dtype=torch.float64)
         seconds, weights, before = told.view(-1, 3).t().tolist()
         steps = local_steps(self.then.period, seconds, [int(n) for n in before])
         own, mean = steps[loop.rank], sum(w * n for w, n in zip(weights, steps, strict=True)) / loop.size
@@ -137,15 +137,15 @@ class BySpeed(GoesOn):
         return Pace(float(own), counts, pace.known())
 
 
-def _ended(live: dict[str, Any], time: float) -> list[Lap]:
+def _ended(live: dict[str, Any], time: float) -> list[StepTimer]:
     """The laps that have not been looked at, of which the last ends now; none where this rank's first was not seen to begin."""
-    laps: list[Lap] = live.setdefault(LAPS, [])
+    laps: list[StepTimer] = live.setdefault(LAPS, [])
     if laps:
         laps[-1].end(time)
     return laps
 
 
-def _timed(pace: "Pace", laps: list[Lap]) -> "Pace":
+def _timed(pace: "Pace", laps: list[StepTimer]) -> "Pace":
     """What laps that are over have told; a device may still be on its way through the others."""
     while laps and (seconds := laps[0].seconds) is not None:
         pace = pace.timed(seconds)

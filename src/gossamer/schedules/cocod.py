@@ -10,7 +10,7 @@ from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.schedule import Schedule
-from gossamer.core.verbs import Descend, Program
+from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules.rounds import just_before_landing, lands, refuse_delay, remember_anchor
 
 
@@ -56,12 +56,12 @@ class CoCoD(Schedule):
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, self.delay)
 
-    def equal(self, step: int) -> bool:
+    def is_synced(self, step: int) -> bool:
         return self.delay == 0 and step % self.every == 0
 
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)
-        yield Descend()
+        yield OptimizerStep()
         if lands(loop.step, self.every, self.delay) and loop.in_flight():
             yield from self._land(loop)
         if loop.step % self.every:

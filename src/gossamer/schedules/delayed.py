@@ -6,12 +6,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block
-from gossamer.core.loop import Loop, Place
+from gossamer.core.bucket import Bucket
+from gossamer.core.constraints import Constraint, excludes, those
+from gossamer.core.loop import BucketView, Loop
 from gossamer.core.parts import part
 from gossamer.core.schedule import Schedule
-from gossamer.core.terms import Term, bars, those
-from gossamer.core.verbs import Descend, Program
+from gossamer.core.verbs import OptimizerStep, Program
 
 
 @final
@@ -53,9 +53,9 @@ class Delayed(Schedule):
         return super().traits | those(lags=True)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         because = "{update} under {schedule}: it makes a direction of every step's mean, and a step may have none; use every_step()"
-        return (bars("directs", because=because),)
+        return (excludes("directs", because=because),)
 
     @property
     def averages_gradients(self) -> bool:
@@ -72,13 +72,13 @@ class Delayed(Schedule):
 
     def step(self, loop: Loop) -> Program[None]:
         gradients: dict[int, Tensor] = loop.live.pop("gradients")
-        given = [Block(gradients[i], place.layout) for i, place in enumerate(loop.places)]
+        given = [Bucket(gradients[i], place.layout) for i, place in enumerate(loop.places)]
         loop.hand_over((yield from loop.land()))
-        if (yield Descend()):
+        if (yield OptimizerStep()):
             yield from loop.launch(_copies(given, loop.places))
 
 
-def _copies(given: Sequence[Block], places: Sequence[Place]) -> list[Tensor]:
+def _copies(given: Sequence[Bucket], places: Sequence[BucketView]) -> list[Tensor]:
     """The next gradients come while these are on their way. A controller may have cut the model anew when the mean landed."""
     if [block.layout.segments for block in given] == [place.layout.segments for place in places]:
         return [block.new().copy_(block.flat) for block in given]

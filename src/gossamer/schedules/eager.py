@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from gossamer.core.contracts import Policy
-from gossamer.core.loop import Loop, Place
+from gossamer.core.loop import BucketView, Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
 from gossamer.core.schedule import Schedule, Share
-from gossamer.core.verbs import Descend, Program
+from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules.rounds import OuterStep, differences, just_before_landing, remember_anchor
 
 
@@ -59,7 +59,7 @@ class Eager(Schedule):
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, None)
 
-    def judged(self, loop: Loop) -> list[Share] | None:
+    def consensus_share(self, loop: Loop) -> list[Share] | None:
         held = zip(loop.states, loop.parameters())
         return [Share(state.get("agreed", x), torch.ones(())) for state, x in held]
 
@@ -67,7 +67,7 @@ class Eager(Schedule):
         remember_anchor(loop, loop.parameters)
         for state in loop.states:
             state.setdefault("agreed", state["anchor"])
-        yield Descend()
+        yield OptimizerStep()
         if loop.step % self.every:
             return
         landed = loop.in_flight()
@@ -81,7 +81,7 @@ class Eager(Schedule):
         loop.write([s["anchor"] for s in loop.states])
         yield from loop.launch(given)
 
-    def _take(self, place: Place, mine: Tensor, mean: Tensor | None, size: int, lr: float) -> None:
+    def _take(self, place: BucketView, mine: Tensor, mean: Tensor | None, size: int, lr: float) -> None:
         """The outer step of a block, of this rank's own anchor and of the agreed one."""
         state, outer = place.states["schedule"], OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True)
         eager = torch.div(mine, size, out=place.layout.buffers.like(mine))

@@ -5,13 +5,13 @@ from typing import Annotated, final
 import torch
 from torch import Tensor
 
+from gossamer.core.binding import Binding
 from gossamer.core.errors import AttachError
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.schedule import Schedule, Share
-from gossamer.core.verbs import Descend, Program
-from gossamer.core.world import World
+from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules.rounds import just_before_landing, remember_anchor
 
 CENTRE = 0.9  # N alpha, unless alpha is given: how far the centre moves towards the mean
@@ -53,11 +53,11 @@ class EASGD(Schedule):
             "what they learned; None is 0.9 / N",
         )
 
-    def fits(self, world: World) -> None:
-        if self.alpha is not None and world.size * self.alpha > 1:
+    def fits(self, binding: Binding) -> None:
+        if self.alpha is not None and binding.size * self.alpha > 1:
             raise AttachError(
-                f"{self} on {world.size} ranks: N alpha is {world.size * self.alpha:.3g}, and above 1 the centre overshoots the "
-                f"mean and swings; use alpha={CENTRE / world.size:.3g}, or leave it out"
+                f"{self} on {binding.size} ranks: N alpha is {binding.size * self.alpha:.3g}, and above 1 the centre overshoots the "
+                f"mean and swings; use alpha={CENTRE / binding.size:.3g}, or leave it out"
             )
 
     @property
@@ -67,14 +67,14 @@ class EASGD(Schedule):
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, None)
 
-    def judged(self, loop: Loop) -> list[Share]:
+    def consensus_share(self, loop: Loop) -> list[Share]:
         """The centre is what ranks agree on; before the first step it is the model."""
         centres = [s.get("anchor", x) for s, x in zip(loop.states, loop.parameters())]
         return [Share(z, torch.ones(())) for z in centres]
 
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)
-        yield Descend()
+        yield OptimizerStep()
         if loop.step % self.every:
             return
         lost = loop.in_flight() and not (yield from self._land(loop))

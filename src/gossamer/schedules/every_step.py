@@ -6,14 +6,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket
+from gossamer.core.constraints import Constraint, excludes, those
 from gossamer.core.errors import AttachError
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.schedule import Schedule
-from gossamer.core.terms import Term, bars, those
-from gossamer.core.verbs import Descend, Program
-from gossamer.core.world import World
+from gossamer.core.verbs import OptimizerStep, Program
 
 
 @final
@@ -50,11 +50,11 @@ class EveryStep(Schedule):
         return super().traits | those(batch=True, own_step=self.l1 > 0)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         if not self.l1:
             return ()
         because = "{schedule} under {update}: the threshold follows the gradient's length, which is gone; leave l1 out"
-        return (bars("directs", because=because),)
+        return (excludes("directs", because=because),)
 
     @property
     def averages_gradients(self) -> bool:
@@ -78,13 +78,13 @@ class EveryStep(Schedule):
 
     def step(self, loop: Loop) -> Program[None]:
         yield from loop.average_gradients()
-        descended = yield Descend()
+        descended = yield OptimizerStep()
         if self.l1 and descended:
             thresholds = [gain * lr * self.l1 for gain, lr in zip(loop.gains, loop.lrs, strict=True)]
             loop.assign([_shrunk(*given) for given in zip(loop.blocks(), thresholds, strict=True)])
 
-    def fits(self, world: World) -> None:
-        others = [o for o in world.optimizers if not all(_is_sgd(group) for group in o.param_groups)]
+    def fits(self, binding: Binding) -> None:
+        others = [o for o in binding.optimizers if not all(_is_sgd(group) for group in o.param_groups)]
         if not self.l1 or not others:
             return
         raise AttachError(
@@ -94,7 +94,7 @@ class EveryStep(Schedule):
         )
 
 
-def _shrunk(block: Block, threshold: float) -> Tensor:
+def _shrunk(block: Bucket, threshold: float) -> Tensor:
     """Not torch's softshrink, whose zeros have a sign that depends on how many elements there are."""
     near = torch.clamp(block.flat, -threshold, threshold, out=block.new())
     return torch.sub(block.flat, near, out=near)

@@ -3,13 +3,13 @@
 from math import lcm
 from typing import Annotated, final
 
+from gossamer.core.constraints import Constraint
 from gossamer.core.contracts import Mixer
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.schedule import Schedule, Share
-from gossamer.core.terms import Term
-from gossamer.core.verbs import Descend, Program
+from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.mixers import PushSum
 from gossamer.schedules import mixing
 
@@ -71,7 +71,7 @@ class Gossip(Schedule):
         return True
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         return mixing.whole_models(
             "with changing neighbours the error does not vanish, and push-sum conserves mass per coordinate; drop the memory, or "
             "compress with gossip(choco(topk()))",
@@ -88,20 +88,20 @@ class Gossip(Schedule):
     def prelude(self) -> int:
         return max(self.warmup, self.mixer.prelude * self.every)
 
-    def equal(self, step: int) -> bool:
+    def is_synced(self, step: int) -> bool:
         return step <= self.warmup or (self.exact > 0 and step % self.exact == 0)
 
     def ends_round(self, step: int) -> bool:
         """Messages of a round have had their time just before they land."""
-        return self.equal(step) or (step + self.overlap) % self.every == 0
+        return self.is_synced(step) or (step + self.overlap) % self.every == 0
 
-    def judged(self, loop: Loop) -> list[Share]:
+    def consensus_share(self, loop: Loop) -> list[Share]:
         return mixing.shares(loop, self.mixer)
 
     def step(self, loop: Loop) -> Program[None]:
-        yield Descend()
+        yield OptimizerStep()
         round = loop.step // self.every - 1
-        if self.equal(loop.step):
+        if self.is_synced(loop.step):
             yield from mixing.agree(loop, self.mixer)
         elif loop.step % self.every:
             mixing.settle(loop, self.mixer)

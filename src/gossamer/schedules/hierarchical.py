@@ -4,27 +4,27 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, final
 
 from gossamer.codecs import FP32
-from gossamer.core.block import Block, State
-from gossamer.core.contracts import Context, Echo
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import Constraint, excludes
+from gossamer.core.contracts import Context, ReduceResult
 from gossamer.core.groups import within
-from gossamer.core.halves import rest, until_descend
 from gossamer.core.loop import Loop
 from gossamer.core.lossless import LosslessExchange
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.schedule import Schedule
-from gossamer.core.terms import Term, bars
-from gossamer.core.verbs import Descend, Program
+from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
+from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.exchanges import AllReduced
 from gossamer.exchanges.as_one import Node
-from gossamer.schedules.going_on import GoesOn
+from gossamer.schedules.wrapping import Wrapping
 
 _DENSE = AllReduced(FP32())
 
 
 @final
 @part("hierarchical", sample="hierarchical(2, 2, local_sgd(4))")
-class Hierarchical(GoesOn):
+class Hierarchical(Wrapping):
     """Every `near` steps, models of `ranks` neighbours are averaged densely; all ranks meet as `then` says.
 
     x_i = mean over i's group of x_j, after the optimizer's step and before whatever `then` does at it; each counts as much as its
@@ -62,17 +62,17 @@ class Hierarchical(GoesOn):
             "use local_sgd(...), slowmo(...) or another schedule of local steps",
         )
         require(
-            not self.then.counts_over,
+            not self.then.skips_steps,
             f"hierarchical: under {self.then} neighbours are at steps of their own between the ends of rounds, and would wait for one "
             "another for ever; take the rounds without by_speed",
         )
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         because = (
             "{controller} under {schedule}: models of a group move in between, and it sees nothing of that; drop it"
         )
-        return (*self.then.terms, bars("control", because=because))
+        return (*self.then.constraints, excludes("control", because=because))
 
     @property
     def prelude(self) -> int:
@@ -89,20 +89,20 @@ class Hierarchical(GoesOn):
     def ends_round(self, step: int) -> bool:
         return self.then.ends_round(step)
 
-    def equal(self, step: int) -> bool:
-        return self.then.equal(step)
+    def is_synced(self, step: int) -> bool:
+        return self.then.is_synced(step)
 
     def step(self, loop: Loop) -> Program[None]:
         steps = self.then.step(loop)
-        yield from until_descend(steps)
-        descended = yield Descend()
+        yield from until_optimizer_step(steps)
+        descended = yield OptimizerStep()
         if self._meets(loop.step) and min(loop.size, self.ranks) > 1:
             yield from self._average_inside(loop)
-        yield from rest(steps, descended)
+        yield from after_optimizer_step(steps, descended)
 
     def _meets(self, step: int) -> bool:
         """Whether a group averages after a step: not where more ranks do."""
-        more = step % self.then.period == 0 or self.then.equal(step)
+        more = step % self.then.period == 0 or self.then.is_synced(step)
         return (
             step % self.near == 0 and not more and not (isinstance(self.then, Hierarchical) and self.then._meets(step))
         )
@@ -112,7 +112,7 @@ class Hierarchical(GoesOn):
         if counts is None:
             return
         given = values if counts == 1 else [value.mul_(counts) for value in values]
-        loop.write((yield from loop.average_near(given, _Inside(self.ranks))))
+        loop.write((yield from loop.local_average(given, _Inside(self.ranks))))
 
     def _counts(self, loop: Loop) -> float | None:
         """What this rank counts where its group's count 1 on average; None where none of them counts anything."""
@@ -130,7 +130,7 @@ class _Inside(LosslessExchange):
 
     ranks: int
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         node = Node.of(context.rank, context.size, self.ranks)
         place = context._replace(rank=node.place, size=len(node.ranks))
         return (yield from within(_DENSE.average(block, state, place), node.ranks))

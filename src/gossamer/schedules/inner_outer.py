@@ -9,7 +9,7 @@ from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
 from gossamer.core.schedule import Schedule
-from gossamer.core.verbs import Descend, Program
+from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules.local_sgd import LocalSGD
 from gossamer.schedules.rounds import remember_anchor, return_to_anchor
 
@@ -56,7 +56,7 @@ class InnerOuter(Schedule):
     def ends_round(self, step: int) -> bool:
         return step % self.every == 0
 
-    def equal(self, step: int) -> bool:
+    def is_synced(self, step: int) -> bool:
         return step % self.every == 0
 
     def step(self, loop: Loop) -> Program[None]:
@@ -65,7 +65,7 @@ class InnerOuter(Schedule):
             return
         remember_anchor(loop, loop.parameters)
         before = loop.parameters()
-        yield Descend()
+        yield OptimizerStep()
         for state, x, after in zip(loop.states, before, loop.parameters(), strict=True):
             state["moved"] = torch.sub(x, after, out=after).add_(state.get("moved", 0.0))
         if loop.step % self.every:

@@ -2,11 +2,11 @@
 
 from typing import Annotated, final
 
+from gossamer.core.constraints import those
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.schedule import Schedule
-from gossamer.core.terms import those
 from gossamer.core.verbs import Program
 from gossamer.schedules.slowmo import SlowMo
 
@@ -52,7 +52,7 @@ class LocalSGD(Schedule):
     def ends_round(self, step: int) -> bool:
         return step <= self.warmup or step % self.every == 0
 
-    def equal(self, step: int) -> bool:
+    def is_synced(self, step: int) -> bool:
         return self.ends_round(step)
 
     def step(self, loop: Loop) -> Program[None]:

@@ -6,7 +6,7 @@ from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
 from gossamer.core.schedule import Schedule
-from gossamer.core.verbs import Descend, Program
+from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules.slowmo import SlowMo
 
 
@@ -51,11 +51,11 @@ class Lookahead(Schedule):
     def ends_round(self, step: int) -> bool:
         return step % self.every == 0
 
-    def equal(self, step: int) -> bool:
+    def is_synced(self, step: int) -> bool:
         return step % self.every == 0
 
     def step(self, loop: Loop) -> Program[None]:
         if loop.size == 1 and self.alpha == 1:
-            yield Descend()
+            yield OptimizerStep()
             return
         yield from SlowMo(self.every, beta=0.0, alpha=self.alpha).step(loop)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, Layout
+from gossamer.core.bucket import Bucket, Layout
 
 TINY = 1e-12  # directions whose mean is no longer cancel each other
 
@@ -43,5 +43,5 @@ class Merge(NamedTuple):
     def _turned(self, flat: Tensor, layout: Layout) -> list[Tensor]:
         if not self.radial:
             return []
-        views = Block(flat, layout).tensors()
+        views = Bucket(flat, layout).tensors()
         return [v for name, v in views if v.numel() and not any(fnmatchcase(name, p) for p in self.plain)]

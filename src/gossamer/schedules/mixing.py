@@ -6,21 +6,21 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import Constraint, excludes, requires
 from gossamer.core.contracts import Context, Mixer
 from gossamer.core.loop import Loop
 from gossamer.core.schedule import Share
-from gossamer.core.terms import Term, bars, needs
 from gossamer.core.verbs import Program
 
 
-def whole_models(partners: str, singled: str, compress: str) -> tuple[Term, ...]:
+def whole_models(partners: str, singled: str, compress: str) -> tuple[Constraint, ...]:
     """What bars a schedule in which whole models go from rank to rank: why no memory, why no rules, and how else to compress."""
     return (
-        bars("memory", because="{memory} under {schedule}: " + partners),
-        bars("singles out", because="{rules} cannot single out parameters under {schedule}: " + singled),
-        bars("control", because="{controller} has no knob to turn under {schedule}"),
-        needs("exact", because="{exchange} under {schedule} would send nothing: whole models go from " + compress),
+        excludes("memory", because="{memory} under {schedule}: " + partners),
+        excludes("singles out", because="{rules} cannot single out parameters under {schedule}: " + singled),
+        excludes("control", because="{controller} has no knob to turn under {schedule}"),
+        requires("exact", because="{exchange} under {schedule} would send nothing: whole models go from " + compress),
     )
 
 
@@ -30,7 +30,7 @@ def mix(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
     Two are on their way at any time: one travels and the next waits in its lane, and there need not be room for more.
     """
     blocks = [loop.part([i]) for i in range(len(loop.which))]
-    pushed = list[Block]()
+    pushed = list[Bucket]()
     for one, before in zip(blocks, [None, *blocks]):
         yield from _push(one, mixer, round, pushed)
         if before is not None:
@@ -90,17 +90,17 @@ def _shares(loop: Loop, mixer: Mixer) -> Iterator[Share]:
         yield Share(mixer.numerator(block, state), state.get("w", torch.ones(())))
 
 
-def _push(loop: Loop, mixer: Mixer, round: int, pushed: list[Block]) -> Program[None]:
+def _push(loop: Loop, mixer: Mixer, round: int, pushed: list[Bucket]) -> Program[None]:
     """`pushed` gets the blocks as they are, for nobody touches them before they land."""
 
-    def message(block: Block, state: State, context: Context) -> Program[list[Tensor]]:
+    def message(block: Bucket, state: State, context: Context) -> Program[list[Tensor]]:
         pushed.append(block)
         return mixer.push(block, state, context, round)
 
     yield from loop.post(message)
 
 
-def _land(loop: Loop, mixer: Mixer, pushed: Sequence[Block]) -> Program[None]:
+def _land(loop: Loop, mixer: Mixer, pushed: Sequence[Bucket]) -> Program[None]:
     for i, wires in enumerate((yield from loop.collect())):
         _write(loop.part([i]), mixer, pushed[i], wires)
 
@@ -114,7 +114,7 @@ def _absorb(loop: Loop, mixer: Mixer, arrived: Sequence[Sequence[Tensor]]) -> It
         yield from [_write(one, mixer, one.blocks()[0], wires)] if followed is None else followed
 
 
-def _write(one: Loop, mixer: Mixer, block: Block, wires: Sequence[Tensor]) -> Tensor:
+def _write(one: Loop, mixer: Mixer, block: Bucket, wires: Sequence[Tensor]) -> Tensor:
     """One block absorbs what came; returns its model as the parameters took it."""
     (state,) = one.mixing
     (taken,) = one.write([mixer.absorb(block, state, wires)])

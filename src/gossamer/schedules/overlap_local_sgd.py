@@ -9,7 +9,7 @@ from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
 from gossamer.core.schedule import Schedule
-from gossamer.core.verbs import Descend, Program
+from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules.rounds import (
     differences,
     just_before_landing,
@@ -77,12 +77,12 @@ class OverlapLocalSGD(Schedule):
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, self.delay)
 
-    def equal(self, step: int) -> bool:
+    def is_synced(self, step: int) -> bool:
         return self.delay == 0 and self.alpha == 1 and step % self.every == 0
 
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)
-        yield Descend()
+        yield OptimizerStep()
         held: list[Tensor] | None = None
         if self.delay != 0 and lands(loop.step, self.every, self.delay):
             held = yield from self._pull(loop)

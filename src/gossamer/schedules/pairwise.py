@@ -6,19 +6,19 @@ from typing import Annotated, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import Constraint
 from gossamer.core.contracts import Context, Topology
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.schedule import Schedule, Share
-from gossamer.core.terms import Term
 from gossamer.core.topology import rounds, sides
-from gossamer.core.verbs import Descend, Program, all_reduce, start
-from gossamer.core.world import World
+from gossamer.core.verbs import OptimizerStep, Program, all_reduce, start
 from gossamer.mixers.weights import refuse_directed
-from gossamer.schedules import meetings, mixing
-from gossamer.schedules.meetings import Desk
+from gossamer.schedules import mixing, pair_server
+from gossamer.schedules.pair_server import PairServer
 from gossamer.topologies import Bipartite
 
 
@@ -77,11 +77,11 @@ class Pairwise(Schedule):
         return True
 
     @property
-    def own_pace(self) -> bool:
+    def is_async(self) -> bool:
         return True
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         return mixing.whole_models(
             "partners change, and what one of them did not get another would; drop the memory, or compress with "
             "gossip(choco(topk()))",
@@ -100,15 +100,15 @@ class Pairwise(Schedule):
     def ends_round(self, step: int) -> bool:
         return step % self.every == 0
 
-    def fits(self, world: World) -> None:
-        super().fits(world)
-        if world.size > 1:
-            refuse_directed(self, self.topology, world.size, "bipartite()")
-            sides(self.topology, world.size)
+    def fits(self, binding: Binding) -> None:
+        super().fits(binding)
+        if binding.size > 1:
+            refuse_directed(self, self.topology, binding.size, "bipartite()")
+            sides(self.topology, binding.size)
 
-    def judged(self, loop: Loop) -> list[Share]:
+    def consensus_share(self, loop: Loop) -> list[Share]:
         """With what this rank owes its model: answers that have come, and those that it gave."""
-        desk: Desk = loop.live.get("desk") or self._desk(loop)
+        desk: PairServer = loop.live.get("desk") or self._desk(loop)
         return [Share(model, torch.ones(())) for model in desk.models()]
 
     def begin(self, loop: Loop) -> Program[None]:
@@ -118,8 +118,8 @@ class Pairwise(Schedule):
 
     def step(self, loop: Loop) -> Program[None]:
         yield from self.begin(loop)  # where no forward pass was seen
-        yield Descend()
-        desk: Desk = loop.live["desk"]
+        yield OptimizerStep()
+        desk: PairServer = loop.live["desk"]
         if desk.serves:
             yield from desk.take()
             return
@@ -145,37 +145,37 @@ class Pairwise(Schedule):
     def leave(self, loop: Loop) -> Program[None]:
         """Who asks says goodbye; who answers goes on until all have."""
         yield from self.begin(loop)
-        desk: Desk = loop.live["desk"]
+        desk: PairServer = loop.live["desk"]
         if not desk.serves:
-            yield from start(meetings.goodbye(desk.near, loop.places[0].device), "goodbye", lane=self.lane)
+            yield from start(pair_server.send_shutdown(desk.near, loop.places[0].device), "goodbye", lane=self.lane)
 
     def _tell(self, loop: Loop, so: bool) -> Program[bool]:
         """Whether it is so on any rank, which is known when all have said it."""
         flag = torch.tensor([float(so)], device=loop.places[0].device)
         return bool((yield from all_reduce(flag, "max")))
 
-    def _desk(self, loop: Loop) -> Desk:
+    def _desk(self, loop: Loop) -> PairServer:
         asking, _ = sides(self.topology, loop.size)
-        return Desk(loop, self._near(loop.rank, loop.size), loop.rank not in asking, self.lane)
+        return PairServer(loop, self._near(loop.rank, loop.size), loop.rank not in asking, self.lane)
 
     def _near(self, rank: int, size: int) -> list[int]:
         """Its neighbours, each as often as there are rounds in which it is one."""
         return [other for round in rounds(self.topology, size) for other in self.topology.peers(rank, size, round).to]
 
-    def _meet(self, block: Block, state: State, context: Context, index: int) -> Program[list[Tensor]]:
+    def _meet(self, block: Bucket, state: State, context: Context, index: int) -> Program[list[Tensor]]:
         """What a rank says in a meeting that it asks for; of one that only answers, what it says in one (to be counted)."""
-        partner, model = self._partner(context), meetings.whole(block, state)
+        partner, model = self._partner(context), pair_server.model_with_residual(block, state)
         if partner is None:
             return _nothing()
         asking, _ = sides(self.topology, context.size)
         if context.rank in asking:
-            return _as_wire(meetings.ask(partner, index, model))
-        return _unheard(meetings.answer(partner, meetings.length_of(model), lambda theirs: model))
+            return _as_wire(pair_server.ask(partner, index, model))
+        return _unheard(pair_server.answer(partner, pair_server.length_of(model), lambda theirs: model))
 
     def _partner(self, context: Context) -> int | None:
         """Drawn evenly, or the next round's: nobody, perhaps."""
         if self.partners == "random":
-            near, (u,) = self._near(context.rank, context.size), context.dice.uniform("partner", 1).tolist()
+            near, (u,) = self._near(context.rank, context.size), context.rng.uniform("partner", 1).tolist()
             return near[int(u * len(near))]
         number = context.step // self.every - 1
         to = self.topology.peers(context.rank, context.size, number).to

@@ -2,17 +2,17 @@
 
 from typing import final
 
+from gossamer.core.constraints import Constraint, excludes
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.schedule import Schedule
-from gossamer.core.terms import Term, bars
-from gossamer.core.verbs import Descend, Program
-from gossamer.schedules.going_on import GoesOn
+from gossamer.core.verbs import OptimizerStep, Program
+from gossamer.schedules.wrapping import Wrapping
 
 
 @final
 @part("post_local", sample="post_local(2, local_sgd(4))")
-class PostLocal(GoesOn):
+class PostLocal(Wrapping):
     """For `steps` steps gradients are averaged, as in synchronous training; from then on it is `then`.
 
     The steps are those up to the first cut of the learning rate, usually. All ranks hold one model when `then` begins, which
@@ -43,13 +43,15 @@ class PostLocal(GoesOn):
         )
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         units = "a residual of gradients is none of models, and would be lost or counted wrongly at the change; "
         return (
-            *self.then.terms,
-            bars("memory", because="{memory} under {schedule}: " + units + "drop the memory, and use scatter(qsgd())"),
-            bars("own feedback", because="{exchange} under {schedule}: " + units + "leave feedback out"),
-            bars("control", because="{controller} under {schedule} would take gradients and models for the same"),
+            *self.then.constraints,
+            excludes(
+                "memory", because="{memory} under {schedule}: " + units + "drop the memory, and use scatter(qsgd())"
+            ),
+            excludes("own feedback", because="{exchange} under {schedule}: " + units + "leave feedback out"),
+            excludes("control", because="{controller} under {schedule} would take gradients and models for the same"),
         )
 
     @property
@@ -62,12 +64,12 @@ class PostLocal(GoesOn):
     def ends_round(self, step: int) -> bool:
         return self.averages(step) or self.then.ends_round(step)
 
-    def equal(self, step: int) -> bool:
-        return self.averages(step) or self.then.equal(step)
+    def is_synced(self, step: int) -> bool:
+        return self.averages(step) or self.then.is_synced(step)
 
     def step(self, loop: Loop) -> Program[None]:
         if not self.averages(loop.step):
             yield from self.then.step(loop)
             return
         yield from loop.average_gradients()
-        yield Descend()
+        yield OptimizerStep()

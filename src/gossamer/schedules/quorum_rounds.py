@@ -6,18 +6,18 @@ from typing import Annotated, ClassVar, Literal, final
 
 import torch
 
+from gossamer.core.binding import Binding
+from gossamer.core.constraints import Constraint, excludes
 from gossamer.core.contracts import Policy
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
 from gossamer.core.schedule import Schedule
-from gossamer.core.terms import Term, bars
-from gossamer.core.verbs import Descend, Program, all_reduce
-from gossamer.core.world import World
+from gossamer.core.verbs import OptimizerStep, Program, all_reduce
 from gossamer.schedules import fragments as pieces
-from gossamer.schedules.closing import Rule
-from gossamer.schedules.learners import Learner
+from gossamer.schedules.async_worker import AsyncWorker
 from gossamer.schedules.merging import Merge
+from gossamer.schedules.round_closer import ClosingRule
 from gossamer.schedules.rounds import OuterStep, remember_anchor
 from gossamer.schedules.streaming import fragments_of
 
@@ -117,29 +117,29 @@ class QuorumRounds(Schedule):
         return self.weigh == "equal"
 
     @property
-    def own_pace(self) -> bool:
+    def is_async(self) -> bool:
         return True
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         return (
-            bars(
+            excludes(
                 "remembers all",
                 because="{memory} under {schedule}: it keeps the mean of what all ranks have sent, and here the latest are left out; "
                 "use error_feedback()",
             ),
-            bars(
+            excludes(
                 "control",
                 because="{controller} under {schedule}: ranks count steps of their own, so that no decision finds them all at "
                 "one; drop it, or use diloco",
             ),
         )
 
-    def fits(self, world: World) -> None:
-        super().fits(world)
+    def fits(self, binding: Binding) -> None:
+        super().fits(binding)
         require(
-            world.trains_alone or self.quorum <= world.size,
-            f"quorum_rounds(quorum={self.quorum}) on {world.size} ranks: so many will never answer; use at most {world.size}",
+            binding.trains_alone or self.quorum <= binding.size,
+            f"quorum_rounds(quorum={self.quorum}) on {binding.size} ranks: so many will never answer; use at most {binding.size}",
         )
 
     @property
@@ -162,29 +162,29 @@ class QuorumRounds(Schedule):
     def begin(self, loop: Loop) -> Program[None]:
         if loop.size > 1 and "learner" not in loop.live:
             remember_anchor(loop, loop.parameters)
-            loop.live["learner"] = learner = Learner(loop, fragments_of(loop), self._rule(), self.lane)
+            loop.live["learner"] = learner = AsyncWorker(loop, fragments_of(loop), self._rule(), self.lane)
             yield from learner.open()
 
     def step(self, loop: Loop) -> Program[None]:
         yield from self.begin(loop)  # where no forward pass was seen
-        yield Descend()
-        learner: Learner = loop.live["learner"]
+        yield OptimizerStep()
+        learner: AsyncWorker = loop.live["learner"]
         yield from learner.step_is_done()
 
     def rest(self, loop: Loop) -> Program[None]:
         if "learner" in loop.live:
-            learner: Learner = loop.live["learner"]
+            learner: AsyncWorker = loop.live["learner"]
             yield from learner.rest()
 
     def reopen(self, loop: Loop) -> Program[None]:
         if "learner" in loop.live:
-            learner: Learner = loop.live["learner"]
+            learner: AsyncWorker = loop.live["learner"]
             yield from learner.take_over()
 
     def quiesce(self, loop: Loop) -> Program[None]:
         """All ranks come, and answer while they wait; then nobody opens a round any more, and what is open is settled."""
         if "learner" in loop.live:
-            learner: Learner = loop.live["learner"]
+            learner: AsyncWorker = loop.live["learner"]
             yield from learner.surviving(partial(self._come_together, loop))
         elif loop.size > 1:
             yield from self._come_together(loop)
@@ -192,7 +192,7 @@ class QuorumRounds(Schedule):
     def outlive(self, loop: Loop, failure: Exception) -> Program[None]:
         if "learner" not in loop.live:
             raise failure
-        learner: Learner = loop.live["learner"]
+        learner: AsyncWorker = loop.live["learner"]
         yield from learner.outlive(failure)
 
     def _come_together(self, loop: Loop) -> Program[None]:
@@ -202,11 +202,11 @@ class QuorumRounds(Schedule):
         said = int((yield from all_reduce(flag, "max")))
         if said:
             yield from self.begin(loop)  # on a rank that has never trained
-            learner: Learner = loop.live["learner"]
+            learner: AsyncWorker = loop.live["learner"]
             yield from learner.settle(said)
 
-    def _rule(self) -> Rule:
-        return Rule(
+    def _rule(self) -> ClosingRule:
+        return ClosingRule(
             self.slot,
             self.quorum,
             self.least,

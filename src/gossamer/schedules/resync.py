@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal, final
 import torch
 
 from gossamer.codecs import FP32
+from gossamer.core.binding import Binding
+from gossamer.core.constraints import Constraint, requires, those
 from gossamer.core.errors import AttachError
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange
 from gossamer.core.schedule import Schedule, Share
-from gossamer.core.terms import Term, needs, those
-from gossamer.core.verbs import Descend, Program
-from gossamer.core.world import World
+from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.exchanges import AllReduced
 
 _DENSE = AllReduced(FP32())
@@ -54,17 +54,17 @@ class Resync(Schedule):
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(reunites=True)
+        return super().traits | those(resyncs=True)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         if self.sync == "average":
             return ()
         because = (
             "{schedule} pays what a memory owes as a step of plain SGD, and {memory} does not say it in such steps; use "
             "own_gradient(units='update'), or sync='average'"
         )
-        return (needs("owes steps", because=because),)
+        return (requires("owes steps", because=because),)
 
     @property
     def averages_gradients(self) -> bool:
@@ -74,20 +74,20 @@ class Resync(Schedule):
     def period(self) -> int:
         return self.every
 
-    def reunites(self, step: int) -> bool:
+    def resyncs(self, step: int) -> bool:
         return step % self.every == 0
 
-    def judged(self, loop: Loop) -> list[Share] | None:
+    def consensus_share(self, loop: Loop) -> list[Share] | None:
         return [Share(x, torch.ones(())) for x in loop.parameters()]
 
     def step(self, loop: Loop) -> Program[None]:
         yield from loop.average_gradients()
-        yield Descend()
+        yield OptimizerStep()
         if loop.step % self.every or loop.size == 1:
             return
         values = loop.parameters()
         if self.sync == "flush":
-            for x, owed in zip(values, loop.debts(), strict=True):
+            for x, owed in zip(values, loop.residuals(), strict=True):
                 x.sub_(owed, alpha=1 - 1 / loop.size)
         means = yield from loop.average(values, over=_DENSE)
         if means is None:
@@ -98,10 +98,10 @@ class Resync(Schedule):
         if self.buffers == "average":
             yield from loop.average_optimizer()
 
-    def fits(self, world: World) -> None:
+    def fits(self, binding: Binding) -> None:
         if self.sync == "average":
             return
-        for optimizer in world.optimizers:
+        for optimizer in binding.optimizers:
             if not all(_is_plain_sgd(group) for group in optimizer.param_groups):
                 raise AttachError(
                     f"{self} with {type(optimizer).__name__}: a flush is exact only for x - lr g, which is torch.optim.SGD "

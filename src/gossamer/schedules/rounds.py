@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Layout, State
-from gossamer.core.loop import Loop, Place
+from gossamer.core.bucket import Layout, State
+from gossamer.core.loop import BucketView, Loop
 from gossamer.core.parts import require
 from gossamer.core.schedule import Schedule
-from gossamer.core.verbs import Descend, Program
+from gossamer.core.verbs import OptimizerStep, Program
 
 
 class OuterStep(NamedTuple):
@@ -25,7 +25,7 @@ class OuterStep(NamedTuple):
     by_lr: bool = True
     nesterov: bool = False
 
-    def take(self, place: Place, moved: Tensor, lr: float) -> None:
+    def take(self, place: BucketView, moved: Tensor, lr: float) -> None:
         """Move one block's anchor; `moved` is given away."""
         self.follow(place.states["schedule"], place.layout, moved, lr)
 
@@ -49,7 +49,7 @@ class LocalSteps(Schedule):
         return True
 
     def step(self, loop: Loop) -> Program[None]:
-        yield Descend()
+        yield OptimizerStep()
 
 
 def slow_velocity(state: State, moved: Tensor, lr: float, beta: float, by_lr: bool) -> Tensor:

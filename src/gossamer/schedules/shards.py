@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from gossamer.codecs import FP32
-from gossamer.core.block import Block, Draft, Layout, State
-from gossamer.core.contracts import Context, Echo
-from gossamer.core.loop import Loop, Place
+from gossamer.core.bucket import Bucket, Layout, PendingState, State
+from gossamer.core.constraints import excludes, requires
+from gossamer.core.contracts import Context, ReduceResult
+from gossamer.core.loop import BucketView, Loop
 from gossamer.core.lossless import LosslessExchange
-from gossamer.core.terms import bars, needs
 from gossamer.core.verbs import Program
 from gossamer.core.wire import take
 from gossamer.exchanges.scatter import to_all, to_owners
@@ -25,21 +25,21 @@ from gossamer.schedules.rounds import OuterStep
 _DENSE = FP32()
 
 TERMS = (
-    needs(
+    requires(
         "exact",
         because="{schedule} over {exchange}: ranks keep no anchor to send differences from, and send models, of which the codec "
         "would lose too much; use allreduce(fp32()), or leave sharded out",
     ),
-    bars(
+    excludes(
         "memory",
         because="{memory} under {schedule}: models travel as they are, and nothing of them is held back; leave the memory out",
     ),
-    bars(
+    excludes(
         "two levels",
         because="{exchange} under {schedule}: models go from each rank to every owner, past the levels; leave the nodes out, or "
         "sharded",
     ),
-    bars(
+    excludes(
         "control",
         because="{controller} under {schedule}: it may cut the model into other blocks, of which every rank owns other elements; "
         "drop it, or leave sharded out",
@@ -52,7 +52,7 @@ class Owner:
     """A rank as the owner of one chunk: what it keeps of it, and the step that it takes; without one the anchor stays."""
 
     def __init__(self, state: State, step: OuterStep | None, rate: float) -> None:
-        self.draft, self._step, self._rate = Draft(state), step, rate
+        self.draft, self._step, self._rate = PendingState(state), step, rate
 
     @property
     def anchor(self) -> Tensor:
@@ -72,7 +72,7 @@ class _ByOwners(LosslessExchange):
     alike: bool
     owners: Mapping[Layout, Owner] = field(compare=False)  # none on paper, where bytes are counted
 
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]:
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         chunks = block.chunks(context.size)
         mine = chunks[context.rank]
         owner = self.owners.get(block.layout) or Owner({"anchor": mine.flat.clone()}, None, 0.0)
@@ -88,11 +88,11 @@ class _ByOwners(LosslessExchange):
             parts[j].flat.copy_(_numbers(wire, parts[j].layout))
 
         yield from to_all(_DENSE, wire, [c.layout for c in chunks], fill)
-        return Echo(anchor, lambda into, weight: None)
+        return ReduceResult(anchor, lambda into, weight: None)
 
 
 def _add_theirs(
-    chunks: Sequence[Block], anchor: Tensor, moved: Tensor, state: State, context: Context
+    chunks: Sequence[Bucket], anchor: Tensor, moved: Tensor, state: State, context: Context
 ) -> Program[None]:
     """What this rank moved of its chunk becomes the mean of what all did."""
     theirs = chunks[context.rank].new()
@@ -118,13 +118,13 @@ def remember(loop: Loop, held: Callable[[], Sequence[Tensor]]) -> None:
         place.states["schedule"].setdefault("anchor", own)
 
 
-def add_own(model: Tensor, shard: Tensor, times: float, loop: Loop, place: Place) -> None:
+def add_own(model: Tensor, shard: Tensor, times: float, loop: Loop, place: BucketView) -> None:
     """Add what this rank keeps to its chunk of a model."""
     _own(model, loop, place).add_(shard, alpha=times)
 
 
-def _own(model: Tensor, loop: Loop, place: Place) -> Tensor:
-    return Block(model, place.layout).chunks(loop.size)[loop.rank].flat
+def _own(model: Tensor, loop: Loop, place: BucketView) -> Tensor:
+    return Bucket(model, place.layout).chunks(loop.size)[loop.rank].flat
 
 
 def close_round(loop: Loop, held: Sequence[Tensor], step: OuterStep, alike: bool) -> Program[bool]:
@@ -132,7 +132,7 @@ def close_round(loop: Loop, held: Sequence[Tensor], step: OuterStep, alike: bool
     owners = _owners(loop, step)
     over = _ByOwners(alike, owners)
     if alike:
-        anchors = yield from loop.average_near(held, over)
+        anchors = yield from loop.local_average(held, over)
     else:
         anchors = yield from loop.average(held, over)
     if anchors is not None:
@@ -145,7 +145,7 @@ def close_round(loop: Loop, held: Sequence[Tensor], step: OuterStep, alike: bool
 
 
 def _as_it_was(loop: Loop) -> Program[list[Tensor]]:
-    return (yield from loop.average_near(loop.parameters(), _ByOwners(True, _owners(loop, None))))
+    return (yield from loop.local_average(loop.parameters(), _ByOwners(True, _owners(loop, None))))
 
 
 def _owners(loop: Loop, step: OuterStep | None) -> dict[Layout, Owner]:

@@ -5,18 +5,18 @@ from typing import Annotated, Literal, final
 
 from torch import Tensor
 
+from gossamer.core.binding import Binding
+from gossamer.core.constraints import Constraint, those
 from gossamer.core.contracts import Mixer, Policy
 from gossamer.core.errors import AttachError
-from gossamer.core.halves import rest, until_descend
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
 from gossamer.core.schedule import Schedule, Share
-from gossamer.core.terms import Term, those
-from gossamer.core.verbs import Descend, Program
-from gossamer.core.world import World
+from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
+from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules import mixing, shards
-from gossamer.schedules.apart import growth
+from gossamer.schedules.divergence_bound import divergence_rate
 from gossamer.schedules.gossip import Gossip
 from gossamer.schedules.rounds import LocalSteps, OuterStep, differences, remember_anchor, return_to_anchor
 
@@ -116,8 +116,8 @@ class SlowMo(Schedule):
         return super().traits | those(rounds=self.average and self.inner is None)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
-        terms = self.base.terms if self.base.averages_gradients or not self.average else ()
+    def constraints(self) -> tuple[Constraint, ...]:
+        terms = self.base.constraints if self.base.averages_gradients or not self.average else ()
         return (*terms, *shards.TERMS) if self.sharded else terms
 
     @property
@@ -156,20 +156,20 @@ class SlowMo(Schedule):
     def ends_round(self, step: int) -> bool:
         return step % self.every == 0 or (self.inner is not None and self.base.ends_round(step))
 
-    def equal(self, step: int) -> bool:
-        return self.base.equal(step) or (self.average and step % self.every == 0)
+    def is_synced(self, step: int) -> bool:
+        return self.base.is_synced(step) or (self.average and step % self.every == 0)
 
-    def judged(self, loop: Loop) -> list[Share] | None:
-        return self.base.judged(loop)
+    def consensus_share(self, loop: Loop) -> list[Share] | None:
+        return self.base.consensus_share(loop)
 
     # -- a step ----------------------------------------------------------------------------------------------------------
 
     def step(self, loop: Loop) -> Program[None]:
         self._remember(loop)
         steps = self.base.step(loop)
-        yield from until_descend(steps)
-        descended = yield Descend()
-        yield from rest(steps, descended)
+        yield from until_optimizer_step(steps)
+        descended = yield OptimizerStep()
+        yield from after_optimizer_step(steps, descended)
         if loop.step % self.every or (self.base.averages_gradients and not descended):
             return  # what all ranks left out leaves no trace, and the round goes on
         yield from self.base.close(loop)
@@ -187,7 +187,7 @@ class SlowMo(Schedule):
     def _close_round(self, loop: Loop) -> Program[bool]:
         """The outer step; False where the average is not finite, and all are back at the anchor."""
         if self.sharded and loop.size > 1:
-            return (yield from shards.close_round(loop, self._held(loop), self._outer, self.base.equal(loop.step)))
+            return (yield from shards.close_round(loop, self._held(loop), self._outer, self.base.is_synced(loop.step)))
         means = yield from self._moved(loop)
         for place, mean, lr in zip(loop.places, means or [], loop.lrs):
             self._outer.take(place, mean, lr)
@@ -201,7 +201,7 @@ class SlowMo(Schedule):
     def _moved(self, loop: Loop) -> Program[list[Tensor] | None]:
         """How far ranks have moved away from the anchor on average; or this one, where all are equal or for themselves."""
         moved = differences(loop, self._held(loop))
-        if not self.average or loop.size == 1 or self.base.equal(loop.step):
+        if not self.average or loop.size == 1 or self.base.is_synced(loop.step):
             return moved
         return (yield from loop.average(moved))
 
@@ -210,13 +210,13 @@ class SlowMo(Schedule):
         mixer = self.base.drives
         return loop.parameters() if mixer is None else mixing.numerators(loop, mixer)
 
-    def fits(self, world: World) -> None:
-        super().fits(world)
-        if self.average or world.size == 1:
+    def fits(self, binding: Binding) -> None:
+        super().fits(binding)
+        if self.average or binding.size == 1:
             return
-        largest = growth(self._outer, self.base, self.every, world.size)
+        largest = divergence_rate(self._outer, self.base, self.every, binding.size)
         if largest > STABLE:
             raise AttachError(
-                f"{self} on {world.size} ranks: without an average ranks part from each other {largest:.3g} times as far at every "
+                f"{self} on {binding.size} ranks: without an average ranks part from each other {largest:.3g} times as far at every "
                 f"round as at the one before; use more steps a round, a topology of more peers, a smaller beta, or average=True"
             )

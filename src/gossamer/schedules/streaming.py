@@ -5,12 +5,12 @@ from typing import Annotated, Literal, final
 
 import torch
 
+from gossamer.core.constraints import Constraint, excludes
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
 from gossamer.core.schedule import Schedule
-from gossamer.core.terms import Term, bars
-from gossamer.core.verbs import Descend, Program
+from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules import fragments as pieces
 from gossamer.schedules.rounds import (
     OuterStep,
@@ -104,14 +104,14 @@ class Streaming(Schedule):
         return g * (1 - (1 - self.mixing) * self.delay / self.every) / (1 - self.mixing + self.mixing * g)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         if self._is_whole:
             return ()
         because = (
             "{controller} under {schedule}: it goes by means of whole models, and here a fragment lands at a time; drop it, or "
             "use diloco"
         )
-        return (bars("control", because=because),)
+        return (excludes("control", because=because),)
 
     @property
     def _is_whole(self) -> bool:
@@ -124,7 +124,7 @@ class Streaming(Schedule):
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, self.delay)
 
-    def equal(self, step: int) -> bool:
+    def is_synced(self, step: int) -> bool:
         return self._is_whole and self.delay == 0 and self.mixing == 0 and step % self.every == 0
 
     def fragment_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, int]:
@@ -141,7 +141,7 @@ class Streaming(Schedule):
 
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)
-        yield Descend()
+        yield OptimizerStep()
         parts = fragments_of(loop)
         since = [loop.step - self.every * (p + 1) // len(parts) for p in range(len(parts))]
         for fragment, steps in zip(parts, since):

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from gossamer.codecs import FP32
+from gossamer.core.constraints import Constraint, excludes, those
 from gossamer.core.contracts import StepsApart
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.schedule import Schedule
-from gossamer.core.terms import Term, bars, those
-from gossamer.core.verbs import Descend, Program
+from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.exchanges import AllReduced
 from gossamer.schedules.rounds import differences, remember_anchor
 
@@ -30,12 +30,12 @@ class ZeroOne(Schedule):
     doubles. With kappa 16 they are 96 of the first 1000 steps, and 148 of 10 000.
 
     After that every rank steps on its own gradients, and ranks meet at the steps of T_u: at first at every one, and after
-    every `scaler` steps half as often, up to every `clipper`-th. What travels is what an update such as adam_frozen() says that
+    every `scaler` steps half as often, up to every `clipper`-th. What travels is what an update such as zero_one_adam_update() says that
     its steps came to, and all go on from where they met last; under another update, or none, the models' differences. The
     optimizer's weight decay is taken from the model that they met at, exactly as each rank took it. What a memory owes is
     forgotten at the freeze: it was owed of gradients.
 
-    Use: with adam_frozen(), over signs with error feedback; the preset `zero_one_adam` is all of it. Let `freeze` be the end
+    Use: with zero_one_adam_update(), over signs with error feedback; the preset `zero_one_adam` is all of it. Let `freeze` be the end
     of the learning rate's warm-up, and `scaler` the steps in which the rate halves.
 
     Not for: short runs, most of whose steps come before the freeze and are sent at every step.
@@ -44,9 +44,9 @@ class ZeroOne(Schedule):
     exchange's bytes once a round. Memory: one copy of the model, from the freeze on.
 
     >>> few = ZeroOne(1000)
-    >>> [step for step in range(1, 60) if not few.coarse(step)][14:]
+    >>> [step for step in range(1, 60) if not few.is_compressed(step)][14:]
     [15, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42, 44, 46, 48, 52, 56]
-    >>> sum(not few.coarse(step) for step in range(1, 1001))
+    >>> sum(not few.is_compressed(step) for step in range(1, 1001))
     96
 
     Paper: Lu, Li, Zhang, De Sa, He, Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam, ICLR 2023.
@@ -75,9 +75,9 @@ class ZeroOne(Schedule):
         return super().traits | those(meets=True)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         because = "{controller} under {schedule} would take gradients and models for the same; leave it out"
-        return (bars("control", because=because),)
+        return (excludes("control", because=because),)
 
     @property
     def works_alone(self) -> bool:
@@ -98,7 +98,7 @@ class ZeroOne(Schedule):
     def averages(self, step: int) -> bool:
         return step <= self.freeze
 
-    def coarse(self, step: int) -> bool:
+    def is_compressed(self, step: int) -> bool:
         return self.averages(step) and not _is_of_growing_intervals(step, self.kappa)
 
     def ends_round(self, step: int) -> bool:
@@ -107,20 +107,20 @@ class ZeroOne(Schedule):
         doublings = min((step - self.freeze - 1) // self.scaler, self.clipper.bit_length())
         return step % min(2**doublings, self.clipper) == 0
 
-    def equal(self, step: int) -> bool:
+    def is_synced(self, step: int) -> bool:
         return self.ends_round(step)
 
     def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
-        yield from loop.send(index, flat, None if self.coarse(loop.step) else _DENSE)
+        yield from loop.send(index, flat, None if self.is_compressed(loop.step) else _DENSE)
 
     def step(self, loop: Loop) -> Program[None]:
         if self.averages(loop.step):
             yield from loop.average_gradients()
-            yield Descend()
+            yield OptimizerStep()
             return
         _set_out(loop)
         rates = loop.lrs
-        yield Descend()
+        yield OptimizerStep()
         for state, lr, decay in zip(loop.states, rates, loop.decays, strict=True):
             state["rate"] = _number(state, "rate", 0.0) + lr
             state["kept"] = _number(state, "kept", 1.0) * (1 - lr * decay)

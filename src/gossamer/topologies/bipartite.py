@@ -2,10 +2,10 @@
 
 from typing import final
 
+from gossamer.core.binding import Binding
 from gossamer.core.contracts import Peers, Topology
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part
-from gossamer.core.world import World
 
 
 @final
@@ -42,10 +42,10 @@ class Bipartite(Topology):
         partner = ((rank - hop if rank % 2 else rank + hop) % size,)
         return Peers(partner, partner, 0.5)
 
-    def fits(self, world: World) -> None:
-        if world.size % 2 and world.size > 1:
+    def fits(self, binding: Binding) -> None:
+        if binding.size % 2 and binding.size > 1:
             raise AttachError(
-                f"{self} pairs even ranks with odd ones, and of {world.size} ranks one would have no partner; use an even number "
+                f"{self} pairs even ranks with odd ones, and of {binding.size} ranks one would have no partner; use an even number "
                 "of ranks, two_way(ring()), or in pairwise() a graph of two sides, such as graph('0-1 0-2')"
             )
-        super().fits(world)
+        super().fits(binding)

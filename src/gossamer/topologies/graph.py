@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple, final
 
+from gossamer.core.binding import Binding
 from gossamer.core.contracts import Peers, Topology
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.parts import part, require
 from gossamer.core.text import shown
 from gossamer.core.topology import refuse_unsound
-from gossamer.core.world import World
 
 _EDGE = re.compile(r"(\d{1,6})([>-])(\d{1,6})(?::(\d*\.?\d+(?:e-?\d+)?))?")
 _ONE = 1e-6  # by how much a column may miss 1
@@ -69,9 +69,9 @@ class Graph(Topology):
         shares = tuple(1 / (len(to) + 1) if share is None else share for share in given)
         return Peers(to, tuple(e.source for e in edges if e.to == rank), shares)
 
-    def fits(self, world: World) -> None:
-        if world.size not in (1, self.size):
-            raise AttachError(f"{self} is of {self.size} ranks, and this world has {world.size}; name its edges")
+    def fits(self, binding: Binding) -> None:
+        if binding.size not in (1, self.size):
+            raise AttachError(f"{self} is of {self.size} ranks, and this world has {binding.size}; name its edges")
 
 
 class _Edge(NamedTuple):

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import nearest, registry
 from gossamer.fabrics.ledger import Ledger
-from gossamer.hosts import Communicator, attach
-from gossamer.hosts.consensus import hash_of
+from gossamer.integrations import Communicator, attach
+from gossamer.integrations.consensus import hash_of
 from gossamer.lab import in_lab, own_counters
 from gossamer.recipe import Recipe
 from gossamer.record import Step
@@ -64,7 +64,7 @@ class Contender:
     def _attach(self, plan: Plan) -> Communicator:
         schedule = Recipe.of(self.kind).schedule
         # Averaging parameters asks what becomes of buffers; where nobody waits for all they stay local.
-        alone = schedule.mixes or schedule.own_pace
+        alone = schedule.mixes or schedule.is_async
         buffers = None if schedule.averages_gradients else "local" if alone else "average"
         comm = attach(
             self.model,

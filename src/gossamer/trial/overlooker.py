@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gossamer.core.errors import AttachError
-from gossamer.hosts.metrics import Meter
-from gossamer.hosts.orders import DDP, PLAIN, Overseer
+from gossamer.integrations.metrics import Meter
+from gossamer.integrations.run_observer import DDP, PLAIN, RunObserver
 from gossamer.lab import in_lab, own_counters
 from gossamer.recipe import Recipe
 from gossamer.record import Step
@@ -51,7 +51,7 @@ class Enough(SystemExit):
     """The steps that were asked for are done: the script ends here, as if it had said so itself."""
 
 
-class Overlooker(Overseer):
+class Overlooker(RunObserver):
     """Watches one rank's training: its clock begins when it has attached.
 
     A script need not tell a loss: until it does, the sum of what it calls backward() on is told in its place.
@@ -86,7 +86,7 @@ class Overlooker(Overseer):
         self.meter, self.kind = meter, kind
         meter.ledger.per_node = self.orders.per_host
         worker, self.before = meter.worker, (meter.ledger.between, meter.ledger.inside, meter.ledger.handed)
-        self.dense = sum(c.layout.numel * c.layout.dtype.itemsize for c in worker.channels)
+        self.dense = sum(c.layout.numel * c.layout.dtype.itemsize for c in worker.buckets)
         self.size = dist.get_world_size() if kind == DDP and dist.is_initialized() else worker.size
         self.nic, self.first = _nic(), self._meters()
         self.marks = self.first
@@ -94,7 +94,7 @@ class Overlooker(Overseer):
         tell(
             "attached",
             recipe=kind or repr(worker.origin),
-            parameters=sum(leaf.parameter.numel() for leaf in worker.leaves.values()),
+            parameters=sum(param.parameter.numel() for param in worker.params.values()),
         )
 
     def stepped(self) -> None:

@@ -14,16 +14,16 @@ import torch
 import torch.distributed as dist
 
 from gossamer import workloads
-from gossamer.core import offered
-from gossamer.core.endings import end_in_order
+from gossamer.core import plugins
 from gossamer.core.errors import GossamerError
+from gossamer.core.process_exit import exit_in_order
 from gossamer.lab import in_lab, name_rank
 from gossamer.record import Step
+from gossamer.runtime.recipe_changes import describe
 from gossamer.trial import saving
 from gossamer.trial.agree import ControlGroup, attempt, new_group
 from gossamer.trial.contender import Contender
 from gossamer.trial.plan import MARK, Plan
-from gossamer.worker.decisions import describe
 
 HISTORY = (
     "step",
@@ -41,7 +41,7 @@ def take_part(plan: Plan, hear: Hear) -> int:
     """Take part in a trial as one of several ranks; the exit code is 1 if a contender failed. Rank 0 calls `hear`."""
     torch.set_num_threads(1)
     for each in plan.imports:
-        offered.bring(each)
+        plugins.import_named(each)
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=max(plan.deadline, START)))
     except (RuntimeError, ValueError) as error:
@@ -187,7 +187,7 @@ class Trial:
             self._tell("step", run=contender.name, **asdict(step))
             if comm is None or recipe is None or comm.recipe == recipe:
                 return
-            text = describe(recipe, comm.recipe, len(comm.worker.leaves))
+            text = describe(recipe, comm.recipe, len(comm.worker.params))
             self._tell("decision", run=contender.name, step=step.step, text=text)
             recipe = comm.recipe
 
@@ -259,7 +259,7 @@ def write_line(event: dict[str, Any]) -> None:
 
 def main(plan: str) -> NoReturn:
     """Run as a process of its own."""
-    end_in_order(take_part(Plan.of_json(plan), write_line))
+    exit_in_order(take_part(Plan.of_json(plan), write_line))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from gossamer.core import files
 from gossamer.core.errors import CheckpointError, GossamerError, plainly
-from gossamer.hosts.checkpoint import read
+from gossamer.integrations.checkpoint import read
 from gossamer.trial.agree import ControlGroup
 from gossamer.trial.contender import Contender
 from gossamer.trial.plan import Plan

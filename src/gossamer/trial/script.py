@@ -15,10 +15,10 @@ import torch
 from torch.distributed import DistBackendError, DistNetworkError
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gossamer.core import offered
-from gossamer.core.endings import end_at_once, end_in_order
+from gossamer.core import plugins
 from gossamer.core.errors import PeerError
-from gossamer.hosts.orders import VARIABLE, Watch
+from gossamer.core.process_exit import exit_in_order, exit_now
+from gossamer.integrations.run_observer import VARIABLE, ObserverSlot
 from gossamer.trial.eavesdrop import eavesdrop
 from gossamer.trial.overlooker import Orders, Overlooker, tell
 from gossamer.trial.warden import Warden
@@ -34,9 +34,9 @@ def run(orders: Orders) -> int:
         os.makedirs(orders.folder, exist_ok=True)
         os.chdir(orders.folder)
     for each in orders.imports:
-        offered.bring(each)
+        plugins.import_named(each)
     overlooker = Overlooker(orders)
-    Watch.overseer = overlooker
+    ObserverSlot.overseer = overlooker
     looks = register_optimizer_step_pre_hook(overlooker.before_step)
     warden = Warden(overlooker, __file__)
     warden.start()
@@ -49,7 +49,7 @@ def run(orders: Orders) -> int:
     finally:
         warden.over.set()
         looks.remove()
-        Watch.overseer = None
+        ObserverSlot.overseer = None
     return 0
 
 
@@ -86,8 +86,8 @@ def main(text: str) -> NoReturn:
     """Run as a process of its own. What the script left behind, such as threads and process groups, must not keep it."""
     code = run(Orders(**json.loads(text)))
     if code:
-        end_at_once(code)  # what is to be done at the exit may wait for ranks that are there no more
-    end_in_order(code)
+        exit_now(code)  # what is to be done at the exit may wait for ranks that are there no more
+    exit_in_order(code)
 
 
 if __name__ == "__main__":

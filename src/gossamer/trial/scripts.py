@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.errors import GossamerError, PeerError, plainly
-from gossamer.hosts.orders import PLAIN
+from gossamer.integrations.run_observer import PLAIN
 from gossamer.lab import available, in_lab, run_lab
 from gossamer.lab.output import Lines
 from gossamer.record import Record, Run

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.parts import Part
 from gossamer.core.ranges import LogRange, Values, ranges_of
-from gossamer.counting import bytes_per_step
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.schedules import EveryStep
 

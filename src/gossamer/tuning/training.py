@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from gossamer.counting import bytes_per_step
+from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.simulate import Replica, replicas, train
 from gossamer.tuning.knobs import at_rate

@@ -1,8 +1,8 @@
 """Floor 4: what is made of an agreed gradient. One update per file, one import line here."""
 
-from gossamer.updates.adam_after import AdamAfter
-from gossamer.updates.adam_frozen import AdamFrozen
-from gossamer.updates.lamb_after import LambAfter
+from gossamer.updates.onebit_adam_update import OneBitAdamUpdate
+from gossamer.updates.onebit_lamb_update import OneBitLambUpdate
 from gossamer.updates.signs import Signs
+from gossamer.updates.zero_one_adam_update import ZeroOneAdamUpdate
 
-__all__ = ["AdamAfter", "AdamFrozen", "LambAfter", "Signs"]
+__all__ = ["OneBitAdamUpdate", "OneBitLambUpdate", "Signs", "ZeroOneAdamUpdate"]

@@ -5,10 +5,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Context, Policy, Update
 from gossamer.core.parts import part, require
-from gossamer.core.world import World
 
 
 @final
@@ -33,9 +33,9 @@ class Signs(Update):
     Wire: nothing: the exchange sends the gradients as they are.
 
     >>> import torch
-    >>> from gossamer.core.dice import Dice
-    >>> mean = Block.of({"w": torch.tensor([0.5, -2.0, 0.0])})
-    >>> Signs().direction(mean, mean, {}, Context(0, 1, 1, Dice(0, 1, 0))).tolist()
+    >>> from gossamer.core.rng import CounterRng
+    >>> mean = Bucket.of({"w": torch.tensor([0.5, -2.0, 0.0])})
+    >>> Signs().direction(mean, mean, {}, Context(0, 1, 1, CounterRng(0, 1, 0))).tolist()
     [1.0, -1.0, 0.0]
 
     Paper: Bernstein, Wang, Azizzadenesheli, Anandkumar, signSGD: Compressed Optimisation for Non-Convex Problems, ICML 2018.
@@ -53,14 +53,14 @@ class Signs(Update):
     def policy(self, key: str) -> Policy:
         return "mean"
 
-    def fits(self, world: World) -> None:
-        world.bar_momentum(self, self.momentum)
-        if "fades" in world.traits:
-            world.bar_momentum(
+    def fits(self, binding: Binding) -> None:
+        binding.refuse_momentum(self, self.momentum)
+        if "fades" in binding.traits:
+            binding.refuse_momentum(
                 f"{self} of a memory that fades, which is a momentum,", 1.0, "error_feedback() in the recipe"
             )
 
-    def sent(self, gradient: Block, state: State, scale: float) -> Tensor:
+    def sent(self, gradient: Bucket, state: State, scale: float) -> Tensor:
         if not self.momentum:
             return gradient.flat
         running = torch.mul(gradient.flat, (1 - self.momentum) / scale, out=gradient.new())
@@ -69,5 +69,5 @@ class Signs(Update):
         state["running"] = running
         return torch.mul(running, scale, out=gradient.flat)
 
-    def direction(self, mean: Block, model: Block, state: State, context: Context) -> Tensor:
+    def direction(self, mean: Bucket, model: Bucket, state: State, context: Context) -> Tensor:
         return torch.sign(mean.flat, out=mean.new())

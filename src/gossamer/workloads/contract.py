@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 import torch
 from torch import Tensor, nn
 
-from gossamer.core import offered
+from gossamer.core import plugins
 from gossamer.core.parts import nearest
 from gossamer.workloads.errors import WorkloadError
 from gossamer.workloads.shards import Batch, BatchOf, Data, grouped, iid
@@ -129,7 +129,7 @@ def names() -> list[str]:
 
 def find(name: str) -> type[Workload]:
     """The class of that name: its summary, metric and options, without loading anything."""
-    if name not in _workloads and not (offered.load() and name in _workloads):
+    if name not in _workloads and not (plugins.load_plugins() and name in _workloads):
         raise WorkloadError(f"there is no workload called {name!r}. {nearest(name, names())}")
     return _workloads[name]
 

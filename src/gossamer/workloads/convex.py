@@ -19,10 +19,10 @@ def _draw(seed: int, spread: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     All sources share a true model, plus `spread` times one of their own, and see inputs around a centre of their own.
     """
-    dice = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=dice, dtype=torch.float64)
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
     source = torch.arange(ROWS) % SOURCES
     truth = (normal(WIDTH) + spread * normal(SOURCES, WIDTH)) / WIDTH**0.5

@@ -1,7 +1,7 @@
 """What each kind of part promises. Every contract ends with its law; `tests/laws` is those laws."""
 
 from gossamer.core.contracts.codec import AsItsCodec, Codec, Levelled, LinearCodec
-from gossamer.core.contracts.context import Context, Echo
+from gossamer.core.contracts.context import Context, ReduceResult
 from gossamer.core.contracts.controller import Controller, Facts
 from gossamer.core.contracts.entries import Policy, Unit
 from gossamer.core.contracts.exchange import CodecExchange, Exchange
@@ -17,7 +17,6 @@ __all__ = [
     "CodecExchange",
     "Context",
     "Controller",
-    "Echo",
     "Exchange",
     "Facts",
     "Levelled",
@@ -26,6 +25,7 @@ __all__ = [
     "Mixer",
     "Peers",
     "Policy",
+    "ReduceResult",
     "Sender",
     "StepsApart",
     "Topology",

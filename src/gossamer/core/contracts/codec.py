@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gossamer.core.block import Block, Layout, State
-from gossamer.core.contracts.context import Context, Echo
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.contracts.context import Context, ReduceResult
 from gossamer.core.contracts.entries import Policy
 from gossamer.core.contracts.lossy import Lossy
 from gossamer.core.verbs import Program
@@ -68,7 +68,7 @@ class Codec(_Encoding):
         return 16 * layout.numel + 1024 if fixed is None else fixed
 
     @abstractmethod
-    def encode(self, block: Block, state: State, context: Context) -> Tensor: ...
+    def encode(self, block: Bucket, state: State, context: Context) -> Tensor: ...
 
     @abstractmethod
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None: ...
@@ -94,7 +94,7 @@ class Codec(_Encoding):
         """
         return None
 
-    def decode(self, wire: Tensor, like: Block) -> Tensor:
+    def decode(self, wire: Tensor, like: Bucket) -> Tensor:
         """What a wire says, as a new flat tensor."""
         out = torch.empty_like(like.flat)
         self.overwrite(wire, like.layout, out)
@@ -123,7 +123,7 @@ class Levelled(Codec):
         """The same codec at one of its `widths`."""
 
     @abstractmethod
-    def spread(self, block: Block) -> Tensor:
+    def spread(self, block: Bucket) -> Tensor:
         """For each parameter of a block the sum over its elements of the squared norm that they are rounded against, in
         double precision; not finite where the block is not. Each run (`Layout.runs`) is as if written by itself.
         """
@@ -158,7 +158,7 @@ class LinearCodec(_Encoding):
         return None
 
     @abstractmethod
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]: ...
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]: ...
 
 
 class AsItsCodec:

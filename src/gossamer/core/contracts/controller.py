@@ -6,10 +6,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import Constraint, requires, those
 from gossamer.core.contracts.exchange import Exchange
 from gossamer.core.parts import Part
-from gossamer.core.terms import Term, needs, those
 
 
 class Facts(NamedTuple):
@@ -17,7 +17,7 @@ class Facts(NamedTuple):
 
     step: int
     lr: float
-    blocks: Sequence[Block]  # this step's agreed mean gradients
+    blocks: Sequence[Bucket]  # this step's agreed mean gradients
     sums: Sequence[Tensor] = ()  # of each block, what `local` told of it, summed over all ranks; in double precision
     loss: float | None = None  # of this step's batches, the mean over the ranks that told it, for who `hears_loss`
 
@@ -35,11 +35,11 @@ class Controller(Part):
         return super().traits | those(control=True, moves_schedule=self.moves_schedule)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         if not self.counts:
             return ()
         because = "{controller} counts what ranks' own gradients tell as they leave, and under {schedule} none do; use every_step()"
-        return (needs("averages gradients", because=because),)
+        return (requires("averages gradients", because=because),)
 
     @property
     def moves_schedule(self) -> bool:
@@ -68,7 +68,7 @@ class Controller(Part):
         """True if so many numbers are told of each parameter of a block."""
         return False
 
-    def local(self, block: Block, exchange: Exchange) -> Tensor:
+    def local(self, block: Bucket, exchange: Exchange) -> Tensor:
         """What this rank tells of its own gradient, free of the loss scale, as it leaves over this exchange: so many numbers
         (for each parameter, in their order). All ranks' are summed, in one small all-reduce a step, and come as `Facts.sums`.
         """

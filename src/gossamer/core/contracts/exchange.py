@@ -3,12 +3,12 @@
 from abc import abstractmethod
 from typing import ClassVar
 
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.constraints import Constraint, requires, those
 from gossamer.core.contracts.codec import AsItsCodec
-from gossamer.core.contracts.context import Context, Echo
+from gossamer.core.contracts.context import Context, ReduceResult
 from gossamer.core.contracts.entries import Policy, Unit
 from gossamer.core.contracts.lossy import Lossy
-from gossamer.core.terms import Term, needs, those
 from gossamer.core.verbs import Program
 
 
@@ -27,7 +27,7 @@ class Exchange(Lossy):
         return those(whole=self.whole, exact=self.exact, **said)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         if not self.needs_feedback:
             return ()
         if self.contracts or self.bounds_residual:
@@ -40,7 +40,7 @@ class Exchange(Lossy):
                 "{exchange} is biased, so that training need not converge, and error feedback around it can diverge; "
                 "use another codec, such as ternary() or qsgd(), or '+ none(allow_biased=True)' to insist"
             )
-        return (needs("mends bias", "bias allowed", because=because),)
+        return (requires("mends bias", "bias allowed", because=because),)
 
     @property
     @abstractmethod
@@ -94,7 +94,7 @@ class Exchange(Lossy):
         return "none"
 
     @abstractmethod
-    def average(self, block: Block, state: State, context: Context) -> Program[Echo]: ...
+    def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]: ...
 
 
 class CodecExchange(AsItsCodec, Exchange):

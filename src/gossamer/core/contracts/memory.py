@@ -5,18 +5,18 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from gossamer.core.block import Block, State
-from gossamer.core.contracts.context import Context, Echo
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import those
+from gossamer.core.contracts.context import Context, ReduceResult
 from gossamer.core.contracts.entries import Policy, Unit
 from gossamer.core.parts import Part
-from gossamer.core.terms import those
 from gossamer.core.verbs import Program
 
 
 class Sender(Protocol):
     """The rest of the way: what a memory hands its block to."""
 
-    def __call__(self, block: Block, context: Context) -> Program[Echo]: ...
+    def __call__(self, block: Bucket, context: Context) -> Program[ReduceResult]: ...
 
 
 UNBALANCED = (
@@ -69,7 +69,7 @@ class Memory(Part):
         """The rate at which this memory follows what was sent, given the exchange's relative variance; 0: it does not."""
         return 0.0
 
-    def debt(self, state: State) -> tuple[Tensor, float] | None:
+    def residual(self, state: State) -> tuple[Tensor, float] | None:
         """What did not get through of this rank's own, and the units it is in; None if that is not kept."""
         return None
 
@@ -78,4 +78,4 @@ class Memory(Part):
         return False
 
     @abstractmethod
-    def around(self, block: Block, state: State, send: Sender, context: Context) -> Program[Tensor]: ...
+    def around(self, block: Bucket, state: State, send: Sender, context: Context) -> Program[Tensor]: ...

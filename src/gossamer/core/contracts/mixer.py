@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gossamer.core.block import Block, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts.context import Context
 from gossamer.core.contracts.entries import Policy
 from gossamer.core.parts import Part
@@ -42,17 +42,17 @@ class Mixer(Part):
         return "drop"
 
     @abstractmethod
-    def numerator(self, block: Block, state: State) -> Tensor:
+    def numerator(self, block: Bucket, state: State) -> Tensor:
         """What sums to the same total over all ranks whatever is mixed; `block` is the model."""
 
     @abstractmethod
-    def push(self, block: Block, state: State, context: Context, round: int) -> Program[list[Tensor]]: ...
+    def push(self, block: Bucket, state: State, context: Context, round: int) -> Program[list[Tensor]]: ...
 
     @abstractmethod
-    def absorb(self, block: Block, state: State, arrived: Sequence[Tensor]) -> Tensor: ...
+    def absorb(self, block: Bucket, state: State, arrived: Sequence[Tensor]) -> Tensor: ...
 
     @abstractmethod
-    def wrote(self, block: Block, state: State) -> None: ...
+    def wrote(self, block: Bucket, state: State) -> None: ...
 
     def follow(
         self, pieces: Callable[[], Sequence[Tensor]], layout: Layout, state: State, arrived: Sequence[Tensor]

@@ -5,24 +5,24 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gossamer.core.block import Block, State
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.constraints import Constraint, excludes, requires, those
 from gossamer.core.contracts.context import Context
 from gossamer.core.contracts.entries import Policy
 from gossamer.core.parts import Part
-from gossamer.core.terms import Term, bars, needs, those
 
 _ONE_MOMENTUM = (
-    bars(
+    excludes(
         "adds momentum",
         because="{update} sends a momentum, and {memory} over {exchange} would make another one of it: leave that one out, with "
         "momentum=0.0 or error_feedback()",
     ),
-    bars(
+    excludes(
         "follows rate",
         because="{update} sends a momentum, whose length does not follow the learning rate, and {memory} under {schedule} does; use "
         "error_feedback() and every_step()",
     ),
-    bars(
+    excludes(
         "waits for few",
         because="{update} sends a momentum that all ranks share, and under {schedule} late ranks do not have it; use every_step()",
     ),
@@ -46,9 +46,9 @@ class Update(Part):
         return super().traits | those(directs=True, sends_momentum=self.sends_momentum)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         made = "{update} makes a direction of an agreed gradient, and under {schedule} there is none: use every_step()"
-        terms = (needs("averages gradients", because=made),)
+        terms = (requires("averages gradients", because=made),)
         return (*terms, *_ONE_MOMENTUM) if self.sends_momentum else terms
 
     @property
@@ -66,14 +66,14 @@ class Update(Part):
     def policy(self, key: str) -> Policy:
         return "equal"
 
-    def sent(self, gradient: Block, state: State, scale: float) -> Tensor:
+    def sent(self, gradient: Bucket, state: State, scale: float) -> Tensor:
         """What travels in place of a gradient of this rank's, which is given away, and which a loss scaler has multiplied by
         `scale`, as it must what is returned.
         """
         return gradient.flat
 
     @abstractmethod
-    def direction(self, mean: Block, model: Block, state: State, context: Context) -> Tensor:
+    def direction(self, mean: Bucket, model: Bucket, state: State, context: Context) -> Tensor:
         """What the optimizer is given in place of the mean; `model` is a copy, and nobody else's."""
 
 
@@ -85,12 +85,12 @@ class StepsApart(Update):
     """
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def constraints(self) -> tuple[Constraint, ...]:
         because = "{update} makes steps of agreed gradients, or of own ones where ranks meet; under {schedule} they do not: use "
         twice = "{update} has a momentum, and {memory} over {exchange} adds another one: leave that one out, with momentum=0.0 or "
         return (
-            needs("averages gradients", "meets", because=because + "every_step() or zero_one(1000)"),
-            bars("adds momentum", because=twice + "error_feedback()"),
+            requires("averages gradients", "meets", because=because + "every_step() or zero_one(1000)"),
+            excludes("adds momentum", because=twice + "error_feedback()"),
         )
 
     @abstractmethod

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.core.buffers import fresh
+from gossamer.core.memory_pool import uninitialised
 from gossamer.kernels.cpu.compile import Bytes, Doubles, Floats, Longs, Rows, Stack, kernel
 from gossamer.kernels.cpu.hints import prefetch, wide
 from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, unpack, unpack_tail
@@ -26,7 +26,7 @@ def read(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor, anew
 
 
 def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    wire = fresh(plane_bytes(g.numel(), 1), g.device)
+    wire = uninitialised(plane_bytes(g.numel(), 1), g.device)
     scales = torch.empty(len(bounds) - 1)
     kept = pending.detach().numpy()
     _feedback(g.detach().numpy(), kept, scales_prev.numpy(), edges(bounds), wire.numpy(), scales.numpy())

@@ -33,13 +33,13 @@ def _load(builder: Any, place: Any) -> Any:
     return loaded
 
 
-def _signed(context: Any, builder: Any, given: Any, dice: Any, i: Any) -> Any:
+def _signed(context: Any, builder: Any, given: Any, rng: Any, i: Any) -> Any:
     """64 numbers as bits; what is given, and the words, are each (kind, array, where)."""
     first = builder.insert_element(
         ir.Constant(_BITS, ir.Undefined), builder.trunc(i, ir.IntType(32)), ir.Constant(ir.IntType(32), 0)
     )
     shift = builder.shuffle_vector(first, ir.Constant(_BITS, ir.Undefined), ir.Constant(_BITS, [0] * 64))
-    words = _load(builder, _place(context, builder, _BITS, *dice))
+    words = _load(builder, _place(context, builder, _BITS, *rng))
     sign = builder.and_(builder.shl(words, shift), ir.Constant(_BITS, [-(2**31)] * 64))
     return builder.xor(_load(builder, _place(context, builder, _BITS, *given)), sign)
 
@@ -48,8 +48,8 @@ def _add_signed(context: Any, given: Any, at: Any, words: Any, i: Any, out: Any,
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kinds, (given, at, words, i, out, to) = signature.args, arguments
         place = _place(context, builder, _FLOATS, kinds[4], out, to)
-        dice = kinds[2], words, ir.Constant(ir.IntType(64), 0)
-        more = builder.bitcast(_signed(context, builder, (kinds[0], given, at), dice, i), _FLOATS)
+        rng = kinds[2], words, ir.Constant(ir.IntType(64), 0)
+        more = builder.bitcast(_signed(context, builder, (kinds[0], given, at), rng, i), _FLOATS)
         builder.store(builder.fadd(_load(builder, place), more), place).align = 4
         return context.get_dummy_value()
 
@@ -62,8 +62,8 @@ def _middle(context: Any, table: Any, cells: Any, words: Any, i: Any, out: Any, 
         said = list[Any]()
         for j in range(5):
             cell = builder.extract_value(cells, j)
-            dice = kinds[2], words, ir.Constant(ir.IntType(64), 64 * j)
-            said.append(builder.bitcast(_signed(context, builder, (kinds[0], table, cell), dice, i), _FLOATS))
+            rng = kinds[2], words, ir.Constant(ir.IntType(64), 64 * j)
+            said.append(builder.bitcast(_signed(context, builder, (kinds[0], table, cell), rng, i), _FLOATS))
         middle = builder.fadd(_of_five(builder, *said), ir.Constant(_FLOATS, [0.0] * 64))
         builder.store(middle, _place(context, builder, _FLOATS, kinds[4], out, to)).align = 4
         return context.get_dummy_value()

@@ -50,25 +50,25 @@ def _usual(bucket: int) -> int:
 
 
 @kernel
-def _whole(x: np.float32, gain: np.float32, random: np.int32, form: Form, dice: bool) -> np.int32:
+def _whole(x: np.float32, gain: np.float32, random: np.int32, form: Form, rng: bool) -> np.int32:
     """The code of a whole number, given what to multiply x by, and 23 random bits."""
     inlined()
     y, top = np.float32(x * gain), np.float32(form.top)
     y = y if y < top else top
     y = y if y > -top else -top
-    if dice:
+    if rng:
         return np.int32(np.int32(np.int32(np.float32(y * np.float32(1 << 23))) + random) >> np.int32(23))
     return bits_of(np.float32(y + np.float32(_TO_WHOLE)))  # of which the lowest byte counts
 
 
 @kernel
-def _floating(x: np.float32, gain: np.float32, random: np.int32, form: Form, dice: bool) -> np.int32:
+def _floating(x: np.float32, gain: np.float32, random: np.int32, form: Form, rng: bool) -> np.int32:
     """The code of a number with an exponent."""
     inlined()
     m, least, top = np.int32(form.mantissa), np.int32(form.least), np.float32(form.top)
     y = np.float32(np.abs(x) * gain)
     y = y if y < top else top
-    if dice:
+    if rng:
         # What lies below the least exponent is moved up by its power, and is as evenly spaced there.
         power = float_of(np.int32(least << np.int32(23)))
         raised = np.float32(y + power) if y < power else y
@@ -86,12 +86,12 @@ def _floating(x: np.float32, gain: np.float32, random: np.int32, form: Form, dic
 
 
 @kernel
-def _code(x: np.float32, gain: np.float32, random: np.uint32, form: Form, flat: bool, dice: bool) -> np.uint8:
+def _code(x: np.float32, gain: np.float32, random: np.uint32, form: Form, flat: bool, rng: bool) -> np.uint8:
     inlined()
     fraction = np.int32(np.uint32(random & np.uint32(0x7FFF80)) | np.uint32(CENTRE))
     if flat:
-        return np.uint8(_whole(x, gain, fraction, form, dice))
-    return np.uint8(_floating(x, gain, fraction, form, dice))
+        return np.uint8(_whole(x, gain, fraction, form, rng))
+    return np.uint8(_floating(x, gain, fraction, form, rng))
 
 
 @kernel
@@ -105,7 +105,7 @@ def _pairs(
     k1: np.uint32,
     form: Form,
     flat: bool,
-    dice: bool,
+    rng: bool,
     out: Bytes,
 ) -> None:
     """Two elements have one random word, of which each has a half."""
@@ -113,9 +113,9 @@ def _pairs(
     inlined()
     for j in range(length):
         i, k = np.uint64(a + j), np.uint64(a + half + j)
-        random = word(np.uint32(counter + np.uint32(i)), k1) if dice else np.uint32(0)
-        out[i] = _code(x[i], gain, np.uint32(random >> np.uint32(9)), form, flat, dice)
-        out[k] = _code(x[k], gain, np.uint32(random << np.uint32(7)), form, flat, dice)
+        random = word(np.uint32(counter + np.uint32(i)), k1) if rng else np.uint32(0)
+        out[i] = _code(x[i], gain, np.uint32(random >> np.uint32(9)), form, flat, rng)
+        out[k] = _code(x[k], gain, np.uint32(random << np.uint32(7)), form, flat, rng)
 
 
 @kernel
@@ -128,14 +128,14 @@ def _alone(
     k1: np.uint32,
     form: Form,
     flat: bool,
-    dice: bool,
+    rng: bool,
     out: Bytes,
 ) -> None:
     inlined()
     for j in range(b - a):
         i = np.uint64(a + j)
-        random = word(np.uint32(counter + np.uint32(i)), k1) if dice else np.uint32(0)
-        out[i] = _code(x[i], gain, np.uint32(random >> np.uint32(9)), form, flat, dice)
+        random = word(np.uint32(counter + np.uint32(i)), k1) if rng else np.uint32(0)
+        out[i] = _code(x[i], gain, np.uint32(random >> np.uint32(9)), form, flat, rng)
 
 
 @kernel
@@ -150,15 +150,15 @@ def _rest(
     k1: np.uint32,
     form: Form,
     flat: bool,
-    dice: bool,
+    rng: bool,
     out: Bytes,
 ) -> None:
     """Runs, of which the last is not whole."""
     inlined()
     for lo in range(a, b, run):
         both = min(max(b - lo - half, 0), run - half)
-        _pairs(x, lo, both, half, gain, counter, k1, form, flat, dice, out)
-        _alone(x, lo + both, min(lo + half, b), gain, counter, k1, form, flat, dice, out)
+        _pairs(x, lo, both, half, gain, counter, k1, form, flat, rng, out)
+        _alone(x, lo + both, min(lo + half, b), gain, counter, k1, form, flat, rng, out)
 
 
 @kernel
@@ -174,7 +174,7 @@ def _largest(bits: Ints, a: int, length: int) -> np.int32:
 
 
 @lru_cache(maxsize=64)
-def _encoder(form: Form, dice: bool, known: int, powers: bool) -> Encode:
+def _encoder(form: Form, rng: bool, known: int, powers: bool) -> Encode:
     flat, up = form.flat, raised(form)
 
     @kernel
@@ -204,17 +204,17 @@ def _encoder(form: Form, dice: bool, known: int, powers: bool) -> Encode:
             gain = _gain(float_of(top), lift)
             for r in range(runs):
                 lo = a + r * run
-                _pairs(x, lo, second, half, gain, counter, k1, form, flat, dice, out)
+                _pairs(x, lo, second, half, gain, counter, k1, form, flat, rng, out)
                 if half > second:
-                    _alone(x, lo + second, lo + half, gain, counter, k1, form, flat, dice, out)
+                    _alone(x, lo + second, lo + half, gain, counter, k1, form, flat, rng, out)
             if runs * run < bucket:
-                _rest(x, a + runs * run, a + bucket, run, half, gain, counter, k1, form, flat, dice, out)
+                _rest(x, a + runs * run, a + bucket, run, half, gain, counter, k1, form, flat, rng, out)
         if full < tops.size:
             a = full * bucket
             top = np.int32(np.int32(np.int32(_largest(bits, a, x.size - a) + add) & mask) + plus)
             tops[full] = _power_of(top, up) if powers else float_of(top)
             gain = _gain(float_of(top), lift)
-            _rest(x, a, x.size, run, half, gain, counter, k1, form, flat, dice, out)
+            _rest(x, a, x.size, run, half, gain, counter, k1, form, flat, rng, out)
 
     return write
 

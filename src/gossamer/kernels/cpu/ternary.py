@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.core.buffers import fresh
+from gossamer.core.memory_pool import uninitialised
 from gossamer.kernels.cpu.compile import Blocks, Bytes, Floats, Ints, Longs, Rows, kernel
 from gossamer.kernels.cpu.hashing import start
 from gossamer.kernels.cpu.hints import prefetch, wide
@@ -37,7 +37,7 @@ def measure_and_encode(
 
 
 def levels(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], top: int, offset: int) -> Tensor:
-    out = fresh(x.numel(), x.device)
+    out = uninitialised(x.numel(), x.device)
     counter, k1 = start(key, offset)
     _levels(x.detach().numpy(), edges(bounds), gains.numpy(), np.int32(top * ONE), counter, k1, out.numpy())
     return out.view(torch.int8)

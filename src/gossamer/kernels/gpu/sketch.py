@@ -17,16 +17,16 @@ _ASKED = 256  # elements of one program that estimates
 
 def add(x: Tensor, turns: Turns, table: Tensor) -> None:
     tiles = triton.cdiv(turns.columns, _CELLS)
-    dice = (turns.first_word, turns.words, *words(turns.key, 0))
-    _add[(turns.rows * tiles,)](x, table, turns.n, turns.columns, turns.layers, tiles, *dice, _CELLS, **OPTIONS)
+    rng = (turns.first_word, turns.words, *words(turns.key, 0))
+    _add[(turns.rows * tiles,)](x, table, turns.n, turns.columns, turns.layers, tiles, *rng, _CELLS, **OPTIONS)
 
 
 def estimate(table: Tensor, turns: Turns, out: Tensor) -> None:
     tiles = triton.cdiv(turns.columns, _ASKED)
-    dice = (turns.first_word, turns.words, *words(turns.key, 0))
+    rng = (turns.first_word, turns.words, *words(turns.key, 0))
     room = triton.next_power_of_2(turns.rows)
     grid = (turns.layers * tiles,)
-    _estimate[grid](table, out, turns.n, turns.columns, turns.layers, tiles, *dice, turns.rows, room, _ASKED, **OPTIONS)
+    _estimate[grid](table, out, turns.n, turns.columns, turns.layers, tiles, *rng, turns.rows, room, _ASKED, **OPTIONS)
 
 
 @triton.jit(do_not_specialize=["columns", "layers", "tiles", "first_word", "per_layer", "counter", "k1"])
@@ -73,13 +73,13 @@ def _estimate(
 @triton.jit
 def shift_of(turn, columns, counter, k1):
     """By how many places a row turns a layer."""
-    dice = fraction(turn.to(tl.uint32) + counter.to(tl.uint32), k1)
-    return ((dice.to(tl.int64) * columns) >> 23).to(tl.int32)
+    rng = fraction(turn.to(tl.uint32) + counter.to(tl.uint32), k1)
+    return ((rng.to(tl.int64) * columns) >> 23).to(tl.int32)
 
 
 @triton.jit
 def negative(turn, place, first_word, per_layer, counter, k1):
     """Whether the element at a place of a layer changes its sign in a row."""
     at = turn.to(tl.uint32) * per_layer.to(tl.uint32) + ((place >> 11) * 64 + (place & 63)).to(tl.uint32)
-    dice = word(at + first_word.to(tl.uint32) + counter.to(tl.uint32), k1)
-    return ((dice >> (31 - ((place >> 6) & 31)).to(tl.uint32)) & 1) == 1
+    rng = word(at + first_word.to(tl.uint32) + counter.to(tl.uint32), k1)
+    return ((rng >> (31 - ((place >> 6) & 31)).to(tl.uint32)) & 1) == 1

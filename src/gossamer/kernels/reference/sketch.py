@@ -48,8 +48,8 @@ def _signed(values: Tensor, layers: Tensor, turns: Turns) -> Tensor:
     """Of some elements of each layer, in each row, the sign changes."""
     place = torch.arange(turns.columns, device=layers.device)
     words = _turn(turns, layers) * turns.words + place // SIGNS * SIGN_WORDS + place % SIGN_WORDS
-    dice = mix3(turns.first_word + words, turns.key) >> (31 - place % SIGNS // SIGN_WORDS)
-    return torch.where(dice & 1 == 1, -values, values)
+    rng = mix3(turns.first_word + words, turns.key) >> (31 - place % SIGNS // SIGN_WORDS)
+    return torch.where(rng & 1 == 1, -values, values)
 
 
 def _turn(turns: Turns, layers: Tensor) -> Tensor:

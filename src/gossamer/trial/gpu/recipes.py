@@ -18,9 +18,9 @@ from torch import Tensor, nn
 import gossamer
 from gossamer.catalogue import example
 from gossamer.core.errors import AttachError
-from gossamer.hosts import Communicator
-from gossamer.hosts.consensus import hash_of
-from gossamer.hosts.devices import refuse_lengths
+from gossamer.integrations import Communicator
+from gossamer.integrations.consensus import hash_of
+from gossamer.integrations.devices import refuse_lengths
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 from gossamer.trial.gpu.findings import Finding

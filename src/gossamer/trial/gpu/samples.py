@@ -29,9 +29,9 @@ def _takes_a_tensor(function: Callable[..., Any]) -> bool:
 
 def values(n: int, seed: int = 0) -> Tensor:
     """Of all sizes, with zeros among them."""
-    dice = torch.Generator().manual_seed(1000 + seed)
-    x = torch.randn(n, generator=dice)
-    return torch.where(x.abs() < 0.1, 0.0, x * 10.0 ** torch.randint(-3, 4, (n,), generator=dice))
+    rng = torch.Generator().manual_seed(1000 + seed)
+    x = torch.randn(n, generator=rng)
+    return torch.where(x.abs() < 0.1, 0.0, x * 10.0 ** torch.randint(-3, 4, (n,), generator=rng))
 
 
 def spoilt(n: int) -> Tensor:

@@ -1,0 +1,256 @@
+"""A block is one flat tensor and the table of the parameters that lie in it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby, pairwise
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.core.memory_pool import MemoryPool
+
+State = dict[str, Tensor]
+SHORT = 8  # a row is short if so many of them fit into a chunk: then no chunk is longer than the mean by more than an eighth
+
+
+class Segment(NamedTuple):
+    """One parameter, or a run of its elements, inside a block."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def row(self) -> int:
+        """The elements of one row of a matrix, or of one slice of a larger tensor; of a vector's, 1."""
+        return prod(self.shape[1:])
+
+
+class SegmentRun(NamedTuple):
+    """Segments side by side of which the same is said, and where they begin."""
+
+    knob: Any
+    layout: "Layout"
+    offset: int
+
+
+class Layout:
+    """The table of a block: which parameter lies where. Made once, used at every step, and so is the memory in its buffers.
+
+    `knobs` is what is said of each segment to a codec that minds (`codecs/mixed.py`), or nothing; `weights` how long an
+    element is written then. Other knobs are another table of the same block: no name and no memory changes with them.
+    """
+
+    def __init__(
+        self,
+        segments: tuple[Segment, ...],
+        dtype: torch.dtype = torch.float32,
+        knobs: tuple[Any, ...] = (),
+        weights: tuple[int, ...] = (),
+    ) -> None:
+        self.segments = segments
+        self.dtype = dtype
+        self.knobs, self.weights = knobs, weights
+        self.buffers = MemoryPool()
+        self._chunks: dict[int, tuple[Layout, ...]] = {}
+
+    def turned(self, knobs: tuple[Any, ...], weights: tuple[int, ...] = ()) -> "Layout":
+        """The same block, of whose segments something else is said."""
+        if knobs == self.knobs:
+            return self
+        other = Layout(self.segments, self.dtype, knobs, weights)
+        other.buffers = self.buffers
+        return other
+
+    @cached_property
+    def runs(self) -> tuple[SegmentRun, ...]:
+        """The block in as few pieces as have one knob each; in one where nothing is said."""
+        indices = groupby(range(len(self.segments)), key=lambda i: self.knobs[i] if self.knobs else None)
+        return tuple(self._piece(knob, [*which]) for knob, which in indices)
+
+    def _piece(self, knob: Any, which: list[int]) -> SegmentRun:
+        inside, begin = [self.segments[i] for i in which], self.segments[which[0]].offset
+        piece = Layout(tuple(s._replace(offset=s.offset - begin) for s in inside), self.dtype)
+        piece.buffers = self.buffers
+        return SegmentRun(knob, piece, begin)
+
+    @staticmethod
+    def of(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype = torch.float32) -> "Layout":
+        """Lay parameters end to end, in the order given."""
+        segments, offset = list[Segment](), 0
+        for name, shape in shapes.items():
+            segments.append(Segment(name, tuple(shape), offset))
+            offset += prod(shape)
+        return Layout(tuple(segments), dtype)
+
+    @cached_property
+    def places(self) -> tuple[tuple[str, tuple[int, ...], tuple[int, ...], int], ...]:
+        """Of each segment its name, its shape, how far apart its elements lie in each dimension, and where it begins."""
+        return tuple((s.name, s.shape, _strides(s.shape), s.offset) for s in self.segments)
+
+    @cached_property
+    def bounds(self) -> tuple[int, ...]:
+        return (*(s.offset for s in self.segments), self.numel)
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(s.numel for s in self.segments)
+
+    @cached_property
+    def name(self) -> str:
+        """What errors and random draws call this block."""
+        return self.segments[0].name if self.segments else "empty"
+
+    def chunks(self, count: int) -> "tuple[Layout, ...]":
+        """Cut into `count` runs of nearly equal length, or weight.
+
+        A parameter may be cut anywhere, but where its rows are short between two rows, so that what is left of a matrix
+        is one: an edge moves by half a row at most.
+        """
+        if count not in self._chunks:
+            edges = [self._edge(self._place(i, count), self.numel // count // SHORT) for i in range(count + 1)]
+            self._chunks[count] = tuple(self._run(lo, hi) for lo, hi in pairwise(edges))
+        return self._chunks[count]
+
+    def _place(self, i: int, count: int) -> int:
+        """Where i of `count` parts end."""
+        if not self.weights:
+            return self.numel * i // count
+        heavy = [w * s.numel for w, s in zip(self.weights, self.segments, strict=True)]
+        rest = sum(heavy) * i // count
+        for s, w, mass in zip(self.segments, self.weights, heavy, strict=True):
+            if rest < mass:
+                return s.offset + rest // w
+            rest -= mass
+        return self.numel
+
+    def _edge(self, place: int, longest: int) -> int:
+        """Where the row begins that is nearest to a place, unless rows are longer than that."""
+        for s in self.segments:
+            if s.offset < place < s.offset + s.numel and s.row <= longest:
+                return s.offset + (place - s.offset + s.row // 2) // s.row * s.row
+        return place
+
+    def _run(self, lo: int, hi: int) -> "Layout":
+        inside, knobs = list[Segment](), list[Any]()
+        for i, s in enumerate(self.segments):
+            begin, end = max(lo, s.offset), min(hi, s.offset + s.numel)
+            if begin < end:
+                shape = _rows(s, begin - s.offset, end - s.offset)
+                inside.append(Segment(f"{s.name}@{begin - s.offset}", shape, begin - lo))
+                knobs += self.knobs[i : i + 1]
+        return Layout(tuple(inside), self.dtype, tuple(knobs))
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a tensor whose elements lie one after the other."""
+    return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _rows(s: Segment, begin: int, end: int) -> tuple[int, ...]:
+    """The shape of a run of a parameter's elements: whole rows of it, or a vector."""
+    if len(s.shape) < 2 or begin % s.row or end % s.row:
+        return (end - begin,)
+    return ((end - begin) // s.row, *s.shape[1:])
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """A flat tensor (float32, or float64 for double-precision models) and its layout.
+
+    `latest`, if given, is what of it is of this step, where a memory has added what is older; it is to be read before a mean
+    is written. `into`, if given, is where an exchange may write the mean: a tensor of this length whose content nobody needs once
+    the exchange has begun. It may be `flat` itself. `drains` says that what gets through may be taken out of `flat` at once, while
+    it is near, by an exchange that says so in its echo; then nobody looks at what `flat` was.
+    """
+
+    flat: Tensor
+    layout: Layout
+    into: Tensor | None = None
+    latest: Tensor | None = None
+    drains: bool = False
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor]) -> "Bucket":
+        """A block holding copies of these tensors.
+
+        >>> block = Bucket.of({"w": torch.ones(2, 3), "b": torch.zeros(3)})
+        >>> block.layout.bounds
+        (0, 6, 9)
+        >>> {name: tuple(t.shape) for name, t in block.tensors()}
+        {'w': (2, 3), 'b': (3,)}
+        """
+        flat = torch.cat([t.detach().reshape(-1) for t in tensors.values()])
+        return Bucket(flat, Layout.of({n: tuple(t.shape) for n, t in tensors.items()}, flat.dtype))
+
+    @property
+    def name(self) -> str:
+        return self.layout.name
+
+    @property
+    def numel(self) -> int:
+        return self.layout.numel
+
+    def like(self, flat: Tensor) -> "Bucket":
+        """Other values in the same layout (and with the same place for a mean)."""
+        return Bucket(flat, self.layout, self.into)
+
+    def with_older(self, flat: Tensor, drains: bool = False) -> "Bucket":
+        """These values and older ones, which are all in `flat`."""
+        return Bucket(flat, self.layout, self.into, self.flat, drains)
+
+    def new(self) -> Tensor:
+        """A flat tensor to write to, of this length; its content is arbitrary."""
+        return self.layout.buffers.like(self.flat)
+
+    def for_mean(self) -> Tensor:
+        """A flat tensor to write the mean to; its content is arbitrary. Call it when `flat` has been read."""
+        return self.new() if self.into is None else self.into
+
+    def chunks(self, count: int) -> "tuple[Bucket, ...]":
+        """Views of `count` runs of nearly equal length."""
+        layouts = self.layout.chunks(count)
+        lengths = [c.numel for c in layouts]
+        latest = [None] * count if self.latest is None else self.latest.split(lengths)
+        return tuple(Bucket(f, c, None, x) for f, c, x in zip(self.flat.split(lengths), layouts, latest, strict=True))
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter as a view in its own shape."""
+        begin = self.flat.storage_offset()
+        for name, shape, strides, offset in self.layout.places:
+            yield name, self.flat.as_strided(shape, strides, begin + offset)  # a slice and a view take twice as long
+
+
+class PendingState(State):
+    """A state under revision: reads fall through to what is settled, writes wait for `commit`.
+
+    Parts never write into a state tensor; they assign a new one. So a step that is skipped (a non-finite gradient
+    anywhere) leaves no trace: its drafts are dropped.
+    """
+
+    def __init__(self, settled: State) -> None:
+        super().__init__(settled)
+        self._settled = settled
+
+    def commit(self) -> None:
+        self._settled.clear()
+        self._settled.update(self)
+
+    def commit_if(self, fine: Tensor) -> None:
+        """Commit what a device finds fine, without asking it: else state stays as it was, or is zero.
+
+        Numbers, which the host keeps, are taken either way.
+        """
+        for key, new in self.items():
+            old = self._settled.get(key)
+            if new.dim() and new is not old:
+                before = torch.zeros_like(new) if old is None or old.shape != new.shape else old
+                torch.where(fine, new, before, out=new)  # nobody has seen it yet
+        self.commit()

@@ -1,0 +1,55 @@
+"""Randomness without state: every draw follows from (run seed, step, name, rank).
+
+No global generator is touched, so a resumed run needs no generator state, and two libraries never disturb each other.
+"""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import torch
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class CounterRng:
+    """My dice at one step.
+
+    >>> mine = CounterRng(seed=7, step=3, rank=0)
+    >>> mine.key("layer.weight") == CounterRng(7, 3, 1).key("layer.weight")
+    False
+    >>> mine.shared_key("layer.weight") == CounterRng(7, 3, 1).shared_key("layer.weight")
+    True
+    """
+
+    seed: int
+    step: int
+    rank: int
+
+    def key(self, name: str) -> Key:
+        """Two hashed 32-bit keys that no other rank, step or name has: for rounding, which must be independent."""
+        return self._key(name, self.rank)
+
+    def shared_key(self, name: str) -> Key:
+        """Two hashed 32-bit keys that every rank has at this step: for supports, hashes and start vectors."""
+        return self._key(name, -1)
+
+    def shared_normal(self, name: str, *shape: int) -> torch.Tensor:
+        """Standard normal numbers (float32, CPU) that are the same on every rank."""
+        return torch.randn(*shape, generator=_generator(self.shared_key(name)))
+
+    def uniform(self, name: str, *shape: int) -> torch.Tensor:
+        """Numbers in [0, 1) (float64, CPU) that no other rank has."""
+        return torch.rand(*shape, generator=_generator(self.key(name)), dtype=torch.float64, device="cpu")
+
+    def again(self) -> "CounterRng":
+        """Other dice for a second encoding in the same step."""
+        return CounterRng(self.seed ^ 0x5EC0, self.step, self.rank)
+
+    def _key(self, name: str, rank: int) -> Key:
+        digest = blake2b(f"{self.seed}/{self.step}/{rank}/{name}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def _generator(key: Key) -> torch.Generator:
+    return torch.Generator().manual_seed(key[0] << 31 ^ key[1])

@@ -1,0 +1,111 @@
+"""Seats: where this process sits in a group, and how its lanes reach the others."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from gossamer.core.errors import AttachError
+from gossamer.core.verbs import Among
+from gossamer.fabrics import nccl, shutdown
+from gossamer.fabrics.connection import Connection
+from gossamer.fabrics.gloo import Gloo
+from gossamer.fabrics.heartbeat import Patience
+from gossamer.fabrics.members import Members
+from gossamer.fabrics.paths import Path, path
+from gossamer.fabrics.rendezvous import Meet, gloo
+from gossamer.fabrics.shared_store import SharedStore
+from gossamer.fabrics.staged import Staged
+from gossamer.fabrics.store import default_store
+
+_DAY = 86_400.0  # seconds
+_made = Counter[str]()  # seats taken so far in each group, to tell their keys in the store apart
+
+Crowd = dist.ProcessGroup | Members | None
+"""Who may meet: a process group, members of whom some may die, or this process alone."""
+
+
+class Timeouts(NamedTuple):
+    """How long others are waited for."""
+
+    deadline: float
+    patience: Patience
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """`place` and `count` are among those who are there; `rank` and `size` those that all began with.
+
+    Where there is no way for tensors to go, `refusal` says why: it is an error once the others have been told.
+    """
+
+    group: Crowd
+    device: torch.device
+    rank: int
+    size: int
+    place: int
+    count: int
+    path: Path
+    refusal: AttachError | None
+
+    @staticmethod
+    def in_group(group: Crowd, device: torch.device) -> "Endpoint":
+        if isinstance(group, Members):
+            seat = group.rank, group.size, group.place, len(group.epoch.ranks)
+        else:
+            rank, size = (0, 1) if group is None else (group.rank(), group.size())
+            seat = rank, size, rank, size
+        try:
+            return Endpoint(group, device, *seat, path(group, seat[-1], device), None)
+        except AttachError as refusal:
+            return Endpoint(group, device, *seat, "alone", refusal)
+
+    def way(self, served: bool) -> Path:
+        """That of a lane. On one that is `served` somebody answers whoever is first, which NCCL cannot: it goes by the host."""
+        return "staged" if served and self.path == "nccl" else self.path
+
+    @property
+    def hosts_the_store(self) -> bool:
+        """Whether the others need this process for their store. That of members goes with no rank."""
+        return self.size > 1 and self._theirs is not None and shutdown.hosts_the_store()
+
+    @property
+    def keeps_the_store(self) -> bool:
+        return self._theirs is not None and 0 in dist.get_process_group_ranks(self._theirs)
+
+    @property
+    def _theirs(self) -> dist.ProcessGroup | None:
+        return None if isinstance(self.group, Members) else self.group
+
+    def make_store(self) -> SharedStore:
+        """A part of the store for what meets in these seats, this time."""
+        if self.group is None:
+            return SharedStore.alone()
+        if isinstance(self.group, Members):
+            return self.group.meeting
+        ranks = dist.get_process_group_ranks(self.group)
+        name = f"gossamer/{self.group.group_name}/{ranks[0]}"
+        _made[name] += 1
+        return SharedStore(default_store(), self.rank, self.size).under(f"{name}/{_made[name]}")
+
+    def connect(self, way: Path, waits: Timeouts, meet: Meet, among: Among) -> Connection:
+        """A lane's own connection of these ranks; all of them have come to make it."""
+        if self.refusal is not None:
+            raise self.refusal
+        ranks = range(self.count) if among is None else among
+        rank, size = ranks.index(self.place), len(ranks)
+        if self.group is None or way == "alone":
+            return Gloo(None, rank, size)
+        if way == "nccl" and not isinstance(self.group, Members):
+            if among is None:
+                where = nccl.card_of(self.device)
+                nccl.refuse_shared({rank: where} | meet(where))
+            # A rank that lives is waited for, of which NCCL's watchdog knows nothing.
+            deadline = waits.deadline if waits.patience == "work" else max(waits.deadline, _DAY)
+            everyone = dist.get_process_group_ranks(self.group)
+            group = nccl.new_group([everyone[r] for r in ranks], size, deadline, self.device)
+            return nccl.Nccl(group, rank, size, self.device)
+        group = gloo(meet, rank, size, waits.deadline)
+        return Gloo(group, rank, size) if way == "gloo" else Staged(group, rank, size, self.device)

@@ -1,0 +1,174 @@
+"""Where each rank stands, in words: to compare before a collective, and to explain a failure after it."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gossamer.core.groups import named
+from gossamer.core.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Compute,
+    Join,
+    Receive,
+    Send,
+    Shared,
+    TakeTicket,
+    Verb,
+    WaitQuorum,
+)
+from gossamer.fabrics.heartbeat import ranks
+from gossamer.fabrics.shared_store import SharedStore
+
+
+class CollectiveFingerprint(NamedTuple):
+    """One rank's place in one lane. Two ranks agree if all is equal, and each expects what the other sends it."""
+
+    step: int
+    label: str
+    request: int  # how many collectives this lane has done before, with those whom it asks
+    verb: str
+    sends: Sequence[int] = ()
+    expects: Sequence[int] = ()
+    trouble: str = ""
+    among: Sequence[int] = ()  # whom it asks; nobody in particular if empty
+    by_itself: bool = False  # asked by the training loop, at whatever step each rank is
+
+    def __str__(self) -> str:
+        trouble = f" ({self.trouble})" if self.trouble else ""
+        return f"step {self.step}, {self.label or 'unlabelled'!r}, {self.verb}, collective {self.request}{trouble}"
+
+    def write(self) -> str:
+        return json.dumps(self)
+
+    @staticmethod
+    def read(store: SharedStore, key: str, text: str) -> "CollectiveFingerprint":
+        try:
+            said: Any = json.loads(text)
+            step, label, request, verb, sends, expects, trouble, among, by_itself = said
+            fits = all(isinstance(n, int) for n in (step, request, *sends, *expects, *among))
+            fits = fits and all(isinstance(word, str) for word in (label, verb, trouble))
+            fits = fits and isinstance(by_itself, bool)
+            fits = fits and len(sends) == len(expects) in (0, len(among) or store.size)
+        except (ValueError, TypeError, RecursionError):
+            raise store.malformed(key, text) from None
+        if not fits:
+            raise store.malformed(key, text)
+        return CollectiveFingerprint(step, label, request, verb, sends, expects, trouble, tuple(among), by_itself)
+
+    def agrees(self, mine: int, other: "CollectiveFingerprint", theirs: int) -> bool:
+        """Whether the place `mine` of a group here and the place `theirs` there are about to do the same thing."""
+        if not self.meets(other):
+            return False
+        if not self.sends:
+            return True
+        return self.sends[theirs] == other.expects[mine] and self.expects[theirs] == other.sends[mine]
+
+    def meets(self, other: "CollectiveFingerprint") -> bool:
+        """Whether both are about to ask the same of the same ranks, but for what each sends to whom."""
+        here, there = (*self[1:4], tuple(self.among)), (*other[1:4], tuple(other.among))
+        if here != there or self.by_itself != other.by_itself or len(self.sends) != len(other.sends):
+            return False
+        return self.by_itself or self.step == other.step
+
+    def place_of(self, rank: int) -> int:
+        """Of a rank among those whom it asks."""
+        return list(self.among).index(rank) if rank in self.among else rank
+
+
+def read_all(store: SharedStore, key: str, posts: Mapping[int, str]) -> dict[int, CollectiveFingerprint]:
+    """The positions that were posted at a meeting, by rank."""
+    return {rank: CollectiveFingerprint.read(store, f"{key}/{rank}", text) for rank, text in posts.items()}
+
+
+def position(step: int, label: str, request: int, verb: Verb | None, by_itself: bool = False) -> CollectiveFingerprint:
+    sends = [w.numel() for w in verb.wires] if isinstance(verb, AllToAll) else ()
+    expects = list(verb.lengths) if isinstance(verb, AllToAll) else ()
+    among = verb.among if isinstance(verb, Shared) else None
+    words = _describe(verb) + named(among)
+    return CollectiveFingerprint(step, label, request, words, sends, expects, among=among or (), by_itself=by_itself)
+
+
+def _describe(verb: Verb | None) -> str:
+    match verb:
+        case AllReduce(tensor, op):
+            return f"AllReduce {op} of {tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}"
+        case AllGather(wire):
+            return f"AllGather of {wire.numel()} bytes"
+        case Send(to, wire):
+            return f"Send of {wire.numel()} bytes to rank {_global(verb, to)}"
+        case Receive(None, length):
+            return f"Receive of {length} bytes from whoever is first"
+        case Receive(source, length):
+            return f"Receive of {length} bytes from rank {_global(verb, source)}"
+        case TakeTicket(name):
+            return f"Claim of {name!r}"
+        case WaitQuorum(name, count):
+            return f"Closed {name!r} at {count}"
+        case Compute(_, label):
+            return f"Compute {label!r}"
+        case Join():
+            return "Join"
+        case None:
+            return "between requests"
+        case _:
+            return type(verb).__name__
+
+
+def _global(verb: Send | Receive, rank: int | None) -> int | None:
+    """A rank as all know it."""
+    known = verb.among is not None and rank is not None and rank < len(verb.among)
+    return verb.among[rank] if known else rank  # pyright: ignore[reportOptionalSubscript, reportArgumentType, reportCallIssue]
+
+
+def explain(
+    rank: int,
+    size: int,
+    mine: CollectiveFingerprint,
+    others: Mapping[int, CollectiveFingerprint],
+    left: Collection[int] = (),
+    alive: Collection[int] = (),
+) -> str:
+    """Say who is missing, who has left, who is busy, and who is where."""
+    lines = list[str]()
+    silent = [r for r in range(size) if r != rank and r not in others and r not in left]
+    if missing := [r for r in silent if r not in alive]:
+        logs = "its log says last, and whether its machine answers"
+        if len(missing) > 1:
+            logs = "their logs say last, and whether their machines answer"
+        lines.append(
+            f"No word from {ranks(missing)}: dead, frozen, cut off, or not here yet. See what {logs}, then start all ranks "
+            "again, from a checkpoint; where one was only slow, with more time: attach(deadline=...)."
+        )
+    if busy := [r for r in silent if r in alive]:
+        lines.append(f"{ranks(busy).capitalize()} {_is(busy)} alive, and at work elsewhere.")
+    if gone := [r for r in left if r not in others]:
+        has = "has" if len(gone) == 1 else "have"
+        lines.append(f"{ranks(gone).capitalize()} {has} detached or ended: do all ranks take equally many steps?")
+    for other, position in sorted(others.items()):
+        same = mine.agrees(mine.place_of(rank), position, mine.place_of(other)) and not position.trouble
+        lines.append(
+            f"Rank {other} is at {'the same place' if same else position}.{_differing(rank, mine, other, position)}"
+        )
+    return " ".join(lines)
+
+
+def _is(numbers: list[int]) -> str:
+    return "is" if len(numbers) == 1 else "are"
+
+
+def _differing(rank: int, mine: CollectiveFingerprint, other: int, theirs: CollectiveFingerprint) -> str:
+    """What two ranks of one all-to-all see differently."""
+    if not mine.sends or not mine.meets(theirs):
+        return ""
+    here, there = mine.place_of(rank), mine.place_of(other)
+    pairs = (
+        (rank, mine.sends[there], other, theirs.expects[here]),
+        (other, theirs.sends[here], rank, mine.expects[there]),
+    )
+    return "".join(
+        f" Rank {a} sends {sent} bytes to rank {b}, which expects {expected}."
+        for a, sent, b, expected in pairs
+        if sent != expected
+    )

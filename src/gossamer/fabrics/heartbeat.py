@@ -1,0 +1,188 @@
+"""The pulse: every rank shows that it lives and what it does, and a rank that waits long looks at who else does."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+from gossamer.fabrics.shared_store import SharedStore
+from gossamer.fabrics.stuck import may_wait
+
+Patience = Literal["alive", "work"]
+"""What the deadline counts: only the silence of a rank and the standstill of all, or the work of the others too."""
+
+OFTEN = 0.5  # seconds between two beats; one small request each
+_SOON = 1.0  # seconds that a wait may take without a look at the others: no step on a fast network asks the store
+
+
+class RankStatus(NamedTuple):
+    """What a rank last said of itself: how often it has said something, and what it does."""
+
+    beats: int
+    state: str  # "works", "waits" (long, for others) or "left"
+    done: Mapping[str, int] = {}  # of a rank that has left: how many collectives each lane has had
+    moves: int = 0  # requests that crossed the network so far
+
+    def write(self) -> str:
+        return json.dumps(self)
+
+    @staticmethod
+    def read(store: SharedStore, name: str, text: str) -> "RankStatus":
+        try:
+            said: Any = json.loads(text)
+            beats, state, done, moves = said
+            fits = isinstance(beats, int) and isinstance(moves, int) and state in ("works", "waits", "left")
+            fits = fits and isinstance(done, dict) and all(isinstance(n, int) for n in done.values())
+        except (ValueError, TypeError, RecursionError):
+            raise store.malformed(name, text) from None
+        if not fits:
+            raise store.malformed(name, text)
+        return RankStatus(beats, state, done, moves)
+
+
+def rank_statuses(store: SharedStore) -> dict[int, RankStatus]:
+    """The other ranks' last words; a rank that has never said any is not among them."""
+    if store.size == 1:
+        return {}
+    keys = {r: f"pulse/{r}" for r in store.others}
+    complete = store.are_there(list(keys.values()))
+    there = [r for r, key in keys.items() if complete or store.flag_is_up(key)]
+    texts = store.read([keys[r] for r in there])
+    return {r: RankStatus.read(store, keys[r], text) for r, text in zip(there, texts, strict=True)}
+
+
+class Heartbeat:
+    """A thread that says twice a second that this rank lives, and looks at the others while this rank waits for them.
+
+    A process that computes in torch, or in Python, goes on beating; one that is stopped, swapped out or dead does not,
+    nor one in native code that keeps Python's lock all the time. Nobody but this thread asks the store for it, since a
+    store whose host stands still never answers.
+    """
+
+    def __init__(self, store: SharedStore, deadline: float, patience: Patience, vital: bool) -> None:
+        self.store, self.deadline, self.patience = store, deadline, patience
+        self.vital = vital  # whether the store goes only with one of these ranks
+        self.often = min(OFTEN, deadline / 5)
+        self.soon = min(_SOON, deadline / 4)
+        self.heard = dict[int, tuple[RankStatus, float]]()  # by rank: the last word, and when it was seen to change
+        self.answered = 0.0  # when the store did so last
+        self.broken = False  # a lane, on some rank
+        self.lost: RuntimeError | None = None  # why the store cannot be asked any more
+        self.moves = 0  # of this rank
+        self._waits = list[Callable[[], bool]]()
+        self._lock = threading.Lock()
+        self._wake, self._ended = threading.Event(), False
+        self._thread = threading.Thread(target=self._live, name="gossamer-pulse", daemon=True)
+        if store.size > 1:
+            may_wait(self._thread, store.raw)
+            self._thread.start()
+
+    def close(self) -> bool:
+        """Beat no more; False if the store holds up the last beat."""
+        self._ended = True
+        self._wake.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(0.5)
+        return not self._thread.is_alive()
+
+    def answers(self) -> bool:
+        """Whether the store has answered of late, if slowly."""
+        return self.lost is None and time.monotonic() - self.answered < self.deadline
+
+    @contextmanager
+    def monitor(self, asks: Callable[[], bool]) -> Generator["WaitMonitor"]:
+        """Around a long wait; `asks` tells whether what is waited for asks the network now, or computes on this rank."""
+        with self._lock:
+            if not self._waits:
+                self.heard = {}
+            self._waits.append(asks)
+        self._wake.set()
+        try:
+            yield WaitMonitor(self, asks)
+        finally:
+            with self._lock:
+                self._waits.remove(asks)
+
+    def _live(self) -> None:
+        beats = 0
+        while not self._ended:
+            beats += 1
+            try:
+                said = RankStatus(beats, "waits" if self._is_idle() else "works", moves=self.moves)
+                self.store.raise_flag(f"pulse/{self.store.rank}", said.write())
+                if self._waits:
+                    self._look()
+            except RuntimeError as error:
+                self.lost = error
+                return
+            self._wake.wait(self.often)
+            self._wake.clear()
+
+    def _is_idle(self) -> bool:
+        waits = list(self._waits)
+        return bool(waits) and all(asks() for asks in waits)
+
+    def _look(self) -> None:
+        before, found = self.heard, rank_statuses(self.store)
+        self.broken = self.store.flag_is_up("broken")
+        now = time.monotonic()
+        self.answered = now
+        self.heard = {r: (word, _changed(before.get(r), word, now)) for r, word in found.items()}
+
+
+def _changed(before: tuple[RankStatus, float] | None, word: RankStatus, now: float) -> float:
+    """When a word was last seen to change; a first look does not tell."""
+    if before is None:
+        return 0.0
+    return before[1] if before[0] == word else now
+
+
+class WaitMonitor:
+    """One long wait: whether it is still worth it."""
+
+    def __init__(self, pulse: Heartbeat, asks: Callable[[], bool]) -> None:
+        self.pulse, self.deadline, self._asks = pulse, pulse.deadline, asks
+        self.began = self._moved = time.monotonic() - pulse.soon
+        self._moves = pulse.moves
+        self.warned = False
+
+    def verdict(self, doomed: Callable[[Mapping[int, RankStatus]], str]) -> str:
+        """Why to wait no longer; empty while there is hope. `doomed` finds it in what the others said."""
+        now, pulse = time.monotonic(), self.pulse
+        heard = pulse.heard
+        if pulse.store.size == 1 or pulse.patience == "work" or (pulse.lost is not None and not pulse.vital):
+            return f"not done after {self.deadline:g} seconds" if self.is_late() else ""
+        if pulse.lost is not None or now - max(self.began, pulse.answered) >= self.deadline:
+            return "the store does not answer"
+        if pulse.broken:
+            return "another rank has left this lane"
+        said = {r: word for r, (word, _) in heard.items()}
+        moves = pulse.moves + sum(word.moves for word in said.values())
+        if moves != self._moves or not self._asks() or any(word.state == "works" for word in said.values()):
+            self._moved, self._moves = now, moves
+        if why := doomed(said):
+            return why
+        silent = [r for r in pulse.store.others if now - self._alive_at(r) >= self.deadline and not self._has_left(r)]
+        if silent:
+            return f"no sign of life from {ranks(silent)} for {self.deadline:g} seconds"
+        return f"nothing moves, for {self.deadline:g} seconds" if now - self._moved >= self.deadline else ""
+
+    def is_late(self) -> bool:
+        return time.monotonic() - self.began >= self.deadline
+
+    def working(self) -> list[int]:
+        """Who keeps us waiting, and has shown of late that it lives."""
+        late = time.monotonic() - self.deadline / 2
+        return [r for r, (word, changed) in self.pulse.heard.items() if word.state == "works" and changed > late]
+
+    def _alive_at(self, rank: int) -> float:
+        return max(self.began, self.pulse.heard[rank][1]) if rank in self.pulse.heard else self.began
+
+    def _has_left(self, rank: int) -> bool:
+        return rank in self.pulse.heard and self.pulse.heard[rank][0].state == "left"
+
+
+def ranks(numbers: list[int]) -> str:
+    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(map(str, numbers))}"

@@ -1,0 +1,84 @@
+"""The address book: how gloo's processes find one another, in one meeting and without blocking in the store."""
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
+
+from gossamer.core.errors import PeerError
+
+Meet = Callable[[str], dict[int, str]]  # posts a text, and returns every other rank's
+
+_LONGEST = 65_536  # bytes of one rank's addresses
+
+
+class RendezvousStore(Store):
+    """What gloo believes to be a store: what a rank writes is posted once it asks for what others have written."""
+
+    def __init__(self, meet: Meet) -> None:
+        super().__init__()
+        self._meet = meet
+        self._mine, self._all = dict[str, bytes](), dict[str, bytes]()
+
+    def set(self, key: str, value: Any) -> None:
+        self._mine[key] = value.encode() if isinstance(value, str) else bytes(value)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not all(key in self._all for key in keys):
+            self._exchange()
+        for key in keys:
+            if key not in self._all:
+                raise PeerError(f"no rank has written {key!r}: do all ranks run the same version of torch?")
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._all[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._all or key in self._mine for key in keys)
+
+    def has_extended_api(self) -> bool:
+        return False
+
+    def _exchange(self) -> None:
+        self._all |= self._mine
+        posts = self._meet(json.dumps({key: value.hex() for key, value in self._mine.items()}))
+        for rank, text in posts.items():
+            self._all |= _entries(rank, text)
+
+
+def _entries(rank: int, text: str) -> dict[str, bytes]:
+    try:
+        entries: Any = json.loads(text if len(text) <= _LONGEST else "")
+        read = {str(key): bytes.fromhex(value) for key, value in entries.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise PeerError(
+            f"what stands in the store as rank {rank}'s addresses is no address book: {text[:80]!r}"
+        ) from None
+    return read
+
+
+def gloo(meet: Meet, rank: int, size: int, seconds: float) -> Any:
+    """A gloo group of these ranks, connected. `seconds` is how long its connections may take.
+
+    Made directly: new_group names groups of some ranks after how many others a process happens to know, so its ranks may
+    miss each other, and a name may come back with its old addresses.
+    """
+    failure: list[Exception] = []
+
+    def noting(text: str) -> dict[int, str]:
+        try:
+            return meet(text)
+        except Exception as error:  # gloo would tell of it in its own words
+            failure.append(error)
+            raise
+
+    try:
+        return dist.ProcessGroupGloo(RendezvousStore(noting), rank, size, timedelta(seconds=seconds))
+    except Exception:
+        if failure:
+            raise failure[0] from None
+        raise

@@ -1,0 +1,179 @@
+"""Backward: the ties to autograd. Gradients go on their way as they come, and are averages when backward returns."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.core.errors import AttachError
+from gossamer.core.verbs import Program, join
+from gossamer.integrations import consensus, engine
+from gossamer.integrations.ddp_wrapper import syncs
+from gossamer.integrations.grad_buckets import GradBuckets
+from gossamer.integrations.grad_scaler import KnownScale
+from gossamer.integrations.steps import StepLoop
+from gossamer.integrations.wrappers import LOOKS, refuse_capture, refuse_engine, refuse_ran_wrapper
+from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
+from gossamer.runtime import Param
+
+
+class Backward:
+    """Sees a backward pass begin and end, hands its gradients to the intake, and puts the averages in their place."""
+
+    def __init__(self, steps: StepLoop, looped: nn.Module, *, find_unused: bool) -> None:
+        self.looped = looped  # what the training loop calls: the model, or DDP around it
+        self.steps, self.worker, self.fabric = steps, steps.worker, steps.fabric
+        self._scale: KnownScale | None = None
+        self.find_unused = find_unused
+        self.syncing = True  # False while micro-batches only accumulate
+        self._inside = False
+        self._task: int | None = None  # autograd's number of the backward pass under way
+        self._passes = 0
+        self._intake: GradBuckets | None = None  # where gradients go that are averaged at this step
+        self._own_peaks = list[Tensor]()  # the largest magnitudes that this rank gave, where nothing else tells
+        self._handles = dict[str, Any]()
+
+    def install(self) -> list[Any]:
+        """Put the hooks in place, and return what removes them; in a world of one there is nothing to see."""
+        if self.fabric.size == 1:
+            return []
+        refuse_engine()
+        if self.steps.scaler is not None and self.steps.averages_gradients:  # differences of parameters know no scale
+            self._scale = KnownScale(self.steps.scaler)
+        self.worker.hand_over = self.worker.descent.put
+        self.steps.on_new_channels, self.steps.average_late = self.rebuild, self._average_late
+        self.rebuild()
+        return [self]
+
+    def remove(self) -> None:
+        for handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()
+        if self._scale is not None:
+            self._scale.remove()
+
+    def rebuild(self) -> None:
+        """Channels are new (at attach, after a controller's change, after loading): so is the intake."""
+        if self.fabric.size == 1:
+            return
+        self._intake = GradBuckets(self.worker, self._launch) if self.steps.averages_gradients else None
+        for name, param in self.worker.params.items():
+            if name not in self._handles and param.trains:
+                self._handles[name] = param.parameter.register_post_accumulate_grad_hook(self._hook(name))
+
+    def _hook(self, name: str) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:  # once for each parameter and step: every call in here counts
+            if not (self.syncing and syncs(self.looped)):
+                self.steps.only_adds(parameter)
+                return
+            task = engine.pass_under_way()
+            if task != self._task or not self._inside:
+                self._enter(parameter, task)
+            param = self.worker.params[name]
+            if self._intake is None or (gradient := param.gradient) is None:
+                return
+            self._intake.take(name, gradient)
+            if parameter.is_cuda:
+                self._let_go(name, param)
+
+        return hook
+
+    def _let_go(self, name: str, param: Param) -> None:
+        """A gradient has been gathered: free what backward wrote it to. On a CPU that would cost more than it saves."""
+        view = None if self._intake is None else self._intake.view(name)
+        if view is not None and param.takes(view):
+            param.hand(view)
+
+    def _enter(self, parameter: Tensor, task: int) -> None:
+        """A gradient of another pass than the last one: is it the first of a new backward pass?"""
+        if self._inside and engine.is_nested():
+            return
+        if engine.is_nested():
+            raise AttachError(
+                "a backward pass inside of another one (reentrant checkpointing) would send its gradients before the outer "
+                "pass is done: use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
+        if self._inside and self._intake is not None and self._intake.next:
+            raise AttachError(
+                "the last backward() ended with an exception when some of its gradients were on their way, so the ranks are "
+                "no longer in step: on all ranks, detach, load a checkpoint and attach again"
+            )
+        self._task = task
+        self._begin(parameter)
+        engine.at_end(self._end)
+
+    def _begin(self, parameter: Tensor | None) -> None:
+        """A step's gradients begin to come; `parameter` has the first of them."""
+        refuse_capture(self.worker.device)
+        if self._passes + 1 in LOOKS:
+            refuse_ran_wrapper(self.steps.model)
+        self._inside = True
+        self._passes += 1
+        self.steps.settle_skipped(parameter)
+        if self._scale is not None:
+            self.worker.scale = self._scale.now() if self.steps.averages_gradients else 1.0
+        self.worker.means = []
+        if not self.steps.averages_gradients:
+            self._intake = None  # averaged no more: its memory is free
+        if self._intake is not None:
+            self.steps.follow()
+            self._own_peaks.clear()
+            self._intake.reset()
+
+    def _average_late(self) -> None:
+        """Gradients are there that no hook has seen."""
+        self._begin(None)
+        self._end()
+
+    def _launch(self, index: int, flat: Tensor) -> None:
+        if flat.is_cuda:  # where the gradients lie in here only, and the means will be written over them
+            self._own_peaks.append(peak(flat))
+        self.fabric.run(self.worker.ready(index, flat))
+
+    def _end(self) -> None:
+        self._inside = False
+        if self._intake is None:
+            self.steps.doubts.backward_is_over()
+            return
+        unused = self._intake.finish()
+        if self.find_unused:
+            self._ask_who_used(unused)
+        self.steps.begin()
+        if not self.worker.finite and "waits for few" in self.worker.recipe.schedule.traits:
+            self._forget([*self.worker.params])  # as late ranks do, who never apply such an update
+            return
+        if not self.worker.finite:
+            own = [g for param in self.worker.params.values() if (g := param.gradient) is not None]
+            fine = all_peaks_finite(self._own_peaks) if self._own_peaks else all_finite(own)
+            self.fabric.run(self.worker.name_spoilers(fine), "backward", self.worker.step)
+        self.worker.descent.put()
+        if self.find_unused:
+            self._forget_unused(unused)
+
+    def _ask_who_used(self, unused: list[str]) -> None:
+        """How many ranks used each parameter, and what arrived for those that this one did not.
+
+        The host asks its device for it together with the verdict on the means: one question a step.
+        """
+        used = torch.tensor([n not in unused for n in self.worker.params], dtype=torch.int32)
+        handle = self.fabric.start(consensus.count(self.worker, used), "who used what", self.worker.step)
+
+        def besides(means: list[Tensor]) -> Program[list[Tensor]]:
+            counts, named = (yield from join(handle)), self.worker.by_name(means)
+            return [counts, *(named[name].any() for name in unused)]
+
+        self.worker.besides = besides
+
+    def _forget_unused(self, unused: list[str]) -> None:
+        """A parameter that no rank used keeps no gradient, so that weight decay does not move it.
+
+        Unless a memory still owed it something: what has crossed the network is paid.
+        """
+        counts = dict(zip(self.worker.params, self.worker.told))
+        arrived = self.worker.told[len(counts) :]
+        self._forget([name for name, came in zip(unused, arrived, strict=True) if not (counts[name] or came)])
+
+    def _forget(self, names: list[str]) -> None:
+        for name in names:
+            self.worker.params[name].forget_gradient()

@@ -1,0 +1,200 @@
+"""Checkpoints of a run: one folder for all ranks, in the format of `torch.distributed.checkpoint`, or a file for each."""
+
+import json
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from gossamer.core.errors import CheckpointError, PeerError, plainly
+from gossamer.fabrics.torch import TorchFabric
+from gossamer.integrations.communicator import Communicator
+from gossamer.integrations.dcp_reader import Folder, read
+from gossamer.integrations.handshake import tell
+from gossamer.integrations.state_tree import Saved, clear, digest, pack
+from gossamer.integrations.written import write
+from gossamer.runtime import Worker
+from gossamer.runtime.compatibility import cut
+
+__all__ = ["load", "read", "save"]
+
+LIMIT = 2**30  # bytes of a rank's list of tensors
+
+
+class Attached(Protocol):
+    """A communicator, or the hook of a DDP model."""
+
+    worker: Worker
+    fabric: TorchFabric
+
+    def load_state_dict(self, saved: Any) -> None: ...
+
+
+def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+    """Save a whole run into a new folder: model, optimizer, communicator and what is `extra`; between steps, on all ranks.
+
+    Entries of ranks that are equal are stored once, and where they differ (under local and gossip recipes) by rank, so
+    that `load` goes on exactly. What is stored as `model` is the consensus: take it to evaluate, or to publish.
+    """
+    if comm.fabric.members is not None:
+        raise CheckpointError(
+            "checkpoint.save writes one checkpoint of all ranks, and under members() some may be away: save a file for each, "
+            "torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'comm': comm.state_dict()}, ...)"
+        )
+    if apart := comm.apart():
+        raise CheckpointError(f"checkpoint.save is for all ranks at the same step, and {apart}")
+    with comm.fabric.during("checkpoint.save", comm.step), _unfinished(path):
+        _save(comm, path, extra)
+
+
+def load(comm: Attached, path: str | Path, key: str = "comm") -> dict[str, Any]:
+    """Go on where `save` was called, also with another number of ranks; returns what was saved as `extra`.
+
+    Attach first; all ranks call it together, and if it fails on one it fails on all. With other ranks all start from the
+    consensus, and from the mean of the optimizers' states. Of what `dcp.save({"comm": comm, ...}, checkpoint_id=path)`
+    wrote it loads the communicator, or the DDP hook, alone. Nothing that a checkpoint holds is run.
+    """
+    with comm.fabric.during("checkpoint.load", comm.worker.step - 1):
+        return _load(comm, path, key)
+
+
+# -- saving --------------------------------------------------------------------------------------------------------
+
+
+def _save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None) -> None:
+    state = comm.state_dict()  # first, for it may end a step
+    optimizers = [optimizer.state_dict() for optimizer in comm.optimizers]
+    tree = {"model": comm.model.state_dict(), "optimizer": optimizers, "extra": dict(extra or {})}
+    tensors = dict[str, Tensor]()
+    tensors["frame"] = pack(clear(tree, "", tensors))
+    sums = {name: digest(t) for name, t in tensors.items()}
+    everyone = _told(comm, {"step": comm.step, "sums": sums, "taken": (Path(path) / ".metadata").exists()})
+    _check_together(everyone, path)
+    equal = {name for name in sums if all(other["sums"].get(name) == sums[name] for other in everyone)}
+    if comm.recipe.schedule.trains_elsewhere:  # what is stored as `model` is another one then
+        equal -= {name for name in equal if name.startswith("model/")}
+    model = _consensus(
+        comm, {name.removeprefix("model/"): tensors[name] for name in equal if name.startswith("model/")}
+    )
+    own: dict[str, Any] = {f"rank{comm.rank}/{name}": t for name, t in tensors.items() if name not in equal}
+    if comm.rank == 0:
+        own |= {f"equal/{name}": tensors[name] for name in equal if not name.startswith("model/")}
+        sums |= {f"consensus/{name}": digest(t) for name, t in model.items()}
+    own[f"rank{comm.rank}/contents"] = json.dumps(sums)
+    entries = {"comm": state, "own": own} | ({"model": model} if comm.rank == 0 else {})
+    write(path, entries, comm.rank, partial(_told, comm))
+
+
+def _told(comm: Attached, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """What every rank has to say."""
+    if comm.fabric.size == 1:
+        return [facts]
+    return comm.fabric.run(tell(facts, comm.worker.device, LIMIT))
+
+
+def _check_together(everyone: list[dict[str, Any]], path: str | Path) -> None:
+    steps = [told["step"] for told in everyone]
+    if len(set(steps)) > 1:
+        raise CheckpointError(f"the ranks are at steps {steps}; save when all of them are at the same one")
+    if any(told["taken"] for told in everyone):
+        raise CheckpointError(
+            f"{path} holds a checkpoint already; give each a folder of its own, such as step{steps[0]}"
+        )
+
+
+def _consensus(comm: Communicator, equal: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The model's tensors as all ranks agree on them; those that are equal anyway are left as they are."""
+    own = {name: t for name, t in comm.model.state_dict().items() if isinstance(t, Tensor)}
+    if own.keys() == equal.keys():
+        return own
+    with comm.consensus():
+        agreed = comm.model.state_dict()
+        return {name: equal[name] if name in equal else agreed[name].detach().clone() for name in own}
+
+
+@contextmanager
+def _unfinished(path: str | Path) -> Generator[None]:
+    """Where other ranks are lost, say what is left on disk."""
+    try:
+        yield
+    except PeerError as error:
+        there = f"{path} may be unfinished, and checkpoint.load refuses it then: load the one before."
+        raise PeerError(f"{error} {there}") from error.__cause__
+
+
+# -- loading -------------------------------------------------------------------------------------------------------
+
+
+def _load(comm: Attached, path: str | Path, key: str) -> dict[str, Any]:
+    state, tree = dict[str, Any](), dict[str, Any]()
+
+    def look() -> None:
+        nonlocal state, tree
+        folder = Folder(path)
+        state = _communicator(folder, f"{key}.", comm)
+        if isinstance(comm, Communicator) and "own.rank0/contents" in folder:
+            tree = Saved(folder, int(state["size"]), comm.rank, comm.size).tree()
+            _check_model(comm.model, tree["model"])
+
+    _together(comm, look)
+    _together(comm, lambda: comm.load_state_dict(state))
+    if isinstance(comm, Communicator) and tree:
+        _put(comm, tree)
+    return tree.get("extra", {})
+
+
+def _together(comm: Attached, do: Callable[[], None]) -> None:
+    """If a checkpoint is refused on one rank, it is on all of them."""
+    problem = ""
+    try:
+        do()
+    except CheckpointError as error:
+        problem = str(error)
+    for rank, told in enumerate(_told(comm, {"problem": problem[:2000]})):
+        if problem or told["problem"]:
+            raise CheckpointError(problem or f"rank {rank}: {told['problem']}")
+
+
+def _communicator(folder: Folder, prefix: str, comm: Attached) -> dict[str, Any]:
+    names = [n for n in folder if n.startswith(prefix)]
+    if not names:
+        held = sorted({n.split(".")[0] for n in folder})
+        raise CheckpointError(f"{folder.path} holds nothing under {prefix[:-1]!r}; it was saved under {held}")
+    size = folder.read(f"{prefix}size") if f"{prefix}size" in folder else None
+    if not isinstance(size, int):
+        raise CheckpointError(
+            f"{folder.path} is damaged, or no communicator lies under {prefix[:-1]!r}: it has no size"
+        )
+    cut_alike = f"{prefix}cut" in folder and folder.read(f"{prefix}cut") == json.dumps(cut(comm.worker.buckets))
+    in_shards = comm.worker.recipe.schedule.policy("anchor") == "shard"
+    if size == comm.fabric.size and (cut_alike or not in_shards):  # then the others' need not be read
+        others = tuple(f"{prefix}rank{r}/" for r in range(size) if r != comm.fabric.rank)
+        names = [n for n in names if not n.startswith(others)]
+    return {n.removeprefix(prefix): folder.read(n) for n in names}
+
+
+def _check_model(model: nn.Module, then: Mapping[str, Any]) -> None:
+    """Before anything changes: names and shapes."""
+    now = model.state_dict()
+    for name in {**now, **then}:
+        if name not in then or name not in now:
+            where = "the checkpoint" if name not in then else "this model"
+            raise CheckpointError(f"the checkpoint is of another model: {name!r} is missing in {where}")
+        if getattr(now[name], "shape", None) != getattr(then[name], "shape", None):
+            raise CheckpointError(
+                f"the checkpoint is of another model: {name!r} was {list(then[name].shape)}, and is {list(now[name].shape)} now"
+            )
+
+
+def _put(comm: Communicator, tree: Mapping[str, Any]) -> None:
+    current = comm.model.state_dict()
+    current.update(tree["model"])
+    comm.model.load_state_dict(current)
+    try:
+        for optimizer, state in zip(comm.optimizers, tree["optimizer"], strict=True):
+            optimizer.load_state_dict(state)
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(f"the checkpoint's optimizer does not fit this one: {plainly(error)}") from None

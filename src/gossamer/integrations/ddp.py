@@ -1,0 +1,316 @@
+"""For people who already have DistributedDataParallel: a recipe as its communication hook."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from gossamer.codecs.warm import warm
+from gossamer.core.errors import AttachError, GossamerError
+from gossamer.core.torch_private import private_name
+from gossamer.fabrics.heartbeat import Patience
+from gossamer.fabrics.ledger import Ledger
+from gossamer.fabrics.torch import TorchFabric
+from gossamer.integrations import consensus
+from gossamer.integrations.communicator import attached
+from gossamer.integrations.devices import device_of, refuse_devices, refuse_lengths
+from gossamer.integrations.grad_buckets import GradBuckets
+from gossamer.integrations.grad_scaler import KnownScale
+from gossamer.integrations.handshake import agree, compare, fingerprint
+from gossamer.integrations.metrics import Meter, OnMetrics, Told, check_callback
+from gossamer.integrations.nodes import Where, between_nodes, host_names
+from gossamer.integrations.requirements import HOOK, refuse
+from gossamer.integrations.run_observer import DDP, assignment_of
+from gossamer.kernels.finite import all_finite
+from gossamer.recipe import Recipe
+from gossamer.runtime import Worker, checkpoint, params_of
+
+_handed_over: Any = private_name(DistributedDataParallel, "_build_params_for_reducer", "knows what DDP hands to a hook")
+_told_of: Any = private_name(DistributedDataParallel, "_get_ddp_logging_data", "knows what DDP averages")
+ANEW = "requires_grad changed after DDP was made: make DDP anew, then register"
+
+
+class Hook:
+    """A recipe driven by DDP's buckets. DDP regroups its buckets after the first step; our channels stay as they are."""
+
+    def __init__(
+        self,
+        ddp_model: DistributedDataParallel,
+        worker: Worker,
+        fabric: TorchFabric,
+        scaler: Any,
+        meter: Meter,
+    ) -> None:
+        self.model, self.ignored = ddp_model.module, frozenset[str](ddp_model.parameters_to_ignore)
+        self.worker, self.fabric = worker, fabric
+        self._scale = None if scaler is None else KnownScale(scaler)
+        self.names = {id(param.parameter): name for name, param in worker.params.items()}
+        self.intake = GradBuckets(worker, self._launch)
+        self.waiting: list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]] = []
+        self._meter = meter
+        # A communication hook never sees the optimizer, so every optimizer's steps are watched; but only if asked for.
+        watches = meter.on_metrics is not None or meter.overseer is not None
+        self._watch = register_optimizer_step_post_hook(self._after_step) if watches else None
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe in force; a controller may have changed it since `register`."""
+        return self.worker.recipe
+
+    @property
+    def step(self) -> int:
+        """How many times gradients were averaged."""
+        return self.worker.step - 1
+
+    @property
+    def spoilt(self) -> dict[int, int]:
+        """How many averages each rank has spoilt with values that were not finite; those that spoilt none are left out."""
+        return dict(sorted(self.worker.spoilt.items()))
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every request of this rank that crossed the network, with its bytes and seconds."""
+        return self.fabric.ledger
+
+    def check_sync(self) -> None:
+        """Compare a hash of every parameter on all ranks, between steps; an error names those that are not equal."""
+        if self.fabric.size > 1:
+            program = consensus.check(self.worker, self.model, {}, self.ignored)
+            self.fabric.run(program, "hook.check_sync", self.worker.step - 1)
+
+    def log(self, *, loss: Told = None, held_out: Told = None) -> None:
+        """As a communicator's `log()`."""
+        self._meter.log(loss, held_out)
+
+    def metrics(self) -> dict[str, float]:
+        """What a communicator's `metrics()` gives, since `register`."""
+        return self._meter.totals()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain tensors and scalars, as a communicator's; save one per rank, between steps."""
+        return checkpoint.save(self.worker)
+
+    def load_state_dict(self, saved: Any) -> None:
+        """Take up where `state_dict` left off; after a change of world size, give those of all old ranks."""
+        checkpoint.load(self.worker, saved)
+        self.intake = GradBuckets(self.worker, self._launch)
+        self._meter.restart()
+
+    def close(self) -> None:
+        """End the communication thread; DDP cannot be told to forget a hook, so take the model out of it."""
+        if self._watch is not None:
+            self._watch.remove()
+        if self._scale is not None:
+            self._scale.remove()
+        self.fabric.close()
+
+    def take(self, bucket: Any) -> Future[Tensor]:
+        """One DDP bucket is ready: keep its gradients, and promise the averaged bucket."""
+        if self.fabric.size == 1:
+            self.worker.step += int(bucket.is_last())
+            alone = _promise_of(bucket.buffer())
+            alone.set_result(bucket.buffer())
+            return alone
+        if not self.intake.arrived:
+            self.worker.means = []
+            self.worker.scale = 1.0 if self._scale is None else self._scale.now()
+        names = [self._name_of(p) for p in bucket.parameters()]
+        buffer = bucket.buffer()
+        gradients = [buffer] if buffer.is_sparse else list(bucket.gradients())  # a sparse one has a bucket to itself
+        promise = _promise_of(buffer)
+        self.waiting.append((gradients, names, promise, buffer))
+        for name, gradient in zip(names, gradients, strict=True):
+            self.intake.take(name, gradient)
+        if len(self.intake.arrived) == len(self.intake.slots):
+            self._deliver()
+        elif bucket.is_last():  # DDP would now wait for promises that nobody can keep
+            missing = ", ".join(sorted(self.intake.slots.keys() - self.intake.arrived)[:5])
+            raise AttachError(f"DDP's last bucket is there, and none held {missing}; {ANEW}")
+        return promise
+
+    def _name_of(self, parameter: Tensor) -> str:
+        name = self.names.get(id(parameter))
+        if name is None:
+            raise AttachError(
+                f"DDP hands over a parameter of shape {tuple(parameter.shape)} that it did not have; {ANEW}"
+            )
+        return name
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if any(id(p) in self.names for group in optimizer.param_groups for p in group["params"]):
+            self._meter.step_ended()
+
+    def _launch(self, index: int, flat: Tensor) -> None:
+        self.fabric.run(self.worker.ready(index, flat))
+
+    @torch.no_grad()
+    def _deliver(self) -> None:
+        """The last gradient is there: wait for the means, put them where DDP looks for them, and keep all promises.
+
+        In the thread of backward, since nothing is left that could go on meanwhile: DDP would wait for a promise for ever,
+        and what goes wrong here ends its backward with an error.
+        """
+        buckets = self.worker.buckets
+        waiting, self.waiting = self.waiting, []
+        self.intake.reset()
+        with self.fabric.during("backward", self.worker.step):
+            with self.fabric.standstill.counted():
+                self.fabric.run(self.worker.average_gradients())
+            if not self.worker.finite:
+                own = [g.coalesce().values() if g.is_sparse else g for gradients, *_ in waiting for g in gradients]
+                self.fabric.run(self.worker.name_spoilers(all_finite(own)))
+        means = self.worker.by_name(self.worker.means)
+        answers = [_put(gradients, [means[n] for n in names], buffer) for gradients, names, _, buffer in waiting]
+        self.worker.end_step()
+        if self.worker.buckets is not buckets:
+            self.intake = GradBuckets(self.worker, self._launch)
+        for (*_, promise, _), answer in zip(waiting, answers, strict=True):
+            promise.set_result(answer)
+
+
+def _promise_of(buffer: Tensor) -> Future[Tensor]:
+    """On a GPU whoever waits for it waits for the stream that was current when it was kept."""
+    return Future(devices=[buffer.device]) if buffer.is_cuda else Future()
+
+
+def _put(gradients: list[Tensor], means: list[Tensor], buffer: Tensor) -> Tensor:
+    """What DDP is told about one bucket: the means in its own buffer, or a mean as sparse as DDP expects it."""
+    if buffer.is_sparse:
+        return means[0].to(buffer.dtype).to_sparse(buffer.sparse_dim())
+    for gradient, mean in zip(gradients, means, strict=True):
+        gradient.copy_(mean)
+    return buffer
+
+
+def register(
+    ddp_model: DistributedDataParallel,
+    recipe: str | Recipe | None = None,
+    process_group: "dist.ProcessGroup | None" = None,
+    *,
+    nodes: Where | None = None,
+    seed: int = 0,
+    deadline: float = 300.0,
+    patience: Patience = "alive",
+    scaler: Any = None,
+    on_metrics: OnMetrics | None = None,
+    metrics_every: int = 10,
+) -> Hook:
+    """Replace DDP's all-reduce by a recipe. For recipes that average gradients at every step.
+
+    Call it once, before the first backward. Give a GradScaler as `scaler`, so that memories are free of its scale. The
+    object returned holds the state: save its `state_dict()` per rank. `nodes` and `on_metrics` are those of `attach`, and
+    `on_metrics` is called with (step, metrics) when the optimizer has done every `metrics_every`-th step. Without a recipe it
+    is what the environment's GOSSAMER_RECIPE says, where "ddp" is DDP as it comes and "compute" no averaging at all.
+    """
+    check_callback(on_metrics, metrics_every)
+    named = _averaged(ddp_model)
+    given = process_group or ddp_model.process_group
+    recipe, kind, group, deadline, patience = assignment_of(recipe, given, deadline, patience, "register")
+    parsed = Recipe.of(recipe)
+    check(parsed)
+    fabric = TorchFabric(
+        group,
+        deadline=deadline,
+        patience=patience,
+        device=device_of(ddp_model.module),
+    )
+    idle = torch.optim.SGD(list(named.values()), lr=1.0)  # channels ask for rates; a hook has none to offer
+    try:
+        parsed = _agreed(parsed, named, nodes, fabric, group)
+        worker = Worker(parsed, params_of(named), idle, fabric.rank, fabric.size, seed)
+        if fabric.size > 1:
+            warm(parsed, fabric.device, worker.buckets[0].layout.dtype)
+            facts = fingerprint(worker, {"deadline": deadline}, ddp_model.module)
+            fabric.run(compare(worker, facts), "register")
+            fabric.form(parsed.groups(fabric.size), parsed.ranks_per_node)
+    except BaseException:
+        fabric.close()
+        raise
+    meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
+    meter.begin(kind)
+    hook = Hook(ddp_model, worker, fabric, scaler, meter)
+    ddp_model.register_comm_hook(hook, _torchs_own(given) if kind == DDP else _hook())
+    return hook
+
+
+def _agreed(
+    recipe: Recipe,
+    named: Mapping[str, Tensor],
+    nodes: Where | None,
+    fabric: TorchFabric,
+    group: "dist.ProcessGroup | None",
+) -> Recipe:
+    """The recipe for these nodes; what is refused on one rank is an error on all."""
+    hosts = host_names(fabric) if nodes == "hosts" else []
+    refusal: GossamerError | None = None
+    try:
+        recipe = between_nodes(recipe, nodes, hosts, fabric.size, group)
+    except GossamerError as error:
+        refusal = error
+    if fabric.size > 1:
+        fabric.run(agree(refusal or _refusal(recipe, named), fabric.device), "register")
+    elif refusal is not None:
+        raise refusal
+    return recipe
+
+
+def _refusal(recipe: Recipe, named: Mapping[str, Tensor]) -> AttachError | None:
+    try:
+        refuse_devices(named, {})
+        refuse_lengths(recipe, next(iter(named.values())).device)
+    except AttachError as refusal:
+        return refusal
+    return None
+
+
+def _averaged(ddp_model: DistributedDataParallel) -> dict[str, Tensor]:
+    """The parameters whose gradients DDP will hand over; refuses a DDP of which a hook sees less than is averaged."""
+    if not isinstance(ddp_model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise AttachError("register takes a DistributedDataParallel model; for a plain one use gossamer.attach")
+    if ddp_model.module in attached:
+        raise AttachError("this model is attached, and would be averaged twice; detach() its communicator first")
+    if ddp_model._comm_hooks:
+        raise AttachError("this DDP model has a hook already, and DDP takes no second one; make DDP anew")
+    if ddp_model._delay_all_reduce_params:
+        raise AttachError(
+            "DDP averages its delay_all_reduce_named_params itself, uncompressed, and no hook sees them; "
+            "make DDP without that argument"
+        )
+    # As DDP itself lists them, for it has its own mind about names that it was told to ignore.
+    handed = {id(p) for p in _handed_over(ddp_model)[0]}
+    if len(handed) != _told_of(ddp_model)["num_parameter_tensors"]:
+        raise AttachError(f"DDP averages other parameters than those that now require a gradient; {ANEW}")
+    return {n: p for n, p in ddp_model.module.named_parameters() if id(p) in handed}
+
+
+def check(recipe: Recipe) -> None:
+    """Refuse a recipe that is more than what a communication hook can do."""
+    refuse(recipe, *HOOK)
+
+
+def _hook() -> Callable[[Any, Any], Any]:
+    """DDP insists on a plain function whose second argument is called `bucket` and has no annotation."""
+
+    def gossamer_hook(state, bucket):  # type: ignore[no-untyped-def]  # pyright: ignore
+        return state.take(bucket)
+
+    return gossamer_hook
+
+
+def _torchs_own(group: Any) -> Callable[[Any, Any], Any]:
+    """What DDP does without a hook, and a step counted."""
+
+    def plain_hook(state, bucket):  # type: ignore[no-untyped-def]  # pyright: ignore
+        state.worker.step += int(bucket.is_last())
+        return default_hooks.allreduce_hook(group, bucket)
+
+    return plain_hook
+
+
+__all__ = ["Hook", "register"]

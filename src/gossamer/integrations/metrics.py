@@ -1,0 +1,163 @@
+"""Metrics: totals of a run, rates since the last report, and the moment a report is due."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from gossamer.core.errors import AttachError
+from gossamer.fabrics.ledger import Ledger
+from gossamer.integrations.elastic_checks import tell
+from gossamer.integrations.run_observer import ObserverSlot
+from gossamer.runtime import Worker
+
+OnMetrics = Callable[[int, dict[str, float]], object]
+Told = float | Tensor | None  # what a training loop says of itself
+
+
+class Progress(NamedTuple):
+    """How far a run has come at one moment."""
+
+    step: int
+    dense: float  # what a dense ring would have sent so far
+    sent: int
+    received: int
+    exposed: float
+    clock: float
+
+
+class Meter:
+    """Totals are of everything since the start. Rates are of the window from the last report to now.
+
+    Ratios are of training only: the first mark is set when the handshake and the first copy of the model are over.
+    """
+
+    def __init__(self, worker: Worker, ledger: Ledger, on_metrics: OnMetrics | None, every: int) -> None:
+        self.worker, self.ledger, self.on_metrics, self.every = worker, ledger, on_metrics, every
+        worker.on_decision, worker.on_drop, worker.on_age = ledger.decide, ledger.drop, ledger.age
+        worker.on_presence = self._present
+        self.overseer = ObserverSlot.overseer
+        self.logged = dict[str, Any]()  # tensors as they were told: nobody waits for a GPU until a number is asked for
+        self.restart()
+
+    def _present(self, step: int, rank: int, lost: Sequence[int], back: Sequence[int]) -> None:
+        self.ledger.presence(step, rank, lost, back)
+        tell(step, rank, lost, back)
+
+    def begin(self, kind: str) -> None:
+        """All is ready; who watches this process is told."""
+        if self.overseer is not None:
+            self.overseer.begin(self, kind)
+
+    def log(self, loss: Told, held_out: Told) -> None:
+        """Keep what the training loop tells."""
+        for name, value in (("loss", loss), ("held_out", held_out)):
+            if value is None:
+                continue
+            if isinstance(value, Tensor) and value.numel() != 1:
+                raise AttachError(f"log({name}=...) takes one number, got a tensor of shape {tuple(value.shape)}")
+            self.logged[name] = value.detach() if isinstance(value, Tensor) else float(value)
+            if self.overseer is not None:
+                self.overseer.told(name, float(self.logged[name]))
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Time the training loop stood still for the network."""
+        return self.ledger.exposed_seconds
+
+    def restart(self) -> None:
+        """Rates and ratios count from here: the start-up is over, or a checkpoint has set the step."""
+        self._grown = self.worker.step - 1, 0.0
+        self._first = self._last = self._mark()
+
+    def grows(self) -> None:
+        """More parameters are about to travel: what a dense ring would have sent so far is settled without them."""
+        now = self._mark()
+        self._grown = now.step, now.dense
+
+    def totals(self) -> dict[str, float]:
+        """Bytes, ratio to dense, waiting, compression error and residual, of the run so far."""
+        return self._totals(self._mark())
+
+    def step_ended(self) -> None:
+        """The optimizer has stepped: report, if a multiple of `every` was reached or passed since the last report."""
+        if self.overseer is not None:
+            self.overseer.stepped()
+        if self.on_metrics is None:
+            return
+        before, now = self._last, self._mark()
+        if now.step // self.every == before.step // self.every:
+            return
+        self._last = now  # already here, so that what a callback that raises was told is not told again
+        answer = self.on_metrics(now.step, self._totals(now) | self._rates(before, now))
+        if isinstance(answer, dict):
+            said: dict[str, Any] = answer  # pyright: ignore[reportUnknownVariableType]
+            self.log(said.get("loss"), said.get("held_out"))
+
+    def _totals(self, now: Progress) -> dict[str, float]:
+        worker = self.worker
+        out = {
+            "step": float(now.step),
+            "sent_bytes": float(now.sent),
+            "received_bytes": float(now.received),
+            **self._ratio("ratio_to_dense", self._first, now),
+            "exposed_seconds": now.exposed,
+            "residual_norm": worker.residual_norm(),
+            "dropped_steps": float(len(worker.dropped)),
+            **({"accepted_share": worker.accepted[worker.number] / worker.closed} if worker.closed else {}),
+            **_ages(worker.ages),
+            "skipped_steps": float(worker.skipped),
+            "dropped_rounds": float(worker.dropped_rounds),
+        }
+        out |= {name: float(value) for name, value in self.logged.items()}
+        if worker.errors:
+            out["relative_error"] = sum(worker.errors.values()) / len(worker.errors)
+        return out
+
+    def _rates(self, before: Progress, now: Progress) -> dict[str, float]:
+        steps = now.step - before.step
+        return {
+            "step_seconds": (now.clock - before.clock) / steps,
+            "sent_bytes_per_step": (now.sent - before.sent) / steps,
+            "received_bytes_per_step": (now.received - before.received) / steps,
+            "exposed_seconds_per_step": (now.exposed - before.exposed) / steps,
+            **self._ratio("recent_ratio_to_dense", before, now),
+        }
+
+    def _ratio(self, name: str, before: Progress, now: Progress) -> dict[str, float]:
+        """What a dense ring would have sent, over what was sent; there is no such number where only it would have sent."""
+        dense, sent = now.dense - before.dense, now.sent - before.sent
+        if not sent:
+            return {} if dense else {name: 1.0}
+        return {name: dense / sent}
+
+    def _mark(self) -> Progress:
+        ledger, step, (since, settled) = self.ledger, self.worker.step - 1, self._grown
+        dense = settled + _ring_bytes(self.worker) * (step - since)
+        return Progress(step, dense, ledger.sent, ledger.received, self.exposed_seconds, perf_counter())
+
+
+def check_callback(on_metrics: object, every: int) -> None:
+    """Say at once what would otherwise be an error after many steps."""
+    if on_metrics is not None and not callable(on_metrics):
+        raise AttachError(
+            f"on_metrics must be a function of (step, metrics), got a {type(on_metrics).__name__}; "
+            "such as on_metrics=lambda step, metrics: print(step, metrics)"
+        )
+    if every < 1:
+        raise AttachError(f"metrics_every must be at least 1, got {every}; for no reports leave on_metrics out")
+
+
+def _ages(ages: Counter[int]) -> dict[str, float]:
+    """How many steps old models were that have landed: the mean, and the most."""
+    if not ages:
+        return {}
+    return {"staleness": sum(age * n for age, n in ages.items()) / ages.total(), "most_stale": float(max(ages))}
+
+
+def _ring_bytes(worker: Worker) -> float:
+    """What each rank sends in a ring all-reduce of all gradients, uncompressed."""
+    dense = sum(c.layout.numel * c.layout.dtype.itemsize for c in worker.buckets)
+    return 2 * (worker.size - 1) * dense / worker.size

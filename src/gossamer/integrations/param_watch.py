@@ -1,0 +1,68 @@
+"""The roster: which parameters a model had when it was attached, and what has become of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from gossamer.core.errors import AttachError
+
+
+class ParamWatch:
+    """Watches a model for layers that are unfrozen, added, replaced or removed. A look costs some 20 us."""
+
+    def __init__(self, model: nn.Module, trained: Mapping[str, Tensor]) -> None:
+        self._model = model
+        self._trained = dict(trained)
+        self._write_down()
+
+    def _write_down(self) -> None:
+        modules = list(self._model.modules())
+        self._known = dict(self._model.named_parameters())
+        self._flags = [(p, p.requires_grad) for p in self._known.values()]
+        held: list[dict[str, Any]] = [m._parameters for m in modules] + [m._modules for m in modules]  # pyright: ignore
+        self._lengths = [(d, len(d)) for d in held]
+        self._places = [(d, name, thing) for d in held for name, thing in d.items()]
+
+    def is_as_before(self) -> bool:
+        return (
+            all(p.requires_grad is flag for p, flag in self._flags)
+            and all(len(d) == n for d, n in self._lengths)
+            and all(d.get(name) is thing for d, name, thing in self._places)
+        )
+
+    def unfrozen(self) -> dict[str, Tensor]:
+        """Parameters that were there all the time, and train since the last look; what else has changed is an error."""
+        if self.is_as_before():
+            return {}
+        now: dict[str, Tensor] = dict(self._model.named_parameters())
+        for name, parameter in self._trained.items():
+            if now.get(name) is not parameter:
+                raise AttachError(_gone(name, now.get(name)))
+        new = {n: p for n, p in now.items() if p.requires_grad and n not in self._trained}
+        for name, parameter in new.items():
+            if self._known.get(name) is not parameter:
+                raise AttachError(
+                    f"parameter {name!r} has been added to the model since attach, and ranks would train it each for "
+                    "themselves; detach() and attach again when the model is complete"
+                )
+        self._trained |= new
+        self._write_down()
+        return new
+
+
+def _gone(name: str, now: Tensor | None) -> str:
+    if now is None:
+        return (
+            f"parameter {name!r} has been removed from the model since attach; detach() and attach again "
+            "when the model is complete"
+        )
+    if type(now).__name__ == "DTensor":
+        return (
+            f"parameter {name!r} has been sharded since attach (fully_shard or tensor parallelism), which gossamer does not "
+            "support yet: train the plain model"
+        )
+    return (
+        f"parameter {name!r} has been replaced since attach (by another layer, or by load_state_dict(assign=True)), and the "
+        "new one would never be averaged; load without assign=True, or detach() and attach again when the model is complete"
+    )

@@ -1,0 +1,96 @@
+"""A run as named tensors: how a tree of states is taken apart for a folder, and put together from one."""
+
+import io
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.core.errors import CheckpointError
+from gossamer.integrations.dcp_reader import Folder
+
+PLACE = "gossamer/tensor"  # what stands for a tensor in a tree that was cleared of them
+
+
+def clear(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """The same tree with names for its tensors, which are put aside."""
+    if isinstance(tree, Tensor):
+        tensors[name] = tree.detach()
+        return {PLACE: name}
+    if isinstance(tree, Mapping):
+        return {k: clear(v, f"{name}/{k}" if name else str(k), tensors) for k, v in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(clear(v, f"{name}/{i}", tensors) for i, v in enumerate(tree))
+    return tree
+
+
+def pack(value: Any) -> Tensor:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+
+
+def digest(tensor: Tensor) -> str:
+    """So long that tensors which differ are never taken for equal."""
+    raw = tensor.detach().contiguous().cpu().view(-1).view(torch.uint8)
+    return f"{tensor.dtype} {list(tensor.shape)} {blake2b(raw.numpy().data, digest_size=16).hexdigest()}"
+
+
+class Saved:
+    """What `save` stored beside the communicator, as one rank needs it now."""
+
+    def __init__(self, folder: Folder, size: int, rank: int, ranks: int) -> None:
+        if f"own.rank{size - 1}/contents" not in folder:
+            raise CheckpointError(f"{folder.path} is damaged: it does not hold all of its {size} ranks")
+        self._folder, self._moved = folder, size != ranks
+        self._ranks = list(range(size)) if self._moved else [rank]
+        self._sums = {rank: self._contents(rank) for rank in self._ranks}
+
+    def tree(self) -> dict[str, Any]:
+        with io.BytesIO(self._tensor("frame").numpy().tobytes()) as file:
+            return self._filled(torch.load(file, weights_only=True))
+
+    def _filled(self, tree: Any) -> Any:
+        if isinstance(tree, dict) and tree.keys() == {PLACE}:
+            return self._tensor(tree[PLACE])
+        if isinstance(tree, dict):
+            return {k: self._filled(v) for k, v in tree.items()}
+        return type(tree)(map(self._filled, tree)) if type(tree) in (list, tuple) else tree
+
+    def _tensor(self, name: str) -> Tensor:
+        first = self._ranks[0]
+        if f"own.rank{first}/{name}" not in self._folder:
+            home = f"model.{name.removeprefix('model/')}" if name.startswith("model/") else f"own.equal/{name}"
+            return self._checked(home, first, name)
+        if self._moved and name.startswith("model/"):
+            inner = name.removeprefix("model/")
+            return self._checked(f"model.{inner}", 0, f"consensus/{inner}")
+        if self._moved and name.startswith("optimizer/"):
+            return self._mean(name)
+        return self._checked(f"own.rank{first}/{name}", first, name)
+
+    def _mean(self, name: str) -> Tensor:
+        """Of all old ranks; what is counted, and what not all of them have, is taken from the first."""
+        held = [self._checked(f"own.rank{r}/{name}", r, name) for r in self._ranks if name in self._sums[r]]
+        first = held[0]
+        if len(held) < len(self._ranks) or not first.is_floating_point() or any(t.shape != first.shape for t in held):
+            return first
+        return torch.stack([t.double() for t in held]).mean(0).to(first.dtype)
+
+    def _contents(self, rank: int) -> dict[str, str]:
+        try:
+            sums = json.loads(self._folder.read(f"own.rank{rank}/contents"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{self._folder.path} is damaged: rank {rank}'s contents: {error}") from None
+        return sums
+
+    def _checked(self, home: str, rank: int, name: str) -> Tensor:
+        if home not in self._folder:
+            raise CheckpointError(f"{self._folder.path} is damaged: {home!r} is missing")
+        tensor = self._folder.read(home)
+        if not isinstance(tensor, Tensor) or digest(tensor) != self._sums[rank].get(name):
+            raise CheckpointError(f"{self._folder.path} is damaged: {home!r} is not what rank {rank} saved")
+        return tensor

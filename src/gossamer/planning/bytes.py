@@ -1,0 +1,213 @@
+"""The bytes of a step: those of each thing that the schedule asks for, as often as it does."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.codecs.warm import codecs_in
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.contracts import Codec, Context, ReduceResult
+from gossamer.core.groups import place
+from gossamer.core.loop import Message
+from gossamer.core.programs import drive
+from gossamer.core.rng import CounterRng
+from gossamer.core.verbs import Program, Verb
+from gossamer.fabrics.ledger import Ledger, traffic
+from gossamer.fabrics.sim import simulate
+from gossamer.planning.canned_answers import answer_of
+from gossamer.planning.dry_run import AverageRequest, DryRun, MessageRequest, span
+from gossamer.planning.sizes_only import sizes_only
+from gossamer.recipe import Recipe
+from gossamer.runtime.buckets import BucketState, build
+from gossamer.runtime.params import params_of
+
+SMALL = Layout.of({"x": (1,)})
+LATER = 10**9  # the step whose messages are counted, after any codec's warm-up
+
+
+def bytes_per_step(recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int) -> float:
+    """What one rank of `size` sends per step, on average over ranks and over whole rounds of the schedule.
+
+    `shapes` may hold the parameters themselves: `dict(model.named_parameters())`. What a schedule sends of an optimizer's
+    buffers (`slowmo(buffers="average")`) is not in it, nor is a warm-up, nor are the steps in which `gradiveq` learns.
+
+    >>> bytes_per_step("allreduce", {"w": (1000,)}, 4)
+    6000.0
+    >>> bytes_per_step("slowmo(12)", {"w": (1000,)}, 4)
+    500.0
+    """
+    count, steps = _counted(recipe, shapes, size, 1)
+    return count.sent / size / steps
+
+
+def bytes_between(
+    recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int, per_node: int
+) -> float:
+    """What one node of `per_node` ranks sends to others per step, through its network card, on average over nodes.
+
+    >>> bytes_between("allreduce", {"w": (1000,)}, 4, per_node=2)
+    6000.0
+    >>> bytes_between("nodes(allreduce(fp32()), 2)", {"w": (1000,)}, 4, per_node=2)
+    4000.0
+    """
+    count, steps = _counted(recipe, shapes, size, per_node)
+    return (count.sent - count.inside) / ceil(size / per_node) / steps
+
+
+class Count(NamedTuple):
+    """Bytes that all ranks together send, and how many of these stay within a node."""
+
+    sent: int = 0
+    inside: int = 0
+
+    def times(self, often: int) -> "Count":
+        return Count(often * self.sent, often * self.inside)
+
+
+def _sum(counts: Iterable[Count]) -> Count:
+    sent, inside = 0, 0
+    for count in counts:
+        sent, inside = sent + count.sent, inside + count.inside
+    return Count(sent, inside)
+
+
+def _counted(
+    recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int, per_node: int
+) -> tuple[Count, int]:
+    """What whole rounds of the schedule send, and how many steps they are."""
+    parsed = Recipe.of(recipe)
+    parameters = {n: torch.empty(s, device="meta") if isinstance(s, tuple) else s for n, s in shapes.items()}
+    parsed = parsed.bound({n: tuple(p.shape) for n, p in parameters.items()})
+    buckets = build(parsed, params_of(parameters), dict.fromkeys(parameters, 0), size)
+    parsed.fits(Binding(size, [c.layout for c in buckets]))
+    first, last = span(parsed)
+    run = DryRun(
+        parsed,
+        len(buckets),
+        size,
+        first,
+        parameters=sum(len(c.names) for c in buckets),
+        fragments=[c.fragment for c in buckets],
+    )
+    while run.step <= last:
+        run.take_step()
+    mixer = parsed.schedule.drives
+    counter = _Counter(buckets, size, per_node, begins=mixer is not None and mixer.begins)
+    done = [counter.averaged(run.averages), counter.mailed(run.mail), counter.asked(run.besides)]
+    return _sum(done), last - first + 1
+
+
+class _Counter:
+    """Does each thing that a schedule asked for once, by one rank after the other."""
+
+    def __init__(self, buckets: Sequence[BucketState], size: int, per_node: int, begins: bool) -> None:
+        self._channels, self._size, self._per_node = buckets, size, per_node
+        self._begins = begins  # a mixer's first messages are unlike all others
+
+    def averaged(self, averages: Iterable[AverageRequest]) -> Count:
+        """Averages of the same blocks send the same each time."""
+        return _sum(self._average(asked).times(often) for asked, often in Counter(averages).items())
+
+    def mailed(self, mail: Iterable[MessageRequest]) -> Count:
+        """Messages with which every rank would send as much of a small block as with others send as much of a large one too,
+        and are not written again.
+        """
+        known, done = dict[Any, Count](), list[Count]()
+        for which, message in mail:
+
+            def program(
+                bucket: BucketState, flat: Tensor, context: Context, message: Message = message
+            ) -> Program[Any]:
+                return self._said(message, Bucket(flat, bucket.layout), context)
+
+            contexts = [_context(rank, self._size) for rank in range(self._size)]
+            small = tuple(
+                self._alone(self._said(message, Bucket(torch.zeros(1), SMALL), context), context)
+                for context in contexts
+            )
+            if (which, small) not in known:
+                known[which, small] = self._sent(program, which)
+            done.append(known[which, small])
+        return _sum(done)
+
+    def _said(self, message: Message, block: Bucket, context: Context) -> Program[Any]:
+        kept: State = {}
+        if self._begins:
+            _done(message(block, kept, context), context.size)
+        return message(block, kept, context)
+
+    def asked(self, verbs: Iterable[Verb]) -> Count:
+        """Requests that are as long whatever the model."""
+        return _sum(self._moved(verb, rank) for verb in verbs for rank in range(self._size))
+
+    def _average(self, asked: AverageRequest) -> Count:
+        def program(bucket: BucketState, flat: Tensor, context: Context) -> Program[Any]:
+            block = Bucket(flat, bucket.layout)
+            return _averaging(bucket, block, context) if asked.over is None else asked.over.average(block, {}, context)
+
+        return self._sent(program, asked.which)
+
+    def _sent(self, program: Callable[[BucketState, Tensor, Context], Program[Any]], which: Iterable[int]) -> Count:
+        """What is sent if these channels go through the program once; like channels are done once."""
+        done, like = list[Count](), dict[Any, list[BucketState]]()
+        for c in (self._channels[i] for i in which):
+            shapes = tuple(s.shape for s in c.layout.segments)
+            like.setdefault((shapes, c.layout.dtype, c.layout.knobs, c.exchange, c.memory), []).append(c)
+        for bucket, *others in like.values():
+            noise = torch.Generator().manual_seed(0)
+            flat = torch.empty(bucket.layout.numel, dtype=bucket.layout.dtype).uniform_(-1, 1, generator=noise)
+            contexts = [_context(rank, self._size, bucket.shift) for rank in range(self._size)]
+            programs = (program(bucket, flat, context) for context in contexts)
+            if _hears_lengths(bucket, self._size):
+                ledger = simulate([*programs], ledger=Ledger(per_node=self._per_node)).ledger
+                once = Count(ledger.sent, ledger.inside)
+            else:
+                once = _sum(self._alone(p, context) for p, context in zip(programs, contexts))
+            done.append(once.times(1 + len(others)))
+        return _sum(done)
+
+    def _alone(self, program: Program[Any], context: Context) -> Count:
+        """What a rank sends when every other rank answers as it would itself."""
+        done = list[Count]()
+
+        def answer(verb: Verb) -> Any:
+            done.append(self._moved(verb, context.rank))
+            return answer_of(verb, place(verb, context.rank, self._size)[1])
+
+        drive(program, answer)
+        return _sum(done)
+
+    def _moved(self, verb: Verb, rank: int) -> Count:
+        moved = traffic(verb, rank, self._size, self._per_node)
+        return Count(moved.sent, moved.inside)
+
+
+def _hears_lengths(bucket: BucketState, size: int) -> bool:
+    """Whether a rank tells others of its group how long something is, which none of them would know by itself."""
+    codecs = [c for c in codecs_in(bucket.exchange) if isinstance(c, Codec)]
+    return bool(bucket.exchange.groups(size)) and any(c.wire_bytes(bucket.layout) is None for c in codecs)
+
+
+def _context(rank: int, size: int, shift: float = 0.0) -> Context:
+    return Context(rank, size, LATER, CounterRng(0, 1, rank), shift=shift)
+
+
+def _averaging(bucket: BucketState, block: Bucket, context: Context) -> Program[Any]:
+    exchange, kept = sizes_only(bucket.exchange), State()
+
+    def send(block: Bucket, context: Context) -> Program[ReduceResult]:
+        return exchange.average(block, {}, context)
+
+    if bucket.memory.begins:
+        _done(bucket.memory.around(block, kept, send, context), context.size)
+    return (yield from bucket.memory.around(block, kept, send, context))
+
+
+def _done(program: Program[Any], size: int) -> None:
+    """To its end, with nothing counted."""
+    drive(program, lambda verb: answer_of(verb, size))

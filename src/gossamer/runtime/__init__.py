@@ -1,0 +1,24 @@
+"""Floor 5: a recipe bound to the parameters of one rank; it knows nothing of processes."""
+
+from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
+from gossamer.runtime import checkpoint
+from gossamer.runtime.buckets import BucketState
+from gossamer.runtime.heterogeneity import Heterogeneity, gradients_of, heterogeneity
+from gossamer.runtime.optimizers import Together
+from gossamer.runtime.params import Param, Plain, params_of
+from gossamer.runtime.worker import Worker
+
+__all__ = [
+    "BucketState",
+    "Heterogeneity",
+    "Param",
+    "Plain",
+    "Together",
+    "Worker",
+    "after_optimizer_step",
+    "checkpoint",
+    "gradients_of",
+    "heterogeneity",
+    "params_of",
+    "until_optimizer_step",
+]

@@ -1,0 +1,214 @@
+"""Channels: the blocks a model is cut into, and the way each of them goes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from torch import Tensor
+
+from gossamer.codecs.mixed import levelled, mixed
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.contracts import Exchange, Memory
+from gossamer.core.errors import AttachError
+from gossamer.recipe import Recipe
+from gossamer.runtime.optimizers import Optimizing
+from gossamer.runtime.params import Param
+
+LONGEST = 2**31 - 1  # elements of a block that cannot be cut: its places are counted in 32 bits
+LEAST = 4 * 2**20  # bytes of a block that is worth messages of its own
+ROLES = ("memory", "exchange", "schedule", "mixer", "update")
+
+
+@dataclass(eq=False)
+class BucketState:
+    """Parameters that travel together, and all that is remembered about them."""
+
+    layout: Layout
+    params: tuple[Param, ...]
+    exchange: Exchange
+    memory: Memory
+    shift: float
+    fragment: int = 0  # of the model, which the schedule cut it into
+    group: int = 0  # the optimizer's parameter group that gives the learning rate, where anything asks for it
+    states: dict[str, State] = field(default_factory=lambda: {role: {} for role in ROLES})
+
+    @property
+    def name(self) -> str:
+        return self.layout.name
+
+    @property
+    def device(self) -> torch.device:
+        return self.params[0].device
+
+    @property
+    def names(self) -> list[str]:
+        return [s.name for s in self.layout.segments]
+
+    @property
+    def narrow(self) -> bool:
+        """True if parameters have fewer bits than the block, so that writing them rounds."""
+        return any(param.dtype != self.layout.dtype for param in self.params)
+
+    def read(self) -> Tensor:
+        """The parameters' values as one new flat tensor, in the block's precision."""
+        return self.gather([param.values for param in self.params])
+
+    def gather(self, tensors: "list[Tensor]") -> Tensor:
+        """One flat tensor of copies, in the block's precision."""
+        return torch.cat([t.detach().reshape(-1).to(self.layout.dtype) for t in tensors], out=self._new())
+
+    def gradients(self) -> Tensor:
+        """The parameters' gradients as one new flat tensor, in the block's precision; zero where there is none."""
+        pairs = [(param, param.gradient) for param in self.params]
+        return self.gather([torch.zeros_like(param.values) if grad is None else grad for param, grad in pairs])
+
+    def write(self, flat: Tensor) -> None:
+        """Copy a flat tensor into the parameters."""
+        with torch.no_grad():
+            for param, (_, view) in zip(self.params, Bucket(flat, self.layout).tensors(), strict=True):
+                param.write(view)
+
+    def pieces(self) -> list[Tensor]:
+        """The parameters themselves, flat and in the block's order.
+
+        None where they are not laid out as the block is, nor on a GPU, which gains nothing by small passes.
+        """
+        values = [param.values for param in self.params]
+        if self.narrow or self.device.type != "cpu" or not all(v.is_contiguous() for v in values):
+            return []
+        return [v.view(-1) for v in values]
+
+    def put_gradient(self, mean: Tensor) -> None:
+        """Hand the optimizer views of the agreed gradient; no copy unless the parameter is narrower, or laid out otherwise.
+
+        They are new at each step: of one that lives on, somebody has kept it.
+        """
+        for param, (_, view) in zip(self.params, Bucket(mean, self.layout).tensors(), strict=True):
+            if param.trains:
+                param.put_gradient(view)
+
+    def rate(self, optimizer: Optimizing) -> float:
+        return float(optimizer.param_groups[self.group]["lr"])
+
+    def empty(self) -> Tensor:
+        return self._new().zero_()
+
+    def _new(self) -> Tensor:
+        """A flat tensor of arbitrary content."""
+        length = self.layout.numel * self.layout.dtype.itemsize
+        return self.layout.buffers.of(length, self.device).view(self.layout.dtype)
+
+
+def build(
+    recipe: Recipe,
+    params: Mapping[str, Param],
+    groups: Mapping[str, int],
+    size: int,
+    model: Mapping[str, Param] | None = None,
+) -> list[BucketState]:
+    """Cut a model into channels: backward order, one way, one of `groups` and one fragment each, no longer than a bucket.
+
+    `size` is that of the world, which some memories follow; `model` all of which these leaves are a part, if they are.
+    """
+    fragments = recipe.schedule.fragment_of({name: param.shape for name, param in (model or params).items()})
+    limit = _full(recipe, model or params, size)
+    together = "whole" in recipe.schedule.traits  # one message closes the step, whatever the rates
+    finished = list[list[str]]()
+    filling = dict[object, list[str]]()
+    for name in reversed(list(params)):
+        param = params[name]
+        exchange, memory = recipe.way(name, param.shape)
+        if not recipe.controller.cuts and recipe.is_routed(name, param.shape):
+            exchange = recipe.exchange
+        dtype = _block_dtype(param)
+        group = 0 if together else groups[name]
+        key = exchange, memory, dtype, group, param.device, fragments[name]
+        bucket = filling.setdefault(key, [])
+        if not bucket:
+            finished.append(bucket)
+        bucket.append(name)
+        if not (together or exchange.whole) and sum(prod(params[n].shape) for n in bucket) * dtype.itemsize >= limit:
+            del filling[key]
+    # A channel can travel once its last parameter is there, so channels go in the order they are filled.
+    position = {n: i for i, n in enumerate(reversed(list(params)))}
+    finished.sort(key=lambda names: position[names[-1]])
+    return [
+        _channel(recipe, {n: params[n] for n in names}, groups[names[0]], fragments[names[0]], size)
+        for names in finished
+    ]
+
+
+def _full(recipe: Recipe, model: Mapping[str, Param], size: int) -> int:
+    """The bytes from which on a channel takes no more parameters."""
+    said = int(recipe.bucket_mb * 2**20)
+    if recipe.bucket is not None:
+        return said
+    length = sum(prod(param.shape) * _block_dtype(param).itemsize for param in model.values())
+    return min(said, max(length // recipe.exchange.least_blocks(size), LEAST))
+
+
+def _block_dtype(param: Param) -> torch.dtype:
+    return torch.float64 if param.dtype == torch.float64 else torch.float32
+
+
+def are_cut_alike(some: Sequence[BucketState], others: Sequence[BucketState]) -> bool:
+    """Whether each of them holds the parameters that its counterpart does, in the same order."""
+    return [c.names for c in some] == [c.names for c in others]
+
+
+def retell(recipe: Recipe, buckets: Sequence[BucketState], size: int) -> None:
+    """The same channels, when a controller that does not cut the model has chosen other codecs for some of it."""
+    for c in buckets:
+        shapes = {s.name: s.shape for s in c.layout.segments}
+        exchange, layout = _told(recipe, shapes, c.layout)
+        if layout is not c.layout:
+            settle(c, size)
+        c.exchange, c.layout = exchange, layout
+        c.shift = c.memory.follow(c.exchange.omega(c.layout, size))
+
+
+def settle(bucket: BucketState, size: int) -> None:
+    """Chunks get other owners: what an owner owes to the mean moves into its memory, where it counts 1/size."""
+    for key in owners(bucket, bucket.states["exchange"]):
+        bucket.memory.inherit(bucket.states["memory"], bucket.states["exchange"].pop(key), size)
+
+
+def owners(bucket: BucketState, exchange: State) -> list[str]:
+    """The entries that live with the owners of chunks."""
+    return [key for key in exchange if bucket.exchange.policy(word(key)) == "owner"]
+
+
+def word(key: str) -> str:
+    """What an entry is called, without its parameter; with it where the state names it itself, after a colon."""
+    return key.split("/", maxsplit=1)[0]
+
+
+def _told(recipe: Recipe, shapes: Mapping[str, tuple[int, ...]], layout: Layout) -> tuple[Exchange, Layout]:
+    """The exchange of parameters that travel together, and who writes each of them, if their controller chose for some."""
+    first = next(iter(shapes))
+    ruled = any(rule.holds_for(first, shapes[first]) for rule in recipe.rules)
+    if recipe.controller.cuts or ruled or recipe.routes.keys().isdisjoint(shapes):
+        return recipe.way(first, shapes[first])[0], layout.turned(())
+    exchanges = [recipe.routes.get(name, recipe.exchange) for name in shapes]
+    codecs = {id(exchange): levelled(exchange) for exchange in {id(e): e for e in exchanges}.values()}
+    knobs = tuple(codecs[id(exchange)] for exchange in exchanges)
+    return mixed(recipe.exchange), layout.turned(
+        knobs, tuple(1 if codec is None else 1 + codec.steps.bit_length() for codec in knobs)
+    )
+
+
+def _channel(recipe: Recipe, members: Mapping[str, Param], group: int, fragment: int, size: int) -> BucketState:
+    first = next(iter(members))
+    dtype = _block_dtype(members[first])
+    shapes = {n: param.shape for n, param in members.items()}
+    exchange, layout = _told(recipe, shapes, Layout.of(shapes, dtype))
+    memory = recipe.way(first, shapes[first])[1]
+    whole = exchange.whole or "whole" in recipe.schedule.traits
+    if whole and layout.numel > LONGEST:
+        raise AttachError(
+            f"{exchange} would send {layout.numel:,} elements as one, from {first!r} on, and at most {LONGEST:,} can be: use an "
+            "exchange that cuts the model into buckets, such as gather(topk())"
+        )
+    shift = memory.follow(exchange.omega(layout, size))
+    return BucketState(layout, tuple(members.values()), exchange, memory, shift, fragment, group)

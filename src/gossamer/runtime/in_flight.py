@@ -1,0 +1,103 @@
+"""What is on its way and will land at a later step: averages, and messages to peers. All of it is known by block."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from gossamer.core.bucket import PendingState
+from gossamer.core.verbs import Handle, Program, join
+
+Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, taken while other channels travel
+Wires = list[Tensor]
+
+
+@dataclass(eq=False)
+class InFlight:
+    """Averages that were launched together: all of them land, or none."""
+
+    handles: dict[int, Handle[Carried]] = field(default_factory=dict[int, Any])  # by block; gone when all have arrived
+    drafts: list[PendingState] = field(default_factory=list[PendingState])  # what they will change
+    given: list[Tensor] = field(default_factory=list[Tensor])  # the largest absolute values of what this rank gave
+    means: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # those that have arrived
+    lost: bool = False  # some mean is not finite
+
+    def add(self, index: int, handle: Handle[Carried], drafts: Sequence[PendingState]) -> None:
+        self.handles[index] = handle
+        self.drafts += drafts
+
+
+class InFlightTable:
+    """A block is in one flight at a time, and waits for one message at a time."""
+
+    def __init__(self) -> None:
+        self._flights = dict[int, InFlight]()
+        self._handles = dict[int, Handle[Wires]]()
+        self._arrived = dict[int, Wires]()
+
+    # -- averages ----------------------------------------------------------------------------------------------------
+
+    @property
+    def averages(self) -> list[InFlight]:
+        return list(dict.fromkeys(self._flights.values()))
+
+    @property
+    def lost(self) -> list[int]:
+        """The blocks whose averages have arrived and are not finite."""
+        return [i for i, flight in self._flights.items() if flight.lost]
+
+    def add(self, which: Iterable[int], flight: InFlight) -> None:
+        self._flights |= dict.fromkeys(which, flight)
+
+    def of(self, which: Iterable[int]) -> list[InFlight]:
+        """The flights of some blocks, each once."""
+        return list(dict.fromkeys(self._flights[i] for i in which if i in self._flights))
+
+    def pop(self, which: Iterable[int]) -> None:
+        for i in which:
+            self._flights.pop(i, None)
+
+    def landing(self) -> dict[int, Tensor]:
+        """The means that have arrived, by block."""
+        return {i: f.means[i] for i, f in self._flights.items() if not f.lost and i in f.means}
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    @property
+    def messages(self) -> bool:
+        return bool(self._handles) or bool(self._arrived)
+
+    def post(self, index: int, handle: Handle[Wires]) -> None:
+        self._handles[index] = handle
+
+    def has_posted(self, which: Iterable[int]) -> bool:
+        return any(i in self._handles or i in self._arrived for i in which)
+
+    def has_come(self, which: Sequence[int]) -> bool:
+        """Whether there are messages of these blocks, and all of them are there, or so late that somebody must wait for them."""
+        handles = [self._handles[i] for i in which if i in self._handles]
+        return self.has_posted(which) and all(h.done() or h.overdue() for h in handles)
+
+    def join_messages(self, which: Iterable[int]) -> Program[None]:
+        """Wait for them, and keep what came."""
+        for i in which:
+            if i in self._handles:
+                self._arrived[i] = yield from join(self._handles.pop(i))
+
+    def collect(self, which: Sequence[int]) -> list[Wires]:
+        """The wires that came, by block; nothing where nothing was posted."""
+        if not any(i in self._arrived for i in which):
+            return []
+        return [self._arrived.pop(i, []) for i in which]
+
+    def arrived(self, which: Iterable[int]) -> list[Wires]:
+        return [self._arrived.get(i, []) for i in which]
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def restore(self, landing: dict[int, Tensor], lost: Iterable[int], arrived: dict[int, Wires]) -> None:
+        """As it was when all had arrived and nothing had landed."""
+        self._flights = {i: InFlight(means={i: mean}) for i, mean in landing.items()}
+        self._flights |= {i: InFlight(lost=True) for i in lost}
+        self._handles, self._arrived = {}, dict(arrived)

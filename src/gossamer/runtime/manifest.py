@@ -1,0 +1,183 @@
+"""What a saved dictionary says about itself, and whether it is true."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from gossamer.core.errors import CheckpointError
+from gossamer.core.version import __version__
+
+FORMAT = 3  # in 2, chunks of a matrix had other edges, and memories units of their own
+READ = (2, FORMAT)
+HEAD = {
+    "format": int,
+    "gossamer": str,  # the version that wrote it
+    "recipe": str,
+    "adopted": str,  # the controller's choice
+    "due": str,
+    "lost": bool,
+    "step": int,
+    "seed": int,
+    "size": int,
+    "unit": float,  # the loss scale of the gradients that memories are made of; not in format 2
+    "parameters": str,  # name, type and shape of each
+    "cut": str,  # the parameters of each channel
+}
+TABLE = re.compile(r"rank(\d{1,9})/contents")
+
+
+class Manifest(NamedTuple):
+    """A checkpoint of which all is there: its head, what is equal on all ranks, and what is each rank's own."""
+
+    head: Mapping[str, Any]
+    equal: dict[str, Tensor]
+    own: dict[int, dict[str, Tensor]]
+
+
+def seal(saved: dict[str, Any], rank: int) -> None:
+    """Add a rank's table of contents: what there is, of which type and shape, and its check sum."""
+    saved[f"rank{rank}/contents"] = json.dumps({key: describe(value) for key, value in sorted(saved.items())})
+
+
+def describe(value: Any) -> str:
+    """Type, shape and check sum; entries that are equal, and hardly any others, are described alike.
+
+    >>> describe(torch.zeros(2, 3)), describe(7)
+    ('float32 [2, 3] a3c1ca20', 'int 6abf4a82')
+    """
+    if not isinstance(value, Tensor):
+        plain = type(value) in (str, bool, float) or _is(
+            value, int
+        )  # nothing else is saved, and who knows how it prints
+        return f"{type(value).__name__} {crc32(repr(value).encode()) if plain else 0:08x}"
+    kind = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    try:
+        raw = value.detach().contiguous().cpu().view(-1).view(torch.uint8)
+    except RuntimeError:  # sparse, or without data: nothing that a worker saves
+        return f"{kind} {value.layout}"
+    return f"{kind} {crc32(raw.numpy().data) if raw.numel() else 0:08x}"
+
+
+def unseal(saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], rank: int, size: int) -> Manifest:
+    """Look through dictionaries, and take out what one rank of a world of this size needs; nothing is trusted."""
+    dictionaries = [_checked_head(d) for d in ([saved] if isinstance(saved, Mapping) else list(saved))]
+    if not dictionaries:
+        raise CheckpointError("no dictionary of any rank was given; load_state_dict takes what state_dict returned")
+    head = {key: dictionaries[0][key] for key in _head(dictionaries[0])}
+    for d in dictionaries[1:]:
+        _check_same_moment(head, d)
+    present = sorted({int(m[1]) for d in dictionaries for key in d if (m := TABLE.fullmatch(key))})
+    wanted = _wanted(present, head["size"], rank, size)
+    tables = dict[str, str]()
+    equal, own = dict[str, Tensor](), dict[int, dict[str, Tensor]]()
+    for d in dictionaries:
+        for r in wanted:
+            if f"rank{r}/contents" in d:
+                _check_table(d, r, tables)
+                equal |= _under(d, "equal/")
+                own[r] = _under(d, f"rank{r}/")
+    return Manifest(head, equal, own)
+
+
+def _head(saved: Mapping[str, Any]) -> dict[str, type]:
+    """What a dictionary of its format has at its head."""
+    return {key: kind for key, kind in HEAD.items() if key != "unit" or saved["format"] > 2}
+
+
+def _wanted(present: Sequence[int], old: int, rank: int, size: int) -> Sequence[int]:
+    if len(present) == old and present[-1] == old - 1:
+        return present
+    if old == size and rank in present:
+        return [rank]
+    raise CheckpointError(
+        f"this checkpoint is of {old} ranks and holds rank(s) {present}; rank {rank} of {size} needs "
+        + ("its own" if old == size else "those of all old ranks: load_state_dict([d0, d1, ...])")
+    )
+
+
+def _checked_head(saved: Any) -> dict[str, Any]:
+    if not isinstance(saved, Mapping) or not all(isinstance(key, str) for key in saved):
+        raise CheckpointError(
+            f"not a checkpoint: load_state_dict takes what state_dict returned, or a list of those, not a {type(saved).__name__}"
+        )
+    if not _is(saved.get("format"), int) or saved["format"] not in READ:
+        raise CheckpointError(_other_format(saved))
+    for key, kind in _head(saved).items():
+        if not _is(saved.get(key), kind):
+            raise CheckpointError(f"the checkpoint is damaged: its entry {key!r} is " + _missing_or(saved, key))
+    if saved["size"] < 1 or saved["step"] < 1 or not 0 < saved.get("unit", 1.0) < inf:
+        raise CheckpointError(
+            f"the checkpoint is damaged: step {saved['step']} of {saved['size']} ranks, loss scale {saved.get('unit', 1.0)}"
+        )
+    return dict(saved)
+
+
+def _other_format(saved: Mapping[str, Any]) -> str:
+    version = saved.get("format")
+    if not _is(version, int):
+        held = ", ".join(map(repr, sorted(saved)[:5])) or "nothing"
+        hint = "; give it the entry 'comm'" if isinstance(saved.get("comm"), Mapping) else ""
+        return f"not a checkpoint of a communicator: it holds {held}, and no 'format'{hint}"
+    writer = saved.get("gossamer")
+    who = f"gossamer {writer}" if isinstance(writer, str) else "an early gossamer, which does not say its version,"
+    return (
+        f"the checkpoint was written by {who} in format {version}; gossamer {__version__} reads format "
+        f"{' and '.join(map(str, READ))}. Go on with the "
+        "version that wrote it, or start the communicator anew (the model and the optimizer load as ever)"
+    )
+
+
+def _is(value: Any, kind: type) -> bool:
+    """Of this very type, and no number of ten thousand digits."""
+    return type(value) is kind and (kind is not int or abs(value) < 2**63)
+
+
+def _missing_or(saved: Mapping[str, Any], key: str) -> str:
+    return f"no such {HEAD[key].__name__} as was saved" if key in saved else "missing"
+
+
+def _check_same_moment(head: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    for key, value in head.items():
+        if other.get(key) != value:
+            short = len(repr((value, other.get(key)))) < 200
+            what = f"{value!r} in one and {other.get(key)!r} in another" if short else "not the same in all of them"
+            raise CheckpointError(f"these dictionaries were not saved together: {key} is {what}")
+
+
+def _check_table(saved: Mapping[str, Any], rank: int, seen: dict[str, str]) -> None:
+    """Everything that a rank saved is there as it was, nothing is there besides, and ranks agree on what they share."""
+    table = _table(saved, rank)
+    for key, said in table.items():
+        if key not in saved:
+            raise CheckpointError(f"the checkpoint is damaged: {key!r}, which rank {rank} saved, is missing")
+        found = describe(saved[key])
+        if found != said:
+            raise CheckpointError(
+                f"the checkpoint is damaged: {key!r} of rank {rank} was {said} and is {found} (type, shape and check sum)"
+            )
+        if seen.setdefault(key, said) != said:
+            raise CheckpointError(f"these dictionaries were not saved together: they differ in {key!r}")
+    own = [key for key in saved if key.startswith(("equal/", f"rank{rank}/")) and not TABLE.fullmatch(key)]
+    for key in (*own, *_head(saved)):
+        if key not in table:
+            raise CheckpointError(f"the checkpoint is damaged: {key!r} is there, and rank {rank} did not save it")
+
+
+def _table(saved: Mapping[str, Any], rank: int) -> dict[str, str]:
+    try:
+        table = json.loads(saved[f"rank{rank}/contents"])
+    except (TypeError, ValueError, RecursionError):
+        table = None
+    if not isinstance(table, dict):
+        raise CheckpointError(f"the checkpoint is damaged: rank {rank}'s table of contents cannot be read")
+    return table
+
+
+def _under(saved: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix) and isinstance(v, Tensor)}

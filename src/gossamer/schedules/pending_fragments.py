@@ -1,0 +1,102 @@
+"""A part of the model as one learner has it: the steps that were not merged yet, and how it lands."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.core.loop import Loop
+
+Landing = Literal["", "progress", "anchor"]
+LANDINGS: tuple[Landing, ...] = ("", "progress", "anchor")
+
+
+class WorkerProgress(NamedTuple):
+    """Where a learner is: the round that comes next, steps since it answered or landed, and in how many it lands."""
+
+    number: int
+    since: int
+    due: int | None
+
+
+@dataclass(eq=False)
+class PendingFragment:
+    """A part of the model, the steps that were not merged yet, and how it lands: with its progress since "start", or without."""
+
+    loop: Loop
+    steps: int = 0
+    tokens: float = 0.0
+    merged: int = 0  # and those that were
+    landing: Landing = ""
+
+    def write(self) -> None:
+        """Land on the anchor, which has moved."""
+        if not self.landing:
+            return
+        states = self.loop.states
+        values = [s["anchor"] for s in states]
+        if self.landing == "progress" and self.steps:
+            values = [x.sub_(s["start"]).add_(s["anchor"]) for x, s in zip(self.loop.parameters(), states)]
+        self.loop.write(values)
+        for state in states:
+            state.pop("start", None)
+        self.landing = ""
+
+    def forget(self) -> None:
+        """Nothing of its steps will be merged: it lands where all are."""
+        self.steps, self.tokens, self.landing = 0, 0.0, "anchor"
+        for state in self.loop.states:
+            state.pop("start", None)
+
+    def moved(self) -> list[Tensor]:
+        """How far it had moved away from the anchor at its "start"."""
+        out = list[Tensor]()
+        for place, state in zip(self.loop.places, self.loop.states):
+            room = place.layout.buffers.like(state["start"])
+            out.append(torch.sub(state["anchor"], state["start"], out=room))
+        return out
+
+    def is_merged(self, steps: int, tokens: float) -> None:
+        """So many of its steps are a part of the anchor now."""
+        self.merged += steps
+        self.steps, self.tokens, self.landing = self.steps - steps, self.tokens - tokens, "progress"
+
+    def is_late(self, keeps: bool, before: Sequence[Tensor]) -> None:
+        """A round closed without it: if it `keeps` what it learned since the anchor `before`, that is merged later."""
+        if not keeps:
+            self.forget()
+        elif not self.landing:  # else an earlier round has not landed yet
+            for state, anchor in zip(self.loop.states, before):
+                state["start"] = anchor
+            self.landing = "progress"
+
+    def keep(self, kept: WorkerProgress) -> None:
+        """Put what a checkpoint must hold where it is found."""
+        numbers = {
+            "round": kept.number,
+            "since": kept.since,
+            "due": -1 if kept.due is None else kept.due,
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "merged": self.merged,
+            "landing": LANDINGS.index(self.landing),
+        }
+        for state in self.loop.states:
+            state.update({k: torch.tensor(float(v), dtype=torch.float64) for k, v in numbers.items()})
+
+
+def restored(fragments: Sequence[PendingFragment], new: WorkerProgress) -> WorkerProgress:
+    """Take up what was kept; where nothing was, the learner is a `new` one."""
+    for fragment in fragments:
+        state = fragment.loop.states[0]
+        if "round" in state:
+            new = new._replace(number=int(state["round"]))
+        if "since" not in state:
+            continue
+        due = int(state["due"])
+        new = new._replace(since=int(state["since"]), due=None if due < 0 else due)
+        fragment.steps, fragment.tokens = int(state["steps"]), float(state["tokens"])
+        fragment.merged, fragment.landing = int(state["merged"]), LANDINGS[int(state["landing"])]
+    return new

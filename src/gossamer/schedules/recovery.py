@@ -1,0 +1,70 @@
+"""Those who go on after a learner was lost, or has come back: what they agree on before the next round."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.core.bucket import State
+from gossamer.core.errors import WireError
+from gossamer.core.loop import BucketView, Loop
+from gossamer.core.verbs import Program, all_gather_ragged, all_reduce
+
+LONGEST = 2**20  # bytes of what a rank says of itself
+EQUAL = ("anchor", "velocity")  # what all hold alike, bit for bit
+
+
+class FurthestProgress(NamedTuple):
+    """How far those have come who have come farthest."""
+
+    round: int  # the next one
+    step: int
+    members: tuple[int, ...]  # of the last one: who was merged, by rank
+    states: list[State]  # what all hold alike after it, by block; empty where all have it
+
+
+def agree(parts: Sequence[Loop], round: int, step: int, members: Sequence[int]) -> Program[FurthestProgress]:
+    """All say how far they are; the first of those who are ahead gives the others what was agreed on."""
+    places = [place for part in parts for place in part.places]
+    said = {"round": round, "step": step, "members": list(members), "holds": [_held(place) for place in places]}
+    wire = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8).to(places[0].device)
+    answers = yield from all_gather_ragged(wire, LONGEST)
+    everyone = [_read(answer, rank, len(places)) for rank, answer in enumerate(answers)]
+    rounds = [int(told["round"]) for told in everyone]
+    giver = rounds.index(max(rounds))
+    given, states = everyone[giver], list[State]()
+    if min(rounds) < max(rounds):
+        for place, holds in zip(places, given["holds"]):
+            states.append((yield from _give(place, holds, parts[0].rank == giver)))
+    return FurthestProgress(rounds[giver], int(given["step"]), tuple(given["members"]), states)
+
+
+def _give(place: BucketView, holds: Sequence[str], mine: bool) -> Program[State]:
+    """One rank's bits for all: summed as bytes with everybody else's zeros."""
+    out: State = {}
+    for key in holds:
+        flat = place.states["schedule"][key] if mine else place.empty()
+        bits = flat.view(torch.uint8)
+        out[key] = (yield from all_reduce(bits.clone() if mine else torch.zeros_like(bits))).view(flat.dtype)
+    if "velocity" in out:
+        out["lr"] = torch.tensor(1.0, dtype=torch.float64)  # which these rounds do not follow
+    return out
+
+
+def _held(place: BucketView) -> list[str]:
+    return [key for key in EQUAL if key in place.states["schedule"]]
+
+
+def _read(wire: Tensor, rank: int, blocks: int) -> dict[str, Any]:
+    try:
+        said: Any = json.loads(wire.cpu().numpy().tobytes())
+        fits = isinstance(said["round"], int) and isinstance(said["step"], int) and len(said["holds"]) == blocks
+        fits = fits and all(isinstance(m, int) for m in said["members"])
+        fits = fits and all(set(keys) <= set(EQUAL) for keys in said["holds"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        fits, said = False, None
+    if not fits:
+        raise WireError(f"rank {rank} does not say how far it has come: {bytes(wire[:80].tolist())!r}")
+    return said

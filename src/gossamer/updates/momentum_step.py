@@ -1,0 +1,90 @@
+"""What updates share that make the steps of an adaptive optimizer: who may take them, moments, and what travels."""
+
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.contracts import Update
+from gossamer.core.errors import AttachError
+
+FAMILY = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+"""Those who take a whole step as it is; AdamW is no Adam in older versions of torch."""
+
+
+def fits(part: Any, binding: Binding, betas: tuple[float, float], eps: float) -> None:
+    """Refuse optimizers that would make something else of whole steps than to take them times their rate."""
+    for optimizer in binding.optimizers:
+        kind = type(optimizer).__name__
+        is_one = isinstance(optimizer, torch.optim.Optimizer)  # pyright: ignore[reportUnnecessaryIsInstance]  (or a stand-in)
+        if is_one and not isinstance(optimizer, FAMILY):
+            raise AttachError(
+                f"{part} makes Adam's steps, and {kind} would make others of them; use torch.optim.AdamW, or torch.optim.SGD "
+                "without momentum"
+            )
+        if isinstance(optimizer, torch.optim.SGD):
+            binding.refuse_momentum(part, betas[0])
+        for group in optimizer.param_groups:
+            _check(part, kind, group, betas, eps)
+
+
+def _check(part: Any, kind: str, group: dict[str, Any], betas: tuple[float, float], eps: float) -> None:
+    for flag in ("amsgrad", "maximize", "fused"):
+        if group.get(flag):
+            raise AttachError(f"{part} with {kind}({flag}=True): that is not made here; leave {flag} out")
+    if "betas" not in group:
+        return
+    said = (*(float(b) for b in group["betas"]), float(group["eps"]))
+    if said != (*betas, eps):
+        raise AttachError(
+            f"{part} with {kind}(betas={said[:2]}, eps={said[2]}): the steps are made by the recipe, with its own numbers; say the "
+            f"same in both: beta1={said[0]}, beta2={said[1]}, eps={said[2]} in the recipe"
+        )
+    if group["weight_decay"] and not group.get("decoupled_weight_decay", kind == "AdamW"):
+        raise AttachError(
+            f"{part} with {kind}(weight_decay={group['weight_decay']}): Adam adds the decay to the gradient, and what travels is a "
+            "momentum; use AdamW, whose decay is apart"
+        )
+
+
+def frozen(v: Tensor, eps: float) -> Tensor:
+    """What all later momenta are divided by; infinite where nothing was ever seen, so that nothing moves there."""
+    return v.sqrt().add_(eps).masked_fill_(v == 0, inf)
+
+
+def travels(gradient: Bucket, state: State, beta: float, scale: float) -> Tensor:
+    """From the freeze on b m + (1 - b) g, written over the gradient g; zero where nothing was seen before."""
+    if "divisor" not in state:
+        return gradient.flat
+    momentum = gradient.flat.mul_(1 - beta).add_(state["m"], alpha=beta * scale)
+    return momentum.masked_fill_(state["still"], 0.0)
+
+
+def corrected(moment: Tensor, beta: float, steps: int) -> Tensor:
+    """A running mean that began at zero, as if it had not; a new tensor."""
+    return moment / (1 - beta**steps)
+
+
+def running(old: Tensor | None, new: Tensor, beta: float) -> Tensor:
+    """beta old + (1 - beta) new, as a new tensor."""
+    return new * (1 - beta) if old is None else torch.add(old * beta, new, alpha=1 - beta)
+
+
+class MomentumStep(Update):
+    """Makes a whole step, and from the freeze on its momentum travels in place of the gradient."""
+
+    beta1: float
+
+    @property
+    def sends_momentum(self) -> bool:
+        return True
+
+    @property
+    def is_step(self) -> bool:
+        return True
+
+    def sent(self, gradient: Bucket, state: State, scale: float) -> Tensor:
+        return travels(gradient, state, self.beta1, scale)

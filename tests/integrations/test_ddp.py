@@ -1,0 +1,234 @@
+"""A recipe as DDP's communication hook: several buckets that are rebuilt after the first step, on gloo."""
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from tests.gang import Gang
+from tests.integrations.loops import DEADLINE, SEED, attached, flat, loss_of, same, sgd
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gossamer
+from gossamer.core.errors import AttachError, PeerError
+
+pytestmark = pytest.mark.gang
+
+BUCKETS = " + bucket(0.0005)"
+
+
+class Deep(nn.Module):
+    """Layers of several sizes, one of whose gradient is always zero; about 8 kB, so several buckets of DDP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(17, 17) for _ in range(5))
+        self.dead = nn.Linear(17, 17)
+        self.head = nn.Linear(17, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.head(x + 0 * self.dead(x))
+
+
+def wrap(model: nn.Module, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(model, bucket_cap_mb=0.001, **options)
+
+
+def hooked(rank: int, size: int, recipe: str, steps: int, spoilt: int = 0) -> dict[str, Any]:
+    model = Deep()
+    ddp = wrap(model)
+    hook = gossamer.ddp.register(ddp, recipe, seed=SEED, deadline=DEADLINE)
+    optimizer, out = sgd(model), list[Tensor]()
+    try:
+        for step in range(1, steps + 1):
+            optimizer.zero_grad()
+            loss = loss_of(ddp, rank, step)
+            (loss * float("inf") if step == spoilt and rank == 1 else loss).backward()
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            if all(g.isfinite().all() for g in gradients):
+                optimizer.step()
+            out.append(flat(model))
+        assert hook.step == steps
+        assert hook.spoilt == ({1: 1} if spoilt else {})
+        state = hook.state_dict()
+        finite = all(v.isfinite().all() for v in state.values() if isinstance(v, Tensor) and v.is_floating_point())
+        return {"flats": out, "finite": finite, "requests": hook.fabric.ledger.requests, "grads": gradients}
+    finally:
+        hook.close()
+
+
+def attached_loop(rank: int, size: int, recipe: str, steps: int) -> list[Tensor]:
+    out = list[Tensor]()
+    with attached(recipe, Deep()) as (model, optimizer, _):
+        for step in range(1, steps + 1):
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+            out.append(flat(model))
+    return out
+
+
+RECIPES = [
+    "allreduce",
+    "terngrad",
+    "topk(ratio=0.1)",
+    "powersgd",
+    "scatter(qsgd(bits=4, bucket=16)) + diana()",
+    "accordion(epoch=2, mild=3, harsh=1, interval=1, threshold=0.1)",
+    "topk(ratio=0.1, scope='global')",
+]
+
+
+@pytest.mark.parametrize("recipe", [r + BUCKETS for r in RECIPES])
+def test_a_hook_does_what_attach_does_bit_for_bit(gang2: Gang, recipe: str) -> None:
+    hook, attach = gang2.run(hooked, recipe, 6), gang2.run(attached_loop, recipe, 6)
+    assert hook[0]["requests"] > 6 * (1 if "global" in recipe else 3)  # several buckets each step
+    for by_hook, by_attach in zip(hook, attach):
+        for step, (a, b) in enumerate(zip(by_hook["flats"], by_attach, strict=True), 1):
+            assert same(a, b), f"step {step}"
+    assert same(hook[0]["flats"][-1], hook[1]["flats"][-1])
+
+
+@pytest.mark.parametrize("recipe", ["powersgd" + BUCKETS, "topk(ratio=0.1)" + BUCKETS])
+def test_an_overflow_poisons_no_residual(gang2: Gang, recipe: str) -> None:
+    for seen in gang2.run(hooked, recipe, 12, 4):
+        assert same(seen["flats"][2], seen["flats"][3])  # skipped
+        assert not same(seen["flats"][3], seen["flats"][4])
+        assert seen["finite"]
+        assert seen["flats"][-1].isfinite().all()
+
+
+def saved_and_loaded(rank: int, size: int, recipe: str) -> tuple[Tensor, Tensor]:
+    """A run of six steps, and one that stops after the third and goes on with new objects."""
+    whole = hooked(rank, size, recipe, 6)["flats"][-1]
+    model, file = Deep(), io.BytesIO()
+    optimizer = sgd(model)
+    for half in (range(1, 4), range(4, 7)):
+        ddp = wrap(model)
+        hook = gossamer.ddp.register(ddp, recipe, seed=SEED, deadline=DEADLINE)
+        if file.getvalue():
+            hook.load_state_dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
+        for step in half:
+            optimizer.zero_grad()
+            loss_of(ddp, rank, step).backward()
+            optimizer.step()
+        torch.save(hook.state_dict(), file)
+        hook.close()
+    return whole, flat(model)
+
+
+@pytest.mark.parametrize(
+    "recipe", ["powersgd" + BUCKETS, "topk(ratio=0.1)" + BUCKETS, "accordion_qsgd(epoch=2, interval=1)"]
+)
+def test_a_hook_is_saved_and_loaded(gang2: Gang, recipe: str) -> None:
+    for whole, halves in gang2.run(saved_and_loaded, recipe):
+        assert same(whole, halves)
+
+
+def accumulated(rank: int, size: int) -> tuple[Tensor, Tensor]:
+    """DDP's own no_sync and static unused parameters work as ever."""
+    finals = list[Tensor]()
+    for parts in (1, 2):
+        model = Deep()
+        ddp, optimizer = wrap(model, gradient_as_bucket_view=parts == 2), sgd(model)
+        hook = gossamer.ddp.register(ddp, "allreduce" + BUCKETS, seed=SEED, deadline=DEADLINE)
+        for step in (1, 2, 3):
+            optimizer.zero_grad()
+            if parts == 2:
+                with ddp.no_sync():
+                    (loss_of(ddp, rank, step) / 2).backward()
+            (loss_of(ddp, rank, step) / parts).backward()
+            optimizer.step()
+        hook.close()
+        finals.append(flat(model))
+    return finals[0], finals[1]
+
+
+def test_no_sync_accumulates(gang2: Gang) -> None:
+    for once, twice in gang2.run(accumulated):
+        torch.testing.assert_close(once, twice, rtol=1e-5, atol=1e-6)
+
+
+def scaled(rank: int, size: int, enabled: bool) -> Tensor:
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2, enabled=enabled)
+    model = Deep()
+    ddp, optimizer = wrap(model), sgd(model)
+    hook = gossamer.ddp.register(ddp, "topk(ratio=0.1)" + BUCKETS, seed=SEED, deadline=DEADLINE, scaler=scaler)
+    for step in range(1, 9):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(ddp, rank, step)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    hook.close()
+    return flat(model)
+
+
+def test_a_scale_that_grows_leaves_no_trace(gang2: Gang) -> None:
+    assert same(gang2.run(scaled, True)[0], gang2.run(scaled, False)[0])
+
+
+def refusals(rank: int, size: int) -> list[str]:
+    said = list[str]()
+    model = Deep()
+    ddp = wrap(model)
+    for recipe in (
+        "local_sgd(2)",
+        "sgp",
+        "backup",
+        "overlap_local_sgd(2)",
+        "diana(l1=0.1)",
+        "accordion_batch(epoch=2)",
+        "topk(ratio=0.1) + error_feedback(units='update')",
+    ):
+        with pytest.raises(AttachError) as caught:
+            gossamer.ddp.register(ddp, recipe)
+        said.append(str(caught.value))
+    with pytest.raises(AttachError) as caught:
+        gossamer.ddp.register(model, "terngrad")  # pyright: ignore
+    said.append(str(caught.value))
+    with pytest.raises(PeerError) as peer:
+        gossamer.ddp.register(ddp, "qsgd" if rank else "terngrad", deadline=DEADLINE)
+    said.append(str(peer.value))
+    return said
+
+
+def test_what_a_hook_cannot_do_is_refused_with_a_hint(gang2: Gang) -> None:
+    for *beyond, bare, unlike in gang2.run(refusals):
+        assert all("gossamer.attach" in text for text in [*beyond, bare])
+        assert len(beyond) == 7
+        assert (
+            "recipe: 'scatter(ternary(), answer=qsgd(bits=3))' on rank(s) 0; 'scatter(qsgd())' on rank(s) 1" in unlike
+        )
+
+
+SCRIPT = """
+import gossamer, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo", init_method="file://{file}", rank={rank}, world_size={size})
+model = torch.nn.Sequential(*(torch.nn.Linear(17, 17) for _ in range(4)))
+ddp = DDP(model, bucket_cap_mb=0.001)
+hook = gossamer.ddp.register(ddp, "powersgd + bucket(0.0005)", deadline=30)
+for _ in range(3):
+    ddp(torch.randn(2, 17)).square().sum().backward()
+{end}
+print("done", hook.step)
+"""
+
+
+@pytest.mark.parametrize(("size", "end"), [(1, "hook.close(); dist.destroy_process_group()"), (2, "")])
+def test_a_hooked_program_ends_cleanly(size: int, end: str, tmp_path) -> None:
+    import subprocess
+    import sys
+
+    programs = [SCRIPT.format(file=tmp_path / "store", rank=r, size=size, end=end) for r in range(size)]
+    runs = [
+        subprocess.Popen([sys.executable, "-c", p], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for p in programs
+    ]
+    for run in runs:
+        out, err = run.communicate(timeout=60)
+        assert (run.returncode, out) == (0, "done 3\n"), err

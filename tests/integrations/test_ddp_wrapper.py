@@ -1,0 +1,104 @@
+"""attach to a model in DistributedDataParallel: every recipe trains in a loop that was written for DDP, by one line."""
+
+from contextlib import ExitStack, nullcontext
+
+import pytest
+import torch
+from tests.gang import Gang
+from tests.integrations.loops import DEADLINE, Awkward, attached, data, flat, same, sgd
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gossamer
+from gossamer.core.errors import AttachError
+
+pytestmark = pytest.mark.gang
+
+
+def trained(rank: int, size: int, recipe: str, how: str) -> tuple[Tensor, int]:
+    """Four steps of two micro-batches; plain, in DDP with its no_sync(), or with the flag that no_sync() sets."""
+    with ExitStack() as stack:
+        if how == "plain":
+            model, optimizer, comm = stack.enter_context(attached(recipe))
+            looped, no_sync = model, comm.no_sync
+        else:
+            model = Awkward()
+            optimizer = sgd(model)
+            looped = DistributedDataParallel(model) if how != "flag on a plain model" else model
+            comm = stack.enter_context(gossamer.attach(looped, optimizer, recipe, seed=3, deadline=DEADLINE))
+            no_sync = looped.no_sync if how == "no_sync" else nullcontext
+        for step in range(1, 5):
+            x, y = data(rank, step)
+            for micro, (xs, ys) in enumerate(zip(x.chunk(2), y.chunk(2))):
+                if how.startswith("flag"):
+                    looped.require_backward_grad_sync = micro == 1  # pyright: ignore[reportArgumentType]
+                with no_sync() if micro == 0 else nullcontext():
+                    ((looped(xs) - ys).square().mean() / 2).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        comm.check_sync()
+        return flat(model), comm.ledger.sent
+
+
+@pytest.mark.parametrize("recipe", ["qsgd", "scatter(qsgd()) + local_sgd(2)"])
+@pytest.mark.parametrize("how", ["no_sync", "flag", "flag on a plain model"])
+def test_a_loop_written_for_ddp_trains_as_a_plain_one(gang2: Gang, recipe: str, how: str) -> None:
+    for (plain, sent), (wrapped, also_sent) in zip(
+        gang2.run(trained, recipe, "plain"), gang2.run(trained, recipe, how), strict=True
+    ):
+        assert same(plain, wrapped)
+        assert sent == also_sent
+
+
+def given_back(rank: int, size: int) -> tuple[Tensor, Tensor]:
+    """After detach() DDP averages again, and knows nothing of what was."""
+    torch.manual_seed(1)
+    model = nn.Linear(17, 7)
+    ddp = DistributedDataParallel(model)
+    gossamer.attach(ddp, sgd(model), "local_sgd(2)").detach()
+    x, y = data(rank, 1)
+    (ddp(x) - y).square().mean().backward()
+    assert model.weight.grad is not None
+    return model.weight.grad, flat(model)
+
+
+def test_detach_gives_the_average_back_to_ddp(gang2: Gang) -> None:
+    (one, _), (other, _) = gang2.run(given_back)
+    assert same(one, other)
+
+
+def buffers(rank: int, size: int) -> Tensor:
+    """As under DDP, ranks keep rank 0's statistics."""
+    model = nn.Sequential(nn.Linear(17, 7), nn.BatchNorm1d(7))
+    ddp = DistributedDataParallel(model)
+    optimizer = sgd(model)
+    with gossamer.attach(ddp, optimizer, "local_sgd(2)"):
+        for step in range(1, 3):
+            x, y = data(rank, step)
+            (ddp(x) - y).square().mean().backward()
+            optimizer.step()
+    return torch.cat([b.float().view(-1) for b in model.buffers()])
+
+
+def test_buffers_are_what_ddp_makes_of_them(gang2: Gang) -> None:
+    a, b = gang2.run(buffers)
+    assert same(a, b)
+
+
+def refused(rank: int, size: int) -> list[str]:
+    said = list[str]()
+    hooked = DistributedDataParallel(nn.Linear(17, 7))
+    gossamer.ddp.register(hooked, "allreduce").close()
+    model = nn.Linear(17, 7)
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["bias"])
+    for ddp in (hooked, DistributedDataParallel(model)):
+        with pytest.raises(AttachError) as caught:
+            gossamer.attach(ddp, sgd(ddp), "qsgd")
+        said.append(str(caught.value))
+    return said
+
+
+def test_what_ddp_was_told_and_a_recipe_would_not_do_is_refused(gang2: Gang) -> None:
+    for hook, ignoring in gang2.run(refused):
+        assert "has a hook, which would never run once it is attached" in hook
+        assert "told to ignore 'bias', and an attached model is averaged whole" in ignoring

@@ -1,0 +1,44 @@
+"""Those who go on agree on the farthest: whoever is behind gets it bit for bit, and where nobody is, nothing travels."""
+
+import torch
+from torch import nn
+
+from gossamer.fabrics.sim import simulate
+from gossamer.schedules.recovery import FurthestProgress, agree
+from gossamer.simulate import Replica, replicas
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def learners() -> list[Replica]:
+    ranks = replicas("decoupled_diloco(4)", lambda: nn.Linear(5, 3), sgd, 3)
+    for replica in ranks:
+        loop = replica.worker.loop
+        for state, x in zip(loop.states, loop.parameters(), strict=True):
+            state["anchor"] = x
+    return ranks
+
+
+def agreed(ranks: list[Replica], rounds: list[int]) -> list[FurthestProgress]:
+    programs = [agree([r.worker.loop], n, 10 + i, (0, i)) for i, (r, n) in enumerate(zip(ranks, rounds, strict=True))]
+    return simulate(programs).results
+
+
+def test_who_is_behind_gets_what_the_first_of_those_ahead_holds() -> None:
+    ranks, generator = learners(), torch.Generator().manual_seed(3)
+    for state in ranks[1].worker.loop.states:
+        state["anchor"] = torch.randn(state["anchor"].shape, generator=generator)
+        state["velocity"] = torch.full_like(state["anchor"], -0.0)
+    there = [dict(state) for state in ranks[1].worker.loop.states]
+    for latest in agreed(ranks, [3, 4, 4]):
+        assert latest[:3] == (4, 11, (0, 1))
+        for given, held in zip(latest.states, there, strict=True):
+            for key in ("anchor", "velocity"):
+                assert torch.equal(given[key].view(torch.int32), held[key].view(torch.int32))
+
+
+def test_where_nobody_is_behind_nothing_travels() -> None:
+    ranks = learners()
+    assert [latest.states for latest in agreed(ranks, [4, 4, 4])] == [[], [], []]
