@@ -10,16 +10,34 @@ from gossamer.core.version import __version__
 
 if TYPE_CHECKING:  # `__getattr__` brings the same when it is asked for
     from gossamer import recipes
-    from gossamer.core.errors import GossamerError
+    from gossamer.core.errors import (
+        AttachError,
+        CheckpointError,
+        DeadlockError,
+        GossamerError,
+        OutputError,
+        PeerError,
+        RecipeError,
+        UnknownPartError,
+        WireError,
+    )
     from gossamer.fabrics.store_server import members
     from gossamer.integrations import Communicator, attach, checkpoint, ddp
     from gossamer.kernels import warmup
     from gossamer.recipe import Recipe
 
 __all__ = [
+    "AttachError",
+    "CheckpointError",
     "Communicator",
+    "DeadlockError",
     "GossamerError",
+    "OutputError",
+    "PeerError",
     "Recipe",
+    "RecipeError",
+    "UnknownPartError",
+    "WireError",
     "__version__",
     "attach",
     "checkpoint",
@@ -31,7 +49,17 @@ __all__ = [
 
 _HOMES = {
     "gossamer": ["recipes"],
-    "gossamer.core.errors": ["GossamerError"],
+    "gossamer.core.errors": [
+        "AttachError",
+        "CheckpointError",
+        "DeadlockError",
+        "GossamerError",
+        "OutputError",
+        "PeerError",
+        "RecipeError",
+        "UnknownPartError",
+        "WireError",
+    ],
     "gossamer.fabrics.store_server": ["members"],
     "gossamer.integrations": ["Communicator", "attach", "checkpoint", "ddp"],
     "gossamer.kernels": ["warmup"],

@@ -13,7 +13,7 @@ def wire(length: int) -> Tensor:
 
 def asked(sizes: SizeHistory, *verbs: Verb, label: str = "head") -> list[bool]:
     """One program's collectives."""
-    return [sizes.breaks_with(label, before, verb) for before, verb in enumerate(verbs)]
+    return [sizes.breaks_with(label, before, verb, not label) for before, verb in enumerate(verbs)]
 
 
 def test_a_program_that_repeats_itself_is_compared_where_it_first_begins_anew_and_never_after() -> None:

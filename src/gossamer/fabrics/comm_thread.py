@@ -18,9 +18,15 @@ from gossamer.fabrics.stream import StreamOrder, settle_on
 
 
 class Task(Handle[Any]):
-    """A started program: waiting in its lane, under way, or ended with a result or an error."""
+    """A started program: waiting in its lane, under way, or ended with a result or an error.
 
-    def __init__(self, program: Program[Any], label: str, step: int, lane: "CommThread") -> None:
+    One `by_itself` is a single request, which the training loop asks for where it stands.
+    """
+
+    def __init__(
+        self, program: Program[Any], label: str, step: int, lane: "CommThread", by_itself: bool = False
+    ) -> None:
+        self.by_itself = by_itself
         self.program, self.label, self.step, self.lane = program, label, step, lane
         self.order = StreamOrder.of(program, lane.device)
         self.verb: Verb | None = None  # what it waits for

@@ -42,6 +42,7 @@ from gossamer.fabrics.heartbeat import Heartbeat, RankStatus
 from gossamer.fabrics.ledger import Traffic, traffic
 from gossamer.fabrics.rendezvous import Meet
 from gossamer.fabrics.shared_store import SharedStore, poll
+from gossamer.fabrics.stuck import may_wait
 from gossamer.fabrics.timers import request_timer_of
 
 P = ParamSpec("P")
@@ -134,6 +135,10 @@ class NetworkDriver:
         for group in self._groups.values():
             if group.came_out:
                 group.clear()
+
+    def left(self) -> list[str]:
+        """Keys and counters that are for whoever leaves last to delete."""
+        return [key.removeprefix(self._fabric.place) for group in self._groups.values() for key in group.left()]
 
     def done(self) -> dict[str, int]:
         """How many collectives each group has had, by this lane's name and its own."""
@@ -304,7 +309,7 @@ class NetworkDriver:
     def _is_to_be_compared(self, group: RankGroup, verb: Verb, handle: Task) -> bool:
         if len(group.ranks) == 1 or not self._check:
             return False
-        unusual = group.usual.breaks_with(handle.label, group.before, verb)
+        unusual = group.usual.breaks_with(handle.label, group.before, verb, handle.by_itself)
         return unusual or group.collectives <= self._check
 
     def _meet_all(
@@ -317,8 +322,10 @@ class NetworkDriver:
         return posts
 
     def _position(self, handle: Task | None, trouble: str = "") -> CollectiveFingerprint:
-        step, label, verb = (handle.step, handle.label, handle.verb) if handle else (0, "", None)
-        return position(step, label, self._asked(verb).collectives, verb)._replace(trouble=trouble)
+        if handle is None:
+            return position(0, "", self._world.collectives, None)._replace(trouble=trouble)
+        number = self._asked(handle.verb).collectives
+        return position(handle.step, handle.label, number, handle.verb, handle.by_itself)._replace(trouble=trouble)
 
     def _asked(self, verb: Verb | None) -> RankGroup:
         """Whom a request is asked of; everybody, if of nobody."""
@@ -349,6 +356,7 @@ class NetworkDriver:
         inquiry = FailureReport(self._fabric, self._position(handle, reason), self.patience)
         # The store's host may be gone in a way that makes its clients wait; nobody may wait for them.
         asking = threading.Thread(target=inquiry.ask, daemon=True)
+        may_wait(asking, self._fabric.raw)
         asking.start()
         for group in [*self._groups.values()]:  # wakes the peers that wait for us
             group.hang_up(patience=0.0) if inside else group.tear()

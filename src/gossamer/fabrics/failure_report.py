@@ -6,6 +6,7 @@ from collections.abc import Callable
 from gossamer.core.errors import PeerError
 from gossamer.fabrics.fingerprints import CollectiveFingerprint, explain, read_all
 from gossamer.fabrics.heartbeat import rank_statuses
+from gossamer.fabrics.reach import why_silent
 from gossamer.fabrics.shared_store import SharedStore, poll
 
 PATIENCE = 1.0  # seconds that a rank in trouble gives the others to say where they are
@@ -49,5 +50,8 @@ class FailureReport:
         if self._done:
             return explain(self._store.rank, self._store.size, self.mine, self._found, self._left, self._alive)
         if slow and not self._refused:
-            return "The store that knows where the others are answers too slowly to say it."
-        return "The store does not answer: the process that hosts it, as a rule rank 0, is gone, frozen or cut off."
+            return (
+                "The store that knows where the others are answers too slowly to say it: is its host, as a rule rank 0, or the "
+                "network overloaded? Give more time, attach(deadline=...)."
+            )
+        return f"The store does not answer: {why_silent(self._store.raw)}."

@@ -33,6 +33,7 @@ class CollectiveFingerprint(NamedTuple):
     expects: Sequence[int] = ()
     trouble: str = ""
     among: Sequence[int] = ()  # whom it asks; nobody in particular if empty
+    by_itself: bool = False  # asked by the training loop, at whatever step each rank is
 
     def __str__(self) -> str:
         trouble = f" ({self.trouble})" if self.trouble else ""
@@ -45,15 +46,16 @@ class CollectiveFingerprint(NamedTuple):
     def read(store: SharedStore, key: str, text: str) -> "CollectiveFingerprint":
         try:
             said: Any = json.loads(text)
-            step, label, request, verb, sends, expects, trouble, among = said
+            step, label, request, verb, sends, expects, trouble, among, by_itself = said
             fits = all(isinstance(n, int) for n in (step, request, *sends, *expects, *among))
             fits = fits and all(isinstance(word, str) for word in (label, verb, trouble))
+            fits = fits and isinstance(by_itself, bool)
             fits = fits and len(sends) == len(expects) in (0, len(among) or store.size)
         except (ValueError, TypeError, RecursionError):
             raise store.malformed(key, text) from None
         if not fits:
             raise store.malformed(key, text)
-        return CollectiveFingerprint(step, label, request, verb, sends, expects, trouble, tuple(among))
+        return CollectiveFingerprint(step, label, request, verb, sends, expects, trouble, tuple(among), by_itself)
 
     def agrees(self, mine: int, other: "CollectiveFingerprint", theirs: int) -> bool:
         """Whether the place `mine` of a group here and the place `theirs` there are about to do the same thing."""
@@ -65,8 +67,10 @@ class CollectiveFingerprint(NamedTuple):
 
     def meets(self, other: "CollectiveFingerprint") -> bool:
         """Whether both are about to ask the same of the same ranks, but for what each sends to whom."""
-        here, there = (*self[:4], tuple(self.among)), (*other[:4], tuple(other.among))
-        return here == there and len(self.sends) == len(other.sends)
+        here, there = (*self[1:4], tuple(self.among)), (*other[1:4], tuple(other.among))
+        if here != there or self.by_itself != other.by_itself or len(self.sends) != len(other.sends):
+            return False
+        return self.by_itself or self.step == other.step
 
     def place_of(self, rank: int) -> int:
         """Of a rank among those whom it asks."""
@@ -78,13 +82,12 @@ def read_all(store: SharedStore, key: str, posts: Mapping[int, str]) -> dict[int
     return {rank: CollectiveFingerprint.read(store, f"{key}/{rank}", text) for rank, text in posts.items()}
 
 
-def position(step: int, label: str, request: int, verb: Verb | None) -> CollectiveFingerprint:
+def position(step: int, label: str, request: int, verb: Verb | None, by_itself: bool = False) -> CollectiveFingerprint:
     sends = [w.numel() for w in verb.wires] if isinstance(verb, AllToAll) else ()
     expects = list(verb.lengths) if isinstance(verb, AllToAll) else ()
     among = verb.among if isinstance(verb, Shared) else None
-    return CollectiveFingerprint(
-        step, label, request, _describe(verb) + named(among), sends, expects, among=among or ()
-    )
+    words = _describe(verb) + named(among)
+    return CollectiveFingerprint(step, label, request, words, sends, expects, among=among or (), by_itself=by_itself)
 
 
 def _describe(verb: Verb | None) -> str:
@@ -131,7 +134,13 @@ def explain(
     lines = list[str]()
     silent = [r for r in range(size) if r != rank and r not in others and r not in left]
     if missing := [r for r in silent if r not in alive]:
-        lines.append(f"No word from {ranks(missing)}: dead, frozen, cut off, or not here yet.")
+        logs = "its log says last, and whether its machine answers"
+        if len(missing) > 1:
+            logs = "their logs say last, and whether their machines answer"
+        lines.append(
+            f"No word from {ranks(missing)}: dead, frozen, cut off, or not here yet. See what {logs}, then start all ranks "
+            "again, from a checkpoint; where one was only slow, with more time: attach(deadline=...)."
+        )
     if busy := [r for r in silent if r in alive]:
         lines.append(f"{ranks(busy).capitalize()} {_is(busy)} alive, and at work elsewhere.")
     if gone := [r for r in left if r not in others]:

@@ -57,6 +57,10 @@ class RankGroup:
             store.take_down(key)
         self._posted.clear()
 
+    def left(self) -> list[str]:
+        """Keys and counters that are there as long as anybody may come, from where the whole store begins."""
+        return [*self.tickets.open(), *(store.place + key for store, key in self._posted)]
+
     def tear(self) -> None:
         if self._connection is not None:
             self._connection.tear()

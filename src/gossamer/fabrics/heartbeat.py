@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 from gossamer.fabrics.shared_store import SharedStore
+from gossamer.fabrics.stuck import may_wait
 
 Patience = Literal["alive", "work"]
 """What the deadline counts: only the silence of a rank and the standstill of all, or the work of the others too."""
@@ -75,6 +76,7 @@ class Heartbeat:
         self._wake, self._ended = threading.Event(), False
         self._thread = threading.Thread(target=self._live, name="gossamer-pulse", daemon=True)
         if store.size > 1:
+            may_wait(self._thread, store.raw)
             self._thread.start()
 
     def close(self) -> bool:

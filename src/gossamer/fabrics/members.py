@@ -15,7 +15,9 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.errors import PeerError
 from gossamer.fabrics.heartbeat import ranks as named
+from gossamer.fabrics.reach import why_silent
 from gossamer.fabrics.shared_store import SharedStore
+from gossamer.fabrics.stuck import may_wait
 
 BEAT = 0.1  # seconds between two beats
 LOOK = 1.0  # seconds in which whoever lives has shown it
@@ -96,6 +98,7 @@ class Members:
             self._beat(0)
             self._over = threading.Event()
             self._heart = threading.Thread(target=self._live, args=(self._over,), name="gossamer-heart", daemon=True)
+            may_wait(self._heart, self.store.raw)
             self._heart.start()
             while not self._is_in(latest := self.latest()):
                 moving = self._moving([*range(self.size)])
@@ -237,6 +240,6 @@ class Members:
         if isinstance(error, PeerError):
             return error
         return PeerError(
-            f"rank {self.rank}: the store that tells who is there does not answer: the process that holds it, or its machine, is "
-            "gone or cut off. Nobody can be told of one another without it: start all anew, from a checkpoint"
+            f"rank {self.rank}: the store that tells who is there does not answer: {why_silent(self.store.raw, 'the process that holds it')}. Nobody can be told "
+            "of one another without it"
         )

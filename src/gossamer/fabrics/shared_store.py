@@ -66,6 +66,10 @@ class SharedStore:
     def take_down(self, name: str) -> None:
         self.raw.delete_key(name)
 
+    def take_all_down(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.raw.delete_key(name)
+
     def read(self, names: Sequence[str]) -> list[str]:
         """What is written under names that are there, in one request where the store can."""
         store: Any = self.raw  # not all that it can is known to type checkers

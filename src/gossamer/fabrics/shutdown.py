@@ -1,17 +1,21 @@
 """Taking leave: no rank fails because another one has finished before it."""
 
+import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.util import Finalize
+from typing import Any
 
 import torch.distributed as dist
 
 from gossamer.fabrics.shared_store import SharedStore, poll
+from gossamer.fabrics.stuck import let_go
+from gossamer.fabrics.tickets import keys_of
 
 _hosted = list[tuple[SharedStore, float]]()  # stores of fabrics that this process has closed, and their deadlines
 _staying = 0  # the process that will stay; a forked one is another
@@ -54,18 +58,36 @@ def stay_for(store: SharedStore, deadline: float) -> None:
     _hosted.append((store, deadline))
 
 
-def delete_farewells(store: SharedStore, hosted: bool) -> None:
-    """The last rank that leaves takes everybody's last words down, so that a fabric leaves no keys behind.
+def delete_farewells(store: SharedStore, left: Sequence[str], hosted: bool) -> None:
+    """The last rank that leaves takes everybody's last words down, and what they say is `left`, so that no keys stay behind.
 
     A host that stays for the others is told by one key that they are through; it deletes that at its next fabric's end.
     """
+    if left:
+        store.raise_flag(f"left/{store.rank}", json.dumps(left))
     if store.raw.add("signed-off", 1) < store.size:
         return
+    for name in _left(store):
+        store.take_all_down(keys_of(name, store.size))
     for rank in range(store.size):
         store.take_down(f"pulse/{rank}")
+        store.take_down(f"left/{rank}")
     store.take_down("signed-off")
     if hosted:  # the last word: the host may end as soon as it has read it, and the store with it
         store.raise_flag("over", "")
+
+
+def _left(store: SharedStore) -> list[str]:
+    """What all ranks have left behind."""
+    there = [key for rank in range(store.size) if store.flag_is_up(key := f"left/{rank}")]
+    found = dict[str, None]()
+    for key, text in zip(there, store.read(there) if there else [], strict=True):
+        try:
+            said: Any = json.loads(text)
+            found |= {str(name): None for name in said}
+        except (ValueError, TypeError, RecursionError):
+            raise store.malformed(key, text) from None
+    return [*found]
 
 
 def _all_have_left(store: SharedStore) -> bool:
@@ -79,3 +101,4 @@ def _stay() -> None:
     for store, deadline in hosted if without_failure() else ():
         with suppress(RuntimeError):  # the store is gone: nobody waits for it any more
             poll(partial(_all_have_left, store), began + deadline - time.monotonic(), never)
+    let_go()

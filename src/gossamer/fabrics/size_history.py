@@ -21,7 +21,7 @@ class SizeHistory:
         self._turns = set[tuple[object, object]]()
         self._last: object = None
 
-    def breaks_with(self, label: str, before: int, verb: Verb) -> bool:
+    def breaks_with(self, label: str, before: int, verb: Verb, by_itself: bool) -> bool:
         """Whether a collective is unlike all that were at its place, or follows another one than ever before; note it.
 
         A started program's first time is no news: it follows from the set-up, which was compared. What is asked by itself
@@ -37,7 +37,7 @@ class SizeHistory:
             if len(self._seen) < _MANY:
                 self._seen[place] = {size}
                 self._turns.add(turn)
-            return not label
+            return by_itself
         usual = size in self._seen[place] and turn in self._turns
         self._seen[place].add(size)
         if len(self._turns) < 2 * _MANY:

@@ -12,15 +12,17 @@ class Tickets:
     """One lane's view of the counters on a store.
 
     Who has come out of a collective knows that all ranks had come to it, and so had read what they read before it. Rank 0
-    deletes those counters, `KEPT` of them later. Where no collective ever follows, they stay.
+    deletes those counters, `KEPT` of them later. All others are `open` until everybody has left.
     """
 
     def __init__(self, store: SharedStore) -> None:
         self._store, self._raw, self._rank = store, store.raw, store.rank
         self._read = list[str]()  # by this rank, perhaps not yet by all
         self._done = deque[str]()  # read by all
+        self._claimed = dict[str, None]()  # by this rank, and not seen closed yet
 
     def claim(self, name: str) -> int:
+        self._claimed[name] = None
         ticket = self._raw.add(name, 1)
         self._raw.set(f"{name}/{ticket}", str(self._rank))
         return ticket
@@ -48,6 +50,7 @@ class Tickets:
             return None
         if name not in self._read:  # a quorum that grows is asked for again
             self._read.append(name)
+            self._claimed.pop(name, None)
         texts = self._store.read(keys)
         return tuple(self._holder(key, text) for key, text in zip(keys, texts, strict=True))
 
@@ -66,7 +69,13 @@ class Tickets:
         while len(self._done) > KEPT:
             name = self._done.popleft()
             if self._rank == 0:
-                for i in range(1, self._raw.add(name, 0) + 1):
-                    self._raw.delete_key(f"{name}/{i}")
-                self._raw.delete_key(name)
-                self._raw.delete_key(f"{name}/closed")
+                self._store.take_all_down(keys_of(name, self._raw.add(name, 0)))
+
+    def open(self) -> list[str]:
+        """The counters that this rank knows of, from where the whole store begins."""
+        return [self._store.place + name for name in dict.fromkeys([*self._done, *self._read, *self._claimed])]
+
+
+def keys_of(name: str, count: int) -> list[str]:
+    """Of a counter from which so many tickets were drawn, or fewer."""
+    return [name, f"{name}/closed", *(f"{name}/{i}" for i in range(1, count + 1))]

@@ -3,8 +3,8 @@
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar, get_args
 
@@ -76,6 +76,7 @@ class TorchFabric:
             raise ValueError(f"patience is 'alive' or 'work', not {patience!r}")
         self._waits, self._check = Timeouts(deadline, patience), check
         self._lock = threading.Lock()
+        self._errand: tuple[str, int] | None = None  # what is asked by itself is for this, at that step
         self.standstill = exposed_time_of(device, self._expose)
         self._members = group if isinstance(group, Members) else None
         if self._members is not None:
@@ -229,9 +230,12 @@ class TorchFabric:
 
     def start(self, program: Program[T], label: str = "", step: int = 0, lane: str = "comm") -> Handle[T]:
         """Put a program on a lane and go on."""
+        return self._put(program, label, step, lane)
+
+    def _put(self, program: Program[T], label: str, step: int, lane: str, by_itself: bool = False) -> Handle[T]:
         if lane not in self._lanes:
             raise ValueError(f"no lane {lane!r}; open are {', '.join(self._lanes)}. Open it on all ranks first.")
-        handle = Task(program, label, step, self._lanes[lane])
+        handle = Task(program, label, step, self._lanes[lane], by_itself)
         self._last[lane] = weakref.ref(handle)
         handle.lane.put(handle)
         return handle
@@ -248,9 +252,23 @@ class TorchFabric:
             self._drivers[handle.lane.name].watch.settle()
         return handle.result
 
-    def run(self, program: Program[T]) -> T:
-        """Drive a program on this thread; what it asks of the network is answered on lane "comm"."""
-        return drive(program, self._answer)
+    def run(self, program: Program[T], errand: str = "", step: int = 0) -> T:
+        """Drive a program on this thread; what it asks of the network is answered on lane "comm", and known by its errand."""
+        with self.during(errand, step) if errand else nullcontext():
+            return drive(program, self._answer)
+
+    @contextmanager
+    def during(self, errand: str, step: int) -> Generator[None]:
+        """What `run` asks of the network in here is for this, at that step: errors and the ledger say so.
+
+        An errand may run others, `checkpoint.save` a consensus: it is known by what it was to begin with.
+        """
+        before = self._errand
+        self._errand = before or (errand, step)
+        try:
+            yield
+        finally:
+            self._errand = before
 
     def close(self) -> None:
         """End all lanes. Programs that have not ended do so with an error; a lane stuck in the backend is left.
@@ -302,7 +320,8 @@ class TorchFabric:
             self._store.raise_flag(f"pulse/{self.rank}", RankStatus(0, "left", done).write())
             for driver in self._drivers.values():
                 driver.clear_up()
-            shutdown.delete_farewells(self._store, self._keeps_store and shutdown.has_store_host())
+            left = [key for driver in self._drivers.values() for key in driver.left()]
+            shutdown.delete_farewells(self._store, left, self._keeps_store and shutdown.has_store_host())
 
     def note(self, step: int, verb: str, label: str, numbers: Traffic, among: Among, seconds: float) -> int:
         """Write an answered request into the ledger; lanes share it."""
@@ -340,7 +359,7 @@ class TorchFabric:
             case OptimizerStep():
                 raise RuntimeError("Descend is for a host to answer: it knows the optimizer, a fabric does not")
             case _:
-                return self.join(self.start(_alone(verb)))
+                return self.join(self._put(_alone(verb), *(self._errand or ("", 0)), "comm", by_itself=True))
 
 
 def _alone(verb: Verb) -> Program[Any]:

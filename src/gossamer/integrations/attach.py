@@ -127,7 +127,7 @@ def attach(
         except (GossamerError, TypeError) as error:
             refusal = error
         if fabric.size > 1 and not fabric.present.joins:
-            fabric.run(agree(refusal, fabric.device))
+            fabric.run(agree(refusal, fabric.device), "attach")
         if refusal is not None:
             raise refusal
         assert given is not None
@@ -146,10 +146,10 @@ def attach(
             if comes:
                 compare_with_the_first(worker, facts, fabric)
             else:
-                fabric.run(compare(worker, facts))
-                fabric.run(agree_on_weights(worker, weight))
+                fabric.run(compare(worker, facts), "attach")
+                fabric.run(agree_on_weights(worker, weight), "attach")
                 fabric.form(parsed.groups(fabric.size), parsed.ranks_per_node)
-                fabric.run(make_equal(model, optimizers, worker))
+                fabric.run(make_equal(model, optimizers, worker), "attach")
                 post_fingerprint(worker, facts, fabric)
         meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
         meter.begin(kind)
@@ -159,7 +159,7 @@ def attach(
         backward = Backward(steps, looped, find_unused=find_unused_parameters)
         comm = Communicator(steps, backward, [] if wrapper is None or kind == DDP else [Passing(wrapper)])
         if comes:
-            fabric.run(worker.begin())  # the others wait to hand over what they have agreed on
+            fabric.run(worker.begin(), "attach")  # the others wait to hand over what they have agreed on
             meter.restart()
         return comm
     except BaseException:

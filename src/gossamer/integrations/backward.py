@@ -149,7 +149,7 @@ class Backward:
             own = [g for param in self.worker.params.values() if (g := param.gradient) is not None]
             fine = all_peaks_finite(self._own_peaks) if self._own_peaks else all_finite(own)
             together = self.worker.recipe.schedule.together(self.worker.rank, self.worker.size)
-            self.fabric.run(self.worker.name_spoilers(fine, together))
+            self.fabric.run(self.worker.name_spoilers(fine, together), "backward", self.worker.step)
         self.worker.descent.put()
         if self.find_unused:
             self._forget_unused(unused)

@@ -1,20 +1,21 @@
 """Checkpoints of a run: one folder for all ranks, in the format of `torch.distributed.checkpoint`, or a file for each."""
 
 import json
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from gossamer.core.errors import CheckpointError, PeerError, plainly
-from gossamer.fabrics.members import Members
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.integrations.communicator import Communicator
 from gossamer.integrations.dcp_reader import Folder, read
 from gossamer.integrations.handshake import tell
 from gossamer.integrations.state_tree import Saved, clear, digest, pack
+from gossamer.integrations.written import write
 from gossamer.runtime import Worker
 from gossamer.runtime.compatibility import cut
 
@@ -45,6 +46,25 @@ def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None =
         )
     if apart := comm.apart():
         raise CheckpointError(f"checkpoint.save is for all ranks at the same step, and {apart}")
+    with comm.fabric.during("checkpoint.save", comm.step), _unfinished(path):
+        _save(comm, path, extra)
+
+
+def load(comm: Attached, path: str | Path, key: str = "comm") -> dict[str, Any]:
+    """Go on where `save` was called, also with another number of ranks; returns what was saved as `extra`.
+
+    Attach first; all ranks call it together, and if it fails on one it fails on all. With other ranks all start from the
+    consensus, and from the mean of the optimizers' states. Of what `dcp.save({"comm": comm, ...}, checkpoint_id=path)`
+    wrote it loads the communicator, or the DDP hook, alone. Nothing that a checkpoint holds is run.
+    """
+    with comm.fabric.during("checkpoint.load", comm.worker.step - 1):
+        return _load(comm, path, key)
+
+
+# -- saving --------------------------------------------------------------------------------------------------------
+
+
+def _save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None) -> None:
     state = comm.state_dict()  # first, for it may end a step
     optimizers = [optimizer.state_dict() for optimizer in comm.optimizers]
     tree = {"model": comm.model.state_dict(), "optimizer": optimizers, "extra": dict(extra or {})}
@@ -64,46 +84,8 @@ def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None =
         own |= {f"equal/{name}": tensors[name] for name in equal if not name.startswith("model/")}
         sums |= {f"consensus/{name}": digest(t) for name, t in model.items()}
     own[f"rank{comm.rank}/contents"] = json.dumps(sums)
-    _write(comm, path, {"comm": state, "own": own} | ({"model": model} if comm.rank == 0 else {}))
-
-
-def load(comm: Attached, path: str | Path, key: str = "comm") -> dict[str, Any]:
-    """Go on where `save` was called, also with another number of ranks; returns what was saved as `extra`.
-
-    Attach first; all ranks call it together, and if it fails on one it fails on all. With other ranks all start from the
-    consensus, and from the mean of the optimizers' states. Of what `dcp.save({"comm": comm, ...}, checkpoint_id=path)`
-    wrote it loads the communicator, or the DDP hook, alone. Nothing that a checkpoint holds is run.
-    """
-    state, tree = dict[str, Any](), dict[str, Any]()
-
-    def look() -> None:
-        nonlocal state, tree
-        folder = Folder(path)
-        state = _communicator(folder, f"{key}.", comm)
-        if isinstance(comm, Communicator) and "own.rank0/contents" in folder:
-            tree = Saved(folder, int(state["size"]), comm.rank, comm.size).tree()
-            _check_model(comm.model, tree["model"])
-
-    _together(comm, look)
-    _together(comm, lambda: comm.load_state_dict(state))
-    if isinstance(comm, Communicator) and tree:
-        _put(comm, tree)
-    return tree.get("extra", {})
-
-
-def _together(comm: Attached, do: Callable[[], None]) -> None:
-    """If a checkpoint is refused on one rank, it is on all of them."""
-    problem = ""
-    try:
-        do()
-    except CheckpointError as error:
-        problem = str(error)
-    for rank, told in enumerate(_told(comm, {"problem": problem[:2000]})):
-        if problem or told["problem"]:
-            raise CheckpointError(problem or f"rank {rank}: {told['problem']}")
-
-
-# -- saving --------------------------------------------------------------------------------------------------------
+    entries = {"comm": state, "own": own} | ({"model": model} if comm.rank == 0 else {})
+    write(path, entries, comm.rank, partial(_told, comm))
 
 
 def _told(comm: Attached, facts: dict[str, Any]) -> list[dict[str, Any]]:
@@ -133,27 +115,47 @@ def _consensus(comm: Communicator, equal: Mapping[str, Tensor]) -> dict[str, Ten
         return {name: equal[name] if name in equal else agreed[name].detach().clone() for name in own}
 
 
-def _write(comm: Communicator, path: str | Path, entries: dict[str, Any]) -> None:
-    # Here, since torch takes half a second to import them, and every command would wait for it.
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.state_dict_saver import save as write
-
+@contextmanager
+def _unfinished(path: str | Path) -> Generator[None]:
+    """Where other ranks are lost, say what is left on disk."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of a process alone
-            group = comm.fabric.group
-            assert not isinstance(group, Members), "save has refused these"
-            write(entries, checkpoint_id=str(path), process_group=group)
-    except CheckpointException as error:
-        rank, (cause, _) = min(error.failures.items())
-        raise CheckpointError(
-            f"rank {rank} cannot write to {path}: {plainly(cause)}; there is no new checkpoint"
-        ) from None
-    except RuntimeError as error:
-        raise PeerError(f"{path} was not finished, other ranks are gone: {plainly(error)}") from None
+        yield
+    except PeerError as error:
+        there = f"{path} may be unfinished, and checkpoint.load refuses it then: load the one before."
+        raise PeerError(f"{error} {there}") from error.__cause__
 
 
 # -- loading -------------------------------------------------------------------------------------------------------
+
+
+def _load(comm: Attached, path: str | Path, key: str) -> dict[str, Any]:
+    state, tree = dict[str, Any](), dict[str, Any]()
+
+    def look() -> None:
+        nonlocal state, tree
+        folder = Folder(path)
+        state = _communicator(folder, f"{key}.", comm)
+        if isinstance(comm, Communicator) and "own.rank0/contents" in folder:
+            tree = Saved(folder, int(state["size"]), comm.rank, comm.size).tree()
+            _check_model(comm.model, tree["model"])
+
+    _together(comm, look)
+    _together(comm, lambda: comm.load_state_dict(state))
+    if isinstance(comm, Communicator) and tree:
+        _put(comm, tree)
+    return tree.get("extra", {})
+
+
+def _together(comm: Attached, do: Callable[[], None]) -> None:
+    """If a checkpoint is refused on one rank, it is on all of them."""
+    problem = ""
+    try:
+        do()
+    except CheckpointError as error:
+        problem = str(error)
+    for rank, told in enumerate(_told(comm, {"problem": problem[:2000]})):
+        if problem or told["problem"]:
+            raise CheckpointError(problem or f"rank {rank}: {told['problem']}")
 
 
 def _communicator(folder: Folder, prefix: str, comm: Attached) -> dict[str, Any]:

@@ -141,7 +141,7 @@ class Communicator:
 
     def _plan(self, samples: int, seconds: float, most: int | None) -> int:
         program = share_out(self.worker, samples, seconds, most, self._shares)
-        self._shares = self.fabric.run(program) if self.size > 1 else [samples]
+        self._shares = self.fabric.run(program, "comm.share", self.step) if self.size > 1 else [samples]
         return self._shares[self.worker.rank]
 
     @property
@@ -219,10 +219,12 @@ class Communicator:
         if not self._may_differ_from_the_consensus:
             yield
             return
-        self._steps.settle_local()
+        with self._during("consensus"):
+            self._steps.settle_local()
         own = consensus.remember(self.model)
         try:
-            self._swap_in(own)
+            with self._during("consensus"):
+                self._swap_in(own)
             yield
         finally:
             consensus.restore(self.model, own)
@@ -233,8 +235,9 @@ class Communicator:
         All ranks call it together, wherever in a round they are.
         """
         if self._may_differ_from_the_consensus:
-            self._steps.settle_local()
-            self._swap_in(consensus.remember(self.model) if self.fabric.members else {})
+            with self._during("finish"):
+                self._steps.settle_local()
+                self._swap_in(consensus.remember(self.model) if self.fabric.members else {})
         self.detach()
 
     @property
@@ -262,7 +265,7 @@ class Communicator:
         """
         self._require_one_step("heterogeneity")
         parameters = [param.parameter for param in self.worker.params.values()]
-        with self.consensus():
+        with self._during("heterogeneity"), self.consensus():
             return self.fabric.run(heterogeneity(gradients_of(losses, parameters), self.fabric.size))
 
     def quiet(self) -> None:
@@ -276,14 +279,19 @@ class Communicator:
                 f"under {self.recipe} the lane is never quiet, since a late rank's update may come at any time: use a "
                 "process group of gloo for collectives of your own, torch.distributed.new_group(backend='gloo')"
             )
-        self.fabric.run(self.worker.quiesce())
+        self.fabric.run(self.worker.quiesce(), "comm.quiet", self.step)
 
     def check_sync(self) -> None:
         """Compare a hash of all parameters and buffers that should be equal on all ranks; an error names those that are not."""
         if self.fabric.size > 1:
             self._require_one_step("check_sync")
-            self._steps.settle_local()
-            self.fabric.run(consensus.check(self.worker, self.model, self._steps.shared.agreed))
+            with self._during("check_sync"):
+                self._steps.settle_local()
+                self.fabric.run(consensus.check(self.worker, self.model, self._steps.shared.agreed))
+
+    def _during(self, method: str) -> contextlib.AbstractContextManager[None]:
+        """What errors call the requests of one of these methods."""
+        return self.fabric.during(f"comm.{method}", self.step)
 
     def _require_one_step(self, what: str) -> None:
         if apart := self.apart():
@@ -318,11 +326,12 @@ class Communicator:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain tensors and scalars; save one per rank, between steps. Rank-local entries carry the rank in their key."""
-        self._steps.settle_skipped()
-        self.fabric.run(self.worker.quiesce())
-        state = checkpoint.save(self.worker)
-        self.fabric.run(self.worker.quiesce())  # who goes on asks others, and they have all saved by now
-        return state
+        with self._during("state_dict"):
+            self._steps.settle_skipped()
+            self.fabric.run(self.worker.quiesce())
+            state = checkpoint.save(self.worker)
+            self.fabric.run(self.worker.quiesce())  # who goes on asks others, and they have all saved by now
+            return state
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Take up where `state_dict` left off; after a change of world size, give the dictionaries of all old ranks.
@@ -341,7 +350,7 @@ class Communicator:
         except GossamerError as refused:
             error = refused
         if self.fabric.size > 1:
-            self.fabric.run(agree(error, self.worker.device))
+            self.fabric.run(agree(error, self.worker.device), "comm.load_state_dict", self.step)
         if put is None:
             assert error is not None
             raise error

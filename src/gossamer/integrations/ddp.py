@@ -84,7 +84,8 @@ class Hook:
     def check_sync(self) -> None:
         """Compare a hash of every parameter on all ranks, between steps; an error names those that are not equal."""
         if self.fabric.size > 1:
-            self.fabric.run(consensus.check(self.worker, self.model, {}, self.ignored))
+            program = consensus.check(self.worker, self.model, {}, self.ignored)
+            self.fabric.run(program, "hook.check_sync", self.worker.step - 1)
 
     def log(self, *, loss: Told = None, held_out: Told = None) -> None:
         """As a communicator's `log()`."""
@@ -161,11 +162,12 @@ class Hook:
         buckets = self.worker.buckets
         waiting, self.waiting = self.waiting, []
         self.intake.reset()
-        with self.fabric.standstill.counted():
-            self.fabric.run(self.worker.average_gradients())
-        if not self.worker.finite:
-            own = [g.coalesce().values() if g.is_sparse else g for gradients, *_ in waiting for g in gradients]
-            self.fabric.run(self.worker.name_spoilers(all_finite(own)))
+        with self.fabric.during("backward", self.worker.step):
+            with self.fabric.standstill.counted():
+                self.fabric.run(self.worker.average_gradients())
+            if not self.worker.finite:
+                own = [g.coalesce().values() if g.is_sparse else g for gradients, *_ in waiting for g in gradients]
+                self.fabric.run(self.worker.name_spoilers(all_finite(own)))
         means = self.worker.by_name(self.worker.means)
         answers = [_put(gradients, [means[n] for n in names], buffer) for gradients, names, _, buffer in waiting]
         self.worker.end_step()
@@ -232,11 +234,8 @@ def register(
         worker = Worker(parsed, params_of(named), joint, fabric.rank, fabric.size, seed)
         if fabric.size > 1:
             warm(parsed, fabric.device, worker.buckets[0].layout.dtype)
-            fabric.run(
-                compare(
-                    worker, fingerprint(worker, {"deadline": deadline} | hyperparameters(optimizers), ddp_model.module)
-                )
-            )
+            facts = fingerprint(worker, {"deadline": deadline} | hyperparameters(optimizers), ddp_model.module)
+            fabric.run(compare(worker, facts), "register")
             fabric.form(parsed.groups(fabric.size), parsed.ranks_per_node)
     except BaseException:
         fabric.close()
@@ -267,7 +266,7 @@ def _agreed(
     except GossamerError as error:
         refusal = error
     if fabric.size > 1:
-        fabric.run(agree(refusal or _refusal(recipe, named), fabric.device))
+        fabric.run(agree(refusal or _refusal(recipe, named), fabric.device), "register")
     elif refusal is not None:
         raise refusal
     return recipe

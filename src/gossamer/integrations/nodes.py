@@ -19,7 +19,7 @@ NEIGHBOURS = "number the ranks node by node, as torchrun does, equally many on e
 
 def host_names(fabric: TorchFabric) -> list[str]:
     """What each rank's machine is called. All ranks ask, before any of them can refuse anything."""
-    return [machine()] if fabric.size == 1 else fabric.run(tell(machine(), fabric.device))
+    return [machine()] if fabric.size == 1 else fabric.run(tell(machine(), fabric.device), "attach")
 
 
 def between_nodes(

@@ -78,7 +78,7 @@ class StepLoop:
         return handles
 
     def _leave(self) -> None:
-        self.fabric.run(self.worker.leave())
+        self.fabric.run(self.worker.leave(), "detach", self.worker.step - 1)
 
     # -- what may become of a step -----------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class StepLoop:
             f"parameter {n}, unfrozen just now": f"{tuple(p.shape)}, hash {consensus.hash_of(p)}"
             for n, p in new.items()
         }
-        self.fabric.run(compare(self.worker, facts))
+        self.fabric.run(compare(self.worker, facts), "unfreezing parameters", self.worker.step)
         self.meter.grows()
         self.worker.follow(params_of(new))
         self.on_new_channels()
@@ -168,7 +168,7 @@ class StepLoop:
 
     def _begin_forward(self) -> None:
         """A training step begins: from now on the schedule's lane answers, however late the gradient is."""
-        self.fabric.run(self.worker.begin())
+        self.fabric.run(self.worker.begin(), "forward", self.worker.step)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Call | None:
         """What is returned is what the optimizer is called with instead."""
@@ -282,7 +282,7 @@ class StepLoop:
     def _wait_for(self, program: Program[T]) -> T:
         alone = self.fabric.size == 1  # there is nobody to wait for
         with nullcontext() if alone else self.fabric.standstill.counted():
-            return self.fabric.run(program)
+            return self.fabric.run(program, "training step", self.worker.step)
 
     def _step_for_it(self) -> None:
         """The optimizers take an update that this rank has missed; no hook counts that as a step of its own."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from gossamer.bench.lab import name_rank, name_ranks
 from gossamer.core.errors import GossamerError, PeerError, plainly
+from gossamer.fabrics.reach import why_silent
 from gossamer.fabrics.shared_store import SharedStore
 from gossamer.fabrics.store import default_store
 
@@ -139,7 +140,7 @@ class ControlGroup:
         asking.start()
         asking.join(PATIENCE)
         if len(came) < self._store.size:
-            return "the store does not answer: the process that hosts it, as a rule rank 0, is gone, frozen or cut off"
+            return f"the store does not answer: {why_silent(self._store.raw)}"
         missing = [rank for rank, here in came.items() if not here]
         if not missing:
             return "all ranks have come, and one does not go on: it may have died, or be frozen, in this very moment"

@@ -1,0 +1,58 @@
+"""What a run writes into the store that ranks meet in, it takes away again when all have left."""
+
+import pytest
+import torch.distributed as dist
+from tests.gang import Gang
+from tests.integrations.loops import attached, small_step
+from tests.laws.samples import preset_recipes
+
+from gossamer.fabrics.store import default_store
+from gossamer.recipe import Recipe
+
+pytestmark = pytest.mark.gang
+
+# What all recipes do with a store is one thing; some of these have lanes, tickets or groups of their own besides.
+NAMES = {
+    "gang4": ("ad_psgd", "decoupled_diloco(2)", "backup", "hierarchical"),
+    "gang2": (
+        *(
+            "ad_psgd",
+            "decoupled_diloco",
+            "decoupled_diloco(2)",
+            "allreduce",
+            "qsgd",
+            "gtopk",
+            "demo",
+            "overlap_local_sgd",
+            "streaming_diloco",
+        ),
+        *("eager_diloco", "zero_one_adam", "accordion", "sgp", "osgp", "slowmo_sgp", "choco_sgd"),
+    ),
+}
+STEPS = 80  # more rounds than tickets are kept of
+
+
+def kept(rank: int, size: int, recipes: list[tuple[str, str]]) -> dict[str, int]:
+    """How many keys more there are after each recipe has been attached, trained with and detached."""
+    counts = dict[str, int]()
+    for name, text in [("first", "allreduce"), *recipes]:
+        dist.barrier()
+        before = default_store().num_keys()
+        dist.barrier()
+        with attached(Recipe.of(text)) as (model, optimizer, comm):
+            while comm.step < STEPS:
+                small_step(model, optimizer, comm, rank)
+            comm.finish()
+        dist.barrier()
+        counts[name] = default_store().num_keys() - before
+    del counts["first"]  # its host is told that all have left, until the next one begins
+    return counts
+
+
+@pytest.mark.parametrize("size", NAMES)
+def test_nothing_is_left_in_the_store(request: pytest.FixtureRequest, size: str) -> None:
+    gang: Gang = request.getfixturevalue(size)
+    presets = preset_recipes()
+    recipes = [(name, repr(presets[name]) if name in presets else name) for name in NAMES[size]]
+    for counts in gang.run(kept, recipes, timeout=120.0):
+        assert {name: count for name, count in counts.items() if count} == {}
