@@ -25,7 +25,7 @@ COUNTING, RECIPE, REPORT = (
 
 MUTATIONS = (
     # the worker, whatever the recipe
-    Mutation("engine: spoilt means change memories", "runtime/averaging.py", "Held(flight.drafts if worker.finite else [])", "Held(flight.drafts)", f"{NOT_FINITE}::test_a_lost_model_costs_one_round_and_no_memory[topk(ratio=0.1) + slowmo(3, by_lr=False)]"),
+    Mutation("engine: spoilt means change memories", "runtime/averaging.py", "PendingCommit(flight.drafts if worker.finite else [])", "PendingCommit(flight.drafts)", f"{NOT_FINITE}::test_a_lost_model_costs_one_round_and_no_memory[topk(ratio=0.1) + slowmo(3, by_lr=False)]"),
     Mutation("engine: a spoilt round is taken", "runtime/averaging.py", "flight.lost = not worker.finite", "flight.lost = False", f"{NOT_FINITE}::test_a_lost_model_costs_one_round_and_no_memory[slowmo(3)]"),
     Mutation("engine: channels in any order", "runtime/buckets.py", "finished.sort(key=lambda names: position[names[-1]])", "pass", "tests/runtime/test_buckets.py::test_channels_go_in_the_order_in_which_backward_fills_them"),
     Mutation("engine: rates stay multiplied", "runtime/update_step.py", "for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):\n            group", "for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):\n            dict(group)", f"{ACCORDION}::test_the_rate_grows_at_the_same_step_as_the_batch"),
@@ -35,14 +35,14 @@ MUTATIONS = (
     Mutation("codec: a maximum swallows NaN", "codecs/ternary.py", "own = torch.where(own.isfinite(), own, torch.inf)", "own = own.nan_to_num(0.0)", f"{CODECS}::test_one_rank_s_number_that_is_not_finite_is_seen_by_all"),
     Mutation("codec: too small a variance is stated", "codecs/qsgd.py", "return ((1 + (n - 1) / s**2) ** 0.5 - 1) / 2", "return ((1 + (n - 1) / s**2) ** 0.5 - 1) / 4", "tests/codecs/test_qsgd.py::test_omega_is_the_least_upper_bound"),
     Mutation("codec: an element too many", "codecs/topk.py", "(b - a) * (1 - 1e-12))", "(b - a))", "tests/codecs/test_topk.py::test_a_share_that_is_a_whole_number_of_elements_is_that_number"),
-    Mutation("codec: no warm start", "codecs/powersgd.py", "torch.where(tops != 0, q, old)", "old", "tests/codecs/test_powersgd.py::test_a_warm_start_on_a_fixed_matrix_converges_to_the_best_approximation"),
+    Mutation("codec: no warm start", "codecs/powersgd.py", "torch.where(tops != 0, q, torch.stack(before))", "torch.stack(before)", "tests/codecs/test_powersgd.py::test_a_warm_start_on_a_fixed_matrix_converges_to_the_best_approximation"),
     Mutation("codec: all ranks have one rank's dice", "core/rng.py", "return self._key(name, self.rank)", "return self._key(name, 0)", f"{CODECS}::test_every_rank_step_and_seed_has_its_own_dice_or_there_are_none"),
     # who agrees with whom
     Mutation("exchange: a memory is not heard", "exchanges/scatter.py", "return float(self.answers.needs_feedback) if context.feedback is None else context.feedback", "return float(self.answers.needs_feedback)", "tests/exchanges/test_averages.py::test_a_memory_says_how_much_of_the_second_encoding_is_owed"),
     Mutation("exchange: what the answer loses is owed twice", "exchanges/scatter.py", "mean.layout, error, -rate)", "mean.layout, error, -2 * rate)", f"{MEMORIES}::{BOOKS}[3-scatter(topk()) + error_feedback()]"),
     Mutation("exchange: nothing is told of one's own message", "exchanges/gather.py", "codec.accumulate(wire, layout, into, weight)", "codec.accumulate(wire, layout, into, 0 * weight)", f"{MEMORIES}::{BOOKS}[3-gather(topk()) + error_feedback()]"),
     # what is kept
-    Mutation("memory: half is forgotten", "memories/error_feedback.py", "echo.add_sent(pending, -1.0)", "echo.add_sent(pending, -0.5)", f"{MEMORIES}::{BOOKS}[3-gather(topk()) + error_feedback()]"),
+    Mutation("memory: half is forgotten", "memories/error_feedback.py", "result.add_sent(pending, -1.0)", "result.add_sent(pending, -0.5)", f"{MEMORIES}::{BOOKS}[3-gather(topk()) + error_feedback()]"),
     Mutation("memory: rates the wrong way round", "memories/error_feedback.py", "self.decay * units.now / units.before", "self.decay * units.before / units.now", "tests/memories/test_error_feedback.py::test_in_units_of_the_update_it_is_the_form_of_the_theory"),
     Mutation("memory: the common gradient runs ahead", "memories/learning.py", "torch.add(common, mean, alpha=rate", "torch.add(common, mean, alpha=1.0", "tests/memories/test_diana.py::test_the_common_gradient_is_the_mean_of_the_learned_ones_at_every_step"),
     # who carries it
@@ -60,13 +60,13 @@ MUTATIONS = (
     Mutation("schedule: a warm-up ends a step early", "schedules/local_sgd.py", "1 if loop.step <= self.warmup else", "1 if loop.step < self.warmup else", f"{SLOWMO}::test_warm_up_averages_at_every_step"),
     Mutation("schedule: the pull is too weak", "schedules/overlap_local_sgd.py", "torch.lerp(x, a, self.alpha, out=x)", "torch.lerp(x, a, 1 - self.alpha, out=x)", f"{OVERLAP}::test_it_is_the_formula_of_the_paper"),
     Mutation("schedule: the threshold knows no momentum", "schedules/every_step.py", "[gain * lr * self.l1 for", "[lr * self.l1 for", "tests/schedules/test_penalty.py::test_the_optimum_of_lasso_and_ridge_is_found_with_momentum"),
-    Mutation("schedule: a mean over those who are late too", "schedules/quorum.py", "echo.mean.mul_(loop.size / len(accepted))", "echo.mean", f"{FIRST}::test_the_mean_is_over_the_accepted_and_nothing_else"),
+    Mutation("schedule: a mean over those who are late too", "schedules/quorum.py", "result.mean.mul_(loop.size / len(accepted))", "result.mean", f"{FIRST}::test_the_mean_is_over_the_accepted_and_nothing_else"),
     Mutation("schedule: all speak of the rate at once", "schedules/quorum.py", "numbers.clone() if loop.rank == accepted[0] else", "numbers.clone() if loop.rank >= 0 else", f"{FIRST}::test_a_late_rank_takes_missed_updates_with_the_rates_of_their_steps"),
     Mutation("schedule: messages are absorbed at once", "schedules/gossip.py", "(step + self.overlap) % self.every", "step % self.every", "tests/laws/test_laws_replicas.py::test_a_round_whose_messages_travel_ends_just_before_they_land"),
     # controllers
     Mutation("controller: at the threshold it is mild", "controllers/regimes.py", "abs(old - now) / old >= threshold", "abs(old - now) / old > threshold", f"{ACCORDION}::test_a_parameter_is_critical_exactly_at_the_drop"),
     Mutation("controller: what it counts is scaled", "runtime/controller_runner.py", "gradient / scale if scale != 1 else gradient", "gradient", f"{SUMS}::test_they_are_free_of_the_loss_scale"),
-    Mutation("controller: what is owed is left behind", "runtime/checkpoint.py", "if type(channel.exchange) is not type(other.exchange):", "if False:", "tests/runtime/test_knobs.py::test_nothing_is_lost_as_it_turns"),
+    Mutation("controller: what is owed is left behind", "runtime/checkpoint.py", "if type(bucket.exchange) is not type(other.exchange):", "if False:", "tests/runtime/test_knobs.py::test_nothing_is_lost_as_it_turns"),
     # updates
     Mutation("update: a late rank descends along the mean", "runtime/update_step.py", "drafts = self.redirect()", "drafts = []", "tests/updates/test_signs.py::test_late_ranks_take_the_directions_that_they_missed"),
     # groups and nodes

@@ -3,5 +3,5 @@
 So all that registers itself is imported before, as users import it; else there would be two parts of one name.
 """
 
-import gossamer.bench.workloads  # noqa: F401  # pyright: ignore[reportUnusedImport]
+import gossamer.bench.workloads  # pyright: ignore[reportUnusedImport]
 import gossamer.recipes  # noqa: F401  # pyright: ignore[reportUnusedImport]
