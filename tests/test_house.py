@@ -1,6 +1,7 @@
 """The house itself: who may touch the network, and what the package shows to the outside."""
 
 import ast
+import itertools
 import pkgutil
 import subprocess
 import sys
@@ -128,3 +129,44 @@ def has_floats(call: ast.Call) -> bool:
 
 def test_whoever_makes_a_tensor_of_floats_says_of_which_type() -> None:
     assert [line for path in modules() for line in without_a_type(path)] == []
+
+
+# Names that said nothing to a reader who knows PyTorch and the papers; what they are called now is what the code says.
+RETIRED_CLASSES = """
+    Dice Block Channel Place Draft Leaf Echo Promise Claim Closed Holders Descend Missed Term Party Singled Wants Moment
+    Lap World Descent Steering Sending Momenta Contents Flights Flight Held Owing Doubts Roster Intake Opener Nobody Ear
+    Overseer Inquiry Position UsualSizes Vigil Seat Waits Lane Running Book Outbox Pulse Word Epoch Standstill Watch
+    Learner Closing Desk GoesOn First Kept Latest FromStep AdamAfter LambAfter AdamFrozen Rehearsal Buffers Crowd
+    """
+RETIRED_MODULES = """
+    dice halves endings offered insides moments shares terms world going_on learners closing unmerged survivors apart
+    meetings owing from_step adam_after lamb_after adam_frozen book inquiry lane leaving outbox positions pulse seat
+    standing usual_sizes watch channels contents descent fits flights held leaves momenta sending steering sums units
+    doubts roster intake opener strangers orders start stored runs wants mortals rehearsal trial yardsticks warden
+    overlooker eavesdrop hearing diary orphans slowness cards listed out standings
+    """
+
+
+def classes() -> dict[str, list[str]]:
+    found = dict[str, list[str]]()
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(path.relative_to(SOURCE).as_posix())
+    return found
+
+
+def test_no_two_classes_share_a_name() -> None:
+    assert {name: where for name, where in classes().items() if len(where) > 1} == {}
+
+
+def test_no_retired_name_comes_back() -> None:
+    assert {*RETIRED_CLASSES.split()} & {*classes()} == set()
+    assert [p for p in modules() if p.stem in RETIRED_MODULES.split()] == []
+
+
+def test_the_glossary_has_few_words_and_each_once() -> None:
+    text = (SOURCE.parents[1] / "docs" / "glossary.md").read_text()
+    words = [before for before, after in itertools.pairwise(text.splitlines()) if after.startswith(": ")]
+    assert 10 < len(words) <= 25
+    assert len(set(words)) == len(words)

@@ -10,7 +10,7 @@ import pytest
 
 from gossamer.core.errors import GossamerError
 from gossamer.core.parts import Part, parse, registry
-from gossamer.recipe import Recipe, words
+from gossamer.recipe import Recipe, known_presets
 
 ROOT = Path(__file__).parents[2]
 MADE = ROOT / "docs" / "parts"  # of docstrings
@@ -54,11 +54,11 @@ def terms(text: str) -> list[ast.expr]:
 
 def _named(term: ast.expr) -> bool:
     head = term.func if isinstance(term, ast.Call) else term
-    if not isinstance(head, ast.Name) or (head.id not in words() and registry.get(head.id) is None):
+    if not isinstance(head, ast.Name) or (head.id not in known_presets() and registry.get(head.id) is None):
         return False
     inner = [n for n in ast.walk(term) if n is not head]
     called = {id(n.func) for n in inner if isinstance(n, ast.Call)}
-    known = {*words(), *registry.of(), "inf", "nan"}
+    known = {*known_presets(), *registry.of(), "inf", "nan"}
     names = [n for n in inner if isinstance(n, ast.Name)]
     open_ends = [n for n in names if n.id.startswith("my_") or (id(n) not in called and n.id not in known)]
     return not open_ends and not any(isinstance(n, ast.Constant) and n.value is ... for n in inner)
@@ -66,7 +66,7 @@ def _named(term: ast.expr) -> bool:
 
 def read(text: str) -> None:
     """As a recipe, if it can be one as a whole; else each of its terms. An exchange alone may want a memory that is named apart."""
-    values = parse(text.removeprefix("+").strip(), words())
+    values = parse(text.removeprefix("+").strip(), known_presets())
     values = values if isinstance(values, tuple) else (values,)
     exchange = len(values) > 1 and any(isinstance(v, Part) and v.kind == "exchange" for v in values)
     if exchange or any(isinstance(v, Recipe) for v in values):

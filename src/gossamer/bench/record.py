@@ -15,7 +15,7 @@ from gossamer.core.text import cut, shown
 FORMAT = 2
 LARGEST = 1_000_000_000  # bytes; a million steps of one run take a sixth of it
 AUTHOR = {"written by": "gossamer"}  # comes first
-RECORD = files.Kind(
+RECORD = files.FileKind(
     "record of a run", (b'{"written by": "gossamer"', b'{"command": "gossamer ')
 )  # the second until 0.1
 

@@ -21,14 +21,14 @@ _NO_LINK, _NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0) 
 _SPECIAL = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """What a file of ours is, and the bytes of its head that say so: any of the marks."""
 
     name: str
     marks: tuple[bytes, ...]
 
 
-def writable(path: Path, kind: Kind, force: bool = False) -> Path:
+def writable(path: Path, kind: FileKind, force: bool = False) -> Path:
     """Where to write: the path, or the file of ours that it is a link to. An OutputError says why it must not be."""
     mode = _mode(path)
     if mode is None:
@@ -45,7 +45,7 @@ def writable(path: Path, kind: Kind, force: bool = False) -> Path:
     return path
 
 
-def is_ours(path: Path, kind: Kind) -> bool:
+def is_ours(path: Path, kind: FileKind) -> bool:
     """Whether it is a regular file, and its head has the mark."""
     try:
         with _opened(path, _NO_LINK) as file:
@@ -55,14 +55,14 @@ def is_ours(path: Path, kind: Kind) -> bool:
     return any(mark in head for mark in kind.marks)
 
 
-def write(path: Path, content: str | bytes, kind: Kind, force: bool = False) -> None:
+def write(path: Path, content: str | bytes, kind: FileKind, force: bool = False) -> None:
     """Write all of a file, or none of it."""
     with replacing(path, kind, force) as file:
         file.write(content if isinstance(content, bytes) else content.encode())
 
 
 @contextmanager
-def replacing(path: Path, kind: Kind, force: bool = False) -> Generator[BinaryIO]:
+def replacing(path: Path, kind: FileKind, force: bool = False) -> Generator[BinaryIO]:
     """A file to write to, which takes its place in one step: neither a full disk nor a power cut costs the old one."""
     target = writable(path, kind, force)
     half = target.with_name(f".gossamer-{target.stem[:40]}-{uuid.uuid4().hex[:8]}.part")

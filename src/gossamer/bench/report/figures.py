@@ -17,7 +17,7 @@ from gossamer.core.errors import GossamerError
 
 ZOOM = 3  # pixels per point in PNG: 1440 across, sharp in a column of print
 AUTHOR = b"tEXtSoftware\0gossamer"  # a chunk's kind, its keyword and its text
-KINDS = {"svg": svg.SVG, "png": files.Kind("figure", (AUTHOR,))}
+KINDS = {"svg": svg.SVG, "png": files.FileKind("figure", (AUTHOR,))}
 
 
 class ReportError(GossamerError, RuntimeError):

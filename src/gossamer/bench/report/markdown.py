@@ -21,7 +21,7 @@ from gossamer.bench.report.words import (
 from gossamer.core import files
 
 AUTHOR = "<!-- a report, written by gossamer -->\n\n"
-MARKDOWN = files.Kind("report in Markdown", (AUTHOR.strip().encode(),))
+MARKDOWN = files.FileKind("report in Markdown", (AUTHOR.strip().encode(),))
 
 
 def write_markdown(record: Record) -> str:

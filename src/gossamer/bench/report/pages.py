@@ -9,7 +9,7 @@ from markupsafe import Markup
 from gossamer.bench.report import words
 from gossamer.core import files
 
-PAGE = files.Kind("report", (b'<meta name="generator" content="gossamer">',))
+PAGE = files.FileKind("report", (b'<meta name="generator" content="gossamer">',))
 FORMS = {
     form.__name__: form
     for form in (

@@ -11,7 +11,7 @@ from gossamer.bench.report.words import seconds
 from gossamer.core import files
 
 AUTHOR = "<!-- drawn by gossamer -->"
-SVG = files.Kind("figure", (AUTHOR.encode(),))
+SVG = files.FileKind("figure", (AUTHOR.encode(),))
 WIDTH, HEIGHT = 480, 300
 LONG = 30  # letters of a name beside a bar
 INK, SOFT, HAIR = "#1c1e21", "#5b616a", "#e4e6e9"
