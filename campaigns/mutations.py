@@ -12,7 +12,7 @@ CODECS, MEMORIES, NEW_RUN, NOT_FINITE = (
     f"tests/laws/test_{name}.py" for name in ("codec_laws", "memory_laws", "laws_resume", "laws_non_finite")
 )
 BOOKS = "test_with_error_feedback_the_sum_of_means_and_what_is_kept_is_the_sum_of_gradients"
-FIRST, SLOWMO, OVERLAP = (f"tests/schedules/test_{name}.py" for name in ("first", "slowmo", "overlap"))
+FIRST, SLOWMO, OVERLAP = (f"tests/schedules/test_{name}.py" for name in ("backup_workers", "slowmo", "overlap"))
 ACCORDION, SUMS = "tests/controllers/test_accordion.py", "tests/controllers/test_sums.py"
 NODES, GROUPS = "tests/exchanges/test_nodes.py", "tests/core/test_groups.py"
 MEAN_OF_ALL = "test_it_is_the_mean_of_all_also_where_the_last_node_is_smaller"

@@ -27,7 +27,7 @@ RECIPES = [
 ]
 
 AUTHOR = "<!-- steps, measured by gossamer -->\n\n"
-ROWS = files.Kind("table of steps", (b',\n  "ratio_to_ddp": ', AUTHOR.strip().encode()))
+ROWS = files.FileKind("table of steps", (b',\n  "ratio_to_ddp": ', AUTHOR.strip().encode()))
 
 app = typer.Typer(help="Measure kernels, or whole steps.", no_args_is_help=True)
 
@@ -133,7 +133,7 @@ def _write(rows: "list[StepRow]", folder: Path, force: bool) -> None:
         raise FailedError(f"the results could not be written to {folder}: {why}") from None
 
 
-def _kind(name: str) -> files.Kind:
+def _kind(name: str) -> files.FileKind:
     from gossamer.bench.report.svg import SVG
 
     return SVG if name.endswith(".svg") else ROWS

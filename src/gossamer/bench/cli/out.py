@@ -35,7 +35,7 @@ def run_folder(folder: Path, force: bool) -> None:
                 path.unlink(missing_ok=True)
 
 
-def run_files(folder: Path) -> dict[Path, files.Kind]:
+def run_files(folder: Path) -> dict[Path, files.FileKind]:
     from gossamer.bench import record
     from gossamer.bench.report import page  # brings jinja, which takes a while
 

@@ -21,7 +21,7 @@ History = list[tuple[str, dict[str, Any]]]  # events, as rank 0 told them
 RANKS = "number of ranks"
 STATE = ("model", "optimizer", "done", "drawn", "seconds", "nic", "sent", "handed")
 NAME = re.compile(r"step(\d+)-rank(\d+)\.pt")
-CHECKPOINT = files.Kind("checkpoint of a run", (b"X\x05\0\0\0facts",))  # the first key of the table that is pickled
+CHECKPOINT = files.FileKind("checkpoint of a run", (b"X\x05\0\0\0facts",))  # the first key of the table that is pickled
 
 
 def saved_steps(folder: Path, rank: int) -> list[int]:

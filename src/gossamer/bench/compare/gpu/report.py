@@ -9,7 +9,7 @@ from gossamer.bench.compare.gpu.findings import Finding, failures
 from gossamer.core import files
 
 AUTHOR = "<!-- a report on GPUs, written by gossamer doctor -->"
-KIND = files.Kind("report on GPUs", (AUTHOR.encode(),))
+KIND = files.FileKind("report on GPUs", (AUTHOR.encode(),))
 BEGIN, END = "```json\n", "\n```\n"
 
 
