@@ -26,11 +26,11 @@ from typing import NamedTuple
 
 import torch
 
-from gossamer.bench.tune import Question, Search
+from gossamer.bench.tune import Search, SearchPlan
 from gossamer.bench.tune.points import Setting
+from gossamer.bench.tune.ranking import Gap, gap_of
 from gossamer.bench.tune.record import Trial, Tuning
-from gossamer.bench.tune.space import Wish
-from gossamer.bench.tune.standings import Gap, gap_of
+from gossamer.bench.tune.space import SearchOverride
 from gossamer.bench.tune.training import Diverged, batches_of, crew_of, judge, parameters_of, run
 from gossamer.bench.workloads import get
 from gossamer.recipe import Recipe
@@ -105,8 +105,8 @@ def main() -> None:
 
 def _search(asked: argparse.Namespace, out: Path) -> Search:
     recipes = {DENSE: "allreduce", **{text: text for text in asked.recipes}}
-    wishes = [Wish.of(text) for text in (f"lr={asked.lr}", *asked.knob)]
-    question = Question(
+    wishes = [SearchOverride.of(text) for text in (f"lr={asked.lr}", *asked.knob)]
+    question = SearchPlan(
         recipes, asked.workload, asked.shards, asked.trials, steps=asked.steps, repeats=0, seed=0, wishes=wishes
     )
     search = Search(question, " ".join(sys.argv))

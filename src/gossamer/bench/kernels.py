@@ -23,7 +23,7 @@ _REPEATS = 7
 _KEY = (0x243F6A88, 0x85A308D3)
 
 
-class Row(NamedTuple):
+class KernelSpeed(NamedTuple):
     kernel: str
     backend: str
     elements: int
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     ratio_to_memcpy: float
 
 
-def measure(elements: int = 25_600_000, rounds: int = 3) -> list[Row]:
+def measure(elements: int = 25_600_000, rounds: int = 3) -> list[KernelSpeed]:
     """One row per kernel on the CPU; GB/s counts the float32 input only."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -40,10 +40,10 @@ def measure(elements: int = 25_600_000, rounds: int = 3) -> list[Row]:
         x = torch.randn(elements, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
         copy = _memcpy(x)
         backend = chosen(x.device)
-        rows: list[Row] = []
+        rows: list[KernelSpeed] = []
         for name, call in _calls(x):
             ratio, seconds = max(_round(copy, call) for _ in range(rounds))
-            rows.append(Row(name, backend, elements, 4 * elements / seconds / 1e9, ratio))
+            rows.append(KernelSpeed(name, backend, elements, 4 * elements / seconds / 1e9, ratio))
         return rows
     finally:
         torch.set_num_threads(threads)

@@ -98,7 +98,7 @@ class Run:
 
 
 @dataclass
-class Again:
+class RepeatedRuns:
     """The same runs with another seed: other data order, other first model, other dice."""
 
     seed: int
@@ -128,7 +128,7 @@ class Record:
     note: str = ""  # for instance why a network could not be shaped
     baseline: str = "ddp"  # the run that the others are compared with
     runs: list[Run] = field(default_factory=list)
-    again: list[Again] = field(default_factory=list)
+    again: list[RepeatedRuns] = field(default_factory=list)
     imports: list[str] = field(default_factory=list)  # modules and files whose parts these recipes have
     format: int = FORMAT
     per_host: int = 1  # ranks on each host
@@ -147,7 +147,7 @@ class Record:
     def with_again(self, other: "Record") -> "Record":
         """The same, and what another seed made of it."""
         notes = dict.fromkeys(n for n in (self.note, other.note) if n)
-        return replace(self, note="; ".join(notes), again=[*self.again, Again(other.seed, other.runs)])
+        return replace(self, note="; ".join(notes), again=[*self.again, RepeatedRuns(other.seed, other.runs)])
 
     @property
     def has_begun(self) -> bool:
@@ -197,7 +197,7 @@ def finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, list | tuple):
         return [finite(v) for v in value]
-    if isinstance(value, Record | Run | Step | Evaluation | Again):
+    if isinstance(value, Record | Run | Step | Evaluation | RepeatedRuns):
         value = vars(value)
     return {k: finite(v) for k, v in value.items()} if isinstance(value, dict) else value
 
@@ -229,7 +229,7 @@ def _record(table: dict[str, Any]) -> Record:
             "run its command again, or read it with the version that wrote it"
         )
     facts = {name: value for name, value in table.items() if name not in AUTHOR}
-    again = [made(Again, {**a, "runs": [_run(r) for r in a["runs"]]}) for a in table.get("again", [])]
+    again = [made(RepeatedRuns, {**a, "runs": [_run(r) for r in a["runs"]]}) for a in table.get("again", [])]
     return made(Record, {**facts, "runs": [_run(r) for r in table["runs"]], "again": again})
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tests.bench.report.made import made
 
-from gossamer.bench.record import Again
+from gossamer.bench.record import RepeatedRuns
 from gossamer.bench.report import render
-from gossamer.bench.report.charts import Bars, charts
+from gossamer.bench.report.charts import BarChart, charts
 from gossamer.bench.report.study import study_of
 
 Say = Callable[..., tuple[int, str, str]]
@@ -47,7 +47,7 @@ def test_bars_of_time_have_whiskers_where_there_are_seeds() -> None:
     again = deepcopy(record.runs)
     for point in [p for run in again for p in (*run.steps, *run.evaluations)]:
         point.seconds *= 1.1
-    record.again = [Again(8, again)]
+    record.again = [RepeatedRuns(8, again)]
     page = render(record)
     assert page.count('class="whisker"') == 2
     reached = next(row.reached for row in study_of(record).rows if row.baseline)
@@ -59,13 +59,13 @@ def test_bars_of_time_have_whiskers_where_there_are_seeds() -> None:
 
 def test_how_long_ddp_waits_is_known_beside_a_run_that_computes_alone() -> None:
     record = made(["ddp", "qsgd"])
-    (unknown,) = [c for c in charts(study_of(record)) if isinstance(c, Bars)]
+    (unknown,) = [c for c in charts(study_of(record)) if isinstance(c, BarChart)]
     assert [row.parts for row in unknown.rows if row.run == 0] == [[]]
     alone = replace(made(["qsgd"]).runs[0], name="compute", recipe="compute", yardstick=True)
     record.runs.append(alone)
     study = study_of(record)
     steps = {row.run.name: row.step or 0.0 for row in study.rows}
-    (known,) = [c for c in charts(study) if isinstance(c, Bars)]
+    (known,) = [c for c in charts(study) if isinstance(c, BarChart)]
     (ddp,) = [row for row in known.rows if row.run == 0]
     assert ddp.by_difference
     assert ddp.parts == [steps["compute"], 0.0, steps["ddp"] - steps["compute"]]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gossamer.bench import catalogue
-from gossamer.bench.explain import Step, as_text, explain
+from gossamer.bench.explain import ExplainedStep, as_text, explain
 from gossamer.bench.report import explained
 from gossamer.recipes import presets
 
@@ -15,7 +15,7 @@ ENCODED = ("qsgd", "terngrad", "int8", "natural", "topk", "signsgd", "ef_signsgd
 Say = Callable[..., tuple[int, str, str]]
 
 
-def kept(step: Step, name: str, after: bool) -> list[torch.Tensor]:
+def kept(step: ExplainedStep, name: str, after: bool) -> list[torch.Tensor]:
     """What each rank keeps under this name; zeros where it keeps nothing yet."""
     ranks = [rank.kept if after else rank.kept_before for rank in step.ranks]
     return [next((k.values for k in each if k.name == name), torch.zeros(8)) for each in ranks]

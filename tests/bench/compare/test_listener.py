@@ -12,7 +12,7 @@ from gossamer.bench.compare.launch import UNFINISHED, _record
 from gossamer.bench.compare.listener import Listener
 from gossamer.bench.compare.plan import MARK
 from gossamer.bench.record import Record
-from gossamer.bench.report.arrivals import arrival
+from gossamer.bench.report.time_to_target import arrival
 from gossamer.core.errors import PeerError
 
 STEP = {

@@ -12,8 +12,8 @@ from tests.bench.report.made import made
 
 from gossamer.bench.record import Record
 from gossamer.bench.report import write_html
+from gossamer.bench.report.formatting import number, seconds, size, times
 from gossamer.bench.report.study import study_of
-from gossamer.bench.report.words import number, seconds, size, times
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
 

@@ -9,7 +9,7 @@ from tests.bench.report.made import made
 
 from gossamer.bench.record import Evaluation, Record, Run, Status, Step
 from gossamer.bench.report import render, write_markdown
-from gossamer.bench.report.charts import POINTS, Bars, Lines, charts
+from gossamer.bench.report.charts import POINTS, BarChart, LineChart, charts
 from gossamer.bench.report.headline import headline
 from gossamer.bench.report.layers import layers
 from gossamer.bench.report.study import study_of
@@ -153,22 +153,22 @@ def test_a_megabyte_is_needed_to_judge_the_ledger() -> None:
 
 def test_a_run_that_does_not_measure_its_waits_is_not_split() -> None:
     study = study_of(made())
-    excludes = next(c for c in charts(study) if isinstance(c, Bars))
+    excludes = next(c for c in charts(study) if isinstance(c, BarChart))
     assert [study.record.runs[b.run].name for b in excludes.rows if not b.parts] == ["ddp"]
     assert "Hatched" in excludes.caption
 
 
 def test_a_run_that_waits_for_nobody_is_split() -> None:
     alone = Run("compute", "compute", yardstick=True, steps=[Step(1, 0.5, 5.0, 0, 0.5, 0.0, 0.0)])
-    excludes = next(c for c in charts(study_of(record([alone]))) if isinstance(c, Bars))
+    excludes = next(c for c in charts(study_of(record([alone]))) if isinstance(c, BarChart))
     assert excludes.rows[0].parts == [0.5, 0.0, 0.0]
 
 
 def test_runs_that_end_far_apart_start_on_a_logarithmic_axis() -> None:
     near = charts(study_of(record([run("ddp", (100, 5.0)), run("topk", (10, 5.0))])))[0]
     far = charts(study_of(record([run("ddp", (1000, 5.0)), run("topk", (10, 5.0))])))[0]
-    assert isinstance(near, Lines)
-    assert isinstance(far, Lines)
+    assert isinstance(near, LineChart)
+    assert isinstance(far, LineChart)
     assert (near.x.log, far.x.log) == (False, True)
 
 
@@ -187,7 +187,7 @@ def test_charts_hold_the_record_itself() -> None:
     drawn = {c.id: c for c in charts(study_of(record))}
     assert list(drawn) == ["quality-time", "quality-bytes", "loss-time", "step-time", "residuals"]
     loss = drawn["loss-time"]
-    assert isinstance(loss, Lines)
+    assert isinstance(loss, LineChart)
     for series in loss.series:
         assert [p[:3] for p in series.points] == [(s.seconds, s.loss, s.step) for s in record.runs[series.run].steps]
 
@@ -196,18 +196,18 @@ def test_a_recipe_without_memory_has_no_residual_to_draw() -> None:
     plain = made(["ddp", "topk"])
     plain.runs[0].residuals = [(s.step, 0.0) for s in plain.runs[0].steps]
     drawn = charts(study_of(plain))[-1]
-    assert isinstance(drawn, Lines)
+    assert isinstance(drawn, LineChart)
     assert [s.run for s in drawn.series] == [1]
 
 
 def test_long_runs_are_thinned_and_values_that_are_not_finite_become_gaps() -> None:
     long = Run("ddp", "ddp", steps=[Step(i, float(i), math.inf if i == 3 else 2.0, i) for i in range(50_000)])
-    chart = next(c for c in charts(study_of(record([long]))) if isinstance(c, Lines))
+    chart = next(c for c in charts(study_of(record([long]))) if isinstance(c, LineChart))
     points = chart.series[0].points
     assert len(points) <= POINTS
     assert (points[0][0], points[-1][0]) == (0.0, 49_999.0)
     short = Run("ddp", "ddp", steps=long.steps[:5])
-    chart = next(c for c in charts(study_of(record([short]))) if isinstance(c, Lines))
+    chart = next(c for c in charts(study_of(record([short]))) if isinstance(c, LineChart))
     assert [p[1] for p in chart.series[0].points] == [2.0, 2.0, 2.0, None, 2.0]
 
 

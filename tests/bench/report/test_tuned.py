@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.bench.report.tuned import headline, render, studied, write_html, write_markdown
-from gossamer.bench.tune import Contender, Trial, Tuning
+from gossamer.bench.tune import Candidate, Trial, Tuning
 
 EMPTY = {"area", "br", "circle", "col", "hr", "img", "input", "link", "meta", "path", "wbr"}
 QUALITIES = {"ddp": [4.9, 5.0, 4.95], "<b>& 'topk'": [4.92, 4.99, 4.96], "late": [5.3, 5.4, 5.3]}
@@ -33,7 +33,7 @@ def made(qualities: dict[str, list[float]] = QUALITIES, judged: int = 3) -> Tuni
         seeds=[10, 11, 12],
         seed=0,
         contenders=[
-            Contender(n, "scatter(qsgd())", {"lr": "0.125 to 4.0, by factors"}, {"qsgd.bits": "it costs"})
+            Candidate(n, "scatter(qsgd())", {"lr": "0.125 to 4.0, by factors"}, {"qsgd.bits": "it costs"})
             for n in qualities
         ],
     )

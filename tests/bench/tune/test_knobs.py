@@ -6,7 +6,7 @@ from gossamer.bench.catalogue import example
 from gossamer.bench.tune.errors import TuningError
 from gossamer.bench.tune.knobs import Knob, at_rate, knobs, turned
 from gossamer.bench.tune.points import settings
-from gossamer.bench.tune.space import Space, Wish, check, space
+from gossamer.bench.tune.space import SearchOverride, Space, check, space
 from gossamer.core.errors import RecipeError
 from gossamer.core.ranges import Choice, LogRange, Range
 from gossamer.recipe import Recipe
@@ -16,7 +16,7 @@ SHAPES: dict[str, tuple[int, ...]] = {"w": (300, 200), "b": (200,)}
 
 
 def searched(text: str, *wishes: str, budget: bool = False) -> Space:
-    return space(Recipe.of(text), [Wish.of(w) for w in wishes], SHAPES, 4, budget)
+    return space(Recipe.of(text), [SearchOverride.of(w) for w in wishes], SHAPES, 4, budget)
 
 
 def knob(text: str, name: str) -> Knob:
@@ -114,6 +114,6 @@ def test_values_that_the_part_refuses_are_refused_with_its_reason() -> None:
 
 def test_a_knob_that_no_recipe_has_is_a_slip() -> None:
     recipes = [Recipe.of("allreduce"), Recipe.of("topk")]
-    check([Wish.of("topk.ratio"), Wish.of("lr")], recipes)
+    check([SearchOverride.of("topk.ratio"), SearchOverride.of("lr")], recipes)
     with pytest.raises(TuningError, match=r"no recipe here has a knob 'ratoi'\. Did you mean 'ratio'"):
-        check([Wish.of("ratoi=0.1")], recipes)
+        check([SearchOverride.of("ratoi=0.1")], recipes)

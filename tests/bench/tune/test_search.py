@@ -10,8 +10,18 @@ from typing import Any
 import pytest
 
 from gossamer.bench import workloads
-from gossamer.bench.tune import Contender, Question, Search, Trial, Tuning, TuningError, Wish, is_tuning, standings
-from gossamer.bench.tune.standings import student
+from gossamer.bench.tune import (
+    Candidate,
+    Search,
+    SearchOverride,
+    SearchPlan,
+    Trial,
+    Tuning,
+    TuningError,
+    is_tuning,
+    ranking,
+)
+from gossamer.bench.tune.ranking import student
 from gossamer.bench.tune.training import Length, parameters_of, run
 from gossamer.core.errors import GossamerError
 from gossamer.recipe import Recipe
@@ -19,7 +29,7 @@ from gossamer.recipe import Recipe
 RECIPES = {"ddp": "allreduce", "topk": "topk(ratio=0.3)"}
 
 
-def asked(**changes: Any) -> Question:
+def asked(**changes: Any) -> SearchPlan:
     facts: dict[str, Any] = {
         "recipes": RECIPES,
         "workload": "ridge",
@@ -28,10 +38,10 @@ def asked(**changes: Any) -> Question:
         "repeats": 2,
         "ranks": 2,
     }
-    return Question(**(facts | changes))
+    return SearchPlan(**(facts | changes))
 
 
-def done(question: Question, earlier: Tuning | None = None, stop: int = 10**6) -> Tuning:
+def done(question: SearchPlan, earlier: Tuning | None = None, stop: int = 10**6) -> Tuning:
     search = Search(question)
     if earlier is not None:
         search.resume(earlier)
@@ -104,7 +114,7 @@ def test_more_trials_only_add_to_a_search() -> None:
         ({"ranks": 3}, "other ranks"),
         ({"workload": "logistic"}, "other workload: 'ridge', and now 'logistic'"),
         ({"recipes": {"ddp": "allreduce"}}, "other contenders"),
-        ({"wishes": [Wish.of("ratio")]}, "other contenders"),
+        ({"wishes": [SearchOverride.of("ratio")]}, "other contenders"),
         ({"trials": 2}, "ask for as many, or more"),
         ({"repeats": 1}, "ask for as many, or more"),
     ],
@@ -115,7 +125,7 @@ def test_another_search_is_not_resumed(changes: dict[str, Any], says: str) -> No
 
 
 def test_what_diverged_is_said_and_never_best(tmp_path: Path) -> None:
-    tuning = done(asked(wishes=[Wish.of("lr=1e3,2e3")], steps=40))
+    tuning = done(asked(wishes=[SearchOverride.of("lr=1e3,2e3")], steps=40))
     for name in RECIPES:
         given, *others = tuning.searched(name)
         assert given.outcome == "ok"
@@ -128,7 +138,7 @@ def test_what_diverged_is_said_and_never_best(tmp_path: Path) -> None:
 
 
 def test_values_that_the_ranks_do_not_bear_cost_their_trial_and_no_more() -> None:
-    wish = Wish.of("backups=5")  # of two ranks
+    wish = SearchOverride.of("backups=5")  # of two ranks
     tuning = done(asked(recipes={"ddp": "allreduce", "backup": "backup(0)"}, wishes=[wish], repeats=1))
     given, *others = tuning.searched("backup")
     assert tuning.best("backup") is given
@@ -179,7 +189,7 @@ def test_no_rank_sees_a_batch_twice_where_steps_take_several(monkeypatch: pytest
 def made(qualities: dict[str, list[float]], lower: bool = True) -> Tuning:
     """Each recipe's best was judged on as many seeds."""
     seeds = list(range(10, 10 + max(map(len, qualities.values()))))
-    names = [Contender(n, "allreduce(fp32())", {}) for n in qualities]
+    names = [Candidate(n, "allreduce(fp32())", {}) for n in qualities]
     facts = ("", "", "ridge", "iid", "", "loss", lower, 1, [0.1], 4, 10, None, 1, seeds, 0, names)
     tuning = Tuning(*facts)  # pyright: ignore
     for name, values in qualities.items():
@@ -192,7 +202,7 @@ def made(qualities: dict[str, list[float]], lower: bool = True) -> Tuning:
 def test_a_difference_is_shown_only_where_the_seeds_agree_on_it() -> None:
     rows = {
         s.contender.name: s
-        for s in standings(
+        for s in ranking(
             made(
                 {
                     "ddp": [1.0, 1.1, 1.2],
@@ -214,19 +224,19 @@ def test_a_difference_is_shown_only_where_the_seeds_agree_on_it() -> None:
 
 
 def test_where_more_is_better_the_order_turns_round() -> None:
-    found = standings(made({"ddp": [0.8, 0.81, 0.82], "better": [0.9, 0.92, 0.91]}, lower=False))
+    found = ranking(made({"ddp": [0.8, 0.81, 0.82], "better": [0.9, 0.92, 0.91]}, lower=False))
     assert [(s.contender.name, s.verdict) for s in found] == [("better", "better"), ("ddp", "baseline")]
 
 
 def test_one_seed_shows_nothing_and_one_that_diverged_is_not_averaged_away() -> None:
-    single = standings(made({"ddp": [1.0], "other": [0.5]}))
+    single = ranking(made({"ddp": [1.0], "other": [0.5]}))
     assert [(s.verdict, s.tied) for s in single] == [("one seed", True), ("baseline", True)]
-    lost = standings(made({"ddp": [1.0, 1.1], "other": [0.5, math.nan]}))
+    lost = ranking(made({"ddp": [1.0, 1.1], "other": [0.5, math.nan]}))
     assert [(s.verdict, s.mean is None) for s in lost] == [("baseline", False), ("diverges", True)]
 
 
 def test_two_that_nothing_tells_apart_are_tied() -> None:
-    found = standings(made({"ddp": [1.0, 1.1, 1.2], "same": [1.02, 1.07, 1.22]}))
+    found = ranking(made({"ddp": [1.0, 1.1, 1.2], "same": [1.02, 1.07, 1.22]}))
     assert [s.tied for s in found] == [True, True]
 
 

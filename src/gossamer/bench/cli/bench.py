@@ -14,7 +14,7 @@ from gossamer.bench.cli.errors import FailedError, InputError
 from gossamer.bench.cli.imports import Imports, brought
 from gossamer.bench.cli.out import Force
 from gossamer.bench.lab.network import MOST_HOSTS
-from gossamer.bench.report.words import ranks_on
+from gossamer.bench.report.formatting import ranks_on
 from gossamer.core import files
 from gossamer.core.errors import OutputError
 
@@ -146,7 +146,7 @@ def _plot(rate: str) -> str:
 def plots(rows: "list[StepRow]") -> dict[str, str]:
     """One SVG for each rate: how long a step takes, the fastest first."""
     from gossamer.bench.report import svg
-    from gossamer.bench.report.charts import Bar, Bars
+    from gossamer.bench.report.charts import Bar, BarChart
 
     made = dict[str, str]()
     for rate in dict.fromkeys(r.rate for r in rows):
@@ -154,7 +154,7 @@ def plots(rows: "list[StepRow]") -> dict[str, str]:
         excludes = [Bar(i, [r.step_ms / 1000], r.step_ms / 1000) for i, r in enumerate(shown)]
         if excludes:
             title = f"Median step, {ranks_on(shown[0].hosts, shown[0].per_host)}, {rate}"
-            chart = Bars("steps", title, "", [title], excludes)
+            chart = BarChart("steps", title, "", [title], excludes)
             made[_plot(rate)] = svg.excludes(chart, [r.recipe for r in shown])
     return made
 

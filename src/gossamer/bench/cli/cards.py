@@ -12,7 +12,7 @@ from gossamer.bench.catalogue import KINDS, formulas
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.lists import Card, prose, summary
 from gossamer.bench.lab import format_rate
-from gossamer.bench.report.words import listed, rate, seconds, size
+from gossamer.bench.report.formatting import listed, rate, seconds, size
 
 
 def list_parts(rows: list[Card]) -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from gossamer.bench.compare.plan import Plan
 from gossamer.bench.compare.scripts import ScriptPlan
-from gossamer.bench.report.words import seconds, size
+from gossamer.bench.report.formatting import seconds, size
 
 Show = Callable[[dict[str, Any]], None]
 

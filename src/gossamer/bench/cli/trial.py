@@ -29,9 +29,9 @@ from gossamer.bench.compare.slowness import Slowness
 from gossamer.bench.lab import parse_links
 from gossamer.bench.lab.network import MOST_HOSTS
 from gossamer.bench.record import Record
+from gossamer.bench.report.formatting import ranks_on, seconds, seeds_of, size
 from gossamer.bench.report.headline import headline
-from gossamer.bench.report.study import TOLERANCE, Row, Study, study_of
-from gossamer.bench.report.words import ranks_on, seconds, seeds_of, size
+from gossamer.bench.report.study import TOLERANCE, RunRow, Study, study_of
 from gossamer.bench.workloads import get
 
 Hosts = Annotated[
@@ -362,7 +362,7 @@ def _table(study: Study) -> Table:
     return table
 
 
-def _cells(row: Row, several: bool) -> list[str]:
+def _cells(row: RunRow, several: bool) -> list[str]:
     """Empty where there is nothing to say."""
     time = seconds(row.reached) if row.reached is not None else row.outcome
     compared = [time, _ratio(row)] if several else []
@@ -377,7 +377,7 @@ def _cells(row: Row, several: bool) -> list[str]:
     return [row.run.name, *compared, *numbers]
 
 
-def _ratio(row: Row) -> str:
+def _ratio(row: RunRow) -> str:
     if not row.time_ratio:
         return ""
     bounds = " [{:.2f}, {:.2f}]".format(*row.time_bounds) if row.time_bounds else ""

@@ -20,9 +20,9 @@ from gossamer.bench.cli.out import PAGE, RECORD, Force, run_folder
 from gossamer.bench.compare.contender import check
 from gossamer.bench.compare.yardsticks import YARDSTICKS
 from gossamer.bench.lab.network import MOST_HOSTS
-from gossamer.bench.report.tuned import Row, SearchStudy, headline, studied, told
-from gossamer.bench.report.words import size
-from gossamer.bench.tune import Question, Search, Trial, Tuning, Wish, is_tuning
+from gossamer.bench.report.formatting import size
+from gossamer.bench.report.tuned import CandidateRow, SearchStudy, headline, studied, told
+from gossamer.bench.tune import Search, SearchOverride, SearchPlan, Trial, Tuning, is_tuning
 
 DDP, DENSE = "ddp", "allreduce"
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
@@ -61,7 +61,7 @@ def tune(
     Virtual ranks train in one process, since only quality counts here; the best of each is judged again on seeds that
     nobody searched on. Prints the best as expressions, and writes a report of all trials.
     """
-    question = Question(
+    question = SearchPlan(
         _named(recipes),
         workload,
         shards,
@@ -71,7 +71,7 @@ def tune(
         _bytes(budget),
         repeats,
         seed,
-        [Wish.of(k) for k in knob or []],
+        [SearchOverride.of(k) for k in knob or []],
     )
     search = Search(question, shlex.join(["gossamer", *sys.argv[1:]]))
     if resume:
@@ -151,7 +151,7 @@ def _earlier(out: Path | None) -> Tuning:
         raise InputError(f"{out / RECORD} is no record of a search: {error}") from None
 
 
-def _teller(question: Question, quiet: bool, as_json: bool) -> Callable[[Tuning, Trial], None]:
+def _teller(question: SearchPlan, quiet: bool, as_json: bool) -> Callable[[Tuning, Trial], None]:
     if as_json:
         return lambda tuning, trial: progress.lines_of_json({"event": "trial", **vars(trial)})
     if quiet:
@@ -189,7 +189,7 @@ def _table(study: SearchStudy) -> Table:
     return table
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: CandidateRow) -> list[str]:
     best = row.best
     sent = size(best.sent / best.steps) if best and best.steps else ""
     given = "diverged" if row.given is not None and not math.isfinite(row.given) else row.number(row.given)

@@ -1,6 +1,6 @@
 """Floor 7: what a recipe does, message by message, with numbers that can be followed by hand."""
 
-from gossamer.bench.explain.run import Explained, Keeps, Rank, Step, explain
+from gossamer.bench.explain.run import Explained, ExplainedStep, KeptTensor, Rank, explain
 from gossamer.bench.explain.text import as_text
 
-__all__ = ["Explained", "Keeps", "Rank", "Step", "as_text", "explain"]
+__all__ = ["Explained", "ExplainedStep", "KeptTensor", "Rank", "as_text", "explain"]

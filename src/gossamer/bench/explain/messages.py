@@ -48,7 +48,7 @@ class Written(NamedTuple):
 
 
 @dataclass
-class Listener:
+class MessageListener:
     """Hears everything, and says it in words."""
 
     size: int

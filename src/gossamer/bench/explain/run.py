@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from gossamer.bench.explain.messages import Listener, Message
+from gossamer.bench.explain.messages import Message, MessageListener
 from gossamer.core.errors import AttachError
 from gossamer.recipe import Recipe
 from gossamer.runtime.buckets import ROLES
@@ -20,7 +20,7 @@ MOST = 4096  # steps that a tiny model trains in some seconds
 
 
 @dataclass
-class Keeps:
+class KeptTensor:
     """What a part remembers of some parameters."""
 
     role: str
@@ -34,14 +34,14 @@ class Rank:
 
     before: Tensor
     gradients: list[Tensor] = field(default_factory=list[Tensor])
-    kept_before: list[Keeps] = field(default_factory=list[Keeps])
+    kept_before: list[KeptTensor] = field(default_factory=list[KeptTensor])
     used: Tensor | None = None  # what the optimizer steps with
     after: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float32))
-    kept: list[Keeps] = field(default_factory=list[Keeps])
+    kept: list[KeptTensor] = field(default_factory=list[KeptTensor])
 
 
 @dataclass
-class Step:
+class ExplainedStep:
     number: int
     ranks: list[Rank]
     messages: list[Message]
@@ -53,7 +53,7 @@ class Explained:
     recipe: str
     optimizer: str
     parameters: dict[str, tuple[int, ...]]
-    steps: list[Step]  # of which the silent ones say nothing
+    steps: list[ExplainedStep]  # of which the silent ones say nothing
 
 
 class Tiny(nn.Module):
@@ -106,7 +106,7 @@ def _cut(found: Explained, spoken: int) -> Explained:
 
 def _run(recipe: Recipe, size: int, steps: int) -> Explained:
     fleet, optimizer = _fleet(recipe, size)
-    listener, seen = Listener(size), defaultdict[int, dict[int, Rank]](dict)
+    listener, seen = MessageListener(size), defaultdict[int, dict[int, Rank]](dict)
 
     def backward(model: nn.Module, rank: int, step: int) -> float:
         """Gradients that anybody could have, no two alike."""
@@ -137,7 +137,7 @@ def _run(recipe: Recipe, size: int, steps: int) -> Explained:
         words = f"from step {step} on {decision}"
         told[step - 1] += [words] if words not in told[step - 1] else []
     numbered = [
-        Step(n, [seen[n][r] for r in sorted(seen[n])], [m for m in listener.messages if m.step == n], told[n])
+        ExplainedStep(n, [seen[n][r] for r in sorted(seen[n])], [m for m in listener.messages if m.step == n], told[n])
         for n in sorted(seen)
     ]
     shapes = {s.name: s.shape for c in fleet[0].worker.buckets for s in c.layout.segments}
@@ -183,12 +183,12 @@ def _gradients(replica: Replica) -> Tensor:
     return torch.cat([bucket.gradients() for bucket in replica.worker.buckets])
 
 
-def _kept(replica: Replica) -> list[Keeps]:
+def _kept(replica: Replica) -> list[KeptTensor]:
     """What the parts of one rank remember now."""
     buckets = replica.worker.buckets
     several = len(buckets) > 1
     return [
-        Keeps(role, f"{key} of {bucket.name}" if several else key, value.detach().clone())
+        KeptTensor(role, f"{key} of {bucket.name}" if several else key, value.detach().clone())
         for bucket in buckets
         for role in ROLES
         for key, value in bucket.states[role].items()

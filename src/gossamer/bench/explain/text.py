@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gossamer.bench.explain.messages import Message
 from gossamer.bench.explain.numbers import numbers
-from gossamer.bench.explain.run import Explained, Keeps, Step
+from gossamer.bench.explain.run import Explained, ExplainedStep, KeptTensor
 
 WIDTH = 100  # columns, from which a message takes two lines
 Rows = list[tuple[str, str, str]]  # whose, what, and the numbers
@@ -16,7 +16,7 @@ Rows = list[tuple[str, str, str]]  # whose, what, and the numbers
 def as_text(told: Explained) -> str:
     """
     >>> from gossamer.bench.explain import explain
-    >>> print(as_text(explain("allreduce")).partition("Step 2")[0])  # doctest: +ELLIPSIS
+    >>> print(as_text(explain("allreduce")).partition("ExplainedStep 2")[0])  # doctest: +ELLIPSIS
     allreduce(fp32())
     3 ranks, 8 parameters (bias 2, weight 2 x 3), SGD of rate 0.5
     <BLANKLINE>
@@ -36,9 +36,9 @@ def model(told: Explained) -> str:
     return f"{told.steps[0].ranks[0].before.numel()} parameters ({', '.join(shapes)})"
 
 
-def grouped(steps: Sequence[Step]) -> Iterator[Step | list[Step]]:
+def grouped(steps: Sequence[ExplainedStep]) -> Iterator[ExplainedStep | list[ExplainedStep]]:
     """Steps, and runs of steps in which nobody says anything."""
-    silent = list[Step]()
+    silent = list[ExplainedStep]()
     for step in steps:
         if step.messages:
             if silent:
@@ -51,25 +51,25 @@ def grouped(steps: Sequence[Step]) -> Iterator[Step | list[Step]]:
         yield silent
 
 
-def _silence(steps: list[Step]) -> list[str]:
+def _silence(steps: list[ExplainedStep]) -> list[str]:
     return [
         f"{title(steps)}: nobody says anything, every rank goes its own way",
         *_table("after it", outcome(steps[-1])),
     ]
 
 
-def title(steps: Step | list[Step]) -> str:
+def title(steps: ExplainedStep | list[ExplainedStep]) -> str:
     """
-    >>> title([Step(3, [], [], []), Step(4, [], [], [])])
+    >>> title([ExplainedStep(3, [], [], []), ExplainedStep(4, [], [], [])])
     'Steps 3 to 4'
     """
-    if isinstance(steps, Step):
+    if isinstance(steps, ExplainedStep):
         return f"Step {steps.number}"
     first, last = steps[0].number, steps[-1].number
     return f"Step {first}" if first == last else f"Steps {first} to {last}"
 
 
-def _step(step: Step) -> list[str]:
+def _step(step: ExplainedStep) -> list[str]:
     lines = [title(step), *_table("has", given(step))]
     lines += ["  is said", *(f"    {line}" for said in step.messages for line in message(said))]
     lines += [f"  decided: {text}" for text in step.decisions]
@@ -97,7 +97,7 @@ def _length(said: Message) -> str:
     return f"{said.bytes} byte{'s' * (said.bytes != 1)}" + (f": {said.hex}" if said.hex else "")
 
 
-def given(step: Step) -> Rows:
+def given(step: ExplainedStep) -> Rows:
     """What ranks have before it."""
     rows = _alike("parameters", [r.before for r in step.ranks])
     for part in range(max(len(r.gradients) for r in step.ranks)):
@@ -106,13 +106,13 @@ def given(step: Step) -> Rows:
     return rows + _kept([r.kept_before for r in step.ranks])
 
 
-def outcome(step: Step) -> Rows:
+def outcome(step: ExplainedStep) -> Rows:
     """What their optimizers step with, and what they have when it is over."""
     used = _alike("steps with", [r.used for r in step.ranks])
     return used + _alike("parameters", [r.after for r in step.ranks]) + _kept([r.kept for r in step.ranks])
 
 
-def _kept(ranks: Sequence[Sequence[Keeps]]) -> Rows:
+def _kept(ranks: Sequence[Sequence[KeptTensor]]) -> Rows:
     """Each entry of every part's memory."""
     entries = dict.fromkeys((k.role, k.name) for kept in ranks for k in kept)
     rows = Rows()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gossamer.bench.record import Again, Record, Run
+from gossamer.bench.record import Record, RepeatedRuns, Run
 from gossamer.core.errors import GossamerError
 
 
@@ -25,7 +25,9 @@ def beside(records: Sequence[Record]) -> Record:
     runs = [_named(run, label) for r, label in zip(records, labels, strict=True) for run in r.runs]
     together = len({tuple(r.trials) for r in records}) == 1  # the same seeds
     again = [
-        Again(seed, [_named(run, label) for r, label in zip(records, labels, strict=True) for run in r.trials[seed]])
+        RepeatedRuns(
+            seed, [_named(run, label) for r, label in zip(records, labels, strict=True) for run in r.trials[seed]]
+        )
         for seed in list(first.trials)[1:]
     ]
     notes = [

@@ -6,8 +6,8 @@ from itertools import accumulate
 from typing import Literal
 
 from gossamer.bench.record import Run
-from gossamer.bench.report.study import Row, Study
-from gossamer.bench.report.words import capital, listed, number, quality
+from gossamer.bench.report.formatting import capital, listed, number, quality
+from gossamer.bench.report.study import RunRow, Study
 
 POINTS = 4_000  # in one chart: more cannot be seen, and the page has to stay small
 LOG_FROM = 50  # positive values that span more than this factor start on a logarithmic axis
@@ -38,7 +38,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Lines:
+class LineChart:
     """y over x, one line per run."""
 
     id: str
@@ -62,7 +62,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Bars:
+class BarChart:
     """Where a step's time goes, one bar per run."""
 
     id: str
@@ -73,7 +73,7 @@ class Bars:
     kind: Literal["bars"] = "bars"
 
 
-Chart = Lines | Bars
+Chart = LineChart | BarChart
 
 
 def charts(study: Study) -> list[Chart]:
@@ -86,10 +86,10 @@ def charts(study: Study) -> list[Chart]:
     """
     drawn: list[Chart] = [_quality_time(study), _quality_bytes(study), _loss_time(study), _step_time(study)]
     drawn.append(_residuals(study))
-    return [c for c in drawn if (c.series if isinstance(c, Lines) else c.rows)]
+    return [c for c in drawn if (c.series if isinstance(c, LineChart) else c.rows)]
 
 
-def _quality_time(study: Study) -> Lines:
+def _quality_time(study: Study) -> LineChart:
     lines = [(i, [(e.seconds, e.quality, e.step) for e in r.evaluations]) for i, r in _runs(study)]
     caption = f"{'Lower' if study.record.lower_is_better else 'Higher'} and further left is better."
     if study.target is not None:
@@ -99,7 +99,7 @@ def _quality_time(study: Study) -> Lines:
     return _lines("quality-time", f"{capital(name)} over time", caption, x, study.record.metric, lines, study)
 
 
-def _quality_bytes(study: Study) -> Lines:
+def _quality_bytes(study: Study) -> LineChart:
     lines = [
         (i, [(float(e.sent), e.quality, e.step) for e in r.evaluations if e.sent is not None])
         for i, r in _runs(study)
@@ -111,7 +111,7 @@ def _quality_bytes(study: Study) -> Lines:
     return _lines("quality-bytes", f"{capital(name)} over bytes sent", caption, x, study.record.metric, lines, study)
 
 
-def _loss_time(study: Study) -> Lines:
+def _loss_time(study: Study) -> LineChart:
     lines = [(i, [(s.seconds, s.loss, s.step) for s in r.steps]) for i, r in _runs(study)]
     window = max((_window(len(points)) for _, points in lines), default=1)
     longest = max((len(points) for _, points in lines), default=0)
@@ -123,7 +123,7 @@ def _loss_time(study: Study) -> Lines:
     return _lines("loss-time", "Training loss over time", caption, x, "training loss", lines, None)
 
 
-def _residuals(study: Study) -> Lines:
+def _residuals(study: Study) -> LineChart:
     # A recipe without memory owes nothing, at any step: nothing to draw.
     owing = [(i, r) for i, r in _runs(study) if any(v for _, v in r.residuals)]
     lines = [(i, [(float(s), v, s) for s, v in r.residuals]) for i, r in owing]
@@ -133,7 +133,7 @@ def _residuals(study: Study) -> Lines:
     return _lines("residuals", "Residual norm", caption, ("step", "count"), "residual norm", lines, None, smooth=False)
 
 
-def _step_time(study: Study) -> Bars:
+def _step_time(study: Study) -> BarChart:
     alone = next((r.step for r in study.rows if r.run.alone and r.step is not None), None)
     rows = [_bar(r, r.step, alone) for r in sorted(study.rows, key=lambda r: r.step or 0.0) if r.step is not None]
     caption = (
@@ -146,10 +146,10 @@ def _step_time(study: Study) -> Bars:
         caption += f" {names} cannot say: its wait is its step without that of compute."
     if any(not row.parts for row in rows):
         caption += " Hatched: not measured apart; beside compute it would be known how long it waits."
-    return Bars("step-time", "Where a step’s time goes", caption, ["compute", "codec", "exposed wait"], rows)
+    return BarChart("step-time", "Where a step’s time goes", caption, ["compute", "codec", "exposed wait"], rows)
 
 
-def _bar(row: Row, step: float, alone: float | None) -> Bar:
+def _bar(row: RunRow, step: float, alone: float | None) -> Bar:
     """A yardstick does not say how long it waits; beside a run that computes alone that is known all the same."""
     if row.compute is not None:
         return Bar(row.index, [row.compute, row.codec or 0.0, row.wait or 0.0], step)
@@ -167,7 +167,7 @@ def _lines(
     lines: list[tuple[int, list[tuple[float, float, int]]]],
     study: Study | None,
     smooth: bool = True,
-) -> Lines:
+) -> LineChart:
     """With study: a chart of quality, which has marks and the baseline's final quality to aim at."""
     lines = [(i, points) for i, points in lines if points]
     marks = study is not None
@@ -180,7 +180,7 @@ def _lines(
     ys = [p[1] for s in series for p in s.points if p[1] is not None]
     x_axis, y_axis = Axis(*x, log=_wide(ends, APART)), Axis(y, "number", _wide(ys, LOG_FROM))
     focus = _focus(study, series) if study is not None and not y_axis.log else None
-    return Lines(id, title, caption, x_axis, y_axis, series, marks, target, focus)
+    return LineChart(id, title, caption, x_axis, y_axis, series, marks, target, focus)
 
 
 def _focus(study: Study, series: list[Series]) -> float | None:

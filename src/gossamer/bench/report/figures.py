@@ -9,7 +9,7 @@ from typing import Any
 
 from gossamer.bench.record import Record
 from gossamer.bench.report import svg
-from gossamer.bench.report.charts import Bars, charts
+from gossamer.bench.report.charts import BarChart, charts
 from gossamer.bench.report.palette import styles
 from gossamer.bench.report.study import study_of
 from gossamer.core import files
@@ -42,7 +42,7 @@ def write_figures(
     folder.mkdir(parents=True, exist_ok=True)
     names, look = [run.name for run in record.runs], styles(record)
     drawings = {
-        chart.id: svg.excludes(chart, names) if isinstance(chart, Bars) else svg.lines(chart, names, look)
+        chart.id: svg.excludes(chart, names) if isinstance(chart, BarChart) else svg.lines(chart, names, look)
         for chart in charts(study_of(record))
     }
     for name in drawings:  # none is written where one must not be

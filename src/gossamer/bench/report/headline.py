@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from gossamer.bench.report.study import Row, Study
-from gossamer.bench.report.words import listed, number, quality, seconds, size
+from gossamer.bench.report.formatting import listed, number, quality, seconds, size
+from gossamer.bench.report.study import RunRow, Study
 
 
 class Headline(NamedTuple):
@@ -29,7 +29,7 @@ def headline(study: Study) -> Headline:
     return Headline(*_against(base, study))
 
 
-def _against(base: Row, study: Study) -> tuple[str, str]:
+def _against(base: RunRow, study: Study) -> tuple[str, str]:
     metric, stopped = quality(study.record.metric), _stopped(base)
     goal = f"{metric} {number(study.target)}"
     arrived = [r for r in study.others if r.reached is not None]
@@ -79,7 +79,7 @@ def _said(*sentences: str) -> str:
     return " ".join(filter(None, sentences))
 
 
-def _rest(base: Row, study: Study) -> str:
+def _rest(base: RunRow, study: Study) -> str:
     if len(study.others) == 1:
         return ""
     faster = [r for r in study.others if r.reached is not None and (r.time_ratio or 1.0) < 1]
@@ -90,7 +90,7 @@ def _rest(base: Row, study: Study) -> str:
     return said + (f" {listed(missed)} did not get there." if missed else "")
 
 
-def _together(base: Row, study: Study) -> str:
+def _together(base: RunRow, study: Study) -> str:
     """A script has as many steps for all, so who learns less from one never gets to the end: say who was quick to where all got."""
     there = [(r.common, r) for r in study.others if r.common is not None]
     if not study.record.script or base.common is None or not there:
@@ -100,7 +100,7 @@ def _together(base: Row, study: Study) -> str:
     return f"{to} was first: {seconds(soonest)}, {label(base)} {seconds(base.common)}."
 
 
-def _saved(best: Row, base: Row) -> str:
+def _saved(best: RunRow, base: RunRow) -> str:
     if best.reached_sent is None or base.reached_sent is None:
         return ""
     if not best.reached_sent:
@@ -110,7 +110,7 @@ def _saved(best: Row, base: Row) -> str:
     )
 
 
-def _closest(base: Row, study: Study) -> str:
+def _closest(base: RunRow, study: Study) -> str:
     ended = [r for r in study.others if r.final is not None]
     if not ended:
         return "None was evaluated."
@@ -121,19 +121,19 @@ def _closest(base: Row, study: Study) -> str:
     return f"Closest was {best.run.name}, {short} after {number(time, 2)} of {owner(base)} time."
 
 
-def _best(rows: list[Row], study: Study) -> Row:
+def _best(rows: list[RunRow], study: Study) -> RunRow:
     sign = 1 if study.record.lower_is_better else -1
     return min(rows, key=lambda r: sign * (r.final or 0.0))
 
 
-def _stopped(base: Row) -> str:
+def _stopped(base: RunRow) -> str:
     if not base.cut:
         return ""
     how = "was interrupted" if base.run.status == "interrupted" else "failed on the way"
     return f"{label(base)} {how}, so what counts is the last quality that all reached."
 
 
-def _alone(row: Row, study: Study) -> Headline:
+def _alone(row: RunRow, study: Study) -> Headline:
     metric = quality(study.record.metric)
     last = row.run.evaluations[-1]
     title = f"{row.run.name} ended with {metric} {number(row.final)} after {seconds(last.seconds)}."
@@ -172,10 +172,10 @@ def _failures(study: Study) -> str:
     return _said(*(f"{status.capitalize()}: {listed(names)}." for status, names in by.items() if names))
 
 
-def label(row: Row) -> str:
+def label(row: RunRow) -> str:
     """How a sentence names a run: DDP is an abbreviation, the rest are names of recipes."""
     return "DDP" if row.run.name == "ddp" else row.run.name
 
 
-def owner(row: Row) -> str:
+def owner(row: RunRow) -> str:
     return f"{label(row)}’s"

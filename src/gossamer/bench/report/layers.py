@@ -9,7 +9,7 @@ from gossamer.bench.record import Record
 SHOWN = 60  # parameters; a page of a thousand rows helps nobody
 
 
-class Layer(NamedTuple):
+class LayerErrors(NamedTuple):
     name: str
     errors: list[float | None]  # by column
 
@@ -26,7 +26,7 @@ class Summary(NamedTuple):
 class Layers(NamedTuple):
     summaries: list[Summary]
     exact: list[str]  # runs that were measured, and changed nothing
-    rows: list[Layer]
+    rows: list[LayerErrors]
     total: int  # parameters that have an error in some run
 
     @property
@@ -48,7 +48,7 @@ def layers(record: Record) -> Layers:
     exact = [record.runs[i].name for i, errors in measured.items() if not any(errors.values())]
     inexact = {i: errors for i, errors in measured.items() if any(errors.values())}
     names = list(dict.fromkeys(name for errors in inexact.values() for name in errors))
-    rows = [Layer(name, [errors.get(name) for errors in inexact.values()]) for name in names]
+    rows = [LayerErrors(name, [errors.get(name) for errors in inexact.values()]) for name in names]
     if len(rows) > SHOWN:
         worst = sorted(range(len(rows)), key=lambda k: -max(e for e in rows[k].errors if e is not None))
         rows = [rows[k] for k in sorted(worst[:SHOWN])]

@@ -3,9 +3,7 @@
 import re
 
 from gossamer.bench.record import Record
-from gossamer.bench.report.headline import headline
-from gossamer.bench.report.study import Row, Study, compared, study_of
-from gossamer.bench.report.words import (
+from gossamer.bench.report.formatting import (
     capital,
     moment,
     number,
@@ -18,6 +16,8 @@ from gossamer.bench.report.words import (
     subject,
     times,
 )
+from gossamer.bench.report.headline import headline
+from gossamer.bench.report.study import RunRow, Study, compared, study_of
 from gossamer.core import files
 
 AUTHOR = "<!-- a report, written by gossamer -->\n\n"
@@ -63,7 +63,7 @@ def _table(study: Study) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _cells(row: Row, study: Study) -> list[str]:
+def _cells(row: RunRow, study: Study) -> list[str]:
     run = row.run
     missed = "–" if study.target is None else row.outcome
     nic = "–" if row.nic_ratio is None else f"{row.nic_ratio:.3f}"
@@ -90,7 +90,7 @@ def _inside(study: Study, cell: str) -> list[str]:
     return [cell] if study.record.per_host > 1 else []
 
 
-def _ending(row: Row) -> str:
+def _ending(row: RunRow) -> str:
     steps = row.run.done
     said = f"{_plain(row.run.name)}: {row.run.status} after {steps} step{'s' if steps != 1 else ''}."
     return said + ("\n\n" + _fence(row.run.error) if row.run.status == "failed" and row.run.error else "")

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from gossamer.bench.record import Record, finite
-from gossamer.bench.report import words
+from gossamer.bench.report import formatting
 from gossamer.bench.report.charts import charts
 from gossamer.bench.report.headline import headline
 from gossamer.bench.report.layers import layers
@@ -31,7 +31,7 @@ def render(record: Record) -> str:
         study=study,
         record=record,
         head=headline(study),
-        metric=words.quality(record.metric),
+        metric=formatting.quality(record.metric),
         failed=[r for r in study.rows if r.run.status == "failed"],
         interrupted=[r for r in study.rows if r.run.status == "interrupted"],
         layers=layers(record),

@@ -6,15 +6,23 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from gossamer.bench.report import words
+from gossamer.bench.report import formatting
 from gossamer.core import files
 
 PAGE = files.FileKind("report", (b'<meta name="generator" content="gossamer">',))
 FORMS = {
     form.__name__: form
     for form in (
-        *(words.number, words.seconds, words.size, words.times, words.rate),
-        *(words.subject, words.moment, words.listed, words.capital, words.glued, words.ranks_on, words.seeds_of),
+        *(formatting.number, formatting.seconds, formatting.size, formatting.times, formatting.rate),
+        *(
+            formatting.subject,
+            formatting.moment,
+            formatting.listed,
+            formatting.capital,
+            formatting.glued,
+            formatting.ranks_on,
+            formatting.seeds_of,
+        ),
     )
 }
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from markupsafe import escape
 
+from gossamer.bench.report.formatting import number
 from gossamer.bench.report.palette import Style
-from gossamer.bench.report.words import number
 
 WIDTH, HEIGHT = 720.0, 320.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 708.0, 20.0, 272.0

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from gossamer.bench.record import Record, Run, named
-from gossamer.bench.report.arrivals import Arrival, arrival, bounds, doubt, last_that_all_reached, ratio, tied
-from gossamer.bench.report.words import number, spoilt, staleness, times
+from gossamer.bench.report.formatting import number, spoilt, staleness, times
+from gossamer.bench.report.time_to_target import Arrival, arrival, bounds, doubt, last_that_all_reached, ratio, tied
 
 FEW = 1_000_000  # bytes; below, what processes say to find each other outweighs the training
 TOLERANCE = 0.05  # a ledger further than this from the interface's counter is flagged
 
 
 @dataclass(frozen=True)
-class Row:
+class RunRow:
     """One run, in numbers. None where the run does not say."""
 
     run: Run
@@ -72,21 +72,21 @@ class Study:
     """A record and its rows, the fastest to the quality that counts first."""
 
     record: Record
-    rows: list[Row]
+    rows: list[RunRow]
     target: float | None  # the quality that counts, on the first seed
     common: float | None  # the last one that all reached, if some did not reach the target
 
     @property
-    def base(self) -> Row | None:
+    def base(self) -> RunRow | None:
         return next((r for r in self.rows if r.baseline), None)
 
     @property
-    def others(self) -> list[Row]:
+    def others(self) -> list[RunRow]:
         """What competes with the baseline."""
         return [r for r in self.rows if not r.baseline and not r.run.alone]
 
     @property
-    def first(self) -> list[Row]:
+    def first(self) -> list[RunRow]:
         """The fastest, and whoever cannot be told from it."""
         there = [r for r in self.rows if r.reached is not None]
         return there[:1] + [r for r in there[1:] if r.tied]
@@ -137,12 +137,12 @@ def _all(arrivals: list[Arrival | None]) -> list[Arrival]:
     return there if len(there) == len(arrivals) else []
 
 
-def _with_ties(record: Record, rows: list[Row], found: Times) -> list[Row]:
+def _with_ties(record: Record, rows: list[RunRow], found: Times) -> list[RunRow]:
     there = [r for r in rows if r.reached is not None]
     if not there:
         return rows
 
-    def doubts(row: Row) -> float:
+    def doubts(row: RunRow) -> float:
         return doubt(row.run, _all(found[row.run.name])[0], record.lower_is_better)
 
     first = there[0]
@@ -151,7 +151,7 @@ def _with_ties(record: Record, rows: list[Row], found: Times) -> list[Row]:
     return [replace(r, tied=r.run.name in names or (bool(names) and r is first)) for r in rows]
 
 
-def compared(row: Row) -> str:
+def compared(row: RunRow) -> str:
     """Its time in those of the baseline, with what seeds leave open, and whether others are as good.
 
     >>> row = study_of(Record("", "", "lm", "", "loss", True, 1, 4, "200mbit", 0, runs=[Run("ddp", "ddp")])).rows[0]
@@ -170,13 +170,13 @@ def pace(run: Run) -> float | None:
     return (last.seconds - first.seconds) / max(last.step - first.step, 1)
 
 
-def _row(record: Record, index: int, run: Run, arrivals: Times, meets: list[Arrival | None]) -> Row:
+def _row(record: Record, index: int, run: Run, arrivals: Times, meets: list[Arrival | None]) -> RunRow:
     steps = run.steps[1:] or run.steps
     base = record.run(record.baseline)
     mine = _all(arrivals[run.name])
     found = ratio(mine, _all(arrivals[base.name])) if base else None
     sent = [a.sent for a in mine if a.sent is not None]
-    return Row(
+    return RunRow(
         run=run,
         index=index,
         baseline=run is base,
@@ -208,7 +208,7 @@ def _last(record: Record, name: str) -> float | None:
     return _finite(fmean(lasts)) if lasts else None
 
 
-def _order(row: Row) -> tuple[bool, float, bool, int]:
+def _order(row: RunRow) -> tuple[bool, float, bool, int]:
     return row.reached is None, row.reached or 0.0, row.cut, row.index
 
 

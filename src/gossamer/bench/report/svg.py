@@ -5,9 +5,9 @@ from collections.abc import Callable
 from html import escape
 from typing import NamedTuple
 
-from gossamer.bench.report.charts import Axis, Bar, Bars, Lines, Series
+from gossamer.bench.report.charts import Axis, Bar, BarChart, LineChart, Series
+from gossamer.bench.report.formatting import seconds
 from gossamer.bench.report.palette import PARTS, Style
-from gossamer.bench.report.words import seconds
 from gossamer.core import files
 
 AUTHOR = "<!-- drawn by gossamer -->"
@@ -38,7 +38,7 @@ class Scale(NamedTuple):
         return self.start + (v - low) / ((high - low) or 1.0) * (self.end - self.start)
 
 
-def lines(chart: Lines, names: list[str], styles: list[Style]) -> str:
+def lines(chart: LineChart, names: list[str], styles: list[Style]) -> str:
     """One chart of lines, with its names below."""
     keep = _keep(chart)
     series = [Series(s.run, [p for p in s.points if keep(p[0], p[1])]) for s in chart.series]
@@ -59,7 +59,7 @@ def lines(chart: Lines, names: list[str], styles: list[Style]) -> str:
     return _document(chart.title, HEIGHT + 6 + 18 * math.ceil(len(series) / columns), out)
 
 
-def _frame(chart: Lines, x: Scale, y: Scale) -> list[str]:
+def _frame(chart: LineChart, x: Scale, y: Scale) -> list[str]:
     """Axes, their labels, and the line to reach."""
     left, right, bottom = x.start, x.end, y.start
     out = [_text(4, 13, _named(chart.y)), _text(right, HEIGHT - 6, _named(chart.x), "end")]
@@ -79,7 +79,7 @@ def _named(axis: Axis) -> str:
     return axis.label + (", logarithmic" if axis.log else "")
 
 
-def excludes(chart: Bars, names: list[str]) -> str:
+def excludes(chart: BarChart, names: list[str]) -> str:
     """Stacked bars, one per run."""
     pitch, top = 24, 34
     names = [name if len(name) <= LONG else name[: LONG - 1] + "…" for name in names]
@@ -151,12 +151,12 @@ def _label(value: float, unit: tuple[float, str]) -> str:
     return f"{value / unit[0]:.6g} {unit[1]}".strip().replace("-", "\N{MINUS SIGN}")
 
 
-def _keep(chart: Lines) -> Callable[[float, float | None], bool]:
+def _keep(chart: LineChart) -> Callable[[float, float | None], bool]:
     return lambda x, y: y is not None and (not chart.x.log or x > 0) and (not chart.y.log or y > 0)
 
 
 def _scales(
-    chart: Lines, series: list[Series], across: tuple[float, float], up: tuple[float, float]
+    chart: LineChart, series: list[Series], across: tuple[float, float], up: tuple[float, float]
 ) -> tuple[Scale, Scale]:
     xs = [p[0] for s in series for p in s.points] or [1.0]
     ys = [v for s in series for p in s.points if (v := p[1] if p[3] is None else p[3]) is not None] or [1.0]

@@ -7,26 +7,26 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from gossamer.bench.report import words
+from gossamer.bench.report import formatting
+from gossamer.bench.report.formatting import listed, quality
 from gossamer.bench.report.pages import PAGE, filled
 from gossamer.bench.report.palette import HUES, INK, MARKS, Style
 from gossamer.bench.report.scatter import Point, scatter
-from gossamer.bench.report.words import listed, quality
-from gossamer.bench.tune import Standing, Trial, Tuning, at_an_end, standings
+from gossamer.bench.tune import Ranked, Trial, Tuning, at_an_end, ranking
 from gossamer.core import files
 
 
-class Headline(NamedTuple):
+class TuneHeadline(NamedTuple):
     title: str
     detail: str
 
 
 @dataclass(frozen=True)
-class Row:
+class CandidateRow:
     """One recipe's outcome, in words and numbers."""
 
     index: int  # in the record: colours follow it
-    standing: Standing
+    standing: Ranked
     trials: list[Trial]
 
     @property
@@ -65,13 +65,13 @@ class Row:
 
     @staticmethod
     def number(value: float | None) -> str:
-        return "" if value is None else words.number(value, 4)
+        return "" if value is None else formatting.number(value, 4)
 
 
 @dataclass(frozen=True)
 class SearchStudy:
     tuning: Tuning
-    rows: list[Row]  # the best mean first
+    rows: list[CandidateRow]  # the best mean first
     notes: list[str]
 
     @property
@@ -96,11 +96,11 @@ def told(trial: Trial) -> str:
 
 def studied(tuning: Tuning) -> SearchStudy:
     places = {c.name: i for i, c in enumerate(tuning.contenders)}
-    rows = [Row(places[s.contender.name], s, tuning.searched(s.contender.name)) for s in standings(tuning)]
+    rows = [CandidateRow(places[s.contender.name], s, tuning.searched(s.contender.name)) for s in ranking(tuning)]
     return SearchStudy(tuning, rows, _notes(tuning, rows))
 
 
-def _notes(tuning: Tuning, rows: list[Row]) -> list[str]:
+def _notes(tuning: Tuning, rows: list[CandidateRow]) -> list[str]:
     """What a reader must know before believing it."""
     ends = [(r.name, end) for r in rows if r.best and (end := at_an_end(r.standing.contender, r.best))]
     notes = [] if tuning.complete else ["The search is not complete: --resume goes on with it."]
@@ -121,21 +121,21 @@ def _notes(tuning: Tuning, rows: list[Row]) -> list[str]:
     return notes
 
 
-def headline(study: SearchStudy) -> Headline:
+def headline(study: SearchStudy) -> TuneHeadline:
     """Who is best, as far as the seeds can tell."""
     tuning, metric = study.tuning, quality(study.tuning.metric)
     judged = [r for r in study.rows if r.mean is not None]
     if not judged:
         title = "Nothing was judged on another seed." if tuning.trials else "No trial has ended."
-        return Headline(title, "")
+        return TuneHeadline(title, "")
     tied = [r.name for r in judged if r.standing.tied]
-    number = Row.number(judged[0].mean)
+    number = CandidateRow.number(judged[0].mean)
     seeds = min(len(r.standing.judged) for r in judged)
     effort = f"{_count(tuning.trials_each, 'trial')} each and {_count(seeds, 'other seed')}"
     if len(tied) > 1:
         title = f"{listed(tied)}: no difference in {metric} that {effort} can show."
-        return Headline(title, f"{judged[0].name} had {number}.")
-    return Headline(f"{judged[0].name} was best: {metric} {number}, by {effort}.", "")
+        return TuneHeadline(title, f"{judged[0].name} had {number}.")
+    return TuneHeadline(f"{judged[0].name} was best: {metric} {number}, by {effort}.", "")
 
 
 def _count(n: int, thing: str) -> str:
@@ -154,7 +154,11 @@ def styles(tuning: Tuning) -> list[Style]:
 def points(study: SearchStudy) -> list[Point]:
     return [
         Point(
-            row.index, t.lr, t.quality, t is row.best, f"{row.name}, trial {t.number + 1}: {words.number(t.quality, 4)}"
+            row.index,
+            t.lr,
+            t.quality,
+            t is row.best,
+            f"{row.name}, trial {t.number + 1}: {formatting.number(t.quality, 4)}",
         )
         for row in study.rows
         for t in row.trials
@@ -170,9 +174,9 @@ def render(tuning: Tuning) -> str:
         study=study,
         tuning=tuning,
         head=headline(study),
-        metric=words.quality(tuning.metric),
+        metric=formatting.quality(tuning.metric),
         styles=styles(tuning),
-        chart=Markup(scatter(points(study), words.quality(tuning.metric), styles(tuning))),
+        chart=Markup(scatter(points(study), formatting.quality(tuning.metric), styles(tuning))),
     )
 
 

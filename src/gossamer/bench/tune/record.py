@@ -35,7 +35,7 @@ class Trial:
 
 
 @dataclass
-class Contender:
+class Candidate:
     """A recipe and its knobs."""
 
     name: str
@@ -63,7 +63,7 @@ class Tuning:
     trials_each: int
     seeds: list[int]  # on which the best of each is judged again
     seed: int  # of the search
-    contenders: list[Contender]  # the first is the baseline
+    contenders: list[Candidate]  # the first is the baseline
     untrained: dict[str, float] = field(default_factory=dict)  # quality before the first step, by seed
     trials: list[Trial] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
@@ -113,7 +113,7 @@ def of_table(table: Any) -> Tuning:
     if table.get("format") != FORMAT:
         raise ValueError(f"it has format {table.get('format')!r}, and this version of gossamer reads format {FORMAT}")
     facts: dict[str, Any] = {k: v for k, v in table.items() if k not in record.AUTHOR}
-    facts["contenders"] = [record.made(Contender, c) for c in facts["contenders"]]
+    facts["contenders"] = [record.made(Candidate, c) for c in facts["contenders"]]
     facts["trials"] = [record.made(Trial, t | _numbers(t, "quality", "loss", "seconds")) for t in facts["trials"]]
     facts["untrained"] = _numbers(facts["untrained"], *facts["untrained"])
     return record.made(Tuning, facts)

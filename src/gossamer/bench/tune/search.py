@@ -16,8 +16,8 @@ import gossamer
 from gossamer.bench.tune.errors import TuningError
 from gossamer.bench.tune.knobs import at_rate
 from gossamer.bench.tune.points import Setting, settings
-from gossamer.bench.tune.record import Contender, Trial, Tuning
-from gossamer.bench.tune.space import Space, Wish, check, space
+from gossamer.bench.tune.record import Candidate, Trial, Tuning
+from gossamer.bench.tune.space import SearchOverride, Space, check, space
 from gossamer.bench.tune.training import Length, Result, parameters_of, run
 from gossamer.bench.workloads import Workload, get
 from gossamer.core.errors import GossamerError
@@ -31,7 +31,7 @@ Tell = Callable[[Tuning, Trial], None]
 
 
 @dataclass(frozen=True)
-class Question:
+class SearchPlan:
     """What is searched, and how long."""
 
     recipes: Mapping[str, str]  # by name; the first is the baseline
@@ -43,13 +43,13 @@ class Question:
     budget: int | None = None
     repeats: int = 3
     seed: int = 0
-    wishes: Sequence[Wish] = ()
+    wishes: Sequence[SearchOverride] = ()
 
 
 class Search:
     """Plans all trials before the first, and runs those that a record does not have yet."""
 
-    def __init__(self, question: Question, command: str = "") -> None:
+    def __init__(self, question: SearchPlan, command: str = "") -> None:
         self.question = question
         self._workloads = dict[int, Workload]()
         self.workload = self._seeded(question.seed)
@@ -95,7 +95,7 @@ class Search:
             seeds=[q.seed + OTHER_SEEDS + i for i in range(q.repeats)],
             seed=q.seed,
             contenders=[
-                Contender(name, repr(found.recipe), {k.name: str(k.values) for k in found.knobs}, found.held)
+                Candidate(name, repr(found.recipe), {k.name: str(k.values) for k in found.knobs}, found.held)
                 for name, (found, _) in self.plans.items()
             ],
             versions=_versions(),
@@ -179,7 +179,7 @@ class Search:
 
 def _told(value: Any) -> str:
     if isinstance(value, list):
-        return shown([v.recipe if isinstance(v, Contender) else v for v in value])
+        return shown([v.recipe if isinstance(v, Candidate) else v for v in value])
     return shown(value)
 
 

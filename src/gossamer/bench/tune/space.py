@@ -31,16 +31,16 @@ class Space:
 
 
 @dataclass(frozen=True)
-class Wish:
+class SearchOverride:
     """A knob that somebody asked for: `ratio`, `topk.ratio`, `clip=1.5..4` or `norm=max,l2`."""
 
     name: str
     said: str = ""
 
     @staticmethod
-    def of(text: str) -> "Wish":
+    def of(text: str) -> "SearchOverride":
         name, _, said = text.partition("=")
-        return Wish(name.strip(), said.strip())
+        return SearchOverride(name.strip(), said.strip())
 
     def means(self, knob: Knob) -> bool:
         return self.name in (knob.name, knob.field)
@@ -57,7 +57,9 @@ class Wish:
         return knob
 
 
-def space(recipe: Recipe, wishes: Sequence[Wish], parameters: Mapping[str, Any], size: int, budget: bool) -> Space:
+def space(
+    recipe: Recipe, wishes: Sequence[SearchOverride], parameters: Mapping[str, Any], size: int, budget: bool
+) -> Space:
     """What is searched of a recipe: all that has a range and costs no bytes, and all that was asked for."""
     made = Space(recipe, [])
     for knob in knobs(recipe):
@@ -73,7 +75,7 @@ def space(recipe: Recipe, wishes: Sequence[Wish], parameters: Mapping[str, Any],
     return made
 
 
-def check(wishes: Sequence[Wish], recipes: Sequence[Recipe]) -> None:
+def check(wishes: Sequence[SearchOverride], recipes: Sequence[Recipe]) -> None:
     """Whoever asks for a knob that no recipe has meant another one."""
     known = [k for r in recipes for k in knobs(r)]
     for wish in wishes:
@@ -99,7 +101,7 @@ def _positive(knob: Knob) -> Knob:
     return knob
 
 
-def _values(wish: Wish, hint: Any) -> Values:
+def _values(wish: SearchOverride, hint: Any) -> Values:
     low, dots, high = wish.said.partition("..")
     try:
         if not dots:

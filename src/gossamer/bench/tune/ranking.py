@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from gossamer.bench.tune.knobs import LR, RATES
-from gossamer.bench.tune.record import Contender, Trial, Tuning
+from gossamer.bench.tune.record import Candidate, Trial, Tuning
 
 # Student's t at 95 per cent, one side, by degrees of freedom.
 STUDENT = [6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753]
@@ -35,10 +35,10 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Ranked:
     """One recipe's best, and how it did on the other seeds."""
 
-    contender: Contender
+    contender: Candidate
     best: Trial | None
     judged: dict[int, Trial]
     mean: float | None  # quality over the other seeds
@@ -47,7 +47,7 @@ class Standing:
     tied: bool  # with the one that has the best mean: no difference is shown, or one seed cannot show any
 
 
-def standings(tuning: Tuning) -> list[Standing]:
+def ranking(tuning: Tuning) -> list[Ranked]:
     """The best mean first; recipes without one last."""
     bests = [(c, tuning.best(c.name)) for c in tuning.contenders]
     rows = [(c, best, tuning.judged(best) if best else {}) for c, best in bests]
@@ -59,17 +59,17 @@ def standings(tuning: Tuning) -> list[Standing]:
 
 def _standing(
     tuning: Tuning,
-    contender: Contender,
+    contender: Candidate,
     best: Trial | None,
     judged: dict[int, Trial],
     base: dict[int, Trial],
     leader: dict[int, Trial],
-) -> Standing:
+) -> Ranked:
     gap, mean = _gap(tuning, judged, base), _mean(judged)
     verdict = _verdict(best, judged, gap, contender is tuning.contenders[0])
     ahead = _gap(tuning, judged, leader)
     tied = mean is not None and (judged is leader or ahead is None or not ahead.shown)
-    return Standing(contender, best, judged, mean, gap, verdict, tied)
+    return Ranked(contender, best, judged, mean, gap, verdict, tied)
 
 
 def _verdict(best: Trial | None, judged: dict[int, Trial], gap: Gap | None, is_base: bool) -> Verdict:
@@ -118,7 +118,7 @@ def _key(tuning: Tuning, judged: dict[int, Trial]) -> float:
     return tuning.sign() * (_mean(judged) or 0.0)
 
 
-def at_an_end(contender: Contender, best: Trial) -> str:
+def at_an_end(contender: Candidate, best: Trial) -> str:
     """Which end of the usual learning rates the best lies near, if any: further out it may be better."""
     if contender.knobs.get(LR) != str(RATES):
         return ""

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from tests.bench.report.test_numbers import record, run
 
-from gossamer.bench.record import Again, Evaluation, Record, Run
+from gossamer.bench.record import Evaluation, Record, RepeatedRuns, Run
 from gossamer.bench.report import render, write_markdown
-from gossamer.bench.report.arrivals import arrival, doubt, ratio
-from gossamer.bench.report.charts import Lines, charts
+from gossamer.bench.report.charts import LineChart, charts
 from gossamer.bench.report.headline import headline
 from gossamer.bench.report.study import study_of
+from gossamer.bench.report.time_to_target import arrival, doubt, ratio
 
 
 def test_a_fraction_of_a_nat_does_not_cost_five_steps() -> None:
@@ -70,7 +70,7 @@ def test_the_noise_of_its_own_judgements_widens_a_tie() -> None:
 def three_seeds(**times: tuple[float, float, float]) -> Record:
     made = [[run(name, (t[k] / 2, 5.0), (t[k], 4.0)) for name, t in times.items()] for k in range(3)]
     whole = record(made[0])
-    whole.again = [Again(1, made[1]), Again(2, made[2])]
+    whole.again = [RepeatedRuns(1, made[1]), RepeatedRuns(2, made[2])]
     return whole
 
 
@@ -122,7 +122,7 @@ def test_who_did_not_get_there_is_compared_where_all_were() -> None:
 def test_the_axis_shows_where_it_is_decided() -> None:
     path = [Evaluation(k, float(k), k, 5.0 + 3.0 * 0.8**k) for k in range(41)]
     pair = [Run(name, name, evaluations=path) for name in ("ddp", "qsgd")]
-    chart = next(c for c in charts(study_of(record(pair))) if isinstance(c, Lines))
+    chart = next(c for c in charts(study_of(record(pair))) if isinstance(c, LineChart))
     assert chart.focus == path[8].quality
 
 

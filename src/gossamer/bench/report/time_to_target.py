@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 
 from gossamer.bench.record import Record, Run
-from gossamer.bench.tune.standings import student
+from gossamer.bench.tune.ranking import student
 
 # A second run of the same command on the same machine was seen to move a recipe's time by as much.
 FLOOR = 0.05
