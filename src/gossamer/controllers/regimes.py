@@ -86,7 +86,7 @@ def slowed(facts: Facts, state: State, factor: float) -> set[str]:
 
     Parameter groups that join do so behind those there were. One number is what older checkpoints have of all groups.
     """
-    groups, last = facts.param_groups, state.get("lr", torch.zeros(0))
+    groups, last = facts.param_groups, state.get("lr", torch.zeros(0, dtype=torch.float64))
     state["lr"] = torch.tensor([group.lr for group in groups], dtype=torch.float64)
     before = last.tolist() if last.dim() else [float(last)] * (len(groups) == 1)
     return {n for group, lr in zip(groups, before) if group.lr < lr and group.lr * factor <= lr for n in group.names}

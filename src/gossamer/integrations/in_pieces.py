@@ -9,7 +9,7 @@ from torch import Tensor
 from gossamer.core.verbs import Program, all_to_all
 
 
-class Kind(NamedTuple):
+class SameDtype(NamedTuple):
     """The tensors of one type, end to end."""
 
     dtype: torch.dtype
@@ -25,7 +25,7 @@ class Kind(NamedTuple):
         return torch.tensor(self.places, device=device).repeat_interleave(lengths)
 
 
-class Pieces:
+class BufferPieces:
     """How tensors are cut: as many pieces of every type as there are owners, and as long as can be alike."""
 
     def __init__(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
@@ -34,7 +34,7 @@ class Pieces:
             by_type.setdefault(tensor.dtype, []).append(i)
         # The widest first, so that each begins on a wire where its numbers may.
         types = sorted(by_type, key=lambda dtype: -dtype.itemsize)
-        self.kinds = [Kind(t, tuple(by_type[t]), tuple(tensors[i].numel() for i in by_type[t])) for t in types]
+        self.kinds = [SameDtype(t, tuple(by_type[t]), tuple(tensors[i].numel() for i in by_type[t])) for t in types]
         self.owners = owners
 
     def cut(self, owner: int) -> list[slice]:
@@ -66,7 +66,7 @@ def mean_of(
     A rank whose tensor is not finite is left out of that tensor's mean; where no rank is left, it is not finite.
     """
     size = len(weights)
-    pieces = Pieces(tensors, range(size))
+    pieces = BufferPieces(tensors, range(size))
     fine = torch.stack([t.isfinite().all() for t in tensors]).view(torch.uint8)
     wholes = [kind.whole(tensors) for kind in pieces.kinds]
     wires = [_joined([*_bytes(wholes, pieces.cut(j)), fine, said]) for j in range(size)]
@@ -88,7 +88,7 @@ def first_of(
     """Rank 0's, to the bit, and what each rank `said` besides. The others pass a piece on each, so that no rank sends much
     more than once what there is.
     """
-    pieces = Pieces(tensors, range(1, size))
+    pieces = BufferPieces(tensors, range(1, size))
     wholes = [kind.whole(tensors) for kind in pieces.kinds]
     wires = [_joined([*(_bytes(wholes, pieces.cut(j)) if rank == 0 else []), said]) for j in range(size)]
     mine, extra = pieces.length(rank), said.numel()
@@ -100,7 +100,7 @@ def first_of(
 
 
 def _gathered(
-    pieces: Pieces, mine: Sequence[Tensor], rank: int, size: int, to: Sequence[int]
+    pieces: BufferPieces, mine: Sequence[Tensor], rank: int, size: int, to: Sequence[int]
 ) -> Program[list[list[Tensor]]]:
     """Each owner's piece, to those who want it: by rank, what it is of each kind."""
     wire = _joined([m.view(torch.uint8) for m in mine])
@@ -110,7 +110,7 @@ def _gathered(
     return [pieces.read(c, j) for j, c in enumerate(came)] if rank in to else []
 
 
-def _apart(pieces: Pieces, tensors: Sequence[Tensor], told: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+def _apart(pieces: BufferPieces, tensors: Sequence[Tensor], told: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """The tensors, of everybody's pieces."""
     out = dict[int, Tensor]()
     for k, kind in enumerate(pieces.kinds):

@@ -95,7 +95,7 @@ def kept_by(optimizer: Optimizer) -> int:
     """How many tensors it keeps of each parameter, the most of any group: found by a step of another one made like it."""
     most = 0
     for group in optimizer.param_groups:
-        p = torch.nn.Parameter(torch.ones(2, 2))
+        p = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float32))
         like = type(optimizer)([{**group, "params": [p]}])  # pyright: ignore[reportCallIssue]
         p.grad = torch.ones_like(p)
         like.step()

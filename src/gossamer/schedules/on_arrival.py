@@ -95,8 +95,12 @@ class OnArrival(Schedule):
 
     def consensus_share(self, loop: Loop) -> list[Share]:
         if loop.rank == _server(loop.size):
-            return [Share(loop.live["server"].model() if loop.live else self._kept(loop), torch.ones(()))]
-        return [Share(torch.zeros_like(x), torch.zeros(())) for x in loop.parameters()]
+            return [
+                Share(
+                    loop.live["server"].model() if loop.live else self._kept(loop), torch.ones((), dtype=torch.float32)
+                )
+            ]
+        return [Share(torch.zeros_like(x), torch.zeros((), dtype=torch.float32)) for x in loop.parameters()]
 
     def begin(self, loop: Loop) -> Program[None]:
         if loop.size == 1 or "server" in loop.live:
@@ -125,7 +129,7 @@ class OnArrival(Schedule):
     def quiesce(self, loop: Loop) -> Program[None]:
         """All ranks come, and whoever is here has handed in all that he had."""
         if loop.size > 1:
-            yield from all_reduce(torch.zeros(1, device=loop.places[0].device))
+            yield from all_reduce(torch.zeros(1, dtype=torch.float32, device=loop.places[0].device))
 
     def leave(self, loop: Loop) -> Program[None]:
         """The server goes on until all others have said goodbye."""
