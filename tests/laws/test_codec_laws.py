@@ -315,7 +315,7 @@ def on_ranks(shape: str, size: int, dtype: torch.dtype = torch.float32) -> list[
 def test_the_mean_is_bit_equal_on_all_ranks_and_is_the_mean_of_what_got_through(
     codec: LinearCodec, dtype: torch.dtype, size: int
 ) -> None:
-    is_compressed = max(12 * codec.sum_rounding, 10 * fine(dtype))
+    loose = max(12 * codec.sum_rounding, 10 * fine(dtype))
     for shape in SHAPES:
         blocks = on_ranks(shape, size, dtype)
         before = [b.flat.clone() for b in blocks]
@@ -323,7 +323,7 @@ def test_the_mean_is_bit_equal_on_all_ranks_and_is_the_mean_of_what_got_through(
         assert len({bits(e.mean) for e in echoes}) == 1, shape
         assert (echoes[0].mean.shape, echoes[0].mean.dtype) == (blocks[0].flat.shape, dtype), shape
         through = sum(sent(e, b) for e, b in zip(echoes, blocks, strict=True)) / size
-        torch.testing.assert_close(through, echoes[0].mean, rtol=is_compressed, atol=is_compressed)
+        torch.testing.assert_close(through, echoes[0].mean, rtol=loose, atol=loose)
         assert all(torch.equal(b.flat, old) for b, old in zip(blocks, before, strict=True)), shape
 
 
@@ -333,8 +333,8 @@ def test_permuting_the_ranks_changes_the_mean_by_rounding_only(codec: LinearCode
     blocks = on_ranks(shape, 4, torch.float64)
     echoes, _ = averaged(codec, blocks)
     permuted, _ = averaged(codec, blocks, order=[2, 0, 3, 1])
-    is_compressed = max(5 * codec.sum_rounding, 1e-9)
-    torch.testing.assert_close(permuted[0].mean, echoes[0].mean, rtol=is_compressed, atol=is_compressed)
+    loose = max(5 * codec.sum_rounding, 1e-9)
+    torch.testing.assert_close(permuted[0].mean, echoes[0].mean, rtol=loose, atol=loose)
 
 
 @every_linear_codec

@@ -258,12 +258,12 @@ def loops(ranks: list[Replica]) -> list[Loop]:
 
 def around(memory: Memory) -> Crew:
     """The memory around a coarse exchange that it bears."""
-    is_compressed = (
+    coarse = (
         "gather(ternary(clip=0.0))"
         if "wants unbiased" in memory.traits
         else "gather(topk(ratio=0.1)) + error_feedback()"
     )
-    return Crew(is_compressed, 2, memory)
+    return Crew(coarse, 2, memory)
 
 
 @law("memory")
