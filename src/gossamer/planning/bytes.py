@@ -37,7 +37,7 @@ def bytes_per_step(
     """What one rank of `size` sends per step, on average over ranks and over whole rounds of the schedule.
 
     `shapes` may hold the parameters themselves: `dict(model.named_parameters())`. Where the schedule averages the optimizer's
-    state as well (`slowmo(buffers="average")`), that is `momenta` tensors of each parameter: none for plain SGD, one with
+    state as well (`slowmo(48, buffers="average")`), that is `momenta` tensors of each parameter: none for plain SGD, one with
     momentum, two for Adam. A warm-up is not in it, nor are the steps in which `gradiveq` learns.
 
     >>> bytes_per_step("allreduce", {"w": (1000,)}, 4)
