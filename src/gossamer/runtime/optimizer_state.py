@@ -86,7 +86,10 @@ def together(dtypes: Iterable[torch.dtype]) -> torch.dtype:
 
 def requests(layouts: Sequence[Layout], momenta: int) -> list[AllReduce]:
     """What `average` asks, where the optimizer keeps so many tensors of each parameter: do all hold the same, and their mean."""
-    asked, length = [AllReduce(torch.empty(2, dtype=torch.int64), "max")], momenta * sum(s.numel for s in layouts)
+    asked, length = (
+        [AllReduce(torch.empty(2, dtype=torch.int64, device="meta"), "max")],
+        momenta * sum(s.numel for s in layouts),
+    )
     wide = together(layout.dtype for layout in layouts)
     return [*asked, AllReduce(torch.empty(length, dtype=wide, device="meta"))] if length else asked
 
@@ -95,7 +98,7 @@ def kept_by(optimizer: Optimizer) -> int:
     """How many tensors it keeps of each parameter, the most of any group: found by a step of another one made like it."""
     most = 0
     for group in optimizer.param_groups:
-        p = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float32))
+        p = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float32, device="cpu"))
         like = type(optimizer)([{**group, "params": [p]}])  # pyright: ignore[reportCallIssue]
         p.grad = torch.ones_like(p)
         like.step()

@@ -24,7 +24,7 @@ from gossamer.schedules.server import Server, answer, number_in, number_of, repo
 @final
 @part("on_arrival")
 class OnArrival(Schedule):
-    """Asynchronous SGD: the last rank keeps the model x, and adds to it each step as it arrives; nobody waits for another's step.
+    """Asynchronous SGD: the last rank keeps the model x and adds each step to it as it arrives; no rank waits.
 
     A rank takes x, computes a gradient at it, and its optimizer makes a step u of that: under SGD -lr g(x). It hands u in,
     x <- x + u, and goes on from x as it is then. Between the x that u began at and the one that it is added to lie s steps of

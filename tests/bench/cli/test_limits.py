@@ -15,8 +15,8 @@ Say = Callable[..., tuple[int, str, str]]
 SUM = "allreduce(fp32()) + "
 
 TEXTS = {
-    "first(over=backup_workers())": "over must be an exchange",
-    "first(over=push_sum())": "over must be an exchange",
+    "first()": "there is no part called 'first'",
+    "scatter(push_sum())": "codec must be a codec",
     "0x1for x": "invalid hexadecimal literal",
     SUM + r"rule('name == \"\d\"', allreduce(fp32()))": r"invalid escape sequence '\d'",
     SUM + r"rule('name == \'\\d\'', allreduce(fp32()))": r"invalid escape sequence '\d'",
