@@ -91,7 +91,7 @@ def test_several_threads_come_with_a_warning(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_broken_link_does_not_keep_it_from_the_other_facts(examine: Say, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gossamer.bench.compare.orphans.sys.executable", "/bin/false")
+    monkeypatch.setattr("gossamer.bench.compare.parent_death.sys.executable", "/bin/false")
     monkeypatch.setattr(doctor, "_kernel_speed", dict)
     code, out, _ = examine("--json")
     facts = json.loads(out)

@@ -24,7 +24,7 @@ def say(say: Say, monkeypatch: pytest.MonkeyPatch) -> Say:
 
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("gossamer.bench.cli.trial.launch", never)
+    monkeypatch.setattr("gossamer.bench.cli.compare.launch", never)
     return say
 
 
@@ -184,7 +184,7 @@ def test_a_run_that_could_not_go_on_leaves_the_record_of_the_earlier_one(
         record.runs = [Run("qsgd", "qsgd", "failed", "it is of another run")]
         return record, 1
 
-    monkeypatch.setattr("gossamer.bench.cli.trial.launch", refused)
+    monkeypatch.setattr("gossamer.bench.cli.compare.launch", refused)
     earlier = some_record()
     earlier.runs = [Run("terngrad", "terngrad", steps=[Step(1, 0.1, 2.0, 10)])]
     (tmp_path / "x" / "checkpoint").mkdir(parents=True)
@@ -204,7 +204,7 @@ def test_results_that_cannot_be_written_are_shown_all_the_same(
 ) -> None:
     record = some_record()
     record.runs = [Run("ddp", "ddp", steps=[Step(1, 0.1, 2.0, 10)])]
-    monkeypatch.setattr("gossamer.bench.cli.trial.launch", lambda *args: (record, 0))
+    monkeypatch.setattr("gossamer.bench.cli.compare.launch", lambda *args: (record, 0))
 
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
@@ -220,7 +220,7 @@ def test_an_error_of_our_own_making_is_not_swallowed(say: Say, monkeypatch: pyte
     def wrong() -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("gossamer.bench.cli.listed.presets", wrong)
+    monkeypatch.setattr("gossamer.bench.cli.list_cache.presets", wrong)
     with pytest.raises(ZeroDivisionError):
         say("recipes")
     assert not issubclass(ZeroDivisionError, GossamerError)

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.bench.compare.trials import of, run
+from tests.bench.compare.comparisons import of, run
 
 from gossamer.bench import workloads
-from gossamer.bench.compare.agree import new_group
-from gossamer.bench.compare.contender import Contender
-from gossamer.bench.compare.plan import Plan
+from gossamer.bench.compare.control_group import new_group
+from gossamer.bench.compare.plan import ComparePlan
+from gossamer.bench.compare.rank_run import RankRun
 from gossamer.bench.record import Step
 from gossamer.schedules import LocalSGD
 
@@ -83,9 +83,9 @@ def test_a_contender_trains_at_the_rate_that_was_found_for_it(gang2: Any) -> Non
     assert ends["x"] != pytest.approx(ends["z"], rel=1e-2)
 
 
-def contender(kind: str) -> Contender:
-    plan = Plan({"x": kind}, workload="ridge", deadline=30.0, measure_every=0)
-    return Contender("x", kind, workloads.get("ridge"), plan, new_group(30.0))
+def contender(kind: str) -> RankRun:
+    plan = ComparePlan({"x": kind}, workload="ridge", deadline=30.0, measure_every=0)
+    return RankRun("x", kind, workloads.get("ridge"), plan, new_group(30.0))
 
 
 def longer_rounds(rank: int, size: int) -> list[int]:

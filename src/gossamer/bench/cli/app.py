@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import gossamer
 from gossamer.bench import cli
-from gossamer.bench.cli.dashed import Dashed
+from gossamer.bench.cli.pass_through import PassThrough
 from gossamer.core.errors import GossamerError
 from gossamer.core.text import cut
 
@@ -39,7 +39,7 @@ def root(
     """Train PyTorch models over slow, uneven or unreliable networks."""
 
 
-class Later(TyperCommand):
+class LazyCommand(TyperCommand):
     """Stands for a command until it is called: knows where it is, and what the list of commands says of it.
 
     One that only `tells` can be ended at any moment; of all others the work begins when their module is there.
@@ -80,55 +80,57 @@ THEIRS: dict[str, Any] = {  # -h is the command's that is run
     "help_option_names": ["--help"],
 }
 COMMANDS = [  # what is said of one is how its own help begins, which a test compares
-    Later(
-        "train", "trial.train", "Train one recipe on real processes. Started by torchrun, it joins the ranks there are."
+    LazyCommand(
+        "train",
+        "compare.train",
+        "Train one recipe on real processes. Started by torchrun, it joins the ranks there are.",
     ),
-    Later(
+    LazyCommand(
         "compare",
-        "trial.compare",
+        "compare.compare",
         "Train several recipes in turns on the same data, seed and network; the first is the baseline.",
-        Dashed,
+        PassThrough,
     ),
-    Later(
+    LazyCommand(
         "tune",
         "tune.tune",
         "Search the learning rate and the knobs of every recipe, with the same budget for all, dense included.",
     ),
-    Later(
+    LazyCommand(
         "heterogeneity",
         "heterogeneity.heterogeneity",
         "How unlike the ranks' gradients are: whether local steps will do, or many gradients at one point must.",
     ),
-    Later(
+    LazyCommand(
         "recipes",
         "recipes.recipes",
         "List recipes or parts, or explain one: what it is made of and sends, when to use it, and what it refuses.",
         tells=True,
     ),
-    Later(
+    LazyCommand(
         "explain",
         "explain.explain",
         "Follow a recipe by hand: who says what in how many bytes, and what everybody keeps, on three ranks with a tiny model.",
     ),
-    Later(
+    LazyCommand(
         "workloads",
         "workloads.workloads",
         "List what can be trained: how large its model is, and what it is judged by.",
         tells=True,
     ),
-    Later("report", "report.report", "Make the report of a run: one HTML file that works offline."),
-    Later(
+    LazyCommand("report", "report.report", "Make the report of a run: one HTML file that works offline."),
+    LazyCommand(
         "doctor",
         "doctor.doctor",
         "Versions, kernels and their speed, the lab, and the link between two ranks on this machine.",
     ),
-    Later(
+    LazyCommand(
         "lab",
         "lab.lab",
         "Run a command on every host of a small slow network: gossamer lab --hosts 4 --rate 200mbit -- python train.py",
         **THEIRS,
     ),
-    Later("bench", "bench.app", "Measure kernels, or whole steps."),
+    LazyCommand("bench", "bench.app", "Measure kernels, or whole steps."),
 ]
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import FailedError, InputError
 from gossamer.bench.cli.imports import Imports, brought
-from gossamer.bench.cli.out import Force
+from gossamer.bench.cli.output import Force
 from gossamer.bench.lab.network import MOST_HOSTS
 from gossamer.bench.report.words import ranks_on
 from gossamer.core import files
@@ -75,9 +75,9 @@ def steps(
     range; bytes are per rank and step.
     """
     from gossamer.bench.cli import progress
-    from gossamer.bench.compare.contender import check
+    from gossamer.bench.compare.baselines import usable
+    from gossamer.bench.compare.rank_run import check
     from gossamer.bench.compare.steps import measure_steps
-    from gossamer.bench.compare.yardsticks import usable
     from gossamer.bench.workloads import get
 
     for text in recipes or []:

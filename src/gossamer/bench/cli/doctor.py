@@ -18,7 +18,7 @@ import gossamer
 from gossamer.bench.cli import gpu as gpus
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
-from gossamer.bench.cli.out import Force
+from gossamer.bench.cli.output import Force
 from gossamer.bench.lab import available, in_lab, privilege
 from gossamer.core.errors import PeerError
 from gossamer.kernels.backends import chosen

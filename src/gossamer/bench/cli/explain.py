@@ -7,7 +7,7 @@ import typer
 
 from gossamer.bench.cli.errors import FailedError, InputError
 from gossamer.bench.cli.imports import Imports
-from gossamer.bench.cli.out import Force
+from gossamer.bench.cli.output import Force
 
 
 def explain(

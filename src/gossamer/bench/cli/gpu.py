@@ -39,16 +39,16 @@ def examine(out: Path, force: bool, as_json: bool) -> int:
         return _as_a_rank(out, force, as_json)
     if not torch.cuda.is_available():
         raise InputError(NO_GPU)
-    from gossamer.bench.compare.gpu.launch import Here
+    from gossamer.bench.compare.gpu.launch import LocalRanks
 
     _writable(out, force)
-    return _speak(_examined(Here(torch.cuda.device_count()), _aloud), out, force, as_json)
+    return _speak(_examined(LocalRanks(torch.cuda.device_count()), _aloud), out, force, as_json)
 
 
 def _as_a_rank(out: Path, force: bool, as_json: bool) -> int:
     """Rank 0 speaks; what it refuses is the end for all."""
-    from gossamer.bench.compare.agree import ControlGroup
-    from gossamer.bench.compare.gpu.launch import Among
+    from gossamer.bench.compare.control_group import ControlGroup
+    from gossamer.bench.compare.gpu.launch import JoinedRanks
 
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=120))
@@ -60,7 +60,7 @@ def _as_a_rank(out: Path, force: bool, as_json: bool) -> int:
     refused = next((f"rank {r}: {text}" for r, text in enumerate(refusals) if text), "")
     code = 2
     if not refused:
-        report = _examined(Among(control, rank, size), _aloud if rank == 0 else _in_silence)
+        report = _examined(JoinedRanks(control, rank, size), _aloud if rank == 0 else _in_silence)
         code = _speak(report, out, force, as_json) if rank == 0 else int(bool(report.failures))
     dist.barrier()
     dist.destroy_process_group()

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from torch import nn
 
+from gossamer.bench.cli.compare import Shards, Workload
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
-from gossamer.bench.cli.trial import Shards, Workload
 from gossamer.bench.workloads import Workload as Trained
 from gossamer.bench.workloads import get
 from gossamer.fabrics.sim import simulate

@@ -14,14 +14,14 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from gossamer.bench.compare.plan import Plan
-from gossamer.bench.compare.scripts import ScriptPlan
+from gossamer.bench.compare.plan import ComparePlan
+from gossamer.bench.compare.script_launch import ScriptPlan
 from gossamer.bench.report.words import seconds, size
 
 Show = Callable[[dict[str, Any]], None]
 
 
-class Row:
+class RunRow:
     """One contender's latest numbers."""
 
     def __init__(self, name: str, steps: int) -> None:
@@ -93,8 +93,8 @@ class Row:
 class LiveTable(AbstractContextManager["LiveTable"]):
     """Live rows; used as a context so that the terminal is left in order."""
 
-    def __init__(self, plan: Plan | ScriptPlan, console: Console | None = None) -> None:
-        self.rows = {n: Row(n, plan.steps) for n in plan.contenders}
+    def __init__(self, plan: ComparePlan | ScriptPlan, console: Console | None = None) -> None:
+        self.rows = {n: RunRow(n, plan.steps) for n in plan.contenders}
         self.began = monotonic()
         self.ranks = 0  # that are there
         self.training_since = 0.0
@@ -158,7 +158,7 @@ class LiveTable(AbstractContextManager["LiveTable"]):
         return max(1.0, (monotonic() - self.training_since - first) / trained) if trained > 0 else 1.0
 
 
-def _expected(row: Row, rows: dict[str, Row]) -> float:
+def _expected(row: RunRow, rows: dict[str, RunRow]) -> float:
     """A contender that has not had a turn yet is expected to be as slow as the others are on average."""
     if row.state not in ("to come", "ready"):
         return row.left
@@ -177,8 +177,8 @@ def _minutes(time: float) -> str:
 class PlainLines:
     """One line for each evaluation and ending."""
 
-    def __init__(self, plan: Plan | ScriptPlan) -> None:
-        self.rows = {n: Row(n, plan.steps) for n in plan.contenders}
+    def __init__(self, plan: ComparePlan | ScriptPlan) -> None:
+        self.rows = {n: RunRow(n, plan.steps) for n in plan.contenders}
         self.width = min(24, max(map(len, self.rows)))
 
     def show(self, event: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ class PlainLines:
             troubles(event)
 
 
-def _line(row: Row) -> str:
+def _line(row: RunRow) -> str:
     """Numbers that a yardstick does not know are left out."""
     numbers = row.numbers()
     wide = 2 * len(str(row.steps)) + 2  # one more than it takes: a chase may need another digit
@@ -200,7 +200,7 @@ def _line(row: Row) -> str:
     return "  ".join(told) + _lost(row)
 
 
-def _lost(row: Row) -> str:
+def _lost(row: RunRow) -> str:
     return f", {row.lost} spoilt" if row.lost else ""
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Protocol
 import typer
 
 from gossamer.bench.cli.errors import FailedError, InputError
-from gossamer.bench.cli.out import PAGE, RECORD, Force
+from gossamer.bench.cli.output import PAGE, RECORD, Force
 from gossamer.bench.record import Record
 from gossamer.bench.tune import Tuning, is_tuning
 from gossamer.core import files
@@ -32,7 +32,7 @@ def report(
     sources = [r / RECORD if os.path.isdir(r) else r for r in records]  # unlike is_dir(), it bears every name
     source = sources[0]
     pages = _pages(source) if len(sources) == 1 else _together(sources)
-    if figures is not None and isinstance(pages, Tuned):
+    if figures is not None and isinstance(pages, TuningPages):
         raise InputError("a search has one figure, which is on its page: leave out --figures")
     name = "report.md" if markdown else PAGE if len(sources) == 1 else TOGETHER
     page = out / name if out and os.path.isdir(out) else out or source.with_name(name)
@@ -60,7 +60,7 @@ class Pages(Protocol):
 
 
 @dataclass
-class Compared:
+class ComparisonPages:
     record: Record
 
     def write_html(self, path: Path, force: bool) -> None:
@@ -80,7 +80,7 @@ class Compared:
 
 
 @dataclass
-class Tuned:
+class TuningPages:
     tuning: Tuning
 
     def write_html(self, path: Path, force: bool) -> None:
@@ -99,9 +99,9 @@ class Tuned:
 
 def _pages(source: Path) -> Pages:
     if not is_tuning(source):
-        return Compared(read(source))
+        return ComparisonPages(read(source))
     try:
-        return Tuned(Tuning.read(source))
+        return TuningPages(Tuning.read(source))
     except ValueError as error:
         raise InputError(f"{source} is no record of a run: {error}") from None
 
@@ -111,7 +111,7 @@ def _together(sources: list[Path]) -> Pages:
 
     if any(map(is_tuning, sources)):
         raise InputError("the page of a search has room for one: give it alone")
-    return Compared(beside([read(s) for s in sources]))
+    return ComparisonPages(beside([read(s) for s in sources]))
 
 
 def read(source: Path) -> Record:

@@ -10,11 +10,11 @@ from typing import Any
 import typer
 
 from gossamer.bench.cli import progress
-from gossamer.bench.cli.dashed import arguments
 from gossamer.bench.cli.errors import InputError
-from gossamer.bench.cli.out import RECORD
-from gossamer.bench.compare.scripts import ScriptError, ScriptPlan, check_script, join_script, launch_script
-from gossamer.bench.compare.yardsticks import YARDSTICKS
+from gossamer.bench.cli.output import RECORD
+from gossamer.bench.cli.pass_through import arguments
+from gossamer.bench.compare.baselines import BASELINES
+from gossamer.bench.compare.script_launch import ScriptError, ScriptPlan, check_script, join_script, launch_script
 from gossamer.bench.lab import parse_links
 from gossamer.bench.record import Record
 from gossamer.core.errors import AttachError
@@ -35,7 +35,7 @@ THEIRS = {
 
 
 @dataclass
-class Asked:
+class ScriptOptions:
     """What the command line said."""
 
     script: Path
@@ -66,32 +66,32 @@ def refuse_arguments(ctx: typer.Context, folder: Path | None) -> None:
         raise InputError(f"'-- {' '.join(arguments(ctx))}': words after -- are a script's, and there is no --script")
 
 
-def plan_of(ctx: typer.Context, asked: Asked) -> ScriptPlan:
+def plan_of(ctx: typer.Context, options: ScriptOptions) -> ScriptPlan:
     """Everything that can be said before anything is started."""
     for name, why in THEIRS.items():
         if is_said(ctx, name):
             raise InputError(f"--{name} says nothing to a script: {why}")
-    script = asked.script.absolute()
+    script = options.script.absolute()
     check_script(script)
-    for kind in asked.contenders.values():
-        if kind in YARDSTICKS and kind not in PLAIN:
+    for kind in options.contenders.values():
+        if kind in BASELINES and kind not in PLAIN:
             raise InputError(
                 f"the yardstick {kind!r} trains our workloads; beside a script there are 'ddp' and 'compute'"
             )
         if kind not in PLAIN and "ddp.register(" in script.read_text(errors="replace"):
             _check_for_ddp(kind)
-    if asked.rate is not None:
-        parse_links(asked.rate, asked.hosts)
+    if options.rate is not None:
+        parse_links(options.rate, options.hosts)
     return ScriptPlan(
         str(script),
         arguments(ctx),
-        asked.contenders,
-        asked.deadline,
-        asked.chunk,
-        asked.per_host,
-        asked.imports,
-        asked.steps,
-        str(asked.folder.absolute()) if asked.folder else "",
+        options.contenders,
+        options.deadline,
+        options.chunk,
+        options.per_host,
+        options.imports,
+        options.steps,
+        str(options.folder.absolute()) if options.folder else "",
     )
 
 
@@ -103,21 +103,21 @@ def _check_for_ddp(kind: str) -> None:
 
 
 def launch(
-    plan: ScriptPlan, asked: Asked, folder: Path, made: list[Path], command: str, show: progress.Show
+    plan: ScriptPlan, options: ScriptOptions, folder: Path, made: list[Path], command: str, show: progress.Show
 ) -> tuple[Record, int]:
     """Start the ranks here or in a lab. What could not be compared leaves no folder behind."""
     try:
-        return launch_script(plan, asked.hosts, asked.rate, command, show, folder / RECORD)
+        return launch_script(plan, options.hosts, options.rate, command, show, folder / RECORD)
     except ScriptError:
         _remove(made)
         raise
 
 
 def join(
-    plan: ScriptPlan, asked: Asked, folder: Path, made: list[Path], command: str, show: progress.Show
+    plan: ScriptPlan, options: ScriptOptions, folder: Path, made: list[Path], command: str, show: progress.Show
 ) -> tuple[Record, int]:
     """A launcher has started us as one of several ranks. Rank 0 keeps the record; the others leave here."""
-    if asked.rate is not None:
+    if options.rate is not None:
         raise InputError("--rate shapes a network that gossamer starts ranks in; here a launcher has started them")
     if int(os.environ["RANK"]):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -16,9 +16,9 @@ from gossamer.bench.cli import progress
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
-from gossamer.bench.cli.out import PAGE, RECORD, Force, run_folder
-from gossamer.bench.compare.contender import check
-from gossamer.bench.compare.yardsticks import YARDSTICKS
+from gossamer.bench.cli.output import PAGE, RECORD, Force, run_folder
+from gossamer.bench.compare.baselines import BASELINES
+from gossamer.bench.compare.rank_run import check
 from gossamer.bench.lab.network import MOST_HOSTS
 from gossamer.bench.report.tuned import Row, SearchStudy, headline, studied, told
 from gossamer.bench.report.words import size
@@ -114,7 +114,7 @@ def _named(texts: list[str]) -> dict[str, str]:
     for text in texts:
         is_file = text.strip().endswith(".toml")
         name = Path(text.strip()).stem if is_file else text.strip()
-        if name in YARDSTICKS and name != DDP:
+        if name in BASELINES and name != DDP:
             raise InputError(
                 f"{name!r} is a yardstick that runs without gossamer, so there is nothing to tune; 'ddp' stands for dense"
             )

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from gossamer.bench.compare.local import run_here
-from gossamer.bench.compare.orphans import program
+from gossamer.bench.compare.parent_death import program
 from gossamer.core.errors import PeerError
 
 SIZES = [256 * 4**i for i in range(8)]  # float32 elements, up to 16 MB

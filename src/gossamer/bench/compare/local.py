@@ -13,8 +13,8 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from gossamer.bench.compare.orphans import PARENT
-from gossamer.bench.lab.output import Lines
+from gossamer.bench.compare.parent_death import PARENT
+from gossamer.bench.lab.output import LineSplitter
 from gossamer.core.errors import PeerError, plainly
 
 HERE = "127.0.0.1"
@@ -27,7 +27,7 @@ Process = subprocess.Popen[bytes]
 
 
 @dataclass
-class Ending:
+class RankExits:
     """How the ranks ended: exit codes as Popen gives them, of those that ended before we ended them, in that order."""
 
     codes: dict[int, int] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Ending:
         return next(iter((killed or self.failures).items()), None)
 
 
-def run_here(size: int, command: Sequence[str], on_line: OnLine, timeout: float = float("inf")) -> Ending:
+def run_here(size: int, command: Sequence[str], on_line: OnLine, timeout: float = float("inf")) -> RankExits:
     """Run a command once per rank and wait for all; what they say goes to `on_line(rank, line)`.
 
     Torch's own launcher would do it through a store that listens on every interface, and would unpickle what it finds
@@ -56,7 +56,7 @@ def run_here(size: int, command: Sequence[str], on_line: OnLine, timeout: float 
         try:
             for rank in range(size):
                 ranks.append(_start(rank, size, port, command))
-            return _Watch(ranks, on_line, timeout).run()
+            return _RankWatch(ranks, on_line, timeout).run()
         finally:
             _end(ranks)
             for process in ranks:
@@ -116,20 +116,20 @@ def _loopback() -> str:
     return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
 
 
-class _Watch:
+class _RankWatch:
     """Listens to the ranks, and notices how each of them ends."""
 
     def __init__(self, ranks: Sequence[Process], on_line: OnLine, timeout: float) -> None:
         self.alive = dict(enumerate(ranks))
-        self.on_line, self.ending = on_line, Ending()
+        self.on_line, self.exits = on_line, RankExits()
         self.until = time.monotonic() + timeout
         self.give_up = float("inf")  # when patience with those who outlive a failure ends
         self.selector = selectors.DefaultSelector()
         for rank, process in self.alive.items():
             assert process.stdout is not None
-            self.selector.register(process.stdout, selectors.EVENT_READ, (rank, Lines()))
+            self.selector.register(process.stdout, selectors.EVENT_READ, (rank, LineSplitter()))
 
-    def run(self) -> Ending:
+    def run(self) -> RankExits:
         with self.selector:
             look_at = 0.0
             while self.alive:
@@ -139,20 +139,20 @@ class _Watch:
                     look_at = time.monotonic() + LOOK
             while self._hear(0.0):  # what is left in the pipes; a rank's own children may hold them open
                 pass
-        return self.ending
+        return self.exits
 
     def _look(self) -> None:
         for rank, process in list(self.alive.items()):
             if process.poll() is not None:
-                self.ending.codes[rank] = process.returncode
+                self.exits.codes[rank] = process.returncode
                 del self.alive[rank]
         now = time.monotonic()
-        if self.ending.failures:
+        if self.exits.failures:
             self.give_up = min(self.give_up, now + GRACE)
         if now >= self.until and self.alive:
             raise TimeoutError
         if now >= self.give_up:
-            self.ending.frozen = [rank for rank, process in self.alive.items() if _is_stopped(process.pid)]
+            self.exits.frozen = [rank for rank, process in self.alive.items() if _is_stopped(process.pid)]
             _end(list(self.alive.values()))
             self.alive.clear()
 

@@ -8,7 +8,7 @@ MARK = "@gossamer "  # lines of a rank with this mark are events, all others are
 
 
 @dataclass
-class Plan:
+class ComparePlan:
     """Contenders are recipes by name; "ddp" (and "ddp-fp16", "ddp-powersgd") and "compute" are yardsticks."""
 
     contenders: dict[str, str]
@@ -36,5 +36,5 @@ class Plan:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def of_json(text: str) -> "Plan":
-        return Plan(**json.loads(text))
+    def of_json(text: str) -> "ComparePlan":
+        return ComparePlan(**json.loads(text))

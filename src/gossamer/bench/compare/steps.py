@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
+from gossamer.bench.compare.baselines import BASELINES, PERIOD
 from gossamer.bench.compare.launch import launch
-from gossamer.bench.compare.listener import OnEvent
-from gossamer.bench.compare.plan import Plan
-from gossamer.bench.compare.yardsticks import PERIOD, YARDSTICKS
+from gossamer.bench.compare.plan import ComparePlan
+from gossamer.bench.compare.record_builder import OnEvent
 from gossamer.bench.record import Record, Run
 from gossamer.recipe import Recipe
 
@@ -52,7 +52,9 @@ def measure_steps(
 ) -> list[StepRow]:
     """Train all contenders in turns of `chunk` steps, and say what their steps took."""
     turns = max(turns, *(ceil(_period(kind) / chunk) for kind in contenders.values()))  # one whole round at least
-    plan = Plan(contenders, workload, steps=(turns + WARM_UP) * chunk, chunk=chunk, measure_every=0, per_host=per_host)
+    plan = ComparePlan(
+        contenders, workload, steps=(turns + WARM_UP) * chunk, chunk=chunk, measure_every=0, per_host=per_host
+    )
     plan.imports = [*imports]
     record, code = launch(plan, hosts, rate, "gossamer bench steps", on_event)
     if code > 128:
@@ -79,7 +81,7 @@ def paces(run: Run, chunk: int) -> list[float]:
 
 def _period(kind: str) -> int:
     """After how many steps a contender does the same again."""
-    if kind in YARDSTICKS:
+    if kind in BASELINES:
         return PERIOD if kind == "ddp-postlocal" else 1
     schedule = Recipe.of(kind).schedule
     return int(getattr(schedule, "every", schedule.period))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 _LONGEST = 1 << 16
 
 
-class Lines:
+class LineSplitter:
     """One stream's unfinished line; a line without an end is let go at 64 KiB."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from .access import find_way
 from .counters import Counters, parse_devices
 from .errors import LabError
 from .network import port
-from .output import Lines
+from .output import LineSplitter
 from .rates import Link
 from .result import TIMED_OUT, HostResult, LabResult, RankResult
 
@@ -28,7 +28,7 @@ _KEEPER = str(Path(__file__).with_name("inside.py"))
 _CHUNK = 1 << 16
 OnLine = Callable[[int, str], None]
 Plan = dict[str, Any]
-Streams = dict[int, tuple[int | None, Lines]]  # by file: whose it is (None: the keeper), and its open line
+Streams = dict[int, tuple[int | None, LineSplitter]]  # by file: whose it is (None: the keeper), and its open line
 
 
 @dataclass
@@ -132,8 +132,8 @@ def _keeper(plan: Plan) -> Generator[tuple[subprocess.Popen[bytes], Streams]]:
             os.close(end)
         with contextlib.suppress(BrokenPipeError):  # it has died already; what it said will be heard
             _write(process.stdin.fileno(), json.dumps(plan).encode() + b"\n")
-        streams: Streams = {start: (rank, Lines()) for rank, (start, _) in enumerate(pipes)}
-        yield process, {process.stdout.fileno(): (None, Lines()), **streams}
+        streams: Streams = {start: (rank, LineSplitter()) for rank, (start, _) in enumerate(pipes)}
+        yield process, {process.stdout.fileno(): (None, LineSplitter()), **streams}
     finally:
         process.kill()
         process.wait()

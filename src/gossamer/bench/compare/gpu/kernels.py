@@ -9,25 +9,23 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.bench.compare.gpu import samples
+from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement
 from gossamer.bench.compare.gpu.findings import Finding
-from gossamer.bench.compare.gpu.order import Order, Placement
 
 REPEATS = 7
 
 
-def check(order: Order, placement: Placement, subject: str) -> Finding:
+def check(spec: CheckSpec, placement: Placement, subject: str) -> Finding:
     if subject not in samples.CALLS:
-        return Finding(order.title, subject, "failed", "nobody has said how it is called, so it was not tried")
-    for n in order.sizes.lengths:
+        return Finding(spec.title, subject, "failed", "nobody has said how it is called, so it was not tried")
+    for n in spec.sizes.lengths:
         for args in samples.CALLS[subject](n):
             for shift in (0, 1):
                 if wrong := difference(subject, args, placement.device, shift):
-                    return Finding(
-                        order.title, subject, "failed", f"of {n} elements{' off alignment' * shift}, {wrong}"
-                    )
-    numbers = speed(subject, order.sizes.elements, placement.device)
+                    return Finding(spec.title, subject, "failed", f"of {n} elements{' off alignment' * shift}, {wrong}")
+    numbers = speed(subject, spec.sizes.elements, placement.device)
     says = f"{numbers['gb_per_s']:.0f} GB/s of float32, {numbers['of_a_copy']:.2f} of a copy on the device"
-    return Finding(order.title, subject, "passed", says, numbers)
+    return Finding(spec.title, subject, "passed", says, numbers)
 
 
 def difference(name: str, args: tuple[Any, ...], device: torch.device, shift: int) -> str:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import gossamer
+from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement
 from gossamer.bench.compare.gpu.findings import Finding
-from gossamer.bench.compare.gpu.order import Order, Placement
 from gossamer.bench.compare.gpu.recipes import batches_of, net, short, step
 from gossamer.core.errors import PeerError
 
@@ -19,9 +19,9 @@ PATIENT, SLACK = 2.0, 5.0  # times the deadline, and seconds, after which an err
 Tell = Callable[[Finding], None]
 
 
-def check(order: Order, placement: Placement, subject: str, tell: Tell) -> Finding:
+def check(spec: CheckSpec, placement: Placement, subject: str, tell: Tell) -> Finding:
     """The last rank tells that it goes, and is gone."""
-    sizes, doomed = order.sizes, placement.size - 1
+    sizes, doomed = spec.sizes, placement.size - 1
     torch.manual_seed(0)
     model = net(sizes.width).to(placement.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -31,15 +31,13 @@ def check(order: Order, placement: Placement, subject: str, tell: Tell) -> Findi
         try:
             while comm.step < 2 * FATAL:
                 if comm.step == FATAL and placement.rank == doomed:
-                    tell(
-                        Finding(order.title, subject, "left out", "it ended in the midst of a step, as it was told to")
-                    )
+                    tell(Finding(spec.title, subject, "left out", "it ended in the midst of a step, as it was told to"))
                     model[1].register_forward_hook(_ends_in_backward)
                 began = time.monotonic()
                 step(model, optimizer, comm, batches)
         except PeerError as told:
             error = str(told)
-    return _judged(order, subject, doomed, error, time.monotonic() - began)
+    return _judged(spec, subject, doomed, error, time.monotonic() - began)
 
 
 def _ends_in_backward(module: object, inputs: object, output: Tensor) -> None:
@@ -51,8 +49,8 @@ def _end(gradient: Tensor) -> None:
     os._exit(0)
 
 
-def _judged(order: Order, subject: str, doomed: int, error: str, seconds: float) -> Finding:
-    title, deadline = order.title, order.sizes.deadline
+def _judged(spec: CheckSpec, subject: str, doomed: int, error: str, seconds: float) -> Finding:
+    title, deadline = spec.title, spec.sizes.deadline
     numbers = {"seconds": round(seconds, 1), "deadline": deadline}
     if not error:
         return Finding(

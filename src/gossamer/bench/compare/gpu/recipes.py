@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer.bench.catalogue import example
+from gossamer.bench.compare.gpu.check_spec import WAYS, CheckSpec, Path, Placement
 from gossamer.bench.compare.gpu.findings import Finding
-from gossamer.bench.compare.gpu.order import WAYS, Order, Path, Placement
 from gossamer.core.errors import AttachError
 from gossamer.integrations import Communicator
 from gossamer.integrations.consensus import hash_of
@@ -40,8 +40,8 @@ WARMING = 2  # steps in which kernels are compiled
 WARNS = "called a synchronizing CUDA operation"  # as torch does in its debug mode
 
 
-def check(order: Order, placement: Placement, subject: str) -> Finding:
-    sizes, device = order.sizes, placement.device
+def check(spec: CheckSpec, placement: Placement, subject: str) -> Finding:
+    sizes, device = spec.sizes, placement.device
     torch.manual_seed(0)
     model = net(sizes.width).to(device)
     recipe = short(subject)
@@ -67,9 +67,9 @@ def check(order: Order, placement: Placement, subject: str) -> Finding:
         "waits": waits["loop"] / counted,
         "lane_waits": waits["lane"] / counted,
     }
-    wrong = _wrong(numbers, order.path)
-    says = wrong or ("" if order.path == "cpu" else f"the host waits {numbers['waits']:.1f} times a step")
-    return Finding(order.title, subject, "failed" if wrong else "passed", says, numbers)
+    wrong = _wrong(numbers, spec.path)
+    says = wrong or ("" if spec.path == "cpu" else f"the host waits {numbers['waits']:.1f} times a step")
+    return Finding(spec.title, subject, "failed" if wrong else "passed", says, numbers)
 
 
 def _wrong(numbers: Mapping[str, Any], way: Path) -> str:

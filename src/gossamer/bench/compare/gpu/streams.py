@@ -5,19 +5,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement, Sizes
 from gossamer.bench.compare.gpu.findings import Finding
 from gossamer.bench.compare.gpu.kernels import seconds
-from gossamer.bench.compare.gpu.order import Order, Placement, Sizes
 from gossamer.core.verbs import Compute, Program
 from gossamer.fabrics.torch import TorchFabric
 
 NUMBERS = 1_000_003  # elements that are written late and read early, if orders are not honoured
 
 
-def check(order: Order, placement: Placement, subject: str) -> Finding:
-    says, numbers = SUBJECTS[subject](order.sizes, placement.device)
+def check(spec: CheckSpec, placement: Placement, subject: str) -> Finding:
+    says, numbers = SUBJECTS[subject](spec.sizes, placement.device)
     outcome = "measured" if numbers else "failed" if says else "passed"
-    return Finding(order.title, subject, outcome, says, numbers)
+    return Finding(spec.title, subject, outcome, says, numbers)
 
 
 def overlap(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:

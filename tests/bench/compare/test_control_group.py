@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 from tests.gang import Gang
 
-from gossamer.bench.compare.agree import ControlGroup
+from gossamer.bench.compare.control_group import ControlGroup
 from gossamer.core.errors import PeerError
 
 pytestmark = pytest.mark.gang

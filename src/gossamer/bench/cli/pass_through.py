@@ -8,7 +8,7 @@ from typer.core import TyperCommand
 ARGUMENTS = "gossamer.script.arguments"
 
 
-class Dashed(TyperCommand):
+class PassThrough(TyperCommand):
     """Keeps what comes after `--` apart; the parser would take it for more of its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

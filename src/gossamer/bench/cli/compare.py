@@ -19,13 +19,13 @@ from gossamer.bench.cli import progress, script
 from gossamer.bench.cli.console import console, is_lively
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports, bring, brought
-from gossamer.bench.cli.out import RECORD, Force, run_folder
-from gossamer.bench.compare import Plan, join, launch
-from gossamer.bench.compare.contender import check
-from gossamer.bench.compare.rates import rates_of
-from gossamer.bench.compare.saving import saved_steps
-from gossamer.bench.compare.scripts import ScriptPlan
-from gossamer.bench.compare.slowness import Slowness
+from gossamer.bench.cli.output import RECORD, Force, run_folder
+from gossamer.bench.compare import ComparePlan, join, launch
+from gossamer.bench.compare.checkpoints import saved_steps
+from gossamer.bench.compare.learning_rates import rates_of
+from gossamer.bench.compare.rank_run import check
+from gossamer.bench.compare.script_launch import ScriptPlan
+from gossamer.bench.compare.stragglers import Straggler
 from gossamer.bench.lab import parse_links
 from gossamer.bench.lab.network import MOST_HOSTS
 from gossamer.bench.record import Record
@@ -92,7 +92,7 @@ def train(
         bring(_imported_before(out))
     check(_absolute(recipe))
     chunk = min(10, steps, checkpoint_every)
-    plan = Plan({_short(recipe): _absolute(recipe)}, workload, {"shards": shards}, steps, chunk, seed=seed)
+    plan = ComparePlan({_short(recipe): _absolute(recipe)}, workload, {"shards": shards}, steps, chunk, seed=seed)
     plan.deadline, plan.checkpoint_every, plan.resume = deadline, checkpoint_every, resume
     plan.per_host, plan.imports, plan.slow = per_host, brought(), slow or []
     plan.lr = rates_of(lr or [], plan.contenders)
@@ -151,13 +151,15 @@ def compare(
     if own is not None:
         limit = steps if script.is_said(ctx, "steps") else 0
         names, mine = _named(recipes), brought()
-        asked = script.Asked(own, names, hosts, per_host, rate, chunk, deadline, mine, limit, cwd, quiet, as_json)
-        _run_script(script.plan_of(ctx, asked), asked, out, force)
+        options = script.ScriptOptions(
+            own, names, hosts, per_host, rate, chunk, deadline, mine, limit, cwd, quiet, as_json
+        )
+        _run_script(script.plan_of(ctx, options), options, out, force)
     script.refuse_arguments(ctx, cwd)
     if _is_a_rank():
         raise InputError("compare starts its own ranks, and here a launcher has started some: run it once, without one")
     names = _named(recipes)
-    plan = Plan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
+    plan = ComparePlan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
     plan.deadline, plan.per_host = deadline, per_host
     plan.imports, plan.slow, plan.lr = brought(), slow or [], rates_of(lr or [], names)
     _check_place(plan, hosts, rate)
@@ -176,13 +178,13 @@ def _is_a_rank() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def _check_place(plan: Plan, hosts: int, rate: str | None) -> None:
+def _check_place(plan: ComparePlan, hosts: int, rate: str | None) -> None:
     """Nonsense is better refused before a folder is made for it."""
     get(plan.workload, seed=plan.seed, **plan.options)
     if rate is not None:
         parse_links(rate, hosts)
     for text in plan.slow:
-        Slowness.of(text, hosts)
+        Straggler.of(text, hosts)
 
 
 def _imported_before(folder: Path) -> list[str]:
@@ -200,7 +202,9 @@ def _check_resumable(out: Path | None) -> None:
         raise InputError(f"nothing to resume from: no checkpoint in {out / 'checkpoint'}; run without --resume first")
 
 
-def _run(plan: Plan, hosts: int, rate: str | None, folder: Path, quiet: bool, as_json: bool, seeds: int = 1) -> None:
+def _run(
+    plan: ComparePlan, hosts: int, rate: str | None, folder: Path, quiet: bool, as_json: bool, seeds: int = 1
+) -> None:
     # Hosts in a lab reach no registry, and ranks would all fetch at once.
     get(plan.workload, seed=plan.seed, **plan.options).prepare()
     earlier = _earlier(folder) if plan.resume else None
@@ -218,18 +222,18 @@ def _run(plan: Plan, hosts: int, rate: str | None, folder: Path, quiet: bool, as
     _conclude(record, code, folder, quiet, as_json, earlier)
 
 
-def _run_script(plan: ScriptPlan, asked: script.Asked, out: Path | None, force: bool) -> NoReturn:
+def _run_script(plan: ScriptPlan, options: script.ScriptOptions, out: Path | None, force: bool) -> NoReturn:
     made = script.missing_folders(folder := _named_folder(out, "script"))
     follow = script.join if _is_a_rank() else script.launch
     if not _is_a_rank() or not int(os.environ["RANK"]):
         run_folder(folder, force)
-    with _shown(plan, asked.quiet, asked.as_json) as show:
-        record, code = follow(plan, asked, folder, made, _command(), show)
-    _conclude(record, code, folder, asked.quiet, asked.as_json)
+    with _shown(plan, options.quiet, options.as_json) as show:
+        record, code = follow(plan, options, folder, made, _command(), show)
+    _conclude(record, code, folder, options.quiet, options.as_json)
 
 
 @contextmanager
-def _shown(plan: Plan | ScriptPlan, quiet: bool, as_json: bool) -> Generator[progress.Show]:
+def _shown(plan: ComparePlan | ScriptPlan, quiet: bool, as_json: bool) -> Generator[progress.Show]:
     if as_json or quiet or not is_lively(stderr=True):
         yield _lines(plan, quiet, as_json)
     else:
@@ -237,7 +241,7 @@ def _shown(plan: Plan | ScriptPlan, quiet: bool, as_json: bool) -> Generator[pro
             yield table.show
 
 
-def _join(plan: Plan, rate: str | None, out: Path | None, force: bool, quiet: bool, as_json: bool) -> None:
+def _join(plan: ComparePlan, rate: str | None, out: Path | None, force: bool, quiet: bool, as_json: bool) -> None:
     """A launcher has started us as one of several ranks: take part. Rank 0 shows and keeps what comes of it."""
     if rate is not None:
         raise InputError("--rate shapes a network that gossamer starts ranks in; here a launcher has started them")
@@ -253,7 +257,7 @@ def _join(plan: Plan, rate: str | None, out: Path | None, force: bool, quiet: bo
     _conclude(record, code, folder, quiet, as_json, earlier)
 
 
-def _lines(plan: Plan | ScriptPlan, quiet: bool, as_json: bool) -> progress.Show:
+def _lines(plan: ComparePlan | ScriptPlan, quiet: bool, as_json: bool) -> progress.Show:
     return progress.lines_of_json if as_json else progress.quiet if quiet else progress.PlainLines(plan).show
 
 

@@ -12,11 +12,11 @@ _FORM = re.compile(r"(\d{1,6}|all):(\d{1,7}(?:\.\d+)?)(?::(0?\.\d+|1|1\.0))?")
 
 
 @dataclass(frozen=True)
-class Slowness:
+class Straggler:
     """Who sleeps for how long before a gradient, and how often: 'RANK:MS' always, 'RANK:MS:CHANCE' at random, or 'all:...'.
 
-    >>> Slowness.of("3:200"), Slowness.of("all:150:0.05")
-    (Slowness(rank=3, seconds=0.2, chance=1.0), Slowness(rank=None, seconds=0.15, chance=0.05))
+    >>> Straggler.of("3:200"), Straggler.of("all:150:0.05")
+    (Straggler(rank=3, seconds=0.2, chance=1.0), Straggler(rank=None, seconds=0.15, chance=0.05))
     """
 
     rank: int | None  # None: every rank, each for itself
@@ -24,7 +24,7 @@ class Slowness:
     chance: float = 1.0
 
     @staticmethod
-    def of(text: str, size: int | None = None) -> "Slowness":
+    def of(text: str, size: int | None = None) -> "Straggler":
         found = _FORM.fullmatch(text.strip())
         if found is None:
             raise RecipeError(
@@ -33,7 +33,7 @@ class Slowness:
         rank = None if found[1] == "all" else int(found[1])
         if size is not None and rank is not None and rank >= size:
             raise RecipeError(f"--slow {text.strip()}: there is no rank {rank} among {size}")
-        return Slowness(rank, float(found[2]) / 1000, float(found[3] or 1.0))
+        return Straggler(rank, float(found[2]) / 1000, float(found[3] or 1.0))
 
     def at(self, rank: int, step: int, seed: int = 0) -> float:
         """Seconds that a rank sleeps in a step: the same for every contender."""
@@ -45,5 +45,5 @@ class Slowness:
 
 def sleep(slow: Sequence[str], rank: int, step: int, seed: int = 0) -> None:
     """What all of these come to at a rank's step."""
-    if seconds := sum(Slowness.of(text).at(rank, step, seed) for text in slow):
+    if seconds := sum(Straggler.of(text).at(rank, step, seed) for text in slow):
         time.sleep(seconds)

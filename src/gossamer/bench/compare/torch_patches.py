@@ -17,7 +17,7 @@ UNSCALED = "_gossamer_unscaled"  # a loss before its GradScaler
 
 
 @contextmanager
-def eavesdrop(hear: Callable[[Tensor], None], name: str, began: float) -> Generator[None]:
+def patched_torch(hear: Callable[[Tensor], None], name: str, began: float) -> Generator[None]:
     """Tell `hear` of every loss. Refuse what an earlier run of the comparison, that `began` at this moment, has saved."""
     backward, load, scale = torch.autograd.backward, torch.load, torch.amp.GradScaler.scale
     started = time.time()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gossamer.bench.compare import Plan
+from gossamer.bench.compare import ComparePlan
 from gossamer.bench.compare.launch import UNFINISHED, _record
-from gossamer.bench.compare.listener import Listener
 from gossamer.bench.compare.plan import MARK
+from gossamer.bench.compare.record_builder import RecordBuilder
 from gossamer.bench.record import Record
 from gossamer.bench.report.arrivals import arrival
 from gossamer.core.errors import PeerError
@@ -31,17 +31,17 @@ END = {"event": "end", "run": "a", "wire_bytes": 10, "inside_bytes": 0, "logical
 
 
 class Heard:
-    """A listener to two contenders, and what it passes on."""
+    """A builder to two contenders, and what it passes on."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
-        plan = Plan({"a": "bf16", "b": "fp16"}, workload="ridge")
-        self.listener = Listener(_record(plan, 2, None, "a command"), self.events.append)
-        self.record = self.listener.record
+        plan = ComparePlan({"a": "bf16", "b": "fp16"}, workload="ridge")
+        self.builder = RecordBuilder(_record(plan, 2, None, "a command"), self.events.append)
+        self.record = self.builder.record
 
     def lines(self, *lines: str) -> None:
         for line in lines:
-            self.listener.line(0, line)
+            self.builder.line(0, line)
 
     def tell(self, *events: dict[str, Any]) -> None:
         self.lines(*(MARK + json.dumps(e) for e in events))
@@ -69,19 +69,19 @@ def test_garbage_is_kept_as_words_and_harms_nothing(heard: Heard, line: str) -> 
     heard.lines(line)
     heard.tell(STEP)
     assert [e["event"] for e in heard.events] == ["step"]
-    assert list(heard.listener.complaints) == [f"[0] {line}"]
+    assert list(heard.builder.complaints) == [f"[0] {line}"]
     assert (before, len(heard.record.runs[0].steps)) == ("[]", 1)
 
 
 def test_an_event_behind_another_ranks_unfinished_line_is_heard(heard: Heard) -> None:
     heard.lines("warning: no newline" + MARK + json.dumps(STEP))
     assert len(heard.record.runs[0].steps) == 1
-    assert list(heard.listener.complaints) == ["[0] warning: no newline"]
+    assert list(heard.builder.complaints) == ["[0] warning: no newline"]
 
 
 def test_a_run_that_ended_is_whole_and_one_that_did_not_says_why(heard: Heard) -> None:
     heard.tell(STEP, JUDGED, END)
-    record, code = heard.listener.follow(lambda: 137)
+    record, code = heard.builder.follow(lambda: 137)
     assert code == 1
     a, b = record.runs
     assert (a.status, a.wire_bytes, a.evaluations[0].quality) == ("ok", 10, 1.5)
@@ -102,8 +102,8 @@ def test_until_a_run_has_ended_its_record_does_not_say_that_it_has(heard: Heard)
 def test_who_was_killed_comes_before_what_the_others_noticed(number: int, code: int, text: str) -> None:
     heard = Heard()
     heard.lines("words of the ranks")
-    heard.listener.ended(number, code)
-    record, _ = heard.listener.follow(lambda: 1)
+    heard.builder.ended(number, code)
+    record, _ = heard.builder.follow(lambda: 1)
     assert all(run.error.endswith(text) or run.error.startswith(text) for run in record.runs)
     assert any(text in e.get("text", "") for e in heard.events)
 
@@ -122,7 +122,7 @@ def test_an_interruption_leaves_a_record_that_says_so(
     heard: Heard, stop: BaseException, code: int, name: str, tmp_path: Path
 ) -> None:
     heard.tell(STEP)
-    record, got = heard.listener.follow(raising(stop))
+    record, got = heard.builder.follow(raising(stop))
     assert got == code
     record.write(tmp_path / "r.json")
     again = Record.read(tmp_path / "r.json")
@@ -133,19 +133,19 @@ def test_an_interruption_leaves_a_record_that_says_so(
 
 def test_whoever_was_done_before_an_interruption_is_done(heard: Heard) -> None:
     heard.tell(STEP, JUDGED, END)
-    record, _ = heard.listener.follow(raising(KeyboardInterrupt()))
+    record, _ = heard.builder.follow(raising(KeyboardInterrupt()))
     assert [r.status for r in record.runs] == ["ok", "interrupted"]
 
 
 def test_a_record_knows_the_model_and_the_recipes_before_any_rank_speaks(heard: Heard) -> None:
-    record, _ = heard.listener.follow(lambda: 1)
+    record, _ = heard.builder.follow(lambda: 1)
     assert record.parameters == 32
     assert record.runs[0].about == "Gradients in 16-bit brain floats, summed in float32."
     assert not record.runs[0].yardstick
 
 
 def test_a_network_that_breaks_down_is_an_error_of_the_record(heard: Heard) -> None:
-    record, code = heard.listener.follow(raising(PeerError("the lab broke down")))
+    record, code = heard.builder.follow(raising(PeerError("the lab broke down")))
     assert (code, record.runs[0].error) == (1, "the lab broke down")
 
 

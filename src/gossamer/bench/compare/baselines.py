@@ -16,7 +16,7 @@ WARM, PERIOD = 4, 8  # post-local SGD: dense steps before it begins, local steps
 DECENT = "decent-dp"
 
 
-class Yardstick:
+class Baseline:
     """Each rank trains alone and talks to nobody: a floor for the step time."""
 
     says_where_time_goes: ClassVar[bool] = True  # whoever talks to nobody waits for nobody
@@ -50,7 +50,7 @@ class Yardstick:
         return 2 * (size - 1) * dense // size
 
 
-class Ddp(Yardstick):
+class Ddp(Baseline):
     """PyTorch's DistributedDataParallel as it comes."""
 
     says_where_time_goes = False
@@ -120,7 +120,7 @@ class DdpPostLocal(Ddp):
         return self._ring() * (min(steps, WARM) + averages)
 
 
-class Decent(Yardstick):
+class Decent(Baseline):
     """decent-dp: it steps its own optimizers inside of the backward pass, and mixes models with neighbours."""
 
     says_where_time_goes = False
@@ -151,15 +151,15 @@ class Decent(Yardstick):
                 message.wait()
 
 
-KINDS: dict[str, type[Yardstick]] = {
-    "compute": Yardstick,
+KINDS: dict[str, type[Baseline]] = {
+    "compute": Baseline,
     "ddp": Ddp,
     "ddp-fp16": DdpHalf,
     "ddp-powersgd": DdpPowerSgd,
     "ddp-postlocal": DdpPostLocal,
     DECENT: Decent,
 }
-YARDSTICKS = tuple(KINDS)
+BASELINES = tuple(KINDS)
 
 
 def has_decent() -> bool:
@@ -168,4 +168,4 @@ def has_decent() -> bool:
 
 def usable() -> Iterator[str]:
     """Those that need no package which is not there."""
-    return (name for name in YARDSTICKS if name != DECENT or has_decent())
+    return (name for name in BASELINES if name != DECENT or has_decent())

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.bench.compare.trials import copy, of, run, steps, trial
+from tests.bench.compare.comparisons import copy, of, run, steps, trial
 
-from gossamer.bench.compare.saving import saved_steps
+from gossamer.bench.compare.checkpoints import saved_steps
 
 pytestmark = pytest.mark.gang
 

@@ -59,7 +59,7 @@ class ControlGroup:
             self._store.raise_flag(f"off/{self._meetings}", str(self._store.rank))
 
     def expect_all(self) -> None:
-        """In the middle of what all ranks do: an error if it has failed elsewhere. Asked often, answered once a second."""
+        """In the middle of what all ranks do: an error if it has failed elsewhere. ScriptOptions often, answered once a second."""
         if monotonic() < self._ask_at:
             return
         self._ask_at = monotonic() + PAUSE

@@ -30,7 +30,7 @@ class Death:
     missed: bool  # it missed others, who may say more
 
 
-class Hearing:
+class ScriptEvents:
     """One run. Its rows are kept back until the first loss: what was never fit to be compared leaves no trace."""
 
     def __init__(self, run: Run, per_host: int, chunk: int, show: Show) -> None:
@@ -178,12 +178,12 @@ class Hearing:
         return f"{name_rank(rank, self.per_host)}: {why}" + (f"\nits last lines:\n{words}" if words else "")
 
 
-def judge(runs: list[Run], hearings: dict[str, Hearing], chunk: int) -> str:
+def judge(runs: list[Run], events: dict[str, ScriptEvents], chunk: int) -> str:
     """Give every run its judgements; returns what they are of.
 
     Held-out quality, if every run that told anything told that; else the training loss, in means over as many steps for all.
     """
-    heard = [hearings[r.name] for r in runs if r.name in hearings and (r.steps or hearings[r.name].held_out)]
+    heard = [events[r.name] for r in runs if r.name in events and (r.steps or events[r.name].held_out)]
     if heard and all(h.held_out for h in heard):
         for h in heard:
             h.run.evaluations = [_mean(seen) for _, seen in sorted(h.held_out.items())]

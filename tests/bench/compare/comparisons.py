@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from gossamer.bench.compare import Plan
-from gossamer.bench.compare.rank import Trial
+from gossamer.bench.compare import ComparePlan
+from gossamer.bench.compare.rank import RankLoop
 from gossamer.core.errors import GossamerError
 
 Event = dict[str, Any]
@@ -17,7 +17,7 @@ def trial(
     """Run a plan; `mine` holds what a rank's own plan says differently. The code is the error's text if one came through."""
     events: list[Event] = []
     try:
-        return Trial(Plan(**{**facts, **mine.get(rank, {})}), events.append).run(), events
+        return RankLoop(ComparePlan(**{**facts, **mine.get(rank, {})}), events.append).run(), events
     except GossamerError as error:
         return str(error), events
 

@@ -1,4 +1,4 @@
-"""A script on trial: run once under every recipe, in a lab, on this machine, or on the ranks that a launcher has started."""
+"""A script on comparison: run once under every recipe, in a lab, on this machine, or on the ranks that a launcher has started."""
 
 import json
 import os
@@ -18,16 +18,16 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from gossamer.bench.compare.agree import ControlGroup
-from gossamer.bench.compare.contender import about
-from gossamer.bench.compare.diary import Diary
-from gossamer.bench.compare.hearing import Hearing, Show, judge
+from gossamer.bench.compare.control_group import ControlGroup
+from gossamer.bench.compare.journal import Journal
 from gossamer.bench.compare.launch import UNFINISHED, machine, versions
 from gossamer.bench.compare.local import HERE, run_here
-from gossamer.bench.compare.orphans import PARENT, program
-from gossamer.bench.compare.overlooker import Orders
+from gossamer.bench.compare.parent_death import PARENT, program
+from gossamer.bench.compare.rank_run import about
+from gossamer.bench.compare.script_events import ScriptEvents, Show, judge
+from gossamer.bench.compare.script_observer import ScriptSpec
 from gossamer.bench.lab import available, in_lab, run_lab
-from gossamer.bench.lab.output import Lines
+from gossamer.bench.lab.output import LineSplitter
 from gossamer.bench.record import Record, Run
 from gossamer.core.errors import GossamerError, PeerError, plainly
 from gossamer.integrations.run_observer import PLAIN
@@ -66,15 +66,15 @@ class ScriptPlan:
         """What a rank runs. In the script's arguments and its folder {recipe} is the run's name, fit for a file's."""
         name = re.sub(r"[^A-Za-z0-9_.=]+", "-", run.name).strip("-.")
         said = [a.replace("{recipe}", name) for a in self.arguments]
-        orders = Orders(self.script, said, self.contenders[run.name], self.deadline, self.per_host, self.imports)
-        orders.steps, orders.folder, orders.began = self.steps, self.folder.replace("{recipe}", name), self.began
-        return program("gossamer.bench.compare.script", orders.to_json())
+        spec = ScriptSpec(self.script, said, self.contenders[run.name], self.deadline, self.per_host, self.imports)
+        spec.steps, spec.folder, spec.began = self.steps, self.folder.replace("{recipe}", name), self.began
+        return program("gossamer.bench.compare.script_rank", spec.to_json())
 
 
-Runner = Callable[[Hearing], None]
+RunScript = Callable[[ScriptEvents], None]
 
 
-class Trial:
+class ScriptCompare:
     """Runs one contender after the other, and keeps a record that is valid at any moment."""
 
     def __init__(
@@ -82,11 +82,11 @@ class Trial:
     ) -> None:
         self.plan, self.hosts, self.show = plan, hosts, show
         self.record = _record(plan, hosts, rate, command)
-        self.diary = Diary(self.record, path)
-        self.hearings = dict[str, Hearing]()
+        self.journal = Journal(self.record, path)
+        self.events = dict[str, ScriptEvents]()
         self.code = 0
 
-    def follow(self, run: Runner) -> tuple[Record, int]:
+    def follow(self, run: RunScript) -> tuple[Record, int]:
         """All runs, or those until the first that can be compared with nothing, or until ctrl-C."""
         try:
             for name, kind in self.plan.contenders.items():
@@ -95,28 +95,28 @@ class Trial:
             number = int(stop.args[0] if stop.args else signal.SIGINT)
             self._interrupted(f"interrupted by {signal.Signals(number).name}")
             self.code = 128 + number
-        self.record.metric = judge(self.record.runs, self.hearings, self.plan.chunk)
+        self.record.metric = judge(self.record.runs, self.events, self.plan.chunk)
         return self.record, self.code
 
-    def _one(self, name: str, kind: str, run: Runner) -> None:
+    def _one(self, name: str, kind: str, run: RunScript) -> None:
         mine = self.record.run(name)
         assert mine is not None
-        hearing = self.hearings[name] = Hearing(mine, self.plan.per_host, self.plan.chunk, self._shown)
+        events = self.events[name] = ScriptEvents(mine, self.plan.per_host, self.plan.chunk, self._shown)
         names = list(self.plan.contenders)
         if len(names) > 1:  # it takes seconds until there is anything to see
             self._shown({"event": "note", "text": f"{name}, {names.index(name) + 1} of {len(names)}"})
         self._shown({"event": "contender", "run": name, "recipe": kind, "done": 0})
         try:
-            run(hearing)
-            hearing.conclude(self.hosts * self.plan.per_host)
+            run(events)
+            events.conclude(self.hosts * self.plan.per_host)
         except GossamerError as error:  # a lab that broke down: what the others have told is not lost
-            hearing.conclude(self.hosts * self.plan.per_host)
+            events.conclude(self.hosts * self.plan.per_host)
             mine.status, mine.error = "failed", str(error)
-        self._refuse(hearing)
-        self.record.parameters = self.record.parameters or hearing.attached.get("parameters", 0)
-        if hearing.goes_by_backward and not hearing.held_out:
+        self._refuse(events)
+        self.record.parameters = self.record.parameters or events.attached.get("parameters", 0)
+        if events.goes_by_backward and not events.held_out:
             self._note(UNTOLD)
-        if hearing.compiled and len(names) > 1:
+        if events.compiled and len(names) > 1:
             self._note(COMPILED)
         if name == "ddp" and mine.recipe != "ddp" and mine.status == "ok":
             mine.yardstick, mine.about = False, about("allreduce")
@@ -127,10 +127,10 @@ class Trial:
             self.code = 1
             self._shown({"event": "failed", "run": name, "error": mine.error})
 
-    def _refuse(self, hearing: Hearing) -> None:
-        if hearing.refused:
-            raise ScriptError(hearing.refused)
-        if hearing.run.status == "ok" and not hearing.losses and not hearing.held_out:
+    def _refuse(self, events: ScriptEvents) -> None:
+        if events.refused:
+            raise ScriptError(events.refused)
+        if events.run.status == "ok" and not events.losses and not events.held_out:
             name = Path(self.plan.script).name
             raise ScriptError(
                 f"{name} never told a loss, nor called backward() on one, so there is nothing to compare by: put "
@@ -145,14 +145,14 @@ class Trial:
     def _interrupted(self, why: str) -> None:
         for run in self.record.runs:
             if run.error == UNFINISHED:
-                hearing = self.hearings.get(run.name)
-                if hearing is not None:
-                    hearing.conclude(self.hosts * self.plan.per_host)
+                events = self.events.get(run.name)
+                if events is not None:
+                    events.conclude(self.hosts * self.plan.per_host)
                 run.status, run.error = "interrupted", why
 
     def _shown(self, event: dict[str, Any]) -> None:
         self.show(event)
-        if why := self.diary.keep_up():
+        if why := self.journal.keep_up():
             self.show(
                 {"event": "note", "text": f"the record cannot be written: {why}; it is tried again until the end"}
             )
@@ -162,24 +162,24 @@ def launch_script(
     plan: ScriptPlan, hosts: int, rate: str | None, command: str, show: Show, path: Path | None
 ) -> tuple[Record, int]:
     """Run the script on hosts of a lab, if a rate is given and a lab can be made, else on this machine."""
-    trial = Trial(plan, hosts, rate, command, show, path)
+    comparison = ScriptCompare(plan, hosts, rate, command, show, path)
     reason = available() if rate else None
     if rate and reason:
-        trial.record.note, trial.record.rate = f"unshaped: {reason}", "unshaped"
+        comparison.record.note, comparison.record.rate = f"unshaped: {reason}", "unshaped"
         show({"event": "note", "text": f"no lab here, so times say little about a slow network: {reason}"})
 
-    def run(hearing: Hearing) -> None:
-        words = plan.command(hearing.run)
+    def run(events: ScriptEvents) -> None:
+        words = plan.command(events.run)
         if rate and not reason:
-            result = run_lab(hosts, rate, words, per_host=plan.per_host, on_line=hearing.line)
+            result = run_lab(hosts, rate, words, per_host=plan.per_host, on_line=events.line)
             if result.first_failure is not None:
-                hearing.killed(result.first_failure, result.exit_code)
+                events.killed(result.first_failure, result.exit_code)
             return
-        ending = run_here(hosts * plan.per_host, words, hearing.line)
-        if ending.first is not None:
-            hearing.killed(*ending.first)
+        exits = run_here(hosts * plan.per_host, words, events.line)
+        if exits.first is not None:
+            events.killed(*exits.first)
 
-    return trial.follow(run)
+    return comparison.follow(run)
 
 
 def join_script(plan: ScriptPlan, command: str, show: Show, path: Path | None) -> tuple[Record, int]:
@@ -194,22 +194,22 @@ def join_script(plan: ScriptPlan, command: str, show: Show, path: Path | None) -
     control = ControlGroup(2 * plan.deadline + 60.0, plan.per_host)
     told = {"recipes": list(plan.contenders.values()), "script": Path(plan.script).name, "arguments": plan.arguments}
     control.same("the ranks were started with different commands", told)
-    trial = Trial(plan, size // plan.per_host, None, command, show, path)
+    comparison = ScriptCompare(plan, size // plan.per_host, None, command, show, path)
 
-    def run(hearing: Hearing) -> None:
+    def run(events: ScriptEvents) -> None:
         with _meeting_place(rank) as door:
             port = int(control.texts(str(door))[0])
-            ended = _beside(plan.command(hearing.run), port, lambda line: rank or hearing.line(0, line))
+            ended = _beside(plan.command(events.run), port, lambda line: rank or events.line(0, line))
             everyone = control.texts(json.dumps(ended))
         for other, text in enumerate(everyone):
             code, said = json.loads(text)
             for line in said if other or rank else []:
-                hearing.line(other, line)
+                events.line(other, line)
             if code:
-                hearing.killed(other, code)
+                events.killed(other, code)
 
     try:
-        return trial.follow(run)
+        return comparison.follow(run)
     finally:
         dist.destroy_process_group()
 
@@ -237,7 +237,7 @@ def _beside(command: list[str], port: int, on_line: Callable[[str], object]) -> 
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
     )
-    lines, cut = list[str](), Lines()
+    lines, cut = list[str](), LineSplitter()
     assert process.stdout is not None
     try:
         while data := os.read(process.stdout.fileno(), 1 << 16):

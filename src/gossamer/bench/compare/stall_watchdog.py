@@ -10,7 +10,7 @@ from time import monotonic
 from types import FrameType
 from typing import final
 
-from gossamer.bench.compare.overlooker import Overlooker, tell
+from gossamer.bench.compare.script_observer import ScriptObserver, tell
 
 STOOD_STILL = 124  # the exit code
 LINES = 4  # of a stack, at either end
@@ -19,20 +19,20 @@ WAITING = ("/torch/distributed/", "/torch/autograd/", "/torch/_tensor.py", "/tor
 
 
 @final
-class Warden(threading.Thread):
+class StallWatchdog(threading.Thread):
     """Ends a rank that neither stepped nor told anything for too long, and says where it stood."""
 
-    def __init__(self, overlooker: Overlooker, runner: str) -> None:
+    def __init__(self, observer: ScriptObserver, runner: str) -> None:
         super().__init__(daemon=True)
-        self.overlooker, self.over = overlooker, threading.Event()
+        self.observer, self.over = observer, threading.Event()
         self.runner = runner  # the file that runs the script: its frames and those below are ours
         self.main = threading.main_thread().ident
 
     def run(self) -> None:
-        deadline = self.overlooker.deadline
+        deadline = self.observer.deadline
         faulthandler.dump_traceback_later(deadline + AGAIN, exit=True)
         while not self.over.wait(min(1.0, deadline / 4)):
-            left = self.overlooker.alive + deadline - monotonic()
+            left = self.observer.alive + deadline - monotonic()
             if left <= 0:
                 self._end()
             faulthandler.dump_traceback_later(left + AGAIN, exit=True)  # for code that does not let threads run
@@ -40,7 +40,7 @@ class Warden(threading.Thread):
 
     def _print(self, frames: list[FrameType]) -> None:
         """From the script's own line inwards."""
-        script = self.overlooker.orders.script
+        script = self.observer.spec.script
         last = max((i for i, f in enumerate(frames) if f.f_code.co_filename == script), default=len(frames) - 1)
         said = traceback.StackSummary.extract((f, f.f_lineno) for f in reversed(frames[: last + 1])).format()
         print("".join(said if len(said) <= 2 * LINES else [*said[:LINES], "  ...\n", *said[-LINES:]]), file=sys.stderr)
@@ -48,9 +48,9 @@ class Warden(threading.Thread):
     def _end(self) -> None:
         frames = self._frames(sys._current_frames().get(self.main or 0))
         waits = any(part in f.f_code.co_filename for f in frames for part in WAITING)
-        where = next((f for f in frames if f.f_code.co_filename == self.overlooker.orders.script), None)
-        place = f" at line {where.f_lineno} of {self.overlooker.name}" if where else ""
-        deadline, doing = self.overlooker.deadline, "waited for other ranks" if waits else "stood still"
+        where = next((f for f in frames if f.f_code.co_filename == self.observer.spec.script), None)
+        place = f" at line {where.f_lineno} of {self.observer.name}" if where else ""
+        deadline, doing = self.observer.deadline, "waited for other ranks" if waits else "stood still"
         told = f"{doing}{place}: no step and no word for {deadline:g} s; if it was at work, give a longer --deadline"
         self._print(frames)
         sys.stderr.flush()

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from gossamer.bench.cli.app import run
-from gossamer.bench.compare.rates import rates_of
+from gossamer.bench.compare.learning_rates import rates_of
 from gossamer.core.errors import RecipeError
 
 NAMES = ["ddp", "topk", "terngrad(last='qsgd')"]

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from gossamer.bench.catalogue import KINDS, formulas
 from gossamer.bench.cli.console import console
-from gossamer.bench.cli.lists import Card, prose, summary
+from gossamer.bench.cli.list_tables import Card, prose, summary
 from gossamer.bench.lab import format_rate
 from gossamer.bench.report.words import listed, rate, seconds, size
 

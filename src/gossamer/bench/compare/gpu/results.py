@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from gossamer.bench.compare.gpu.check_spec import CheckSpec
 from gossamer.bench.compare.gpu.findings import Finding
-from gossamer.bench.compare.gpu.launch import Told
-from gossamer.bench.compare.gpu.order import Order
+from gossamer.bench.compare.gpu.launch import Reply
 from gossamer.bench.compare.plan import MARK
 from gossamer.core.text import cut
 
@@ -14,48 +14,48 @@ WORDS = 300  # characters of a process's last ones
 Events = list[dict[str, Any]]
 
 
-class Heard(NamedTuple):
+class GpuResults(NamedTuple):
     """What came of one go: findings by subject and rank, and the subjects that are still to be tried."""
 
     findings: dict[str, dict[int, Finding]]
     left: tuple[str, ...]
 
 
-def hear(order: Order, told: Sequence[Told]) -> Heard:
+def results_of(spec: CheckSpec, told: Sequence[Reply]) -> GpuResults:
     """Up to the first subject that a rank did not survive: what others say of later ones, they say without a peer."""
-    events = {rank: _events(told[rank].lines) for rank in order.ranks}
+    events = {rank: _events(told[rank].lines) for rank in spec.ranks}
     reached = {rank: _last_begun(said) for rank, said in events.items()}
     if None in reached.values():
-        return Heard(_none(order, told, [rank for rank, at in reached.items() if at is None]), ())
-    last = min(order.subjects.index(at) for at in reached.values() if at is not None)
+        return GpuResults(_none(spec, told, [rank for rank, at in reached.items() if at is None]), ())
+    last = min(spec.subjects.index(at) for at in reached.values() if at is not None)
     found = {
-        subject: {rank: _of(order, subject, rank, events[rank], told[rank]) for rank in order.ranks}
-        for subject in order.subjects[: last + 1]
+        subject: {rank: _of(spec, subject, rank, events[rank], told[rank]) for rank in spec.ranks}
+        for subject in spec.subjects[: last + 1]
     }
-    return Heard(found, order.subjects[last + 1 :])
+    return GpuResults(found, spec.subjects[last + 1 :])
 
 
-def _of(order: Order, subject: str, rank: int, events: Events, told: Told) -> Finding:
+def _of(spec: CheckSpec, subject: str, rank: int, events: Events, told: Reply) -> Finding:
     """What a rank found; that it died of it, if that was so."""
     ended_here = bool(told.ending) and _last_begun(events) == subject
     if ended_here:
-        return Finding(order.title, subject, "failed", _death(told))
+        return Finding(spec.title, subject, "failed", _death(told))
     for event in events:
         found = event.get("finding")
         if found and found["subject"] == subject:
             return Finding(**found)
-    return Finding(order.title, subject, "failed", "its process ended without a word")
+    return Finding(spec.title, subject, "failed", "its process ended without a word")
 
 
-def _none(order: Order, told: Sequence[Told], missing: Sequence[int]) -> dict[str, dict[int, Finding]]:
+def _none(spec: CheckSpec, told: Sequence[Reply], missing: Sequence[int]) -> dict[str, dict[int, Finding]]:
     """Ranks that never came to the first subject would not come to the others either."""
-    first, *others = order.subjects
-    failed = {r: Finding(order.title, first, "failed", _death(told[r])) for r in missing}
+    first, *others = spec.subjects
+    failed = {r: Finding(spec.title, first, "failed", _death(told[r])) for r in missing}
     why = "its ranks could not be started, see above"
-    return {first: failed} | {s: {missing[0]: Finding(order.title, s, "left out", why)} for s in others}
+    return {first: failed} | {s: {missing[0]: Finding(spec.title, s, "left out", why)} for s in others}
 
 
-def _death(told: Told) -> str:
+def _death(told: Reply) -> str:
     own = [line for line in told.lines if line.strip() and not line.startswith(MARK)]
     said = f": {cut(own[-1].strip(), WORDS)}" if own else ""
     return f"its process {told.ending or 'ended without a word'}{said}"

@@ -9,35 +9,35 @@ from typing import Any
 
 import torch
 
+from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement
 from gossamer.bench.compare.gpu.findings import Finding
-from gossamer.bench.compare.gpu.order import Order, Placement
 from gossamer.fabrics.nccl import card_of as place_of
 from gossamer.kernels.backends import triton_runs
 
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def check(order: Order, placement: Placement, subject: str) -> Finding:
-    return _card(order, placement) if subject == "card" else _triton(order, placement)
+def check(spec: CheckSpec, placement: Placement, subject: str) -> Finding:
+    return _card(spec, placement) if subject == "card" else _triton(spec, placement)
 
 
-def _card(order: Order, placement: Placement) -> Finding:
+def _card(spec: CheckSpec, placement: Placement) -> Finding:
     facts = card(placement.device)
     if "absent" in facts:
-        return Finding(order.title, "card", "failed", facts["absent"])
+        return Finding(spec.title, "card", "failed", facts["absent"])
     says = f"{facts['name']}, compute capability {facts['capability']}, driver {facts['driver']}"
-    return Finding(order.title, "card", "measured", says, facts)
+    return Finding(spec.title, "card", "measured", says, facts)
 
 
-def _triton(order: Order, placement: Placement) -> Finding:
+def _triton(spec: CheckSpec, placement: Placement) -> Finding:
     if find_spec("triton") is None:
         why = "it is not installed, so codecs run as torch operations, which are slower: pip install 'gossamer[gpu]'"
-        return Finding(order.title, "triton", "left out", why)
+        return Finding(spec.title, "triton", "left out", why)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         if triton_runs(placement.device):
-            return Finding(order.title, "triton", "passed")
-    return Finding(order.title, "triton", "failed", " ".join(str(w.message) for w in told))
+            return Finding(spec.title, "triton", "passed")
+    return Finding(spec.title, "triton", "failed", " ".join(str(w.message) for w in told))
 
 
 def card(device: torch.device) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gossamer.bench.compare.agree import ControlGroup
-from gossamer.bench.compare.contender import Contender
-from gossamer.bench.compare.plan import Plan
+from gossamer.bench.compare.control_group import ControlGroup
+from gossamer.bench.compare.plan import ComparePlan
+from gossamer.bench.compare.rank_run import RankRun
 from gossamer.core import files
 from gossamer.core.errors import CheckpointError, GossamerError, plainly
 from gossamer.integrations.checkpoint import read
@@ -30,16 +30,16 @@ def saved_steps(folder: Path, rank: int) -> list[int]:
     return sorted(int(m[1]) for m in found if m and int(m[2]) == rank)
 
 
-def save(plan: Plan, control: ControlGroup, contender: Contender, history: History) -> str:
+def save(plan: ComparePlan, control: ControlGroup, run: RankRun, history: History) -> str:
     """Write, then rename, then remove what is older. If any rank cannot, all keep the last one; returns why.
 
     With it goes what the run has told so far: the record on disk may be some seconds behind when its command is killed.
     """
-    folder, rank, step = Path(plan.checkpoint), dist.get_rank(), contender.steps_done
+    folder, rank, step = Path(plan.checkpoint), dist.get_rank(), run.steps_done
     final = folder / f"step{step}-rank{rank}.pt"
     mine = ""
     try:
-        state = {"facts": _facts(plan, contender), "state": contender.state_dict(), "history": history}
+        state = {"facts": _facts(plan, run), "state": run.state_dict(), "history": history}
         folder.mkdir(parents=True, exist_ok=True)
         with files.replacing(final, CHECKPOINT) as file:
             torch.save(state, file)
@@ -76,20 +76,20 @@ def _why(error: Exception) -> str:
     return reason.strerror if isinstance(reason, OSError) and reason.strerror else plainly(error)
 
 
-def restore(plan: Plan, control: ControlGroup, contender: Contender) -> History:
+def restore(plan: ComparePlan, control: ControlGroup, run: RankRun) -> History:
     """Go on from the last step of which every rank has a checkpoint; returns what the run told up to there."""
     folder, rank = Path(plan.checkpoint), dist.get_rank()
     path = folder / f"step{_common_step(folder, control)}-rank{rank}.pt"
     saved, why = dict[str, Any](), ""
     try:
-        saved = _checked(path, plan, contender)
+        saved = _checked(path, plan, run)
     except CheckpointError as error:
         why = str(error)
     for other, reason in enumerate(control.texts(why[:1500])):  # nobody changes anything where one cannot go on
         if reason:
             raise CheckpointError(why or f"{control.named(other)}: {reason}")
     try:
-        contender.load_state_dict(saved["state"])
+        run.load_state_dict(saved["state"])
     except Exception as error:
         said = str(error) if isinstance(error, GossamerError) else plainly(error)
         raise CheckpointError(f"{path} does not fit this run: {said}") from None
@@ -122,7 +122,7 @@ def _ranks_of(path: Path) -> int | None:
     return None
 
 
-def _checked(path: Path, plan: Plan, contender: Contender) -> dict[str, Any]:
+def _checked(path: Path, plan: ComparePlan, run: RankRun) -> dict[str, Any]:
     """What a file holds, if it is of this run."""
     try:
         saved = read(path)
@@ -131,12 +131,12 @@ def _checked(path: Path, plan: Plan, contender: Contender) -> dict[str, Any]:
     kinds = {"facts": dict, "state": dict, "history": list}
     if not isinstance(saved, dict) or not all(isinstance(saved.get(key), kind) for key, kind in kinds.items()):
         raise CheckpointError(f"{path} is no checkpoint of a run")
-    for name, value in _facts(plan, contender).items():
+    for name, value in _facts(plan, run).items():
         if saved["facts"].get(name) != value:
             raise CheckpointError(
                 f"{path} is of another run: its {name} was {saved['facts'].get(name)!r}, and is {value!r} now"
             )
-    state, model = saved["state"], contender.model.state_dict()
+    state, model = saved["state"], run.model.state_dict()
     wanted = {"state": state, "model": state.get("model")}
     for what, names in ("state", STATE), ("model", model):
         held = wanted[what] if isinstance(wanted[what], dict) else {}
@@ -146,8 +146,8 @@ def _checked(path: Path, plan: Plan, contender: Contender) -> dict[str, Any]:
     return saved
 
 
-def _facts(plan: Plan, contender: Contender) -> dict[str, Any]:
+def _facts(plan: ComparePlan, run: RankRun) -> dict[str, Any]:
     """What must not change when a run goes on."""
-    facts = {"recipe": contender.origin, "workload": plan.workload, "options": plan.options, "seed": plan.seed}
+    facts = {"recipe": run.origin, "workload": plan.workload, "options": plan.options, "seed": plan.seed}
     several = f", {plan.per_host} ranks a host" if plan.per_host > 1 else ""
     return facts | {"network": plan.network + several, RANKS: dist.get_world_size()}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gossamer.bench.compare.diary import Diary
+from gossamer.bench.compare.journal import Journal
 from gossamer.bench.compare.plan import MARK
 from gossamer.bench.lab import name_rank
 from gossamer.bench.record import Evaluation, Record, Run, Step
@@ -17,14 +17,14 @@ OnEvent = Callable[[dict[str, Any]], None]
 WORDS = 200  # lines of the ranks that are kept, in case they say why it went wrong
 
 
-class Listener:
+class RecordBuilder:
     """Turns rank 0's events into the record; what else the ranks print is kept in case it says why they ended."""
 
     def __init__(
         self, record: Record, on_event: OnEvent, path: Path | None = None, earlier: Record | None = None
     ) -> None:
         self.record, self.on_event = record, on_event
-        self.diary = Diary(record, path, earlier)
+        self.journal = Journal(record, path, earlier)
         self.complaints = deque[str](maxlen=WORDS)
         self.finished = set[str]()
         self.lost = self.broken = ""  # who was killed; what rank 0 could not go on without
@@ -82,7 +82,7 @@ class Listener:
     def _tell(self, event: dict[str, Any]) -> None:
         if event["event"] != "history":  # which was told when it happened
             self.on_event(event)
-        if why := self.diary.keep_up():
+        if why := self.journal.keep_up():
             self.say(f"the record cannot be written: {why}; it is tried again until the end")
 
     def _understand(self, event: dict[str, Any]) -> None:

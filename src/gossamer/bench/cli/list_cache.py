@@ -1,7 +1,7 @@
 """What `gossamer recipes` and `gossamer workloads` list, without torch.
 
-Recipes are made of parts and parts of torch, which takes seconds. So what the house brings is written down in `listed.json`: by
-`python -m gossamer.bench.cli.listed`, and a test compares the two. It is not used where somebody's own modules may have brought more,
+Recipes are made of parts and parts of torch, which takes seconds. So what the house brings is written down in `list_cache.json`: by
+`python -m gossamer.bench.cli.list_cache`, and a test compares the two. It is not used where somebody's own modules may have brought more,
 nor where the sources have names that it does not know.
 """
 
@@ -13,20 +13,20 @@ from typing import Any
 
 from gossamer.core import plugins
 
-Row = dict[str, Any]
-FILE = Path(__file__).with_name("listed.json")
+ListRow = dict[str, Any]
+FILE = Path(__file__).with_name("list_cache.json")
 HOUSE = FILE.parents[2]
 SOURCES = {"recipes": HOUSE / "recipes", "workloads": HOUSE / "bench" / "workloads"}
 # Who registers one has imported this.
 HOMES = {"recipes": "gossamer.recipe", "workloads": "gossamer.bench.workloads"}
 
 
-def presets() -> list[Row]:
+def presets() -> list[ListRow]:
     """A row for each preset, in the order of `gossamer.recipes`."""
     return _written("recipes", r"^@preset\ndef (\w+)") or _presets()
 
 
-def workloads() -> list[Row]:
+def workloads() -> list[ListRow]:
     """A row for each workload, by name."""
     return _written("workloads", r'^@workload\("([^"]+)"') or _workloads()
 
@@ -38,17 +38,17 @@ def write() -> None:
     FILE.write_text("{\n" + ",\n".join(lists) + "\n}\n", encoding="utf-8")
 
 
-def _written(kind: str, registering: str) -> list[Row]:
+def _written(kind: str, registering: str) -> list[ListRow]:
     plugins.load_plugins()
     if HOMES[kind] in sys.modules:  # there may be more than the house's own
         return []
     sources = (path.read_text(encoding="utf-8") for path in SOURCES[kind].glob("*.py"))
     there = {name for text in sources for name in re.findall(registering, text, re.MULTILINE)}
-    rows: list[Row] = json.loads(FILE.read_text(encoding="utf-8"))[kind]
+    rows: list[ListRow] = json.loads(FILE.read_text(encoding="utf-8"))[kind]
     return rows if {row["name"] for row in rows} == there else []
 
 
-def _presets() -> list[Row]:
+def _presets() -> list[ListRow]:
     from gossamer import recipes
     from gossamer.bench import catalogue
 
@@ -58,13 +58,13 @@ def _presets() -> list[Row]:
     ]
 
 
-def _workloads() -> list[Row]:
+def _workloads() -> list[ListRow]:
     from gossamer.bench.workloads import find, names
 
     return [_workload(find(name)) for name in names()]
 
 
-def _workload(kind: Any) -> Row:
+def _workload(kind: Any) -> ListRow:
     facts = {word: getattr(kind, word) for word in ("name", "summary", "metric", "lower_is_better", "group")}
     return {**facts, **origin(kind), "parameters": _size(kind)}
 

@@ -1,4 +1,4 @@
-"""One contender: a model under one recipe (or a yardstick), with its own clock and its own bytes."""
+"""One run: a model under one recipe (or a yardstick), with its own clock and its own bytes."""
 
 import inspect
 from collections import Counter
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from gossamer.bench.compare.plan import Plan
-from gossamer.bench.compare.slowness import sleep
-from gossamer.bench.compare.yardsticks import DECENT, KINDS, YARDSTICKS, Yardstick, has_decent
+from gossamer.bench.compare.baselines import BASELINES, DECENT, KINDS, Baseline, has_decent
+from gossamer.bench.compare.plan import ComparePlan
+from gossamer.bench.compare.stragglers import sleep
 from gossamer.bench.lab import in_lab, own_counters
 from gossamer.bench.record import Step
 from gossamer.bench.workloads import Batch, Workload
@@ -40,10 +40,10 @@ class Clock:
     nic: int = 0
 
 
-class Contender:
+class RankRun:
     """Trains in turns; what happens between them does not count."""
 
-    def __init__(self, name: str, kind: str, workload: Workload, plan: Plan, group: dist.ProcessGroup) -> None:
+    def __init__(self, name: str, kind: str, workload: Workload, plan: ComparePlan, group: dist.ProcessGroup) -> None:
         self.name, self.kind, self.workload, self.group, self.plan = name, kind, workload, group, plan
         self.rank, self.size, self.per_host = dist.get_rank(), dist.get_world_size(), plan.per_host
         self.model = workload.model()
@@ -52,16 +52,16 @@ class Contender:
             settings["lr"] = settings["lr"] * plan.lr.get(name, 1.0)
         self.clock, self.done, self.drawn = Clock(), 0, 0
         self.comm: Communicator | None = None
-        self.yardstick: Yardstick | None = None
+        self.baseline: Baseline | None = None
         if kind in KINDS:
-            self.yardstick = KINDS[kind](self.model, self.optimizer, group)
+            self.baseline = KINDS[kind](self.model, self.optimizer, group)
         else:
             self.comm = self._attach(plan)
         # The handshake and the first broadcast are not training; a run that goes on has sent something before.
         self._before = self._totals()
         self._spoilt_before = Counter[str]()  # in an earlier part of the run, where the communicator does not say
 
-    def _attach(self, plan: Plan) -> Communicator:
+    def _attach(self, plan: ComparePlan) -> Communicator:
         schedule = Recipe.of(self.kind).schedule
         # Averaging parameters asks what becomes of buffers; where nobody waits for all they stay local.
         alone = schedule.mixes or schedule.is_async
@@ -103,12 +103,12 @@ class Contender:
 
     def ends_round(self, step: int) -> bool:
         """Is this the last step of a round? The schedule in force says so; a controller may change it."""
-        if self.yardstick is not None:
-            return self.yardstick.ends_round(step)
+        if self.baseline is not None:
+            return self.baseline.ends_round(step)
         assert self.comm is not None
         return self.comm.recipe.schedule.ends_round(step)
 
-    def turn(self, target: int, limit: int, told: Callable[[Step], None]) -> None:
+    def train_slice(self, target: int, limit: int, told: Callable[[Step], None]) -> None:
         """Train up to a step, and on to the end of its round, but not beyond the limit; all ranks begin and end together.
 
         A turn ends when its messages have arrived: what travels between turns would be time and bytes for nothing.
@@ -128,14 +128,14 @@ class Contender:
         self.clock.nic += _nic() - nic
 
     def _quiesce(self) -> None:
-        if self.yardstick is not None:
-            self.yardstick.quiesce()
+        if self.baseline is not None:
+            self.baseline.quiesce()
         if self.comm is not None:
             self.comm.fabric.run(self.comm.worker.quiesce())
 
     def _step(self, before: float, began: float) -> Step:
         start, meters = perf_counter(), self._meters()
-        loss = self._learn_alone(self.yardstick) if self.yardstick else self._learn()
+        loss = self._learn_alone(self.baseline) if self.baseline else self._learn()
         self.done += 1
         sent = self.sent() if self.per_host == 1 else None  # what others send over this link is asked now and then
         now = Step(self.steps_done, before + perf_counter() - began, loss, sent)
@@ -156,11 +156,11 @@ class Contender:
         self.optimizer.step()
         return total
 
-    def _learn_alone(self, yardstick: Yardstick) -> float:
-        yardstick.begin_step()
-        loss = self.workload.loss(yardstick.forward, self._batch())
+    def _learn_alone(self, baseline: Baseline) -> float:
+        baseline.begin_step()
+        loss = self.workload.loss(baseline.forward, self._batch())
         loss.backward()
-        yardstick.end_step()
+        baseline.end_step()
         return float(loss.detach())
 
     def _batch(self) -> Batch:
@@ -173,7 +173,7 @@ class Contender:
         """Seconds waited and coded so far; None for a yardstick that does not tell."""
         if self.comm is not None:
             return self.comm.exposed_seconds, self.comm.ledger.busy_seconds
-        return (0.0, 0.0) if self.yardstick is not None and self.yardstick.says_where_time_goes else None
+        return (0.0, 0.0) if self.baseline is not None and self.baseline.says_where_time_goes else None
 
     def sent(self) -> int | None:
         """Bytes over this host's link so far, by this rank; None for a yardstick with neither ledger nor formula."""
@@ -199,8 +199,8 @@ class Contender:
 
     def _formula(self) -> int | None:
         """What a yardstick has sent so far by its formula, if it has one."""
-        assert self.yardstick is not None
-        return self.yardstick.sent(self.done)
+        assert self.baseline is not None
+        return self.baseline.sent(self.done)
 
     def spoilt(self) -> dict[str, Any]:
         """What values that are not finite have cost so far, and which ranks they came from."""
@@ -278,13 +278,13 @@ def check(kind: str) -> None:
 
     if kind == DECENT and not has_decent():
         raise RecipeError(f"the yardstick {DECENT!r} needs a package: pip install {DECENT}")
-    if kind in YARDSTICKS:
+    if kind in BASELINES:
         return
     try:
         Recipe.of(kind)
     except RecipeError as error:
         if kind.isidentifier() and kind not in presets() and registry.get(kind) is None:
-            raise RecipeError(f"there is no recipe {kind!r}. {nearest(kind, [*presets(), *YARDSTICKS])}") from None
+            raise RecipeError(f"there is no recipe {kind!r}. {nearest(kind, [*presets(), *BASELINES])}") from None
         raise error
 
 

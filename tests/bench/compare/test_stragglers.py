@@ -5,12 +5,12 @@ import sys
 import pytest
 
 from gossamer.bench.cli.app import run
-from gossamer.bench.compare.slowness import Slowness
+from gossamer.bench.compare.stragglers import Straggler
 from gossamer.core.errors import RecipeError
 
 
 def test_always_or_in_some_steps_by_a_seed() -> None:
-    always, spikes = Slowness.of("2:150"), Slowness.of("all:80:0.25")
+    always, spikes = Straggler.of("2:150"), Straggler.of("all:80:0.25")
     assert [always.at(rank, 1) for rank in range(4)] == [0.0, 0.0, 0.15, 0.0]
     times = [spikes.at(rank, step) for rank in range(4) for step in range(500)]
     assert set(times) == {0.0, 0.08}
@@ -21,7 +21,7 @@ def test_always_or_in_some_steps_by_a_seed() -> None:
 @pytest.mark.parametrize("text", ["", "3", "3:", "3:ms", "-1:5", "1:5:2", "1:5:0.5:1", "x:5"])
 def test_what_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(RecipeError, match="--slow takes RANK:MS"):
-        Slowness.of(text)
+        Straggler.of(text)
 
 
 def test_the_command_refuses_a_rank_that_is_not_there(

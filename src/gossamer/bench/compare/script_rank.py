@@ -1,4 +1,4 @@
-"""What every rank of a script's trial runs: `gossamer.bench.compare.script ORDERS`, in JSON. It runs the script, and tells how it fares.
+"""What every rank of a script's trial runs: `gossamer.bench.compare.script_rank ORDERS`, in JSON. It runs the script, and tells how it fares.
 
 The script is as it is: this module is its `python`, and hears of its training from `attach` or `ddp.register`.
 """
@@ -15,9 +15,9 @@ import torch
 from torch.distributed import DistBackendError, DistNetworkError
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gossamer.bench.compare.eavesdrop import eavesdrop
-from gossamer.bench.compare.overlooker import Orders, Overlooker, tell
-from gossamer.bench.compare.warden import Warden
+from gossamer.bench.compare.script_observer import ScriptObserver, ScriptSpec, tell
+from gossamer.bench.compare.stall_watchdog import StallWatchdog
+from gossamer.bench.compare.torch_patches import patched_torch
 from gossamer.core import plugins
 from gossamer.core.errors import PeerError
 from gossamer.core.process_exit import exit_in_order, exit_now
@@ -26,49 +26,49 @@ from gossamer.integrations.run_observer import VARIABLE, ObserverSlot
 REFUSED = 2  # the exit code
 
 
-def run(orders: Orders) -> int:
+def run(spec: ScriptSpec) -> int:
     """Run the script under its recipe; returns the exit code."""
     torch.set_num_threads(1)
-    os.environ[VARIABLE] = orders.recipe
-    if orders.folder:
-        os.makedirs(orders.folder, exist_ok=True)
-        os.chdir(orders.folder)
-    for each in orders.imports:
+    os.environ[VARIABLE] = spec.recipe
+    if spec.folder:
+        os.makedirs(spec.folder, exist_ok=True)
+        os.chdir(spec.folder)
+    for each in spec.imports:
         plugins.import_named(each)
-    overlooker = Overlooker(orders)
-    ObserverSlot.overseer = overlooker
-    looks = register_optimizer_step_pre_hook(overlooker.before_step)
-    warden = Warden(overlooker, __file__)
-    warden.start()
+    observer = ScriptObserver(spec)
+    ObserverSlot.overseer = observer
+    looks = register_optimizer_step_pre_hook(observer.before_step)
+    watchdog = StallWatchdog(observer, __file__)
+    watchdog.start()
     try:
-        with eavesdrop(overlooker.hear, overlooker.name, orders.began):
-            _run_as_main(orders)
-        overlooker.finish()
+        with patched_torch(observer.hear, observer.name, spec.began):
+            _run_as_main(spec)
+        observer.finish()
     except BaseException as error:
-        return _account_for(error, overlooker)
+        return _account_for(error, observer)
     finally:
-        warden.over.set()
+        watchdog.over.set()
         looks.remove()
         ObserverSlot.overseer = None
     return 0
 
 
-def _run_as_main(orders: Orders) -> None:
-    sys.argv = [orders.script, *orders.arguments]
-    sys.path[0] = str(Path(orders.script).parent)
+def _run_as_main(spec: ScriptSpec) -> None:
+    sys.argv = [spec.script, *spec.arguments]
+    sys.path[0] = str(Path(spec.script).parent)
     try:
-        runpy.run_path(orders.script, run_name="__main__")
+        runpy.run_path(spec.script, run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
 
 
-def _account_for(error: BaseException, overlooker: Overlooker) -> int:
-    if overlooker.refused:
-        tell("refused", error=overlooker.refused)
+def _account_for(error: BaseException, observer: ScriptObserver) -> int:
+    if observer.refused:
+        tell("refused", error=observer.refused)
         return REFUSED
     trace = error.__traceback__
-    while trace and trace.tb_frame.f_code.co_filename != overlooker.orders.script:
+    while trace and trace.tb_frame.f_code.co_filename != observer.spec.script:
         trace = trace.tb_next
     told = f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
@@ -77,14 +77,14 @@ def _account_for(error: BaseException, overlooker: Overlooker) -> int:
         traceback.print_exception(error.with_traceback(trace or error.__traceback__))
     sys.stderr.flush()
     missed = isinstance(error, PeerError | DistBackendError | DistNetworkError) or "gloo" in str(error)
-    place = f" (line {trace.tb_lineno} of {overlooker.name})" if trace else ""
+    place = f" (line {trace.tb_lineno} of {observer.name})" if trace else ""
     tell("died", error=" ".join(told.split())[:1000] + place, missed=missed)
     return 1
 
 
 def main(text: str) -> NoReturn:
     """Run as a process of its own. What the script left behind, such as threads and process groups, must not keep it."""
-    code = run(Orders(**json.loads(text)))
+    code = run(ScriptSpec(**json.loads(text)))
     if code:
         exit_now(code)  # what is to be done at the exit may wait for ranks that are there no more
     exit_in_order(code)

@@ -24,7 +24,7 @@ START = 300.0  # seconds at least until a script attaches: it may have data to r
 
 
 @dataclass
-class Orders:
+class ScriptSpec:
     """What a rank is to do; written once by the launcher."""
 
     script: str
@@ -51,14 +51,14 @@ class Enough(SystemExit):
     """The steps that were asked for are done: the script ends here, as if it had said so itself."""
 
 
-class Overlooker(RunObserver):
+class ScriptObserver(RunObserver):
     """Watches one rank's training: its clock begins when it has attached.
 
     A script need not tell a loss: until it does, the sum of what it calls backward() on is told in its place.
     """
 
-    def __init__(self, orders: Orders) -> None:
-        self.orders, self.deadline, self.name = orders, orders.deadline, Path(orders.script).name
+    def __init__(self, spec: ScriptSpec) -> None:
+        self.spec, self.deadline, self.name = spec, spec.deadline, Path(spec.script).name
         self.meter: Meter | None = None
         self.refused = ""
         self.losses = list[float]()  # told since the last row
@@ -66,7 +66,7 @@ class Overlooker(RunObserver):
         self.told_any = False
         self.totals = dict[str, int | None]()  # as they were after the last step, if its number was given
         self.last = 0  # the step of the last row
-        self.alive = monotonic() + max(0.0, START - orders.deadline)
+        self.alive = monotonic() + max(0.0, START - spec.deadline)
 
     # ---- what attach and register say
 
@@ -84,7 +84,7 @@ class Overlooker(RunObserver):
 
     def begin(self, meter: Meter, kind: str) -> None:
         self.meter, self.kind = meter, kind
-        meter.ledger.per_node = self.orders.per_host
+        meter.ledger.per_node = self.spec.per_host
         worker, self.before = meter.worker, (meter.ledger.between, meter.ledger.inside, meter.ledger.handed)
         self.dense = sum(c.layout.numel * c.layout.dtype.itemsize for c in worker.buckets)
         self.size = dist.get_world_size() if kind == DDP and dist.is_initialized() else worker.size
@@ -104,13 +104,13 @@ class Overlooker(RunObserver):
             self._row()
         elif heard and not self.told_any:
             self._row("heard", sum(float(loss) for loss in heard))
-        if self._step == self.orders.steps:  # what comes after is not of these steps, such as the next gradients
+        if self._step == self.spec.steps:  # what comes after is not of these steps, such as the next gradients
             self.totals = self._links()
 
     def told(self, name: str, value: float) -> None:
         self.alive = monotonic()
         if name == "held_out":
-            sent = self._sent() if self.orders.per_host == 1 else None
+            sent = self._sent() if self.spec.per_host == 1 else None
             tell("evaluation", step=self._step, seconds=self._clock(), sent=sent, quality=value)
             return
         if not self.told_any:  # what was heard until now does not count
@@ -132,7 +132,7 @@ class Overlooker(RunObserver):
 
     def before_step(self, *of: Any) -> None:
         """An optimizer is about to step."""
-        if self.orders.steps and self._step >= self.orders.steps:
+        if self.spec.steps and self._step >= self.spec.steps:
             raise Enough
         if self.meter is None:
             self.refuse(
@@ -160,7 +160,7 @@ class Overlooker(RunObserver):
         if steps < 1:
             return
         row = Step(self._step, self._clock(), fmean(self.losses) if self.losses else loss, None)
-        row.sent = self._sent() if self.orders.per_host == 1 else None
+        row.sent = self._sent() if self.spec.per_host == 1 else None
         if self.kind != DDP:
             before, self.marks = self.marks, self._meters()
             seconds, row.wait, row.codec = ((now - then) / steps for now, then in zip(self.marks, before, strict=True))
@@ -188,7 +188,7 @@ class Overlooker(RunObserver):
         assert self.meter is not None
         if self.kind != DDP:
             return self.meter.ledger.between - self.before[0]
-        per_host = self.orders.per_host
+        per_host = self.spec.per_host
         return self._ring() // per_host if self.size > per_host else 0
 
     def _inside(self) -> int:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.bench.compare.trials import of, run, steps
+from tests.bench.compare.comparisons import of, run, steps
 
 from gossamer.bench import workloads
-from gossamer.bench.compare.agree import new_group
-from gossamer.bench.compare.contender import Contender
-from gossamer.bench.compare.plan import Plan
+from gossamer.bench.compare.control_group import new_group
+from gossamer.bench.compare.plan import ComparePlan
+from gossamer.bench.compare.rank_run import RankRun
 from gossamer.bench.workloads.quality import judging
 from gossamer.integrations import Communicator
 from gossamer.schedules import EveryStep
@@ -72,7 +72,7 @@ def test_a_second_contender_that_computes_alone_has_its_steps_and_no_more(gang2:
 
 def lossy(rank: int, size: int, facts: dict[str, Any]) -> tuple[int | str, list[dict[str, Any]]]:
     """A communicator that says that rank 1 spoilt a step in every three, and both ranks together the fourth."""
-    from tests.bench.compare.trials import trial
+    from tests.bench.compare.comparisons import trial
 
     def metrics(self: Communicator) -> dict[str, float]:
         return {**sound(self), "skipped_steps": float(self.step // 3), "dropped_rounds": float(self.step >= 4)}
@@ -106,23 +106,23 @@ def test_a_contender_that_cannot_be_attached_is_out_and_the_others_go_on(gang2: 
 
 def one_fails(rank: int, size: int, kind: str, where: str) -> tuple[int | str, list[dict[str, Any]]]:
     """Rank 1 of a contender called "bad" raises in the middle of its third step, when others wait for it already."""
-    from tests.bench.compare.trials import trial
+    from tests.bench.compare.comparisons import trial
 
-    sound, target = getattr(Contender, where), 3
+    sound, target = getattr(RankRun, where), 3
 
-    def unsound(self: Contender, *args: Any) -> Any:
+    def unsound(self: RankRun, *args: Any) -> Any:
         if self.name == "bad" and rank == 1 and self.steps_done == target - 1:
             raise MemoryError("no room")
         return sound(self, *args)
 
-    setattr(Contender, where, unsound)
+    setattr(RankRun, where, unsound)
     try:
         contenders = {"bad": kind, "good": "bf16", "base": "ddp"}
         return trial(
             rank, size, {"contenders": contenders, "workload": "ridge", "steps": 6, "chunk": 2, "deadline": 5.0}, {}
         )
     finally:
-        setattr(Contender, where, sound)
+        setattr(RankRun, where, sound)
 
 
 @pytest.mark.parametrize("kind", ["terngrad", "ddp", "sgp"])
@@ -137,11 +137,11 @@ def test_a_contender_that_fails_on_one_rank_is_out_on_all_and_the_others_go_on(g
 
 def one_fails_the_other_is_slow(rank: int, size: int) -> tuple[int | str, list[dict[str, Any]]]:
     """Rank 1 fails at once; rank 0 has 200 slow steps before it would hear of it, and longer than anybody waits."""
-    from tests.bench.compare.trials import trial
+    from tests.bench.compare.comparisons import trial
 
-    sound = Contender._batch
+    sound = RankRun._batch
 
-    def unsound(self: Contender) -> Any:
+    def unsound(self: RankRun) -> Any:
         if self.name == "bad" and rank == 1:
             raise MemoryError("no room")
         if self.name == "bad":
@@ -151,7 +151,7 @@ def one_fails_the_other_is_slow(rank: int, size: int) -> tuple[int | str, list[d
     contenders = {"bad": "local_sgd(1000)", "good": "bf16"}
     facts = {"contenders": contenders, "workload": "ridge", "steps": 200, "chunk": 200, "deadline": 2.0}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Contender, "_batch", unsound)
+        patch.setattr(RankRun, "_batch", unsound)
         return trial(rank, size, facts, {})
 
 
@@ -172,11 +172,11 @@ EVERY_RECIPE = [
     *("allreduce", "bf16", "terngrad", "qsgd", "topk", "powersgd", "diana", "local_sgd", "slowmo", "overlap_local_sgd"),
     *("sgp", "osgp", "backup(backups=0)", "accordion(epoch=2)", "accordion_batch(epoch=2)"),
 ]
-YARDSTICKS = ["compute", "ddp", "ddp-fp16", "ddp-powersgd", "ddp-postlocal"]
+BASELINES = ["compute", "ddp", "ddp-fp16", "ddp-powersgd", "ddp-postlocal"]
 
 
 def test_every_recipe_and_yardstick_can_take_part(gang2: Any) -> None:
-    names = [*EVERY_RECIPE, *YARDSTICKS]
+    names = [*EVERY_RECIPE, *BASELINES]
     code, events = run(gang2, contenders={n: n for n in names}, workload="digits", steps=4, chunk=2)
     assert (code, of(events, "failed")) == (0, [])
     for name in names:
@@ -195,8 +195,8 @@ def with_batch_norm(rank: int, size: int, kind: str) -> tuple[float, dict[str, t
             with judging(model):
                 return float(self.loss(model, self.data.held))
 
-    plan = Plan({"x": kind}, workload="ridge", deadline=30.0)
-    contender = Contender("x", kind, Normed(), plan, new_group(30.0))
+    plan = ComparePlan({"x": kind}, workload="ridge", deadline=30.0)
+    contender = RankRun("x", kind, Normed(), plan, new_group(30.0))
     before = contender.quality()
     contender.turn(10, 10, lambda step: None)
     after = contender.quality()
@@ -222,7 +222,9 @@ def test_a_model_with_batch_norm_trains_under_every_kind_of_schedule(gang2: Any,
 def held_by_postlocal(rank: int, size: int) -> tuple[list[bool], int | None, int]:
     """After which steps all models are equal, and what the formula says was sent."""
     workload = workloads.get("ridge")
-    contender = Contender("x", "ddp-postlocal", workload, Plan({"x": "ddp-postlocal"}, deadline=30.0), new_group(30.0))
+    contender = RankRun(
+        "x", "ddp-postlocal", workload, ComparePlan({"x": "ddp-postlocal"}, deadline=30.0), new_group(30.0)
+    )
     equal = []
     for step in range(1, 15):
         contender.turn(step, step, lambda step: None)

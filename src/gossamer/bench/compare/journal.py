@@ -9,7 +9,7 @@ PAUSE = 3.0  # seconds between two writings
 SHARE = 0.01  # of the time, at most: a record grows, and what writes it takes a core from the ranks
 
 
-class Diary:
+class Journal:
     """Writes a record that grows to a file (None: to none), again and again."""
 
     def __init__(self, record: Record, path: Path | None, earlier: Record | None = None) -> None:

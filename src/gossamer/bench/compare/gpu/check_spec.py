@@ -26,7 +26,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Order:
+class CheckSpec:
     """Subjects of one check. Without a path, each rank is by itself."""
 
     check: str
@@ -44,11 +44,11 @@ class Order:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def of_json(text: str) -> "Order":
+    def of_json(text: str) -> "CheckSpec":
         told: dict[str, Any] = json.loads(text)
         told["sizes"] = Sizes(**told["sizes"] | {"lengths": tuple(told["sizes"]["lengths"])})
         told |= {k: tuple(told[k]) for k in ("subjects", "ranks")}
-        return Order(**told)
+        return CheckSpec(**told)
 
 
 class Placement(NamedTuple):

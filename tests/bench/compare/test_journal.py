@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.bench.compare.diary import PAUSE, SHARE, Diary
+from gossamer.bench.compare.journal import PAUSE, SHARE, Journal
 from gossamer.bench.record import Record, Run, Step
 
 
@@ -19,21 +19,21 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("gossamer.bench.compare.diary.monotonic", clock)
+    monkeypatch.setattr("gossamer.bench.compare.journal.monotonic", clock)
     return clock
 
 
 class Writer:
-    """A record whose steps are learned one by one, and its diary."""
+    """A record whose steps are learned one by one, and its journal."""
 
     def __init__(self, path: Path | None) -> None:
         self.run = Run("a", "bf16")
         record = Record("a command", "", "ridge", "", "loss", True, 1, 2, "unshaped", 0, runs=[self.run])
-        self.path, self.diary = path, Diary(record, path)
+        self.path, self.journal = path, Journal(record, path)
 
     def step(self) -> str:
         self.run.steps.append(Step(len(self.run.steps) + 1, 0.1, 2.0, 10))
-        return self.diary.keep_up()
+        return self.journal.keep_up()
 
     def on_disk(self) -> int:
         assert self.path is not None
@@ -49,7 +49,7 @@ def test_what_was_there_stands_until_the_first_step(writer: Writer, clock: Clock
     assert writer.path is not None
     earlier = '{"command": "gossamer train", and so on'
     writer.path.write_text(earlier)
-    assert writer.diary.keep_up() == ""
+    assert writer.journal.keep_up() == ""
     assert writer.path.read_text() == earlier
     writer.step()
     assert writer.on_disk() == 1
