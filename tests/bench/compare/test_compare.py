@@ -198,7 +198,7 @@ def with_batch_norm(rank: int, size: int, kind: str) -> tuple[float, dict[str, t
     plan = ComparePlan({"x": kind}, workload="ridge", deadline=30.0)
     contender = RankRun("x", kind, Normed(), plan, new_group(30.0))
     before = contender.quality()
-    contender.turn(10, 10, lambda step: None)
+    contender.train_slice(10, 10, lambda step: None)
     after = contender.quality()
     contender.close()
     return after - before, {n: b.clone() for n, b in contender.model.named_buffers()}
@@ -227,7 +227,7 @@ def held_by_postlocal(rank: int, size: int) -> tuple[list[bool], int | None, int
     )
     equal = []
     for step in range(1, 15):
-        contender.turn(step, step, lambda step: None)
+        contender.train_slice(step, step, lambda step: None)
         mine = next(contender.model.parameters()).detach().clone()
         rows = [torch.zeros_like(mine) for _ in range(size)]
         dist.all_gather(rows, mine)

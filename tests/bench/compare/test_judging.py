@@ -99,7 +99,7 @@ def longer_rounds(rank: int, size: int) -> list[int]:
         if step.step == 2:
             worker.recipe = replace(worker.recipe, schedule=LocalSGD(5))
 
-    one.turn(3, 100, told)
+    one.train_slice(3, 100, told)
     one.close()
     return seen
 
@@ -111,7 +111,7 @@ def test_the_schedule_in_force_says_where_a_round_ends(gang2: Any) -> None:
 def look(rank: int, size: int, kind: str, steps: int) -> dict[str, Any]:
     """One judgement after some steps: who evaluated, what crossed for it, and what was there to be judged."""
     one = contender(kind)
-    one.turn(steps, steps, lambda step: None)
+    one.train_slice(steps, steps, lambda step: None)
     own = one.workload.evaluate(one.model)
     before = [p.detach().clone() for p in one.model.parameters()]
     calls, crossed = [0], list[int]()

@@ -1,4 +1,4 @@
-"""All commands, by name. Each one's module is brought when it is called: most need torch, which takes seconds."""
+"""All commands, by name. A command's module is imported when it is called, since torch takes seconds to load."""
 
 import signal
 import sys
@@ -14,7 +14,7 @@ from gossamer.bench.cli.pass_through import PassThrough
 from gossamer.core.errors import GossamerError
 from gossamer.core.text import cut
 
-MOST = 4000  # characters that an error is told in
+MOST = 4000  # characters of an error that are printed
 
 app = typer.Typer(
     help="Train PyTorch models over slow, uneven or unreliable networks.",
@@ -40,9 +40,9 @@ def root(
 
 
 class LazyCommand(TyperCommand):
-    """Stands for a command until it is called: knows where it is, and what the list of commands says of it.
+    """A command whose module is imported when it is called; until then it knows only its place and its help line.
 
-    One that only `tells` can be ended at any moment; of all others the work begins when their module is there.
+    A command that only `tells` (prints) can be ended at any moment; all others handle signals once they are loaded.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LazyCommand(TyperCommand):
         super().__init__(name, help=says)
         self.home, self.kind, self.tells, self.settings = home, kind, tells, settings
 
-    def brought(self) -> Any:
+    def load(self) -> Any:
         module, name = self.home.split(".")
         found = getattr(import_module(f"gossamer.bench.cli.{module}"), name)
         if isinstance(found, typer.Typer):
@@ -68,18 +68,18 @@ class LazyCommand(TyperCommand):
         return typer.main.get_command(alone)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        brought = self.brought()
+        loaded = self.load()
         if not self.tells:
             cli.work_begins()
-        return brought.make_context(info_name, args, parent, **extra)
+        return loaded.make_context(info_name, args, parent, **extra)
 
 
-THEIRS: dict[str, Any] = {  # -h is the command's that is run
+THEIRS: dict[str, Any] = {  # -h belongs to the command that is run in the lab
     "allow_extra_args": True,
     "ignore_unknown_options": True,
     "help_option_names": ["--help"],
 }
-COMMANDS = [  # what is said of one is how its own help begins, which a test compares
+COMMANDS = [  # each help line equals the first line of the command's own help; a test compares them
     LazyCommand(
         "train",
         "compare.train",
@@ -135,7 +135,7 @@ COMMANDS = [  # what is said of one is how its own help begins, which a test com
 
 
 def commands() -> TyperGroup:
-    """The command line, with the commands still to be brought."""
+    """The command group, with all commands not loaded yet."""
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
     for command in COMMANDS:
@@ -155,9 +155,9 @@ def run() -> int:
         return 128 + signal.SIGINT
     except GossamerError as error:
         print(f"gossamer: {cut(str(error), MOST)}", file=sys.stderr)
-        return 2 if isinstance(error, ValueError) else 1  # ours for wrong input are ValueErrors too
+        return 2 if isinstance(error, ValueError) else 1  # our errors for wrong input are ValueErrors too
     except Exception as error:
-        usage = getattr(error, "format_message", None)  # what the command line parser says of wrong options
+        usage = getattr(error, "format_message", None)  # the command line parser's error for wrong options
         if usage is None:
             raise
         if words := usage():  # empty where the help has just been shown instead

@@ -109,7 +109,10 @@ def train(
 def compare(
     ctx: typer.Context,
     recipes: Annotated[
-        list[str], typer.Argument(help="Presets, expressions, TOML files, or yardsticks: 'ddp', 'ddp-fp16', 'compute'.")
+        list[str],
+        typer.Argument(
+            help="Presets, expressions, TOML files, or baselines without gossamer: 'ddp', 'ddp-fp16', 'compute'."
+        ),
     ],
     own: Annotated[
         Path | None,
@@ -179,7 +182,7 @@ def _is_a_rank() -> bool:
 
 
 def _check_place(plan: ComparePlan, hosts: int, rate: str | None) -> None:
-    """Nonsense is better refused before a folder is made for it."""
+    """Check workload, rate and --slow before a folder is made."""
     get(plan.workload, seed=plan.seed, **plan.options)
     if rate is not None:
         parse_links(rate, hosts)
@@ -188,15 +191,15 @@ def _check_place(plan: ComparePlan, hosts: int, rate: str | None) -> None:
 
 
 def _imported_before(folder: Path) -> list[str]:
-    """What the run that goes on had imported."""
+    """Modules that the resumed run had imported."""
     earlier = _earlier(folder)
     return earlier.imports if earlier else []
 
 
 def _check_resumable(out: Path | None) -> None:
-    """Every rank looks for its own checkpoint later; this is the early word to a person."""
+    """Raise InputError if there is no checkpoint to resume from; ranks check their own later."""
     if out is None:
-        raise InputError("--resume needs --out: the folder of the run to go on with")
+        raise InputError("--resume needs --out: the folder of the run to resume")
     rank = int(os.environ.get("RANK", "0"))
     if not saved_steps(out / "checkpoint", rank):
         raise InputError(f"nothing to resume from: no checkpoint in {out / 'checkpoint'}; run without --resume first")
@@ -205,7 +208,7 @@ def _check_resumable(out: Path | None) -> None:
 def _run(
     plan: ComparePlan, hosts: int, rate: str | None, folder: Path, quiet: bool, as_json: bool, seeds: int = 1
 ) -> None:
-    # Hosts in a lab reach no registry, and ranks would all fetch at once.
+    # Fetch data here: hosts of a lab reach no network, and all ranks would fetch at once.
     get(plan.workload, seed=plan.seed, **plan.options).prepare()
     earlier = _earlier(folder) if plan.resume else None
     record, code = None, 0
@@ -282,7 +285,7 @@ def _conclude(
 ) -> NoReturn:
     trouble = _keep(record, folder, earlier)
     if not quiet and not as_json:
-        summary(record)  # whatever became of the files: it may be all that is left of hours
+        summary(record)  # printed even if the files could not be written
     if trouble:
         print(f"gossamer: {trouble}", file=sys.stderr)
     elif as_json:
@@ -294,24 +297,26 @@ def _conclude(
 
 
 def _keep(record: Record, folder: Path, earlier: Record | None) -> str:
-    """Write what a run leaves behind; returns why it was not written, or nothing."""
+    """Write record and report of a run; return why that failed, or an empty string."""
     from gossamer.bench.report import write_html
 
     if earlier is not None and not record.has_begun:
-        return f"the run could not go on; record and report in {folder} are still those of the earlier one"
+        return f"the run could not be resumed; record and report in {folder} are still those of the earlier run"
     try:
         record.write(folder / RECORD)
         write_html(record, folder / "report.html")
     except OSError as error:
-        return f"the report could not be written to {folder}: {error.strerror or error}; what was there stands"
+        return (
+            f"the report could not be written to {folder}: {error.strerror or error}; the earlier files are unchanged"
+        )
     return ""
 
 
 def summary(record: Record) -> None:
-    """The outcome: a sentence, and a table with the fastest to the baseline's quality first, as in the report."""
+    """Print the outcome: a sentence, and a table with the fastest run to the baseline's quality first."""
     out, study = console(), study_of(record)
     where = "not shaped" if record.rate == "unshaped" else f"at {record.rate}"
-    out.print(f"\n[bold]{escape(record.workload)}[/], {_crew(record)}, {where}{_seeds(record)}")
+    out.print(f"\n[bold]{escape(record.workload)}[/], {_ranks_text(record)}, {where}{_seeds(record)}")
     out.print(headline(study).title, markup=False, style="bold")
     if study.target is not None and len(record.runs) > 1:
         told = f"time and steps to the {record.metric} that {record.baseline} ended with, {study.target:.4f}"
@@ -319,7 +324,9 @@ def summary(record: Record) -> None:
     out.print(_table(study))
     if study.common is not None:
         times = [f"{row.run.name} {seconds(row.common)}" for row in study.rows if row.common is not None]
-        out.print(f"to {study.common:.4f}, the last that all reached: {', '.join(times)}", markup=False, style="dim")
+        out.print(
+            f"to {study.common:.4f}, the best quality that all reached: {', '.join(times)}", markup=False, style="dim"
+        )
     if any(row.run.lr != 1 for row in study.rows):
         told = ", ".join(f"{row.run.name} {row.run.lr:g}" for row in study.rows)
         out.print(f"learning rates, in multiples of the workload's: {told}", style="dim", markup=False)
@@ -338,13 +345,13 @@ def summary(record: Record) -> None:
 
 
 def _seeds(record: Record) -> str:
-    """A script draws its own numbers."""
+    """Text of the seeds; empty for a script, which has its own."""
     return "" if record.script else f", {seeds_of(record.trials)}"
 
 
-def _crew(record: Record) -> str:
+def _ranks_text(record: Record) -> str:
     """
-    >>> _crew(Record("", "", "lm", "", "loss", True, 1, 4, "unshaped", 0))
+    >>> _ranks_text(Record("", "", "lm", "", "loss", True, 1, 4, "unshaped", 0))
     '4 ranks'
     """
     if record.per_host > 1:
@@ -367,7 +374,7 @@ def _table(study: Study) -> Table:
 
 
 def _cells(row: Row, several: bool) -> list[str]:
-    """Empty where there is nothing to say."""
+    """Cells of one row; unknown values are empty."""
     time = seconds(row.reached) if row.reached is not None else row.outcome
     compared = [time, _ratio(row)] if several else []
     steps = round(row.reached_steps) if several and row.reached_steps else row.run.done
@@ -399,7 +406,7 @@ def _named_folder(out: Path | None, kind: str) -> Path:
 
 
 def _absolute(text: str) -> str:
-    """Ranks may run elsewhere: a recipe file is named by its full path. Links stay, for a file is known by its ending."""
+    """Full path of a recipe file, since ranks may run in another folder; links are not resolved."""
     return str(Path(text.strip()).absolute()) if text.strip().endswith(".toml") else text
 
 

@@ -1,4 +1,4 @@
-"""gossamer explain: a few steps of a recipe with every number in sight."""
+"""gossamer explain: show every number of a few steps of a recipe."""
 
 from pathlib import Path
 from typing import Annotated

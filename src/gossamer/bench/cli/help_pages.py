@@ -1,4 +1,4 @@
-"""What `gossamer recipes` shows to a person of one recipe or part, and of the parts there are."""
+"""Help pages of `gossamer recipes`: one recipe, one part, or the list of parts."""
 
 from collections.abc import Iterable
 from itertools import groupby
@@ -92,7 +92,7 @@ def _asked(card: Card) -> str:
 
 
 def _sent(out: Console, card: Card, rows: list[tuple[str, Card]]) -> None:
-    """Bytes of recipes, beside those of a dense all-reduce."""
+    """Print bytes per step of recipes, with a dense all-reduce for comparison."""
     link = [f"at {rate(format_rate(card['rate']))}"] if card["rate"] else []
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("", overflow="fold")
@@ -110,7 +110,7 @@ def _sent(out: Console, card: Card, rows: list[tuple[str, Card]]) -> None:
     if link:
         _padded(
             out,
-            "[dim]≥: what the bytes alone take. Latency, encoding and waiting add to it; backward may hide some of it.[/]",
+            "[dim]≥: time of the bytes alone. Latency, encoding and waiting add to it; backward may hide some of it.[/]",
             2,
         )
 
@@ -135,7 +135,7 @@ def _refused(out: Console, card: Card, start: str) -> None:
 
 
 def _families(refusals: list[Card], start: str) -> Iterable[tuple[list[str], str]]:
-    """Refusals that differ only in the part they name are told once."""
+    """Group refusals that differ only in the part they name."""
     found = dict[str, tuple[list[str], str]]()
     for r in refusals:
         partner = r["text"].removeprefix(start) if start and r["text"].startswith(start) else ""

@@ -1,4 +1,4 @@
-"""gossamer heterogeneity."""
+"""gossamer heterogeneity: measure how much the ranks' gradients differ."""
 
 import json
 from typing import Annotated

@@ -1,8 +1,8 @@
-"""What `gossamer recipes` and `gossamer workloads` list, without torch.
+"""Rows of `gossamer recipes` and `gossamer workloads`, without loading torch.
 
-Recipes are made of parts and parts of torch, which takes seconds. So what the house brings is written down in `list_cache.json`: by
-`python -m gossamer.bench.cli.list_cache`, and a test compares the two. It is not used where somebody's own modules may have brought more,
-nor where the sources have names that it does not know.
+Loading recipes loads torch, which takes seconds. So our own rows are stored in `list_cache.json`, which
+`python -m gossamer.bench.cli.list_cache` writes and a test checks. The file is not used where the user's own modules may
+have registered more, nor where the sources have names that it lacks.
 """
 
 import json
@@ -17,22 +17,22 @@ ListRow = dict[str, Any]
 FILE = Path(__file__).with_name("list_cache.json")
 HOUSE = FILE.parents[2]
 SOURCES = {"recipes": HOUSE / "recipes", "workloads": HOUSE / "bench" / "workloads"}
-# Who registers one has imported this.
+# A module that registers a recipe or a workload has imported this.
 HOMES = {"recipes": "gossamer.recipe", "workloads": "gossamer.bench.workloads"}
 
 
 def presets() -> list[ListRow]:
-    """A row for each preset, in the order of `gossamer.recipes`."""
+    """One row per preset, in the order of `gossamer.recipes`."""
     return _written("recipes", r"^@preset\ndef (\w+)") or _presets()
 
 
 def workloads() -> list[ListRow]:
-    """A row for each workload, by name."""
+    """One row per workload, by name."""
     return _written("workloads", r'^@workload\("([^"]+)"') or _workloads()
 
 
 def write() -> None:
-    """One row a line, so that a change shows as what it is."""
+    """Write `list_cache.json`, one row per line."""
     made = {"recipes": _presets(), "workloads": _workloads()}
     lists = (f'"{kind}": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]" for kind, rows in made.items())
     FILE.write_text("{\n" + ",\n".join(lists) + "\n}\n", encoding="utf-8")
@@ -40,7 +40,7 @@ def write() -> None:
 
 def _written(kind: str, registering: str) -> list[ListRow]:
     plugins.load_plugins()
-    if HOMES[kind] in sys.modules:  # there may be more than the house's own
+    if HOMES[kind] in sys.modules:  # the user may have registered more
         return []
     sources = (path.read_text(encoding="utf-8") for path in SOURCES[kind].glob("*.py"))
     there = {name for text in sources for name in re.findall(registering, text, re.MULTILINE)}
@@ -70,21 +70,21 @@ def _workload(kind: Any) -> ListRow:
 
 
 def _size(kind: Any) -> int | None:
-    """Parameters of its model; nothing where that cannot be made here and now, as without its data."""
+    """Number of parameters of the model; None if it cannot be made here, such as without its data."""
     try:
         return sum(p.numel() for p in kind().model().parameters())
-    except Exception:  # of code that need not be ours: whatever it raises
+    except Exception:  # user code may raise anything
         return None
 
 
 def origin(made: Any) -> dict[str, str]:
-    """Of what the house did not bring, where it comes from."""
+    """Where a registered object comes from; empty for our own."""
     found = plugins.origin(made.__module__)
     return {"origin": found} if found else {}
 
 
 def words(subject: Any) -> dict[str, str]:
-    """What the docstring of a part or a preset says, for a list or a card."""
+    """Summary and sections of the docstring of a part or a preset."""
     from gossamer.bench import catalogue
 
     docs = catalogue.read(subject) if subject is not None else catalogue.Docs("", [])

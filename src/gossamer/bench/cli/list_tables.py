@@ -1,4 +1,4 @@
-"""Lists for a person of what there is, of rows made elsewhere: nothing here needs torch."""
+"""Tables of recipes and workloads, from rows made elsewhere; nothing here needs torch."""
 
 import re
 from typing import Any
@@ -10,7 +10,7 @@ from rich.table import Table
 from gossamer.bench.cli.console import console
 
 Card = dict[str, Any]
-ROOMY = 120  # columns from which expressions have one of their own
+ROOMY = 120  # terminal columns from which expressions have their own column
 
 
 def list_presets(rows: list[Card]) -> None:
@@ -46,10 +46,10 @@ def list_workloads(rows: list[Card]) -> None:
 
 
 def summary(out: Console, row: Card) -> str:
-    """What it does, and whose it is if it is not the house's own."""
+    """Summary of a row, with its origin if it is not our own."""
     return prose(out, row["summary"]) + (f" [dim]({escape(row['origin'])})[/]" if "origin" in row else "")
 
 
 def prose(out: Console, text: str) -> str:
-    """Docstrings set code between backticks; on a terminal its colour says so."""
+    """Show code between backticks in colour on a terminal."""
     return re.sub(r"`([^`]+)`", r"[cyan]\1[/]", escape(text)) if out.is_terminal else escape(text)

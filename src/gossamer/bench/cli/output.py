@@ -1,4 +1,4 @@
-"""Where commands write: asked before anything runs, since nobody wants to hear it afterwards."""
+"""Output folders of commands, checked before anything runs."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ RECORD, PAGE = "record.json", "report.html"  # in the folder of a run
 
 
 def run_folder(folder: Path, force: bool) -> None:
-    """Make a run's folder. Another's files in it are refused, or with `force` removed: the run writes its own there."""
+    """Make the folder of a run. Refuse files that gossamer did not write, or remove them with `force`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

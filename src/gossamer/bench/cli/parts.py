@@ -1,4 +1,4 @@
-"""What `gossamer recipes` says of one recipe or of one part, as data."""
+"""Data of the help page of one recipe or one part."""
 
 import json
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 from gossamer.runtime.optimizer_state import kept_by
 
-WIDEST = 4096  # of the square matrices that stand for a model
-MODEL = "lm"  # what `train` and `compare` train unless told otherwise
+WIDEST = 4096  # side of the square matrices that stand for a model
+MODEL = "lm"  # the default of `train` and `compare`
 
 
 class CostQuery(NamedTuple):
-    """The model and the network that bytes and seconds are asked for."""
+    """The model and the network for which bytes and seconds are computed."""
 
     model: str
     parameters: dict[str, "tuple[int, ...] | Tensor"]
@@ -39,7 +39,7 @@ class CostQuery(NamedTuple):
         return bytes_per_step(recipe, self.parameters, self.hosts, momenta=self.momenta)
 
     def through_card(self, recipe: Recipe) -> float | None:
-        """What a node's card sends; None where no ranks share one."""
+        """Bytes that the network card of a node sends; None if no ranks share one."""
         per_node = recipe.ranks_per_node
         if per_node == 1:
             return None
@@ -69,20 +69,22 @@ def _is_known(name: str) -> bool:
     return name in presets() or name in registry.of() or name in BASELINES
 
 
-# -- what is meant -----------------------------------------------------------------------------------------------------
+# -- find the subject -----------------------------------------------------------------------------------------------------
 
 
 def subject(name: str, is_part: bool = False) -> Recipe | Part:
-    """What a name, an expression or a file means; a word that is unknown may be one that an installed package has."""
+    """The recipe or part of a name, an expression or a file; loads plugins if the name is unknown."""
     if not _is_known(name):
         plugins.load_plugins()
     return _part_called(name) if is_part else _find(name)
 
 
 def _find(text: str) -> Recipe | Part:
-    """The recipe that a text stands for; or the part, where it is none of a recipe's on its own."""
+    """The recipe of a text; a part if the text is a part that is not a whole recipe."""
     if text in BASELINES:
-        raise RecipeError(f"{text!r} is a yardstick, not a recipe: 'gossamer compare' trains it beside others")
+        raise RecipeError(
+            f"{text!r} is a baseline without gossamer, not a recipe: 'gossamer compare' trains it beside recipes"
+        )
     if text in presets():
         return catalogue.example(text)
     if text.isidentifier():
@@ -103,12 +105,12 @@ def _part_called(text: str) -> Part:
         )
     value = parse(text)
     if not isinstance(value, Part):
-        raise RecipeError(f"{text!r} is no single part: 'gossamer recipes --parts' lists them")
+        raise RecipeError(f"{text!r} is not a single part: 'gossamer recipes --parts' lists the parts")
     return value
 
 
 def query(workload: str | None, parameters: int | None, hosts: int, rate: str | None) -> CostQuery:
-    """The model and the network that are asked for."""
+    """Read the model and the network from the options."""
     if workload is not None and parameters is not None:
         raise InputError("--workload and --parameters are two models; give one of them")
     if parameters is not None:
@@ -129,13 +131,13 @@ def _rate(text: str | None) -> int | None:
 
 
 def _squares(parameters: int) -> dict[str, tuple[int, int]]:
-    """At least four, so that messages have something to be cut at."""
+    """Shapes of at least four square matrices with so many parameters in total."""
     matrices = max(4, round(parameters / WIDEST**2))
     side = max(int((parameters / matrices) ** 0.5), 1)
     return {f"matrix{i}": (side, side) for i in range(matrices)}
 
 
-# -- what is said about it ---------------------------------------------------------------------------------------------
+# -- describe it ---------------------------------------------------------------------------------------------
 
 
 def _facts(
@@ -147,7 +149,7 @@ def _facts(
 
 
 def explain(name: str, recipe: Recipe, query: CostQuery) -> dict[str, Any]:
-    """Everything there is to say about a recipe, as data."""
+    """Everything about a recipe, as data."""
     preset = presets().get(name.partition("(")[0].strip()) if "+" not in name else None
     refused = catalogue.refused_with(recipe, name)
     own = [p for p in catalogue.parts_of(recipe) if p not in catalogue.defaults()]
@@ -165,7 +167,7 @@ def explain(name: str, recipe: Recipe, query: CostQuery) -> dict[str, Any]:
 
 
 def explain_part(part: Part, query: CostQuery) -> dict[str, Any]:
-    """Everything there is to say about a part, as data."""
+    """Everything about a part, as data."""
     kind = type(part)
     return {
         "name": part.name,

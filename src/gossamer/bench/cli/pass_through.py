@@ -1,4 +1,4 @@
-"""A command after whose own words, and `--`, a script's may come."""
+"""A command that passes the arguments after `--` to a script."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ ARGUMENTS = "gossamer.script.arguments"
 
 
 class PassThrough(TyperCommand):
-    """Keeps what comes after `--` apart; the parser would take it for more of its own."""
+    """Command that keeps the arguments after `--` for a script, so that the parser does not read them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--" in args:
@@ -19,6 +19,6 @@ class PassThrough(TyperCommand):
 
 
 def arguments(ctx: typer.Context) -> list[str]:
-    """What came after `--`."""
+    """Arguments after `--`."""
     found: list[str] = ctx.meta.get(ARGUMENTS, [])
     return found

@@ -1,4 +1,4 @@
-"""gossamer recipes: what there is, or all there is to say about one recipe or part."""
+"""gossamer recipes: list recipes and parts, or explain one."""
 
 import json
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""gossamer report: one page of a run's record."""
+"""gossamer report: make a page from the record of a run."""
 
 import os
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from gossamer.bench.tune import Tuning, is_tuning
 from gossamer.core import files
 from gossamer.core.errors import OutputError
 
-TOGETHER = "together.html"  # beside the first record, whose own page stays
+TOGETHER = "together.html"  # file name of a page of several records; each record keeps its own page
 
 
 def report(
@@ -29,7 +29,7 @@ def report(
     """Make the report of a run: one HTML file that works offline. Of several runs, one page with all of them."""
     from gossamer.bench.report.markdown import AUTHOR, MARKDOWN
 
-    sources = [r / RECORD if os.path.isdir(r) else r for r in records]  # unlike is_dir(), it bears every name
+    sources = [r / RECORD if os.path.isdir(r) else r for r in records]  # unlike Path.is_dir(), it raises for no name
     source = sources[0]
     pages = _pages(source) if len(sources) == 1 else _together(sources)
     if figures is not None and isinstance(pages, TuningPages):
@@ -52,7 +52,7 @@ def report(
 
 
 class Pages(Protocol):
-    """What can be made of a record, whichever command wrote it."""
+    """Pages that can be made from a record of any command."""
 
     def write_html(self, path: Path, force: bool) -> None: ...
     def as_markdown(self) -> str: ...
@@ -103,14 +103,14 @@ def _pages(source: Path) -> Pages:
     try:
         return TuningPages(Tuning.read(source))
     except ValueError as error:
-        raise InputError(f"{source} is no record of a run: {error}") from None
+        raise InputError(f"{source} is not a record of a run: {error}") from None
 
 
 def _together(sources: list[Path]) -> Pages:
     from gossamer.bench.report.beside import beside
 
     if any(map(is_tuning, sources)):
-        raise InputError("the page of a search has room for one: give it alone")
+        raise InputError("the record of a search gets its own page: give it alone")
     return ComparisonPages(beside([read(s) for s in sources]))
 
 
@@ -118,6 +118,6 @@ def read(source: Path) -> Record:
     try:
         return Record.read(source)
     except OSError as error:
-        raise InputError(f"{source} cannot be read: {error.strerror}; 'gossamer compare' writes such files") from None
+        raise InputError(f"{source} cannot be read: {error.strerror}; 'gossamer compare' writes records") from None
     except ValueError as error:
-        raise InputError(f"{source} is no record of a run: {error}") from None
+        raise InputError(f"{source} is not a record of a run: {error}") from None

@@ -1,4 +1,4 @@
-"""gossamer workloads: what can be trained."""
+"""gossamer workloads: list the workloads."""
 
 import json
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Yardsticks: what one can have without gossamer, trained under the same conditions."""
+"""Baselines: training without gossamer, under the same conditions as the recipes."""
 
 import importlib
 import importlib.util
@@ -12,14 +12,14 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_loca
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
-WARM, PERIOD = 4, 8  # post-local SGD: dense steps before it begins, local steps between two averages
+WARM, PERIOD = 4, 8  # post-local SGD: dense steps at the start, then local steps between two averages
 DECENT = "decent-dp"
 
 
 class Baseline:
-    """Each rank trains alone and talks to nobody: a floor for the step time."""
+    """Each rank trains alone and sends nothing: a lower bound for the step time."""
 
-    says_where_time_goes: ClassVar[bool] = True  # whoever talks to nobody waits for nobody
+    says_where_time_goes: ClassVar[bool] = True  # a rank that trains alone never waits
     forward: nn.Module
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
@@ -33,25 +33,25 @@ class Baseline:
         self.optimizer.step()
 
     def ends_round(self, step: int) -> bool:
-        """Is this the last step of a round?"""
+        """True if this is the last step of a round."""
         return True
 
     def quiesce(self) -> None:
         """Wait for what is in flight."""
 
     def sent(self, steps: int) -> int | None:
-        """Bytes over one rank's link, from the formula: none of these keeps a ledger. None where there is no formula."""
+        """Bytes over one rank's link by formula, since baselines keep no ledger; None where there is no formula."""
         return 0
 
     def _ring(self) -> int:
-        """What one dense ring all-reduce sends over one link."""
+        """Bytes that one dense ring all-reduce sends over one link."""
         dense = sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
         size = dist.get_world_size()
         return 2 * (size - 1) * dense // size
 
 
 class Ddp(Baseline):
-    """PyTorch's DistributedDataParallel as it comes."""
+    """PyTorch's DistributedDataParallel without a comm hook."""
 
     says_where_time_goes = False
 
@@ -83,7 +83,7 @@ class DdpHalf(Ddp):
 class DdpPowerSgd(Ddp):
     """DDP with PyTorch's own PowerSGD hook, rank 4.
 
-    In one bucket: on several it fails.
+    All gradients go in one bucket, since the hook fails with several.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
@@ -96,9 +96,9 @@ class DdpPowerSgd(Ddp):
 
 
 class DdpPostLocal(Ddp):
-    """PyTorch's own post-local SGD: some dense steps, then local ones with an average of the models every eight.
+    """PyTorch's own post-local SGD: some dense steps, then local steps, with an average of the models every eight.
 
-    Its hook leaves gradients alone after the first steps, its averager joins the models.
+    The hook leaves gradients local after the first steps, and the averager averages the models.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
@@ -121,7 +121,7 @@ class DdpPostLocal(Ddp):
 
 
 class Decent(Baseline):
-    """decent-dp: it steps its own optimizers inside of the backward pass, and mixes models with neighbours."""
+    """decent-dp: steps its own optimizers inside the backward pass, and mixes models with neighbours."""
 
     says_where_time_goes = False
 
@@ -129,7 +129,7 @@ class Decent(Baseline):
         super().__init__(model, optimizer, group)
         wrapper = importlib.import_module("decent_dp.ddp").DecentralizedDataParallel
         importlib.import_module("loguru").logger.disable("decent_dp")
-        # `_local_world_size`: each rank counts as a machine of its own, as it is in a lab.
+        # `_local_world_size`: each rank counts as one machine, as in a lab.
         self.wrapped = wrapper(model, self._optimizer_of, topology="ring", _local_world_size=1)
         self.forward = self.wrapped
 
@@ -146,7 +146,7 @@ class Decent(Baseline):
         return None
 
     def quiesce(self) -> None:
-        for message in self.wrapped._comm_ops:  # sent off at the end of a step, and mixed in at the next one
+        for message in self.wrapped._comm_ops:  # sent at the end of a step, mixed in at the next one
             if message is not None:
                 message.wait()
 
@@ -167,5 +167,5 @@ def has_decent() -> bool:
 
 
 def usable() -> Iterator[str]:
-    """Those that need no package which is not there."""
+    """Baselines whose packages are installed."""
     return (name for name in BASELINES if name != DECENT or has_decent())

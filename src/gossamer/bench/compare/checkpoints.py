@@ -1,4 +1,4 @@
-"""Checkpoints of a trial: one file per rank and step; old ones go when all ranks have the new one."""
+"""Checkpoints of a run: one file per rank and step; old files are removed when all ranks have the new one."""
 
 import json
 import re
@@ -17,23 +17,23 @@ from gossamer.core import files
 from gossamer.core.errors import CheckpointError, GossamerError, plainly
 from gossamer.integrations.checkpoint import read
 
-History = list[tuple[str, dict[str, Any]]]  # events, as rank 0 told them
+History = list[tuple[str, dict[str, Any]]]  # events, as rank 0 sent them
 RANKS = "number of ranks"
 STATE = ("model", "optimizer", "done", "drawn", "seconds", "nic", "sent", "handed")
 NAME = re.compile(r"step(\d+)-rank(\d+)\.pt")
-CHECKPOINT = files.Kind("checkpoint of a run", (b"X\x05\0\0\0facts",))  # the first key of the table that is pickled
+CHECKPOINT = files.Kind("checkpoint of a run", (b"X\x05\0\0\0facts",))  # the first key of the pickled dict
 
 
 def saved_steps(folder: Path, rank: int) -> list[int]:
-    """The steps of which a rank has a checkpoint."""
+    """Steps of which a rank has a checkpoint, in order."""
     found = [NAME.fullmatch(p.name) for p in folder.glob("step*.pt")]
     return sorted(int(m[1]) for m in found if m and int(m[2]) == rank)
 
 
 def save(plan: ComparePlan, control: ControlGroup, run: RankRun, history: History) -> str:
-    """Write, then rename, then remove what is older. If any rank cannot, all keep the last one; returns why.
+    """Write a checkpoint and remove older ones; if any rank fails, all keep the last one. Returns why, or nothing.
 
-    With it goes what the run has told so far: the record on disk may be some seconds behind when its command is killed.
+    It holds the events so far too: the record on disk may be some seconds behind when its command is killed.
     """
     folder, rank, step = Path(plan.checkpoint), dist.get_rank(), run.steps_done
     final = folder / f"step{step}-rank{rank}.pt"
@@ -57,13 +57,14 @@ def save(plan: ComparePlan, control: ControlGroup, run: RankRun, history: Histor
 
 
 def tidy(folder: Path, rank: int | None = None) -> None:
-    """Remove what a rank, or all of them, had half written when it was killed; called when it writes no more."""
+    """Remove half-written files of one rank, or of all; call it when nothing is being written."""
     remove(files.half_written(folder, f"step*-rank{'*' if rank is None else rank}"))
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """What a folder does not let go of stays: it takes room, and nothing else. A rank that failed here, after the others
-    have agreed on what counts, would leave them waiting.
+    """Remove files; one that cannot be removed stays.
+
+    An error here, after the ranks have agreed on a checkpoint, would leave the other ranks waiting.
     """
     for path in paths:
         with suppress(OSError):
@@ -71,13 +72,13 @@ def remove(paths: Iterable[Path]) -> None:
 
 
 def _why(error: Exception) -> str:
-    """The disk's reason, such as being full: torch's writer stumbles over it, and tells of that instead."""
+    """The reason of the operating system, such as a full disk, which torch's own error hides."""
     reason = error if isinstance(error, OSError) else error.__context__
     return reason.strerror if isinstance(reason, OSError) and reason.strerror else plainly(error)
 
 
 def restore(plan: ComparePlan, control: ControlGroup, run: RankRun) -> History:
-    """Go on from the last step of which every rank has a checkpoint; returns what the run told up to there."""
+    """Load the last step of which every rank has a checkpoint; return the events up to there."""
     folder, rank = Path(plan.checkpoint), dist.get_rank()
     path = folder / f"step{_common_step(folder, control)}-rank{rank}.pt"
     saved, why = dict[str, Any](), ""
@@ -85,7 +86,7 @@ def restore(plan: ComparePlan, control: ControlGroup, run: RankRun) -> History:
         saved = _checked(path, plan, run)
     except CheckpointError as error:
         why = str(error)
-    for other, reason in enumerate(control.texts(why[:1500])):  # nobody changes anything where one cannot go on
+    for other, reason in enumerate(control.texts(why[:1500])):  # no rank changes its state if any rank cannot resume
         if reason:
             raise CheckpointError(why or f"{control.named(other)}: {reason}")
     try:
@@ -97,7 +98,7 @@ def restore(plan: ComparePlan, control: ControlGroup, run: RankRun) -> History:
 
 
 def _common_step(folder: Path, control: ControlGroup) -> int:
-    """The last step that all ranks have; an error says who has none, or that there were more ranks, or fewer."""
+    """The last step of which all ranks have a checkpoint; an error names ranks without one, or another number of ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     mine = saved_steps(folder, rank)
     ranks = _ranks_of(folder / f"step{mine[-1]}-rank{rank}.pt") if mine else None
@@ -105,32 +106,34 @@ def _common_step(folder: Path, control: ControlGroup) -> int:
     before = next((each["ranks"] for each in everyone if each["ranks"] not in (None, size)), None)
     if before is not None:
         raise CheckpointError(
-            f"the run in {folder} was one of {before} ranks, and there are {size} now: go on with as many, or begin anew"
+            f"the run in {folder} had {before} ranks, and there are {size} now: resume with as many, or start again"
         )
     common = set.intersection(*(set(each["steps"]) for each in everyone))
     if not common:
         lacking = [r for r, each in enumerate(everyone) if not each["steps"]]
-        who = f"rank(s) {', '.join(map(str, lacking))} have none" if lacking else "no step is there for all ranks"
+        who = (
+            f"rank(s) {', '.join(map(str, lacking))} have none" if lacking else "no step has a checkpoint of every rank"
+        )
         raise CheckpointError(f"nothing to resume from in {folder}: {who}")
     return max(common)
 
 
 def _ranks_of(path: Path) -> int | None:
-    """How many ranks wrote such checkpoints; None where it does not say, which is found out when all of it is read."""
+    """Number of ranks that wrote a checkpoint; None if the file does not say, which a full read reports later."""
     with suppress(Exception):
         return int(torch.load(path, weights_only=True, mmap=True)["facts"][RANKS])
     return None
 
 
 def _checked(path: Path, plan: ComparePlan, run: RankRun) -> dict[str, Any]:
-    """What a file holds, if it is of this run."""
+    """Read a checkpoint; raise CheckpointError if it does not belong to this run."""
     try:
         saved = read(path)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; without it the run can only begin anew") from None
+        raise CheckpointError(f"{error}; without it the run must start again") from None
     kinds = {"facts": dict, "state": dict, "history": list}
     if not isinstance(saved, dict) or not all(isinstance(saved.get(key), kind) for key, kind in kinds.items()):
-        raise CheckpointError(f"{path} is no checkpoint of a run")
+        raise CheckpointError(f"{path} is not a checkpoint of a run")
     for name, value in _facts(plan, run).items():
         if saved["facts"].get(name) != value:
             raise CheckpointError(
@@ -147,7 +150,7 @@ def _checked(path: Path, plan: ComparePlan, run: RankRun) -> dict[str, Any]:
 
 
 def _facts(plan: ComparePlan, run: RankRun) -> dict[str, Any]:
-    """What must not change when a run goes on."""
+    """Facts that must not change when a run is resumed."""
     facts = {"recipe": run.origin, "workload": plan.workload, "options": plan.options, "seed": plan.seed}
     several = f", {plan.per_host} ranks a host" if plan.per_host > 1 else ""
     return facts | {"network": plan.network + several, RANKS: dist.get_world_size()}

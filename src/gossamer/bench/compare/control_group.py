@@ -1,4 +1,4 @@
-"""What the ranks of a trial say to one another between turns. Nothing is pickled."""
+"""Agreement between the ranks of a comparison, between two slices of training. Nothing is pickled."""
 
 import json
 import threading
@@ -18,19 +18,21 @@ from gossamer.fabrics.reach import why_silent
 from gossamer.fabrics.shared_store import SharedStore
 from gossamer.fabrics.store import default_store
 
-MARGIN = 10.0  # seconds beyond the deadline: those who wait for a rank that failed give up first, and then join it here
-SHORTEST = 3.0  # of it what they need to find out who is missing; the rest is for ranks that are late, but not too late
-PAUSE = 1.0  # seconds between two looks at whether others have failed
-PATIENCE = 1.0  # seconds to ask who has not come
+MARGIN = 10.0  # seconds beyond the deadline: ranks that wait for a failed rank give up first, and then join it here
+SHORTEST = (
+    3.0  # the part of the margin needed to find out which rank is missing; the rest is for ranks that are a little late
+)
+PAUSE = 1.0  # seconds between two checks whether another rank has failed
+PATIENCE = 1.0  # seconds to ask the store which ranks are missing
 LONGEST = 64 * 2**20  # bytes of a text
 
 
 class CalledOffError(PeerError):
-    """Another rank has failed, and will say why."""
+    """Another rank has failed; that rank reports the reason."""
 
 
 class ControlGroup:
-    """A group of its own: a contender that fails in the middle of a collective leaves this one in step."""
+    """A process group for control messages only: a run that fails inside a collective does not disturb this group."""
 
     def __init__(self, deadline: float, per_host: int = 1) -> None:
         self.per_host = per_host  # ranks that share a host, which errors name then
@@ -44,7 +46,7 @@ class ControlGroup:
         self._ask_at = 0.0
 
     def all_fine(self, fine: bool, hurry: bool = False) -> bool:
-        """Did it work on every rank? In a `hurry`, whoever waited for somebody in vain does not wait as long again."""
+        """True if every rank passes `fine=True`. With `hurry`, a rank that has already waited a deadline waits less."""
         flag = torch.tensor([int(not fine)])
         with self._meeting():
             patience = self.margin if hurry else self.deadline + self.margin
@@ -54,12 +56,12 @@ class ControlGroup:
         return not int(flag)
 
     def call_off(self) -> None:
-        """Let those who are still at it know that what all ranks do has failed here."""
+        """Tell the other ranks that the current common action has failed on this rank."""
         with suppress(RuntimeError):
             self._store.raise_flag(f"off/{self._meetings}", str(self._store.rank))
 
     def expect_all(self) -> None:
-        """In the middle of what all ranks do: an error if it has failed elsewhere. ScriptOptions often, answered once a second."""
+        """Raise CalledOffError if the current common action has failed on another rank. Checks the store once a second."""
         if monotonic() < self._ask_at:
             return
         self._ask_at = monotonic() + PAUSE
@@ -69,32 +71,32 @@ class ControlGroup:
             raise CalledOffError("it has failed on another rank")
 
     def texts(self, mine: str) -> list[str]:
-        """Every rank's text. Their lengths are agreed on first, since they may depend on what a rank has seen."""
+        """Gather one text from every rank; lengths may differ."""
         raw = bytearray(mine.encode())
         lengths = [int(n) for n in self._gather(torch.tensor([len(raw)]))]
         longest = max(lengths)
         if longest > LONGEST:
             who = self.named(lengths.index(longest))
-            raise PeerError(f"{who} announces a text of {longest} bytes, more than any can be")
+            raise PeerError(f"{who} announced a text of {longest} bytes, and at most {LONGEST} are allowed")
         padded = torch.frombuffer(raw + bytes(1 + longest - len(raw)), dtype=torch.uint8)
         rows = self._gather(padded)
         return [row[:n].numpy().tobytes().decode(errors="replace") for row, n in zip(rows, lengths, strict=True)]
 
     def means(self, mine: Mapping[str, float]) -> dict[str, float]:
-        """The mean of each number over the ranks that have it; they need not have the same ones."""
+        """Mean of each number over the ranks that have it; ranks may have different names."""
         everyone: list[dict[str, float]] = [json.loads(t) for t in self.texts(json.dumps(dict(mine)))]
         names = dict.fromkeys(name for each in everyone for name in each)
         return {name: fmean(each[name] for each in everyone if name in each) for name in names}
 
     def first_says(self, yes: bool) -> bool:
-        """Rank 0 decides: clocks differ by a hair between ranks, decisions must not."""
+        """Broadcast rank 0's decision, since decisions that depend on clocks could differ between ranks."""
         flag = torch.tensor([int(yes)])
         with self._meeting():
             dist.broadcast(flag, 0, group=self.group)
         return bool(flag)
 
     def same(self, what: str, facts: dict[str, Any]) -> None:
-        """Every rank raises the same error if any two differ."""
+        """Raise the same error on every rank if any two ranks differ in `facts`."""
         everyone = [json.loads(t) for t in self.texts(json.dumps(facts))]
         for name, value in everyone[0].items():
             for rank, other in enumerate(everyone):
@@ -106,7 +108,7 @@ class ControlGroup:
         return name_rank(rank, self.per_host)
 
     def _gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's tensor; all are of one size."""
+        """Gather one tensor from every rank; all have one size."""
         rows = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
         with self._meeting():
             dist.all_gather(rows, mine, group=self.group)
@@ -114,7 +116,7 @@ class ControlGroup:
 
     @contextmanager
     def _meeting(self) -> Generator[None, None, None]:
-        """All ranks do the same in here; an error says who has not come to it."""
+        """Context for one collective: an error names the ranks that did not join it."""
         self._meetings += 1
         with self._explained():
             self._store.raise_flag(str(self._store.rank), str(self._meetings))
@@ -135,7 +137,7 @@ class ControlGroup:
                 for rank in range(self._store.size):
                     came[rank] = self._store.flag_is_up(str(rank)) and self._at(rank) >= self._meetings
 
-        # The store's host may itself be gone, in a way that makes its clients wait; nobody may wait for them.
+        # The store's host may be gone in a way that blocks its clients, so a thread asks it.
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         asking.join(PATIENCE)
@@ -143,8 +145,8 @@ class ControlGroup:
             return f"the store does not answer: {why_silent(self._store.raw)}"
         missing = [rank for rank, here in came.items() if not here]
         if not missing:
-            return "all ranks have come, and one does not go on: it may have died, or be frozen, in this very moment"
-        return f"no word from {name_ranks(missing, self.per_host)}: dead, frozen, cut off, or late"
+            return "all ranks joined, and then one stopped answering: it died or froze just now"
+        return f"no message from {name_ranks(missing, self.per_host)}: dead, frozen, cut off, or late"
 
     def _at(self, rank: int) -> int:
         return int(self._store.raw.get(str(rank)))
@@ -156,7 +158,7 @@ def _cut(value: Any, most: int = 300) -> str:
 
 
 def new_group(timeout: float) -> dist.ProcessGroup:
-    """A group of all ranks; all make it together."""
+    """Create a group of all ranks; every rank must call this."""
     try:
         made = dist.new_group(timeout=timedelta(seconds=timeout))
     except RuntimeError as error:
@@ -166,7 +168,7 @@ def new_group(timeout: float) -> dist.ProcessGroup:
 
 
 def attempt(control: ControlGroup, do: Callable[[], None]) -> str:
-    """Do something that all ranks do; if it fails on any, it has failed on all. Returns why, or nothing."""
+    """Run an action on all ranks; return why it failed on any rank, or an empty string."""
     fine, mine, missed, began = False, "", False, monotonic()
     try:
         do()
@@ -182,11 +184,11 @@ def attempt(control: ControlGroup, do: Callable[[], None]) -> str:
             return ""
         return _name_cause(control, control.texts(json.dumps([missed, mine[:1500]])))
     except PeerError as error:
-        raise PeerError(mine or str(error)) from None  # what happened first says more
+        raise PeerError(mine or str(error)) from None  # the first error says more
 
 
 def _name_cause(control: ControlGroup, told: Sequence[str]) -> str:
-    """What a rank did wrong itself says more than that others missed it."""
+    """The rank's own error is preferred to errors of ranks that waited for it."""
     found = [
         (missed, f"{control.named(rank)}: {why}") for rank, (missed, why) in enumerate(map(json.loads, told)) if why
     ]

@@ -1,25 +1,25 @@
-"""The record on disk while a trial runs: a command that is killed, or a power cut, costs seconds of it."""
+"""Write the record to disk while a comparison runs, so that a killed command loses seconds only."""
 
 from pathlib import Path
 from time import monotonic
 
 from gossamer.bench.record import Record
 
-PAUSE = 3.0  # seconds between two writings
-SHARE = 0.01  # of the time, at most: a record grows, and what writes it takes a core from the ranks
+PAUSE = 3.0  # seconds between two writes
+SHARE = 0.01  # of the time, at most: a record grows, and writing it takes a core from the ranks
 
 
 class Journal:
-    """Writes a record that grows to a file (None: to none), again and again."""
+    """Writes a growing record to a file every few seconds; does nothing if the path is None."""
 
     def __init__(self, record: Record, path: Path | None, earlier: Record | None = None) -> None:
-        self.record, self.path, self.earlier = record, path, earlier  # what other seeds have left, which is kept
+        self.record, self.path, self.earlier = record, path, earlier  # runs of earlier seeds, which are kept
         self.due, self.trouble = 0.0, ""
 
     def keep_up(self) -> str:
-        """Write what there is, if it is time; returns why that could not be, the first time, or nothing.
+        """Write the record if it is due; return why that failed, the first time, or an empty string.
 
-        Before the first step there is nothing to lose, and perhaps an earlier record in its place.
+        Nothing is written before the first step, since an earlier record may lie at the same path.
         """
         began = monotonic()
         if self.path is None or began < self.due or not self.record.has_begun:

@@ -25,7 +25,7 @@ from gossamer.bench.lab import available, in_lab, run_lab
 from gossamer.bench.record import Record, Run
 from gossamer.bench.workloads import find, get
 
-UNFINISHED = "its command was killed, or is still running"  # what a record says until the end is known
+UNFINISHED = "its command was killed, or is still running"  # error of a run in the record until its end is known
 
 
 def launch(
@@ -37,11 +37,11 @@ def launch(
     path: Path | None = None,
     earlier: Record | None = None,
 ) -> tuple[Record, int]:
-    """Run a trial on `hosts` hosts, each of `plan.per_host` ranks, in a lab if a rate is given and a lab can be made.
+    """Run a comparison on `hosts` hosts of `plan.per_host` ranks, in a lab if a rate is given and a lab can be made.
 
-    The code is 0, or 1 if anything failed. Ctrl-C ends all ranks; what was seen until then is in the record that comes
-    back (code 130). Until the end, the file at `path` holds what was seen some seconds ago, and the `earlier` seeds that this
-    one is added to; whoever calls this writes the rest.
+    The code is 0, or 1 if anything failed. Ctrl-C ends all ranks and returns the
+    record so far (code 130). During the run, the file at `path` holds the record of some seconds ago, together with the
+    `earlier` seeds; the caller writes the final one.
     """
     builder = RecordBuilder(_record(plan, hosts, rate, command), on_event, path, earlier)
     reason = available() if rate else None
@@ -63,8 +63,8 @@ def launch(
 
 
 def join(plan: ComparePlan, command: str, on_event: OnEvent, path: Path | None = None) -> tuple[Record, int]:
-    """Take part as one of the ranks that a launcher has started; rank 0's record is the whole one."""
-    if in_lab():  # which tells how many ranks share a link
+    """Join the ranks that a launcher has started; rank 0 has the whole record."""
+    if in_lab():  # the lab sets how many ranks share a link
         plan.per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     hosts = int(os.environ["WORLD_SIZE"]) // plan.per_host
     builder = RecordBuilder(_record(plan, hosts, None, command), on_event, path)
@@ -118,7 +118,7 @@ def _record(plan: ComparePlan, hosts: int, rate: str | None, command: str) -> Re
 
 
 def _parameters(plan: ComparePlan) -> int:
-    """Counted before anything starts: ranks that fail at once can no longer tell."""
+    """Number of parameters, counted before any rank starts, since a rank may fail at once."""
     model = get(plan.workload, seed=plan.seed, **plan.options).model()
     return sum(p.numel() for p in model.parameters())
 
@@ -136,7 +136,7 @@ def machine() -> str:
 
 
 def _tcp() -> str:
-    """How the kernel shares links between flows: on slow ones it moves step times by several percent."""
+    """The kernel's TCP congestion control, which moves step times on slow links by several percent."""
     with suppress(OSError):
         return f", TCP {Path('/proc/sys/net/ipv4/tcp_congestion_control').read_text().strip()}"
     return ""

@@ -1,4 +1,4 @@
-"""Learning rates of a trial: multiples of the workload's own, for all contenders or for one of them."""
+"""Parse --lr: factors on the workload's learning rate, for all runs or for one."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,7 +8,7 @@ from gossamer.core.parts import nearest
 
 
 def rates_of(texts: Sequence[str], names: Iterable[str]) -> dict[str, float]:
-    """What each contender's learning rate is multiplied with: 'FACTOR' is for all, 'RECIPE=FACTOR' for one.
+    """Factor on the learning rate of each run: 'FACTOR' is for all, 'RECIPE=FACTOR' for one.
 
     >>> rates_of(["2", "topk(ratio=0.1)=1.3"], ["ddp", "topk(ratio=0.1)"])
     {'ddp': 2.0, 'topk(ratio=0.1)': 1.3}
@@ -23,7 +23,7 @@ def rates_of(texts: Sequence[str], names: Iterable[str]) -> dict[str, float]:
                 f"--lr {text.strip()[:80]}: no recipe here is called {name[:60]!r}. {nearest(name, known)}"
             )
         if name in said:
-            raise RecipeError(f"--lr says a factor for {name or 'all recipes'} twice")
+            raise RecipeError(f"--lr gives {name or 'all recipes'} two factors: give one")
         said[name] = _factor(number, text)
     return {name: said.get(name, said.get("", 1.0)) for name in known} if said else {}
 

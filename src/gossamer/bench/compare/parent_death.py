@@ -1,7 +1,6 @@
-"""No process of a trial outlives the one that started it: `python .../orphans.py MODULE ARGUMENTS...` runs a rank's module.
+"""End a rank when its parent process ends: `python .../parent_death.py MODULE ARGUMENTS...` runs a rank's module.
 
-It is run by path, as a script that imports the standard library alone: while torch is loading, which takes seconds, a rank
-would not notice that it is alone.
+This file is run by path and imports only the standard library: loading torch takes seconds, in which the parent may die.
 """
 
 import ctypes
@@ -10,17 +9,17 @@ import runpy
 import signal
 import sys
 
-PARENT = "GOSSAMER_PARENT"  # the environment's name for the process that must not be outlived
+PARENT = "GOSSAMER_PARENT"  # environment variable with the process id of the parent
 _PR_SET_PDEATHSIG = 1
 
 
 def program(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module as one of a trial's ranks."""
+    """Command that runs a module as a rank which ends with its parent."""
     return [sys.executable, "-W", "ignore", __file__, module, *arguments]
 
 
 def end_with_parent() -> None:
-    """Ask the kernel to kill us when our parent ends, however it ends; leave at once if it is gone already."""
+    """Ask the kernel to kill this process when its parent ends; exit at once if the parent is gone already."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
@@ -30,6 +29,6 @@ def end_with_parent() -> None:
 
 if __name__ == "__main__":
     end_with_parent()
-    sys.path[0] = os.getcwd()  # as under `python -m`: our own folder is no place to import from
+    sys.path[0] = os.getcwd()  # as under `python -m`, instead of the folder of this file
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

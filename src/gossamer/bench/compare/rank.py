@@ -1,4 +1,4 @@
-"""What every rank of a trial runs: `gossamer.bench.compare.rank PLAN`, in JSON. Rank 0 tells the launcher what happens."""
+"""Run one rank of a comparison: `gossamer.bench.compare.rank PLAN`, in JSON. Rank 0 sends events to the launcher."""
 
 import json
 import sys
@@ -32,13 +32,13 @@ HISTORY = (
     "decision",
     "spoilt",
     "staleness",
-)  # events that a run which goes on must not lose
-START = 60.0  # seconds at least to find one another: all load torch first, on few cores side by side
+)  # events that a resumed run must not lose
+START = 60.0  # seconds at least for the ranks to meet: all load torch first, on few cores
 Hear = Callable[[dict[str, Any]], None]
 
 
 def take_part(plan: ComparePlan, hear: Hear) -> int:
-    """Take part in a trial as one of several ranks; the exit code is 1 if a contender failed. Rank 0 calls `hear`."""
+    """Take part in a comparison as one rank; return 1 if a run failed. Rank 0 calls `hear` with every event."""
     torch.set_num_threads(1)
     for each in plan.imports:
         plugins.import_named(each)
@@ -51,15 +51,15 @@ def take_part(plan: ComparePlan, hear: Hear) -> int:
     except GossamerError as error:
         who = name_rank(dist.get_rank(), plan.per_host)
         return _give_up(f"{who}: {error}", hear if dist.get_rank() == 0 else None)
-    if code == 0:  # after a failure there may be nobody left to take leave of
-        _take_leave()
+    if code == 0:  # after a failure the other ranks may be gone
+        _shut_down()
     return code
 
 
-def _take_leave() -> None:
-    """End the backend's threads: one that lets go of a tensor while Python is taken down aborts the process."""
-    with suppress(RuntimeError):  # whoever dies now has done its work
-        dist.barrier()  # torch 2.6 hangs if a collective's last tensors are still about
+def _shut_down() -> None:
+    """Destroy the process group: a backend thread that frees a tensor while Python exits aborts the process."""
+    with suppress(RuntimeError):  # a rank that dies now has done its work
+        dist.barrier()  # torch 2.6 hangs if a collective still holds its last tensors
         dist.destroy_process_group()
 
 
@@ -72,15 +72,15 @@ def _give_up(why: str, hear: Hear | None) -> int:
 
 
 class RankLoop:
-    """One rank's part: contenders in turns, until all are done."""
+    """One rank's main loop: trains all runs in slices until each one is done."""
 
     def __init__(self, plan: ComparePlan, hear: Hear) -> None:
         self.plan, self.hear = plan, hear
         self.control = ControlGroup(plan.deadline, plan.per_host)
         self.alive = dict[str, RankRun]()
-        self.reached = dict[str, float]()  # the last quality of each
+        self.reached = dict[str, float]()  # the last quality of each run
         self.saved = dict[str, int]()
-        self.history: checkpoints.History = []  # of the one contender of a run that writes checkpoints; rank 0 has it
+        self.history: checkpoints.History = []  # events of the one run of a plan with checkpoints; rank 0 has them
         self.failures = 0
         self.lower = workloads.find(plan.workload).lower_is_better
 
@@ -106,7 +106,7 @@ class RankLoop:
                 self.history.append((event, {k: v for k, v in facts.items() if k != "run"}))
 
     def _together(self, name: str, do: Callable[[], None]) -> bool:
-        """If it fails, the contender is out and the others go on."""
+        """Run an action on all ranks; if it fails, drop the run and let the others go on. Returns True on success."""
         why = attempt(self.control, do)
         if not why:
             return True
@@ -118,7 +118,7 @@ class RankLoop:
         return False
 
     def _add(self, name: str, kind: str, workload: workloads.Workload) -> None:
-        # Groups are made in step, whatever becomes of the contender; a failed one leaves the others' in order.
+        # All ranks make the groups in one order, even if the run fails to start.
         group = new_group(self.plan.deadline)
 
         def make() -> None:
@@ -134,20 +134,23 @@ class RankLoop:
         self._together(name, lambda: self._judge(run))
 
     def _go_on(self, run: RankRun) -> None:
-        """Take up a run, and tell the launcher what it had told before."""
+        """Resume a run from its checkpoint, and send its earlier events again."""
         told = checkpoints.restore(self.plan, self.control, run)
-        done = run.steps_done  # its model is judged again
+        done = run.steps_done  # its model is evaluated again
         self.history = [(e, facts) for e, facts in told if not (e == "evaluation" and facts["step"] == done)]
         for start in range(0, len(self.history), 100):  # lines longer than 64 KiB would be cut
             self._tell("history", run=run.name, events=self.history[start : start + 100])
 
     def _rounds(self) -> None:
-        """Turns, until all have had their steps; then on, for those that chase the baseline's quality.
+        """Train all runs in slices until each has its steps, or has reached the baseline's quality.
 
-        A turn goes on to the end of a round; whoever is ahead of the others by that waits until they have caught up.
+        A slice goes on to the end of a round; a run that is ahead by that waits until the others have caught up.
         """
         done, chunk = min((c.steps_done for c in self.alive.values()), default=0), self.plan.chunk
-        waiting, pace = list(self.alive), done // chunk * chunk  # a run that goes on is judged where it would have been
+        waiting, pace = (
+            list(self.alive),
+            done // chunk * chunk,
+        )  # a resumed run is evaluated at the same steps as an uninterrupted one
         while waiting:
             pace += chunk
             for name in list(waiting):
@@ -167,7 +170,7 @@ class RankLoop:
         return int(self.plan.steps * self.plan.patience) if chases else self.plan.steps
 
     def _is_done(self, run: RankRun) -> bool:
-        """All its steps, or the baseline's quality, or more time than the baseline took."""
+        """True if a run has had all its steps, the baseline's quality, or more time than the baseline took."""
         base = self.alive.get(self.plan.baseline)
         if run.steps_done >= self._limit(run.name):
             return True
@@ -183,7 +186,7 @@ class RankLoop:
 
         def told(step: Step) -> None:
             nonlocal recipe
-            self.control.expect_all()  # steps without a message may be many, and nobody else waits for them for ever
+            self.control.expect_all()  # a slice may have many steps without a message: check for failures of other ranks
             self._tell("step", run=run.name, **asdict(step))
             if comm is None or recipe is None or comm.recipe == recipe:
                 return
@@ -210,7 +213,7 @@ class RankLoop:
         self._tell("evaluation", run=run.name, **where, quality=quality)
 
     def _over_links(self, run: RankRun) -> dict[str, int]:
-        """What a host's ranks have sent over its link, to each other inside, and to their backends; means over the hosts."""
+        """Bytes of a host's ranks over its link, between each other, and to their backends; means over the hosts."""
         totals = {"sent": run.sent(), "inside": run.inside(), "handed": run.handed()}
         means = self.control.means({k: v for k, v in totals.items() if v is not None})
         return {k: int(v * self.plan.per_host) for k, v in means.items()}
@@ -222,16 +225,16 @@ class RankLoop:
             return
         why = checkpoints.save(self.plan, self.control, run, self.history)
         if why:
-            self._tell("note", text=f"no checkpoint at step {step}: {why}; the last one stands")
+            self._tell("note", text=f"no checkpoint at step {step}: {why}; the last checkpoint is kept")
         self.saved[run.name] = step
 
     def _finish(self, run: RankRun) -> None:
-        # A rank's own chunks are exact under scatter, so one rank's errors tell little. Not all need have measured alike:
-        # who was late under backup workers has nothing to measure.
+        # Under scatter a rank's own chunks are exact, so one rank's errors are not enough. Some ranks may have none:
+        # a rank that was late under backup workers has measured nothing.
         found = self.control.means(run.comm.worker.errors if run.comm else {})
-        names = [n for n, _ in run.model.named_parameters() if n in found]  # backward fills them from the end
+        names = [n for n, _ in run.model.named_parameters() if n in found]  # backward fills them from the last layer
         rest = iter([(n, found[n]) for n in names])
-        while some := dict(islice(rest, 16)):  # a line longer than a pipe's page may be cut by another rank's
+        while some := dict(islice(rest, 16)):  # a line longer than a pipe's page may be mixed with another rank's
             self._tell("layers", run=run.name, errors=some)
         self._tell_if_within_a_round(run)
         links = self._over_links(run)
@@ -245,18 +248,18 @@ class RankLoop:
         if run.ends_round(last):
             return
         end = next(step for step in count(last) if run.ends_round(step))
-        why = f"{run.name} had its steps within a round, which would have ended with step {end}"
-        self._tell("note", text=f"{why}; at step {last} each rank's own model was judged, and the mean counts")
+        why = f"{run.name} had its last step within a round that would have ended with step {end}"
+        self._tell("note", text=f"{why}; at step {last} each rank's own model was evaluated, and the mean counts")
 
 
 def write_line(event: dict[str, Any]) -> None:
-    """One event, one line; written at once, so that a launcher that is interrupted knows how far we came."""
+    """Print one event as one line at once, so that an interrupted launcher has it."""
     sys.stdout.write(MARK + json.dumps(event) + "\n")
     sys.stdout.flush()
 
 
 def main(plan: str) -> NoReturn:
-    """Run as a process of its own."""
+    """Run as a separate process."""
     exit_in_order(take_part(ComparePlan.of_json(plan), write_line))
 
 

@@ -1,4 +1,4 @@
-"""One run: a model under one recipe (or a yardstick), with its own clock and its own bytes."""
+"""One run on one rank: a model trained by a recipe or a baseline, with its own clock and byte counts."""
 
 import inspect
 from collections import Counter
@@ -25,7 +25,7 @@ from gossamer.recipe import Recipe
 
 
 class Totals(NamedTuple):
-    """Bytes of one rank by its ledger: to other hosts, to ranks of its own, and to the backend."""
+    """Bytes of one rank by its ledger: to other hosts, to ranks of its own host, and to the backend."""
 
     between: int
     inside: int
@@ -34,14 +34,14 @@ class Totals(NamedTuple):
 
 @dataclass
 class Clock:
-    """Seconds and bytes of this contender's own turns."""
+    """Seconds and bytes of one run's own slices."""
 
     seconds: float = 0.0
     nic: int = 0
 
 
 class RankRun:
-    """Trains in turns; what happens between them does not count."""
+    """One rank's part of a run. It trains in slices; the time between slices does not count."""
 
     def __init__(self, name: str, kind: str, workload: Workload, plan: ComparePlan, group: dist.ProcessGroup) -> None:
         self.name, self.kind, self.workload, self.group, self.plan = name, kind, workload, group, plan
@@ -59,11 +59,11 @@ class RankRun:
             self.comm = self._attach(plan)
         # The handshake and the first broadcast are not training; a run that goes on has sent something before.
         self._before = self._totals()
-        self._spoilt_before = Counter[str]()  # in an earlier part of the run, where the communicator does not say
+        self._spoilt_before = Counter[str]()  # in an earlier part of the run, where the communicator does not count it
 
     def _attach(self, plan: ComparePlan) -> Communicator:
         schedule = Recipe.of(self.kind).schedule
-        # Averaging parameters asks what becomes of buffers; where nobody waits for all they stay local.
+        # A schedule that averages parameters must say what happens to buffers; without a barrier they stay local.
         alone = schedule.mixes or schedule.is_async
         buffers = None if schedule.averages_gradients else "local" if alone else "average"
         comm = attach(
@@ -75,7 +75,7 @@ class RankRun:
             buffers=buffers,
             measure_every=plan.measure_every,
         )
-        comm.ledger.per_node = plan.per_host  # whatever the recipe says: this is about who shares a link here
+        comm.ledger.per_node = plan.per_host  # whatever the recipe says: here it means the ranks that share a link
         return comm
 
     def _totals(self) -> Totals:
@@ -84,12 +84,12 @@ class RankRun:
 
     @property
     def origin(self) -> str:
-        """What was asked for; a controller may since have changed it."""
+        """The recipe as given; a controller may have changed it since."""
         return repr(self.comm.worker.origin) if self.comm else self.kind
 
     @property
     def can_be_saved(self) -> bool:
-        """Not so torch's hooks and averagers: their state has no public form."""
+        """False for torch's comm hooks and averagers, which have no public state dict."""
         return self.comm is not None or self.kind in ("compute", "ddp", "ddp-fp16")
 
     @property
@@ -98,22 +98,22 @@ class RankRun:
 
     @property
     def steps_done(self) -> int:
-        """Backup workers skip steps they missed, so the communicator counts."""
+        """Steps done, by the communicator's count: backup workers skip the steps they missed."""
         return self.comm.step if self.comm else self.done
 
     def ends_round(self, step: int) -> bool:
-        """Is this the last step of a round? The schedule in force says so; a controller may change it."""
+        """True if this is the last step of a round of the current schedule, which a controller may change."""
         if self.baseline is not None:
             return self.baseline.ends_round(step)
         assert self.comm is not None
         return self.comm.recipe.schedule.ends_round(step)
 
     def train_slice(self, target: int, limit: int, told: Callable[[Step], None]) -> None:
-        """Train up to a step, and on to the end of its round, but not beyond the limit; all ranks begin and end together.
+        """Train up to `target` and on to the end of its round, not beyond `limit`; all ranks begin and end together.
 
-        A turn ends when its messages have arrived: what travels between turns would be time and bytes for nothing.
+        A slice ends when its messages have arrived, so that their time and bytes are counted in it.
         """
-        nic = _nic()  # before any rank that shares it goes on
+        nic = _nic()  # before any rank that shares the card goes on
         dist.barrier(self.group)
         before, began = self.clock.seconds, perf_counter()
         try:
@@ -121,7 +121,7 @@ class RankRun:
                 told(self._step(before, began))
             self._quiesce()
         except Exception:
-            self.close()  # or the others would wait for this rank as long as it lives, and it goes on to live
+            self.close()  # otherwise the others would wait for this rank, which lives on
             raise
         dist.barrier(self.group)
         self.clock.seconds = before + perf_counter() - began
@@ -137,7 +137,7 @@ class RankRun:
         start, meters = perf_counter(), self._meters()
         loss = self._learn_alone(self.baseline) if self.baseline else self._learn()
         self.done += 1
-        sent = self.sent() if self.per_host == 1 else None  # what others send over this link is asked now and then
+        sent = self.sent() if self.per_host == 1 else None  # ranks that share a link are summed at each evaluation
         now = Step(self.steps_done, before + perf_counter() - began, loss, sent)
         if meters is not None and (after := self._meters()) is not None:
             now.wait, now.codec = after[0] - meters[0], after[1] - meters[1]
@@ -148,7 +148,7 @@ class RankRun:
         assert self.comm is not None
         self.optimizer.zero_grad()
         total, last = 0.0, False
-        while not last:  # a controller may ask for several micro-batches a step
+        while not last:  # a controller may ask for several micro-batches per step
             with self.comm.accumulating() as last:
                 loss = self.workload.loss(self.model, self._batch()) / self.comm.accumulate
                 loss.backward()
@@ -164,19 +164,19 @@ class RankRun:
         return float(loss.detach())
 
     def _batch(self) -> Batch:
-        """No rank sees a batch twice, and a rank that missed steps goes on where the others are."""
+        """Next batch: no rank sees a batch twice, and a rank that missed steps continues where the others are."""
         self.drawn = max(self.drawn, self.steps_done) + 1
         sleep(self.plan.slow, self.rank, self.drawn, self.plan.seed)
         return self.workload.batch(self.drawn - 1, self.rank, self.size)
 
     def _meters(self) -> tuple[float, float] | None:
-        """Seconds waited and coded so far; None for a yardstick that does not tell."""
+        """Seconds waited and coded so far; None for a baseline that does not measure them."""
         if self.comm is not None:
             return self.comm.exposed_seconds, self.comm.ledger.busy_seconds
         return (0.0, 0.0) if self.baseline is not None and self.baseline.says_where_time_goes else None
 
     def sent(self) -> int | None:
-        """Bytes over this host's link so far, by this rank; None for a yardstick with neither ledger nor formula."""
+        """Bytes over this host's link so far, by this rank; None for a baseline with neither ledger nor formula."""
         if self.comm is not None:
             return self._totals().between - self._before.between
         sent = self._formula()
@@ -184,7 +184,7 @@ class RankRun:
         return sent and (sent // self.per_host if self.size > self.per_host else 0)
 
     def inside(self) -> int | None:
-        """Bytes to other ranks of this host so far, past its link."""
+        """Bytes to other ranks of this host so far, which do not cross its link."""
         if self.comm is not None:
             return self._totals().inside - self._before.inside
         sent = self._formula()
@@ -198,18 +198,18 @@ class RankRun:
         return sent and sent * self.size // max(2 * (self.size - 1), 1)
 
     def _formula(self) -> int | None:
-        """What a yardstick has sent so far by its formula, if it has one."""
+        """Bytes a baseline has sent so far by its formula, if it has one."""
         assert self.baseline is not None
         return self.baseline.sent(self.done)
 
     def spoilt(self) -> dict[str, Any]:
-        """What values that are not finite have cost so far, and which ranks they came from."""
+        """Steps and rounds lost to values that are not finite, and the ranks they came from."""
         counts = self._count_spoilt() + self._spoilt_before
         by = {name: n for name, n in counts.items() if name.isdigit()}
         return {"skipped_steps": counts["skipped_steps"], "dropped_rounds": counts["dropped_rounds"], "by": by}
 
     def _count_spoilt(self) -> Counter[str]:
-        """As the communicator counts: losses by their kind, causes by rank."""
+        """Counts by the communicator: lost steps and rounds by kind, causes by rank."""
         if self.comm is None:
             return Counter()
         metrics = self.comm.metrics()
@@ -218,11 +218,11 @@ class RankRun:
         return Counter({**losses, **{str(rank): n for rank, n in by.items()}})
 
     def quality(self) -> float:
-        """Held-out quality: each rank judges the model it has, and the mean counts. All ranks call this together.
+        """Held-out quality: the mean over every rank's own model. All ranks call this together.
 
-        No models are averaged for it: an average that training does not make would cost its user time and bytes.
+        Models are not averaged first: in a real training run that average would cost time and bytes.
         """
-        equal = self._models_are_equal()  # then they are judged once
+        equal = self._models_are_equal()  # then one evaluation is enough
         mine = 0.0 if equal and self.rank else self.workload.evaluate(self.model)
         total = torch.tensor([mine], dtype=torch.float64)
         dist.all_reduce(total, group=self.group)
@@ -237,7 +237,7 @@ class RankRun:
     def state_dict(self) -> dict[str, Any]:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "done": self.done}
         state |= {"drawn": self.drawn, "seconds": self.clock.seconds, "nic": self.clock.nic}
-        comm = {"comm": self.comm.state_dict()} if self.comm else {}  # may still send what was on its way
+        comm = {"comm": self.comm.state_dict()} if self.comm else {}  # may still send what was in flight
         state |= comm | {"sent": self.sent() or 0, "inside": self.inside() or 0, "handed": self.handed() or 0}
         errors = {"errors": self.comm.worker.errors, "measured": self.comm.worker.measured} if self.comm else {}
         return state | errors | {"spoilt": dict(self._count_spoilt() + self._spoilt_before)}
@@ -249,7 +249,7 @@ class RankRun:
         self.clock.seconds, self.clock.nic = state["seconds"], state["nic"]
         if self.comm is not None:
             self.comm.load_state_dict(state["comm"])
-            now, inside = self._totals(), state.get("inside", 0)  # older checkpoints are of one rank a host
+            now, inside = self._totals(), state.get("inside", 0)  # older checkpoints have one rank per host
             self._before = Totals(now.between - state["sent"], now.inside - inside, now.handed - state["handed"])
             self.comm.worker.errors, self.comm.worker.measured = state["errors"], state["measured"]
             self._spoilt_before = Counter(state["spoilt"]) - self._count_spoilt()
@@ -260,7 +260,7 @@ class RankRun:
 
 
 def about(kind: str) -> str:
-    """What a preset or a yardstick does, in its own words; nothing for an expression, which speaks for itself.
+    """Summary line of a preset or a baseline; empty for an expression.
 
     >>> about("topk(ratio=0.1)"), about("scatter(bf16())")
     ('The largest one percent of a gradient, and error feedback for the rest.', '')
@@ -273,11 +273,11 @@ def about(kind: str) -> str:
 
 
 def check(kind: str) -> None:
-    """Say early, in one process, that a contender cannot be read."""
+    """Raise an error if `kind` is no recipe and no baseline, before any rank is started."""
     from gossamer.recipes import presets
 
     if kind == DECENT and not has_decent():
-        raise RecipeError(f"the yardstick {DECENT!r} needs a package: pip install {DECENT}")
+        raise RecipeError(f"the baseline {DECENT!r} needs a package: pip install {DECENT}")
     if kind in BASELINES:
         return
     try:

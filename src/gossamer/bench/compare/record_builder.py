@@ -1,4 +1,4 @@
-"""Listens to the ranks of a trial, and keeps a record of it that is valid at any moment."""
+"""Build the record of a comparison from the events of its ranks; it is valid at any moment."""
 
 import json
 import signal
@@ -14,11 +14,11 @@ from gossamer.bench.record import Evaluation, Record, Run, Step
 from gossamer.core.errors import GossamerError
 
 OnEvent = Callable[[dict[str, Any]], None]
-WORDS = 200  # lines of the ranks that are kept, in case they say why it went wrong
+WORDS = 200  # lines of the ranks that are kept, in case they show the cause of a failure
 
 
 class RecordBuilder:
-    """Turns rank 0's events into the record; what else the ranks print is kept in case it says why they ended."""
+    """Turns rank 0's events into the record, and keeps the other lines of the ranks for error messages."""
 
     def __init__(
         self, record: Record, on_event: OnEvent, path: Path | None = None, earlier: Record | None = None
@@ -27,10 +27,10 @@ class RecordBuilder:
         self.journal = Journal(record, path, earlier)
         self.complaints = deque[str](maxlen=WORDS)
         self.finished = set[str]()
-        self.lost = self.broken = ""  # who was killed; what rank 0 could not go on without
+        self.lost = self.broken = ""  # the rank that was killed; the error that ended rank 0
 
     def follow(self, work: Callable[[], int]) -> tuple[Record, int]:
-        """Do the work, and account for its end, whichever it is."""
+        """Run `work` and set the status of every run, however it ends; return the record and the exit code."""
         try:
             code = int(work() != 0)
         except KeyboardInterrupt as stop:
@@ -42,12 +42,12 @@ class RecordBuilder:
         return self.record, code
 
     def line(self, number: int | None, text: str) -> None:
-        said, mark, rest = text.partition(MARK)  # another rank's line may not have been finished
+        said, mark, rest = text.partition(MARK)  # the line of another rank may be unfinished
         if mark:
             try:
                 event = json.loads(rest)
                 self._understand(event)
-            except (ValueError, KeyError, TypeError, AttributeError):  # cut short by a kill, or not ours
+            except (ValueError, KeyError, TypeError, AttributeError):  # cut short by a kill, or not an event
                 said = text
             else:
                 self._tell(event)
@@ -60,11 +60,11 @@ class RecordBuilder:
     def unshaped(self, reason: str) -> None:
         self.record.note, self.record.rate = f"unshaped: {reason}", "unshaped"
         self.say(
-            f"no lab here, so the network is as fast as this machine, and times say little about a slow one: {reason}"
+            f"no lab here, so the network is as fast as this machine, and times say little about a slow network: {reason}"
         )
 
     def ended(self, number: int, code: int) -> None:
-        """A rank was the first to fail; who was killed can no longer tell."""
+        """Note the rank that failed first, if a signal ended it: it cannot report that itself."""
         if code < 0 or code > 128:
             name = signal.Signals(-code if code < 0 else code - 128).name
             how = "frozen" if name == "SIGSTOP" else "killed"
@@ -75,18 +75,18 @@ class RecordBuilder:
         return str(number) if self.record.per_host == 1 else name_rank(number, self.record.per_host)
 
     def take(self, event: dict[str, Any]) -> None:
-        """One event of a rank in this very process."""
+        """Take one event of a rank that runs in this process."""
         self._understand(event)
         self._tell(event)
 
     def _tell(self, event: dict[str, Any]) -> None:
-        if event["event"] != "history":  # which was told when it happened
+        if event["event"] != "history":  # its events were shown when they happened
             self.on_event(event)
         if why := self.journal.keep_up():
             self.say(f"the record cannot be written: {why}; it is tried again until the end")
 
     def _understand(self, event: dict[str, Any]) -> None:
-        """An error says that the event is none of ours."""
+        """Add an event to the record; raises an error if it is not an event of ours."""
         kind, run = event["event"], self.record.run(event.get("run", ""))
         facts = {k: v for k, v in event.items() if k not in ("event", "run")}
         if kind == "broken":
@@ -96,10 +96,10 @@ class RecordBuilder:
             if kind in ("end", "failed"):
                 self.finished.add(run.name)
         elif "run" in event:
-            raise ValueError(f"no contender is called {event['run']!r}")
+            raise ValueError(f"no run is called {event['run']!r}")
 
     def _account_for_the_missing(self, code: int) -> None:
-        """A run that neither ended nor failed was cut off; say so, and say why."""
+        """Mark every run that neither ended nor failed as cut off, with the reason."""
         missing = [run for run in self.record.runs if run.name not in self.finished]
         if not missing:
             return
@@ -110,13 +110,13 @@ class RecordBuilder:
         if code == 1:
             self.say(why)
             if self.complaints:
-                self.say("the ranks' last words:\n" + "\n".join(list(self.complaints)[-20:]))
+                self.say("the ranks' last lines:\n" + "\n".join(list(self.complaints)[-20:]))
 
 
 def _note(run: Run, kind: str, facts: dict[str, Any]) -> None:
     if kind == "contender":
         run.recipe = facts["recipe"]
-    elif kind == "history":  # of a run that goes on: what it told before its checkpoint
+    elif kind == "history":  # events of a resumed run from before its checkpoint
         for name, earlier in facts["events"]:
             _note(run, name, earlier)
     elif kind == "step":

@@ -1,4 +1,4 @@
-"""What the ranks of one script's run say, put together: rank 0's rows, every rank's losses, and why it ended."""
+"""Collect the events of all ranks of one script run: rank 0's steps, every rank's losses, and why the run ended."""
 
 import json
 import signal
@@ -14,29 +14,29 @@ from gossamer.bench.compare.plan import MARK
 from gossamer.bench.lab import name_rank
 from gossamer.bench.record import Evaluation, Run, Step
 
-LAST = 20  # lines that a rank's end is told in
+LAST = 20  # last lines of a rank that its error shows
 POINTS = 20  # a training loss is averaged over a twentieth of the baseline's steps, at least
-PAUSE = 2.0  # seconds between two things shown: who looks at a screen reads no faster
+PAUSE = 2.0  # seconds between two shown evaluations: a reader is no faster
 
 Show = Callable[[dict[str, Any]], None]
 
 
 @dataclass
 class Death:
-    """How a rank ended that did not end well."""
+    """How a rank failed."""
 
     rank: int
     why: str
-    missed: bool  # it missed others, who may say more
+    missed: bool  # it waited for another rank, whose own error says more
 
 
 class ScriptEvents:
-    """One run. Its rows are kept back until the first loss: what was never fit to be compared leaves no trace."""
+    """Events of one run. Steps are held back until the first loss, so that a refused script leaves no record."""
 
     def __init__(self, run: Run, per_host: int, chunk: int, show: Show) -> None:
         self.run, self.per_host, self.chunk, self.show = run, per_host, chunk, show
         self.losses = dict[int, list[float]]()  # by step, of all ranks
-        self.unsaid = dict[int, list[float]]()  # what backward() was called on, of a script that tells nothing
+        self.unsaid = dict[int, list[float]]()  # values that backward() was called on, for a script that logs no loss
         self.held_out = dict[int, list[Evaluation]]()
         self.words = dict[int, deque[str]]()
         self.deaths = list[Death]()
@@ -49,7 +49,7 @@ class ScriptEvents:
         self._unsaid = list[Step]()
         self._shown_at, self._shown = 0.0, 0
 
-    # ---- what is heard
+    # ---- incoming events
 
     def line(self, rank: int, text: str) -> None:
         said, mark, rest = text.partition(MARK)
@@ -57,7 +57,7 @@ class ScriptEvents:
             try:
                 event = json.loads(rest)
                 getattr(self, f"_hear_{event.pop('event')}")(rank, **event)
-            except (ValueError, KeyError, TypeError, AttributeError):  # cut short by a kill, or not ours
+            except (ValueError, KeyError, TypeError, AttributeError):  # cut short by a kill, or not an event
                 said = text
         if said.strip():
             self.words.setdefault(rank, deque(maxlen=LAST)).append(said)
@@ -82,7 +82,7 @@ class ScriptEvents:
         self._show_mean()
 
     def _hear_heard(self, rank: int, **facts: Any) -> None:
-        """A step of a script that has told no loss yet. It may do so after this very step: show the one before."""
+        """A step of a script that has logged no loss yet. It may log one after this step, so show the step before."""
         row = Step(**facts)
         if isfinite(row.loss):
             self.unsaid.setdefault(row.step, []).append(row.loss)
@@ -125,15 +125,15 @@ class ScriptEvents:
         where = {"step": last.step, "seconds": last.seconds, "sent": last.sent}
         self.show({"event": "evaluation", "run": self.run.name, "of": "mean loss", **where, "quality": mean})
 
-    # ---- what it comes to
+    # ---- results
 
     @property
     def goes_by_backward(self) -> bool:
-        """The script told nothing, and what it called backward() on has to do."""
+        """True if the script logged no loss, so the values of backward() are used."""
         return bool(self.unsaid) and (not self.losses or self.losses is self.unsaid)
 
     def killed(self, rank: int, code: int) -> None:
-        """A rank was the first to fail; who was killed could not tell."""
+        """Note the rank that failed first; a killed rank could not report it itself."""
         if any(d.rank == rank for d in self.deaths):
             return
         number = -code if code < 0 else code - 128
@@ -146,7 +146,7 @@ class ScriptEvents:
         self.deaths.insert(0, Death(rank, how + hint, False))
 
     def conclude(self, ranks: int) -> None:
-        """The run as its record says it, whatever became of it."""
+        """Write status, error and totals of the run into its record."""
         run = self.run
         if self.goes_by_backward:
             run.steps, self.losses = self._unsaid, self.unsaid
@@ -166,10 +166,10 @@ class ScriptEvents:
             run.status, run.error = "failed", self._why(ranks)
 
     def _why(self, ranks: int) -> str:
-        """Who failed first by its own doing, and its last lines."""
+        """Error of the rank that failed first by itself, with its last lines."""
         if not self.deaths:
             missing = next((r for r in range(ranks) if r not in self.ended), 0)
-            return self._with_last_words(missing, "ended without a word")
+            return self._with_last_words(missing, "ended without a message")
         first = min(self.deaths, key=lambda d: d.missed)
         return self._with_last_words(first.rank, first.why)
 
@@ -179,9 +179,9 @@ class ScriptEvents:
 
 
 def judge(runs: list[Run], events: dict[str, ScriptEvents], chunk: int) -> str:
-    """Give every run its judgements; returns what they are of.
+    """Set the evaluations of every run; return the name of their metric.
 
-    Held-out quality, if every run that told anything told that; else the training loss, in means over as many steps for all.
+    The metric is held-out quality if every run logged it, else the training loss, averaged over equal windows.
     """
     heard = [events[r.name] for r in runs if r.name in events and (r.steps or events[r.name].held_out)]
     if heard and all(h.held_out for h in heard):
@@ -195,7 +195,7 @@ def judge(runs: list[Run], events: dict[str, ScriptEvents], chunk: int) -> str:
 
 
 def _mean(seen: list[Evaluation]) -> Evaluation:
-    """Over the ranks that judged at this step; by the first one's clock."""
+    """Mean over the ranks that evaluated at this step, with the first one's clock."""
     first = seen[0]
     return Evaluation(first.step, first.seconds, first.sent, fmean(e.quality for e in seen))
 

@@ -1,4 +1,4 @@
-"""A script on comparison: run once under every recipe, in a lab, on this machine, or on the ranks that a launcher has started."""
+"""Compare recipes on a script: run it once per recipe, in a lab, on this machine, or on the ranks of a launcher."""
 
 import json
 import os
@@ -37,10 +37,10 @@ AFTER_DDP = (
 )
 
 COMPILED = (
-    "the script uses torch.compile, whose time counts, and the first run has most of it: compare once more now that its cache is "
-    "there"
+    "the script uses torch.compile, whose time counts, and the first run pays most of it: compare once more, now that its cache "
+    "is filled"
 )
-UNTOLD = "the script tells no loss: compared by what it calls backward() on, summed over a step"
+UNTOLD = "the script logs no loss: compared by the values it calls backward() on, summed over a step"
 
 
 class ScriptError(GossamerError, ValueError):
@@ -49,7 +49,7 @@ class ScriptError(GossamerError, ValueError):
 
 @dataclass
 class ScriptPlan:
-    """What is to be run; on which hosts, the launcher knows."""
+    """What to run: the script, its arguments and the recipes. The launcher chooses the hosts."""
 
     script: str
     arguments: list[str]
@@ -58,12 +58,12 @@ class ScriptPlan:
     chunk: int = 5  # steps that a training loss is averaged over, at least
     per_host: int = 1
     imports: list[str] = field(default_factory=list[str])
-    steps: int = 0  # to end every run after; 0: the script knows
+    steps: int = 0  # end every run after so many steps; 0: when the script ends
     folder: str = ""  # to run the script in
     began: float = field(default_factory=time.time)
 
     def command(self, run: Run) -> list[str]:
-        """What a rank runs. In the script's arguments and its folder {recipe} is the run's name, fit for a file's."""
+        """Command of one rank. In the script's arguments and its folder, {recipe} becomes the run's name as a file name."""
         name = re.sub(r"[^A-Za-z0-9_.=]+", "-", run.name).strip("-.")
         said = [a.replace("{recipe}", name) for a in self.arguments]
         spec = ScriptSpec(self.script, said, self.contenders[run.name], self.deadline, self.per_host, self.imports)
@@ -75,7 +75,7 @@ RunScript = Callable[[ScriptEvents], None]
 
 
 class ScriptCompare:
-    """Runs one contender after the other, and keeps a record that is valid at any moment."""
+    """Runs the script under one recipe after the other, and keeps a record that is valid at any moment."""
 
     def __init__(
         self, plan: ScriptPlan, hosts: int, rate: str | None, command: str, show: Show, path: Path | None
@@ -87,7 +87,7 @@ class ScriptCompare:
         self.code = 0
 
     def follow(self, run: RunScript) -> tuple[Record, int]:
-        """All runs, or those until the first that can be compared with nothing, or until ctrl-C."""
+        """Do all runs, until the script is refused or ctrl-C; return the record and the exit code."""
         try:
             for name, kind in self.plan.contenders.items():
                 self._one(name, kind, run)
@@ -103,13 +103,13 @@ class ScriptCompare:
         assert mine is not None
         events = self.events[name] = ScriptEvents(mine, self.plan.per_host, self.plan.chunk, self._shown)
         names = list(self.plan.contenders)
-        if len(names) > 1:  # it takes seconds until there is anything to see
+        if len(names) > 1:  # the first events take seconds
             self._shown({"event": "note", "text": f"{name}, {names.index(name) + 1} of {len(names)}"})
         self._shown({"event": "contender", "run": name, "recipe": kind, "done": 0})
         try:
             run(events)
             events.conclude(self.hosts * self.plan.per_host)
-        except GossamerError as error:  # a lab that broke down: what the others have told is not lost
+        except GossamerError as error:  # such as a lab that broke down: the events of other runs are kept
             events.conclude(self.hosts * self.plan.per_host)
             mine.status, mine.error = "failed", str(error)
         self._refuse(events)
@@ -133,12 +133,12 @@ class ScriptCompare:
         if events.run.status == "ok" and not events.losses and not events.held_out:
             name = Path(self.plan.script).name
             raise ScriptError(
-                f"{name} never told a loss, nor called backward() on one, so there is nothing to compare by: put "
-                "comm.log(loss=loss) into its loop, or comm.log(held_out=...) where it judges its model"
+                f"{name} logged no loss and called backward() on none, so there is nothing to compare: put "
+                "comm.log(loss=loss) into its loop, or comm.log(held_out=...) where it evaluates its model"
             )
 
     def _note(self, text: str) -> None:
-        """What a reader of the record should know, once."""
+        """Add a note to the record, once."""
         if text not in self.record.note:
             self.record.note = "; ".join(filter(None, [self.record.note, text]))
 
@@ -161,7 +161,7 @@ class ScriptCompare:
 def launch_script(
     plan: ScriptPlan, hosts: int, rate: str | None, command: str, show: Show, path: Path | None
 ) -> tuple[Record, int]:
-    """Run the script on hosts of a lab, if a rate is given and a lab can be made, else on this machine."""
+    """Run the script on the hosts of a lab if a rate is given and a lab can be made, else on this machine."""
     comparison = ScriptCompare(plan, hosts, rate, command, show, path)
     reason = available() if rate else None
     if rate and reason:
@@ -183,7 +183,7 @@ def launch_script(
 
 
 def join_script(plan: ScriptPlan, command: str, show: Show, path: Path | None) -> tuple[Record, int]:
-    """Take part as one of the ranks that a launcher has started. Each runs the script as a process beside it, with its rank."""
+    """Join the ranks that a launcher has started; each runs the script in a second process with the same rank."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if in_lab():
         plan.per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -216,13 +216,13 @@ def join_script(plan: ScriptPlan, command: str, show: Show, path: Path | None) -
 
 @contextmanager
 def _meeting_place(rank: int) -> Generator[int]:
-    """A store of rank 0 for one run, where nothing is left of the last one; gives its port. Others have none."""
+    """Open a new store on rank 0 for one run and yield its port; other ranks yield 0."""
     if rank:
         yield 0
         return
     try:
         door = socket.create_server((os.environ["MASTER_ADDR"], 0))
-    except OSError:  # a name that leads here, and is no address of ours
+    except OSError:  # the name is not an address of this machine
         door = socket.create_server(("", 0))
     port: int = door.getsockname()[1]
     store = TCPStore(HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach())
@@ -231,7 +231,7 @@ def _meeting_place(rank: int) -> Generator[int]:
 
 
 def _beside(command: list[str], port: int, on_line: Callable[[str], object]) -> tuple[int, list[str]]:
-    """Run one rank's script as a process beside this one; returns its code and all its lines."""
+    """Run one rank's script in a second process; return its exit code and all its lines."""
     place = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(port)}
     environment = {**os.environ, **place, "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}
     process = subprocess.Popen(
@@ -253,15 +253,15 @@ def _beside(command: list[str], port: int, on_line: Callable[[str], object]) -> 
 
 
 def check_script(path: Path) -> None:
-    """Say at once what would fail on every rank."""
+    """Raise ScriptError if the script cannot be read or compiled, before any rank is started."""
     try:
         compile(path.read_bytes(), str(path), "exec")
     except OSError as error:
         raise ScriptError(f"{path} cannot be read: {error.strerror}") from None
     except SyntaxError as error:
-        raise ScriptError(f"{path} is no Python that runs: line {error.lineno}: {error.msg}") from None
+        raise ScriptError(f"{path} is not valid Python: line {error.lineno}: {error.msg}") from None
     except ValueError as error:
-        raise ScriptError(f"{path} is no Python: {error}") from None
+        raise ScriptError(f"{path} is not valid Python: {error}") from None
 
 
 def _record(plan: ScriptPlan, hosts: int, rate: str | None, command: str) -> Record:

@@ -1,4 +1,4 @@
-"""Watches one rank's training by a script, and tells the launcher how it fares."""
+"""Observe one rank's training by a script and report its events to the launcher."""
 
 import json
 import sys
@@ -20,12 +20,12 @@ from gossamer.integrations.metrics import Meter
 from gossamer.integrations.run_observer import DDP, PLAIN, RunObserver
 from gossamer.recipe import Recipe
 
-START = 300.0  # seconds at least until a script attaches: it may have data to read
+START = 300.0  # seconds a script has at least until it attaches: it may have data to read
 
 
 @dataclass
 class ScriptSpec:
-    """What a rank is to do; written once by the launcher."""
+    """What a rank must run; written by the launcher."""
 
     script: str
     arguments: list[str]
@@ -33,53 +33,53 @@ class ScriptSpec:
     deadline: float
     per_host: int = 1
     imports: list[str] = field(default_factory=list[str])
-    steps: int = 0  # to end it after; 0: it ends by itself
-    folder: str = ""  # to run it in; else where the command was given
-    began: float = 0.0  # when the comparison did, as time.time() says it
+    steps: int = 0  # end the script after so many steps; 0: it ends by itself
+    folder: str = ""  # folder to run the script in; empty: the current folder
+    began: float = 0.0  # time.time() at the start of the comparison
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
 
 def tell(event: str, **facts: Any) -> None:
-    """One line; on a line of its own, whatever the script has printed without an end."""
+    """Print one event to the launcher, as one line."""
     sys.stdout.write(f"{MARK}{json.dumps({'event': event, **facts})}\n")
     sys.stdout.flush()
 
 
 class Enough(SystemExit):
-    """The steps that were asked for are done: the script ends here, as if it had said so itself."""
+    """Ends the script after the requested number of steps, as if it had called sys.exit()."""
 
 
 class ScriptObserver(RunObserver):
-    """Watches one rank's training: its clock begins when it has attached.
+    """Observes one rank's training. The clock begins when the script has attached.
 
-    A script need not tell a loss: until it does, the sum of what it calls backward() on is told in its place.
+    Until the script logs a loss, the sum of the values that it calls backward() on is reported instead.
     """
 
     def __init__(self, spec: ScriptSpec) -> None:
         self.spec, self.deadline, self.name = spec, spec.deadline, Path(spec.script).name
         self.meter: Meter | None = None
         self.refused = ""
-        self.losses = list[float]()  # told since the last row
-        self.heard = list[Tensor]()  # what backward() was called on in this step
+        self.losses = list[float]()  # logged since the last reported step
+        self.heard = list[Tensor]()  # values that backward() was called on in this step
         self.told_any = False
-        self.totals = dict[str, int | None]()  # as they were after the last step, if its number was given
-        self.last = 0  # the step of the last row
+        self.totals = dict[str, int | None]()  # byte counts after the last step, if the number of steps is limited
+        self.last = 0  # the last reported step
         self.alive = monotonic() + max(0.0, START - spec.deadline)
 
-    # ---- what attach and register say
+    # ---- called by attach and register
 
     def take(self, given: Recipe | str | None, ordered: str) -> None:
         if self.meter is not None:
             self.refuse(
-                f"{self.name} attaches twice, and a comparison follows one model: put all in one module, such as "
+                f"{self.name} attaches twice, and a comparison follows one model: put all models in one module, such as "
                 "nn.ModuleList([...]), and attach that"
             )
         if given is not None and (ordered in PLAIN or Recipe.of(given) != Recipe.of(ordered)):
             self.refuse(
-                f"{self.name} names its recipe itself ({given}), so every run would be the same: leave it out, "
-                "gossamer.attach(model, optimizer) takes the one that is compared"
+                f"{self.name} passes its own recipe ({given}), so every run would be the same: leave it out, "
+                "gossamer.attach(model, optimizer) takes the recipe that is compared"
             )
 
     def begin(self, meter: Meter, kind: str) -> None:
@@ -104,7 +104,7 @@ class ScriptObserver(RunObserver):
             self._row()
         elif heard and not self.told_any:
             self._row("heard", sum(float(loss) for loss in heard))
-        if self._step == self.spec.steps:  # what comes after is not of these steps, such as the next gradients
+        if self._step == self.spec.steps:  # bytes sent later, such as the next gradients, do not belong to these steps
             self.totals = self._links()
 
     def told(self, name: str, value: float) -> None:
@@ -113,25 +113,25 @@ class ScriptObserver(RunObserver):
             sent = self._sent() if self.spec.per_host == 1 else None
             tell("evaluation", step=self._step, seconds=self._clock(), sent=sent, quality=value)
             return
-        if not self.told_any:  # what was heard until now does not count
+        if not self.told_any:  # values of backward() reported so far do not count
             self.told_any, self.last, self.marks = True, 0, self.first
         self.losses.append(value)
         self._row()
 
     def hear(self, loss: Tensor) -> None:
-        """The script calls backward() on a loss."""
+        """Take a loss that the script calls backward() on."""
         if self.meter is not None and not self.told_any:
             self.heard.append(loss)
 
     def refuse(self, why: str) -> None:
-        """What cannot be compared is not worth another step."""
+        """Stop the script with an error that says why it cannot be compared."""
         self.refused = self.refused or why
         raise AttachError(why)
 
-    # ---- what becomes of it
+    # ---- steps and the end
 
     def before_step(self, *of: Any) -> None:
-        """An optimizer is about to step."""
+        """Hook before an optimizer step: end the script if it has had its steps, refuse a script that did not attach."""
         if self.spec.steps and self._step >= self.spec.steps:
             raise Enough
         if self.meter is None:
@@ -141,7 +141,7 @@ class ScriptObserver(RunObserver):
             )
 
     def finish(self) -> None:
-        """The script has ended well; did it train what can be compared?"""
+        """Report the end of the script, or refuse it if it did not attach or made no step."""
         if self.meter is None:
             self.refuse(
                 f"{self.name} ended and never attached: put comm = gossamer.attach(model, optimizer), or after "
@@ -155,7 +155,7 @@ class ScriptObserver(RunObserver):
         tell("end", compiled=_has_compiled(), **(self.totals or self._links()))
 
     def _row(self, event: str = "step", loss: float = nan) -> None:
-        """A row for the step done, with means over those since the last row: many a script tells a loss now and then."""
+        """Report the last step, with means over the steps since the last report: a script may log a loss rarely."""
         steps = self._step - self.last
         if steps < 1:
             return
@@ -180,7 +180,7 @@ class ScriptObserver(RunObserver):
         return perf_counter(), self.meter.exposed_seconds, self.meter.ledger.busy_seconds
 
     def _ring(self) -> int:
-        """What DDP's all-reduces have put on one rank's link: it keeps no ledger."""
+        """Bytes of DDP's all-reduces over one rank's link, by the ring formula, since DDP keeps no ledger."""
         assert self.meter is not None
         return 2 * (self.size - 1) * self.dense // self.size * self._step
 
@@ -206,7 +206,7 @@ class ScriptObserver(RunObserver):
 
 
 def _has_compiled() -> bool:
-    """torch.compile takes long once, and the runs that follow find what it has left."""
+    """True if the script used torch.compile, whose cache makes later runs faster."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return bool(getattr(dynamo, "counters", {}).get("frames"))
 

@@ -1,6 +1,7 @@
-"""What every rank of a script's trial runs: `gossamer.bench.compare.script_rank ORDERS`, in JSON. It runs the script, and tells how it fares.
+"""Run a script as one rank of a comparison: `gossamer.bench.compare.script_rank SPEC`, in JSON.
 
-The script is as it is: this module is its `python`, and hears of its training from `attach` or `ddp.register`.
+The script is not changed: this module runs it as `python` would, and observes its training through `attach` or
+`ddp.register`.
 """
 
 import json
@@ -27,7 +28,7 @@ REFUSED = 2  # the exit code
 
 
 def run(spec: ScriptSpec) -> int:
-    """Run the script under its recipe; returns the exit code."""
+    """Run the script under its recipe; return the exit code."""
     torch.set_num_threads(1)
     os.environ[VARIABLE] = spec.recipe
     if spec.folder:
@@ -72,7 +73,7 @@ def _account_for(error: BaseException, observer: ScriptObserver) -> int:
         trace = trace.tb_next
     told = f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
-        told = f"it ended itself with {error.code!r}"
+        told = f"the script called sys.exit({error.code!r})"
     else:
         traceback.print_exception(error.with_traceback(trace or error.__traceback__))
     sys.stderr.flush()
@@ -83,10 +84,10 @@ def _account_for(error: BaseException, observer: ScriptObserver) -> int:
 
 
 def main(text: str) -> NoReturn:
-    """Run as a process of its own. What the script left behind, such as threads and process groups, must not keep it."""
+    """Run as a separate process, and exit even if the script left threads or process groups."""
     code = run(ScriptSpec(**json.loads(text)))
     if code:
-        exit_now(code)  # what is to be done at the exit may wait for ranks that are there no more
+        exit_now(code)  # exit handlers may wait for ranks that have ended
     exit_in_order(code)
 
 

@@ -1,4 +1,4 @@
-"""Ends a rank that neither steps nor tells anything for too long, and says where it stood."""
+"""End a rank that makes no step and logs nothing for too long, and report where it stood."""
 
 import faulthandler
 import os
@@ -13,19 +13,19 @@ from typing import final
 from gossamer.bench.compare.script_observer import ScriptObserver, tell
 
 STOOD_STILL = 124  # the exit code
-LINES = 4  # of a stack, at either end
-AGAIN = 5.0  # seconds after which who cannot even say that it stands still is ended
+LINES = 4  # lines of a stack that are shown, at either end
+AGAIN = 5.0  # seconds after which a rank that cannot report its stall is ended
 WAITING = ("/torch/distributed/", "/torch/autograd/", "/torch/_tensor.py", "/torch/nn/parallel/", "/gossamer/")
 
 
 @final
 class StallWatchdog(threading.Thread):
-    """Ends a rank that neither stepped nor told anything for too long, and says where it stood."""
+    """Thread that ends a rank which makes no step and logs nothing for `deadline` seconds."""
 
     def __init__(self, observer: ScriptObserver, runner: str) -> None:
         super().__init__(daemon=True)
         self.observer, self.over = observer, threading.Event()
-        self.runner = runner  # the file that runs the script: its frames and those below are ours
+        self.runner = runner  # the file that runs the script: its frames and those below are not the script's
         self.main = threading.main_thread().ident
 
     def run(self) -> None:
@@ -35,11 +35,11 @@ class StallWatchdog(threading.Thread):
             left = self.observer.alive + deadline - monotonic()
             if left <= 0:
                 self._end()
-            faulthandler.dump_traceback_later(left + AGAIN, exit=True)  # for code that does not let threads run
+            faulthandler.dump_traceback_later(left + AGAIN, exit=True)  # for code that holds the GIL
         faulthandler.cancel_dump_traceback_later()
 
     def _print(self, frames: list[FrameType]) -> None:
-        """From the script's own line inwards."""
+        """Print the stack, from the script's own line inwards."""
         script = self.observer.spec.script
         last = max((i for i, f in enumerate(frames) if f.f_code.co_filename == script), default=len(frames) - 1)
         said = traceback.StackSummary.extract((f, f.f_lineno) for f in reversed(frames[: last + 1])).format()
@@ -51,7 +51,9 @@ class StallWatchdog(threading.Thread):
         where = next((f for f in frames if f.f_code.co_filename == self.observer.spec.script), None)
         place = f" at line {where.f_lineno} of {self.observer.name}" if where else ""
         deadline, doing = self.observer.deadline, "waited for other ranks" if waits else "stood still"
-        told = f"{doing}{place}: no step and no word for {deadline:g} s; if it was at work, give a longer --deadline"
+        told = (
+            f"{doing}{place}: no step and no log for {deadline:g} s; if it was still working, give a longer --deadline"
+        )
         self._print(frames)
         sys.stderr.flush()
         with suppress(OSError):
@@ -59,7 +61,7 @@ class StallWatchdog(threading.Thread):
         os._exit(STOOD_STILL)
 
     def _frames(self, frame: FrameType | None) -> list[FrameType]:
-        """The innermost first, down to the script's own; what is below runs the script."""
+        """Frames from the innermost to the script's own; frames below run the script."""
         out = list[FrameType]()
         while frame is not None and frame.f_code.co_filename != self.runner:
             out.append(frame)

@@ -1,4 +1,4 @@
-"""Ranks that are slow on purpose: a sleep in each of their steps, or in some of them at random."""
+"""Slow ranks on purpose: a sleep in each of their steps, or in random ones."""
 
 import random
 import re
@@ -13,13 +13,13 @@ _FORM = re.compile(r"(\d{1,6}|all):(\d{1,7}(?:\.\d+)?)(?::(0?\.\d+|1|1\.0))?")
 
 @dataclass(frozen=True)
 class Straggler:
-    """Who sleeps for how long before a gradient, and how often: 'RANK:MS' always, 'RANK:MS:CHANCE' at random, or 'all:...'.
+    """A rank that sleeps before its gradient: 'RANK:MS' in every step, 'RANK:MS:CHANCE' at random, 'all:...' for every rank.
 
     >>> Straggler.of("3:200"), Straggler.of("all:150:0.05")
     (Straggler(rank=3, seconds=0.2, chance=1.0), Straggler(rank=None, seconds=0.15, chance=0.05))
     """
 
-    rank: int | None  # None: every rank, each for itself
+    rank: int | None  # None: every rank, independently
     seconds: float
     chance: float = 1.0
 
@@ -36,7 +36,7 @@ class Straggler:
         return Straggler(rank, float(found[2]) / 1000, float(found[3] or 1.0))
 
     def at(self, rank: int, step: int, seed: int = 0) -> float:
-        """Seconds that a rank sleeps in a step: the same for every contender."""
+        """Seconds that a rank sleeps in a step; the same for every run."""
         if self.rank not in (None, rank):
             return 0.0
         drawn = random.Random(f"{seed} {rank} {step} {self.seconds}").random()
@@ -44,6 +44,6 @@ class Straggler:
 
 
 def sleep(slow: Sequence[str], rank: int, step: int, seed: int = 0) -> None:
-    """What all of these come to at a rank's step."""
+    """Sleep for the sum of all entries of `slow` that apply to this rank and step."""
     if seconds := sum(Straggler.of(text).at(rank, step, seed) for text in slow):
         time.sleep(seconds)

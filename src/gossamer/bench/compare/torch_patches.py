@@ -1,4 +1,4 @@
-"""What a script says without a word of ours: the losses that it calls backward() on, and the checkpoints that it loads."""
+"""Patches of torch for the time of a script: see the losses it calls backward() on, and the checkpoints it loads."""
 
 import os
 import time
@@ -18,7 +18,10 @@ UNSCALED = "_gossamer_unscaled"  # a loss before its GradScaler
 
 @contextmanager
 def patched_torch(hear: Callable[[Tensor], None], name: str, began: float) -> Generator[None]:
-    """Tell `hear` of every loss. Refuse what an earlier run of the comparison, that `began` at this moment, has saved."""
+    """Pass every loss to `hear`, and refuse to load a checkpoint that an earlier run of this comparison has saved.
+
+    The comparison began at the time `began`.
+    """
     backward, load, scale = torch.autograd.backward, torch.load, torch.amp.GradScaler.scale
     started = time.time()
 
@@ -34,7 +37,7 @@ def patched_torch(hear: Callable[[Tensor], None], name: str, began: float) -> Ge
         return scaled
 
     def checked_load(f: Any, *of: Any, **more: Any) -> Any:
-        _refuse_anothers(f, name, began, started)
+        _refuse_others_checkpoint(f, name, began, started)
         return load(f, *of, **more)
 
     with (
@@ -45,18 +48,18 @@ def patched_torch(hear: Callable[[Tensor], None], name: str, began: float) -> Ge
         yield
 
 
-def _refuse_anothers(file: Any, name: str, began: float, started: float) -> None:
-    """Who goes on where another recipe ended is not compared with it."""
+def _refuse_others_checkpoint(file: Any, name: str, began: float, started: float) -> None:
+    """Raise AttachError if the file was written by an earlier run of this comparison."""
     path = getattr(file, "name", file)
     if not isinstance(path, str | os.PathLike):
         return
     try:
         changed = Path(path).stat().st_mtime
-    except OSError:  # torch says it better
+    except OSError:  # torch has the better error
         return
     if began < changed < started:
         raise AttachError(
-            f"{name} loads {Path(path).name}, which it saved under another recipe of this comparison, and would go on from there: "
-            "give each recipe a place of its own, by an argument (-- --out_dir=out-{recipe}) or a folder to run in (--cwd "
+            f"{name} loads {Path(path).name}, which it saved under another recipe of this comparison, and would continue from there: "
+            "give each recipe its own place, by an argument (-- --out_dir=out-{recipe}) or a folder to run in (--cwd "
             "out-{recipe}); if it is no checkpoint but prepared data, run the script once before"
         )

@@ -1,4 +1,4 @@
-"""What the ranks are to try in one go, and how much of it; written by the launcher, read by every rank."""
+"""The checks that ranks run in one launch, and their sizes; written by the launcher, read by every rank."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -12,12 +12,12 @@ WAYS: dict[str, str] = {"cpu": "gloo, on the CPU", "nccl": "NCCL", "staged": "st
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is done. Tests do less."""
+    """Sizes of the checks; tests use smaller ones."""
 
-    lengths: tuple[int, ...] = (0, 1, 5, 63, 320, 321, 513, 4099, 1_000_003)  # elements, few of them round
-    elements: int = 25_600_000  # of what is timed
+    lengths: tuple[int, ...] = (0, 1, 5, 63, 320, 321, 513, 4099, 1_000_003)  # elements, most of them not powers of two
+    elements: int = 25_600_000  # elements in timed calls
     side: int = 2048  # of the square matrices that keep a stream busy
-    products: int = 60  # of such, one after the other: some 20 ms at least
+    products: int = 60  # matrix products in a row: 20 ms or more
     copied: int = 2**28  # bytes
     steps: int = 10
     width: int = 256  # of the small model's layers
@@ -27,13 +27,13 @@ class Sizes:
 
 @dataclass(frozen=True)
 class CheckSpec:
-    """Subjects of one check. Without a path, each rank is by itself."""
+    """Subjects of one check. Without a path, each rank runs alone."""
 
     check: str
     subjects: tuple[str, ...]
-    ranks: tuple[int, ...]  # who takes part
+    ranks: tuple[int, ...]  # ranks that take part
     path: Path = ""
-    number: int = 0  # of the orders so far
+    number: int = 0  # number of this launch
     sizes: Sizes = field(default_factory=Sizes)
 
     @property
@@ -52,7 +52,7 @@ class CheckSpec:
 
 
 class Placement(NamedTuple):
-    """Where a rank sits."""
+    """Rank, number of ranks, and device."""
 
     rank: int
     size: int

@@ -1,4 +1,4 @@
-"""Cards: which GPU a rank has, and whether Triton runs there."""
+"""Check GPUs: which one a rank has, and whether Triton runs on it."""
 
 import warnings
 from contextlib import suppress
@@ -31,7 +31,9 @@ def _card(spec: CheckSpec, placement: Placement) -> Finding:
 
 def _triton(spec: CheckSpec, placement: Placement) -> Finding:
     if find_spec("triton") is None:
-        why = "it is not installed, so codecs run as torch operations, which are slower: pip install 'gossamer[gpu]'"
+        why = (
+            "Triton is not installed, so codecs run as torch operations, which are slower: pip install 'gossamer[gpu]'"
+        )
         return Finding(spec.title, "triton", "left out", why)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -41,7 +43,7 @@ def _triton(spec: CheckSpec, placement: Placement) -> Finding:
 
 
 def card(device: torch.device) -> dict[str, Any]:
-    """Nothing here says whose machine it is: the place is a hash, to tell cards apart."""
+    """Facts about a GPU that do not identify the machine: its place is a hash."""
     if not torch.cuda.is_available():
         return {"absent": "torch sees no GPU on this rank's machine"}
     facts: dict[str, Any] = {
@@ -52,7 +54,7 @@ def card(device: torch.device) -> dict[str, Any]:
         "place": sha256(place_of(device).encode()).hexdigest()[:8] if place_of(device) else "",
         "nccl": "",
     }
-    with suppress(Exception):  # as versions, builds and drivers have it
+    with suppress(Exception):  # not every build or driver has it
         facts["gb"] = round(torch.cuda.get_device_properties(device).total_memory / 1e9, 1)
     with suppress(Exception):
         facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # pyright: ignore
@@ -76,7 +78,7 @@ def _read(text: str) -> str:
 
 
 def shared(places: dict[int, str]) -> str:
-    """Why NCCL cannot be used where ranks share a GPU; empty where none do."""
+    """Why NCCL cannot be used: ranks that share a GPU; empty if no ranks do."""
     holders = dict[str, list[int]]()
     for rank, place in places.items():
         if place:
@@ -85,4 +87,4 @@ def shared(places: dict[int, str]) -> str:
     if not crowds:
         return ""
     said = " and ".join("ranks " + ", ".join(map(str, ranks)) for ranks in crowds)
-    return f"{said} share one GPU, which NCCL refuses; with a GPU for each rank it is tried"
+    return f"{said} share one GPU, which NCCL refuses; give each rank its own GPU to check it"

@@ -1,4 +1,4 @@
-"""The examination: which checks are made, on which ranks, in which order."""
+"""Run all GPU checks: which checks, on which ranks, in which order."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,14 +11,14 @@ from gossamer.bench.compare.gpu.results import results_of
 from gossamer.recipes import presets
 
 Found = dict[str, dict[int, Finding]]  # by subject, then by rank
-CARD, ALONE = ("card", "triton"), "one rank alone talks to nobody"
-GO: tuple[Path, ...] = ("cpu", "nccl", "staged")  # the CPU first: the others are compared with it
-KILLED = ("allreduce", "sgp")  # a recipe with collectives, and one that sends point to point
+CARD, ALONE = ("card", "triton"), "one rank alone has no peer"
+GO: tuple[Path, ...] = ("cpu", "nccl", "staged")  # the CPU first: other paths are compared with it
+KILLED = ("allreduce", "sgp")  # one recipe with collectives, one with point-to-point messages
 
 
 @dataclass
 class Examination:
-    """Everything once; each failure is a finding, and nothing else is left out for it."""
+    """Runs every check once; a failure is a finding and does not stop the other checks."""
 
     runner: Runner
     sizes: Sizes = field(default_factory=Sizes)
@@ -57,7 +57,7 @@ class Examination:
             }
             if len(fine) > 1:
                 out.append(recipes.compared(preset, fine))
-        few = f"it takes more ranks than {self.runner.size}"
+        few = f"it needs more than {self.runner.size} ranks"
         return out + [Finding("mean losses", p, "left out", refused.get(p, few)) for p in wanted if p not in possible]
 
     def _peers(self, shared: str) -> list[Finding]:
@@ -66,7 +66,7 @@ class Examination:
             if why := self._why_not(way, shared):
                 out.append(Finding(f"a killed peer over {WAYS[way]}", "all", "left out", why))
                 continue
-            for recipe in KILLED:  # in processes of their own: one of them will be gone
+            for recipe in KILLED:  # in separate processes: one of them will end
                 out += _merged(self._carry_out(CheckSpec("peers", (recipe,), everyone, way)))
         return [replace(f, check=f.check.replace("peers", "a killed peer")) for f in out]
 
@@ -76,7 +76,7 @@ class Examination:
         return shared if way == "nccl" else ""
 
     def _carry_out(self, spec: CheckSpec) -> Found:
-        """All its subjects, in as many goes as it takes."""
+        """Run all subjects of a check, in as many launches as needed."""
         found, spec = Found(), replace(spec, sizes=self.sizes)
         while spec.subjects:
             self._orders += 1

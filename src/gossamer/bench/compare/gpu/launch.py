@@ -1,4 +1,4 @@
-"""Starting ranks for a spec, and hearing what they tell, however they end."""
+"""Start ranks for a check and collect their output, however they end."""
 
 import json
 import os
@@ -11,12 +11,12 @@ from gossamer.bench.compare.gpu.check_spec import CheckSpec
 from gossamer.bench.compare.local import run_here
 from gossamer.bench.compare.parent_death import PARENT, program
 
-STARTING = 180.0  # seconds that a process may take before its first subject, and after its last
+STARTING = 180.0  # seconds that a process may need before its first subject and after its last
 MODULE = "gossamer.bench.compare.gpu.rank"
 
 
 class Reply(NamedTuple):
-    """All that a rank's process said, and how it ended; empty where that was in order."""
+    """Output lines of a rank's process, and how it ended; empty if it ended well."""
 
     lines: list[str]
     ending: str = ""
@@ -26,12 +26,12 @@ class Runner(Protocol):
     size: int
 
     def run(self, spec: CheckSpec) -> list[Reply]:
-        """By rank; from those who take no part nothing is heard."""
+        """Replies by rank; ranks that take no part have empty ones."""
         ...
 
 
 class LocalRanks:
-    """Ranks on this machine, one for each GPU; three share one that is alone."""
+    """Starts ranks on this machine, one per GPU; three ranks share a single GPU."""
 
     def __init__(self, gpus: int) -> None:
         self.size = gpus if gpus > 1 else 3
@@ -42,12 +42,12 @@ class LocalRanks:
             ending = run_here(self.size, _command(spec), lambda rank, line: lines[rank].append(line), _patience(spec))
         except TimeoutError:
             return [Reply(said, f"was not done after {_patience(spec):g} seconds") for said in lines]
-        missing = "was ended, since another one had failed"
+        missing = "was ended, since another rank had failed"
         return [Reply(lines[r], in_words(ending.codes[r]) if r in ending.codes else missing) for r in range(self.size)]
 
 
 class JoinedRanks:
-    """The ranks that a launcher has started, on any machines: each starts a process for its part."""
+    """Ranks that a launcher has started, on any machines; each starts one process per check."""
 
     def __init__(self, control: ControlGroup, rank: int, size: int) -> None:
         self.size = size
@@ -58,7 +58,7 @@ class JoinedRanks:
         return [Reply(*json.loads(text)) for text in self._control.texts(json.dumps(mine))]
 
     def _part(self, spec: CheckSpec) -> Reply:
-        """The store is the launcher's, or that of rank 0's doctor: it stays when ranks go."""
+        """Run this rank's process; its store belongs to the launcher, so it outlives the process."""
         here = {PARENT: str(os.getpid()), "TORCHELASTIC_USE_AGENT_STORE": "True", "PYTHONUNBUFFERED": "1"}
         try:
             done = subprocess.run(
@@ -90,7 +90,7 @@ def _lines(output: bytes | None) -> list[str]:
 
 
 def in_words(code: int) -> str:
-    """How a process ended.
+    """Say how a process ended.
 
     >>> in_words(0), in_words(1), in_words(-6)
     ('', 'ended with code 1', 'was ended by SIGABRT')

@@ -1,4 +1,4 @@
-"""What every rank runs for one spec: `gossamer.bench.compare.gpu.rank ORDER`, in JSON. It tells its launcher what it finds."""
+"""Run one rank of a GPU check: `gossamer.bench.compare.gpu.rank SPEC`, in JSON. It sends its findings to the launcher."""
 
 import json
 import os
@@ -21,8 +21,8 @@ from gossamer.bench.compare.plan import MARK
 from gossamer.core.errors import GossamerError
 from gossamer.core.text import cut
 
-BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}  # of the ranks' group; else gloo
-WORDS = 600  # characters of an error that is not ours
+BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}  # backend of the group; gloo otherwise
+WORDS = 600  # characters of another library's error that are shown
 MEET = timedelta(seconds=120)
 Hear = Callable[[dict[str, Any]], None]
 
@@ -35,7 +35,7 @@ CHECKS: dict[str, Callable[[CheckSpec, Placement, str], Finding]] = {
 
 
 def take_part(spec: CheckSpec, placement: Placement, hear: Hear) -> bool:
-    """Try one subject after the other. False after an error: what comes next would fail of it, so others begin afresh."""
+    """Try one subject after the other; stop and return False after an error, so that the rest runs in new processes."""
     torch.set_num_threads(1)
     if placement.device.type == "cuda":
         torch.cuda.set_device(placement.device)
@@ -55,7 +55,7 @@ def take_part(spec: CheckSpec, placement: Placement, hear: Hear) -> bool:
             return False
         finally:
             alarm.cancel()
-    return spec.check != "peers"  # who is left then has nobody to take leave of
+    return spec.check != "peers"  # after a killed peer the group cannot be shut down
 
 
 def _tried(spec: CheckSpec, placement: Placement, subject: str, tell: Callable[[Finding], None]) -> Finding:
@@ -65,7 +65,7 @@ def _tried(spec: CheckSpec, placement: Placement, subject: str, tell: Callable[[
 
 
 def _give_up(spec: CheckSpec, subject: str, tell: Callable[[Finding], None]) -> None:
-    """Nothing else ends what hangs in a kernel."""
+    """End this process: nothing else ends a kernel that hangs."""
     tell(Finding(spec.title, subject, "failed", f"it was not done after {spec.sizes.limit:g} seconds"))
     sys.stdout.flush()
     os._exit(0)
@@ -85,7 +85,7 @@ def in_words(error: Exception) -> str:
 
 
 def placement_of(spec: CheckSpec) -> Placement:
-    """Where the launcher has put this rank."""
+    """Rank, size and device from the launcher's environment."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     count = torch.cuda.device_count()
     if spec.path == "cpu" or not count:
@@ -94,7 +94,7 @@ def placement_of(spec: CheckSpec) -> Placement:
 
 
 def meet(spec: CheckSpec, placement: Placement) -> None:
-    """A group of these ranks, through the store that their launcher keeps."""
+    """Join the process group of these ranks, through the launcher's store."""
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = PrefixStore(f"gossamer-doctor/{spec.number}", TCPStore(*place, is_master=False, timeout=MEET))
     patience = timedelta(seconds=max(60.0, 2 * spec.sizes.deadline))
@@ -103,7 +103,7 @@ def meet(spec: CheckSpec, placement: Placement) -> None:
 
 
 def _say(event: dict[str, Any]) -> None:
-    """One write for a line: lines of several threads must not mix."""
+    """Print one event in one write, so that lines of several threads do not mix."""
     sys.stdout.write(MARK + json.dumps(event) + "\n")
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""What is made of what ranks told: a finding of each rank for each subject, whoever died of it."""
+"""Turn the output of ranks into findings: one per rank and subject, also for ranks that died."""
 
 import json
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from gossamer.bench.compare.gpu.launch import Reply
 from gossamer.bench.compare.plan import MARK
 from gossamer.core.text import cut
 
-WORDS = 300  # characters of a process's last ones
+WORDS = 300  # characters of a process's last line that are shown
 Events = list[dict[str, Any]]
 
 
 class GpuResults(NamedTuple):
-    """What came of one go: findings by subject and rank, and the subjects that are still to be tried."""
+    """Results of one launch: findings by subject and rank, and the subjects that are left to try."""
 
     findings: dict[str, dict[int, Finding]]
     left: tuple[str, ...]
 
 
 def results_of(spec: CheckSpec, told: Sequence[Reply]) -> GpuResults:
-    """Up to the first subject that a rank did not survive: what others say of later ones, they say without a peer."""
+    """Findings up to the first subject that ended a rank: later ones would be tried without that peer."""
     events = {rank: _events(told[rank].lines) for rank in spec.ranks}
     reached = {rank: _last_begun(said) for rank, said in events.items()}
     if None in reached.values():
@@ -36,7 +36,7 @@ def results_of(spec: CheckSpec, told: Sequence[Reply]) -> GpuResults:
 
 
 def _of(spec: CheckSpec, subject: str, rank: int, events: Events, told: Reply) -> Finding:
-    """What a rank found; that it died of it, if that was so."""
+    """Finding of one rank on one subject; a failure if its process ended there."""
     ended_here = bool(told.ending) and _last_begun(events) == subject
     if ended_here:
         return Finding(spec.title, subject, "failed", _death(told))
@@ -44,11 +44,11 @@ def _of(spec: CheckSpec, subject: str, rank: int, events: Events, told: Reply) -
         found = event.get("finding")
         if found and found["subject"] == subject:
             return Finding(**found)
-    return Finding(spec.title, subject, "failed", "its process ended without a word")
+    return Finding(spec.title, subject, "failed", "its process ended without a message")
 
 
 def _none(spec: CheckSpec, told: Sequence[Reply], missing: Sequence[int]) -> dict[str, dict[int, Finding]]:
-    """Ranks that never came to the first subject would not come to the others either."""
+    """Findings of ranks that did not reach the first subject: the others are left out."""
     first, *others = spec.subjects
     failed = {r: Finding(spec.title, first, "failed", _death(told[r])) for r in missing}
     why = "its ranks could not be started, see above"
@@ -58,17 +58,17 @@ def _none(spec: CheckSpec, told: Sequence[Reply], missing: Sequence[int]) -> dic
 def _death(told: Reply) -> str:
     own = [line for line in told.lines if line.strip() and not line.startswith(MARK)]
     said = f": {cut(own[-1].strip(), WORDS)}" if own else ""
-    return f"its process {told.ending or 'ended without a word'}{said}"
+    return f"its process {told.ending or 'ended without a message'}{said}"
 
 
 def _events(lines: Sequence[str]) -> Events:
-    """The ranks' own lines, between those of whatever else writes there."""
+    """Events among the lines of a rank."""
     out = Events()
     for line in lines:
         if line.startswith(MARK):
             try:
                 out.append(json.loads(line.removeprefix(MARK)))
-            except ValueError:  # it was cut short
+            except ValueError:  # the line was cut short
                 continue
     return out
 
