@@ -96,7 +96,7 @@ def test_what_is_wrong_is_reported_and_takes_nothing_else_with_it(nursery: Nurse
     assert strayed.startswith("recipes over staged gloo, allreduce: ranks 0, 1: at step 7, 0.bias differs")
     assert apart.startswith("mean losses, qsgd: over NCCL they are ")
     assert nobody_died == [
-        f"a killed peer over staged gloo, {name}: rank 0: rank 1 ended in step 3, and no error came of it"
+        f"a killed peer over staged gloo, {name}: rank 0: rank 1 ended in step 3, and this rank got no error"
         for name in KILLED
     ]
     assert outcomes(found, "kernels") == dict.fromkeys(samples.names(), "passed") | {"quantise": "failed"}
@@ -112,7 +112,7 @@ def test_where_ranks_share_a_gpu_nccl_is_left_out_with_the_reason(nursery: Nurse
     found = examined(nursery, ("allreduce",), shared=True)
     assert failures(found) == []
     left = {f.check: f.says for f in found if f.outcome == "left out"}
-    why = "ranks 0, 1 share one GPU, which NCCL refuses; with a GPU for each rank it is tried"
+    why = "ranks 0, 1 share one GPU, which NCCL refuses; give each rank its own GPU to check it"
     assert left == {"recipes over NCCL": why, "a killed peer over NCCL": why}
     assert outcomes(found, "recipes over staged gloo") == {"allreduce": "passed"}
 
@@ -167,4 +167,4 @@ def test_ranks_and_ways_that_do_not_agree_are_told_apart() -> None:
     strayed = recipes.compared("allreduce", {"cpu": fine, "nccl": {0: of([1.0, 2.0]), 1: of([3.0, 2.0], 2)}})
     assert (strayed.outcome, "differs between them over NCCL" in strayed.says) == ("failed", True)
     apart = recipes.compared("allreduce", {"cpu": fine, "nccl": {0: of([1.0, 2.1]), 1: of([3.0, 2.0])}})
-    assert apart.says == "over NCCL they are 2, 2.05, and over gloo, on the CPU 2, 2"
+    assert apart.says == "mean losses over NCCL are 2, 2.05, and over gloo, on the CPU 2, 2"

@@ -71,7 +71,7 @@ def test_another_number_of_ranks_is_said_by_number(gang2: Any, gang4: Any, tmp_p
         run(before, contenders={"x": "bf16"}, steps=4, checkpoint=str(folder))
         code, error = resume(now, folder)
         assert code == 1
-        assert f"was one of {before.size} ranks, and there are {now.size} now: go on with as many" in error
+        assert f"had {before.size} ranks, and there are {now.size} now: resume with as many" in error
 
 
 @pytest.mark.parametrize("recipe", ["qsgd + local_sgd(3)", "scatter(qsgd()) + backup_workers(backups=0)"])
@@ -154,8 +154,8 @@ def test_a_checkpoint_with_a_turned_bit_is_named(gang2: Any, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda saved: [1, 2], "is no checkpoint of a run"),
-        (lambda saved: {"state": saved["state"]}, "is no checkpoint of a run"),
+        (lambda saved: [1, 2], "is not a checkpoint of a run"),
+        (lambda saved: {"state": saved["state"]}, "is not a checkpoint of a run"),
         (lambda saved: {**saved, "state": {}}, "does not fit this run"),
         (
             lambda saved: {**saved, "state": {**saved["state"], "model": {}}},
@@ -201,7 +201,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_last_one_and_not_the_run(
     assert len(steps(events, "x")) == 4
     notes = [e["text"] for e in of(events, "note")]
     assert len(notes) == 2
-    assert notes[0] == f"no checkpoint at step 6: rank {victim}: File too large; the last one stands"
+    assert notes[0] == f"no checkpoint at step 6: rank {victim}: File too large; the last checkpoint is kept"
     assert {name: (tmp_path / name).read_bytes() for name in names(tmp_path)} == before
 
 
@@ -260,7 +260,7 @@ def test_a_folder_that_turns_read_only_in_the_middle_fails_nobody(
     answers = gang2.run(on_a_disk_that_turns_read_only, facts, 1, after)
     assert [code for code, _ in answers] == [0, 0]
     notes = [e["text"] for e in of(answers[0][1], "note")]
-    assert notes == [f"no checkpoint at step 6: {why}; the last one stands" for why in said]
+    assert notes == [f"no checkpoint at step 6: {why}; the last checkpoint is kept" for why in said]
     code, _ = resume(gang2, tmp_path)
     assert code == 0
 

@@ -36,7 +36,7 @@ def test_whoever_does_not_come_is_named(absent: int) -> None:
         gang.close()
     for rank, text in enumerate(said):
         if rank != absent:
-            assert text.startswith(f"no word from rank {absent}: dead, frozen, cut off, or late (")
+            assert text.startswith(f"no message from rank {absent}: dead, frozen, cut off, or late (")
             assert "\n" not in text
 
 

@@ -53,8 +53,8 @@ def test_a_limit_within_a_round_is_kept_and_said(gang2: Any) -> None:
     assert judged_after(events, "x") == [0, 4, 8, 10]
     assert judged_after(events, "y") == [0, 3, 10]
     assert [e["text"] for e in of(events, "note")] == [
-        f"{name} had its steps within a round, which would have ended with step {end}; "
-        "at step 10 each rank's own model was judged, and the mean counts"
+        f"{name} had its last step within a round that would have ended with step {end}; "
+        "at step 10 each rank's own model was evaluated, and the mean counts"
         for name, end in (("y", 13), ("x", 12))
     ]
 

@@ -27,9 +27,9 @@ def test_what_is_no_factor_is_refused(text: str) -> None:
 def test_a_recipe_that_takes_no_part_and_one_named_twice_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"no recipe here is called 'topkk'. Did you mean 'topk'\?"):
         rates_of(["topkk=2"], NAMES)
-    with pytest.raises(RecipeError, match="a factor for topk twice"):
+    with pytest.raises(RecipeError, match="gives topk two factors"):
         rates_of(["topk=2", "topk=3"], NAMES)
-    with pytest.raises(RecipeError, match="a factor for all recipes twice"):
+    with pytest.raises(RecipeError, match="gives all recipes two factors"):
         rates_of(["2", "3"], NAMES)
 
 

@@ -100,7 +100,7 @@ def test_a_script_that_tells_nothing_is_compared_by_what_it_calls_backward_on(ga
     assert code == 0
     assert [s.loss for s in heard.runs[0].steps] == [s.loss for s in told.runs[0].steps]
     assert heard.metric == told.metric
-    assert "the script tells no loss: compared by what it calls backward() on" in heard.note
+    assert "the script logs no loss: compared by the values it calls backward() on" in heard.note
     assert not told.note
 
 
@@ -127,8 +127,8 @@ def test_recipes_do_not_go_on_where_another_ended(gang2: Gang, tmp_path: Path) -
     [
         ("never attaches", "steps an optimizer before it attaches: put comm = gossamer.attach"),
         ("attaches twice", "attaches twice"),
-        ("ignores", r"names its recipe itself \(qsgd\(bits=2\)\)"),
-        ("never tells", r"never told a loss, .* put comm.log\(loss=loss\)"),
+        ("ignores", r"passes its own recipe \(qsgd\(bits=2\)\)"),
+        ("never tells", r"logged no loss .* put comm.log\(loss=loss\)"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_at_its_first_run(gang2: Gang, wrong: str, why: str) -> None:

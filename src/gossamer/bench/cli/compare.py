@@ -325,7 +325,7 @@ def summary(record: Record) -> None:
     if study.common is not None:
         times = [f"{row.run.name} {seconds(row.common)}" for row in study.rows if row.common is not None]
         out.print(
-            f"to {study.common:.4f}, the best quality that all reached: {', '.join(times)}", markup=False, style="dim"
+            f"to {study.common:.4f}, the last quality that all reached: {', '.join(times)}", markup=False, style="dim"
         )
     if any(row.run.lr != 1 for row in study.rows):
         told = ", ".join(f"{row.run.name} {row.run.lr:g}" for row in study.rows)

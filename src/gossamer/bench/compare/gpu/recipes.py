@@ -173,7 +173,7 @@ def compared(subject: str, ways: Mapping[Path, Mapping[int, Finding]]) -> Findin
         farthest = max(farthest, gap)
         if gap > CLOSE or len(losses) != len(reference):
             return _failed(
-                subject, f"mean losses over {WAYS[way]} are {_few(losses)}, and over {WAYS[first]} {_few(reference)}"
+                subject, f"over {WAYS[way]} they are {_few(losses)}, and over {WAYS[first]} {_few(reference)}"
             )
     says = f"{', '.join(WAYS[way] for way in means)}: at most {farthest:.1e} apart"
     return Finding("mean losses", subject, "passed", says, {WAYS[way]: losses for way, losses in means.items()})
