@@ -57,7 +57,7 @@ def test_what_is_asked_first_does_not_wait_for_torch() -> None:
 @pytest.mark.parametrize("command", app.COMMANDS, ids=lambda command: command.name)
 def test_the_list_of_commands_says_what_they_say_of_themselves(command: app.LazyCommand) -> None:
     assert command.help
-    assert " ".join(command.brought().help.split()).startswith(command.help)
+    assert " ".join(command.load().help.split()).startswith(command.help)
 
 
 def test_what_is_listed_without_torch_is_what_there_is() -> None:

@@ -212,7 +212,10 @@ def test_results_that_cannot_be_written_are_shown_all_the_same(
     monkeypatch.setattr("os.replace", full)
     code, out, err = say("compare", "ddp", "--workload", "ridge", "--out", "x")
     assert (code, "ddp" in out) == (1, True)
-    assert err == "gossamer: the report could not be written to x: No space left on device; the earlier files are unchanged\n"
+    assert (
+        err
+        == "gossamer: the report could not be written to x: No space left on device; the earlier files are unchanged\n"
+    )
     assert not list((tmp_path / "x").iterdir())
 
 

@@ -83,7 +83,7 @@ COMMANDS = [  # each help line equals the first line of the command's own help; 
     LazyCommand(
         "train",
         "compare.train",
-        "Train one recipe on real processes. Started by torchrun, it joins the ranks there are.",
+        "Train one recipe on real processes. Started by torchrun, it joins the ranks of the launcher.",
     ),
     LazyCommand(
         "compare",
@@ -99,7 +99,7 @@ COMMANDS = [  # each help line equals the first line of the command's own help; 
     LazyCommand(
         "heterogeneity",
         "heterogeneity.heterogeneity",
-        "How unlike the ranks' gradients are: whether local steps will do, or many gradients at one point must.",
+        "Measure how much the ranks' gradients differ: little favours local steps, much favours large batches.",
     ),
     LazyCommand(
         "recipes",
@@ -110,12 +110,12 @@ COMMANDS = [  # each help line equals the first line of the command's own help; 
     LazyCommand(
         "explain",
         "explain.explain",
-        "Follow a recipe by hand: who says what in how many bytes, and what everybody keeps, on three ranks with a tiny model.",
+        "Follow a recipe by hand: its messages, their bytes and the state of every rank, on three ranks with a tiny model.",
     ),
     LazyCommand(
         "workloads",
         "workloads.workloads",
-        "List what can be trained: how large its model is, and what it is judged by.",
+        "List the workloads, with the size of each model and its quality metric.",
         tells=True,
     ),
     LazyCommand("report", "report.report", "Make the report of a run: one HTML file that works offline."),

@@ -87,7 +87,7 @@ def train(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Train one recipe on real processes. Started by torchrun, it joins the ranks there are."""
+    """Train one recipe on real processes. Started by torchrun, it joins the ranks of the launcher."""
     if resume and out is not None:
         bring(_imported_before(out))
     check(_absolute(recipe))

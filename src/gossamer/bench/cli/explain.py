@@ -20,9 +20,9 @@ def explain(
     imports: Imports = None,
     force: Force = False,
 ) -> None:
-    """Follow a recipe by hand: who says what in how many bytes, and what everybody keeps, on three ranks with a tiny model.
+    """Follow a recipe by hand: its messages, their bytes and the state of every rank, on three ranks with a tiny model.
 
-    Gradients are made up. Steps in which nobody says anything are told in one line.
+    Gradients are made up. Steps without messages take one line.
     """
     from gossamer.bench.cli import parts  # it needs torch
     from gossamer.bench.explain import as_text, explain

@@ -26,7 +26,7 @@ def heterogeneity(
     seed: int = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """How unlike the ranks' gradients are: whether local steps will do, or many gradients at one point must.
+    """Measure how much the ranks' gradients differ: little favours local steps, much favours large batches.
 
     Nothing is started: virtual ranks train in this process. In a loop of your own, comm.heterogeneity(losses) tells it.
     """

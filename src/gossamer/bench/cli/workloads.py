@@ -13,6 +13,6 @@ def workloads(
     imports: Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List what can be trained: how large its model is, and what it is judged by."""
+    """List the workloads, with the size of each model and its quality metric."""
     rows = list_cache.workloads()
     print(json.dumps(rows, indent=1)) if as_json else list_tables.list_workloads(rows)
