@@ -34,23 +34,23 @@ HISTORY = (
     "staleness",
 )  # events that a resumed run must not lose
 START = 60.0  # seconds at least for the ranks to meet: all load torch first, on few cores
-Hear = Callable[[dict[str, Any]], None]
+OnEvent = Callable[[dict[str, Any]], None]
 
 
-def take_part(plan: ComparePlan, hear: Hear) -> int:
-    """Take part in a comparison as one rank; return 1 if a run failed. Rank 0 calls `hear` with every event."""
+def take_part(plan: ComparePlan, on_event: OnEvent) -> int:
+    """Take part in a comparison as one rank; return 1 if a run failed. Rank 0 calls `on_event` with every event."""
     torch.set_num_threads(1)
     for each in plan.imports:
         plugins.import_named(each)
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=max(plan.deadline, START)))
     except (RuntimeError, ValueError) as error:
-        return _give_up(f"the ranks cannot find each other: {str(error).splitlines()[0]}", hear)
+        return _give_up(f"the ranks cannot find each other: {str(error).splitlines()[0]}", on_event)
     try:
-        code = RankLoop(plan, hear).run()
+        code = RankLoop(plan, on_event).run()
     except GossamerError as error:
         who = name_rank(dist.get_rank(), plan.per_host)
-        return _give_up(f"{who}: {error}", hear if dist.get_rank() == 0 else None)
+        return _give_up(f"{who}: {error}", on_event if dist.get_rank() == 0 else None)
     if code == 0:  # after a failure the other ranks may be gone
         _shut_down()
     return code
@@ -63,9 +63,9 @@ def _shut_down() -> None:
         dist.destroy_process_group()
 
 
-def _give_up(why: str, hear: Hear | None) -> int:
-    if hear is not None:
-        hear({"event": "broken", "error": why[:1500]})
+def _give_up(why: str, on_event: OnEvent | None) -> int:
+    if on_event is not None:
+        on_event({"event": "broken", "error": why[:1500]})
     else:
         print(why, file=sys.stderr, flush=True)
     return 1
@@ -74,8 +74,8 @@ def _give_up(why: str, hear: Hear | None) -> int:
 class RankLoop:
     """One rank's main loop: trains all runs in slices until each one is done."""
 
-    def __init__(self, plan: ComparePlan, hear: Hear) -> None:
-        self.plan, self.hear = plan, hear
+    def __init__(self, plan: ComparePlan, on_event: OnEvent) -> None:
+        self.plan, self.on_event = plan, on_event
         self.control = ControlGroup(plan.deadline, plan.per_host)
         self.alive = dict[str, RankRun]()
         self.reached = dict[str, float]()  # the last quality of each run
@@ -101,7 +101,7 @@ class RankLoop:
 
     def _tell(self, event: str, **facts: Any) -> None:
         if dist.get_rank() == 0:
-            self.hear({"event": event, **facts})
+            self.on_event({"event": event, **facts})
             if self.plan.checkpoint and event in HISTORY:
                 self.history.append((event, {k: v for k, v in facts.items() if k != "run"}))
 

@@ -56,17 +56,17 @@ class ScriptEvents:
         if mark:
             try:
                 event = json.loads(rest)
-                getattr(self, f"_hear_{event.pop('event')}")(rank, **event)
+                getattr(self, f"_on_{event.pop('event')}")(rank, **event)
             except (ValueError, KeyError, TypeError, AttributeError):  # cut short by a kill, or not an event
                 said = text
         if said.strip():
             self.words.setdefault(rank, deque(maxlen=LAST)).append(said)
 
-    def _hear_attached(self, rank: int, **facts: Any) -> None:
+    def _on_attached(self, rank: int, **facts: Any) -> None:
         self.attached = self.attached or facts
         self.run.recipe = facts["recipe"]
 
-    def _hear_step(self, rank: int, **facts: Any) -> None:
+    def _on_step(self, rank: int, **facts: Any) -> None:
         row = Step(**facts)
         if isfinite(row.loss):
             self.losses.setdefault(row.step, []).append(row.loss)
@@ -81,7 +81,7 @@ class ScriptEvents:
         self._kept = []
         self._show_mean()
 
-    def _hear_heard(self, rank: int, **facts: Any) -> None:
+    def _on_heard(self, rank: int, **facts: Any) -> None:
         """A step of a script that has logged no loss yet. It may log one after this step, so show the step before."""
         row = Step(**facts)
         if isfinite(row.loss):
@@ -92,13 +92,13 @@ class ScriptEvents:
             self.show({"event": "step", "run": self.run.name, **vars(self._unsaid[-1])})
         self._unsaid.append(row)
 
-    def _hear_evaluation(self, rank: int, **facts: Any) -> None:
+    def _on_evaluation(self, rank: int, **facts: Any) -> None:
         seen = Evaluation(**facts)
         self.held_out.setdefault(seen.step, []).append(seen)
         if len(self.held_out[seen.step]) == 1:
             self.show({"event": "evaluation", "run": self.run.name, "of": "held out", **facts})
 
-    def _hear_end(self, rank: int, compiled: bool, **totals: int | None) -> None:
+    def _on_end(self, rank: int, compiled: bool, **totals: int | None) -> None:
         self.ended.add(rank)
         self.compiled |= compiled
         if not rank:
@@ -107,10 +107,10 @@ class ScriptEvents:
             if value is not None:
                 self.totals.setdefault(name, []).append(value)
 
-    def _hear_refused(self, rank: int, error: str) -> None:
+    def _on_refused(self, rank: int, error: str) -> None:
         self.refused = self.refused or error
 
-    def _hear_died(self, rank: int, error: str, missed: bool) -> None:
+    def _on_died(self, rank: int, error: str, missed: bool) -> None:
         self.deaths.append(Death(rank, error, missed))
 
     def _show_mean(self, final: bool = False) -> None:

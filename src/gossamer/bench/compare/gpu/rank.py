@@ -24,7 +24,7 @@ from gossamer.core.text import cut
 BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}  # backend of the group; gloo otherwise
 WORDS = 600  # characters of another library's error that are shown
 MEET = timedelta(seconds=120)
-Hear = Callable[[dict[str, Any]], None]
+OnEvent = Callable[[dict[str, Any]], None]
 
 CHECKS: dict[str, Callable[[CheckSpec, Placement, str], Finding]] = {
     "cards": devices.check,
@@ -34,17 +34,17 @@ CHECKS: dict[str, Callable[[CheckSpec, Placement, str], Finding]] = {
 }
 
 
-def take_part(spec: CheckSpec, placement: Placement, hear: Hear) -> bool:
+def take_part(spec: CheckSpec, placement: Placement, on_event: OnEvent) -> bool:
     """Try one subject after the other; stop and return False after an error, so that the rest runs in new processes."""
     torch.set_num_threads(1)
     if placement.device.type == "cuda":
         torch.cuda.set_device(placement.device)
 
     def tell(finding: Finding) -> None:
-        hear({"finding": asdict(finding)})
+        on_event({"finding": asdict(finding)})
 
     for subject in spec.subjects:
-        hear({"begin": subject})
+        on_event({"begin": subject})
         alarm = threading.Timer(spec.sizes.limit, _give_up, (spec, subject, tell))
         alarm.daemon = True
         alarm.start()
