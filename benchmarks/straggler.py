@@ -19,7 +19,7 @@ from ranks import start_ranks
 from torch import nn
 
 import gossamer
-from gossamer.bench.compare.slowness import sleep
+from gossamer.bench.compare.stragglers import sleep
 
 TURNS = 5
 

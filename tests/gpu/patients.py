@@ -11,23 +11,23 @@ import torch
 from tests.gpu.loops import Plan
 from tests.gpu.nursery import Nursery, RankError
 
-from gossamer.bench.compare.gpu.launch import Told
-from gossamer.bench.compare.gpu.order import Order, Placement, Sizes
+from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement, Sizes
+from gossamer.bench.compare.gpu.launch import Reply
 from gossamer.bench.compare.plan import MARK
 
-Harm = Callable[[int, Order], None]  # done to a rank before it takes part
+Harm = Callable[[int, CheckSpec], None]  # done to a rank before it takes part
 SMALL = Sizes((0, 321), 2000, side=4, products=2, copied=1000, steps=6, width=16, deadline=3.0, limit=30.0)
 BACKENDS = {"nccl": "undefined", "cpu": "gloo", "staged": "gloo", "": "nccl"}
 
 
 class Patients:
-    """Stands for `launch.Here`."""
+    """Stands for `launch.LocalRanks`."""
 
     def __init__(self, nursery: Nursery, size: int, harm: Harm | None = None, shared: bool = False) -> None:
         self.size = size
         self._nursery, self._harm, self._shared = nursery, harm, shared
 
-    def run(self, order: Order) -> list[Told]:
+    def run(self, order: CheckSpec) -> list[Reply]:
         with tempfile.TemporaryDirectory(prefix="gossamer-doctor-") as folder:
             endings = dict[int, str]()
             for first, size in [(0, self.size)] if order.path else [(r, 1) for r in order.ranks]:
@@ -38,10 +38,10 @@ class Patients:
                     endings |= {first + int(rank): f"ended with code {code}" for rank, code in found}
             files = [Path(folder) / f"{rank}" for rank in range(self.size)]
             said = [file.read_text().splitlines() if file.exists() else [] for file in files]
-        return [Told(lines, endings.get(rank, "")) for rank, lines in enumerate(said)]
+        return [Reply(lines, endings.get(rank, "")) for rank, lines in enumerate(said)]
 
 
-def take_part(rank: int, size: int, first: int, order: Order, folder: str, harm: Harm | None, shared: bool) -> None:
+def take_part(rank: int, size: int, first: int, order: CheckSpec, folder: str, harm: Harm | None, shared: bool) -> None:
     """A rank of the nursery; what it says is kept in a file, so that it is heard whatever becomes of it."""
     from tests.gpu import programs, users
 

@@ -11,11 +11,11 @@ from tests.gpu.nursery import Nursery
 from tests.gpu.patients import SMALL, Harm, Patients
 
 from gossamer.bench.compare.gpu import recipes, samples
+from gossamer.bench.compare.gpu.check_spec import WAYS, CheckSpec
 from gossamer.bench.compare.gpu.examine import KILLED, Examination
 from gossamer.bench.compare.gpu.findings import Finding, failures
-from gossamer.bench.compare.gpu.hearing import hear
-from gossamer.bench.compare.gpu.launch import Told
-from gossamer.bench.compare.gpu.order import WAYS, Order
+from gossamer.bench.compare.gpu.launch import Reply
+from gossamer.bench.compare.gpu.results import results_of
 from gossamer.bench.compare.plan import MARK
 from gossamer.recipes import presets
 
@@ -45,7 +45,7 @@ def test_all_that_is_right_passes(nursery: Nursery) -> None:
     assert waits == {"topk": 1, "sgp": 0}
 
 
-def everything_wrong(rank: int, order: Order) -> None:
+def everything_wrong(rank: int, order: CheckSpec) -> None:
     """A kernel writes other bits than the CPU's, a rank changes its model, another dies, and nobody dies who should."""
     from tests.gpu.programs import backends
 
@@ -59,7 +59,7 @@ def everything_wrong(rank: int, order: Order) -> None:
         wrong = (backend, family, function) == ("triton", "quantise", "measure_and_encode")
         return (lambda *given: (right(*given), given[-1].bitwise_xor_(4))) if wrong else right
 
-    def checks(order: Order, placement: Any, subject: str) -> Finding:
+    def checks(order: CheckSpec, placement: Any, subject: str) -> Finding:
         nonlocal trying
         trying = subject
         if (order.path, subject, rank) == ("nccl", "topk", 1):
@@ -96,7 +96,7 @@ def test_what_is_wrong_is_reported_and_takes_nothing_else_with_it(nursery: Nurse
     assert strayed.startswith("recipes over staged gloo, allreduce: ranks 0, 1: at step 7, 0.bias differs")
     assert apart.startswith("mean losses, qsgd: over NCCL they are ")
     assert nobody_died == [
-        f"a killed peer over staged gloo, {name}: rank 0: rank 1 ended in step 3, and no error came of it"
+        f"a killed peer over staged gloo, {name}: rank 0: rank 1 ended in step 3, and this rank got no error"
         for name in KILLED
     ]
     assert outcomes(found, "kernels") == dict.fromkeys(samples.names(), "passed") | {"quantise": "failed"}
@@ -112,7 +112,7 @@ def test_where_ranks_share_a_gpu_nccl_is_left_out_with_the_reason(nursery: Nurse
     found = examined(nursery, ("allreduce",), shared=True)
     assert failures(found) == []
     left = {f.check: f.says for f in found if f.outcome == "left out"}
-    why = "ranks 0, 1 share one GPU, which NCCL refuses; with a GPU for each rank it is tried"
+    why = "ranks 0, 1 share one GPU, which NCCL refuses; give each rank its own GPU to check it"
     assert left == {"recipes over NCCL": why, "a killed peer over NCCL": why}
     assert outcomes(found, "recipes over staged gloo") == {"allreduce": "passed"}
 
@@ -127,20 +127,22 @@ def test_a_new_kernel_and_a_new_preset_are_tried_without_anyone_remembering() ->
 
 # -- what is made of what ranks tell -------------------------------------------------------------------------------------
 
-ORDER = Order("kernels", ("a", "b", "c"), (0, 1))
+ORDER = CheckSpec("kernels", ("a", "b", "c"), (0, 1))
 
 
 def line(**event: Any) -> str:
     return MARK + json.dumps(event)
 
 
-def told(*subjects: str, ending: str = "", words: str = "") -> Told:
+def told(*subjects: str, ending: str = "", words: str = "") -> Reply:
     lines = [line(begin=s) + "\n" + line(finding=asdict(Finding("kernels", s, "passed"))) for s in subjects]
-    return Told([*"\n".join(lines).split("\n"), "noise of somebody", *([words] if words else [])], ending)
+    return Reply([*"\n".join(lines).split("\n"), "noise of somebody", *([words] if words else [])], ending)
 
 
 def test_after_a_death_the_rest_is_tried_anew() -> None:
-    heard = hear(ORDER, [told("a", "b", "c"), told("a", "b", ending="was ended by SIGABRT", words="NCCL WARN no")])
+    heard = results_of(
+        ORDER, [told("a", "b", "c"), told("a", "b", ending="was ended by SIGABRT", words="NCCL WARN no")]
+    )
     assert heard.left == ("c",)
     assert {s: [f.outcome for f in by.values()] for s, by in heard.findings.items()} == {
         "a": ["passed", "passed"],
@@ -150,7 +152,7 @@ def test_after_a_death_the_rest_is_tried_anew() -> None:
 
 
 def test_ranks_that_never_start_are_not_started_for_each_subject() -> None:
-    heard = hear(ORDER, [told("a"), Told(["ImportError: libcuda"], "ended with code 1")])
+    heard = results_of(ORDER, [told("a"), Reply(["ImportError: libcuda"], "ended with code 1")])
     assert heard.left == ()
     assert heard.findings["a"][1].says == "its process ended with code 1: ImportError: libcuda"
     assert [f.outcome for s in "bc" for f in heard.findings[s].values()] == ["left out", "left out"]
@@ -165,4 +167,4 @@ def test_ranks_and_ways_that_do_not_agree_are_told_apart() -> None:
     strayed = recipes.compared("allreduce", {"cpu": fine, "nccl": {0: of([1.0, 2.0]), 1: of([3.0, 2.0], 2)}})
     assert (strayed.outcome, "differs between them over NCCL" in strayed.says) == ("failed", True)
     apart = recipes.compared("allreduce", {"cpu": fine, "nccl": {0: of([1.0, 2.1]), 1: of([3.0, 2.0])}})
-    assert apart.says == "over NCCL they are 2, 2.05, and over gloo, on the CPU 2, 2"
+    assert apart.says == "mean losses over NCCL are 2, 2.05, and over gloo, on the CPU 2, 2"

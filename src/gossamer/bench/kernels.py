@@ -91,8 +91,8 @@ def _levels(x: Tensor, norms: Tensor, out: Tensor) -> Iterator[tuple[str, Callab
 def _selections(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     n = x.numel()
     counts = {"0.1%": max(n // 1000, 1), "1%": max(n // 100, 1)}
-    excludes = {name: float(x[kernels.topk(x, k).long()].abs().min()) for name, k in counts.items()}
-    for name, bar in excludes.items():
+    bars = {name: float(x[kernels.topk(x, k).long()].abs().min()) for name, k in counts.items()}
+    for name, bar in bars.items():
         yield f"compact.{name}", lambda bar=bar: kernels.compact(x, bar)
     for name, k in counts.items():
         yield f"topk.{name}", lambda k=k: kernels.topk(x, k)

@@ -11,9 +11,9 @@ import torch
 from tests.bench.cli.conftest import Shell
 
 from gossamer.bench.compare.gpu import launch, report
+from gossamer.bench.compare.gpu.check_spec import CheckSpec
 from gossamer.bench.compare.gpu.findings import Finding
-from gossamer.bench.compare.gpu.launch import Here, Told
-from gossamer.bench.compare.gpu.order import Order
+from gossamer.bench.compare.gpu.launch import LocalRanks, Reply
 from gossamer.bench.compare.local import run_here
 from gossamer.bench.compare.plan import MARK
 
@@ -29,12 +29,12 @@ class Canned:
     def __init__(self, gpus: int) -> None:
         self.size = gpus
 
-    def run(self, order: Order) -> list[Told]:
+    def run(self, order: CheckSpec) -> list[Reply]:
         return [
-            Told([line for s in order.subjects for line in self._said(order, s, rank)]) for rank in range(self.size)
+            Reply([line for s in order.subjects for line in self._said(order, s, rank)]) for rank in range(self.size)
         ]
 
-    def _said(self, order: Order, subject: str, rank: int) -> list[str]:
+    def _said(self, order: CheckSpec, subject: str, rank: int) -> list[str]:
         outcome = "failed" if subject == self.wrong else "passed"
         numbers = {"place": f"card {rank}", "losses": [1.0], "hash": 1}
         found = Finding(order.title, subject, outcome, "it | does not" if subject == self.wrong else "", numbers)
@@ -47,7 +47,7 @@ def with_gpus(say: Say, monkeypatch: pytest.MonkeyPatch) -> Say:
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(launch, "Here", Canned)
+    monkeypatch.setattr(launch, "LocalRanks", Canned)
     monkeypatch.setattr(Canned, "wrong", "")
     return say
 
@@ -104,7 +104,7 @@ def test_a_report_may_be_written_over_and_nothing_else(with_gpus: Say, monkeypat
     assert with_gpus("doctor", "--gpu")[0] == 0
     assert with_gpus("doctor", "--gpu")[0] == 0
     OUT.write_text("mine")
-    monkeypatch.setattr(launch, "Here", lambda gpus: pytest.fail("it began"))
+    monkeypatch.setattr(launch, "LocalRanks", lambda gpus: pytest.fail("it began"))
     code, _, err = with_gpus("doctor", "--gpu")
     assert (code, OUT.read_text()) == (2, "mine")
     assert (
@@ -112,7 +112,7 @@ def test_a_report_may_be_written_over_and_nothing_else(with_gpus: Say, monkeypat
     )
     code, _, err = with_gpus("doctor", "--gpu", "--out", "nowhere/x.md")
     assert (code, "there is no folder" in err) == (2, True)
-    monkeypatch.setattr(launch, "Here", Canned)
+    monkeypatch.setattr(launch, "LocalRanks", Canned)
     assert with_gpus("doctor", "--gpu", "--force")[0] == 0
     assert written()["failures"] == []
 
@@ -126,14 +126,14 @@ def test_quick_leaves_out_what_it_is_for(with_gpus: Say) -> None:
 
 AMONG = """
 import json, os, torch.distributed as dist
-from gossamer.bench.compare.agree import ControlGroup
-from gossamer.bench.compare.gpu.hearing import hear
-from gossamer.bench.compare.gpu.launch import Among
-from gossamer.bench.compare.gpu.order import Order, Sizes
+from gossamer.bench.compare.control_group import ControlGroup
+from gossamer.bench.compare.gpu.results import results_of
+from gossamer.bench.compare.gpu.launch import JoinedRanks
+from gossamer.bench.compare.gpu.check_spec import CheckSpec, Sizes
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-order = Order("recipes", ("allreduce",), (0, 1), "cpu", 1, Sizes(steps=3, width=8, limit=60.0))
-heard = hear(order, Among(ControlGroup(100.0), rank, size).run(order))
+order = CheckSpec("recipes", ("allreduce",), (0, 1), "cpu", 1, Sizes(steps=3, width=8, limit=60.0))
+heard = results_of(order, JoinedRanks(ControlGroup(100.0), rank, size).run(order))
 for rank, finding in heard.findings["allreduce"].items():
     print(rank, finding.outcome, finding.says, len(finding.numbers["losses"]))
 dist.barrier()
@@ -150,7 +150,7 @@ def test_ranks_of_another_launcher_start_processes_for_their_parts() -> None:
 
 @pytest.mark.gang
 def test_how_processes_on_this_machine_end_is_told() -> None:
-    zero, one = Here(2).run(Order("no such check", ("a",), (1,)))
-    assert zero == Told([])
+    zero, one = LocalRanks(2).run(CheckSpec("no such check", ("a",), (1,)))
+    assert zero == Reply([])
     assert one.lines[0] == MARK + '{"begin": "a"}'
     assert "KeyError: 'no such check'" in one.lines[1]

@@ -99,7 +99,7 @@ def test_the_page_has_all_of_it_and_needs_nothing_else(say: Say, tmp_path: Path)
     [
         (["terngard"], "Did you mean 'terngrad'"),
         (["ternary"], "'ternary' is a part, not a recipe"),
-        (["compute"], "is a yardstick"),
+        (["compute"], "is a baseline"),
         (["topk", "--ranks", "1"], "--ranks"),
         (["ad_psgd", "--ranks", "3"], "use an even number of ranks"),
         (["topk", "--out", "kept.html"], "kept.html"),

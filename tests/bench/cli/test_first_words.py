@@ -10,7 +10,7 @@ import pytest
 
 import gossamer
 from gossamer.bench import workloads
-from gossamer.bench.cli import app, listed
+from gossamer.bench.cli import app, list_cache
 from gossamer.recipes import presets
 
 Say = Callable[..., tuple[int, str, str]]
@@ -55,26 +55,26 @@ def test_what_is_asked_first_does_not_wait_for_torch() -> None:
 
 
 @pytest.mark.parametrize("command", app.COMMANDS, ids=lambda command: command.name)
-def test_the_list_of_commands_says_what_they_say_of_themselves(command: app.Later) -> None:
+def test_the_list_of_commands_says_what_they_say_of_themselves(command: app.LazyCommand) -> None:
     assert command.help
-    assert " ".join(command.brought().help.split()).startswith(command.help)
+    assert " ".join(command.load().help.split()).startswith(command.help)
 
 
 def test_what_is_listed_without_torch_is_what_there_is() -> None:
-    written = json.loads(listed.FILE.read_text())
-    renew = "write it anew: python -m gossamer.bench.cli.listed"
-    assert written["recipes"] == listed._presets(), renew
-    house = [row for row in listed._workloads() if "origin" not in row]
+    written = json.loads(list_cache.FILE.read_text())
+    renew = "write it anew: python -m gossamer.bench.cli.list_cache"
+    assert written["recipes"] == list_cache._presets(), renew
+    house = [row for row in list_cache._workloads() if "origin" not in row]
     assert written["workloads"] == house, renew
 
 
 def test_a_list_that_does_not_know_a_preset_is_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(listed, "HOMES", {"recipes": "imported_by_nobody"})
-    assert listed.presets() == json.loads(listed.FILE.read_text())["recipes"]
-    outdated = tmp_path / "listed.json"
+    monkeypatch.setattr(list_cache, "HOMES", {"recipes": "imported_by_nobody"})
+    assert list_cache.presets() == json.loads(list_cache.FILE.read_text())["recipes"]
+    outdated = tmp_path / "list_cache.json"
     outdated.write_text('{"recipes": [{"name": "allreduce"}], "workloads": []}')
-    monkeypatch.setattr(listed, "FILE", outdated)
-    assert [row["name"] for row in listed.presets()] == [*presets()]
+    monkeypatch.setattr(list_cache, "FILE", outdated)
+    assert [row["name"] for row in list_cache.presets()] == [*presets()]
 
 
 def test_workloads_say_what_they_are(say: Say) -> None:

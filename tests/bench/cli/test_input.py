@@ -24,7 +24,7 @@ def say(say: Say, monkeypatch: pytest.MonkeyPatch) -> Say:
 
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("gossamer.bench.cli.trial.launch", never)
+    monkeypatch.setattr("gossamer.bench.cli.compare.launch", never)
     return say
 
 
@@ -71,18 +71,18 @@ WRONG = [
     ("compare ddp --patience 0.5", "--patience"),
     ("compare ddp --chunk 0", "--chunk"),
     ("recipes nonsense", "there is no recipe 'nonsense'"),
-    ("recipes ddp", "'ddp' is a yardstick"),
+    ("recipes ddp", "'ddp' is a baseline"),
     ("recipes terngrad --parameters 0", "--parameters"),
     ("report nowhere", "nowhere cannot be read"),
-    ("report broken.toml", "is no record of a run"),
-    ("report list.json", "is no record of a run"),
+    ("report broken.toml", "is not a record of a run"),
+    ("report list.json", "is not a record of a run"),
     ("report folder.toml", "folder.toml/record.json cannot be read: No such file"),
-    ("report empty.json", "empty.json is no record of a run: it is empty"),
+    ("report empty.json", "empty.json is not a record of a run: it is empty"),
     ("report cut.json", "it is not JSON, or was cut off at line 1"),
-    ("report noise.toml", "noise.toml is no record of a run: it is not text"),
-    ("report bare.json", "bare.json is no record of a run: it has no 'runs'"),
-    ("report odd.json", "odd.json is no record of a run: what is in it is not what a run writes"),
-    ("report deep.json", "deep.json is no record of a run: what is in it is not what a run writes"),
+    ("report noise.toml", "noise.toml is not a record of a run: it is not text"),
+    ("report bare.json", "bare.json is not a record of a run: it has no 'runs'"),
+    ("report odd.json", "odd.json is not a record of a run: what is in it is not what a run writes"),
+    ("report deep.json", "deep.json is not a record of a run: what is in it is not what a run writes"),
     ("report loop.toml", "loop.toml cannot be read: Too many levels of symbolic links"),
     (f"report {'x' * 300}", f"{'x' * 300} cannot be read: File name too long"),
     ("lab", "no command to run"),
@@ -90,8 +90,8 @@ WRONG = [
     ("lab --hosts 4 --rate 1gbit,1gbit -- true", "2 rates for 4 hosts"),
     ("lab --hosts 0 -- true", "--hosts"),
     ("lab --hosts 300 -- true", "300 hosts: a lab has between 1 and 250"),
-    ("lab --timeout 0 -- true", "timeout 0: give seconds, more than 0"),
-    ("lab --timeout -1 -- true", "timeout -1: give seconds, more than 0"),
+    ("lab --timeout 0 -- true", "timeout 0: give seconds above 0"),
+    ("lab --timeout -1 -- true", "timeout -1: give seconds above 0"),
     ("lab --latency soon -- true", "'soon' is not a delay"),
     ("bench steps --rates fast", "'fast' is not a rate"),
     ("bench steps nonsense", "there is no recipe 'nonsense'"),
@@ -184,7 +184,7 @@ def test_a_run_that_could_not_go_on_leaves_the_record_of_the_earlier_one(
         record.runs = [Run("qsgd", "qsgd", "failed", "it is of another run")]
         return record, 1
 
-    monkeypatch.setattr("gossamer.bench.cli.trial.launch", refused)
+    monkeypatch.setattr("gossamer.bench.cli.compare.launch", refused)
     earlier = some_record()
     earlier.runs = [Run("terngrad", "terngrad", steps=[Step(1, 0.1, 2.0, 10)])]
     (tmp_path / "x" / "checkpoint").mkdir(parents=True)
@@ -193,7 +193,7 @@ def test_a_run_that_could_not_go_on_leaves_the_record_of_the_earlier_one(
     words = ("train", "qsgd", "--workload", "ridge", "--out", "x")
     code, out, err = say(*words, "--resume")
     assert (code, "it is of another run" in out) == (1, True)
-    assert err.endswith("record and report in x are still those of the earlier one\n")
+    assert err.endswith("record and report in x are still those of the earlier run\n")
     assert Record.read(tmp_path / "x" / "record.json") == earlier
     assert say(*words)[0] == 1  # but one that begins anew
     assert Record.read(tmp_path / "x" / "record.json").runs == refused()[0].runs
@@ -204,7 +204,7 @@ def test_results_that_cannot_be_written_are_shown_all_the_same(
 ) -> None:
     record = some_record()
     record.runs = [Run("ddp", "ddp", steps=[Step(1, 0.1, 2.0, 10)])]
-    monkeypatch.setattr("gossamer.bench.cli.trial.launch", lambda *args: (record, 0))
+    monkeypatch.setattr("gossamer.bench.cli.compare.launch", lambda *args: (record, 0))
 
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
@@ -212,7 +212,10 @@ def test_results_that_cannot_be_written_are_shown_all_the_same(
     monkeypatch.setattr("os.replace", full)
     code, out, err = say("compare", "ddp", "--workload", "ridge", "--out", "x")
     assert (code, "ddp" in out) == (1, True)
-    assert err == "gossamer: the report could not be written to x: No space left on device; what was there stands\n"
+    assert (
+        err
+        == "gossamer: the report could not be written to x: No space left on device; the earlier files are unchanged\n"
+    )
     assert not list((tmp_path / "x").iterdir())
 
 
@@ -220,7 +223,7 @@ def test_an_error_of_our_own_making_is_not_swallowed(say: Say, monkeypatch: pyte
     def wrong() -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("gossamer.bench.cli.listed.presets", wrong)
+    monkeypatch.setattr("gossamer.bench.cli.list_cache.presets", wrong)
     with pytest.raises(ZeroDivisionError):
         say("recipes")
     assert not issubclass(ZeroDivisionError, GossamerError)

@@ -22,7 +22,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where commands run: with a record, somebody's program, and no ranks to start."""
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("gossamer.bench.cli.trial.launch", lambda *args: (RECORD, 0))
+    monkeypatch.setattr("gossamer.bench.cli.compare.launch", lambda *args: (RECORD, 0))
     (tmp_path / "run").mkdir()
     RECORD.write(tmp_path / "run" / "record.json")
     (tmp_path / "train.py").write_text(PROGRAM)

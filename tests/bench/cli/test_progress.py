@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 from tests.bench.report.made import made
 
-from gossamer.bench.cli import progress, trial
-from gossamer.bench.compare import Plan
+from gossamer.bench.cli import compare, progress
+from gossamer.bench.compare import ComparePlan
 
 LONG = "scatter(ternary()) + error_feedback() + slowmo(12)"
 
@@ -34,7 +34,7 @@ def shown(table: progress.LiveTable, width: int) -> list[str]:
 
 @pytest.mark.parametrize("width", [80, 140])
 def test_a_live_table_folds_names_but_never_numbers(width: int) -> None:
-    table = progress.LiveTable(Plan({"ddp": "ddp", LONG: LONG}, steps=1000))
+    table = progress.LiveTable(ComparePlan({"ddp": "ddp", LONG: LONG}, steps=1000))
     for k in range(1, 101):
         table.show(step("ddp", k, wait=None))
         table.show(step(LONG, k))
@@ -47,7 +47,7 @@ def test_a_live_table_folds_names_but_never_numbers(width: int) -> None:
 
 
 def test_what_is_left_counts_those_who_have_not_begun() -> None:
-    table = progress.LiveTable(Plan({"a": "bf16", "b": "fp16"}, steps=20))
+    table = progress.LiveTable(ComparePlan({"a": "bf16", "b": "fp16"}, steps=20))
     table.show(step("a", 10))
     assert table.rows["a"].left == 5.0
     assert sum(progress._expected(row, table.rows) for row in table.rows.values()) == 15.0
@@ -56,7 +56,7 @@ def test_what_is_left_counts_those_who_have_not_begun() -> None:
 
 
 def test_the_live_table_says_what_it_waits_for_before_the_first_step() -> None:
-    table = progress.LiveTable(Plan({"a": "bf16", "b": "fp16"}, steps=20))
+    table = progress.LiveTable(ComparePlan({"a": "bf16", "b": "fp16"}, steps=20))
     assert shown(table, 80)[-1].strip() == "0:00 past, ranks are starting"
     table.show({"event": "begin", "size": 4, "in_lab": True})
     table.show({"event": "contender", "run": "a", "recipe": "allreduce(bf16())", "done": 0})
@@ -73,7 +73,7 @@ def test_the_first_estimate_knows_neither_of_the_start_nor_of_a_slow_first_step(
     """Eleven seconds of start-up, a first step of three seconds, then steps of .1 s, and .5 s for an evaluation of each turn."""
     now = 0.0
     monkeypatch.setattr(progress, "monotonic", lambda: now)
-    table = progress.LiveTable(Plan({"a": "bf16", "b": "fp16"}, steps=50))
+    table = progress.LiveTable(ComparePlan({"a": "bf16", "b": "fp16"}, steps=50))
     now, trained = 11.0, 0.0
     for number in range(1, 6):
         took = 3.0 if number == 1 else 0.1
@@ -89,7 +89,7 @@ def test_the_first_estimate_knows_neither_of_the_start_nor_of_a_slow_first_step(
 
 
 def test_whoever_had_its_steps_chases_the_baseline_and_whoever_did_not_end_was_cut_off() -> None:
-    with progress.LiveTable(Plan({"a": "bf16", "b": "fp16"}, steps=2), Console(file=io.StringIO())) as table:
+    with progress.LiveTable(ComparePlan({"a": "bf16", "b": "fp16"}, steps=2), Console(file=io.StringIO())) as table:
         for k in (1, 2, 3):
             table.show(step("b", k))
         assert (table.rows["b"].state, table.rows["b"].left) == ("chases", 0.0)
@@ -98,7 +98,7 @@ def test_whoever_had_its_steps_chases_the_baseline_and_whoever_did_not_end_was_c
 
 
 def test_plain_lines_leave_out_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = progress.PlainLines(Plan({"ddp-powersgd": "ddp-powersgd", "qsgd": "qsgd"}, steps=20))
+    lines = progress.PlainLines(ComparePlan({"ddp-powersgd": "ddp-powersgd", "qsgd": "qsgd"}, steps=20))
     for event in (
         step("ddp-powersgd", 5, None, None),
         judged("ddp-powersgd", 5, None),
@@ -122,7 +122,7 @@ def test_lines_of_json_say_null_for_what_is_no_number(capsys: pytest.CaptureFixt
 
 
 def test_the_page_to_start_with_shows_the_table_as_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    trial.summary(made())
+    compare.summary(made())
     heads = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("recipe")).split()
     page = (Path(__file__).parents[3] / "docs" / "start.md").read_text()
     shown = next(line for line in page.splitlines() if line.startswith("recipe "))
@@ -134,10 +134,10 @@ def test_the_page_to_start_with_shows_the_table_as_it_is_printed(capsys: pytest.
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_outcome_fits_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     paper = Console(width=width, file=io.StringIO(), highlight=False)
-    monkeypatch.setattr(trial, "console", lambda: paper)
+    monkeypatch.setattr(compare, "console", lambda: paper)
     record = made()
     record.runs[3].name = LONG
-    trial.summary(record)
+    compare.summary(record)
     text = paper.file
     assert isinstance(text, io.StringIO)
     lines = text.getvalue().splitlines()
@@ -153,7 +153,7 @@ def test_the_outcome_fits_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_run_that_goes_on_begins_where_it_was_and_says_what_was_spoilt(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = progress.PlainLines(Plan({"a": "bf16"}, steps=30))
+    lines = progress.PlainLines(ComparePlan({"a": "bf16"}, steps=30))
     lines.show({"event": "contender", "run": "a", "recipe": "allreduce(bf16())", "done": 20})
     lines.show(judged("a", 20))
     lines.show(step("a", 21, sent=0))  # what it launched is on its way
@@ -168,5 +168,5 @@ def test_a_run_that_goes_on_begins_where_it_was_and_says_what_was_spoilt(capsys:
 def test_the_closing_table_says_which_rank_spoilt_what(capsys: pytest.CaptureFixture[str]) -> None:
     record = made(["ddp", "qsgd"], steps=20)
     record.runs[1].skipped_steps, record.runs[1].spoilt = 3, {"1": 2}
-    trial.summary(record)
+    compare.summary(record)
     assert "\nqsgd: 3 steps skipped, 2 of them spoilt by rank 1\n" in capsys.readouterr().out

@@ -321,7 +321,7 @@ def test_parts_that_every_recipe_has_are_not_told(say: Say) -> None:
         (["recipes", "teranry()"], "Did you mean 'ternary'?"),
         (["recipes", "nonsense", "--parts"], "there is no recipe 'nonsense', and no part"),
         (["recipes", "terngrad", "--parts"], "'terngrad' is a recipe, not a part; leave out --parts"),
-        (["recipes", "3", "--parts"], "'3' is no single part"),
+        (["recipes", "3", "--parts"], "'3' is not a single part"),
         (["recipes", "scatter(topk())"], "scatter(topk()) + error_feedback()"),
         (["recipes", "bf16", "--workload", "lmm"], "there is no workload called 'lmm'. Did you mean 'lm'?"),
         (["recipes", "bf16", "--workload", "lm", "--parameters", "9"], "give one of them"),

@@ -17,8 +17,8 @@ import pytest
 from tests.bench.cli.conftest import Shell
 from tests.marked import SLACK, wait_for
 
-from gossamer.bench.cli.trial import summary
-from gossamer.bench.compare import Plan, launch
+from gossamer.bench.cli.compare import summary
+from gossamer.bench.compare import ComparePlan, launch
 from gossamer.bench.compare.launch import UNFINISHED
 from gossamer.bench.record import Record
 
@@ -305,7 +305,7 @@ def test_without_a_lab_it_runs_unshaped_and_says_what_that_means(
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     events: list[dict[str, Any]] = []
-    plan = Plan({"x": "bf16"}, workload="ridge", steps=2, chunk=2)
+    plan = ComparePlan({"x": "bf16"}, workload="ridge", steps=2, chunk=2)
     record, code = launch(plan, 2, "200mbit", "a command", events.append)
     assert code == 0
     assert (record.rate, record.note) == ("unshaped", "unshaped: no privilege; run as root")

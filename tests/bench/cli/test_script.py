@@ -32,13 +32,13 @@ def test_a_rank_that_fails_ends_the_run_on_all_and_the_report_has_its_last_words
     ("words", "why"),
     [
         (("--script", "train.py", "qsgd"), "train.py cannot be read: No such file or directory"),
-        (("--script", "broken.py", "qsgd"), "broken.py is no Python that runs: line 1"),
-        (("--script", PLAIN, "ddp-powersgd"), "beside a script there are 'ddp' and 'compute'"),
-        (("qsgd", "--cwd", "there"), "--cwd is where a script runs, and there is no --script"),
-        (("--script", PLAIN, "qsgd", "--workload", "lm"), "--workload says nothing to a script"),
+        (("--script", "broken.py", "qsgd"), "broken.py is not valid Python: line 1"),
+        (("--script", PLAIN, "ddp-powersgd"), "with --script give 'ddp' or 'compute'"),
+        (("qsgd", "--cwd", "there"), "--cwd is the folder a script runs in, and there is no --script"),
+        (("--script", PLAIN, "qsgd", "--workload", "lm"), "--workload has no effect with --script"),
         (("--script", PLAIN, "qsgt"), "there is no recipe 'qsgt'"),
-        (("--script", str(PROGRAMS / "hooked.py"), "slowmo"), "slowmo beside DistributedDataParallel: "),
-        (("qsgd", "--", "--steps"), "words after -- are a script's, and there is no --script"),
+        (("--script", str(PROGRAMS / "hooked.py"), "slowmo"), "slowmo with DistributedDataParallel: "),
+        (("qsgd", "--", "--steps"), "arguments after -- belong to a script, and there is no --script"),
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_touched(

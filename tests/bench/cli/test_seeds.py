@@ -7,11 +7,11 @@ import pytest
 from tests.bench.report.test_numbers import record, run
 
 from gossamer.bench import cli
-from gossamer.bench.cli import trial
-from gossamer.bench.compare import Plan
+from gossamer.bench.cli import compare as command
+from gossamer.bench.compare import ComparePlan
 from gossamer.bench.record import Record
 
-Launched = list[tuple[Plan, Record | None]]
+Launched = list[tuple[ComparePlan, Record | None]]
 
 
 @pytest.fixture
@@ -19,7 +19,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     """Stands in the place of ranks: each seed is a tenth slower than the one before; the third one is interrupted."""
     seen: Launched = []
 
-    def launch(plan: Plan, hosts: int, rate: Any, command: str, show: Any, path: Path, earlier: Record | None) -> Any:
+    def launch(
+        plan: ComparePlan, hosts: int, rate: Any, command: str, show: Any, path: Path, earlier: Record | None
+    ) -> Any:
         seen.append((plan, earlier))
         k = len(seen)
         made = record([run("ddp", (k * 50, 5.0), (k * 100, 4.0)), run("qsgd", (k * 10, 5.0), (k * 20, 4.0))])
@@ -28,7 +30,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
             made.runs[1].status = "interrupted"
         return made, 130 if k == 3 else 0
 
-    monkeypatch.setattr(trial, "launch", launch)
+    monkeypatch.setattr(command, "launch", launch)
     return seen
 
 

@@ -23,12 +23,12 @@ WRONG = [
     ("tune qsgd(bits=99)", "bits must be between 1 and 8"),
     ("tune topk --workload rigde", "there is no workload called 'rigde'. Did you mean 'ridge'?"),
     ("tune topk --workload ridge --shards moon", "ridge has no shards 'moon'"),
-    ("tune ddp-fp16", "'ddp-fp16' is a yardstick"),
+    ("tune ddp-fp16", "'ddp-fp16' is a baseline"),
     ("tune topk topk", "'topk' is named twice"),
     ("tune topk --workload ridge --knob ratoi", "no recipe here has a knob 'ratoi'. Did you mean 'ratio'?"),
     ("tune topk --workload ridge --knob index", "topk.index has no range to search"),
     ("tune topk --workload ridge --knob ratio=0.5..2", "topk: ratio must lie in (0, 1], got 2.0"),
-    ("tune topk --workload ridge --budget lots", "--budget 'lots' is no number of bytes"),
+    ("tune topk --workload ridge --budget lots", "--budget 'lots' is not a number of bytes"),
     ("tune topk --workload ridge --budget 5", "a budget of 5 bytes does not pay for one step"),
     ("tune topk --workload ridge --resume", "--resume needs --out"),
     ("tune topk --workload ridge --resume --out nowhere", "nowhere/record.json cannot be read: No such file"),
@@ -81,7 +81,7 @@ def test_a_search_is_resumed_and_grown_but_not_begun_over(say: Say) -> None:
     first = [json.loads(line) for line in say(*words, "--trials", "2")[1].splitlines()]
     code, _, err = say(*words, "--trials", "2")
     assert code == 2
-    assert "holds a search already: go on with it by --resume" in err
+    assert "holds a search already: continue it with --resume" in err
     assert say(*words, "--trials", "2", "--resume")[1] == ""
     grown = [json.loads(line) for line in say(*words, "--trials", "3", "--resume")[1].splitlines()]
     assert [(e["contender"], e["number"]) for e in grown][:2] == [("ddp", 2), ("qsgd", 2)]
@@ -100,7 +100,7 @@ def test_a_folder_of_another_command_is_no_search(say: Say, tmp_path: Path) -> N
     (tmp_path / "run" / "record.json").write_text('{"written by": "gossamer", "format": 2}')
     code, _, err = say("tune", "qsgd", *QUICK, "--out", "run", "--resume")
     assert code == 2
-    assert "is no record of a search" in err
+    assert "is not a record of a search" in err
 
 
 def test_interrupted_it_keeps_what_it_had(shell: Shell) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.bench.compare.trials import of, run
+from tests.bench.compare.comparisons import of, run
 
 from gossamer.bench import workloads
-from gossamer.bench.compare.agree import new_group
-from gossamer.bench.compare.contender import Contender
-from gossamer.bench.compare.plan import Plan
+from gossamer.bench.compare.control_group import new_group
+from gossamer.bench.compare.plan import ComparePlan
+from gossamer.bench.compare.rank_run import RankRun
 from gossamer.bench.record import Step
 from gossamer.schedules import LocalSGD
 
@@ -53,8 +53,8 @@ def test_a_limit_within_a_round_is_kept_and_said(gang2: Any) -> None:
     assert judged_after(events, "x") == [0, 4, 8, 10]
     assert judged_after(events, "y") == [0, 3, 10]
     assert [e["text"] for e in of(events, "note")] == [
-        f"{name} had its steps within a round, which would have ended with step {end}; "
-        "at step 10 each rank's own model was judged, and the mean counts"
+        f"{name} had its last step within a round that would have ended with step {end}; "
+        "at step 10 each rank's own model was evaluated, and the mean counts"
         for name, end in (("y", 13), ("x", 12))
     ]
 
@@ -83,9 +83,9 @@ def test_a_contender_trains_at_the_rate_that_was_found_for_it(gang2: Any) -> Non
     assert ends["x"] != pytest.approx(ends["z"], rel=1e-2)
 
 
-def contender(kind: str) -> Contender:
-    plan = Plan({"x": kind}, workload="ridge", deadline=30.0, measure_every=0)
-    return Contender("x", kind, workloads.get("ridge"), plan, new_group(30.0))
+def contender(kind: str) -> RankRun:
+    plan = ComparePlan({"x": kind}, workload="ridge", deadline=30.0, measure_every=0)
+    return RankRun("x", kind, workloads.get("ridge"), plan, new_group(30.0))
 
 
 def longer_rounds(rank: int, size: int) -> list[int]:
@@ -99,7 +99,7 @@ def longer_rounds(rank: int, size: int) -> list[int]:
         if step.step == 2:
             worker.recipe = replace(worker.recipe, schedule=LocalSGD(5))
 
-    one.turn(3, 100, told)
+    one.train_slice(3, 100, told)
     one.close()
     return seen
 
@@ -111,7 +111,7 @@ def test_the_schedule_in_force_says_where_a_round_ends(gang2: Any) -> None:
 def look(rank: int, size: int, kind: str, steps: int) -> dict[str, Any]:
     """One judgement after some steps: who evaluated, what crossed for it, and what was there to be judged."""
     one = contender(kind)
-    one.turn(steps, steps, lambda step: None)
+    one.train_slice(steps, steps, lambda step: None)
     own = one.workload.evaluate(one.model)
     before = [p.detach().clone() for p in one.model.parameters()]
     calls, crossed = [0], list[int]()

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tests.gang import Gang
 
-from gossamer.bench.compare.hearing import Hearing
-from gossamer.bench.compare.script import Orders
-from gossamer.bench.compare.script import run as run_script
-from gossamer.bench.compare.scripts import ScriptError, ScriptPlan, Trial
+from gossamer.bench.compare.script_events import ScriptEvents
+from gossamer.bench.compare.script_launch import ScriptCompare, ScriptError, ScriptPlan
+from gossamer.bench.compare.script_rank import ScriptSpec
+from gossamer.bench.compare.script_rank import run as run_script
 from gossamer.bench.record import Evaluation, Record, Run, Step
 from gossamer.bench.report import render
 from gossamer.bench.report.headline import headline
@@ -28,7 +28,7 @@ def said(rank: int, size: int, orders: str) -> tuple[int, list[str]]:
     """What one rank says, which has no process of its own here."""
     heard, argv, path, folder = io.StringIO(), sys.argv, list(sys.path), Path.cwd()
     with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard):
-        code = run_script(Orders(**json.loads(orders)))
+        code = run_script(ScriptSpec(**json.loads(orders)))
     os.chdir(folder)
     sys.argv, sys.path[:] = argv, path
     return code, heard.getvalue().splitlines()
@@ -38,14 +38,14 @@ def compare(
     gang: Gang, script: str, arguments: list[str], *recipes: str, steps: int = 0, folder: str = ""
 ) -> tuple[Record, int]:
     plan = ScriptPlan(str(PROGRAMS / script), arguments, {r: r for r in recipes}, 60.0, steps=steps, folder=folder)
-    trial = Trial(plan, 2, None, "gossamer compare --script", lambda event: None, None)
+    trial = ScriptCompare(plan, 2, None, "gossamer compare --script", lambda event: None, None)
 
-    def run(hearing: Hearing) -> None:
-        for rank, (code, lines) in enumerate(gang.run(said, plan.command(hearing.run)[-1])):
+    def run(events: ScriptEvents) -> None:
+        for rank, (code, lines) in enumerate(gang.run(said, plan.command(events.run)[-1])):
             for line in lines:
-                hearing.line(rank, line)
+                events.line(rank, line)
             if code:
-                hearing.killed(rank, code)
+                events.killed(rank, code)
 
     return trial.follow(run)
 
@@ -100,7 +100,7 @@ def test_a_script_that_tells_nothing_is_compared_by_what_it_calls_backward_on(ga
     assert code == 0
     assert [s.loss for s in heard.runs[0].steps] == [s.loss for s in told.runs[0].steps]
     assert heard.metric == told.metric
-    assert "the script tells no loss: compared by what it calls backward() on" in heard.note
+    assert "the script logs no loss: compared by the values it calls backward() on" in heard.note
     assert not told.note
 
 
@@ -127,8 +127,8 @@ def test_recipes_do_not_go_on_where_another_ended(gang2: Gang, tmp_path: Path) -
     [
         ("never attaches", "steps an optimizer before it attaches: put comm = gossamer.attach"),
         ("attaches twice", "attaches twice"),
-        ("ignores", r"names its recipe itself \(qsgd\(bits=2\)\)"),
-        ("never tells", r"never told a loss, .* put comm.log\(loss=loss\)"),
+        ("ignores", r"passes its own recipe \(qsgd\(bits=2\)\)"),
+        ("never tells", r"logged no loss .* put comm.log\(loss=loss\)"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_at_its_first_run(gang2: Gang, wrong: str, why: str) -> None:
@@ -137,20 +137,20 @@ def test_what_cannot_be_compared_is_refused_at_its_first_run(gang2: Gang, wrong:
 
 
 def test_a_rank_that_was_killed_or_missed_others_is_told_from_the_one_at_fault() -> None:
-    hearing = Hearing(Run("qsgd", "qsgd"), 1, 5, lambda event: None)
-    hearing.line(0, '@gossamer {"event": "died", "error": "PeerError: rank 1 is gone", "missed": true}')
-    hearing.line(1, "Traceback")
-    hearing.line(1, "no newline before @gossamer {not ours")
-    hearing.line(1, '@gossamer {"event": "died", "error": "ZeroDivisionError: no more data", "missed": false}')
-    hearing.killed(0, 1)
-    hearing.conclude(2)
-    assert hearing.run.status == "failed"
-    assert hearing.run.error.startswith(
+    events = ScriptEvents(Run("qsgd", "qsgd"), 1, 5, lambda event: None)
+    events.line(0, '@gossamer {"event": "died", "error": "PeerError: rank 1 is gone", "missed": true}')
+    events.line(1, "Traceback")
+    events.line(1, "no newline before @gossamer {not ours")
+    events.line(1, '@gossamer {"event": "died", "error": "ZeroDivisionError: no more data", "missed": false}')
+    events.killed(0, 1)
+    events.conclude(2)
+    assert events.run.status == "failed"
+    assert events.run.error.startswith(
         "rank 1: ZeroDivisionError: no more data\nits last lines:\n  Traceback\n  no newline"
     )
-    hearing.killed(2, -9)
-    hearing.conclude(4)
-    assert hearing.run.error == "rank 2: was killed by SIGKILL (the kernel does this when memory runs out)"
+    events.killed(2, -9)
+    events.conclude(4)
+    assert events.run.error == "rank 2: was killed by SIGKILL (the kernel does this when memory runs out)"
 
 
 def test_the_headline_says_who_was_quick_to_where_all_got() -> None:

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bench.compare.trials import of, run, steps
+from tests.bench.compare.comparisons import of, run, steps
 
-from gossamer.bench.compare import Plan
+from gossamer.bench.compare import ComparePlan
 from gossamer.bench.compare.launch import _record
-from gossamer.bench.compare.listener import Listener
+from gossamer.bench.compare.record_builder import RecordBuilder
 from gossamer.bench.report import write_markdown
 from gossamer.bench.workloads import get
 from gossamer.planning import bytes_between, bytes_per_step
@@ -65,16 +65,16 @@ def test_errors_name_rank_and_host(gang4: Any) -> None:
 
 def test_the_record_and_the_report_say_how_many_and_what_stayed_inside() -> None:
     said: list[dict[str, Any]] = []
-    plan = Plan({"x": TWO_LEVELS}, workload="ridge", per_host=4)
-    listener = Listener(_record(plan, 2, "100mbit", "a command"), said.append)
+    plan = ComparePlan({"x": TWO_LEVELS}, workload="ridge", per_host=4)
+    builder = RecordBuilder(_record(plan, 2, "100mbit", "a command"), said.append)
     end = {"wire_bytes": 3_000_000, "inside_bytes": 9_000_000, "logical_bytes": 5, "nic_bytes": 3_060_000}
-    listener.take({"event": "end", "run": "x", **end})
-    listener.line(6, "a complaint")
-    listener.ended(6, -9)
-    assert "[rank 6 on host1] a complaint" in listener.complaints
-    assert listener.lost.startswith("rank 6 on host1 was killed by SIGKILL")
-    assert (listener.record.hosts, listener.record.per_host) == (2, 4)
-    text = write_markdown(listener.record)
+    builder.take({"event": "end", "run": "x", **end})
+    builder.line(6, "a complaint")
+    builder.ended(6, -9)
+    assert "[rank 6 on host1] a complaint" in builder.complaints
+    assert builder.lost.startswith("rank 6 on host1 was killed by SIGKILL")
+    assert (builder.record.hosts, builder.record.per_host) == (2, 4)
+    text = write_markdown(builder.record)
     assert "2 hosts of 4 ranks on 100 Mbit/s" in text
     assert "| wire | inside | NIC | NIC / wire |" in text
     assert "| 3.00 MB | 9.00 MB | 3.06 MB | 1.020 |" in text

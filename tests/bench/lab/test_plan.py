@@ -20,7 +20,7 @@ from gossamer.bench.lab import (
 )
 from gossamer.bench.lab.counters import parse_devices
 from gossamer.bench.lab.network import buckets, segment, shape
-from gossamer.bench.lab.output import Lines
+from gossamer.bench.lab.output import LineSplitter
 
 
 def test_a_shaper_limits_and_a_delay_comes_before_it() -> None:
@@ -39,7 +39,7 @@ def test_a_segment_with_all_its_headers_fits_the_burst_of_the_slowest_link(rate:
 
 
 def test_lines_come_whole_however_the_bytes_are_cut() -> None:
-    lines = Lines()
+    lines = LineSplitter()
     heard = [line for part in (b"one\nt", b"wo\r\n", b"\xff\n\nla", b"st", b"") for line in lines.feed(part)]
     assert heard == ["one", "two", "\ufffd", "", "last"]
     assert list(lines.feed(b"x" * 70_000)) == ["x" * 70_000]

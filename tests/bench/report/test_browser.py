@@ -65,12 +65,12 @@ def test_figures_equal_the_record(browser: Browser, page: Path) -> None:
     runs = made().runs
     assert marks == [[i, [[e.seconds, e.quality] for e in run.evaluations]] for i, run in enumerate(runs)]
     data = json.loads(browser.run("document.getElementById('data').textContent"))
-    excludes = next(chart for chart in data["charts"] if chart["id"] == "step-time")
+    bars = next(chart for chart in data["charts"] if chart["id"] == "step-time")
     parts = browser.run(
         "[...document.querySelectorAll('#step-time .row')].map(r => [Number(r.dataset.run),"
         " [...r.querySelectorAll('.part')].map(p => Number(p.dataset.seconds)), Number(r.dataset.total)])"
     )
-    assert parts == [[row["run"], row["parts"], row["total"]] for row in excludes["rows"]]
+    assert parts == [[row["run"], row["parts"], row["total"]] for row in bars["rows"]]
     assert browser.run("document.getElementById('command').textContent") == made().command
 
 

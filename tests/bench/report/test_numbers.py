@@ -153,15 +153,15 @@ def test_a_megabyte_is_needed_to_judge_the_ledger() -> None:
 
 def test_a_run_that_does_not_measure_its_waits_is_not_split() -> None:
     study = study_of(made())
-    excludes = next(c for c in charts(study) if isinstance(c, BarChart))
-    assert [study.record.runs[b.run].name for b in excludes.rows if not b.parts] == ["ddp"]
-    assert "Hatched" in excludes.caption
+    bars = next(c for c in charts(study) if isinstance(c, BarChart))
+    assert [study.record.runs[b.run].name for b in bars.rows if not b.parts] == ["ddp"]
+    assert "Hatched" in bars.caption
 
 
 def test_a_run_that_waits_for_nobody_is_split() -> None:
     alone = Run("compute", "compute", yardstick=True, steps=[Step(1, 0.5, 5.0, 0, 0.5, 0.0, 0.0)])
-    excludes = next(c for c in charts(study_of(record([alone]))) if isinstance(c, BarChart))
-    assert excludes.rows[0].parts == [0.5, 0.0, 0.0]
+    bars = next(c for c in charts(study_of(record([alone]))) if isinstance(c, BarChart))
+    assert bars.rows[0].parts == [0.5, 0.0, 0.0]
 
 
 def test_runs_that_end_far_apart_start_on_a_logarithmic_axis() -> None:

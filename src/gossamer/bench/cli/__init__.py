@@ -1,4 +1,4 @@
-"""The command line. `pip install 'gossamer[cli]'` brings what it needs."""
+"""The command line; `pip install 'gossamer[cli]'` installs its dependencies."""
 
 import errno
 import io
@@ -15,23 +15,23 @@ from gossamer.core.process_exit import exit_in_order
 
 _ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_heard = list[int]()  # the signal that asked us to end: the command line parser makes a plain 130 of each
+_heard = list[int]()  # the signal that ended the command: the command line parser turns each into exit code 130
 
 
 def entry() -> NoReturn:
-    """What is started as `gossamer`."""
-    exit_in_order(main())  # a reader that has left, or a full disk, has been told of
+    """Entry point of the program `gossamer`."""
+    exit_in_order(main())  # a closed pipe or a full disk has been handled
 
 
 def main() -> int:
-    """A command's exit code. It says how to install what is missing, and turns our errors into one line."""
-    _when_asked_to_end(_leave)  # until work begins: torch takes a second to load, and an exception may be lost in it
-    _let_nothing_unspeakable_end_us()
+    """Run a command and return its exit code. A missing package or an error of ours is one line on stderr."""
+    _when_asked_to_end(_leave)  # until work begins: an exception may be lost while torch loads
+    _make_output_safe()
     try:
         return _run()
     except KeyboardInterrupt:
         return _interrupted()
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed the pipe
         return 1
     except OSError as error:
         if error.errno not in _FULL:
@@ -51,12 +51,12 @@ def _run() -> int:
 
     code = run()
     sys.stdout.flush()
-    _when_asked_to_end(_leave)  # there is nothing left to put in order
+    _when_asked_to_end(_leave)  # nothing is left to clean up
     return _interrupted() if _heard else code
 
 
 def work_begins() -> None:
-    """From now on there may be something to put in order before we end."""
+    """From now on a signal ends the command in order, since there may be ranks to stop."""
     _when_asked_to_end(_stop)
 
 
@@ -67,14 +67,14 @@ def _when_asked_to_end(do: Callable[[int, FrameType | None], None]) -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Nothing has been started: end at once. Python's own way out would show where it was."""
-    with suppress(OSError):  # nobody may be there to read it
-        os.write(2, f"{_farewell(number)}\n".encode())
+    """Exit at once, since nothing has been started; Python would print a traceback."""
+    with suppress(OSError):  # stderr may be closed
+        os.write(2, f"{_interruption(number)}\n".encode())
     os._exit(128 + number)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """The first request ends everything in order, within seconds; further ones would only leave things lying about."""
+    """End the command in order at the first signal, and ignore further ones."""
     _heard.append(number)
     for each in _ENDINGS:
         signal.signal(each, signal.SIG_IGN)
@@ -82,18 +82,18 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _interrupted() -> int:
-    """Say so; the exit code is 130 for ctrl-C, 143 for SIGTERM."""
+    """Print the signal, and return 130 for ctrl-C, 143 for SIGTERM."""
     number = _heard[0] if _heard else signal.SIGINT
-    print(_farewell(number), file=sys.stderr)
+    print(_interruption(number), file=sys.stderr)
     return 128 + number
 
 
-def _farewell(number: int) -> str:
+def _interruption(number: int) -> str:
     return f"gossamer: interrupted by {signal.Signals(number).name}"
 
 
-def _let_nothing_unspeakable_end_us() -> None:
-    """Output may be closed, or know fewer characters than our ranks and their users; a warning is a line, not code."""
+def _make_output_safe() -> None:
+    """Let closed streams and unknown characters raise no error, and print warnings as one line."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # started with `>&-`

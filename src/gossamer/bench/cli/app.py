@@ -1,4 +1,4 @@
-"""All commands, by name. Each one's module is brought when it is called: most need torch, which takes seconds."""
+"""All commands, by name. A command's module is imported when it is called, since torch takes seconds to load."""
 
 import signal
 import sys
@@ -10,11 +10,11 @@ from typer.core import TyperCommand, TyperGroup
 
 import gossamer
 from gossamer.bench import cli
-from gossamer.bench.cli.dashed import Dashed
+from gossamer.bench.cli.pass_through import PassThrough
 from gossamer.core.errors import GossamerError
 from gossamer.core.text import cut
 
-MOST = 4000  # characters that an error is told in
+MOST = 4000  # characters of an error that are printed
 
 app = typer.Typer(
     help="Train PyTorch models over slow, uneven or unreliable networks.",
@@ -39,10 +39,10 @@ def root(
     """Train PyTorch models over slow, uneven or unreliable networks."""
 
 
-class Later(TyperCommand):
-    """Stands for a command until it is called: knows where it is, and what the list of commands says of it.
+class LazyCommand(TyperCommand):
+    """A command whose module is imported when it is called; until then it knows only its place and its help line.
 
-    One that only `tells` can be ended at any moment; of all others the work begins when their module is there.
+    A command that only `tells` (prints) can be ended at any moment; all others handle signals once they are loaded.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Later(TyperCommand):
         super().__init__(name, help=says)
         self.home, self.kind, self.tells, self.settings = home, kind, tells, settings
 
-    def brought(self) -> Any:
+    def load(self) -> Any:
         module, name = self.home.split(".")
         found = getattr(import_module(f"gossamer.bench.cli.{module}"), name)
         if isinstance(found, typer.Typer):
@@ -68,72 +68,74 @@ class Later(TyperCommand):
         return typer.main.get_command(alone)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        brought = self.brought()
+        loaded = self.load()
         if not self.tells:
             cli.work_begins()
-        return brought.make_context(info_name, args, parent, **extra)
+        return loaded.make_context(info_name, args, parent, **extra)
 
 
-THEIRS: dict[str, Any] = {  # -h is the command's that is run
+THEIRS: dict[str, Any] = {  # -h belongs to the command that is run in the lab
     "allow_extra_args": True,
     "ignore_unknown_options": True,
     "help_option_names": ["--help"],
 }
-COMMANDS = [  # what is said of one is how its own help begins, which a test compares
-    Later(
-        "train", "trial.train", "Train one recipe on real processes. Started by torchrun, it joins the ranks there are."
+COMMANDS = [  # each help line equals the first line of the command's own help; a test compares them
+    LazyCommand(
+        "train",
+        "compare.train",
+        "Train one recipe on real processes. Started by torchrun, it joins the ranks of the launcher.",
     ),
-    Later(
+    LazyCommand(
         "compare",
-        "trial.compare",
+        "compare.compare",
         "Train several recipes in turns on the same data, seed and network; the first is the baseline.",
-        Dashed,
+        PassThrough,
     ),
-    Later(
+    LazyCommand(
         "tune",
         "tune.tune",
         "Search the learning rate and the knobs of every recipe, with the same budget for all, dense included.",
     ),
-    Later(
+    LazyCommand(
         "heterogeneity",
         "heterogeneity.heterogeneity",
-        "How unlike the ranks' gradients are: whether local steps will do, or many gradients at one point must.",
+        "Measure how much the ranks' gradients differ: little favours local steps, much favours large batches.",
     ),
-    Later(
+    LazyCommand(
         "recipes",
         "recipes.recipes",
         "List recipes or parts, or explain one: what it is made of and sends, when to use it, and what it refuses.",
         tells=True,
     ),
-    Later(
+    LazyCommand(
         "explain",
         "explain.explain",
-        "Follow a recipe by hand: who says what in how many bytes, and what everybody keeps, on three ranks with a tiny model.",
+        "Follow a recipe by hand: its messages, their bytes and the state of every rank, on three ranks with a tiny model.",
     ),
-    Later(
+    LazyCommand(
         "workloads",
         "workloads.workloads",
-        "List what can be trained: how large its model is, and what it is judged by.",
+        "List the workloads, with the size of each model and its quality metric.",
         tells=True,
     ),
-    Later("report", "report.report", "Make the report of a run: one HTML file that works offline."),
-    Later(
+    LazyCommand("report", "report.report", "Make the report of a run: one HTML file that works offline."),
+    LazyCommand(
         "doctor",
         "doctor.doctor",
         "Versions, kernels and their speed, the lab, and the link between two ranks on this machine.",
     ),
-    Later(
+    LazyCommand(
         "lab",
         "lab.lab",
         "Run a command on every host of a small slow network: gossamer lab --hosts 4 --rate 200mbit -- python train.py",
         **THEIRS,
     ),
-    Later("bench", "bench.app", "Measure kernels, or whole steps."),
+    LazyCommand("bench", "bench.app", "Measure kernels, or whole steps."),
 ]
 
 
 def commands() -> TyperGroup:
-    """The command line, with the commands still to be brought."""
+    """The command group, with all commands not loaded yet."""
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
     for command in COMMANDS:
@@ -153,9 +155,9 @@ def run() -> int:
         return 128 + signal.SIGINT
     except GossamerError as error:
         print(f"gossamer: {cut(str(error), MOST)}", file=sys.stderr)
-        return 2 if isinstance(error, ValueError) else 1  # ours for wrong input are ValueErrors too
+        return 2 if isinstance(error, ValueError) else 1  # our errors for wrong input are ValueErrors too
     except Exception as error:
-        usage = getattr(error, "format_message", None)  # what the command line parser says of wrong options
+        usage = getattr(error, "format_message", None)  # the command line parser's error for wrong options
         if usage is None:
             raise
         if words := usage():  # empty where the help has just been shown instead

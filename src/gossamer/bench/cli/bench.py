@@ -12,7 +12,7 @@ from rich.table import Table
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import FailedError, InputError
 from gossamer.bench.cli.imports import Imports, brought
-from gossamer.bench.cli.out import Force
+from gossamer.bench.cli.output import Force
 from gossamer.bench.lab.network import MOST_HOSTS
 from gossamer.bench.report.formatting import ranks_on
 from gossamer.core import files
@@ -38,7 +38,7 @@ def kernels(
     rounds: Annotated[int, typer.Option(min=1, help="Take the best of this many medians.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Every kernel beside libc's memcpy of the same array: GB/s of float32 input, one thread."""
+    """Measure every kernel against libc's memcpy of the same array: GB/s of float32 input, one thread."""
     from gossamer.bench.kernels import measure
 
     rows = [r._asdict() for r in measure(elements, rounds)]
@@ -54,14 +54,15 @@ def kernels(
 @app.command()
 def steps(
     recipes: Annotated[
-        list[str] | None, typer.Argument(help="Most presets by default; yardsticks are always included.")
+        list[str] | None,
+        typer.Argument(help="Most presets by default; baselines without gossamer are always included."),
     ] = None,
     rates: Annotated[
         str, typer.Option(help="Rates, separated by spaces; '200mbit,3:20mbit' is one with a slow host.")
     ] = "100mbit 200mbit 1gbit unshaped",
     hosts: Annotated[int, typer.Option(min=2, max=MOST_HOSTS, help="How many hosts.")] = 4,
     per_host: Annotated[int, typer.Option(min=1, help="How many ranks on each; they share its link.")] = 1,
-    turns: Annotated[int, typer.Option(min=1, help="Measured turns per contender.")] = 6,
+    turns: Annotated[int, typer.Option(min=1, help="Measured turns per recipe.")] = 6,
     chunk: Annotated[int, typer.Option(min=1, help="Steps per turn.")] = 4,
     workload: Annotated[str, typer.Option(help="What to train.")] = "lm",
     out: Annotated[Path | None, typer.Option(help="Folder for steps.json, steps.md and a plot for each rate.")] = None,
@@ -69,15 +70,15 @@ def steps(
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What a step of the 5.8 M-parameter language model takes: recipes, DDP and its hooks, and computing alone.
+    """Measure step times of the 5.8 M-parameter language model: recipes, DDP and its hooks, and computing alone.
 
     All train in turns in one lab; times are medians over steps (over whole rounds, for schedules that have such), with their
     range; bytes are per rank and step.
     """
     from gossamer.bench.cli import progress
-    from gossamer.bench.compare.contender import check
+    from gossamer.bench.compare.baselines import usable
+    from gossamer.bench.compare.rank_run import check
     from gossamer.bench.compare.steps import measure_steps
-    from gossamer.bench.compare.yardsticks import usable
     from gossamer.bench.workloads import get
 
     for text in recipes or []:
@@ -89,16 +90,16 @@ def steps(
     names = {n: n for n in [*usable(), *(recipes or RECIPES)]}
     rows: list[StepRow] = []
     for rate in wanted:
-        print(f"{len(names)} contenders, {ranks_on(hosts, per_host)}, {rate}", file=sys.stderr, flush=True)
+        print(f"{len(names)} runs, {ranks_on(hosts, per_host)}, {rate}", file=sys.stderr, flush=True)
         rows += measure_steps(names, rate, hosts, turns, chunk, progress.quiet, workload, per_host, brought())
-        if out is not None:  # what is measured is kept, whatever becomes of the rest
+        if out is not None:  # results are written after each rate
             _write(rows, out, force)
     print(json.dumps([asdict(r) for r in rows], indent=1) if as_json else as_markdown(rows))
     raise typer.Exit(int(any(r.error for r in rows)))
 
 
 def _rates(text: str, hosts: int) -> list[str]:
-    """What can be measured here: without a lab, one network and no other."""
+    """Rates that can be measured here: only 'unshaped' without a lab."""
     from gossamer.bench.lab import available, parse_links
 
     wanted = text.split()
@@ -112,7 +113,7 @@ def _rates(text: str, hosts: int) -> list[str]:
 
 
 def _prepare(folder: Path, rates: list[str], force: bool) -> None:
-    """Refused now, or not after hours."""
+    """Check the output files before measuring, which takes hours."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("steps.json", "steps.md", *map(_plot, rates)):
@@ -151,16 +152,16 @@ def plots(rows: "list[StepRow]") -> dict[str, str]:
     made = dict[str, str]()
     for rate in dict.fromkeys(r.rate for r in rows):
         shown = sorted((r for r in rows if r.rate == rate and r.step_ms), key=lambda r: r.step_ms)
-        excludes = [Bar(i, [r.step_ms / 1000], r.step_ms / 1000) for i, r in enumerate(shown)]
-        if excludes:
+        bars = [Bar(i, [r.step_ms / 1000], r.step_ms / 1000) for i, r in enumerate(shown)]
+        if bars:
             title = f"Median step, {ranks_on(shown[0].hosts, shown[0].per_host)}, {rate}"
-            chart = BarChart("steps", title, "", [title], excludes)
-            made[_plot(rate)] = svg.excludes(chart, [r.recipe for r in shown])
+            chart = BarChart("steps", title, "", [title], bars)
+            made[_plot(rate)] = svg.bars(chart, [r.recipe for r in shown])
     return made
 
 
 def as_markdown(rows: "list[StepRow]") -> str:
-    """The rows as a table, one below the other."""
+    """Format the rows as one Markdown table."""
     heads = ["recipe", "rate", "step ms (range)", "of DDP", "of computing", "MB sent", "MB on the wire", "loss"]
     several = any(r.per_host > 1 for r in rows)
     heads += ["MB inside"] if several else []
@@ -174,5 +175,5 @@ def as_markdown(rows: "list[StepRow]") -> str:
 
 
 def _cell(text: str) -> str:
-    """What may stand in a table's cell."""
+    """Escape a text for a Markdown table cell."""
     return " ".join(text.split()).replace("|", "\\|")[:80]

@@ -1,13 +1,13 @@
-"""Where a person reads: a terminal, or a pipe, in which lines must not be folded."""
+"""Consoles for a terminal, or for a pipe, in which lines are not wrapped."""
 
 from rich.console import Console
 
-WIDE = 1000  # columns that no table of ours has
-NARROW = 80  # below, a table would lose its letters; a terminal that is narrower folds lines by itself
+WIDE = 1000  # columns; wider than all our tables
+NARROW = 80  # columns; rich would cut letters of a table below it, so a narrower terminal wraps lines itself
 
 
 def console(stderr: bool = False) -> Console:
-    """Colours and folding on a terminal only."""
+    """A console with colours and wrapping on a terminal only."""
     made = Console(stderr=stderr, highlight=False)
     if made.is_terminal and made.width >= NARROW:
         return made
@@ -15,6 +15,6 @@ def console(stderr: bool = False) -> Console:
 
 
 def is_lively(stderr: bool = False) -> bool:
-    """Whether rows can be redrawn in place: not in a pipe, nor where lines fold or the cursor cannot go back."""
+    """True if rows can be redrawn in place: not in a pipe, a dumb terminal, or a narrow one."""
     made = Console(stderr=stderr)
     return made.is_terminal and not made.is_dumb_terminal and made.width >= NARROW

@@ -1,4 +1,4 @@
-"""gossamer doctor: what this machine and the network between ranks can do."""
+"""gossamer doctor: check this machine and the network between ranks."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ import gossamer
 from gossamer.bench.cli import gpu as gpus
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
-from gossamer.bench.cli.out import Force
+from gossamer.bench.cli.output import Force
 from gossamer.bench.lab import available, in_lab, privilege
 from gossamer.core.errors import PeerError
 from gossamer.kernels.backends import chosen
@@ -51,14 +51,14 @@ def doctor(
         raise typer.Exit(gpus.examine(out, force, as_json))
     link = {} if quick else _link()
     if int(os.environ.get("RANK", "0")) == 0:
-        # The other ranks have left by now: those on this machine would have slowed the kernels down.
+        # The other ranks have ended by now: on this machine they would have slowed the kernels down.
         found = environment() | ({} if quick else {"kernel_speed": _kernel_speed(), "link": link})
         print(json.dumps(found, indent=1)) if as_json else _print(found)
     raise typer.Exit(int("broken" in link))
 
 
 def environment() -> Found:
-    """What needs no measuring."""
+    """Facts that need no measurement."""
     return {
         "gossamer": gossamer.__version__,
         "python": platform.python_version(),
@@ -98,7 +98,7 @@ def _link() -> Found:
 
     try:
         found = alpha_beta() if "RANK" in os.environ else between_two_ranks()
-    except (PeerError, RuntimeError, ValueError) as error:  # the other found are worth knowing all the more
+    except (PeerError, RuntimeError, ValueError) as error:  # the other results are still useful
         return {"broken": " ".join(str(error).split())}
     if found.size == 1:
         return {"ranks": 1}
@@ -117,7 +117,7 @@ def _print(found: Found) -> None:
 
 
 def _rows(found: Found) -> list[tuple[str, str]]:
-    """The found in words, and what to do where one is bad."""
+    """Results as table rows, with advice where one is bad."""
     rows = [(name, str(found[name])) for name in ("gossamer", "python", "torch", "system", "cores")]
     several = found["threads"] > 1
     rows += [
@@ -161,7 +161,7 @@ def _link_in_words(link: Found) -> str:
 
 
 def _rate(bits: int) -> str:
-    """Three digits.
+    """Format a rate with three digits.
 
     >>> _rate(187_600_000), _rate(11_260_000_000)
     ('188 Mbit/s', '11.3 Gbit/s')

@@ -1,4 +1,4 @@
-"""What the commands themselves complain about; the two kinds end with different exit codes."""
+"""Errors of the commands; the two classes end with different exit codes."""
 
 from gossamer.core.errors import GossamerError
 
@@ -8,4 +8,4 @@ class InputError(GossamerError, ValueError):
 
 
 class FailedError(GossamerError, RuntimeError):
-    """Something that did not work out: exit code 1."""
+    """A failure of an action: exit code 1."""

@@ -1,4 +1,4 @@
-"""gossamer explain: a few steps of a recipe with every number in sight."""
+"""gossamer explain: show every number of a few steps of a recipe."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 from gossamer.bench.cli.errors import FailedError, InputError
 from gossamer.bench.cli.imports import Imports
-from gossamer.bench.cli.out import Force
+from gossamer.bench.cli.output import Force
 
 
 def explain(
@@ -20,9 +20,9 @@ def explain(
     imports: Imports = None,
     force: Force = False,
 ) -> None:
-    """Follow a recipe by hand: who says what in how many bytes, and what everybody keeps, on three ranks with a tiny model.
+    """Follow a recipe by hand: its messages, their bytes and the state of every rank, on three ranks with a tiny model.
 
-    Gradients are made up. Steps in which nobody says anything are told in one line.
+    Gradients are made up. Steps without messages take one line.
     """
     from gossamer.bench.cli import parts  # it needs torch
     from gossamer.bench.explain import as_text, explain

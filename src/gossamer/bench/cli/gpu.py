@@ -1,4 +1,4 @@
-"""gossamer doctor --gpu: everything that can be checked on GPUs, and a report of it to send."""
+"""gossamer doctor --gpu: run all GPU checks, and write a report to send."""
 
 import os
 import platform
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
 
 REPORT = Path("gossamer-gpu.md")
 NO_GPU = (
-    "torch sees no GPU here, so there is nothing to check: it may be built for CPUs only, or the driver be missing "
-    "(nvidia-smi tells); gossamer doctor without --gpu says what else there is"
+    "torch sees no GPU here, so there is nothing to check: torch may be built for CPUs only, or the driver is missing "
+    "(run nvidia-smi); gossamer doctor without --gpu checks the rest of this machine"
 )
-WAIT = 3600.0  # seconds that ranks on other machines may need longer than this one
+WAIT = 3600.0  # seconds that ranks on other machines may be slower than this one
 COLOURS = {"failed": "red", "passed": "green"}
 
 
 def examine(out: Path, force: bool, as_json: bool) -> int:
-    """As one of several ranks, or with ranks of its own; the exit code is 1 if anything failed."""
+    """Run the checks as one of a launcher's ranks, or with new ranks; return 1 if anything failed."""
     if "RANK" in os.environ:
         return _as_a_rank(out, force, as_json)
     if not torch.cuda.is_available():
         raise InputError(NO_GPU)
-    from gossamer.bench.compare.gpu.launch import Here
+    from gossamer.bench.compare.gpu.launch import LocalRanks
 
     _writable(out, force)
-    return _speak(_examined(Here(torch.cuda.device_count()), _aloud), out, force, as_json)
+    return _speak(_examined(LocalRanks(torch.cuda.device_count()), _aloud), out, force, as_json)
 
 
 def _as_a_rank(out: Path, force: bool, as_json: bool) -> int:
-    """Rank 0 speaks; what it refuses is the end for all."""
-    from gossamer.bench.compare.agree import ControlGroup
-    from gossamer.bench.compare.gpu.launch import Among
+    """Run the checks as one rank; rank 0 prints and writes the report. All ranks end if any refuses."""
+    from gossamer.bench.compare.control_group import ControlGroup
+    from gossamer.bench.compare.gpu.launch import JoinedRanks
 
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=120))
@@ -60,7 +60,7 @@ def _as_a_rank(out: Path, force: bool, as_json: bool) -> int:
     refused = next((f"rank {r}: {text}" for r, text in enumerate(refusals) if text), "")
     code = 2
     if not refused:
-        report = _examined(Among(control, rank, size), _aloud if rank == 0 else _in_silence)
+        report = _examined(JoinedRanks(control, rank, size), _aloud if rank == 0 else _in_silence)
         code = _speak(report, out, force, as_json) if rank == 0 else int(bool(report.failures))
     dist.barrier()
     dist.destroy_process_group()
@@ -81,7 +81,7 @@ def _refusal(out: Path, force: bool, writes: bool) -> str:
 
 
 def _writable(out: Path, force: bool) -> None:
-    """Refused now, or not after minutes."""
+    """Check the output file before the checks, which take minutes."""
     from gossamer.bench.compare.gpu.report import KIND
 
     if not out.absolute().parent.is_dir():
@@ -102,7 +102,7 @@ def _examined(runner: "Runner", say: Callable[[str], None]) -> "Report":
 
 
 def versions() -> dict[str, Any]:
-    """What matters for GPUs, and nothing that says whose machine it is. Nothing is asked of a GPU: that may end a process."""
+    """Versions that matter for GPUs; nothing identifies the machine, and no GPU is touched."""
     return {
         "gossamer": gossamer.__version__,
         "python": platform.python_version(),
@@ -131,7 +131,7 @@ def _in_silence(text: str) -> None:
 
 
 def _speak(report: "Report", out: Path, force: bool, as_json: bool) -> int:
-    """Print it before it is written: a full disk shall not cost it."""
+    """Print the report, then write it, so that a full disk does not lose it."""
     from gossamer.bench.compare.gpu.report import KIND
 
     if as_json:

@@ -1,4 +1,4 @@
-"""gossamer heterogeneity."""
+"""gossamer heterogeneity: measure how much the ranks' gradients differ."""
 
 import json
 from typing import Annotated
@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from torch import nn
 
+from gossamer.bench.cli.compare import Shards, Workload
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
-from gossamer.bench.cli.trial import Shards, Workload
 from gossamer.bench.workloads import Workload as Trained
 from gossamer.bench.workloads import get
 from gossamer.fabrics.sim import simulate
@@ -26,7 +26,7 @@ def heterogeneity(
     seed: int = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """How unlike the ranks' gradients are: whether local steps will do, or many gradients at one point must.
+    """Measure how much the ranks' gradients differ: little favours local steps, much favours large batches.
 
     Nothing is started: virtual ranks train in this process. In a loop of your own, comm.heterogeneity(losses) tells it.
     """

@@ -1,4 +1,4 @@
-"""--import: modules of somebody's own, whose parts, presets and workloads a command may then name."""
+"""--import: load the user's own modules, whose parts, presets and workloads a command may then name."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,11 +7,11 @@ import typer
 
 from gossamer.core import plugins
 
-_brought = dict[str, None]()  # in the order they were asked for
+_brought = dict[str, None]()  # in the order of the options
 
 
 def bring(said: list[str] | None) -> list[str] | None:
-    """Import what was asked for, before anything else is read; what it brings must be something."""
+    """Import the named modules before other options are read; each must register something."""
     for each in said or []:
         name = str(Path(each).absolute()) if each.endswith(".py") else each
         if name in _brought:
@@ -20,20 +20,20 @@ def bring(said: list[str] | None) -> list[str] | None:
         plugins.import_named(name)
         if _known() == before:
             raise plugins.ImportingError(
-                f"{each} brings nothing: no part, no preset and no workload is registered by it; put @part(...), @preset or "
-                "@workload(...) above what is meant"
+                f"{each} registers no part, no preset and no workload: put @part(...), @preset or @workload(...) above "
+                "the class or function"
             )
         _brought[name] = None
     return said
 
 
 def brought() -> list[str]:
-    """What ranks, which are processes of their own, must import as well."""
+    """Modules that ranks, which are separate processes, must import too."""
     return list(_brought)
 
 
 def _known() -> int:
-    from gossamer.bench import workloads  # all three need torch, and most commands bring nothing
+    from gossamer.bench import workloads  # all three need torch, and most commands import nothing
     from gossamer.core.parts import registry
     from gossamer.recipes import presets
 

@@ -46,7 +46,7 @@ def _line(host: HostResult, per_host: int) -> str:
 
 
 def _ending(rank: RankResult, per_host: int) -> str:
-    """How a rank ended, if not well; which it was goes without saying where a host has one."""
+    """Text for a rank that did not end well, with its number if a host has several."""
     how = _how(rank)
     return f"{name_rank(rank.rank)} {how}" if how and per_host > 1 else how
 

@@ -1,4 +1,4 @@
-"""What `gossamer recipes` says of one recipe or of one part, as data."""
+"""Data of the help page of one recipe or one part."""
 
 import json
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from gossamer.bench import catalogue
-from gossamer.bench.cli import cards, listed
+from gossamer.bench.cli import help_pages, list_cache
 from gossamer.bench.cli.errors import InputError
-from gossamer.bench.compare.yardsticks import YARDSTICKS
+from gossamer.bench.compare.baselines import BASELINES
 from gossamer.bench.lab import parse_rate
 from gossamer.bench.workloads import get
 from gossamer.core import plugins
@@ -20,12 +20,12 @@ from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 from gossamer.runtime.optimizer_state import kept_by
 
-WIDEST = 4096  # of the square matrices that stand for a model
-MODEL = "lm"  # what `train` and `compare` train unless told otherwise
+WIDEST = 4096  # side of the square matrices that stand for a model
+MODEL = "lm"  # the default of `train` and `compare`
 
 
-class Question(NamedTuple):
-    """The model and the network that bytes and seconds are asked for."""
+class CostQuery(NamedTuple):
+    """The model and the network for which bytes and seconds are computed."""
 
     model: str
     parameters: dict[str, "tuple[int, ...] | Tensor"]
@@ -39,7 +39,7 @@ class Question(NamedTuple):
         return bytes_per_step(recipe, self.parameters, self.hosts, momenta=self.momenta)
 
     def through_card(self, recipe: Recipe) -> float | None:
-        """What a node's card sends; None where no ranks share one."""
+        """Bytes that the network card of a node sends; None if no ranks share one."""
         per_node = recipe.ranks_per_node
         if per_node == 1:
             return None
@@ -54,33 +54,37 @@ class Question(NamedTuple):
 
 def list_parts(as_json: bool) -> None:
     plugins.load_plugins()
-    rows = [{"kind": p.kind, "name": n, **listed.origin(p), **listed.words(p)} for n, p in registry.of().items()]
-    print(json.dumps(rows, indent=1)) if as_json else cards.list_parts(rows)
+    rows = [
+        {"kind": p.kind, "name": n, **list_cache.origin(p), **list_cache.words(p)} for n, p in registry.of().items()
+    ]
+    print(json.dumps(rows, indent=1)) if as_json else help_pages.list_parts(rows)
 
 
-def show(name: str, subject: Recipe | Part, question: Question, as_json: bool) -> None:
-    facts, card = _facts(name, subject, question)
+def show(name: str, subject: Recipe | Part, query: CostQuery, as_json: bool) -> None:
+    facts, card = _facts(name, subject, query)
     print(json.dumps(facts, indent=1)) if as_json else card(facts)
 
 
 def _is_known(name: str) -> bool:
-    return name in presets() or name in registry.of() or name in YARDSTICKS
+    return name in presets() or name in registry.of() or name in BASELINES
 
 
-# -- what is meant -----------------------------------------------------------------------------------------------------
+# -- find the subject -----------------------------------------------------------------------------------------------------
 
 
 def subject(name: str, is_part: bool = False) -> Recipe | Part:
-    """What a name, an expression or a file means; a word that is unknown may be one that an installed package has."""
+    """The recipe or part of a name, an expression or a file; loads plugins if the name is unknown."""
     if not _is_known(name):
         plugins.load_plugins()
     return _part_called(name) if is_part else _find(name)
 
 
 def _find(text: str) -> Recipe | Part:
-    """The recipe that a text stands for; or the part, where it is none of a recipe's on its own."""
-    if text in YARDSTICKS:
-        raise RecipeError(f"{text!r} is a yardstick, not a recipe: 'gossamer compare' trains it beside others")
+    """The recipe of a text; a part if the text is a part that is not a whole recipe."""
+    if text in BASELINES:
+        raise RecipeError(
+            f"{text!r} is a baseline without gossamer, not a recipe: 'gossamer compare' trains it beside recipes"
+        )
     if text in presets():
         return catalogue.example(text)
     if text.isidentifier():
@@ -97,29 +101,29 @@ def _part_called(text: str) -> Part:
         raise RecipeError(f"{text!r} is a recipe, not a part; leave out --parts")
     if text.isidentifier():
         raise RecipeError(
-            f"there is no recipe {text!r}, and no part. {nearest(text, [*presets(), *known, *YARDSTICKS])}"
+            f"there is no recipe {text!r}, and no part. {nearest(text, [*presets(), *known, *BASELINES])}"
         )
     value = parse(text)
     if not isinstance(value, Part):
-        raise RecipeError(f"{text!r} is no single part: 'gossamer recipes --parts' lists them")
+        raise RecipeError(f"{text!r} is not a single part: 'gossamer recipes --parts' lists the parts")
     return value
 
 
-def question(workload: str | None, parameters: int | None, hosts: int, rate: str | None) -> Question:
-    """The model and the network that are asked for."""
+def query(workload: str | None, parameters: int | None, hosts: int, rate: str | None) -> CostQuery:
+    """Read the model and the network from the options."""
     if workload is not None and parameters is not None:
         raise InputError("--workload and --parameters are two models; give one of them")
     if parameters is not None:
         shapes = _squares(parameters)
         numel = sum(n * m for n, m in shapes.values())
         title = f"{len(shapes)} square matrices"
-        return Question(title, {**shapes}, 4 * numel, numel, hosts, _rate(rate))
+        return CostQuery(title, {**shapes}, 4 * numel, numel, hosts, _rate(rate))
     model = workload or MODEL
     trained = get(model).model()
     momenta = kept_by(get(model).optimizer(trained))
     named = {n: p.detach() for n, p in trained.named_parameters() if p.requires_grad}
     dense, numel = sum(p.nbytes for p in named.values()), sum(p.numel() for p in named.values())
-    return Question(f"the model of {model}", {**named}, dense, numel, hosts, _rate(rate), momenta)
+    return CostQuery(f"the model of {model}", {**named}, dense, numel, hosts, _rate(rate), momenta)
 
 
 def _rate(text: str | None) -> int | None:
@@ -127,25 +131,25 @@ def _rate(text: str | None) -> int | None:
 
 
 def _squares(parameters: int) -> dict[str, tuple[int, int]]:
-    """At least four, so that messages have something to be cut at."""
+    """Shapes of at least four square matrices with so many parameters in total."""
     matrices = max(4, round(parameters / WIDEST**2))
     side = max(int((parameters / matrices) ** 0.5), 1)
     return {f"matrix{i}": (side, side) for i in range(matrices)}
 
 
-# -- what is said about it ---------------------------------------------------------------------------------------------
+# -- describe it ---------------------------------------------------------------------------------------------
 
 
 def _facts(
-    name: str, subject: Recipe | Part, question: Question
+    name: str, subject: Recipe | Part, query: CostQuery
 ) -> tuple[dict[str, Any], Callable[[dict[str, Any]], None]]:
     if isinstance(subject, Recipe):
-        return explain(name, subject, question), cards.show_recipe
-    return explain_part(subject, question), cards.show_part
+        return explain(name, subject, query), help_pages.show_recipe
+    return explain_part(subject, query), help_pages.show_part
 
 
-def explain(name: str, recipe: Recipe, question: Question) -> dict[str, Any]:
-    """Everything there is to say about a recipe, as data."""
+def explain(name: str, recipe: Recipe, query: CostQuery) -> dict[str, Any]:
+    """Everything about a recipe, as data."""
     preset = presets().get(name.partition("(")[0].strip()) if "+" not in name else None
     refused = catalogue.refused_with(recipe, name)
     own = [p for p in catalogue.parts_of(recipe) if p not in catalogue.defaults()]
@@ -153,51 +157,51 @@ def explain(name: str, recipe: Recipe, question: Question) -> dict[str, Any]:
         "name": name,
         "expression": repr(recipe),
         "signature": catalogue.signature(preset) if preset else "",
-        **listed.words(preset),
-        "parts": [{"kind": p.kind, "text": repr(p), **listed.words(type(p))} for p in own],
-        **_model(question),
-        **_bytes(recipe, question),
+        **list_cache.words(preset),
+        "parts": [{"kind": p.kind, "text": repr(p), **list_cache.words(type(p))} for p in own],
+        **_model(query),
+        **_bytes(recipe, query),
         "refuses": [{"text": r.text, "message": r.message} for r in refused],
         "limits": catalogue.wrong_values(preset) if preset else [],
     }
 
 
-def explain_part(part: Part, question: Question) -> dict[str, Any]:
-    """Everything there is to say about a part, as data."""
+def explain_part(part: Part, query: CostQuery) -> dict[str, Any]:
+    """Everything about a part, as data."""
     kind = type(part)
     return {
         "name": part.name,
         "kind": part.kind,
         "expression": repr(part),
         "signature": catalogue.signature(kind),
-        **listed.words(kind),
+        **list_cache.words(kind),
         "details": catalogue.read(kind).body,
-        **_model(question),
-        "recipes": [{"expression": repr(r), **_bytes(r, question)} for r in catalogue.showing(part)],
+        **_model(query),
+        "recipes": [{"expression": repr(r), **_bytes(r, query)} for r in catalogue.showing(part)],
         "refuses": [{"text": r.text, "message": r.message} for r in catalogue.pairs() if part.name in r.about],
         "limits": catalogue.wrong_values(kind),
         "presets": catalogue.users(part.name),
     }
 
 
-def _model(question: Question) -> dict[str, Any]:
-    dense = question.dense()
+def _model(query: CostQuery) -> dict[str, Any]:
+    dense = query.dense()
     return {
-        "model": question.model,
-        "parameters": question.numel,
-        "hosts": question.hosts,
-        "rate": question.rate,
-        "momenta": question.momenta,
+        "model": query.model,
+        "parameters": query.numel,
+        "hosts": query.hosts,
+        "rate": query.rate,
+        "momenta": query.momenta,
         "dense_bytes_per_step": round(dense),
-        "dense_seconds_per_step": question.seconds(dense),
+        "dense_seconds_per_step": query.seconds(dense),
     }
 
 
-def _bytes(recipe: Recipe, question: Question) -> dict[str, Any]:
-    sent, card = question.sent(recipe), question.through_card(recipe)
+def _bytes(recipe: Recipe, query: CostQuery) -> dict[str, Any]:
+    sent, card = query.sent(recipe), query.through_card(recipe)
     return {
         "sent_bytes_per_step": round(sent),
         "card_bytes_per_step": None if card is None else round(card),
-        "seconds_per_step": question.seconds(sent if card is None else card),
-        "ratio_to_dense": round(question.dense() / sent, 2) if sent else None,
+        "seconds_per_step": query.seconds(sent if card is None else card),
+        "ratio_to_dense": round(query.dense() / sent, 2) if sent else None,
     }

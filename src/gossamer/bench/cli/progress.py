@@ -1,4 +1,4 @@
-"""What a person sees while a trial runs: live rows on a terminal, plain lines in a pipe, nothing when told so."""
+"""Show progress of a comparison: live rows on a terminal, plain lines in a pipe, nothing with --quiet."""
 
 import json
 import math
@@ -14,15 +14,15 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from gossamer.bench.compare.plan import Plan
-from gossamer.bench.compare.scripts import ScriptPlan
+from gossamer.bench.compare.plan import ComparePlan
+from gossamer.bench.compare.script_launch import ScriptPlan
 from gossamer.bench.report.formatting import seconds, size
 
 Show = Callable[[dict[str, Any]], None]
 
 
-class Row:
-    """One contender's latest numbers."""
+class RunRow:
+    """Latest numbers of one run."""
 
     def __init__(self, name: str, steps: int) -> None:
         self.name, self.steps, self.state = name, steps, "to come"
@@ -32,10 +32,10 @@ class Row:
         self.before, self.first = (
             0.0,
             0.0,
-        )  # seconds of an earlier session, and of the first step: it is slower than others
-        self.lost = 0  # steps and rounds, to values that are not finite
-        self.measured = False  # a yardstick does not say how long it waits
-        self.judged = "held out"  # what its quality is
+        )  # seconds of an earlier session, and of the first step, which is slower
+        self.lost = 0  # steps and rounds lost to values that are not finite
+        self.measured = False  # True if the run measures how long it waits
+        self.judged = "held out"  # name of the shown quality
 
     def take(self, event: dict[str, Any]) -> None:
         kind = event["event"]
@@ -46,13 +46,13 @@ class Row:
             self.seconds = event["seconds"]
             self.sent = (
                 self.sent if event["sent"] is None else event["sent"]
-            )  # where ranks share a link, it is judged later
-            # Who has had its steps goes on for the quality; how many a script has is not known.
+            )  # where ranks share a link, it comes with the evaluation
+            # A run that has had its steps trains on for the baseline's quality; the steps of a script are not known.
             self.state = "chases" if 0 < self.steps < self.step else "trains"
             if event["wait"] is not None:
                 self.measured, self.waited = True, self.waited + event["wait"]
         elif kind == "evaluation":
-            # What was under way when the last step was told has arrived by now.
+            # Messages in flight at the last step have arrived by now.
             self.quality, self.seconds, self.sent = event["quality"], event["seconds"], event["sent"]
             self.judged = event.get("of", self.judged)
         elif kind == "contender":
@@ -69,16 +69,16 @@ class Row:
 
     @property
     def later_pace(self) -> float:
-        """Seconds per step from the second on, as far as there are such."""
+        """Seconds per step from the second step on, if there is one."""
         return (self.seconds - self.before - self.first) / (self.trained - 1) if self.trained > 1 else self.pace
 
     @property
     def left(self) -> float:
-        """Seconds of its own training until it has had its steps; how long it chases after that, nobody knows."""
+        """Seconds of training left until the run has had its steps; later steps cannot be predicted."""
         return max(0, self.steps - self.step) * self.later_pace if self.state == "trains" else 0.0
 
     def numbers(self) -> dict[str, str]:
-        """Means are over all steps so far; empty what is not known."""
+        """Cells of the row; means are over all steps so far, unknown values are empty."""
         return {
             "step": f"{self.step}/{self.steps}" if self.steps else str(self.step),
             "loss": f"{self.loss:.3f}" if self.trained else "",
@@ -91,14 +91,14 @@ class Row:
 
 
 class LiveTable(AbstractContextManager["LiveTable"]):
-    """Live rows; used as a context so that the terminal is left in order."""
+    """Live table; a context manager that restores the terminal."""
 
-    def __init__(self, plan: Plan | ScriptPlan, console: Console | None = None) -> None:
-        self.rows = {n: Row(n, plan.steps) for n in plan.contenders}
+    def __init__(self, plan: ComparePlan | ScriptPlan, console: Console | None = None) -> None:
+        self.rows = {n: RunRow(n, plan.steps) for n in plan.contenders}
         self.began = monotonic()
-        self.ranks = 0  # that are there
+        self.ranks = 0  # ranks that have started
         self.training_since = 0.0
-        self.judged = False  # has anybody trained and been judged?
+        self.judged = False  # True if any run has trained and been evaluated
         self.live = Live(console=console or Console(stderr=True), refresh_per_second=4, get_renderable=self.table)
 
     def __enter__(self) -> "LiveTable":
@@ -144,22 +144,22 @@ class LiveTable(AbstractContextManager["LiveTable"]):
         return f"{past}, about {_minutes(left)} left" if left and self.judged else past
 
     def _starting(self) -> str:
-        """What is done before the first step."""
+        """Text for the time before the first step."""
         if not self.ranks:
             return "ranks are starting"
         ready = sum(row.state != "to come" for row in self.rows.values())
         return f"{self.ranks} ranks are there, {ready} of {len(self.rows)} recipes are ready"
 
     def _stretch(self) -> float:
-        """The wall clock runs for evaluations, too: how many times as long as training, without everybody's first step."""
+        """Ratio of wall clock time, which includes evaluations, to training time, without first steps."""
         begun = [row for row in self.rows.values() if row.trained]
         first = sum(row.first for row in begun)
         trained = sum(row.seconds - row.before for row in begun) - first
         return max(1.0, (monotonic() - self.training_since - first) / trained) if trained > 0 else 1.0
 
 
-def _expected(row: Row, rows: dict[str, Row]) -> float:
-    """A contender that has not had a turn yet is expected to be as slow as the others are on average."""
+def _expected(row: RunRow, rows: dict[str, RunRow]) -> float:
+    """Seconds left for a run; one that has not trained yet gets the mean pace of the others."""
     if row.state not in ("to come", "ready"):
         return row.left
     paces = [r.later_pace for r in rows.values() if r.trained]
@@ -175,10 +175,10 @@ def _minutes(time: float) -> str:
 
 
 class PlainLines:
-    """One line for each evaluation and ending."""
+    """Prints one line per evaluation, note and failure."""
 
-    def __init__(self, plan: Plan | ScriptPlan) -> None:
-        self.rows = {n: Row(n, plan.steps) for n in plan.contenders}
+    def __init__(self, plan: ComparePlan | ScriptPlan) -> None:
+        self.rows = {n: RunRow(n, plan.steps) for n in plan.contenders}
         self.width = min(24, max(map(len, self.rows)))
 
     def show(self, event: dict[str, Any]) -> None:
@@ -191,16 +191,16 @@ class PlainLines:
             troubles(event)
 
 
-def _line(row: Row) -> str:
-    """Numbers that a yardstick does not know are left out."""
+def _line(row: RunRow) -> str:
+    """Line of one evaluation; unknown numbers are left out."""
     numbers = row.numbers()
-    wide = 2 * len(str(row.steps)) + 2  # one more than it takes: a chase may need another digit
+    wide = 2 * len(str(row.steps)) + 2  # one more than needed: extra steps may need another digit
     told = [f"step {numbers['step']:>{wide}}", f"{seconds(row.seconds):>7}", f"{row.judged} {row.quality:.4f}"]
     told += [f"{name} {numbers[name]}" for name in ("loss", "sent", "a step", "waits", "left") if numbers[name]]
     return "  ".join(told) + _lost(row)
 
 
-def _lost(row: Row) -> str:
+def _lost(row: RunRow) -> str:
     return f", {row.lost} spoilt" if row.lost else ""
 
 
@@ -209,14 +209,14 @@ def said(text: str) -> None:
 
 
 def troubles(event: dict[str, Any]) -> None:
-    """What went wrong, and what was decided."""
+    """Print failures, notes and decisions of controllers."""
     if event["event"] in ("failed", "note", "decision"):
         about = f"{event['run']}: " if "run" in event else ""
         said(about + (event.get("error") or event.get("text", "")))
 
 
 def lines_of_json(event: dict[str, Any]) -> None:
-    """JSON knows no NaN: a number that ran away is null."""
+    """Print an event as a JSON line; NaN and infinity become null."""
     plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in event.items()}
     print(json.dumps(plain), flush=True)
 

@@ -1,11 +1,11 @@
-"""gossamer recipes: what there is, or all there is to say about one recipe or part."""
+"""gossamer recipes: list recipes and parts, or explain one."""
 
 import json
 from typing import Annotated
 
 import typer
 
-from gossamer.bench.cli import listed, lists
+from gossamer.bench.cli import list_cache, list_tables
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
 
@@ -31,8 +31,8 @@ def recipes(
             f"{given[0]} counts the bytes of one recipe: name it, as in 'gossamer recipes qsgd {given[0]} ...'"
         )
     if name is None and not parts:
-        rows = listed.presets()
-        print(json.dumps(rows, indent=1)) if as_json else lists.list_presets(rows)
+        rows = list_cache.presets()
+        print(json.dumps(rows, indent=1)) if as_json else list_tables.list_presets(rows)
         return
     from gossamer.bench.cli import parts as explained  # it needs torch
 
@@ -40,4 +40,4 @@ def recipes(
         explained.list_parts(as_json)
         return
     subject = explained.subject(name, parts)
-    explained.show(name, subject, explained.question(workload, parameters, hosts, rate), as_json)
+    explained.show(name, subject, explained.query(workload, parameters, hosts, rate), as_json)

@@ -1,4 +1,4 @@
-"""gossamer report: one page of a run's record."""
+"""gossamer report: make a page from the record of a run."""
 
 import os
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from typing import Annotated, Protocol
 import typer
 
 from gossamer.bench.cli.errors import FailedError, InputError
-from gossamer.bench.cli.out import PAGE, RECORD, Force
+from gossamer.bench.cli.output import PAGE, RECORD, Force
 from gossamer.bench.record import Record
 from gossamer.bench.tune import Tuning, is_tuning
 from gossamer.core import files
 from gossamer.core.errors import OutputError
 
-TOGETHER = "together.html"  # beside the first record, whose own page stays
+TOGETHER = "together.html"  # file name of a page of several records; each record keeps its own page
 
 
 def report(
@@ -29,10 +29,10 @@ def report(
     """Make the report of a run: one HTML file that works offline. Of several runs, one page with all of them."""
     from gossamer.bench.report.markdown import AUTHOR, MARKDOWN
 
-    sources = [r / RECORD if os.path.isdir(r) else r for r in records]  # unlike is_dir(), it bears every name
+    sources = [r / RECORD if os.path.isdir(r) else r for r in records]  # unlike Path.is_dir(), it raises for no name
     source = sources[0]
     pages = _pages(source) if len(sources) == 1 else _together(sources)
-    if figures is not None and isinstance(pages, Tuned):
+    if figures is not None and isinstance(pages, TuningPages):
         raise InputError("a search has one figure, which is on its page: leave out --figures")
     name = "report.md" if markdown else PAGE if len(sources) == 1 else TOGETHER
     page = out / name if out and os.path.isdir(out) else out or source.with_name(name)
@@ -52,7 +52,7 @@ def report(
 
 
 class Pages(Protocol):
-    """What can be made of a record, whichever command wrote it."""
+    """Pages that can be made from a record of any command."""
 
     def write_html(self, path: Path, force: bool) -> None: ...
     def as_markdown(self) -> str: ...
@@ -60,7 +60,7 @@ class Pages(Protocol):
 
 
 @dataclass
-class Compared:
+class ComparisonPages:
     record: Record
 
     def write_html(self, path: Path, force: bool) -> None:
@@ -80,7 +80,7 @@ class Compared:
 
 
 @dataclass
-class Tuned:
+class TuningPages:
     tuning: Tuning
 
     def write_html(self, path: Path, force: bool) -> None:
@@ -99,25 +99,25 @@ class Tuned:
 
 def _pages(source: Path) -> Pages:
     if not is_tuning(source):
-        return Compared(read(source))
+        return ComparisonPages(read(source))
     try:
-        return Tuned(Tuning.read(source))
+        return TuningPages(Tuning.read(source))
     except ValueError as error:
-        raise InputError(f"{source} is no record of a run: {error}") from None
+        raise InputError(f"{source} is not a record of a run: {error}") from None
 
 
 def _together(sources: list[Path]) -> Pages:
     from gossamer.bench.report.beside import beside
 
     if any(map(is_tuning, sources)):
-        raise InputError("the page of a search has room for one: give it alone")
-    return Compared(beside([read(s) for s in sources]))
+        raise InputError("the record of a search gets its own page: give it alone")
+    return ComparisonPages(beside([read(s) for s in sources]))
 
 
 def read(source: Path) -> Record:
     try:
         return Record.read(source)
     except OSError as error:
-        raise InputError(f"{source} cannot be read: {error.strerror}; 'gossamer compare' writes such files") from None
+        raise InputError(f"{source} cannot be read: {error.strerror}; 'gossamer compare' writes records") from None
     except ValueError as error:
-        raise InputError(f"{source} is no record of a run: {error}") from None
+        raise InputError(f"{source} is not a record of a run: {error}") from None

@@ -1,4 +1,4 @@
-"""gossamer compare --script: recipes compared on somebody's own training script."""
+"""gossamer compare --script: compare recipes on the user's own training script."""
 
 import os
 import signal
@@ -10,11 +10,11 @@ from typing import Any
 import typer
 
 from gossamer.bench.cli import progress
-from gossamer.bench.cli.dashed import arguments
 from gossamer.bench.cli.errors import InputError
-from gossamer.bench.cli.out import RECORD
-from gossamer.bench.compare.scripts import ScriptError, ScriptPlan, check_script, join_script, launch_script
-from gossamer.bench.compare.yardsticks import YARDSTICKS
+from gossamer.bench.cli.output import RECORD
+from gossamer.bench.cli.pass_through import arguments
+from gossamer.bench.compare.baselines import BASELINES
+from gossamer.bench.compare.script_launch import ScriptError, ScriptPlan, check_script, join_script, launch_script
 from gossamer.bench.lab import parse_links
 from gossamer.bench.record import Record
 from gossamer.core.errors import AttachError
@@ -22,21 +22,21 @@ from gossamer.integrations import ddp
 from gossamer.integrations.run_observer import PLAIN
 from gossamer.recipe import Recipe
 
-# What belongs to workloads, and what a script says of these things itself.
+# Options that belong to workloads, and why a script has no use for them.
 THEIRS = {
     "workload": "the script brings its own model and data",
-    "patience": "a script cannot be told to train on",
-    "shards": "the script deals out its data itself",
+    "patience": "a script cannot be made to train longer",
+    "shards": "the script distributes its data itself",
     "seed": "the script draws its own numbers",
     "seeds": "the script draws its own numbers; run the command again instead",
     "lr": "the script has its own learning rate",
-    "slow": "a script's steps cannot be slept in",
+    "slow": "no sleep can be added to a script's steps",
 }
 
 
 @dataclass
-class Asked:
-    """What the command line said."""
+class ScriptOptions:
+    """Options of the command line."""
 
     script: Path
     contenders: dict[str, str]
@@ -53,71 +53,71 @@ class Asked:
 
 
 def is_said(ctx: typer.Context, name: str) -> bool:
-    """Was it said on the command line, or is it what it is by default?"""
+    """True if an option was given on the command line, False if it has its default."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def refuse_arguments(ctx: typer.Context, folder: Path | None) -> None:
-    """What only a script has a use for."""
+    """Refuse options that need --script."""
     if folder:
-        raise InputError("--cwd is where a script runs, and there is no --script")
+        raise InputError("--cwd is the folder a script runs in, and there is no --script")
     if arguments(ctx):
-        raise InputError(f"'-- {' '.join(arguments(ctx))}': words after -- are a script's, and there is no --script")
+        raise InputError(
+            f"'-- {' '.join(arguments(ctx))}': arguments after -- belong to a script, and there is no --script"
+        )
 
 
-def plan_of(ctx: typer.Context, asked: Asked) -> ScriptPlan:
-    """Everything that can be said before anything is started."""
+def plan_of(ctx: typer.Context, options: ScriptOptions) -> ScriptPlan:
+    """Check the options and return the plan, before anything is started."""
     for name, why in THEIRS.items():
         if is_said(ctx, name):
-            raise InputError(f"--{name} says nothing to a script: {why}")
-    script = asked.script.absolute()
+            raise InputError(f"--{name} has no effect with --script: {why}")
+    script = options.script.absolute()
     check_script(script)
-    for kind in asked.contenders.values():
-        if kind in YARDSTICKS and kind not in PLAIN:
-            raise InputError(
-                f"the yardstick {kind!r} trains our workloads; beside a script there are 'ddp' and 'compute'"
-            )
+    for kind in options.contenders.values():
+        if kind in BASELINES and kind not in PLAIN:
+            raise InputError(f"the baseline {kind!r} trains our workloads only; with --script give 'ddp' or 'compute'")
         if kind not in PLAIN and "ddp.register(" in script.read_text(errors="replace"):
             _check_for_ddp(kind)
-    if asked.rate is not None:
-        parse_links(asked.rate, asked.hosts)
+    if options.rate is not None:
+        parse_links(options.rate, options.hosts)
     return ScriptPlan(
         str(script),
         arguments(ctx),
-        asked.contenders,
-        asked.deadline,
-        asked.chunk,
-        asked.per_host,
-        asked.imports,
-        asked.steps,
-        str(asked.folder.absolute()) if asked.folder else "",
+        options.contenders,
+        options.deadline,
+        options.chunk,
+        options.per_host,
+        options.imports,
+        options.steps,
+        str(options.folder.absolute()) if options.folder else "",
     )
 
 
 def _check_for_ddp(kind: str) -> None:
     try:
-        ddp.check(Recipe.of(kind), sees_rates=True)  # the script may give it the optimizer
+        ddp.check(Recipe.of(kind), sees_rates=True)  # the script may pass the optimizer
     except AttachError as error:
-        raise InputError(f"{kind} beside DistributedDataParallel: {error}") from None
+        raise InputError(f"{kind} with DistributedDataParallel: {error}") from None
 
 
 def launch(
-    plan: ScriptPlan, asked: Asked, folder: Path, made: list[Path], command: str, show: progress.Show
+    plan: ScriptPlan, options: ScriptOptions, folder: Path, made: list[Path], command: str, show: progress.Show
 ) -> tuple[Record, int]:
-    """Start the ranks here or in a lab. What could not be compared leaves no folder behind."""
+    """Start the ranks here or in a lab; remove the new folder if the script is refused."""
     try:
-        return launch_script(plan, asked.hosts, asked.rate, command, show, folder / RECORD)
+        return launch_script(plan, options.hosts, options.rate, command, show, folder / RECORD)
     except ScriptError:
         _remove(made)
         raise
 
 
 def join(
-    plan: ScriptPlan, asked: Asked, folder: Path, made: list[Path], command: str, show: progress.Show
+    plan: ScriptPlan, options: ScriptOptions, folder: Path, made: list[Path], command: str, show: progress.Show
 ) -> tuple[Record, int]:
-    """A launcher has started us as one of several ranks. Rank 0 keeps the record; the others leave here."""
-    if asked.rate is not None:
+    """Take part as one of a launcher's ranks. Rank 0 keeps the record; the other ranks exit here."""
+    if options.rate is not None:
         raise InputError("--rate shapes a network that gossamer starts ranks in; here a launcher has started them")
     if int(os.environ["RANK"]):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -130,14 +130,14 @@ def join(
 
 
 def _remove(made: list[Path]) -> None:
-    """What this command made, if nothing of worth is in it."""
+    """Remove the folders that this command made, if they are empty."""
     for path in made:
         with suppress(OSError):
             path.rmdir()
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """The folders that will be made for this one, the innermost first."""
+    """Folders that must be made for this one, the innermost first."""
     return [p for p in (folder, *folder.parents) if not p.exists()]
 
 

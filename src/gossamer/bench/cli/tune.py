@@ -1,4 +1,4 @@
-"""gossamer tune: the same search for every recipe."""
+"""gossamer tune: search learning rate and knobs, with the same budget for every recipe."""
 
 import math
 import re
@@ -16,9 +16,9 @@ from gossamer.bench.cli import progress
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
-from gossamer.bench.cli.out import PAGE, RECORD, Force, run_folder
-from gossamer.bench.compare.contender import check
-from gossamer.bench.compare.yardsticks import YARDSTICKS
+from gossamer.bench.cli.output import PAGE, RECORD, Force, run_folder
+from gossamer.bench.compare.baselines import BASELINES
+from gossamer.bench.compare.rank_run import check
 from gossamer.bench.lab.network import MOST_HOSTS
 from gossamer.bench.report.formatting import size
 from gossamer.bench.report.tuned import CandidateRow, SearchStudy, headline, studied, told
@@ -45,7 +45,9 @@ def tune(
             help="Bytes that a rank may send in a trial, such as 200MB; recipes that send less then train longer."
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How many other seeds the best of each is judged on.")] = 3,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="How many other seeds the best of each recipe is evaluated on.")
+    ] = 3,
     hosts: Annotated[int, typer.Option(min=1, max=MOST_HOSTS, help="How many virtual ranks.")] = 4,
     seed: int = 0,
     shards: Annotated[str, typer.Option(help="'iid', or what the workload groups by.")] = "iid",
@@ -58,8 +60,8 @@ def tune(
 ) -> None:
     """Search the learning rate and the knobs of every recipe, with the same budget for all, dense included.
 
-    Virtual ranks train in one process, since only quality counts here; the best of each is judged again on seeds that
-    nobody searched on. Prints the best as expressions, and writes a report of all trials.
+    Virtual ranks train in one process, since only quality counts here; the best of each is evaluated again on seeds that
+    the search did not use. Prints the best as expressions, and writes a report of all trials.
     """
     question = SearchPlan(
         _named(recipes),
@@ -79,7 +81,7 @@ def tune(
     folder = out or Path("runs") / f"tune-{datetime.now():%Y%m%d-%H%M%S}"
     run_folder(folder, force)
     if not resume and is_tuning(folder / RECORD) and not force:
-        raise InputError(f"{folder} holds a search already: go on with it by --resume, give another --out, or --force")
+        raise InputError(f"{folder} holds a search already: continue it with --resume, give another --out, or --force")
     code = _run(search, folder, _teller(question, quiet, as_json))
     if not quiet and not as_json:
         _conclude(search.tuning)
@@ -90,7 +92,7 @@ def tune(
 
 
 def _run(search: Search, folder: Path, tell: Callable[[Tuning, Trial], None]) -> bool:
-    """Whether it was interrupted. What was tried until then is kept, and has its report."""
+    """Run the search; return True if it was interrupted. Trials so far are kept and get a report."""
 
     def keep(tuning: Tuning, trial: Trial) -> None:
         tuning.write(folder / RECORD)
@@ -114,9 +116,9 @@ def _named(texts: list[str]) -> dict[str, str]:
     for text in texts:
         is_file = text.strip().endswith(".toml")
         name = Path(text.strip()).stem if is_file else text.strip()
-        if name in YARDSTICKS and name != DDP:
+        if name in BASELINES and name != DDP:
             raise InputError(
-                f"{name!r} is a yardstick that runs without gossamer, so there is nothing to tune; 'ddp' stands for dense"
+                f"{name!r} is a baseline that runs without gossamer, so there is nothing to tune; give 'ddp' for dense"
             )
         check(text)
         if name in names:
@@ -134,13 +136,13 @@ def _bytes(text: str | None) -> int | None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)b?", text.strip().lower())
     if found is None or not float(found[1]):
-        raise InputError(f"--budget {text!r} is no number of bytes: write 200MB, 1.5GB or 5000")
+        raise InputError(f"--budget {text!r} is not a number of bytes: write 200MB, 1.5GB or 5000")
     return int(float(found[1]) * UNITS[found[2]])
 
 
 def _earlier(out: Path | None) -> Tuning:
     if out is None:
-        raise InputError("--resume needs --out: the folder of the search to go on with")
+        raise InputError("--resume needs --out: the folder of the search to resume")
     try:
         return Tuning.read(out / RECORD)
     except OSError as error:
@@ -148,7 +150,7 @@ def _earlier(out: Path | None) -> Tuning:
             f"nothing to resume from: {out / RECORD} cannot be read: {error.strerror}; run without --resume first"
         ) from None
     except ValueError as error:
-        raise InputError(f"{out / RECORD} is no record of a search: {error}") from None
+        raise InputError(f"{out / RECORD} is not a record of a search: {error}") from None
 
 
 def _teller(question: SearchPlan, quiet: bool, as_json: bool) -> Callable[[Tuning, Trial], None]:

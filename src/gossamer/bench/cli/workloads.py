@@ -1,11 +1,11 @@
-"""gossamer workloads: what can be trained."""
+"""gossamer workloads: list the workloads."""
 
 import json
 from typing import Annotated
 
 import typer
 
-from gossamer.bench.cli import listed, lists
+from gossamer.bench.cli import list_cache, list_tables
 from gossamer.bench.cli.imports import Imports
 
 
@@ -13,6 +13,6 @@ def workloads(
     imports: Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List what can be trained: how large its model is, and what it is judged by."""
-    rows = listed.workloads()
-    print(json.dumps(rows, indent=1)) if as_json else lists.list_workloads(rows)
+    """List the workloads, with the size of each model and its quality metric."""
+    rows = list_cache.workloads()
+    print(json.dumps(rows, indent=1)) if as_json else list_tables.list_workloads(rows)

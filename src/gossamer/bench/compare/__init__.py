@@ -1,6 +1,6 @@
-"""Floor 7: recipes on trial: trained side by side on one workload, one network, the same data."""
+"""Floor 7: train several recipes side by side on one workload, one network and the same data."""
 
 from gossamer.bench.compare.launch import join, launch
-from gossamer.bench.compare.plan import Plan
+from gossamer.bench.compare.plan import ComparePlan
 
-__all__ = ["Plan", "join", "launch"]
+__all__ = ["ComparePlan", "join", "launch"]

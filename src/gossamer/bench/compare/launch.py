@@ -14,22 +14,22 @@ import torch
 
 import gossamer
 from gossamer.bench.compare import rank
-from gossamer.bench.compare.contender import about
-from gossamer.bench.compare.listener import Listener, OnEvent
+from gossamer.bench.compare.baselines import BASELINES
+from gossamer.bench.compare.checkpoints import tidy
 from gossamer.bench.compare.local import run_here
-from gossamer.bench.compare.orphans import program
-from gossamer.bench.compare.plan import Plan
-from gossamer.bench.compare.saving import tidy
-from gossamer.bench.compare.yardsticks import YARDSTICKS
+from gossamer.bench.compare.parent_death import program
+from gossamer.bench.compare.plan import ComparePlan
+from gossamer.bench.compare.rank_run import about
+from gossamer.bench.compare.record_builder import OnEvent, RecordBuilder
 from gossamer.bench.lab import available, in_lab, run_lab
 from gossamer.bench.record import Record, Run
 from gossamer.bench.workloads import find, get
 
-UNFINISHED = "its command was killed, or is still running"  # what a record says until the end is known
+UNFINISHED = "its command was killed, or is still running"  # error of a run in the record until its end is known
 
 
 def launch(
-    plan: Plan,
+    plan: ComparePlan,
     hosts: int,
     rate: str | None,
     command: str,
@@ -37,62 +37,62 @@ def launch(
     path: Path | None = None,
     earlier: Record | None = None,
 ) -> tuple[Record, int]:
-    """Run a trial on `hosts` hosts, each of `plan.per_host` ranks, in a lab if a rate is given and a lab can be made.
+    """Run a comparison on `hosts` hosts of `plan.per_host` ranks, in a lab if a rate is given and a lab can be made.
 
-    The code is 0, or 1 if anything failed. Ctrl-C ends all ranks; what was seen until then is in the record that comes
-    back (code 130). Until the end, the file at `path` holds what was seen some seconds ago, and the `earlier` seeds that this
-    one is added to; whoever calls this writes the rest.
+    The code is 0, or 1 if anything failed. Ctrl-C ends all ranks and returns the
+    record so far (code 130). During the run, the file at `path` holds the record of some seconds ago, together with the
+    `earlier` seeds; the caller writes the final one.
     """
-    listener = Listener(_record(plan, hosts, rate, command), on_event, path, earlier)
+    builder = RecordBuilder(_record(plan, hosts, rate, command), on_event, path, earlier)
     reason = available() if rate else None
     if rate and reason:
-        listener.unshaped(reason)
-    plan = replace(plan, network=listener.record.rate)
+        builder.unshaped(reason)
+    plan = replace(plan, network=builder.record.rate)
 
     def work() -> int:
         ranks = program("gossamer.bench.compare.rank", plan.to_json())
         if rate and not reason:
-            return _in_lab(hosts, rate, ranks, listener, plan)
-        return _here(hosts, ranks, listener, plan)
+            return _in_lab(hosts, rate, ranks, builder, plan)
+        return _here(hosts, ranks, builder, plan)
 
     try:
-        return listener.follow(work)
+        return builder.follow(work)
     finally:
         if plan.checkpoint:
             tidy(Path(plan.checkpoint))
 
 
-def join(plan: Plan, command: str, on_event: OnEvent, path: Path | None = None) -> tuple[Record, int]:
-    """Take part as one of the ranks that a launcher has started; rank 0's record is the whole one."""
-    if in_lab():  # which tells how many ranks share a link
+def join(plan: ComparePlan, command: str, on_event: OnEvent, path: Path | None = None) -> tuple[Record, int]:
+    """Join the ranks that a launcher has started; rank 0 has the whole record."""
+    if in_lab():  # the lab sets how many ranks share a link
         plan.per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     hosts = int(os.environ["WORLD_SIZE"]) // plan.per_host
-    listener = Listener(_record(plan, hosts, None, command), on_event, path)
+    builder = RecordBuilder(_record(plan, hosts, None, command), on_event, path)
     if in_lab():
-        listener.record.note = "inside of a lab, whose rates are not known here"
-    return listener.follow(lambda: rank.take_part(plan, listener.take))
+        builder.record.note = "inside of a lab, whose rates are not known here"
+    return builder.follow(lambda: rank.take_part(plan, builder.take))
 
 
-def _in_lab(hosts: int, rate: str, command: Sequence[str], listener: Listener, plan: Plan) -> int:
-    result = run_lab(hosts, rate, command, per_host=plan.per_host, on_line=listener.line)
+def _in_lab(hosts: int, rate: str, command: Sequence[str], builder: RecordBuilder, plan: ComparePlan) -> int:
+    result = run_lab(hosts, rate, command, per_host=plan.per_host, on_line=builder.line)
     if result.first_failure is not None:
-        listener.ended(result.first_failure, result.exit_code)
+        builder.ended(result.first_failure, result.exit_code)
     for each in result.ranks:
         if each.frozen:
-            listener.ended(each.rank, 128 + signal.SIGSTOP)
+            builder.ended(each.rank, 128 + signal.SIGSTOP)
     return result.exit_code
 
 
-def _here(hosts: int, command: Sequence[str], listener: Listener, plan: Plan) -> int:
-    ending = run_here(hosts * plan.per_host, command, listener.line)
-    if ending.first is not None:
-        listener.ended(*ending.first)
-    for number in ending.frozen:
-        listener.ended(number, -signal.SIGSTOP)
-    return int(ending.first is not None)
+def _here(hosts: int, command: Sequence[str], builder: RecordBuilder, plan: ComparePlan) -> int:
+    exits = run_here(hosts * plan.per_host, command, builder.line)
+    if exits.first is not None:
+        builder.ended(*exits.first)
+    for number in exits.frozen:
+        builder.ended(number, -signal.SIGSTOP)
+    return int(exits.first is not None)
 
 
-def _record(plan: Plan, hosts: int, rate: str | None, command: str) -> Record:
+def _record(plan: ComparePlan, hosts: int, rate: str | None, command: str) -> Record:
     workload = find(plan.workload)
     return Record(
         command=command,
@@ -111,14 +111,14 @@ def _record(plan: Plan, hosts: int, rate: str | None, command: str) -> Record:
         baseline=plan.baseline or next(iter(plan.contenders)),
         imports=plan.imports,
         runs=[
-            Run(name, recipe, "interrupted", UNFINISHED, about(recipe), recipe in YARDSTICKS, lr=plan.lr.get(name, 1.0))
+            Run(name, recipe, "interrupted", UNFINISHED, about(recipe), recipe in BASELINES, lr=plan.lr.get(name, 1.0))
             for name, recipe in plan.contenders.items()
         ],
     )
 
 
-def _parameters(plan: Plan) -> int:
-    """Counted before anything starts: ranks that fail at once can no longer tell."""
+def _parameters(plan: ComparePlan) -> int:
+    """Number of parameters, counted before any rank starts, since a rank may fail at once."""
     model = get(plan.workload, seed=plan.seed, **plan.options).model()
     return sum(p.numel() for p in model.parameters())
 
@@ -136,7 +136,7 @@ def machine() -> str:
 
 
 def _tcp() -> str:
-    """How the kernel shares links between flows: on slow ones it moves step times by several percent."""
+    """The kernel's TCP congestion control, which moves step times on slow links by several percent."""
     with suppress(OSError):
         return f", TCP {Path('/proc/sys/net/ipv4/tcp_congestion_control').read_text().strip()}"
     return ""

@@ -1,4 +1,4 @@
-"""The link between ranks: alpha and beta, from all-reduces of growing size."""
+"""Measure the link between ranks: alpha and beta, from all-reduces of growing size."""
 
 import json
 import os
@@ -13,24 +13,24 @@ import torch
 import torch.distributed as dist
 
 from gossamer.bench.compare.local import run_here
-from gossamer.bench.compare.orphans import program
+from gossamer.bench.compare.parent_death import program
 from gossamer.core.errors import PeerError
 
 SIZES = [256 * 4**i for i in range(8)]  # float32 elements, up to 16 MB
-LONG = 0.1  # seconds: an all-reduce that takes as long says enough, and on a slow link a larger one would take minutes
-PATIENCE = 120.0  # seconds for two ranks here, from nothing to the end
+LONG = 0.1  # seconds: stop at an all-reduce this long; on a slow link a larger one would take minutes
+PATIENCE = 120.0  # seconds for two ranks on this machine, from start to end
 
 
 class AlphaBeta(NamedTuple):
     """A ring all-reduce of B bytes takes about 2 (size - 1) alpha + 2 (size - 1) / size * B / rate seconds."""
 
     size: int
-    alpha: float  # seconds a message
+    alpha: float  # seconds per message
     rate: float  # bytes per second, each way
 
 
 def alpha_beta() -> AlphaBeta:
-    """The link between all ranks that a launcher has started; it is as slow as its slowest part."""
+    """Measure the link between all ranks that a launcher has started; its slowest part counts."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     try:
         size = dist.get_world_size()
@@ -42,14 +42,14 @@ def alpha_beta() -> AlphaBeta:
             if most >= LONG:
                 break
         crossed = 2 * (size - 1) / size * 4 * elements
-        dist.barrier()  # torch 2.6 hangs where a group ends before its threads have let go of the last tensor
+        dist.barrier()  # torch 2.6 hangs if a group is destroyed while its threads still hold the last tensor
         return AlphaBeta(size, least / (2 * (size - 1)), crossed / max(most - least, 1e-9))
     finally:
         dist.destroy_process_group()
 
 
 def _seconds(elements: int) -> float:
-    """The median of a few all-reduces. It is that of the slowest rank on all: they must agree on what comes next."""
+    """Median seconds of a few all-reduces, the same on all ranks: that of the slowest one."""
     times, x = list[float](), torch.zeros(elements, dtype=torch.float32)
     for _ in range(7):
         dist.barrier()
@@ -62,7 +62,7 @@ def _seconds(elements: int) -> float:
 
 
 def between_two_ranks() -> AlphaBeta:
-    """The same for two ranks on this machine, when no launcher has started us."""
+    """Measure the link between two new ranks on this machine."""
     said = list[str]()
     try:
         run_here(
@@ -76,13 +76,13 @@ def between_two_ranks() -> AlphaBeta:
     for line in said:
         if line.startswith("{"):
             return AlphaBeta(**json.loads(line))
-    raise PeerError(f"two ranks on this machine could not talk to each other: {_last_word(said)}")
+    raise PeerError(f"two ranks on this machine could not exchange messages: {_last_word(said)}")
 
 
 def _last_word(said: Sequence[str]) -> str:
-    """What a rank died of, out of all that is said about it."""
+    """The last error, or the last line, in the output of the ranks."""
     errors = re.findall(r"\b[\w.]+Error: .+", "\n".join(said))
-    return (errors or list(said)[-1:] or ["they said nothing"])[0][:300]
+    return (errors or list(said)[-1:] or ["they printed nothing"])[0][:300]
 
 
 if __name__ == "__main__":

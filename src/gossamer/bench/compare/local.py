@@ -1,4 +1,4 @@
-"""Ranks on this machine: processes of ours, that meet in a store which nobody on another machine can reach."""
+"""Start ranks as processes on this machine, with a store that other machines cannot reach."""
 
 import os
 import selectors
@@ -13,25 +13,27 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from gossamer.bench.compare.orphans import PARENT
-from gossamer.bench.lab.output import Lines
+from gossamer.bench.compare.parent_death import PARENT
+from gossamer.bench.lab.output import LineSplitter
 from gossamer.core.errors import PeerError, plainly
 
 HERE = "127.0.0.1"
-GRACE = 3.0  # seconds in which the others may end by themselves when one has failed
+GRACE = 3.0  # seconds for the other ranks to end by themselves after one has failed
 PATIENCE = 5.0  # seconds from SIGTERM to SIGKILL
-LOOK = 0.1  # seconds between two looks at who is still there
+LOOK = 0.1  # seconds between two checks which ranks still run
 
 OnLine = Callable[[int, str], None]
 Process = subprocess.Popen[bytes]
 
 
 @dataclass
-class Ending:
-    """How the ranks ended: exit codes as Popen gives them, of those that ended before we ended them, in that order."""
+class RankExits:
+    """Exit codes of the ranks that ended by themselves, as Popen gives them, in the order they ended."""
 
     codes: dict[int, int] = field(default_factory=dict)
-    frozen: list[int] = field(default_factory=list)  # stopped by a signal such as SIGSTOP when we ended them
+    frozen: list[int] = field(
+        default_factory=list
+    )  # ranks that were stopped by a signal such as SIGSTOP when we ended them
 
     @property
     def failures(self) -> dict[int, int]:
@@ -39,24 +41,24 @@ class Ending:
 
     @property
     def first(self) -> tuple[int, int] | None:
-        """The rank that failed first, and its code. One that was killed comes before those that only noticed."""
+        """The rank that failed first, and its code. A killed rank comes before ranks that failed because of it."""
         killed = {rank: code for rank, code in self.failures.items() if code < 0}
         return next(iter((killed or self.failures).items()), None)
 
 
-def run_here(size: int, command: Sequence[str], on_line: OnLine, timeout: float = float("inf")) -> Ending:
-    """Run a command once per rank and wait for all; what they say goes to `on_line(rank, line)`.
+def run_here(size: int, command: Sequence[str], on_line: OnLine, timeout: float = float("inf")) -> RankExits:
+    """Run a command once per rank and wait for all; their output goes to `on_line(rank, line)`.
 
-    Torch's own launcher would do it through a store that listens on every interface, and would unpickle what it finds
-    there. When a rank fails the others have some seconds to end by themselves. All are ended if time is up (TimeoutError)
-    or an exception comes through here, ctrl-C included.
+    Torch's own launcher uses a store that listens on every interface and unpickles its values, so it is not used here.
+    When a rank fails, the others have some seconds to end by themselves. All ranks are ended after `timeout` (TimeoutError)
+    or after an exception here, ctrl-C included.
     """
     ranks = list[Process]()
     with _store() as port:
         try:
             for rank in range(size):
                 ranks.append(_start(rank, size, port, command))
-            return _Watch(ranks, on_line, timeout).run()
+            return _RankWatch(ranks, on_line, timeout).run()
         finally:
             _end(ranks)
             for process in ranks:
@@ -66,13 +68,15 @@ def run_here(size: int, command: Sequence[str], on_line: OnLine, timeout: float 
 
 @contextmanager
 def _store() -> Generator[int]:
-    """A store for as long as the ranks live; gives its port. Torch binds to all interfaces, unless it is given a socket."""
+    """Open a store on loopback and yield its port. Torch would bind to all interfaces without a socket of ours."""
     try:
         door = socket.create_server((HERE, 0))
         port: int = door.getsockname()[1]
         store = TCPStore(HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach())
     except (OSError, RuntimeError) as error:
-        raise PeerError(f"no rank could be started, is the loopback interface up? {plainly(error)}") from None
+        raise PeerError(
+            f"no rank could be started: {plainly(error)}; check that the loopback interface is up"
+        ) from None
     yield port
     del store  # until here it serves
 
@@ -85,14 +89,14 @@ def _start(rank: int, size: int, port: int, command: Sequence[str]) -> Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=_environment(rank, size, port),
-            start_new_session=True,  # ctrl-C on the terminal is for us, who then end the ranks in order
+            start_new_session=True,  # ctrl-C reaches this process only, which then ends the ranks in order
         )
     except OSError as error:  # too many files or processes, too long a command
         raise PeerError(f"rank {rank} of {size} could not be started: {error.strerror}") from None
 
 
 def _environment(rank: int, size: int, port: int) -> dict[str, str]:
-    """What a launcher of ranks on one machine sets. A launcher above us must not reach in."""
+    """Environment of one rank, as a launcher sets it. Variables of an outer launcher are removed."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC_")}
     loopback = _loopback()
     return {
@@ -105,31 +109,33 @@ def _environment(rank: int, size: int, port: int) -> dict[str, str]:
         "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": HERE,
         "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is ours, and rank 0 opens none
-        **({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}),  # else gloo listens where the host's name points to
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store exists already, so rank 0 opens none
+        **(
+            {"GLOO_SOCKET_IFNAME": loopback} if loopback else {}
+        ),  # otherwise gloo listens on the address of the host's name
         PARENT: str(os.getpid()),
     }
 
 
 def _loopback() -> str:
-    """The interface that only this machine can reach: "lo", on a Mac "lo0"."""
+    """Name of the loopback interface: "lo", on a Mac "lo0"."""
     return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
 
 
-class _Watch:
-    """Listens to the ranks, and notices how each of them ends."""
+class _RankWatch:
+    """Reads the output of the ranks and records how each one ends."""
 
     def __init__(self, ranks: Sequence[Process], on_line: OnLine, timeout: float) -> None:
         self.alive = dict(enumerate(ranks))
-        self.on_line, self.ending = on_line, Ending()
+        self.on_line, self.exits = on_line, RankExits()
         self.until = time.monotonic() + timeout
-        self.give_up = float("inf")  # when patience with those who outlive a failure ends
+        self.give_up = float("inf")  # time at which ranks that outlive a failure are ended
         self.selector = selectors.DefaultSelector()
         for rank, process in self.alive.items():
             assert process.stdout is not None
-            self.selector.register(process.stdout, selectors.EVENT_READ, (rank, Lines()))
+            self.selector.register(process.stdout, selectors.EVENT_READ, (rank, LineSplitter()))
 
-    def run(self) -> Ending:
+    def run(self) -> RankExits:
         with self.selector:
             look_at = 0.0
             while self.alive:
@@ -137,22 +143,22 @@ class _Watch:
                 if time.monotonic() >= look_at:
                     self._look()
                     look_at = time.monotonic() + LOOK
-            while self._hear(0.0):  # what is left in the pipes; a rank's own children may hold them open
+            while self._hear(0.0):  # read what is left in the pipes; a rank's own children may hold them open
                 pass
-        return self.ending
+        return self.exits
 
     def _look(self) -> None:
         for rank, process in list(self.alive.items()):
             if process.poll() is not None:
-                self.ending.codes[rank] = process.returncode
+                self.exits.codes[rank] = process.returncode
                 del self.alive[rank]
         now = time.monotonic()
-        if self.ending.failures:
+        if self.exits.failures:
             self.give_up = min(self.give_up, now + GRACE)
         if now >= self.until and self.alive:
             raise TimeoutError
         if now >= self.give_up:
-            self.ending.frozen = [rank for rank, process in self.alive.items() if _is_stopped(process.pid)]
+            self.exits.frozen = [rank for rank, process in self.alive.items() if _is_stopped(process.pid)]
             _end(list(self.alive.values()))
             self.alive.clear()
 
@@ -174,15 +180,15 @@ class _Watch:
 def _is_stopped(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    except OSError:  # it has ended, or this is no Linux
+    except OSError:  # the process has ended, or this is not Linux
         return False
 
 
 def _end(ranks: Sequence[Process]) -> None:
-    """Ask them to end, and kill those that do not."""
+    """Send SIGTERM to the ranks, and SIGKILL to those that do not end."""
     for process in ranks:
         _tell(process, signal.SIGTERM)
-        _tell(process, signal.SIGCONT)  # who is frozen hears nothing until it goes on
+        _tell(process, signal.SIGCONT)  # a frozen process handles SIGTERM only after SIGCONT
     until = time.monotonic() + PATIENCE
     for process in ranks:
         with suppress(subprocess.TimeoutExpired):

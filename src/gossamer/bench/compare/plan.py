@@ -1,40 +1,42 @@
-"""What a trial is to do; written once by the launcher, read by every rank."""
+"""The plan of a comparison, written by the launcher and read by every rank."""
 
 import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-MARK = "@gossamer "  # lines of a rank with this mark are events, all others are the program's own
+MARK = "@gossamer "  # lines of a rank with this mark are events, all others are plain output
 
 
 @dataclass
-class Plan:
-    """Contenders are recipes by name; "ddp" (and "ddp-fp16", "ddp-powersgd") and "compute" are yardsticks."""
+class ComparePlan:
+    """What to train, on which data, for how long. `contenders` are recipes or baselines such as "ddp", by name."""
 
     contenders: dict[str, str]
     workload: str = "lm"
     options: dict[str, Any] = field(default_factory=dict)
-    steps: int = 100  # of the baseline, or of everybody without one
-    chunk: int = 10  # steps of a turn, which goes on to the end of a round; held-out quality is measured after each
-    baseline: str = ""  # the others go on until they reach its quality, at most `patience` times its steps
+    steps: int = 100  # of the baseline, or of all runs without one
+    chunk: int = (
+        10  # steps of a slice, which goes on to the end of a round; held-out quality is measured after each slice
+    )
+    baseline: str = ""  # the others train until they reach its quality, at most `patience` times its steps
     patience: float = 2.0
     seed: int = 0
     deadline: float = 120.0
-    checkpoint: str = ""  # a folder; one contender only
+    checkpoint: str = ""  # a folder; for a plan with one run
     checkpoint_every: int = 50
     resume: bool = False
-    network: str = "unshaped"  # as the record says it; a run that goes on stays on one network
+    network: str = "unshaped"  # as in the record; a resumed run must stay on one network
     per_host: int = 1  # ranks that share a host and its link; they are numbered host by host
     measure_every: int = 20
-    imports: list[str] = field(default_factory=list[str])  # modules and files with parts of somebody's own
+    imports: list[str] = field(default_factory=list[str])  # the user's own modules and files with parts
     slow: list[str] = field(
         default_factory=list[str]
-    )  # who sleeps: 'RANK:MS' in every step, 'RANK:MS:CHANCE' at random
-    lr: dict[str, float] = field(default_factory=dict[str, float])  # multiples of the workload's rate, by contender
+    )  # slow ranks: 'RANK:MS' in every step, 'RANK:MS:CHANCE' at random
+    lr: dict[str, float] = field(default_factory=dict[str, float])  # multiples of the workload's learning rate, by run
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def of_json(text: str) -> "Plan":
-        return Plan(**json.loads(text))
+    def of_json(text: str) -> "ComparePlan":
+        return ComparePlan(**json.loads(text))

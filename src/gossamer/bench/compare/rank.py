@@ -1,4 +1,4 @@
-"""What every rank of a trial runs: `gossamer.bench.compare.rank PLAN`, in JSON. Rank 0 tells the launcher what happens."""
+"""Run one rank of a comparison: `gossamer.bench.compare.rank PLAN`, in JSON. Rank 0 sends events to the launcher."""
 
 import json
 import sys
@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from gossamer.bench import workloads
-from gossamer.bench.compare import saving
-from gossamer.bench.compare.agree import ControlGroup, attempt, new_group
-from gossamer.bench.compare.contender import Contender
-from gossamer.bench.compare.plan import MARK, Plan
+from gossamer.bench.compare import checkpoints
+from gossamer.bench.compare.control_group import ControlGroup, attempt, new_group
+from gossamer.bench.compare.plan import MARK, ComparePlan
+from gossamer.bench.compare.rank_run import RankRun
 from gossamer.bench.lab import in_lab, name_rank
 from gossamer.bench.record import Step
 from gossamer.core import plugins
@@ -32,55 +32,55 @@ HISTORY = (
     "decision",
     "spoilt",
     "staleness",
-)  # events that a run which goes on must not lose
-START = 60.0  # seconds at least to find one another: all load torch first, on few cores side by side
-Hear = Callable[[dict[str, Any]], None]
+)  # events that a resumed run must not lose
+START = 60.0  # seconds at least for the ranks to meet: all load torch first, on few cores
+OnEvent = Callable[[dict[str, Any]], None]
 
 
-def take_part(plan: Plan, hear: Hear) -> int:
-    """Take part in a trial as one of several ranks; the exit code is 1 if a contender failed. Rank 0 calls `hear`."""
+def take_part(plan: ComparePlan, on_event: OnEvent) -> int:
+    """Take part in a comparison as one rank; return 1 if a run failed. Rank 0 calls `on_event` with every event."""
     torch.set_num_threads(1)
     for each in plan.imports:
         plugins.import_named(each)
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=max(plan.deadline, START)))
     except (RuntimeError, ValueError) as error:
-        return _give_up(f"the ranks cannot find each other: {str(error).splitlines()[0]}", hear)
+        return _give_up(f"the ranks cannot find each other: {str(error).splitlines()[0]}", on_event)
     try:
-        code = Trial(plan, hear).run()
+        code = RankLoop(plan, on_event).run()
     except GossamerError as error:
         who = name_rank(dist.get_rank(), plan.per_host)
-        return _give_up(f"{who}: {error}", hear if dist.get_rank() == 0 else None)
-    if code == 0:  # after a failure there may be nobody left to take leave of
-        _take_leave()
+        return _give_up(f"{who}: {error}", on_event if dist.get_rank() == 0 else None)
+    if code == 0:  # after a failure the other ranks may be gone
+        _shut_down()
     return code
 
 
-def _take_leave() -> None:
-    """End the backend's threads: one that lets go of a tensor while Python is taken down aborts the process."""
-    with suppress(RuntimeError):  # whoever dies now has done its work
-        dist.barrier()  # torch 2.6 hangs if a collective's last tensors are still about
+def _shut_down() -> None:
+    """Destroy the process group: a backend thread that frees a tensor while Python exits aborts the process."""
+    with suppress(RuntimeError):  # a rank that dies now has done its work
+        dist.barrier()  # torch 2.6 hangs if a collective still holds its last tensors
         dist.destroy_process_group()
 
 
-def _give_up(why: str, hear: Hear | None) -> int:
-    if hear is not None:
-        hear({"event": "broken", "error": why[:1500]})
+def _give_up(why: str, on_event: OnEvent | None) -> int:
+    if on_event is not None:
+        on_event({"event": "broken", "error": why[:1500]})
     else:
         print(why, file=sys.stderr, flush=True)
     return 1
 
 
-class Trial:
-    """One rank's part: contenders in turns, until all are done."""
+class RankLoop:
+    """One rank's main loop: trains all runs in slices until each one is done."""
 
-    def __init__(self, plan: Plan, hear: Hear) -> None:
-        self.plan, self.hear = plan, hear
+    def __init__(self, plan: ComparePlan, on_event: OnEvent) -> None:
+        self.plan, self.on_event = plan, on_event
         self.control = ControlGroup(plan.deadline, plan.per_host)
-        self.alive = dict[str, Contender]()
-        self.reached = dict[str, float]()  # the last quality of each
+        self.alive = dict[str, RankRun]()
+        self.reached = dict[str, float]()  # the last quality of each run
         self.saved = dict[str, int]()
-        self.history: saving.History = []  # of the one contender of a run that writes checkpoints; rank 0 has it
+        self.history: checkpoints.History = []  # events of the one run of a plan with checkpoints; rank 0 has them
         self.failures = 0
         self.lower = workloads.find(plan.workload).lower_is_better
 
@@ -94,19 +94,19 @@ class Trial:
         for name, kind in plan.contenders.items():
             self._add(name, kind, workload)
         self._rounds()
-        for contender in self.alive.values():
-            attempt(self.control, contender.close)
+        for run in self.alive.values():
+            attempt(self.control, run.close)
         self._tell("done")
         return 1 if self.failures else 0
 
     def _tell(self, event: str, **facts: Any) -> None:
         if dist.get_rank() == 0:
-            self.hear({"event": event, **facts})
+            self.on_event({"event": event, **facts})
             if self.plan.checkpoint and event in HISTORY:
                 self.history.append((event, {k: v for k, v in facts.items() if k != "run"}))
 
     def _together(self, name: str, do: Callable[[], None]) -> bool:
-        """If it fails, the contender is out and the others go on."""
+        """Run an action on all ranks; if it fails, drop the run and let the others go on. Returns True on success."""
         why = attempt(self.control, do)
         if not why:
             return True
@@ -118,148 +118,149 @@ class Trial:
         return False
 
     def _add(self, name: str, kind: str, workload: workloads.Workload) -> None:
-        # Groups are made in step, whatever becomes of the contender; a failed one leaves the others' in order.
+        # All ranks make the groups in one order, even if the run fails to start.
         group = new_group(self.plan.deadline)
 
         def make() -> None:
-            self.alive[name] = Contender(name, kind, workload, self.plan, group)
+            self.alive[name] = RankRun(name, kind, workload, self.plan, group)
 
         if not self._together(name, make):
             return
-        contender = self.alive[name]
-        if self.plan.resume and not self._together(name, lambda: self._go_on(contender)):
+        run = self.alive[name]
+        if self.plan.resume and not self._together(name, lambda: self._go_on(run)):
             return
-        self.saved[name] = contender.steps_done
-        self._tell("contender", run=name, recipe=contender.recipe, done=contender.steps_done)
-        self._together(name, lambda: self._judge(contender))
+        self.saved[name] = run.steps_done
+        self._tell("contender", run=name, recipe=run.recipe, done=run.steps_done)
+        self._together(name, lambda: self._judge(run))
 
-    def _go_on(self, contender: Contender) -> None:
-        """Take up a run, and tell the launcher what it had told before."""
-        told = saving.restore(self.plan, self.control, contender)
-        done = contender.steps_done  # its model is judged again
+    def _go_on(self, run: RankRun) -> None:
+        """Resume a run from its checkpoint, and send its earlier events again."""
+        told = checkpoints.restore(self.plan, self.control, run)
+        done = run.steps_done  # its model is evaluated again
         self.history = [(e, facts) for e, facts in told if not (e == "evaluation" and facts["step"] == done)]
         for start in range(0, len(self.history), 100):  # lines longer than 64 KiB would be cut
-            self._tell("history", run=contender.name, events=self.history[start : start + 100])
+            self._tell("history", run=run.name, events=self.history[start : start + 100])
 
     def _rounds(self) -> None:
-        """Turns, until all have had their steps; then on, for those that chase the baseline's quality.
+        """Train all runs in slices until each has its steps, or has reached the baseline's quality.
 
-        A turn goes on to the end of a round; whoever is ahead of the others by that waits until they have caught up.
+        A slice goes on to the end of a round; a run that is ahead by that waits until the others have caught up.
         """
         done, chunk = min((c.steps_done for c in self.alive.values()), default=0), self.plan.chunk
-        waiting, pace = list(self.alive), done // chunk * chunk  # a run that goes on is judged where it would have been
+        waiting, pace = (
+            list(self.alive),
+            done // chunk * chunk,
+        )  # a resumed run is evaluated at the same steps as an uninterrupted one
         while waiting:
             pace += chunk
             for name in list(waiting):
-                contender, target = self.alive[name], min(pace, self._limit(name))
-                if contender.steps_done < target:
-                    if not self._together(name, partial(self._turn, contender, target)):
+                run, target = self.alive[name], min(pace, self._limit(name))
+                if run.steps_done < target:
+                    if not self._together(name, partial(self._slice, run, target)):
                         waiting.remove(name)
                         continue
-                    self._save(contender)
-                if self._is_done(contender):
+                    self._save(run)
+                if self._is_done(run):
                     waiting.remove(name)
-                    self._finish(contender)
+                    self._finish(run)
 
     def _limit(self, name: str) -> int:
         alone = self.plan.contenders[name] == "compute"
         chases = self.plan.baseline in self.alive and name != self.plan.baseline and not alone
         return int(self.plan.steps * self.plan.patience) if chases else self.plan.steps
 
-    def _is_done(self, contender: Contender) -> bool:
-        """All its steps, or the baseline's quality, or more time than the baseline took."""
+    def _is_done(self, run: RankRun) -> bool:
+        """True if a run has had all its steps, the baseline's quality, or more time than the baseline took."""
         base = self.alive.get(self.plan.baseline)
-        if contender.steps_done >= self._limit(contender.name):
+        if run.steps_done >= self._limit(run.name):
             return True
-        if base is None or base.steps_done < self.plan.steps or contender.steps_done < self.plan.steps:
+        if base is None or base.steps_done < self.plan.steps or run.steps_done < self.plan.steps:
             return False
-        quality, target = self.reached[contender.name], self.reached[base.name]
+        quality, target = self.reached[run.name], self.reached[base.name]
         reached = quality <= target if self.lower else quality >= target
-        return self.control.first_says(reached or contender.clock.seconds > base.clock.seconds)
+        return self.control.first_says(reached or run.clock.seconds > base.clock.seconds)
 
-    def _turn(self, contender: Contender, target: int) -> None:
-        comm = contender.comm
+    def _slice(self, run: RankRun, target: int) -> None:
+        comm = run.comm
         recipe = comm.recipe if comm else None
 
         def told(step: Step) -> None:
             nonlocal recipe
-            self.control.expect_all()  # steps without a message may be many, and nobody else waits for them for ever
-            self._tell("step", run=contender.name, **asdict(step))
+            self.control.expect_all()  # a slice may have many steps without a message: check for failures of other ranks
+            self._tell("step", run=run.name, **asdict(step))
             if comm is None or recipe is None or comm.recipe == recipe:
                 return
             text = describe(recipe, comm.recipe, len(comm.worker.params))
-            self._tell("decision", run=contender.name, step=step.step, text=text)
+            self._tell("decision", run=run.name, step=step.step, text=text)
             recipe = comm.recipe
 
-        contender.turn(target, self._limit(contender.name), told)
-        spoilt = contender.spoilt()
+        run.train_slice(target, self._limit(run.name), told)
+        spoilt = run.spoilt()
         if spoilt["skipped_steps"] or spoilt["dropped_rounds"]:
-            self._tell("spoilt", run=contender.name, **spoilt)
-        self._judge(contender)
+            self._tell("spoilt", run=run.name, **spoilt)
+        self._judge(run)
         ages: dict[int, int] = getattr(comm, "staleness", {})
         if ages:
-            self._tell("staleness", run=contender.name, ages={str(age): n for age, n in ages.items()})
+            self._tell("staleness", run=run.name, ages={str(age): n for age, n in ages.items()})
         if comm is not None:
             norm = comm.metrics()["residual_norm"]
-            self._tell("residual", run=contender.name, step=contender.steps_done, norm=norm)
+            self._tell("residual", run=run.name, step=run.steps_done, norm=norm)
 
-    def _judge(self, contender: Contender) -> None:
-        quality = self.reached[contender.name] = contender.quality()
-        sent = contender.sent() if self.plan.per_host == 1 else self._over_links(contender).get("sent")
-        where = {"step": contender.steps_done, "seconds": contender.clock.seconds, "sent": sent}
-        self._tell("evaluation", run=contender.name, **where, quality=quality)
+    def _judge(self, run: RankRun) -> None:
+        quality = self.reached[run.name] = run.quality()
+        sent = run.sent() if self.plan.per_host == 1 else self._over_links(run).get("sent")
+        where = {"step": run.steps_done, "seconds": run.clock.seconds, "sent": sent}
+        self._tell("evaluation", run=run.name, **where, quality=quality)
 
-    def _over_links(self, contender: Contender) -> dict[str, int]:
-        """What a host's ranks have sent over its link, to each other inside, and to their backends; means over the hosts."""
-        totals = {"sent": contender.sent(), "inside": contender.inside(), "handed": contender.handed()}
+    def _over_links(self, run: RankRun) -> dict[str, int]:
+        """Bytes of a host's ranks over its link, between each other, and to their backends; means over the hosts."""
+        totals = {"sent": run.sent(), "inside": run.inside(), "handed": run.handed()}
         means = self.control.means({k: v for k, v in totals.items() if v is not None})
         return {k: int(v * self.plan.per_host) for k, v in means.items()}
 
-    def _save(self, contender: Contender) -> None:
-        step, last = contender.steps_done, self.saved[contender.name]
+    def _save(self, run: RankRun) -> None:
+        step, last = run.steps_done, self.saved[run.name]
         due = step - last >= self.plan.checkpoint_every or (step >= self.plan.steps and step > last)
-        if not self.plan.checkpoint or not contender.can_be_saved or not due:
+        if not self.plan.checkpoint or not run.can_be_saved or not due:
             return
-        why = saving.save(self.plan, self.control, contender, self.history)
+        why = checkpoints.save(self.plan, self.control, run, self.history)
         if why:
-            self._tell("note", text=f"no checkpoint at step {step}: {why}; the last one stands")
-        self.saved[contender.name] = step
+            self._tell("note", text=f"no checkpoint at step {step}: {why}; the last checkpoint is kept")
+        self.saved[run.name] = step
 
-    def _finish(self, contender: Contender) -> None:
-        # A rank's own chunks are exact under scatter, so one rank's errors tell little. Not all need have measured alike:
-        # who was late under backup workers has nothing to measure.
-        found = self.control.means(contender.comm.worker.errors if contender.comm else {})
-        names = [n for n, _ in contender.model.named_parameters() if n in found]  # backward fills them from the end
+    def _finish(self, run: RankRun) -> None:
+        # Under scatter a rank's own chunks are exact, so one rank's errors are not enough. Some ranks may have none:
+        # a rank that was late under backup workers has measured nothing.
+        found = self.control.means(run.comm.worker.errors if run.comm else {})
+        names = [n for n, _ in run.model.named_parameters() if n in found]  # backward fills them from the last layer
         rest = iter([(n, found[n]) for n in names])
-        while some := dict(islice(rest, 16)):  # a line longer than a pipe's page may be cut by another rank's
-            self._tell("layers", run=contender.name, errors=some)
-        self._tell_if_within_a_round(contender)
-        links = self._over_links(contender)
+        while some := dict(islice(rest, 16)):  # a line longer than a pipe's page may be mixed with another rank's
+            self._tell("layers", run=run.name, errors=some)
+        self._tell_if_within_a_round(run)
+        links = self._over_links(run)
         facts = {"wire_bytes": "sent", "inside_bytes": "inside", "logical_bytes": "handed"}
-        nic = self.control.means(
-            {"nic": contender.clock.nic} if in_lab() else {}
-        )  # all ranks of a host read one counter
+        nic = self.control.means({"nic": run.clock.nic} if in_lab() else {})  # all ranks of a host read one counter
         totals = {fact: links.get(name) for fact, name in facts.items()}
-        self._tell("end", run=contender.name, nic_bytes=int(nic["nic"]) if nic else None, **totals)
+        self._tell("end", run=run.name, nic_bytes=int(nic["nic"]) if nic else None, **totals)
 
-    def _tell_if_within_a_round(self, contender: Contender) -> None:
-        last = contender.steps_done
-        if contender.ends_round(last):
+    def _tell_if_within_a_round(self, run: RankRun) -> None:
+        last = run.steps_done
+        if run.ends_round(last):
             return
-        end = next(step for step in count(last) if contender.ends_round(step))
-        why = f"{contender.name} had its steps within a round, which would have ended with step {end}"
-        self._tell("note", text=f"{why}; at step {last} each rank's own model was judged, and the mean counts")
+        end = next(step for step in count(last) if run.ends_round(step))
+        why = f"{run.name} had its last step within a round that would have ended with step {end}"
+        self._tell("note", text=f"{why}; at step {last} each rank's own model was evaluated, and the mean counts")
 
 
 def write_line(event: dict[str, Any]) -> None:
-    """One event, one line; written at once, so that a launcher that is interrupted knows how far we came."""
+    """Print one event as one line at once, so that an interrupted launcher has it."""
     sys.stdout.write(MARK + json.dumps(event) + "\n")
     sys.stdout.flush()
 
 
 def main(plan: str) -> NoReturn:
-    """Run as a process of its own."""
-    exit_in_order(take_part(Plan.of_json(plan), write_line))
+    """Run as a separate process."""
+    exit_in_order(take_part(ComparePlan.of_json(plan), write_line))
 
 
 if __name__ == "__main__":

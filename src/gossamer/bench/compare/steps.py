@@ -1,4 +1,4 @@
-"""What a step costs: every contender in turns on one network, and the median of its steps."""
+"""Measure step times: train all runs in slices on one network, and take medians over steps."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
+from gossamer.bench.compare.baselines import BASELINES, PERIOD
 from gossamer.bench.compare.launch import launch
-from gossamer.bench.compare.listener import OnEvent
-from gossamer.bench.compare.plan import Plan
-from gossamer.bench.compare.yardsticks import PERIOD, YARDSTICKS
+from gossamer.bench.compare.plan import ComparePlan
+from gossamer.bench.compare.record_builder import OnEvent
 from gossamer.bench.record import Record, Run
 from gossamer.recipe import Recipe
 
-WARM_UP = 2  # turns that compile kernels, check collectives against one another, and let DDP regroup its buckets
+WARM_UP = 2  # slices that compile kernels, check collectives between ranks, and let DDP regroup its buckets
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """One contender at one rate; bytes are per step and host, times are medians over steps with their range.
+    """One run at one rate; bytes are per step and host, times are medians over steps with their range.
 
-    Where some steps send and others do not, it is whole rounds of them: a median over steps would leave out the sending.
+    Where only some steps send, medians are over whole rounds: a median over steps would leave out the sending.
     """
 
     recipe: str
@@ -31,12 +31,12 @@ class StepRow:
     high_ms: float
     ratio_to_ddp: float | None
     ratio_to_compute: float | None
-    sent_mb: float | None  # None where a yardstick keeps no ledger and has no formula
+    sent_mb: float | None  # None where a baseline has neither ledger nor formula
     nic_mb: float | None
     loss: float | None
     error: str = ""
     per_host: int = 1
-    inside_mb: float | None = None  # past the card, by the ranks of a host to each other
+    inside_mb: float | None = None  # sent between ranks of one host, not over its link
 
 
 def measure_steps(
@@ -50,9 +50,11 @@ def measure_steps(
     per_host: int = 1,
     imports: Sequence[str] = (),
 ) -> list[StepRow]:
-    """Train all contenders in turns of `chunk` steps, and say what their steps took."""
+    """Train all runs in slices of `chunk` steps, and return the cost of their steps."""
     turns = max(turns, *(ceil(_period(kind) / chunk) for kind in contenders.values()))  # one whole round at least
-    plan = Plan(contenders, workload, steps=(turns + WARM_UP) * chunk, chunk=chunk, measure_every=0, per_host=per_host)
+    plan = ComparePlan(
+        contenders, workload, steps=(turns + WARM_UP) * chunk, chunk=chunk, measure_every=0, per_host=per_host
+    )
     plan.imports = [*imports]
     record, code = launch(plan, hosts, rate, "gossamer bench steps", on_event)
     if code > 128:
@@ -65,9 +67,9 @@ def measure_steps(
 def paces(run: Run, chunk: int) -> list[float]:
     """Milliseconds per step of each step, or of each round of steps, after the warm-up.
 
-    A turn's first step waits for all ranks to take it up, and for its model to come back to the caches: only rounds, which
-    cannot leave a step out, count it. Ranks that compute alone wait for nobody within a turn: where ranks share a
-    processor, the first to be served is ready long before the last, so it is whole turns that say what a step takes them.
+    The first step of a slice waits for all ranks and has a cold cache, so it counts only within rounds, which cannot leave
+    a step out. Ranks that compute alone do not wait for each other within a slice: where they share a processor, the first
+    one ends long before the last, so their step time is taken from whole slices.
     """
     steps, period = run.steps, _period(run.recipe)
     if run.alone:
@@ -78,8 +80,8 @@ def paces(run: Run, chunk: int) -> list[float]:
 
 
 def _period(kind: str) -> int:
-    """After how many steps a contender does the same again."""
-    if kind in YARDSTICKS:
+    """Number of steps after which a run repeats its pattern."""
+    if kind in BASELINES:
         return PERIOD if kind == "ddp-postlocal" else 1
     schedule = Recipe.of(kind).schedule
     return int(getattr(schedule, "every", schedule.period))

@@ -1,4 +1,4 @@
-"""Ways to become the owner of a private network: as root, or in a user namespace of one's own."""
+"""Find a way to make a private network: as root, or in a user namespace."""
 
 import functools
 import os
@@ -17,7 +17,7 @@ _ADMIN_PATH = "/usr/sbin:/sbin:/usr/local/sbin"
 _SHAPE = "{tc} qdisc add dev lo root tbf rate 1gbit burst 64kb limit 1mb"
 _TRIAL = "{ip} link add name lab0 type veth peer name lab1 && {ip} link add name lab2 type bridge && " + _SHAPE
 _DELAY_TRIAL = "{tc} qdisc add dev lo root netem delay 1ms"
-# What a machine may forbid to ordinary users, how to see it, and how to allow it.
+# Kernel settings that forbid namespaces to ordinary users: where, the forbidding value, and how to allow them.
 _LOCKS = (
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "kernel.apparmor_restrict_unprivileged_userns=0"),
     ("kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
@@ -26,7 +26,7 @@ _LOCKS = (
 
 
 def available(*, latency: bool = False) -> str | None:
-    """Return None if a lab (with `latency`: one that delays) can be made here, else why not, and the cure."""
+    """Return None if a lab (with `latency`: one with delays) can be made here, else why not and what to do."""
     try:
         find_way()
     except LabError as error:
@@ -64,14 +64,14 @@ def find_way() -> tuple[str, ...]:
         if not complaint:
             return way
         complaints.append(complaint)
-    complaint = complaints[0]  # what the more promising way has to say
+    complaint = complaints[0]  # the error of the first way
     raise LabError(f"a lab cannot be made here ({complaint}): {_advice(complaint)}")
 
 
 def privilege() -> str:
     """Return how a lab is made here; a LabError if it cannot be made.
 
-    Both ways give the same lab: in a user namespace one is root of that lab, and of nothing else.
+    Both ways give the same lab: in a user namespace the user is root of that lab only.
     """
     return "in a user namespace" if "--user" in find_way() else "as root"
 
@@ -82,7 +82,7 @@ def _has_delay() -> bool:
 
 
 def _try(way: tuple[str, ...], trial: str) -> str:
-    """Run a trial in throw-away namespaces; return what it complained about."""
+    """Run a test script in temporary namespaces; return its error, or an empty string."""
     script = trial.format(ip=find_tool("ip"), tc=find_tool("tc"))
     done = subprocess.run([*way, "sh", "-c", script], capture_output=True, text=True, check=False)
     if done.returncode == 0:
@@ -92,7 +92,7 @@ def _try(way: tuple[str, ...], trial: str) -> str:
 
 
 def _advice(complaint: str) -> str:
-    """Say what would make a lab possible, from what the machine says about itself."""
+    """Return what to do to make a lab possible on this machine."""
     for name, locked, cure in _LOCKS:
         lock = Path("/proc/sys", name)
         if os.geteuid() != 0 and lock.exists() and lock.read_text().strip() == locked:

@@ -1,4 +1,4 @@
-"""Run a command once per rank on the hosts of a shaped network, and say what became of it."""
+"""Run a command once per rank on the hosts of a shaped network, and return the result."""
 
 import os
 import resource
@@ -16,7 +16,7 @@ from .result import LabResult
 
 
 def name_rank(rank: int, per_host: int = 1) -> str:
-    """Say which rank it is; on which host, too, where a host has several.
+    """Name of a rank; with its host if hosts have several ranks.
 
     >>> name_rank(5), name_rank(5, per_host=4)
     ('rank 5', 'rank 5 on host1')
@@ -25,7 +25,7 @@ def name_rank(rank: int, per_host: int = 1) -> str:
 
 
 def name_ranks(ranks: Sequence[int], per_host: int = 1) -> str:
-    """Say which ranks, host by host where a host has several.
+    """Names of ranks; host by host if hosts have several.
 
     >>> name_ranks([1, 2, 5]), name_ranks([1, 2, 5], per_host=4)
     ('rank 1, 2, 5', 'rank 1, 2 on host0, rank 5 on host1')
@@ -38,7 +38,7 @@ def name_ranks(ranks: Sequence[int], per_host: int = 1) -> str:
 
 
 def print_line(rank: int, line: str, per_host: int = 1) -> None:
-    """Print a line of a rank with its number before it, and its host where a host has several."""
+    """Print a line of a rank after its number, and its host if hosts have several ranks."""
     print(f"[{rank if per_host == 1 else name_rank(rank, per_host)}] {line}", flush=True)
 
 
@@ -84,7 +84,7 @@ def run_lab(
 def _check(
     hosts: int, per_host: int, command: Sequence[str], timeout: float | None, grace: float, kill_after: float
 ) -> None:
-    """Refuse what makes no sense before anything is started."""
+    """Raise an error for wrong arguments before anything is started."""
     if not 1 <= hosts <= MOST_HOSTS:
         raise LabInputError(f"{hosts} hosts: a lab has between 1 and {MOST_HOSTS}")
     ranks = hosts * per_host
@@ -97,14 +97,14 @@ def _check(
     if isinstance(command, str) or not command or not command[0]:
         raise LabInputError(f"no command to run: {command!r}; give the program and its arguments as a list")
     if timeout is not None and not timeout > 0:
-        raise LabInputError(f"timeout {timeout:g}: give seconds, more than 0; without one a lab waits for ever")
+        raise LabInputError(f"timeout {timeout:g}: give seconds above 0, or leave it out to wait without limit")
     if not grace >= 0 or not kill_after >= 0:
         raise LabInputError(f"grace {grace:g}, kill_after {kill_after:g}: give seconds, 0 or more")
 
 
 def _environment(hosts: int, per_host: int) -> dict[str, str]:
-    """Return what every rank's command sees: our own, and what a launcher of as many ranks sets."""
-    # A launcher above us must not reach into the lab: its store's address means nothing there.
+    """Environment of every rank: our own, and the variables of a launcher."""
+    # Remove an outer launcher's variables: its store cannot be reached from the lab.
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC_")}
     return {
         "PYTHONUNBUFFERED": "1",

@@ -1,4 +1,4 @@
-"""Bytes on the wire, as the network interface counts them: the truth that a ledger is checked against."""
+"""Bytes on the wire, as the network interface counts them; ledgers are checked against them."""
 
 import os
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from pathlib import Path
 from .errors import LabError
 
 INTERFACE_VARIABLE = "GOSSAMER_LAB_IFACE"
-# Not /sys/class/net: that shows the network of whoever mounted it. /proc/self follows the process that reads.
+# Not /sys/class/net, which shows the network namespace of its mount. /proc/self follows the reading process.
 _DEVICES = Path("/proc/self/net/dev")
 
 
 @dataclass(frozen=True)
 class Counters:
-    """What one interface has sent and received so far, with packet headers."""
+    """Bytes and packets that one interface has sent and received so far, with packet headers."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -21,7 +21,7 @@ class Counters:
     received_packets: int = 0
 
     def __sub__(self, earlier: "Counters") -> "Counters":
-        """Return what happened since `earlier`."""
+        """Return the difference to `earlier` counters."""
         return Counters(
             self.sent_bytes - earlier.sent_bytes,
             self.received_bytes - earlier.received_bytes,
@@ -31,7 +31,7 @@ class Counters:
 
 
 def in_lab() -> bool:
-    """Say whether this process runs on a host of a lab."""
+    """True if this process runs on a host of a lab."""
     return INTERFACE_VARIABLE in os.environ
 
 

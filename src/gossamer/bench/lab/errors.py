@@ -1,4 +1,4 @@
-"""What can go wrong with a lab, in words for its user."""
+"""Errors of a lab."""
 
 from gossamer.core.errors import GossamerError
 
@@ -8,4 +8,4 @@ class LabError(GossamerError, RuntimeError):
 
 
 class LabInputError(LabError, ValueError):
-    """The lab was asked for something that makes no sense: a wrong rate, no command, no hosts."""
+    """Wrong arguments of a lab, such as a wrong rate, no command or no hosts."""

@@ -1,8 +1,8 @@
-"""The keeper: process 1 of a lab's private namespaces. It makes the network, runs the hosts and ends them.
+"""The keeper: process 1 in a lab's private namespaces. It makes the network, starts the ranks and ends them.
 
 It is run by path, as a script, so that it starts in milliseconds and imports only the standard library.
-When it ends, for whatever reason, the kernel kills every process of the lab and takes the network away with
-it: nothing to clean up, nothing to find later. It reads its plan as one line of JSON from standard
+When it ends, for whatever reason, the kernel kills every process of the lab and removes its network, so
+nothing is left to clean up. It reads its plan as one line of JSON from standard
 input, which then stays open: when it closes, the owner has gone or wants the end. It writes one JSON object
 per event to standard output.
 """
@@ -86,12 +86,12 @@ def make_network(plan: dict[str, Any]) -> list[int]:
 def name_hosts(plan: dict[str, Any]) -> None:
     """Let names resolve: an /etc/hosts that only this lab sees, since no name server can be reached."""
     if not Path("/etc/hosts").exists():
-        return  # nothing to lay ours over; addresses work all the same
+        return  # there is no file to mount over; addresses still work
     mount, umount = plan["tools"]["mount"], plan["tools"]["umount"]
     lines = ["127.0.0.1 localhost", "::1 localhost"]
-    for host in plan["hosts"]:  # the second form is how a server that speaks IPv6 too sees its clients
+    for host in plan["hosts"]:  # the second form is the address of a client in a server that uses IPv6
         lines += [f"{host['address']} {host['name']}", f"::ffff:{host['address']} {host['name']}"]
-    # The file must lie on some file system: one in memory, out of sight again as soon as the file is bound.
+    # The file needs a file system: one in memory, unmounted once the file is bound.
     subprocess.run([mount, "-t", "tmpfs", "tmpfs", "/tmp"], check=True)
     Path("/tmp/hosts").write_text("\n".join(lines) + "\n")
     subprocess.run([mount, "--bind", "/tmp/hosts", "/etc/hosts"], check=True)
@@ -115,14 +115,14 @@ def start(rank: dict[str, Any], name: str, namespace: int, command: list[str], e
         for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(command[0], command, {**environment, **rank["environment"]})
-    except BaseException as error:  # whatever it is, this copy of the keeper must not live on
+    except BaseException as error:  # this copy of the keeper must end after any error
         why = getattr(error, "strerror", None) or error
         os.write(2, f"gossamer lab: cannot run {command[0]!r}: {why}\n".encode())
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def is_stopped(process: int) -> bool:
-    """Say whether a signal such as SIGSTOP keeps a process from running."""
+    """True if a signal such as SIGSTOP has stopped a process."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}
     except OSError:
@@ -138,11 +138,11 @@ def tell_group(process: int, number: int) -> None:
 
 
 def _note(number: int, frame: object) -> None:
-    """Do nothing: a signal must have a handler to ring the bell."""
+    """Do nothing: a signal needs a handler to write to the wakeup file descriptor."""
 
 
 class Keeper:
-    """The ranks that still run, and when patience with them ends."""
+    """Runs the ranks, and ends them after a failure, a timeout or the end of the owner."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
@@ -152,7 +152,7 @@ class Keeper:
         self.kill_at = float("inf")
 
     def run(self, hosts: list[int]) -> None:
-        """Start all ranks on their hosts and stay until the last has ended."""
+        """Start all ranks on their hosts and wait until the last has ended."""
         wake, bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(bell)
         signal.signal(signal.SIGCHLD, _note)
@@ -174,7 +174,7 @@ class Keeper:
             self.look_at_clock()
 
     def collect(self) -> None:
-        """Take note of every process that has ended; as process 1 we inherit strangers too."""
+        """Collect every process that has ended; process 1 also inherits processes that are no ranks."""
         while self.alive:
             process, status = os.waitpid(-1, os.WNOHANG)
             if process == 0:
@@ -189,10 +189,10 @@ class Keeper:
                 self.ask_at = min(self.ask_at, time.monotonic() + self.plan["grace"])
 
     def look_at_clock(self) -> None:
-        """Ask the ranks to end, and later make them."""
+        """Send SIGTERM or SIGKILL to the ranks when their time is up."""
         now = time.monotonic()
         if now >= self.kill_at:
-            os.kill(-1, signal.SIGKILL)  # everything in this pid namespace but process 1
+            os.kill(-1, signal.SIGKILL)  # every process in this pid namespace but process 1
             self.kill_at = float("inf")
         elif now >= self.ask_at:
             self.ask("failure" if self.failed else "timeout")
@@ -208,7 +208,7 @@ class Keeper:
         self.kill_at = time.monotonic() + self.plan["kill_after"]
         for process in self.alive:
             tell_group(process, signal.SIGTERM)
-            tell_group(process, signal.SIGCONT)  # who is frozen hears nothing until it goes on
+            tell_group(process, signal.SIGCONT)  # a frozen process handles SIGTERM only after SIGCONT
 
 
 def main() -> None:

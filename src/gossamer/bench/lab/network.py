@@ -1,11 +1,11 @@
-"""The shape of a lab: which links exist and what `ip` and `tc` must be told to make them."""
+"""Plan the network of a lab: its links, and the `ip` and `tc` commands that make them."""
 
 from typing import Any
 
 from .rates import Link
 
 INTERFACE = "lab0"
-MASTER_PORT = 29500  # free by construction: rank 0's network is new
+MASTER_PORT = 29500  # always free, since rank 0's network is new
 MOST_HOSTS = 250
 MOST_RANKS = 1000
 _PACKET = 1514
@@ -15,7 +15,7 @@ _DEEPEST_QUEUE = 1 << 28  # the kernel counts it in 32 bits
 
 
 def address(host: int) -> str:
-    """Return a host's address; labs cannot clash, since each has a network of its own."""
+    """Return the address of a host; labs do not clash, since each has its own network."""
     return f"10.0.0.{host + 1}"
 
 
@@ -54,7 +54,7 @@ def plan_hosts(links: tuple[Link, ...], latency: int | None) -> list[dict[str, A
 
 
 def plan_ranks(hosts: int, per_host: int) -> list[dict[str, Any]]:
-    """Plan each rank: on which host it runs, and what a launcher tells it of its place."""
+    """Plan each rank: its host, and the environment variables of its place."""
     return [
         {
             "host": rank // per_host,
@@ -95,9 +95,9 @@ def shape(device: str, rate: int | None, latency: int | None) -> str:
 def buckets(rate: int) -> tuple[int, int]:
     """Return how many bytes a shaper lets through at once, and how many may wait before it drops.
 
-    A burst is free speed after every pause, which would flatter those who send little: it is a millisecond's
-    worth, or one small segment. The queue is deep: several senders to one host, or one with a faster cable, fill
-    it, and what it dropped would be sent and counted twice (at 0.1 s: up to 5 % in an all-reduce; at 0.4 s: none).
+    A burst passes unshaped after every pause, which would favour recipes that send little: it is one millisecond of
+    data, or one small segment. The queue is long: several senders to one host, or one with a faster link, fill
+    it, and dropped packets would be sent and counted twice (at 0.1 s: up to 5 % in an all-reduce; at 0.4 s: none).
     """
     burst = max(rate // 8 // 1000, _SMALLEST_BURST)
     queue = min(max(rate // 8 * 2 // 5, 64 * _PACKET), _DEEPEST_QUEUE)

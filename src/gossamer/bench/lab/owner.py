@@ -1,7 +1,7 @@
-"""The owner's side of a lab: start the keeper, listen to it and to the ranks, and tell it when to end.
+"""The owner's side of a lab: start the keeper, read its events and the ranks' output, and end it.
 
-The keeper (`inside.py`) lives exactly as long as the pipe to its standard input is open. Closing it is the
-one way to end a lab, and it happens by itself when this process dies, however it dies.
+The keeper (`inside.py`) runs as long as the pipe to its standard input is open. Closing the pipe ends the lab, and the
+kernel closes it when this process dies.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from .access import find_way
 from .counters import Counters, parse_devices
 from .errors import LabError
 from .network import port
-from .output import Lines
+from .output import LineSplitter
 from .rates import Link
 from .result import TIMED_OUT, HostResult, LabResult, RankResult
 
@@ -28,12 +28,14 @@ _KEEPER = str(Path(__file__).with_name("inside.py"))
 _CHUNK = 1 << 16
 OnLine = Callable[[int, str], None]
 Plan = dict[str, Any]
-Streams = dict[int, tuple[int | None, Lines]]  # by file: whose it is (None: the keeper), and its open line
+Streams = dict[
+    int, tuple[int | None, LineSplitter]
+]  # by file descriptor: the rank (None: the keeper), and its line splitter
 
 
 @dataclass
-class _Story:
-    """What the keeper has told so far."""
+class _LabEvents:
+    """Events of the keeper so far."""
 
     links: tuple[Link, ...]
     placed: Sequence[int]  # the host of every rank
@@ -47,8 +49,8 @@ class _Story:
     noise: str = ""
     result: LabResult | None = None
 
-    def hear(self, line: str) -> None:
-        """Take one line: an event, or the complaint of a keeper that could not even start."""
+    def take(self, line: str) -> None:
+        """Take one line of the keeper: an event, or an error of a keeper that could not start."""
         if not line.startswith("{"):
             self.noise += line + "\n"
             return
@@ -78,7 +80,7 @@ class _Story:
         self.result = LabResult(code, self.first_failure, self.timed_out, seconds, hosts)
 
     def _host(self, number: int, devices: dict[str, Counters]) -> HostResult:
-        # Seen from the other end of the cable, where no program of the host can touch it: in is out.
+        # Counted at the bridge's end of the link, which programs of the host cannot change: received there is sent here.
         near = devices[port(number)] - self.devices[port(number)]
         far = Counters(near.received_bytes, near.sent_bytes, near.received_packets, near.sent_packets)
         here = [rank for rank in sorted(self.exits) if self.placed[rank] == number]
@@ -88,26 +90,26 @@ class _Story:
 
 def own_lab(plan: Plan, links: tuple[Link, ...], on_line: OnLine) -> LabResult:
     """Run a planned lab from beginning to end."""
-    story = _Story(links, [rank["host"] for rank in plan["ranks"]], time.monotonic(), {}, {})
+    events = _LabEvents(links, [rank["host"] for rank in plan["ranks"]], time.monotonic(), {}, {})
     with _keeper(plan) as (process, streams):
         try:
-            _listen(streams, story, on_line)
+            _listen(streams, events, on_line)
         except BaseException as error:
             assert process.stdin is not None
             process.stdin.close()
-            # After ctrl-C the hosts' last words still count; after a failing `on_line` nobody wants them.
+            # After ctrl-C the last lines are still passed on; after an error of `on_line` they are dropped.
             heard = on_line if isinstance(error, KeyboardInterrupt) else _ignore
-            _listen(streams, story, heard)
+            _listen(streams, events, heard)
             raise
         process.wait()
-    if story.result is None:
-        why = story.error or story.noise.strip() or f"its keeper was killed (status {process.returncode})"
+    if events.result is None:
+        why = events.error or events.noise.strip() or f"its keeper was killed (status {process.returncode})"
         raise LabError(f"the lab broke down: {why}")
-    return story.result
+    return events.result
 
 
 def _ignore(rank: int, line: str) -> None:
-    """Take a line and drop it."""
+    """Ignore a line."""
 
 
 @contextlib.contextmanager
@@ -123,17 +125,17 @@ def _keeper(plan: Plan) -> Generator[tuple[subprocess.Popen[bytes], Streams]]:
         stderr=subprocess.STDOUT,
         bufsize=0,
         pass_fds=[end for _, end in pipes],
-        start_new_session=True,  # ctrl-C on the terminal is for the owner, who then ends the lab in order
+        start_new_session=True,  # ctrl-C reaches the owner only, which then ends the lab in order
     )
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         for _, end in pipes:
             os.close(end)
-        with contextlib.suppress(BrokenPipeError):  # it has died already; what it said will be heard
+        with contextlib.suppress(BrokenPipeError):  # it has died already; its output is read below
             _write(process.stdin.fileno(), json.dumps(plan).encode() + b"\n")
-        streams: Streams = {start: (rank, Lines()) for rank, (start, _) in enumerate(pipes)}
-        yield process, {process.stdout.fileno(): (None, Lines()), **streams}
+        streams: Streams = {start: (rank, LineSplitter()) for rank, (start, _) in enumerate(pipes)}
+        yield process, {process.stdout.fileno(): (None, LineSplitter()), **streams}
     finally:
         process.kill()
         process.wait()
@@ -148,7 +150,7 @@ def _write(file: int, data: bytes) -> None:
         data = data[os.write(file, data) :]
 
 
-def _listen(streams: Streams, story: _Story, on_line: OnLine) -> None:
+def _listen(streams: Streams, events: _LabEvents, on_line: OnLine) -> None:
     """Read every stream to its end; streams that have ended leave the dict, so that a second call goes on."""
     with selectors.DefaultSelector() as selector:
         for stream in streams:
@@ -161,4 +163,4 @@ def _listen(streams: Streams, story: _Story, on_line: OnLine) -> None:
                     selector.unregister(key.fd)
                     del streams[key.fd]
                 for line in lines.feed(data):
-                    story.hear(line) if rank is None else on_line(rank, line)
+                    events.take(line) if rank is None else on_line(rank, line)

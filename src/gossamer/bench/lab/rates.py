@@ -1,4 +1,4 @@
-"""Rates and delays as people write them: `200mbit`, `100mbit/20mbit`, `unshaped`, `10ms`."""
+"""Parse rates and delays: `200mbit`, `100mbit/20mbit`, `unshaped`, `10ms`."""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _LONGEST_DELAY = 10_000_000
 
 @dataclass(frozen=True)
 class Link:
-    """The two directions of one host's cable in bit/s, seen from the host; None is not shaped at all."""
+    """Rates of one host's link in bit/s, seen from the host; None is unshaped."""
 
     up: int | None = None
     down: int | None = None
@@ -51,7 +51,7 @@ def parse_rate(text: str) -> int | None:
 
 
 def _hint(word: str) -> str:
-    """Say which correct rate is nearest to a wrong one."""
+    """Suggest a correct rate for a wrong one."""
     usual = f"; write a number and kbit, mbit or gbit, such as '200mbit', or {UNSHAPED!r}"
     if word in {"", "none", "inf", "infinite", "unlimited", "max", "full", "no", "off"}:
         return f"; for no limit write {UNSHAPED!r}"
@@ -88,7 +88,7 @@ def parse_link(text: str) -> Link:
     >>> parse_link("100mbit/20mbit")
     Link(up=100000000, down=20000000)
     """
-    ways = re.split(r"/(?!s\b)", text)  # 'mbit/s' is a wrong unit, and its own error says so better
+    ways = re.split(r"/(?!s\b)", text)  # 'mbit/s' is a wrong unit, which has a better error
     if len(ways) == 2 and not all(way.strip() for way in ways):
         side = "after" if ways[0].strip() else "before"
         raise LabInputError(f"{text!r} has no rate {side} its '/'; for no limit in that direction write {UNSHAPED!r}")
@@ -98,8 +98,9 @@ def parse_link(text: str) -> Link:
 
 
 def parse_links(rates: str | Sequence[str | Link] | None, hosts: int) -> tuple[Link, ...]:
-    """Read one link for all hosts, or one per host, as `"1gbit,100mbit/20mbit"` or as a sequence; after that of all, those of
-    single hosts, as `"200mbit,3:20mbit"`.
+    """Read one link for all hosts, or one per host, as `"1gbit,100mbit/20mbit"` or as a sequence.
+
+    A link for all may be followed by links of single hosts, as `"200mbit,3:20mbit"`.
 
     >>> [str(link) for link in parse_links("1gbit,100mbit/20mbit", 2)]
     ['1gbit', '100mbit/20mbit']
@@ -120,7 +121,7 @@ def parse_links(rates: str | Sequence[str | Link] | None, hosts: int) -> tuple[L
 
 
 def _with_single(usual: Link, single: Sequence[str], hosts: int) -> tuple[Link, ...]:
-    """All hosts' links are alike, but those of some: HOST:RATE."""
+    """Links of all hosts: `usual`, but for hosts given as HOST:RATE."""
     links = [usual] * hosts
     named = set[int]()
     for text in single:

@@ -1,19 +1,19 @@
-"""What became of a lab, of each of its hosts, and of the ranks on them."""
+"""Results of a lab, its hosts and their ranks."""
 
 from dataclasses import dataclass
 
 from .counters import Counters
 from .rates import Link
 
-TIMED_OUT = 124  # as the program `timeout` says it
+TIMED_OUT = 124  # as the program `timeout` returns it
 
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank did.
+    """Result of one rank.
 
-    `stopped`: the lab ended it, and it did not end by itself. `frozen`: that found it stopped by a signal such as SIGSTOP,
-    so the others may have failed for want of it.
+    `stopped`: the lab ended it. `frozen`: the lab found it stopped by a signal such as SIGSTOP, so it may be the cause of
+    other failures.
     """
 
     rank: int
@@ -25,7 +25,7 @@ class RankResult:
 
 @dataclass(frozen=True)
 class HostResult:
-    """What one host did: the traffic over its link, and its ranks."""
+    """Result of one host: the traffic over its link, and its ranks."""
 
     number: int
     link: Link
@@ -34,12 +34,12 @@ class HostResult:
 
     @property
     def exit_code(self) -> int:
-        """That of its first rank that did not end well."""
+        """Exit code of its first rank that failed, else 0."""
         return next((rank.exit_code for rank in self.ranks if rank.exit_code), 0)
 
     @property
     def stopped(self) -> bool:
-        """The lab ended one of its ranks at least."""
+        """True if the lab ended any of its ranks."""
         return any(rank.stopped for rank in self.ranks)
 
     @property
@@ -59,7 +59,7 @@ class HostResult:
 
 @dataclass(frozen=True)
 class LabResult:
-    """What became of a lab: 0, the exit code of the first failure, or 124 when it took too long."""
+    """Result of a lab. The exit code is 0, that of the first failure, or 124 after a timeout."""
 
     exit_code: int
     first_failure: int | None
@@ -69,5 +69,5 @@ class LabResult:
 
     @property
     def ranks(self) -> tuple[RankResult, ...]:
-        """What all ranks did, by number."""
+        """Results of all ranks, by number."""
         return tuple(rank for host in self.hosts for rank in host.ranks)

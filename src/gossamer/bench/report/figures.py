@@ -42,7 +42,7 @@ def write_figures(
     folder.mkdir(parents=True, exist_ok=True)
     names, look = [run.name for run in record.runs], styles(record)
     drawings = {
-        chart.id: svg.excludes(chart, names) if isinstance(chart, BarChart) else svg.lines(chart, names, look)
+        chart.id: svg.bars(chart, names) if isinstance(chart, BarChart) else svg.lines(chart, names, look)
         for chart in charts(study_of(record))
     }
     for name in drawings:  # none is written where one must not be

@@ -79,7 +79,7 @@ def _named(axis: Axis) -> str:
     return axis.label + (", logarithmic" if axis.log else "")
 
 
-def excludes(chart: BarChart, names: list[str]) -> str:
+def bars(chart: BarChart, names: list[str]) -> str:
     """Stacked bars, one per run."""
     pitch, top = 24, 34
     names = [name if len(name) <= LONG else name[: LONG - 1] + "…" for name in names]

@@ -1,4 +1,4 @@
-"""What `gossamer doctor --gpu` tries: each check is a module here, and runs in processes that may die of it.
+"""Checks of `gossamer doctor --gpu`: each is a module here, and runs in separate processes, which it may end.
 
-`examine` says what is tried in which order, `launch` starts the ranks, `rank` is what they run, `report` is what is left.
+`examine` runs all checks, `launch` starts the ranks, `rank` is the program of a rank, `report` formats the findings.
 """

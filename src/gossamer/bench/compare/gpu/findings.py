@@ -1,4 +1,4 @@
-"""What a check finds: one line for each thing that it looked at."""
+"""Findings of a check: one per subject."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ BADNESS: dict[str, int] = {"failed": 3, "passed": 2, "measured": 1, "left out": 
 
 @dataclass(frozen=True)
 class Finding:
-    """`says` is a sentence of what is wrong, of what was measured, or of why it was left out."""
+    """Result of one check on one subject; `says` gives the error, the measurement, or why it was left out."""
 
     check: str
     subject: str
@@ -20,7 +20,7 @@ class Finding:
 
 
 def merged(by_rank: dict[int, Finding]) -> Finding:
-    """What the ranks found together: the worst of it, in the words of those who found it."""
+    """Merge the findings of all ranks: the worst outcome, with the texts of the ranks that found it."""
     outcome = max(by_rank.values(), key=lambda f: BADNESS[f.outcome]).outcome
     concerned = {rank: f for rank, f in by_rank.items() if f.outcome == outcome}
     first = next(iter(concerned.values()))
@@ -45,5 +45,5 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def failures(findings: Iterable[Finding]) -> list[str]:
-    """A sentence for each."""
+    """One sentence per failed finding."""
     return [f"{f.check}, {f.subject}: {f.says}" for f in findings if f.outcome == "failed"]

@@ -1,4 +1,4 @@
-"""Kernels: does each give the CPU's bits, and how fast is it beside a copy on the device?"""
+"""Check kernels: each must give the CPU's bits; its speed is compared with a copy on the device."""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -9,32 +9,30 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.bench.compare.gpu import samples
+from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement
 from gossamer.bench.compare.gpu.findings import Finding
-from gossamer.bench.compare.gpu.order import Order, Placement
 
 REPEATS = 7
 
 
-def check(order: Order, placement: Placement, subject: str) -> Finding:
+def check(spec: CheckSpec, placement: Placement, subject: str) -> Finding:
     if subject not in samples.CALLS:
-        return Finding(order.title, subject, "failed", "nobody has said how it is called, so it was not tried")
-    for n in order.sizes.lengths:
+        return Finding(spec.title, subject, "failed", "samples.CALLS has no arguments for it, so it was not tried")
+    for n in spec.sizes.lengths:
         for args in samples.CALLS[subject](n):
             for shift in (0, 1):
                 if wrong := difference(subject, args, placement.device, shift):
-                    return Finding(
-                        order.title, subject, "failed", f"of {n} elements{' off alignment' * shift}, {wrong}"
-                    )
-    numbers = speed(subject, order.sizes.elements, placement.device)
+                    return Finding(spec.title, subject, "failed", f"of {n} elements{' off alignment' * shift}, {wrong}")
+    numbers = speed(subject, spec.sizes.elements, placement.device)
     says = f"{numbers['gb_per_s']:.0f} GB/s of float32, {numbers['of_a_copy']:.2f} of a copy on the device"
-    return Finding(order.title, subject, "passed", says, numbers)
+    return Finding(spec.title, subject, "passed", says, numbers)
 
 
 def difference(name: str, args: tuple[Any, ...], device: torch.device, shift: int) -> str:
-    """What a kernel returns and writes on the device, beside the same on the CPU; empty where all bits are equal."""
+    """Compare what a kernel returns and writes on the device with the CPU; empty if all bits are equal."""
     ours, theirs = (_called(name, args, place, shift) for place in (torch.device("cpu"), device))
     if len(ours) != len(theirs):
-        return f"it gives {len(theirs)} tensors, and {len(ours)} on the CPU"
+        return f"it returns {len(theirs)} tensors, and {len(ours)} on the CPU"
     return next((w for a, b in zip(ours, theirs) if (w := _differ(a, b, name in samples.NEAR))), "")
 
 
@@ -46,7 +44,7 @@ def _called(name: str, args: tuple[Any, ...], place: torch.device, shift: int) -
 
 
 def _moved(x: Any, place: torch.device, shift: int) -> Any:
-    """A copy there of each tensor, as many elements off the beginning of its memory."""
+    """Copy each tensor to a device, `shift` elements off the start of its memory."""
     if isinstance(x, list):
         return [_moved(each, place, shift) for each in x]
     if not isinstance(x, Tensor):
@@ -65,7 +63,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _differ(a: Tensor, b: Tensor, near: bool) -> str:
     if a.dtype != b.dtype or a.shape != b.shape:
-        return f"it gives {b.dtype} of {tuple(b.shape)}, and {a.dtype} of {tuple(a.shape)} on the CPU"
+        return f"it returns {b.dtype} of {tuple(b.shape)}, and {a.dtype} of {tuple(a.shape)} on the CPU"
     same = _equal(a, b, near)
     if bool(same.all()):
         return ""
@@ -75,7 +73,7 @@ def _differ(a: Tensor, b: Tensor, near: bool) -> str:
 
 
 def _equal(a: Tensor, b: Tensor, near: bool) -> Tensor:
-    """Bit for bit; NaNs are one another's equals, however they are written."""
+    """Elementwise equality of bits; NaNs are equal to each other."""
     if not a.is_floating_point():
         return a == b
     if near:
@@ -88,7 +86,7 @@ def _value(x: Tensor, i: int) -> str:
 
 
 def speed(name: str, elements: int, device: torch.device) -> dict[str, float]:
-    """Medians between events. Before each timing of the kernel is one of a copy, so that both see the same disturbances."""
+    """Median speed of a kernel and its ratio to a copy; both are timed in turns, under the same load."""
     args = next(samples.CALLS[name](elements))
     given = [_moved(a, device, 0) for a in args]
     source = torch.ones(elements, device=device, dtype=torch.float32)
@@ -103,7 +101,7 @@ def speed(name: str, elements: int, device: torch.device) -> dict[str, float]:
 
 
 def seconds(do: Callable[[], object], device: torch.device) -> float:
-    """What the device takes for what is queued, from one event to the other."""
+    """Seconds the device needs for the queued work, from one CUDA event to another."""
     stream = torch.cuda.current_stream(device)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record(stream)

@@ -1,4 +1,4 @@
-"""Starting ranks for an order, and hearing what they tell, however they end."""
+"""Start ranks for a check and collect their output, however they end."""
 
 import json
 import os
@@ -6,17 +6,17 @@ import signal
 import subprocess
 from typing import NamedTuple, Protocol
 
-from gossamer.bench.compare.agree import ControlGroup
-from gossamer.bench.compare.gpu.order import Order
+from gossamer.bench.compare.control_group import ControlGroup
+from gossamer.bench.compare.gpu.check_spec import CheckSpec
 from gossamer.bench.compare.local import run_here
-from gossamer.bench.compare.orphans import PARENT, program
+from gossamer.bench.compare.parent_death import PARENT, program
 
-STARTING = 180.0  # seconds that a process may take before its first subject, and after its last
+STARTING = 180.0  # seconds that a process may need before its first subject and after its last
 MODULE = "gossamer.bench.compare.gpu.rank"
 
 
-class Told(NamedTuple):
-    """All that a rank's process said, and how it ended; empty where that was in order."""
+class Reply(NamedTuple):
+    """Output lines of a rank's process, and how it ended; empty if it ended well."""
 
     lines: list[str]
     ending: str = ""
@@ -25,64 +25,64 @@ class Told(NamedTuple):
 class Runner(Protocol):
     size: int
 
-    def run(self, order: Order) -> list[Told]:
-        """By rank; from those who take no part nothing is heard."""
+    def run(self, spec: CheckSpec) -> list[Reply]:
+        """Replies by rank; ranks that take no part have empty ones."""
         ...
 
 
-class Here:
-    """Ranks on this machine, one for each GPU; three share one that is alone."""
+class LocalRanks:
+    """Starts ranks on this machine, one per GPU; three ranks share a single GPU."""
 
     def __init__(self, gpus: int) -> None:
         self.size = gpus if gpus > 1 else 3
 
-    def run(self, order: Order) -> list[Told]:
+    def run(self, spec: CheckSpec) -> list[Reply]:
         lines = [list[str]() for _ in range(self.size)]
         try:
-            ending = run_here(self.size, _command(order), lambda rank, line: lines[rank].append(line), _patience(order))
+            ending = run_here(self.size, _command(spec), lambda rank, line: lines[rank].append(line), _patience(spec))
         except TimeoutError:
-            return [Told(said, f"was not done after {_patience(order):g} seconds") for said in lines]
-        missing = "was ended, since another one had failed"
-        return [Told(lines[r], in_words(ending.codes[r]) if r in ending.codes else missing) for r in range(self.size)]
+            return [Reply(said, f"was not done after {_patience(spec):g} seconds") for said in lines]
+        missing = "was ended, since another rank had failed"
+        return [Reply(lines[r], in_words(ending.codes[r]) if r in ending.codes else missing) for r in range(self.size)]
 
 
-class Among:
-    """The ranks that a launcher has started, on any machines: each starts a process for its part."""
+class JoinedRanks:
+    """Ranks that a launcher has started, on any machines; each starts one process per check."""
 
     def __init__(self, control: ControlGroup, rank: int, size: int) -> None:
         self.size = size
         self._control, self._rank = control, rank
 
-    def run(self, order: Order) -> list[Told]:
-        mine = self._part(order) if self._rank in order.ranks else Told([])
-        return [Told(*json.loads(text)) for text in self._control.texts(json.dumps(mine))]
+    def run(self, spec: CheckSpec) -> list[Reply]:
+        mine = self._part(spec) if self._rank in spec.ranks else Reply([])
+        return [Reply(*json.loads(text)) for text in self._control.texts(json.dumps(mine))]
 
-    def _part(self, order: Order) -> Told:
-        """The store is the launcher's, or that of rank 0's doctor: it stays when ranks go."""
+    def _part(self, spec: CheckSpec) -> Reply:
+        """Run this rank's process; its store belongs to the launcher, so it outlives the process."""
         here = {PARENT: str(os.getpid()), "TORCHELASTIC_USE_AGENT_STORE": "True", "PYTHONUNBUFFERED": "1"}
         try:
             done = subprocess.run(
-                _command(order),
+                _command(spec),
                 env=os.environ | here,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=_patience(order),
+                timeout=_patience(spec),
                 check=False,
             )
         except subprocess.TimeoutExpired as late:
-            return Told(_lines(late.output), f"was not done after {_patience(order):g} seconds")
+            return Reply(_lines(late.output), f"was not done after {_patience(spec):g} seconds")
         except OSError as error:
-            return Told([], f"could not be started: {error.strerror}")
-        return Told(_lines(done.stdout), in_words(done.returncode))
+            return Reply([], f"could not be started: {error.strerror}")
+        return Reply(_lines(done.stdout), in_words(done.returncode))
 
 
-def _command(order: Order) -> list[str]:
-    return program(MODULE, order.to_json())
+def _command(spec: CheckSpec) -> list[str]:
+    return program(MODULE, spec.to_json())
 
 
-def _patience(order: Order) -> float:
-    return STARTING + order.sizes.limit * len(order.subjects)
+def _patience(spec: CheckSpec) -> float:
+    return STARTING + spec.sizes.limit * len(spec.subjects)
 
 
 def _lines(output: bytes | None) -> list[str]:
@@ -90,7 +90,7 @@ def _lines(output: bytes | None) -> list[str]:
 
 
 def in_words(code: int) -> str:
-    """How a process ended.
+    """Say how a process ended.
 
     >>> in_words(0), in_words(1), in_words(-6)
     ('', 'ended with code 1', 'was ended by SIGABRT')

@@ -1,4 +1,4 @@
-"""Peers: a rank ends in the midst of a step. The others must be told so, by name and in time, and live to tell it."""
+"""Check a lost peer: a rank ends within a step. The others must get an error in time that names it."""
 
 import os
 import sys
@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 import gossamer
+from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement
 from gossamer.bench.compare.gpu.findings import Finding
-from gossamer.bench.compare.gpu.order import Order, Placement
 from gossamer.bench.compare.gpu.recipes import batches_of, net, short, step
 from gossamer.core.errors import PeerError
 
-FATAL = 3  # the step that the last rank does not survive
-PATIENT, SLACK = 2.0, 5.0  # times the deadline, and seconds, after which an error comes too late
+FATAL = 3  # the step in which the last rank ends
+PATIENT, SLACK = 2.0, 5.0  # an error is too late after PATIENT deadlines and SLACK seconds
 Tell = Callable[[Finding], None]
 
 
-def check(order: Order, placement: Placement, subject: str, tell: Tell) -> Finding:
-    """The last rank tells that it goes, and is gone."""
-    sizes, doomed = order.sizes, placement.size - 1
+def check(spec: CheckSpec, placement: Placement, subject: str, tell: Tell) -> Finding:
+    """End the last rank within a step, and check the error of the others."""
+    sizes, doomed = spec.sizes, placement.size - 1
     torch.manual_seed(0)
     model = net(sizes.width).to(placement.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -31,15 +31,13 @@ def check(order: Order, placement: Placement, subject: str, tell: Tell) -> Findi
         try:
             while comm.step < 2 * FATAL:
                 if comm.step == FATAL and placement.rank == doomed:
-                    tell(
-                        Finding(order.title, subject, "left out", "it ended in the midst of a step, as it was told to")
-                    )
+                    tell(Finding(spec.title, subject, "left out", "it ended within a step, as planned"))
                     model[1].register_forward_hook(_ends_in_backward)
                 began = time.monotonic()
                 step(model, optimizer, comm, batches)
         except PeerError as told:
             error = str(told)
-    return _judged(order, subject, doomed, error, time.monotonic() - began)
+    return _judged(spec, subject, doomed, error, time.monotonic() - began)
 
 
 def _ends_in_backward(module: object, inputs: object, output: Tensor) -> None:
@@ -51,12 +49,12 @@ def _end(gradient: Tensor) -> None:
     os._exit(0)
 
 
-def _judged(order: Order, subject: str, doomed: int, error: str, seconds: float) -> Finding:
-    title, deadline = order.title, order.sizes.deadline
+def _judged(spec: CheckSpec, subject: str, doomed: int, error: str, seconds: float) -> Finding:
+    title, deadline = spec.title, spec.sizes.deadline
     numbers = {"seconds": round(seconds, 1), "deadline": deadline}
     if not error:
         return Finding(
-            title, subject, "failed", f"rank {doomed} ended in step {FATAL}, and no error came of it", numbers
+            title, subject, "failed", f"rank {doomed} ended in step {FATAL}, and this rank got no error", numbers
         )
     if f"rank {doomed}" not in error and f"ranks [{doomed}]" not in error and f"rank(s) [{doomed}]" not in error:
         return Finding(title, subject, "failed", f"the error does not name rank {doomed}: {error}", numbers)

@@ -1,4 +1,4 @@
-"""What every rank runs for one order: `gossamer.bench.compare.gpu.rank ORDER`, in JSON. It tells its launcher what it finds."""
+"""Run one rank of a GPU check: `gossamer.bench.compare.gpu.rank SPEC`, in JSON. It sends its findings to the launcher."""
 
 import json
 import os
@@ -14,59 +14,59 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from gossamer.bench.compare.gpu import cards, kernels, peers, recipes, streams
+from gossamer.bench.compare.gpu import devices, kernels, peers, recipes, streams
+from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement
 from gossamer.bench.compare.gpu.findings import Finding
-from gossamer.bench.compare.gpu.order import Order, Placement
 from gossamer.bench.compare.plan import MARK
 from gossamer.core.errors import GossamerError
 from gossamer.core.text import cut
 
-BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}  # of the ranks' group; else gloo
-WORDS = 600  # characters of an error that is not ours
+BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}  # backend of the group; gloo otherwise
+WORDS = 600  # characters of another library's error that are shown
 MEET = timedelta(seconds=120)
-Hear = Callable[[dict[str, Any]], None]
+OnEvent = Callable[[dict[str, Any]], None]
 
-CHECKS: dict[str, Callable[[Order, Placement, str], Finding]] = {
-    "cards": cards.check,
+CHECKS: dict[str, Callable[[CheckSpec, Placement, str], Finding]] = {
+    "cards": devices.check,
     "kernels": kernels.check,
     "streams": streams.check,
     "recipes": recipes.check,
 }
 
 
-def take_part(order: Order, placement: Placement, hear: Hear) -> bool:
-    """Try one subject after the other. False after an error: what comes next would fail of it, so others begin afresh."""
+def take_part(spec: CheckSpec, placement: Placement, on_event: OnEvent) -> bool:
+    """Try one subject after the other; stop and return False after an error, so that the rest runs in new processes."""
     torch.set_num_threads(1)
     if placement.device.type == "cuda":
         torch.cuda.set_device(placement.device)
 
     def tell(finding: Finding) -> None:
-        hear({"finding": asdict(finding)})
+        on_event({"finding": asdict(finding)})
 
-    for subject in order.subjects:
-        hear({"begin": subject})
-        alarm = threading.Timer(order.sizes.limit, _give_up, (order, subject, tell))
+    for subject in spec.subjects:
+        on_event({"begin": subject})
+        alarm = threading.Timer(spec.sizes.limit, _give_up, (spec, subject, tell))
         alarm.daemon = True
         alarm.start()
         try:
-            tell(_tried(order, placement, subject, tell))
+            tell(_tried(spec, placement, subject, tell))
         except Exception as error:
-            tell(Finding(order.title, subject, "failed", in_words(error)))
+            tell(Finding(spec.title, subject, "failed", in_words(error)))
             return False
         finally:
             alarm.cancel()
-    return order.check != "peers"  # who is left then has nobody to take leave of
+    return spec.check != "peers"  # after a killed peer the group cannot be shut down
 
 
-def _tried(order: Order, placement: Placement, subject: str, tell: Callable[[Finding], None]) -> Finding:
-    if order.check == "peers":
-        return peers.check(order, placement, subject, tell)
-    return CHECKS[order.check](order, placement, subject)
+def _tried(spec: CheckSpec, placement: Placement, subject: str, tell: Callable[[Finding], None]) -> Finding:
+    if spec.check == "peers":
+        return peers.check(spec, placement, subject, tell)
+    return CHECKS[spec.check](spec, placement, subject)
 
 
-def _give_up(order: Order, subject: str, tell: Callable[[Finding], None]) -> None:
-    """Nothing else ends what hangs in a kernel."""
-    tell(Finding(order.title, subject, "failed", f"it was not done after {order.sizes.limit:g} seconds"))
+def _give_up(spec: CheckSpec, subject: str, tell: Callable[[Finding], None]) -> None:
+    """End this process: nothing else ends a kernel that hangs."""
+    tell(Finding(spec.title, subject, "failed", f"it was not done after {spec.sizes.limit:g} seconds"))
     sys.stdout.flush()
     os._exit(0)
 
@@ -84,38 +84,38 @@ def in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {cut(text, WORDS)}{where}"
 
 
-def placement_of(order: Order) -> Placement:
-    """Where the launcher has put this rank."""
+def placement_of(spec: CheckSpec) -> Placement:
+    """Rank, size and device from the launcher's environment."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     count = torch.cuda.device_count()
-    if order.path == "cpu" or not count:
+    if spec.path == "cpu" or not count:
         return Placement(rank, size, torch.device("cpu"))
     return Placement(rank, size, torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % count))
 
 
-def meet(order: Order, placement: Placement) -> None:
-    """A group of these ranks, through the store that their launcher keeps."""
+def meet(spec: CheckSpec, placement: Placement) -> None:
+    """Join the process group of these ranks, through the launcher's store."""
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = PrefixStore(f"gossamer-doctor/{order.number}", TCPStore(*place, is_master=False, timeout=MEET))
-    patience = timedelta(seconds=max(60.0, 2 * order.sizes.deadline))
-    backend = BACKENDS.get(order.path, "gloo")
+    store = PrefixStore(f"gossamer-doctor/{spec.number}", TCPStore(*place, is_master=False, timeout=MEET))
+    patience = timedelta(seconds=max(60.0, 2 * spec.sizes.deadline))
+    backend = BACKENDS.get(spec.path, "gloo")
     dist.init_process_group(backend, store=store, rank=placement.rank, world_size=placement.size, timeout=patience)
 
 
 def _say(event: dict[str, Any]) -> None:
-    """One write for a line: lines of several threads must not mix."""
+    """Print one event in one write, so that lines of several threads do not mix."""
     sys.stdout.write(MARK + json.dumps(event) + "\n")
     sys.stdout.flush()
 
 
 def main(text: str) -> None:
-    order = Order.of_json(text)
-    placement = placement_of(order)
-    if placement.rank not in order.ranks:
+    spec = CheckSpec.of_json(text)
+    placement = placement_of(spec)
+    if placement.rank not in spec.ranks:
         return
-    if order.path:
-        meet(order, placement)
-    if take_part(order, placement, _say) and order.path:
+    if spec.path:
+        meet(spec, placement)
+    if take_part(spec, placement, _say) and spec.path:
         dist.barrier()
         dist.destroy_process_group()
 

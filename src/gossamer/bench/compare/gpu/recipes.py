@@ -1,4 +1,4 @@
-"""Recipes: every preset trains a small model some steps; the launcher compares what ranks, and ways to send, made of it."""
+"""Check recipes: every preset trains a small model; ranks and transports must give equal results."""
 
 import threading
 import warnings
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer.bench.catalogue import example
+from gossamer.bench.compare.gpu.check_spec import WAYS, CheckSpec, Path, Placement
 from gossamer.bench.compare.gpu.findings import Finding
-from gossamer.bench.compare.gpu.order import WAYS, Order, Path, Placement
 from gossamer.core.errors import AttachError
 from gossamer.integrations import Communicator
 from gossamer.integrations.consensus import hash_of
@@ -32,16 +32,16 @@ SHORT = {
     "freeze": 4,
     "steps": 8,
     "warmup": 4,
-}  # steps, so that something happens in few of them
+}  # steps: short periods, so that a few steps cover them
 BATCHES, BATCH, INPUTS = 64, 8, 32
-CLOSE = 0.01  # by which mean losses may differ, of their size: sums in another order may round another way
-MOST_WAITS = 2  # of the host for the GPU in a step; one is the verdict on the mean, and some recipes ask once more
+CLOSE = 0.01  # relative difference allowed between mean losses: sums in another order round differently
+MOST_WAITS = 2  # of the host for the GPU in a step: one for the finite check of the mean, one more in some recipes
 WARMING = 2  # steps in which kernels are compiled
 WARNS = "called a synchronizing CUDA operation"  # as torch does in its debug mode
 
 
-def check(order: Order, placement: Placement, subject: str) -> Finding:
-    sizes, device = order.sizes, placement.device
+def check(spec: CheckSpec, placement: Placement, subject: str) -> Finding:
+    sizes, device = spec.sizes, placement.device
     torch.manual_seed(0)
     model = net(sizes.width).to(device)
     recipe = short(subject)
@@ -67,36 +67,36 @@ def check(order: Order, placement: Placement, subject: str) -> Finding:
         "waits": waits["loop"] / counted,
         "lane_waits": waits["lane"] / counted,
     }
-    wrong = _wrong(numbers, order.path)
-    says = wrong or ("" if order.path == "cpu" else f"the host waits {numbers['waits']:.1f} times a step")
-    return Finding(order.title, subject, "failed" if wrong else "passed", says, numbers)
+    wrong = _wrong(numbers, spec.path)
+    says = wrong or ("" if spec.path == "cpu" else f"the host waits {numbers['waits']:.1f} times a step")
+    return Finding(spec.title, subject, "failed" if wrong else "passed", says, numbers)
 
 
 def _wrong(numbers: Mapping[str, Any], way: Path) -> str:
-    """What one rank sees of it."""
+    """What is wrong in the numbers of one rank; empty if nothing."""
     if not all(map(isfinite, numbers["losses"])):
         return f"its losses are not finite: {_few(numbers['losses'])}"
     if numbers["waits"] > MOST_WAITS:
         return f"the host waits for the GPU {numbers['waits']:.1f} times a step"
     if way == "nccl" and numbers["lane_waits"]:
-        return f"a lane waits for the GPU {numbers['lane_waits']:.1f} times a step"
+        return f"a comm thread waits for the GPU {numbers['lane_waits']:.1f} times a step"
     return ""
 
 
 def short(preset: str) -> Recipe:
-    """A preset whose rounds and epochs are short."""
+    """A preset with short rounds and epochs."""
     make = presets()[preset]
     given = {n: SHORT[n] for n, p in signature(make).parameters.items() if p.default is p.empty}
     return make(**given) if given else example(preset)
 
 
 def ranks_needed(preset: str) -> int:
-    """Backup workers are some ranks that others do not wait for."""
+    """Ranks a preset needs: 3 if it has backup workers, else 2."""
     return 3 if waits_for_few(preset) else 2
 
 
 def refused(preset: str) -> str:
-    """Why GPUs do not take it, or nothing."""
+    """Why a preset does not run on GPUs; empty if it does."""
     try:
         refuse_lengths(short(preset), torch.device("cuda"))
     except AttachError as error:
@@ -134,7 +134,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator,
 
 @contextmanager
 def host_waits(device: torch.device) -> Generator[Counter[str]]:
-    """How often the "loop" and a "lane" wait for the GPU, as far as torch can tell: not when they wait for an event."""
+    """Count how often the "loop" and a "lane" (comm thread) wait for the GPU, as far as torch reports it."""
     seen = Counter[str]()
     if device.type != "cuda":
         yield seen
@@ -158,15 +158,13 @@ def host_waits(device: torch.device) -> Generator[Counter[str]]:
 
 
 def compared(subject: str, ways: Mapping[Path, Mapping[int, Finding]]) -> Finding:
-    """What ranks, and ways to send, made of one preset: replicas and mean losses that must be equal."""
+    """Compare one preset between ranks and transports: replicas must be equal, mean losses close."""
     for way, by_rank in ways.items():
         hashes = {rank: f.numbers["hash"] for rank, f in by_rank.items()}
         if len(set(hashes.values())) > 1:
             return _failed(subject, f"the model that all ranks agree on differs between them over {WAYS[way]}")
     if waits_for_few(subject):
-        return Finding(
-            "mean losses", subject, "left out", "who comes first, and is waited for, is another one each time"
-        )
+        return Finding("mean losses", subject, "left out", "it waits for the first ranks, which differ between runs")
     means = {way: [fmean(at) for at in zip(*(f.numbers["losses"] for f in by.values()))] for way, by in ways.items()}
     (first, reference), *others = means.items()
     farthest = 0.0

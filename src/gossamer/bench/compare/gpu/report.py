@@ -1,4 +1,4 @@
-"""The report: one file to send, which people read from above and machines from below."""
+"""The GPU report: one Markdown file to send, with the same data as JSON at its end."""
 
 import json
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Report:
         )
 
     def verdict(self) -> str:
-        """One sentence."""
+        """Number of findings by outcome, in one sentence."""
         counts = {o: sum(f.outcome == o for f in self.findings) for o in ("passed", "measured", "left out")}
         rest = ", ".join(f"{n} {name}" for name, n in counts.items() if n)
         failed = len(self.failures)

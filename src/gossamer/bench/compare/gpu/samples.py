@@ -11,7 +11,7 @@ from torch import Tensor
 from gossamer import kernels
 from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops
 
-KEY = (0xFFFFFFF0, 0x12345678)  # a counter that runs over
+KEY = (0xFFFFFFF0, 0x12345678)  # a counter that overflows
 Calls = Callable[[int], Iterator[tuple[Any, ...]]]
 
 # Equal to float32 rounding: sums in an order of their own, and what torch divides on GPUs by the reciprocal of a number.
@@ -19,7 +19,7 @@ NEAR = ("absmax_and_rms", "absmax_and_std", "divide")
 
 
 def names() -> list[str]:
-    """Every kernel: what `gossamer.kernels` offers that takes a tensor."""
+    """Names of all kernels: functions of `gossamer.kernels` that take a tensor."""
     return [n for n in kernels.__all__ if isfunction(f := getattr(kernels, n)) and _takes_a_tensor(f)]
 
 
@@ -28,14 +28,14 @@ def _takes_a_tensor(function: Callable[..., Any]) -> bool:
 
 
 def values(n: int, seed: int = 0) -> Tensor:
-    """Of all sizes, with zeros among them."""
+    """Random values of all magnitudes, with zeros."""
     rng = torch.Generator().manual_seed(1000 + seed)
     x = torch.randn(n, generator=rng, dtype=torch.float32)
     return torch.where(x.abs() < 0.1, 0.0, x * 10.0 ** torch.randint(-3, 4, (n,), generator=rng))
 
 
 def spoilt(n: int) -> Tensor:
-    """With values that are not finite, where there is room."""
+    """Random values with a NaN and an infinity, if `n` allows."""
     x = values(n)
     x[n // 3 : n // 3 + 1] = float("nan")
     x[n - 1 :] = float("inf")
@@ -43,7 +43,7 @@ def spoilt(n: int) -> Tensor:
 
 
 def cuts(n: int) -> Iterator[tuple[int, ...]]:
-    """One segment; several, of which one is empty; many."""
+    """Segment bounds: one segment; several with an empty one; many."""
     yield 0, n
     yield 0, n // 3, n // 3, n - n // 7, n
     yield 0, *sorted({n, *range(0, n, 1 + n // 50)}), n
@@ -256,7 +256,7 @@ def _from_sketch(n: int) -> Iterator[tuple[Any, ...]]:
         yield kernels.sketch_encode(x, rows, columns, key), n, key
 
 
-def _dice(n: int) -> Iterator[tuple[Any, ...]]:
+def _counters(n: int) -> Iterator[tuple[Any, ...]]:
     yield torch.arange(n, dtype=torch.int64), KEY
 
 
@@ -272,7 +272,7 @@ CALLS: dict[str, Calls] = {
     "index_encode": _to_gaps,
     "lanes_pack": _to_lanes,
     "lanes_unpack": _from_lanes,
-    "mix3": _dice,
+    "mix3": _counters,
     "level_codes": _counted_levels,
     "levels_accumulate": _from_rice,
     "levels_decode": _from_rice,

@@ -1,27 +1,27 @@
-"""Streams: are our orders between them honoured, and does a copy run beside what computes?"""
+"""Check streams: work on two streams must keep its order, and a copy must overlap with computing."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement, Sizes
 from gossamer.bench.compare.gpu.findings import Finding
 from gossamer.bench.compare.gpu.kernels import seconds
-from gossamer.bench.compare.gpu.order import Order, Placement, Sizes
 from gossamer.core.verbs import Compute, Program
 from gossamer.fabrics.torch import TorchFabric
 
-NUMBERS = 1_000_003  # elements that are written late and read early, if orders are not honoured
+NUMBERS = 1_000_003  # elements; large enough to be read before they are written, if streams are not ordered
 
 
-def check(order: Order, placement: Placement, subject: str) -> Finding:
-    says, numbers = SUBJECTS[subject](order.sizes, placement.device)
+def check(spec: CheckSpec, placement: Placement, subject: str) -> Finding:
+    says, numbers = SUBJECTS[subject](spec.sizes, placement.device)
     outcome = "measured" if numbers else "failed" if says else "passed"
-    return Finding(order.title, subject, outcome, says, numbers)
+    return Finding(spec.title, subject, outcome, says, numbers)
 
 
 def overlap(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
-    """A copy from the host, on a stream of its own beside one that computes; how much of the shorter one was hidden."""
+    """Overlap of a copy from the host with computing on another stream, as a share of the shorter one."""
     host = torch.ones(sizes.copied, dtype=torch.uint8, device="cpu").pin_memory()
     there = torch.empty(sizes.copied, dtype=torch.uint8, device=device)
     side, main = torch.cuda.Stream(device), torch.cuda.current_stream(device)
@@ -45,7 +45,7 @@ def overlap(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
         do()
     computing, copying, together = (min(seconds(do, device) for _ in range(3)) for do in (busy, alone, both))
     hidden = (computing + copying - together) / min(computing, copying)
-    says = f"{max(0.0, min(1.0, hidden)):.0%} of a copy from the host, or of what computed meanwhile, was hidden"
+    says = f"{max(0.0, min(1.0, hidden)):.0%} of the shorter of a host copy and a computation was hidden"
     return says, {
         "computing_ms": round(computing * 1e3, 3),
         "copying_ms": round(copying * 1e3, 3),
@@ -54,7 +54,7 @@ def overlap(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
 
 
 def keeps_busy(sizes: Sizes, device: torch.device) -> Callable[[], object]:
-    """Queues what takes the current stream a while."""
+    """A function that keeps the current stream busy for a while."""
     a = torch.full((sizes.side, sizes.side), 1.0 / sizes.side, device=device, dtype=torch.float32)
 
     def work() -> Tensor:
@@ -67,18 +67,18 @@ def keeps_busy(sizes: Sizes, device: torch.device) -> Callable[[], object]:
 
 
 def reads_what_was_written(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
-    """A lane is given a tensor that the loop's stream has yet to write."""
+    """Check that a comm thread reads a tensor only after the loop's stream has written it."""
     busy, fabric = keeps_busy(sizes, device), TorchFabric(device=device)
     x = torch.zeros(NUMBERS, device=device, dtype=torch.float32)
     busy()
     x.add_(1.0)
     total = float(fabric.join(fabric.start(_copied(x))).double().sum())
     fabric.close()
-    return _counted(total, "a lane read what the loop's stream had not written yet"), {}
+    return _counted(total, "a comm thread read a tensor before the loop's stream had written it"), {}
 
 
-def waits_for_the_lane(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
-    """The loop's stream reads what a lane has yet to write."""
+def waits_for_comm_thread(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
+    """Check that the loop's stream reads a tensor only after a comm thread has written it."""
     busy, fabric = keeps_busy(sizes, device), TorchFabric(device=device)
     x = torch.zeros(NUMBERS, device=device, dtype=torch.float32)
 
@@ -88,11 +88,11 @@ def waits_for_the_lane(sizes: Sizes, device: torch.device) -> tuple[str, dict[st
 
     total = float(fabric.join(fabric.start(_does(late))).double().sum())
     fabric.close()
-    return _counted(total, "the loop's stream read what a lane had not written yet"), {}
+    return _counted(total, "the loop's stream read a tensor before a comm thread had written it"), {}
 
 
 def keeps_memory(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
-    """The loop lets go of a tensor that a lane has yet to read, and fills what it gets next."""
+    """Check that memory freed by the loop is not reused before a comm thread has read it."""
     busy, fabric = keeps_busy(sizes, device), TorchFabric(device=device)
     x = torch.ones(NUMBERS, device=device, dtype=torch.float32)
     handle = fabric.start(_late_copy(x, busy))
@@ -101,7 +101,7 @@ def keeps_memory(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, flo
     total = float(fabric.join(handle).double().sum())
     fabric.close()
     del others
-    return _counted(total, "a lane read memory that had been handed out again"), {}
+    return _counted(total, "a comm thread read memory that had been reused"), {}
 
 
 def _counted(total: float, otherwise: str) -> str:
@@ -122,8 +122,8 @@ def _late_copy(x: Tensor, busy: Callable[[], object]) -> Program[Tensor]:
 
 
 SUBJECTS: dict[str, Callable[[Sizes, torch.device], tuple[str, dict[str, float]]]] = {
-    "a lane reads after the loop has written": reads_what_was_written,
-    "the loop reads after a lane has written": waits_for_the_lane,
-    "memory is kept until the streams have met": keeps_memory,
-    "a copy beside what computes": overlap,
+    "a comm thread reads after the loop has written": reads_what_was_written,
+    "the loop reads after a comm thread has written": waits_for_comm_thread,
+    "memory is kept until both streams are done with it": keeps_memory,
+    "a copy overlaps with computing": overlap,
 }

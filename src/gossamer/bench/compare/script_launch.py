@@ -1,0 +1,291 @@
+"""Compare recipes on a script: run it once per recipe, in a lab, on this machine, or on the ranks of a launcher."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from gossamer.bench.compare.control_group import ControlGroup
+from gossamer.bench.compare.journal import Journal
+from gossamer.bench.compare.launch import UNFINISHED, machine, versions
+from gossamer.bench.compare.local import HERE, run_here
+from gossamer.bench.compare.parent_death import PARENT, program
+from gossamer.bench.compare.rank_run import about
+from gossamer.bench.compare.script_events import ScriptEvents, Show, judge
+from gossamer.bench.compare.script_observer import ScriptSpec
+from gossamer.bench.lab import available, in_lab, run_lab
+from gossamer.bench.lab.output import LineSplitter
+from gossamer.bench.record import Record, Run
+from gossamer.core.errors import GossamerError, PeerError, plainly
+from gossamer.integrations.run_observer import PLAIN
+
+AFTER_DDP = (
+    "'ddp' is allreduce() here: this script attaches a plain model, and there is no DistributedDataParallel in it"
+)
+
+COMPILED = (
+    "the script uses torch.compile, whose time counts, and the first run pays most of it: compare once more, now that its cache "
+    "is filled"
+)
+UNTOLD = "the script logs no loss: compared by the values it calls backward() on, summed over a step"
+
+
+class ScriptError(GossamerError, ValueError):
+    """A script that cannot be compared as it is."""
+
+
+@dataclass
+class ScriptPlan:
+    """What to run: the script, its arguments and the recipes. The launcher chooses the hosts."""
+
+    script: str
+    arguments: list[str]
+    contenders: dict[str, str]
+    deadline: float = 120.0
+    chunk: int = 5  # steps that a training loss is averaged over, at least
+    per_host: int = 1
+    imports: list[str] = field(default_factory=list[str])
+    steps: int = 0  # end every run after so many steps; 0: when the script ends
+    folder: str = ""  # to run the script in
+    began: float = field(default_factory=time.time)
+
+    def command(self, run: Run) -> list[str]:
+        """Command of one rank. In the script's arguments and its folder, {recipe} becomes the run's name as a file name."""
+        name = re.sub(r"[^A-Za-z0-9_.=]+", "-", run.name).strip("-.")
+        said = [a.replace("{recipe}", name) for a in self.arguments]
+        spec = ScriptSpec(self.script, said, self.contenders[run.name], self.deadline, self.per_host, self.imports)
+        spec.steps, spec.folder, spec.began = self.steps, self.folder.replace("{recipe}", name), self.began
+        return program("gossamer.bench.compare.script_rank", spec.to_json())
+
+
+RunScript = Callable[[ScriptEvents], None]
+
+
+class ScriptCompare:
+    """Runs the script under one recipe after the other, and keeps a record that is valid at any moment."""
+
+    def __init__(
+        self, plan: ScriptPlan, hosts: int, rate: str | None, command: str, show: Show, path: Path | None
+    ) -> None:
+        self.plan, self.hosts, self.show = plan, hosts, show
+        self.record = _record(plan, hosts, rate, command)
+        self.journal = Journal(self.record, path)
+        self.events = dict[str, ScriptEvents]()
+        self.code = 0
+
+    def follow(self, run: RunScript) -> tuple[Record, int]:
+        """Do all runs, until the script is refused or ctrl-C; return the record and the exit code."""
+        try:
+            for name, kind in self.plan.contenders.items():
+                self._one(name, kind, run)
+        except KeyboardInterrupt as stop:
+            number = int(stop.args[0] if stop.args else signal.SIGINT)
+            self._interrupted(f"interrupted by {signal.Signals(number).name}")
+            self.code = 128 + number
+        self.record.metric = judge(self.record.runs, self.events, self.plan.chunk)
+        return self.record, self.code
+
+    def _one(self, name: str, kind: str, run: RunScript) -> None:
+        mine = self.record.run(name)
+        assert mine is not None
+        events = self.events[name] = ScriptEvents(mine, self.plan.per_host, self.plan.chunk, self._shown)
+        names = list(self.plan.contenders)
+        if len(names) > 1:  # the first events take seconds
+            self._shown({"event": "note", "text": f"{name}, {names.index(name) + 1} of {len(names)}"})
+        self._shown({"event": "contender", "run": name, "recipe": kind, "done": 0})
+        try:
+            run(events)
+            events.conclude(self.hosts * self.plan.per_host)
+        except GossamerError as error:  # such as a lab that broke down: the events of other runs are kept
+            events.conclude(self.hosts * self.plan.per_host)
+            mine.status, mine.error = "failed", str(error)
+        self._refuse(events)
+        self.record.parameters = self.record.parameters or events.attached.get("parameters", 0)
+        if events.goes_by_backward and not events.held_out:
+            self._note(UNTOLD)
+        if events.compiled and len(names) > 1:
+            self._note(COMPILED)
+        if name == "ddp" and mine.recipe != "ddp" and mine.status == "ok":
+            mine.yardstick, mine.about = False, about("allreduce")
+            self._note(AFTER_DDP)
+        if mine.status == "ok":
+            self._shown({"event": "end", "run": name})
+        else:
+            self.code = 1
+            self._shown({"event": "failed", "run": name, "error": mine.error})
+
+    def _refuse(self, events: ScriptEvents) -> None:
+        if events.refused:
+            raise ScriptError(events.refused)
+        if events.run.status == "ok" and not events.losses and not events.held_out:
+            name = Path(self.plan.script).name
+            raise ScriptError(
+                f"{name} logged no loss and called backward() on none, so there is nothing to compare: put "
+                "comm.log(loss=loss) into its loop, or comm.log(held_out=...) where it evaluates its model"
+            )
+
+    def _note(self, text: str) -> None:
+        """Add a note to the record, once."""
+        if text not in self.record.note:
+            self.record.note = "; ".join(filter(None, [self.record.note, text]))
+
+    def _interrupted(self, why: str) -> None:
+        for run in self.record.runs:
+            if run.error == UNFINISHED:
+                events = self.events.get(run.name)
+                if events is not None:
+                    events.conclude(self.hosts * self.plan.per_host)
+                run.status, run.error = "interrupted", why
+
+    def _shown(self, event: dict[str, Any]) -> None:
+        self.show(event)
+        if why := self.journal.keep_up():
+            self.show(
+                {"event": "note", "text": f"the record cannot be written: {why}; it is tried again until the end"}
+            )
+
+
+def launch_script(
+    plan: ScriptPlan, hosts: int, rate: str | None, command: str, show: Show, path: Path | None
+) -> tuple[Record, int]:
+    """Run the script on the hosts of a lab if a rate is given and a lab can be made, else on this machine."""
+    comparison = ScriptCompare(plan, hosts, rate, command, show, path)
+    reason = available() if rate else None
+    if rate and reason:
+        comparison.record.note, comparison.record.rate = f"unshaped: {reason}", "unshaped"
+        show({"event": "note", "text": f"no lab here, so times say little about a slow network: {reason}"})
+
+    def run(events: ScriptEvents) -> None:
+        words = plan.command(events.run)
+        if rate and not reason:
+            result = run_lab(hosts, rate, words, per_host=plan.per_host, on_line=events.line)
+            if result.first_failure is not None:
+                events.killed(result.first_failure, result.exit_code)
+            return
+        exits = run_here(hosts * plan.per_host, words, events.line)
+        if exits.first is not None:
+            events.killed(*exits.first)
+
+    return comparison.follow(run)
+
+
+def join_script(plan: ScriptPlan, command: str, show: Show, path: Path | None) -> tuple[Record, int]:
+    """Join the ranks that a launcher has started; each runs the script in a second process with the same rank."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if in_lab():
+        plan.per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    try:
+        dist.init_process_group("gloo")
+    except (RuntimeError, ValueError) as error:
+        raise PeerError(f"the ranks cannot find each other: {plainly(error)}") from None
+    control = ControlGroup(2 * plan.deadline + 60.0, plan.per_host)
+    told = {"recipes": list(plan.contenders.values()), "script": Path(plan.script).name, "arguments": plan.arguments}
+    control.same("the ranks were started with different commands", told)
+    comparison = ScriptCompare(plan, size // plan.per_host, None, command, show, path)
+
+    def run(events: ScriptEvents) -> None:
+        with _meeting_place(rank) as door:
+            port = int(control.texts(str(door))[0])
+            ended = _beside(plan.command(events.run), port, lambda line: rank or events.line(0, line))
+            everyone = control.texts(json.dumps(ended))
+        for other, text in enumerate(everyone):
+            code, said = json.loads(text)
+            for line in said if other or rank else []:
+                events.line(other, line)
+            if code:
+                events.killed(other, code)
+
+    try:
+        return comparison.follow(run)
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _meeting_place(rank: int) -> Generator[int]:
+    """Open a new store on rank 0 for one run and yield its port; other ranks yield 0."""
+    if rank:
+        yield 0
+        return
+    try:
+        door = socket.create_server((os.environ["MASTER_ADDR"], 0))
+    except OSError:  # the name is not an address of this machine
+        door = socket.create_server(("", 0))
+    port: int = door.getsockname()[1]
+    store = TCPStore(HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach())
+    yield port
+    del store  # until here it serves
+
+
+def _beside(command: list[str], port: int, on_line: Callable[[str], object]) -> tuple[int, list[str]]:
+    """Run one rank's script in a second process; return its exit code and all its lines."""
+    place = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(port)}
+    environment = {**os.environ, **place, "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
+    )
+    lines, cut = list[str](), LineSplitter()
+    assert process.stdout is not None
+    try:
+        while data := os.read(process.stdout.fileno(), 1 << 16):
+            for line in cut.feed(data):
+                lines.append(line)
+                on_line(line)
+        lines += cut.feed(b"")
+        return process.wait(), lines
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def check_script(path: Path) -> None:
+    """Raise ScriptError if the script cannot be read or compiled, before any rank is started."""
+    try:
+        compile(path.read_bytes(), str(path), "exec")
+    except OSError as error:
+        raise ScriptError(f"{path} cannot be read: {error.strerror}") from None
+    except SyntaxError as error:
+        raise ScriptError(f"{path} is not valid Python: line {error.lineno}: {error.msg}") from None
+    except ValueError as error:
+        raise ScriptError(f"{path} is not valid Python: {error}") from None
+
+
+def _record(plan: ScriptPlan, hosts: int, rate: str | None, command: str) -> Record:
+    name = Path(plan.script).name
+    return Record(
+        command=command,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        workload=name,
+        summary=shlex.join([name, *plan.arguments]),
+        metric="training loss",
+        lower_is_better=True,
+        parameters=0,
+        hosts=hosts,
+        per_host=plan.per_host,
+        rate=rate or "unshaped",
+        seed=0,
+        versions=versions(),
+        machine=machine(),
+        note="inside of a lab, whose rates are not known here" if in_lab() else "",
+        baseline=next(iter(plan.contenders)),
+        imports=plan.imports,
+        script=plan.script,
+        runs=[
+            Run(name, recipe, "interrupted", UNFINISHED, about(recipe), recipe in PLAIN)
+            for name, recipe in plan.contenders.items()
+        ],
+    )

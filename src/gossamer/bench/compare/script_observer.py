@@ -1,0 +1,215 @@
+"""Observe one rank's training by a script and report its events to the launcher."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from math import nan
+from pathlib import Path
+from statistics import fmean
+from time import monotonic, perf_counter
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from gossamer.bench.compare.plan import MARK
+from gossamer.bench.lab import in_lab, own_counters
+from gossamer.bench.record import Step
+from gossamer.core.errors import AttachError
+from gossamer.integrations.metrics import Meter
+from gossamer.integrations.run_observer import DDP, PLAIN, RunObserver
+from gossamer.recipe import Recipe
+
+START = 300.0  # seconds a script has at least until it attaches: it may have data to read
+
+
+@dataclass
+class ScriptSpec:
+    """What a rank must run; written by the launcher."""
+
+    script: str
+    arguments: list[str]
+    recipe: str
+    deadline: float
+    per_host: int = 1
+    imports: list[str] = field(default_factory=list[str])
+    steps: int = 0  # end the script after so many steps; 0: it ends by itself
+    folder: str = ""  # folder to run the script in; empty: the current folder
+    began: float = 0.0  # time.time() at the start of the comparison
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def tell(event: str, **facts: Any) -> None:
+    """Print one event to the launcher, as one line."""
+    sys.stdout.write(f"{MARK}{json.dumps({'event': event, **facts})}\n")
+    sys.stdout.flush()
+
+
+class Enough(SystemExit):
+    """Ends the script after the requested number of steps, as if it had called sys.exit()."""
+
+
+class ScriptObserver(RunObserver):
+    """Observes one rank's training. The clock begins when the script has attached.
+
+    Until the script logs a loss, the sum of the values that it calls backward() on is reported instead.
+    """
+
+    def __init__(self, spec: ScriptSpec) -> None:
+        self.spec, self.deadline, self.name = spec, spec.deadline, Path(spec.script).name
+        self.meter: Meter | None = None
+        self.refused = ""
+        self.losses = list[float]()  # logged since the last reported step
+        self.heard = list[Tensor]()  # values that backward() was called on in this step
+        self.told_any = False
+        self.totals = dict[str, int | None]()  # byte counts after the last step, if the number of steps is limited
+        self.last = 0  # the last reported step
+        self.alive = monotonic() + max(0.0, START - spec.deadline)
+
+    # ---- called by attach and register
+
+    def take(self, given: Recipe | str | None, ordered: str) -> None:
+        if self.meter is not None:
+            self.refuse(
+                f"{self.name} attaches twice, and a comparison follows one model: put all models in one module, such as "
+                "nn.ModuleList([...]), and attach that"
+            )
+        if given is not None and (ordered in PLAIN or Recipe.of(given) != Recipe.of(ordered)):
+            self.refuse(
+                f"{self.name} passes its own recipe ({given}), so every run would be the same: leave it out, "
+                "gossamer.attach(model, optimizer) takes the recipe that is compared"
+            )
+
+    def begin(self, meter: Meter, kind: str) -> None:
+        self.meter, self.kind = meter, kind
+        meter.ledger.per_node = self.spec.per_host
+        worker, self.before = meter.worker, (meter.ledger.between, meter.ledger.inside, meter.ledger.handed)
+        self.dense = sum(c.layout.numel * c.layout.dtype.itemsize for c in worker.buckets)
+        self.size = dist.get_world_size() if kind == DDP and dist.is_initialized() else worker.size
+        self.nic, self.first = _nic(), self._meters()
+        self.marks = self.first
+        self.alive, self.began = monotonic(), perf_counter()
+        tell(
+            "attached",
+            recipe=kind or repr(worker.origin),
+            parameters=sum(param.parameter.numel() for param in worker.params.values()),
+        )
+
+    def stepped(self) -> None:
+        self.alive = monotonic()
+        heard, self.heard = self.heard, []
+        if self.losses:
+            self._row()
+        elif heard and not self.told_any:
+            self._row("heard", sum(float(loss) for loss in heard))
+        if self._step == self.spec.steps:  # bytes sent later, such as the next gradients, do not belong to these steps
+            self.totals = self._links()
+
+    def told(self, name: str, value: float) -> None:
+        self.alive = monotonic()
+        if name == "held_out":
+            sent = self._sent() if self.spec.per_host == 1 else None
+            tell("evaluation", step=self._step, seconds=self._clock(), sent=sent, quality=value)
+            return
+        if not self.told_any:  # values of backward() reported so far do not count
+            self.told_any, self.last, self.marks = True, 0, self.first
+        self.losses.append(value)
+        self._row()
+
+    def hear(self, loss: Tensor) -> None:
+        """Take a loss that the script calls backward() on."""
+        if self.meter is not None and not self.told_any:
+            self.heard.append(loss)
+
+    def refuse(self, why: str) -> None:
+        """Stop the script with an error that says why it cannot be compared."""
+        self.refused = self.refused or why
+        raise AttachError(why)
+
+    # ---- steps and the end
+
+    def before_step(self, *of: Any) -> None:
+        """Hook before an optimizer step: end the script if it has had its steps, refuse a script that did not attach."""
+        if self.spec.steps and self._step >= self.spec.steps:
+            raise Enough
+        if self.meter is None:
+            self.refuse(
+                f"{self.name} steps an optimizer before it attaches: put comm = gossamer.attach(model, optimizer), or after "
+                "DistributedDataParallel(...) comm = gossamer.ddp.register(model), before the training loop"
+            )
+
+    def finish(self) -> None:
+        """Report the end of the script, or refuse it if it did not attach or made no step."""
+        if self.meter is None:
+            self.refuse(
+                f"{self.name} ended and never attached: put comm = gossamer.attach(model, optimizer), or after "
+                "DistributedDataParallel(...) comm = gossamer.ddp.register(model), before its training loop"
+            )
+        if not self._step:
+            self.refuse(
+                f"{self.name} attached, and ended without one step of its optimizer: there is nothing to compare"
+            )
+        self._row()
+        tell("end", compiled=_has_compiled(), **(self.totals or self._links()))
+
+    def _row(self, event: str = "step", loss: float = nan) -> None:
+        """Report the last step, with means over the steps since the last report: a script may log a loss rarely."""
+        steps = self._step - self.last
+        if steps < 1:
+            return
+        row = Step(self._step, self._clock(), fmean(self.losses) if self.losses else loss, None)
+        row.sent = self._sent() if self.spec.per_host == 1 else None
+        if self.kind != DDP:
+            before, self.marks = self.marks, self._meters()
+            seconds, row.wait, row.codec = ((now - then) / steps for now, then in zip(self.marks, before, strict=True))
+            row.compute = seconds - row.wait
+        self.losses, self.last = [], self._step
+        tell(event, **asdict(row))
+
+    @property
+    def _step(self) -> int:
+        return self.meter.worker.step - 1 if self.meter else 0
+
+    def _clock(self) -> float:
+        return perf_counter() - self.began
+
+    def _meters(self) -> tuple[float, float, float]:
+        assert self.meter is not None
+        return perf_counter(), self.meter.exposed_seconds, self.meter.ledger.busy_seconds
+
+    def _ring(self) -> int:
+        """Bytes of DDP's all-reduces over one rank's link, by the ring formula, since DDP keeps no ledger."""
+        assert self.meter is not None
+        return 2 * (self.size - 1) * self.dense // self.size * self._step
+
+    def _sent(self) -> int:
+        assert self.meter is not None
+        if self.kind != DDP:
+            return self.meter.ledger.between - self.before[0]
+        per_host = self.spec.per_host
+        return self._ring() // per_host if self.size > per_host else 0
+
+    def _inside(self) -> int:
+        assert self.meter is not None
+        return self._ring() - self._sent() if self.kind == DDP else self.meter.ledger.inside - self.before[1]
+
+    def _links(self) -> dict[str, int | None]:
+        nic = _nic() - self.nic if in_lab() else None
+        sent = {"wire_bytes": self._sent(), "inside_bytes": self._inside(), "logical_bytes": self._handed()}
+        return {"nic_bytes": nic, **sent}
+
+    def _handed(self) -> int:
+        assert self.meter is not None
+        return self.dense * self._step if self.kind == DDP else self.meter.ledger.handed - self.before[2]
+
+
+def _has_compiled() -> bool:
+    """True if the script used torch.compile, whose cache makes later runs faster."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return bool(getattr(dynamo, "counters", {}).get("frames"))
+
+
+def _nic() -> int:
+    return own_counters().sent_bytes if in_lab() else 0
