@@ -50,7 +50,7 @@ def test_no_backups_is_synchronous_training_bit_for_bit_though_ranks_are_uneven(
     [
         ("backup", 2, "backup_workers(backups=1): 2 ranks leave one gradient a step"),
         ("backup(4)", 5, "backup_workers(backups=4): 5 ranks leave one gradient a step"),
-        ("backup(2)", 2, "backup_workers(backups=2): 2 ranks leave nobody to wait for"),
+        ("backup(2)", 2, "backup_workers(backups=2): 2 ranks leave no gradient to wait for"),
         ("scatter(qsgd()) + backup_workers(backups=3)", 2, "use at least 5 ranks, or every_step()"),
     ],
 )

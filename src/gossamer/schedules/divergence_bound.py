@@ -28,7 +28,7 @@ def _growth(outer: OuterStep, topology: Topology, messages: int, size: int) -> f
             mixed = _shares(topology, size, k) @ mixed
         if (mixed.sum(1) - 1).abs().max() > 1e-9:
             raise AttachError(
-                f"{topology} on {size} ranks: some ranks send more than others, so without an average models follow "
+                f"{topology} on {size} ranks: some ranks have more weight than others, so without an average models follow "
                 "those ranks and not the mean; use a topology that is the same for all ranks, such as exponential(), or average=True"
             )
         apart = mixed - 1 / size  # without the mean itself

@@ -83,7 +83,7 @@ class OnArrival(Schedule):
             excludes(
                 "two levels",
                 because="{exchange} under {schedule}: each rank talks to the server on its own, without the ranks of its node; leave "
-                "per_node out",
+                "the nodes out",
             ),
         )
 

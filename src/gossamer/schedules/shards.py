@@ -36,7 +36,7 @@ TERMS = (
     ),
     excludes(
         "two levels",
-        because="{exchange} under {schedule}: each rank sends its model to every owner, not by way of its node; leave out per_node, or "
+        because="{exchange} under {schedule}: each rank sends its model to every owner, not by way of its node; leave the nodes out, or "
         "sharded",
     ),
     excludes(
