@@ -44,7 +44,10 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "push_sum() + slowmo(8)": ("no part of a recipe on its own", "inner=push_sum()"),
     "sgp + error_feedback()": ("push-sum must not lose any part of x or w", "drop the memory"),
     "sgp + diana()": ("the error does not vanish", "drop the memory"),
-    "sgp + rule('ndim < 2', allreduce(fp32()))": ("x and w of all parameters travel in one message", "cannot single out"),
+    "sgp + rule('ndim < 2', allreduce(fp32()))": (
+        "x and w of all parameters travel in one message",
+        "cannot single out",
+    ),
     "sgp + accordion_batch(2, 3)": ("has nothing to change", "gossip()"),
     "scatter(qsgd()) + gossip()": ("would send nothing", "'allreduce(fp32()) + gossip()'"),
     "topk + gossip(choco(topk()))": ("the error does not vanish", "gossip(choco(topk()))"),

@@ -204,6 +204,8 @@ class Mixed(nn.Module):
 
 
 def test_two_precisions_make_no_one_message() -> None:
-    with pytest.raises(AttachError, match="all parameters in one bucket; give them all the same dtype and the same device"):
+    with pytest.raises(
+        AttachError, match="all parameters in one bucket; give them all the same dtype and the same device"
+    ):
         replicas(Recipe.of("async_sgd"), Mixed, plain, 2)
     assert OnArrival().is_async

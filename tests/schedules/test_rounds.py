@@ -318,7 +318,7 @@ REFUSED = [
     (lambda: SlowMo(8, inner=Choco(TopK()), average=False), "slower than its graph"),
     (lambda: SlowMo(8, inner=EveryStep(), average=False), "never meet"),
     (lambda: Hierarchical(2, 2, EveryStep()), "local steps"),
-    (lambda: Hierarchical(2, 2, SlowMo(8, inner=Gossip())), "shares"),
+    (lambda: Hierarchical(2, 2, SlowMo(8, inner=Gossip())), "would break"),
     (lambda: Hierarchical(0, 2, LocalSGD(4)), "at least 1"),
     (lambda: PostLocal(-1, LocalSGD(4)), "0 or more"),
     (lambda: PostLocal(4, EveryStep()), "no schedule of local steps"),

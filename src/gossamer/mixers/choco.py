@@ -26,7 +26,7 @@ class Choco(Mixer):
     """CHOCO-SGD: gossips through a codec, biased or not, and keeps the sum of all models.
 
     q = C(x - y), to all neighbours;  y_i += q_i;  p_i += sum_j W_ij q_j - q_i;  x += gamma p.
-    y is the neighbours' copy of the model, and p = sum_j W_ij y_j - y_i the weighted difference to their copies. A rank keeps
+    Here y is the neighbours' copy of the model, and p = sum_j W_ij y_j - y_i the weighted difference to their copies. A rank keeps
     these two tensors, for any codec and graph. (The paper keeps the sum; the difference is smaller, so it is rounded less.) W
     are Metropolis weights. In the first round whole models are sent, as the first y. With an exact codec and gamma = 1 this is
     `symmetric()`. The output of an unbiased codec is divided by 1 + its variance.

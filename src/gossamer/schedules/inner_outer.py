@@ -19,8 +19,8 @@ from gossamer.schedules.rounds import remember_anchor, return_to_anchor
 class InnerOuter(Schedule):
     """Takes `every` local steps at `inner` times the learning rate, then applies their mean at the full rate.
 
-    x_i = a - inner m_i, with m_i the sum of the optimizer's steps in this round, each taken at x_i.  a = a - mean m_i. The
-    optimizer's learning rate is the outer rate, and `inner` times it is the inner rate. `inner=1` is local SGD, bit for bit;
+    x_i = a - inner m_i, with m_i the sum of the optimizer's steps in this round, each taken at x_i;  a = a - mean m_i. The
+    optimizer's learning rate is the outer rate, and `inner` times it is the inner rate. `inner=1` is local SGD, bit for bit.
     `inner=0` takes all gradients at the anchor: minibatch SGD with `every` times the learning rate. If an average is
     not finite, the round is dropped: every rank returns to the anchor.
 

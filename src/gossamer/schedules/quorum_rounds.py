@@ -37,8 +37,8 @@ class QuorumRounds(Schedule):
     too late takes the new anchor with all its progress since its own last one, x_i = a + (x_i - a_i), and that progress is
     merged at its next answer; with `late="drop"` it starts again from the anchor, as in the paper.
 
-    `weigh` selects w: "tokens2/steps" is t^2 / s, for t samples and s steps since the rank was last merged (as in the paper;
-    with equal batches it is proportional to s); "tokens" is t; "equal" is 1. `merge="radial"` averages each tensor's direction
+    `weigh` selects w: "tokens2/steps" is t^2 / s, for t samples and s steps since the rank was last merged (as in the paper,
+    and proportional to s if batches are equal), "tokens" is t, "equal" is 1. `merge="radial"` averages each tensor's direction
     and length separately, so that the length of a step does not depend on the quorum; tensors that match `plain` get the plain
     mean. The model is split into `fragments` of equal size, which take turns, one every `every / fragments` steps.
 
@@ -56,7 +56,7 @@ class QuorumRounds(Schedule):
 
     Not for: runs that must be reproducible bit for bit, since timing decides which ranks answer (the simulator is exact).
 
-    Wire: the exchange's bytes once per `every` steps from every rank (late ranks send zeros), and 8 per rank and round; always
+    Wire: the exchange's bytes once per `every` steps from every rank (late ranks send zeros), and 8 bytes per rank and round; always
     over the host with gloo, even if the process group uses NCCL.
 
     >>> QuorumRounds(every=100, quorum=3)

@@ -24,9 +24,11 @@ _DENSE = AllReduced(FP32())
 class Resync(Schedule):
     """Averages gradients at every step, and models every `every` steps, densely, without codec and memory.
 
-    sync="average"  x_i = mean x_j. 1/N of each residual is in this mean already, and the residual is still sent later.
-    sync="flush"    x_i = x_i - (F - E_i) / N,  F = sum of all E_j, in steps;  E_i = 0. Exact: nothing is lost or
-                    counted twice. It is one average as well, of x_i - (1 - 1/N) E_i, so all ranks get equal bits.
+    `sync="average"` sets x_i = mean x_j. 1/N of each residual is in this mean already, and the residual is still sent later.
+
+    `sync="flush"` sets x_i = x_i - (F - E_i) / N and then E_i = 0, where E_i is rank i's residual in units of steps, and F the
+    sum of all residuals. This is exact: it loses nothing and counts nothing twice. It is computed as one average of
+    x_i - (1 - 1/N) E_i, so all ranks get equal bits.
 
     `buffers` sets what happens to the optimizer's state, which differs between ranks too: "maintain" keeps each rank's own,
     "average" averages it densely. An average that is not finite is dropped: models and residuals stay unchanged.

@@ -35,8 +35,8 @@ class SlowMo(Schedule):
 
     The base is `inner`. None: local steps of any optimizer. A mixer: it mixes parameters after each local step.
     `gossip(...)`, also overlapped: all its messages are absorbed before the average. `every_step()`: models are equal anyway,
-    and the average sends nothing. `buffers` sets what happens to the optimizer's state at the end of a round: "maintain";
-    "reset", also the counters, as in a new optimizer; "average". With `average=False` ("noaverage" in the paper) every rank
+    and the average sends nothing. `buffers` sets what happens to the optimizer's state at the end of a round: "maintain" keeps
+    it, "reset" clears it (counters too, as in a new optimizer), "average" averages it. With `average=False` ("noaverage" in the paper) every rank
     steps from its own anchor, D_i = a_i - x_i, and does not wait for all others: then the mixing alone must keep models close,
     which is checked when the number of ranks is known.
 

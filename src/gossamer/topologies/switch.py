@@ -29,7 +29,7 @@ class Switch(Topology):
     def __post_init__(self) -> None:
         require(
             self.rounds >= 1,
-            f"switch: rounds must be 1 or more, got {self.rounds}; use 1 or more, or {self.after} alone",
+            f"switch: rounds must be 1 or more, got {self.rounds}; or use {self.after} alone",
         )
 
     @property
