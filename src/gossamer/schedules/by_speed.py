@@ -113,14 +113,14 @@ class BySpeed(Wrapping):
             loop.count_on(pace.number(loop.step, every))
         steps = self.then.step(loop.counting(pace.counts if by_speed else 1.0))
         yield from until_optimizer_step(steps)
-        descended = yield OptimizerStep()
+        stepped = yield OptimizerStep()
         laps = _ended(loop.live, (yield from now()))
         pace = _timed(pace, laps)
-        tells = loop.size > 1 and loop.step % every == 0
-        told = (yield from self._tell(loop, pace)) if tells else None
-        yield from after_optimizer_step(steps, descended)
-        if told is not None:
-            pace = self._plan(loop, pace, (yield from join(told)))
+        sends = loop.size > 1 and loop.step % every == 0
+        handle = (yield from self._tell(loop, pace)) if sends else None
+        yield from after_optimizer_step(steps, stepped)
+        if handle is not None:
+            pace = self._plan(loop, pace, (yield from join(handle)))
         state["pace"] = pace.kept()
         laps.append(StepTimer(loop.places[0].device, (yield from now())))  # waiting is not computing
 
@@ -132,8 +132,8 @@ class BySpeed(Wrapping):
 
     def _plan(self, loop: Loop, pace: "Pace", answers: Sequence[Tensor]) -> "Pace":
         """Return the pace of the next round. The average has arrived, so reading `answers` does not block on the device."""
-        told = torch.tensor(read_numbers(*(a.clone().view(torch.float64) for a in answers)), dtype=torch.float64)
-        seconds, weights, before = told.view(-1, 3).t().tolist()
+        table = torch.tensor(read_numbers(*(a.clone().view(torch.float64) for a in answers)), dtype=torch.float64)
+        seconds, weights, before = table.view(-1, 3).t().tolist()
         steps = local_steps(self.then.period, seconds, [int(n) for n in before])
         own, mean = steps[loop.rank], sum(w * n for w, n in zip(weights, steps, strict=True)) / loop.size
         counts = {"nova": mean / own, "tokens": own / mean, "equal": 1.0}[self.weigh] if len(set(steps)) > 1 else 1.0

@@ -76,16 +76,16 @@ class Eager(Schedule):
         yield OptimizerStep()
         if loop.step % self.every:
             return
-        landed = loop.in_flight()
-        means = (yield from loop.land()) if landed else None
-        if landed and means is None:
+        in_flight = loop.in_flight()
+        means = (yield from loop.land()) if in_flight else None
+        if in_flight and means is None:
             return self._return(loop)
         own = differences(loop, loop.parameters())
-        given = [place.layout.buffers.like(d).copy_(d) for place, d in zip(loop.places, own)]
+        copies = [place.layout.buffers.like(d).copy_(d) for place, d in zip(loop.places, own)]
         for i, (place, mine, lr) in enumerate(zip(loop.places, own, loop.lrs)):
             self._take(place, mine, None if means is None else means[i], loop.size, lr)
         loop.write([s["anchor"] for s in loop.states])
-        yield from loop.launch(given)
+        yield from loop.launch(copies)
 
     def _take(self, place: BucketView, mine: Tensor, mean: Tensor | None, size: int, lr: float) -> None:
         """Take the outer step of a bucket, on this rank's own anchor and on the agreed one."""

@@ -78,10 +78,10 @@ class EveryStep(Schedule):
 
     def step(self, loop: Loop) -> Program[None]:
         yield from loop.average_gradients()
-        descended = yield OptimizerStep()
-        if self.l1 and descended:
+        stepped = yield OptimizerStep()
+        if self.l1 and stepped:
             thresholds = [gain * lr * self.l1 for gain, lr in zip(loop.gains, loop.lrs, strict=True)]
-            loop.assign([_shrunk(*given) for given in zip(loop.blocks(), thresholds, strict=True)])
+            loop.assign([_shrunk(*pair) for pair in zip(loop.blocks(), thresholds, strict=True)])
 
     def fits(self, binding: Binding) -> None:
         others = [o for o in binding.optimizers if not all(_is_sgd(group) for group in o.param_groups)]

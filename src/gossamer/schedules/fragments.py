@@ -92,9 +92,9 @@ def refuse_empty(part: object, shapes: Shapes, of: Mapping[str, int], called: Se
         )
 
 
-def refuse_slots(name: str, said: object, count: int, every: int) -> None:
+def refuse_slots(name: str, fragments: object, count: int, every: int) -> None:
     """Raise unless `count` fragments get slots of equal length in a round of `every` steps."""
-    require(count >= 1, f"{name}: fragments must be at least 1, got fragments={said}")
+    require(count >= 1, f"{name}: fragments must be at least 1, got fragments={fragments}")
     require(
         every % count == 0,
         f"{name}: {count} fragments in a round of {every} steps: the number of steps must be a multiple of the number of fragments; "

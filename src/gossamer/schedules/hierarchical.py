@@ -84,10 +84,10 @@ class Hierarchical(Wrapping):
     def step(self, loop: Loop) -> Program[None]:
         steps = self.then.step(loop)
         yield from until_optimizer_step(steps)
-        descended = yield OptimizerStep()
+        stepped = yield OptimizerStep()
         if self._meets(loop.step) and min(loop.size, self.ranks) > 1:
             yield from self._average_inside(loop)
-        yield from after_optimizer_step(steps, descended)
+        yield from after_optimizer_step(steps, stepped)
 
     def _meets(self, step: int) -> bool:
         """True if groups average after a step; False where a larger group or all ranks do."""
@@ -100,8 +100,8 @@ class Hierarchical(Wrapping):
         values, counts = loop.parameters(), self._counts(loop)
         if counts is None:
             return
-        given = values if counts == 1 else [value.mul_(counts) for value in values]
-        loop.write((yield from loop.local_average(given, Inside(self.ranks))))
+        weighted = values if counts == 1 else [value.mul_(counts) for value in values]
+        loop.write((yield from loop.local_average(weighted, Inside(self.ranks))))
 
     def _counts(self, loop: Loop) -> float | None:
         """Return this rank's weight, scaled so that its group's mean weight is 1; None if all weights of the group are 0."""

@@ -145,8 +145,8 @@ class OnArrival(Schedule):
 
     def _hand_in(self, loop: Loop, move: Tensor) -> Program[tuple[int, Tensor]]:
         yield from loop.post(self._message, [move])
-        ((said, wire),) = yield from loop.collect()
-        return number_in(said), take(wire, move.dtype, move.numel())[0]
+        ((number, wire),) = yield from loop.collect()
+        return number_in(number), take(wire, move.dtype, move.numel())[0]
 
     def _message(self, move: Bucket, state: State, context: Context) -> Program[list[Tensor]]:
         """Return the messages of a rank's step; on the server, its answers to all ranks (only a dry run uses them)."""

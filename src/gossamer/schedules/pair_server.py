@@ -92,8 +92,8 @@ class PairServer:
     def models(self) -> list[Tensor]:
         """Return the buckets plus their residuals, between steps."""
         with self._lock:
-            for moment in self._done:
-                moment.precedes()
+            for mark in self._done:
+                mark.precedes()
             record_stream_use(tensor for state in self._loop.mixing for tensor in state.values())
             return [model_with_residual(block, state).flat for block, state in self._coming()]
 
@@ -103,8 +103,8 @@ class PairServer:
         if self._handle.done():  # all callers have left, or it has failed, which is raised here
             yield from join(self._handle)
         with self._lock:
-            for i, moment in enumerate(self._done):
-                moment.precedes()
+            for i, mark in enumerate(self._done):
+                mark.precedes()
                 self._base[i] = self._move(i)
                 self._done[i] = StreamMark(self._base[i].flat.device)
 
@@ -143,8 +143,8 @@ class PairServer:
         """Answer requests as they arrive, until all neighbours have sent a shutdown message."""
         callers = set(self.near)
         while callers:
-            caller, said = yield from receive_first(WORD)
-            index = int(said.clone().view(torch.int64))
+            caller, message = yield from receive_first(WORD)
+            index = int(message.clone().view(torch.int64))
             if index == GOODBYE:
                 callers.discard(caller)
                 continue

@@ -148,9 +148,9 @@ class Pairwise(Schedule):
         if not desk.serves:
             yield from start(pair_server.send_shutdown(desk.near, loop.places[0].device), "goodbye", lane=self.lane)
 
-    def _tell(self, loop: Loop, so: bool) -> Program[bool]:
-        """Return True if `so` is True on any rank; waits for all ranks."""
-        flag = torch.tensor([float(so)], device=loop.places[0].device, dtype=torch.float32)
+    def _tell(self, loop: Loop, mine: bool) -> Program[bool]:
+        """Return True if `mine` is True on any rank; waits for all ranks."""
+        flag = torch.tensor([float(mine)], device=loop.places[0].device, dtype=torch.float32)
         return bool((yield from all_reduce(flag, "max")))
 
     def _desk(self, loop: Loop) -> PairServer:

@@ -100,7 +100,7 @@ class Quorum:
 
     def __init__(self, loop: Loop, patience: QuorumDeadline, shrinks: bool, lane: str) -> None:
         self.loop, self.patience, self.shrinks, self.lane = loop, patience, shrinks, lane
-        self._arrivals = deque[float](maxlen=SEEN)  # seconds from the beginning of a step, as this lane saw them
+        self._arrivals = deque[float](maxlen=SEEN)  # seconds from the beginning of a step, as this comm thread saw them
         self.accepted = dict[int, tuple[int, ...]]()  # by step
         self._now: PendingStep | None = None  # the round of the step that this rank computes
 

@@ -200,11 +200,11 @@ class QuorumRounds(Schedule):
         yield from self.rest(loop)
         mine = float(loop.live["learner"].say()) if "learner" in loop.live else 0.0
         flag = torch.tensor([mine], dtype=torch.float64, device=loop.places[0].device)
-        said = int((yield from all_reduce(flag, "max")))
-        if said:
+        largest = int((yield from all_reduce(flag, "max")))
+        if largest:
             yield from self.begin(loop)  # on a rank that has never trained
             learner: AsyncWorker = loop.live["learner"]
-            yield from learner.settle(said)
+            yield from learner.settle(largest)
 
     def _rule(self) -> ClosingRule:
         return ClosingRule(

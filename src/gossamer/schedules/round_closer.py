@@ -174,9 +174,9 @@ class RoundCloser:
         mine[part.rank] = weight
         moved = offer.moved if offer is not None else [place.empty() for place in part.places]
         lengths = [self._rule.merge.lengths(m, place.layout) for m, place in zip(moved, part.places)]
-        told = yield from all_reduce(torch.cat([copied_to(mine, device), *(n.mul(weight) for n in lengths)]))
-        weights, *found = told.split([size, *(n.numel() for n in lengths)])
-        return weights, found
+        summed = yield from all_reduce(torch.cat([copied_to(mine, device), *(n.mul(weight) for n in lengths)]))
+        weights, *sums = summed.split([size, *(n.numel() for n in lengths)])
+        return weights, sums
 
     def may_answer(self, round: QuorumRound) -> bool:
         """True for the first caller in a round, which then must take this rank's ticket."""

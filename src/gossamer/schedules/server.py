@@ -38,8 +38,8 @@ def answer(caller: int, length: int, add: Callable[[Tensor], tuple[int, Tensor]]
     yield from send(caller, pack(model))
 
 
-def number_in(said: Tensor) -> int:
-    return int(said.clone().view(torch.int64))
+def number_in(message: Tensor) -> int:
+    return int(message.clone().view(torch.int64))
 
 
 class Server:
@@ -90,8 +90,8 @@ class Server:
         """Answer ranks as they call, until all others have sent a shutdown message."""
         callers = {*range(self._loop.size)} - {self._loop.rank}
         while callers:
-            caller, said = yield from receive_first(WORD)
-            if (taken := number_in(said)) == GOODBYE:
+            caller, message = yield from receive_first(WORD)
+            if (taken := number_in(message)) == GOODBYE:
                 callers.discard(caller)
                 continue
             length = self._layout.numel * self._layout.dtype.itemsize

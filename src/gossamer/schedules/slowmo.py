@@ -192,9 +192,9 @@ class SlowMo(Schedule):
         base = self._base_of(loop)
         steps = base.step(loop)
         yield from until_optimizer_step(steps)
-        descended = yield OptimizerStep()
-        yield from after_optimizer_step(steps, descended)
-        if loop.step % self.every or (base.averages_gradients and not descended):
+        stepped = yield OptimizerStep()
+        yield from after_optimizer_step(steps, stepped)
+        if loop.step % self.every or (base.averages_gradients and not stepped):
             return  # a step that all ranks skipped changes nothing; the round goes on
         yield from base.close(loop)
         if not (yield from self._close_round(loop)):

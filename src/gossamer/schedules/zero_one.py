@@ -157,10 +157,10 @@ def _set_out(loop: Loop) -> None:
 
 def _meet(loop: Loop) -> Program[None]:
     update = loop.update if isinstance(loop.update, StepsApart) else None
-    given = differences(loop, loop.parameters()) if update is None else _gone(loop, update)
-    means: Sequence[Tensor] | None = given
+    moves = differences(loop, loop.parameters()) if update is None else _gone(loop, update)
+    means: Sequence[Tensor] | None = moves
     if loop.size > 1:
-        means = yield from loop.average(given)
+        means = yield from loop.average(moves)
     starts = [s["anchor"] for s in loop.states]
     if means is not None and update is None:
         starts = [torch.sub(a, d, out=d) for a, d in zip(starts, means, strict=True)]
