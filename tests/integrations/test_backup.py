@@ -159,7 +159,7 @@ def mixed(rank: int, size: int) -> str:
 
 
 def test_parameters_of_two_precisions_are_refused(gang2: Gang) -> None:
-    assert all("one precision" in text for text in gang2.run(mixed))
+    assert all("the same dtype" in text for text in gang2.run(mixed))
 
 
 def too_few(rank: int, size: int, recipe: str) -> str:

@@ -67,5 +67,5 @@ def test_different_verbs_are_an_error() -> None:
 
 
 def test_more_backups_than_ranks_is_an_error() -> None:
-    with pytest.raises(RecipeError, match=r"nobody to wait for"):
+    with pytest.raises(RecipeError, match=r"no gradient to wait for"):
         train(make("backup(backups=2)", 2), pull, 1)

@@ -229,9 +229,12 @@ REFUSED = {
     "gather(topk()) + own_gradient() + local_sgd(8)": ("never meet again", "resync(500)"),
     "topk + own_gradient('errors', reset_error=False)": ("applied again at every step", "allow_repeats=True"),
     "topk + own_gradient(reset_error=False)": ("is about mode='errors'", "leave it out"),
-    "topk + own_gradient() + resync(sync='flush')": ("does not say it in such steps", "own_gradient(units='update')"),
-    "topk + own_gradient('sum', units='update') + resync(sync='flush')": ("does not say it", "sync='average'"),
-    "topk + resync(sync='flush')": ("pays what a memory owes", "sync='average'"),
+    "topk + own_gradient() + resync(sync='flush')": (
+        "does not keep them in such units",
+        "own_gradient(units='update')",
+    ),
+    "topk + own_gradient('sum', units='update') + resync(sync='flush')": ("does not keep them", "sync='average'"),
+    "topk + resync(sync='flush')": ("applies residuals", "sync='average'"),
     "gather(ternary()) + own_gradient() + resync()": ("can diverge", "gather(topk())"),
     "topk + own_gradient() + resync() + accordion(gather(topk()), gather(topk(ratio=0.1)), 9)": (
         "each has its own",

@@ -89,10 +89,10 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
 }
 REFUSED.update({f"allreduce({c})": ("cannot be summed on their way", f"use scatter({c})") for c in SUMMED})
 REFUSED.update(dict.fromkeys(BIASED, ("is biased", "error_feedback()")))
-REFUSED.update({f"{p} + backup_workers()": ("would be lost silently", "drop the memory") for p in KEPT})
+REFUSED.update({f"{p} + backup_workers()": ("residual would be lost", "drop the memory") for p in KEPT})
 REFUSED.update({f"{p} + gossip()": ("the error does not vanish", "drop the memory") for p in KEPT})
 
-REFUSED.update({f"{p} + pairwise()": ("what one of them did not get another would", "drop the memory") for p in KEPT})
+REFUSED.update({f"{p} + pairwise()": ("would go to another partner", "drop the memory") for p in KEPT})
 for _exact in ("int8", "fp8", "natural"):  # codecs that need no memory
     REFUSED[f"{_exact} + gossip()"] = REFUSED[f"{_exact} + pairwise()"] = ("would send nothing", "choco()")
 

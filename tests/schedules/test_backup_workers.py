@@ -50,7 +50,7 @@ def test_no_backups_is_synchronous_training_bit_for_bit_though_ranks_are_uneven(
     [
         ("backup", 2, "backup_workers(backups=1): 2 ranks leave one gradient a step"),
         ("backup(4)", 5, "backup_workers(backups=4): 5 ranks leave one gradient a step"),
-        ("backup(2)", 2, "backup_workers(backups=2): 2 ranks leave nobody to wait for"),
+        ("backup(2)", 2, "backup_workers(backups=2): 2 ranks leave no gradient to wait for"),
         ("scatter(qsgd()) + backup_workers(backups=3)", 2, "use at least 5 ranks, or every_step()"),
     ],
 )
@@ -221,7 +221,7 @@ def test_parameters_of_two_precisions_are_refused() -> None:
             self.a = torch.nn.Parameter(torch.zeros(3))
             self.b = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
 
-    with pytest.raises(AttachError, match="one precision"):
+    with pytest.raises(AttachError, match="the same dtype"):
         make("backup", 3, Mixed)
 
 
@@ -348,9 +348,9 @@ def test_samples_of_what_was_dropped_are_told_and_written_down() -> None:
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("first(grace=-1.0)", "grace must be"),
-        ("first(limit=-1.0)", "limit must be"),
-        ("first(on_exhausted='shrink')", "needs a limit"),
+        ("backup_workers(grace=-1.0)", "grace must be"),
+        ("backup_workers(limit=-1.0)", "limit must be"),
+        ("backup_workers(on_exhausted='shrink')", "needs a limit"),
     ],
 )
 def test_impatience_that_cannot_be_is_refused(recipe: str, words: str) -> None:

@@ -130,11 +130,11 @@ def test_a_plan_lets_nobody_wait_for_long(seconds: tuple[float, ...], now: tuple
     [
         ("allreduce(fp32()) + by_speed(every_step())", "has no rounds"),
         ("allreduce(fp32()) + by_speed(slowmo(8, inner=push_sum()))", "has no rounds"),
-        ("allreduce(fp32()) + hierarchical(2, 2, by_speed(local_sgd(8)))", "wait for one another for ever"),
-        ("gather(sign(scale='one')) + none(allow_biased=True) + by_speed(local_sgd(8))", "the same vote as before"),
-        ("gather(topk()) + ef21(eta=1.0) + by_speed(local_sgd(8))", "has learned the mean of before"),
-        ("scatter(qsgd()) + diana() + by_speed(local_sgd(8))", "has learned the mean of before"),
-        ("allreduce(fp32()) + by_speed(local_sgd(8)) + adacomm(4)", "rounds of equal steps"),
+        ("allreduce(fp32()) + hierarchical(2, 2, by_speed(local_sgd(8)))", "wait for each other for ever"),
+        ("gather(sign(scale='one')) + none(allow_biased=True) + by_speed(local_sgd(8))", "does not change its vote"),
+        ("gather(topk()) + ef21(eta=1.0) + by_speed(local_sgd(8))", "remembers the mean under the old weights"),
+        ("scatter(qsgd()) + diana() + by_speed(local_sgd(8))", "remembers the mean under the old weights"),
+        ("allreduce(fp32()) + by_speed(local_sgd(8)) + adacomm(4)", "equally many steps per round"),
     ],
 )
 def test_what_cannot_be_is_refused(recipe: str, words: str) -> None:

@@ -166,9 +166,9 @@ def test_every_stage_halves_the_squared_distance() -> None:
         (lambda: Accelerated(stages=(4, 0)), "at least 1 round"),
         (lambda: InnerOuter(0), "at least 1 step"),
         (lambda: InnerOuter(4, inner=1.5), r"inner must lie in \[0, 1\]"),
-        (lambda: stages(1.0, 2.0, 1.0), "more than smoothness"),
+        (lambda: stages(1.0, 2.0, 1.0), "convexity must be at most smoothness"),
         (lambda: stages(1.0, 0.0, 1.0), "convexity must be positive"),
-        (lambda: make("topk + accelerated()", 2), "what a memory sends later would count for more"),
+        (lambda: make("topk + accelerated()", 2), "what a memory sends later would get too much weight"),
         (lambda: make("allreduce + signs() + accelerated()", 2), "leave the update out"),
     ],
 )

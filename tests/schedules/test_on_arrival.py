@@ -179,14 +179,14 @@ def test_bytes_are_counted_as_they_are_sent(size: int) -> None:
     ("text", "why"),
     [
         ("qsgd + on_arrival()", "uncompressed"),
-        ("allreduce + error_feedback() + on_arrival()", "nobody sends later"),
+        ("allreduce + error_feedback() + on_arrival()", "would never be sent"),
         ("async_sgd + rule('ndim < 2', allreduce(fp32()))", "cannot single out"),
-        ("async_sgd + adacomm(6)", "no knob to turn"),
+        ("async_sgd + adacomm(6)", "has nothing to change"),
         ("async_sgd + per_node(2)", "each rank talks to the server"),
         ("allreduce + hierarchical(1, 2, on_arrival())", "hierarchical"),
         ("allreduce + post_local(3, on_arrival())", "no schedule of local steps"),
         ("allreduce + by_speed(on_arrival())", "by_speed"),
-        ("allreduce + slowmo(4, inner=on_arrival())", "cannot go on inside of a round"),
+        ("allreduce + slowmo(4, inner=on_arrival())", "cannot run inside a round"),
     ],
 )
 def test_what_it_cannot_bear_is_refused(text: str, why: str) -> None:
@@ -204,6 +204,8 @@ class Mixed(nn.Module):
 
 
 def test_two_precisions_make_no_one_message() -> None:
-    with pytest.raises(AttachError, match="of one precision and on one device"):
+    with pytest.raises(
+        AttachError, match="all parameters in one bucket; give them all the same dtype and the same device"
+    ):
         replicas(Recipe.of("async_sgd"), Mixed, plain, 2)
     assert OnArrival().is_async

@@ -341,18 +341,18 @@ def test_bytes_are_what_is_counted() -> None:
 
 
 REFUSED: dict[str, tuple[str, str]] = {
-    "decoupled_diloco(8, quorum=0)": ("of no learner there is no mean", "1 is usual"),
+    "decoupled_diloco(8, quorum=0)": ("quorum must be at least 1 rank", "1 is usual"),
     "decoupled_diloco(0)": ("at least 1 step", "100 is usual"),
-    "allreduce + quorum_rounds(4, overlap=5)": ("one is on its way at a time", "use 0 to 4"),
-    "allreduce + quorum_rounds(4, overlap=3, fragments=2)": ("every 2 steps", "use 0 to 2"),
-    "allreduce + quorum_rounds(4, fragments=3)": ("a slot of its own", "use every=6"),
-    "allreduce + quorum_rounds(4, grace=1.5)": ("[0, 1]", "more than all of the slack"),
+    "allreduce + quorum_rounds(4, overlap=5)": ("only one may be in flight", "use 0 to 4"),
+    "allreduce + quorum_rounds(4, overlap=3, fragments=2)": ("more than the 2 steps", "use 0 to 2"),
+    "allreduce + quorum_rounds(4, fragments=3)": ("must be a multiple of the number of fragments", "use every=6"),
+    "allreduce + quorum_rounds(4, grace=1.5)": ("[0, 1]", "1 waits for all of the slack"),
     "allreduce + quorum_rounds(4, least=5)": ("between 1 and 4", "got 5"),
     "decoupled_diloco(4, momentum=1.0)": ("[0, 1)", "0.9 is usual"),
     "decoupled_diloco(4, rate=0.0)": ("must be positive", "freeze"),
-    "diana + quorum_rounds(4)": ("the latest are left out", "use error_feedback()"),
-    "ef21 + quorum_rounds(4)": ("the latest are left out", "use error_feedback()"),
-    "allreduce + quorum_rounds(4) + adacomm(6)": ("no decision finds them all at one", "use diloco"),
+    "diana + quorum_rounds(4)": ("late ranks are left out", "use error_feedback()"),
+    "ef21 + quorum_rounds(4)": ("late ranks are left out", "use error_feedback()"),
+    "allreduce + quorum_rounds(4) + adacomm(6)": ("ranks are at different steps", "use diloco"),
     "signsgd + quorum_rounds(4)": ("there is none", "every_step()"),
     "gather(topk()) + momentum_correction(0.9) + quorum_rounds(4)": ("differences of models hold", "error_feedback()"),
 }

@@ -151,13 +151,19 @@ def test_a_rank_s_own_shard_is_not_taken_for_what_another_cut_asks_of_it() -> No
 
 
 REFUSED = {
-    "scatter(qsgd()) + slowmo(8, sharded=True)": ("ranks keep no anchor to send differences from", "allreduce(fp32())"),
-    "allreduce(bf16()) + slowmo(8, sharded=True)": ("ranks keep no anchor", "leave sharded out"),
-    "slowmo(8, sharded=True) + rule('ndim < 2', allreduce(bf16()))": ("ranks keep no anchor", "allreduce(fp32())"),
-    "slowmo(8, sharded=True) + error_feedback()": ("nothing of them is held back", "leave the memory out"),
-    "slowmo(8, sharded=True) + per_node(2)": ("past the levels", "leave the nodes out"),
-    "slowmo(8, sharded=True) + adacomm(8)": ("owns other elements", "drop it"),
-    "allreduce + slowmo(8, inner=push_sum(), average=False, sharded=True)": ("an anchor of its own", "leave one out"),
+    "scatter(qsgd()) + slowmo(8, sharded=True)": ("send models instead of differences", "allreduce(fp32())"),
+    "allreduce(bf16()) + slowmo(8, sharded=True)": ("ranks have no whole anchor", "leave sharded out"),
+    "slowmo(8, sharded=True) + rule('ndim < 2', allreduce(bf16()))": (
+        "ranks have no whole anchor",
+        "allreduce(fp32())",
+    ),
+    "slowmo(8, sharded=True) + error_feedback()": ("leave no residual", "leave the memory out"),
+    "slowmo(8, sharded=True) + per_node(2)": ("not by way of its node", "leave the nodes out"),
+    "slowmo(8, sharded=True) + adacomm(8)": ("own other elements", "drop it"),
+    "allreduce + slowmo(8, inner=push_sum(), average=False, sharded=True)": (
+        "its own whole anchor",
+        "leave one of them out",
+    ),
 }
 
 

@@ -130,15 +130,15 @@ REFUSED = [
     (partial(Streaming, 8, delay=-1), "use 0 to 8 steps"),
     (partial(Streaming, 8, mixing=1.0), "never synchronises"),
     (partial(Streaming, 8, mixing=-0.1), r"\[0, 1\)"),
-    (partial(Streaming, 8, mixing=0.0), "throws away the 1 steps"),
+    (partial(Streaming, 8, mixing=0.0), "discards the 1 local steps"),
     (partial(Streaming, 8, rate=2.1, mixing=0.5, momentum=0.9), "below 2.04"),
     (partial(Streaming, 8, rate=0.0), "freeze"),
     (partial(Streaming, 8, momentum=1.0), r"\[0, 1\)"),
     (partial(Streaming, 8, fragments=3), "use every=9"),
     (partial(Streaming, 2, fragments=4), "use every=4"),
-    (partial(Streaming, 8, fragments=0), "at least one fragment"),
-    (partial(Streaming, 8, fragments=()), "at least one fragment"),
-    (partial(Recipe.of, "accordion_qsgd(epoch=3) + streaming(8)"), "a fragment lands at a time"),
+    (partial(Streaming, 8, fragments=0), "fragments must be at least 1"),
+    (partial(Streaming, 8, fragments=()), "fragments must be at least 1"),
+    (partial(Recipe.of, "accordion_qsgd(epoch=3) + streaming(8)"), "one fragment is averaged at a time"),
 ]
 
 
@@ -153,7 +153,7 @@ def test_what_cannot_be_right_is_refused_with_the_fix(made, reason: str) -> None
     [
         ("8", r"the 6\., the 7\., the 8\. of 8 fragments would be without parameters.*5 layers"),
         ("('matrix', 'nothing*', '*', 'bias')", r"'nothing\*', 'bias' of 4"),
-        ("('matrix', 'b*')", r"'turned'.*end with '\*'"),
+        ("('matrix', 'b*')", r"'turned'.*add '\*' at the end"),
     ],
 )
 def test_fragments_that_the_model_does_not_have_are_refused_when_it_is_known(fragments: str, reason: str) -> None:

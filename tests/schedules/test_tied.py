@@ -140,11 +140,11 @@ def test_a_lost_round_returns_everybody_to_the_anchor(schedule: str) -> None:
 
 
 REFUSED = [
-    (lambda: CoCoD(4, delay=5), "only one is on its way; use 0 to 4"),
+    (lambda: CoCoD(4, delay=5), "only one may be in flight; use 0 to 4"),
     (lambda: OverlapLocalSGD(4, delay=-1), "use 0 to 4"),
     (lambda: OverlapLocalSGD(4, alpha=1.0, delay=2), "freezes the model"),
-    (lambda: EASGD(4, alpha=0.0), "never meet"),
-    (lambda: EASGD(4, alpha=1.0), "forget"),
+    (lambda: EASGD(4, alpha=0.0), "never synchronises"),
+    (lambda: EASGD(4, alpha=1.0), "discards all local progress"),
     (lambda: EASGD(0), "at least 1"),
 ]
 

@@ -207,7 +207,7 @@ def test_a_graph_of_matrices_has_their_shares() -> None:
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ([[0.5, 0.5], [0.4, 0.5]], "not column-stochastic: column 0.*adds up to 0.9"),
+        ([[0.5, 0.5], [0.4, 0.5]], "not column-stochastic: column 0.*has the sum 0.9"),
         ([[1.5, 0.5], [-0.5, 0.5]], "not column-stochastic: column 0.*-0.5"),
         ([[0.0, 0.5], [1.0, 0.5]], "not column-stochastic.*rank 0 gives rank 1.*keeps 0"),
         ([[1.0, 0.5], [0.0, 0.5]], "not connected: among 2 ranks.*rank 0 is never heard by rank 1.*add the edges"),
@@ -222,10 +222,10 @@ def test_matrices_that_lose_mass_or_leave_somebody_out_are_refused(columns: list
 @pytest.mark.parametrize(
     ("edges", "words"),
     [
-        ("", "name its edges, such as"),
-        ("0>", "'0>' is no edge; say '0>1'"),
+        ("", "no edges given; list them, such as"),
+        ("0>", "'0>' is not an edge; write '0>1'"),
         ("0>0 0-1", "nobody is its own neighbour"),
-        ("0-1 1>0", "1>0 is named twice"),
+        ("0-1 1>0", "1>0 is listed twice"),
         ("0-1 2-3", "not connected: among 4 ranks.*never hears of ranks 2, 3"),
         ("0-1; 2-3; 2>1", "rank 0 is never heard by ranks 2, 3"),
         ("0>1:.6 0>2:.4 1>0 2>0", "not column-stochastic.*rank 0 gives ranks 1, 2.*keeps 0"),

@@ -61,7 +61,7 @@ def test_late_ranks_take_the_directions_that_they_missed() -> None:
     [
         ("allreduce(fp32()) + local_sgd(8) + signs()", "under local_sgd(8) there is none: use every_step()"),
         ("sgp + signs()", "under gossip() there is none"),
-        ("allreduce(fp32()) + every_step(l1=0.1) + signs()", "the threshold follows the gradient's length"),
+        ("allreduce(fp32()) + every_step(l1=0.1) + signs()", "the threshold needs the gradient's length"),
     ],
 )
 def test_where_there_is_no_mean_it_is_refused(text: str, words: str) -> None:

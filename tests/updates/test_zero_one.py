@@ -136,14 +136,14 @@ def test_gradients_that_are_not_finite_leave_no_trace() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("zero_one_adam(0)", "a second moment needs gradients"),
+        ("zero_one_adam(0)", "the second moment needs averaged gradients"),
         ("zero_one_adam(3, kappa=0)", "kappa must be at least 1"),
         ("zero_one_adam(3, scaler=0)", "scaler must be at least 1"),
         ("zero_one_adam(3, clipper=0)", "the longest round"),
         ("zero_one_adam(3, beta2=1.0)", "beta2 must lie between 0 and 1"),
         ("allreduce(fp32()) + zero_one_adam_update() + local_sgd(4)", "under local_sgd(4) they do not"),
         ("zero_one_adam(3) + error_feedback(units='update')", "leave units out"),
-        ("zero_one_adam(3) + switch_exchange(3, scatter(qsgd()))", "take gradients and models for the same"),
+        ("zero_one_adam(3) + switch_exchange(3, scatter(qsgd()))", "compare gradients with models"),
         ("zero_one_adam(3) + signs()", "there is none"),
         ("dgc(momentum=0.9) + zero_one_adam_update()", "adds another one"),
         ("scatter(sign()) + zero_one(3) + zero_one_adam_update()", "error_feedback()"),

@@ -1,4 +1,4 @@
-"""Floor 3: who pulls whose model. One mixer per file, one import line here."""
+"""Mixers: how a rank averages its model with its neighbours (floor 3). Each file has one mixer, imported here by one line."""
 
 from gossamer.mixers.choco import Choco
 from gossamer.mixers.push_sum import PushSum

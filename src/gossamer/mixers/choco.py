@@ -1,4 +1,4 @@
-"""Compressed gossip: what travels is how far a model has moved from what its neighbours believe it to be."""
+"""CHOCO-SGD: compressed gossip, which sends the difference between a model and its neighbours' copy of it."""
 
 from collections.abc import Sequence
 from typing import Annotated, final
@@ -23,22 +23,23 @@ from gossamer.topologies import Ring, TwoWay
 @final
 @part("choco", sample="choco(qsgd())")
 class Choco(Mixer):
-    """CHOCO-SGD: gossip through a codec, biased or not, that loses nothing of the sum of all models.
+    """CHOCO-SGD: gossips through a codec, biased or not, and keeps the sum of all models.
 
     q = C(x - y), to all neighbours;  y_i += q_i;  p_i += sum_j W_ij q_j - q_i;  x += gamma p.
-    y is the model as the neighbours know it, p = sum_j W_ij y_j - y_i how far theirs are from that: two copies of the model,
-    whatever the codec and the graph. The paper keeps the sum; the difference is small, and rounded less. W are Metropolis weights. In the first round models travel as they are, so y begins there. With an exact codec and
-    gamma = 1 this is `symmetric()`. What an unbiased codec writes is divided by 1 + its variance.
+    Here y is the neighbours' copy of the model, and p = sum_j W_ij y_j - y_i the weighted difference to their copies. A rank keeps
+    these two tensors, for any codec and graph. (The paper keeps the sum; the difference is smaller, so it is rounded less.) W
+    are Metropolis weights. In the first round whole models are sent, as the first y. With an exact codec and gamma = 1 this is
+    `symmetric()`. The output of an unbiased codec is divided by 1 + its variance.
 
-    Without `gamma`, the ranks find it when they begin: the rate at which random vectors come together fastest through this
-    codec on this graph, found by trying 1, .5, .25 and so on. From the paper: .34 with four bits, .04 with the largest
-    hundredth of the elements. Too large a rate diverges.
+    Without `gamma`, ranks choose it at the start: the rate at which random vectors agree fastest through this codec on this
+    graph, of 1, .5, .25 and so on. The paper uses .34 with four bits, and .04 with the largest hundredth of the elements. Too
+    large a rate diverges.
 
-    Use: on slow links where a gossip's whole models are too much.
+    Use: on slow links, where whole models are too many bytes for gossip.
 
-    Not for: graphs that change from round to round: the neighbours' beliefs would be of others.
+    Not for: graphs that change from round to round, because neighbours must keep copies of the same models.
 
-    Wire: the codec's bytes a block and neighbour.
+    Wire: the codec's bytes per bucket and neighbour.
 
     >>> from gossamer.codecs import TopK
     >>> Choco(TopK(), gamma=0.04)
@@ -56,20 +57,22 @@ class Choco(Mixer):
         codec = self.codec
         require(
             self.gamma is None or 0 < self.gamma <= 1,
-            f"choco: gamma must lie in (0, 1], got {self.gamma}; or leave it out",
+            f"choco: gamma must lie in (0, 1], got {self.gamma}; or leave gamma out",
         )
         require(
             isinstance(codec, Codec),  # pyright: ignore[reportUnnecessaryIsInstance]
-            f"choco: of what {codec} writes only a sum can be read, and neighbours read each other; use topk() or qsgd()",
+            f"choco: {codec} can only decode sums of messages, and neighbours decode single messages; use topk() or qsgd()",
         )
-        require(not codec.whole, f"choco: {codec} wants the whole model in one block, and gossip cuts it; use topk()")
+        require(
+            not codec.whole, f"choco: {codec} needs the whole model in one bucket, and gossip uses several; use topk()"
+        )
         require(
             codec.wire_bytes(_SMALL) is not None,
-            f"choco: how much {codec} writes depends on the data, and neighbours must know it; use another code or index",
+            f"choco: the message size of {codec} depends on the data, and neighbours must know it in advance; use another code or index",
         )
         require(
             codec.unbiased or codec.contracts,
-            f"choco: {codec} is biased and adds more than it leaves out, so that no gamma is safe; use topk() or qsgd()",
+            f"choco: {codec} is biased and its error may be larger than its input, so no gamma is safe; use topk() or qsgd()",
         )
 
     @property
@@ -78,7 +81,7 @@ class Choco(Mixer):
 
     @property
     def prelude(self) -> int:
-        return 1  # whole models, to begin with
+        return 1  # the first round sends whole models
 
     def fits(self, binding: Binding) -> None:
         super().fits(binding)
@@ -87,8 +90,8 @@ class Choco(Mixer):
         refuse_directed(self, self.topology, binding.size)
         if self.topology.period(binding.size) > 1 or self.topology.prelude:
             raise AttachError(
-                f"{self}: neighbours remember each other's models, and {self.topology} changes them from round to round; use "
-                "a topology that stays, such as two_way(ring()) or complete()"
+                f"{self}: neighbours keep copies of each other's models, and {self.topology} changes neighbours from round to round; use "
+                "a topology that does not change, such as two_way(ring()) or complete()"
             )
 
     def numerator(self, block: Bucket, state: State) -> Tensor:
@@ -106,7 +109,7 @@ class Choco(Mixer):
         return deliver([wire] * len(peers.to), peers, wire.numel())
 
     def _wire(self, x: Tensor, block: Bucket, state: State, context: Context, others: float) -> Tensor:
-        """What the neighbours are told; what it says counts here as it will there. `others` is their weight."""
+        """Encode this rank's message, and update its own copy as neighbours will. `others` is the sum of their weights."""
         if "belief" not in state:
             state["belief"], state["pull"] = x, torch.mul(x, -others, out=block.new())
             state["whole"] = torch.ones((), dtype=torch.float32)
@@ -140,7 +143,7 @@ class Choco(Mixer):
         into.add_(take(wire, into.dtype, into.numel())[0], alpha=weight)
 
     def wrote(self, block: Bucket, state: State) -> None:
-        if block.flat is state["x"]:  # nothing was rounded: the model says all there is to know
+        if block.flat is state["x"]:  # nothing was rounded: the parameters hold x
             del state["x"]
             state.pop("z", None)
             return

@@ -1,4 +1,4 @@
-"""How fast models may follow their neighbours through a codec: found by letting random vectors agree."""
+"""The consensus rate of compressed gossip, found by a small simulation with random vectors."""
 
 from functools import cache
 
@@ -15,13 +15,13 @@ _ROUNDS, _RATES = 40, (1.0, 0.5, 0.25, 0.1, 0.05, 0.025, 0.01, 0.005)
 
 
 def damping(codec: Codec, layout: Layout) -> float:
-    """What an unbiased codec's wires are multiplied by, so that less is left of a vector than it had: 1 / (1 + omega)."""
+    """Return the factor for an unbiased codec's output that makes it a contraction: 1 / (1 + omega)."""
     return 1 / (1 + codec.omega(layout)) if codec.unbiased else 1.0
 
 
 @cache
 def consensus_rate(codec: Codec, topology: Topology, size: int) -> float:
-    """Of a few rates the one with which random vectors come nearest to their mean in some rounds; equal on all ranks.
+    """Return the rate with which random vectors come closest to their mean in a few rounds; equal on all ranks.
 
     >>> from gossamer.codecs import FP32, TopK
     >>> from gossamer.topologies import Ring, TwoWay
@@ -31,7 +31,7 @@ def consensus_rate(codec: Codec, topology: Topology, size: int) -> float:
     best, least = _RATES[-1], float("inf")
     for rate in _RATES:
         left = _spread_after(codec, topology, size, rate)
-        if least < float("inf") and left > 0.9 * least:  # a larger one is as good, or better
+        if least < float("inf") and left > 0.9 * least:  # the larger rate is as good, or better
             break
         best, least = (rate, left) if left < least else (best, least)
     return best
@@ -44,7 +44,7 @@ def _spread_after(codec: Codec, topology: Topology, size: int, rate: float) -> f
     believed = x.clone()
     x += torch.randn(
         x.shape, generator=numbers, dtype=torch.float32
-    )  # as far from what is believed as from one another
+    )  # as far from the neighbours' copies as from one another
     for step in range(_ROUNDS):
         believed = believed + torch.stack([_told(codec, x[i] - believed[i], i, size, step) for i in range(size)])
         x = x + rate * (weights @ believed - believed)
@@ -59,7 +59,7 @@ def _told(codec: Codec, news: Tensor, rank: int, size: int, step: int) -> Tensor
 
 
 def _matrix(topology: Topology, size: int) -> Tensor:
-    """W: what each rank makes of all models."""
+    """Return the mixing matrix W: row i holds rank i's weights of all models."""
     out = torch.eye(size, dtype=torch.float32)
     for i in range(size):
         for j, weight in zip(topology.peers(i, size, 0).to, metropolis(topology, i, size, 0)):

@@ -1,4 +1,4 @@
-"""Push-sum gossip: nobody ever waits for everybody, and the average is still right."""
+"""Push-sum gossip: a rank waits only for its peers, and models still tend to the exact average."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import final
@@ -18,18 +18,18 @@ from gossamer.topologies import Exponential
 @final
 @part("push_sum")
 class PushSum(Mixer):
-    """Stochastic gradient push: share (x, w) with a few peers; the model is x / w.
+    """Stochastic gradient push: sends shares of (x, w) to a few peers; the model is x / w.
 
     send (p x, p w) to each peer;  keep the rest;  add what arrives;  z = x / w.  Sums of x and of w over all ranks never
     change, so z tends to the average whatever the graph, the order or the delay. x and w travel in one message. x is kept
-    in single precision at least: a model in half precision is z rounded, and what rounding takes is not lost to x. w has
-    the precision of x, or their ratio would drift where x does not.
+    in single precision at least: a model in half precision is z rounded, and x does not lose what rounding removes. w has
+    the precision of x, or else their ratio would drift.
 
-    Use: in `gossip()`, or inside of `slowmo`, among many ranks that should not wait for all others.
+    Use: in `gossip()` or inside `slowmo`, among many ranks that should not wait for all others.
 
-    Not for: two ranks, nor a network that is slow everywhere: whole models travel.
+    Not for: two ranks; networks that are slow everywhere, because it sends whole models.
 
-    Wire: 4 d + 4 bytes a block and peer (8 d + 8 in double precision).
+    Wire: 4 d + 4 bytes per bucket and peer (8 d + 8 in double precision).
 
     >>> PushSum()
     push_sum()
@@ -50,7 +50,7 @@ class PushSum(Mixer):
         return numerator(block, state)[0]
 
     def push(self, block: Bucket, state: State, context: Context, round: int) -> Program[list[Tensor]]:
-        """Settle what is kept now; the program returned sends and receives, whenever it runs."""
+        """Split off the shares now; returns the program that sends them and receives others."""
         x, w = numerator(block, state)
         peers = self.topology.peers(context.rank, context.size, round)
         messages = {share: _message(x, share, w * share, block) for share in dict.fromkeys(peers.shares)}
@@ -60,7 +60,7 @@ class PushSum(Mixer):
         return deliver([messages[share] for share in peers.shares], peers, _length(x))
 
     def absorb(self, block: Bucket, state: State, arrived: Sequence[Tensor]) -> Tensor:
-        """Add what came, if anything. `block` is the model as the optimizer left it."""
+        """Add the messages that arrived, if any. `block` is the model after the optimizer's step."""
         x, w = numerator(block, state)
         came, w = self._open(arrived, x, w, state)
         for more in came:
@@ -73,7 +73,7 @@ class PushSum(Mixer):
         return state["z"]
 
     def wrote(self, block: Bucket, state: State) -> None:
-        if block.flat is state["x"]:  # w = 1 and nothing was rounded: the model says all there is to know
+        if block.flat is state["x"]:  # w = 1 and nothing was rounded: the parameters hold x
             state.clear()
             return
         state["z"] = block.flat
@@ -81,7 +81,7 @@ class PushSum(Mixer):
     def follow(
         self, pieces: Callable[[], Sequence[Tensor]], layout: Layout, state: State, arrived: Sequence[Tensor]
     ) -> Sequence[Tensor] | None:
-        """As `absorb`, bit for bit, in one pass over all there is, which brings in the message of one peer at most."""
+        """Do what `absorb` does, bit for bit, in one pass over the parameters; None if it cannot."""
         if "x" not in state or len(arrived) > 1 or not (parts := pieces()):
             return None
         kept, was = state["x"], state["w"]
@@ -95,7 +95,7 @@ class PushSum(Mixer):
         return []
 
     def _open(self, arrived: Sequence[Tensor], x: Tensor, w: Tensor, state: State) -> tuple[list[Tensor], Tensor]:
-        """What has come to x, and w with what came to it."""
+        """Return the parts of x that arrived, and w plus the weights that arrived."""
         came = list[Tensor]()
         for wire in arrived:
             expect(wire, _length(x), "push_sum")
@@ -105,9 +105,10 @@ class PushSum(Mixer):
         return came, w
 
     def _weight(self, wire: Tensor, dtype: torch.dtype, state: State) -> Tensor:
-        """What a message weighs: a number of the host's, which would have to wait for a device to read it.
+        """Return a message's weight, as a tensor on the host.
 
-        Where all ranks are alike they all weigh the same at any time, so what comes weighs what went.
+        If the topology is the same for all ranks, all weights are equal at any time, so a received weight equals the last one sent.
+        Then a GPU's message is not read, because that would wait for the device.
         """
         known = state.get("gave")
         if wire.device.type != "cpu" and self.topology.alike and known is not None:
@@ -116,19 +117,19 @@ class PushSum(Mixer):
 
 
 def numerator(block: Bucket, state: State) -> tuple[Tensor, Tensor]:
-    """x and w, brought up to date with what the optimizer did to z = x / w. Without w it is 1."""
+    """Return x and w, with the optimizer's change of z = x / w added to x. A missing w is 1."""
     if "x" not in state:
         return block.flat, torch.ones((), dtype=block.flat.dtype)
     w = state.get("w", torch.ones((), dtype=torch.float32)).to(
         block.flat.dtype
-    )  # of a checkpoint that kept all weights in single precision
+    )  # an old checkpoint may hold w in single precision
     z = state.get("z")
     if z is None and float(w) == 1:  # nothing was rounded: the model is the numerator
         return block.flat, w
-    if z is block.flat:  # nobody has touched it
+    if z is block.flat:  # no one has written to it
         return state["x"], w
     # x -= rate * direction: the step is taken on the numerator. z is what the parameters held: kept, or the quotient to the
-    # bit, so that a model that nobody touched adds exactly nothing.
+    # bit, so that an unchanged model adds exactly 0.
     if z is None:
         z = torch.div(state["x"], w, out=block.new())
     moved = torch.sub(block.flat, z, out=block.new())
@@ -144,19 +145,19 @@ def _message(x: Tensor, share: float, weight: Tensor, block: Bucket) -> Tensor:
 
 
 def _times(x: Tensor, share: float, messages: Mapping[float, Tensor], block: Bucket) -> Tensor:
-    """What is kept; where it is as much as what is given, it lies in the message already."""
+    """Return x times the share that is kept; if a sent share is equal, reuse its message."""
     if share in messages:
         return messages[share].view(x.dtype)[:-1]
     return torch.mul(x, share, out=block.new())
 
 
 def _length(x: Tensor) -> int:
-    """Of a message, in bytes: x and w."""
+    """Return the length of a message with x and w, in bytes."""
     return (x.numel() + 1) * x.element_size()
 
 
 def deliver(wires: Sequence[Tensor], peers: Peers, length: int) -> Program[list[Tensor]]:
-    """Send a wire to each of a rank's peers, and receive one as long from each that sends to it."""
+    """Send a message to each peer, and receive one of the same length from each source."""
     awaits = [(rank, length) for rank in peers.source]
     for rank, wire in zip(peers.to, wires, strict=True):
         yield from send(rank, wire, awaits)

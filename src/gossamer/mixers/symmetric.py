@@ -1,4 +1,4 @@
-"""Symmetric gossip: neighbours give each other as much as they get, and no weight travels."""
+"""Symmetric gossip (D-PSGD): neighbours use equal weights for each other, so no weight is sent."""
 
 from collections.abc import Sequence
 from typing import Literal, final
@@ -20,18 +20,18 @@ from gossamer.topologies import Ring, TwoWay
 @final
 @part("symmetric")
 class Symmetric(Mixer):
-    """D-PSGD: every model becomes the weighted mean of its own and its neighbours'.
+    """D-PSGD: replaces every model by a weighted mean of itself and its neighbours' models.
 
     x_i <- sum_j W_ij x_j, with W_ij = 1 / (1 + max(deg_i, deg_j)) and the rest for W_ii (Metropolis weights), or with
-    `weights="given"` the topology's own shares. W is symmetric, so the sum of all models never changes. What the optimizer
-    does while messages travel is added to what they bring: with `gossip(overlap=True)` this is x <- W x - lr g(x), the
+    `weights="given"` the topology's own shares. W is symmetric, so the sum of all models never changes. Optimizer steps taken
+    while messages travel are added to the mean: with `gossip(overlap=True)` this is x <- W x - lr g(x), the
     gradient taken before the mixing.
 
-    Use: in `gossip(overlap=True)`, where a step computes while models travel; where links carry both ways at once.
+    Use: in `gossip(overlap=True)`, where models travel while a step computes; on links that send both ways at once.
 
-    Not for: one-way graphs, which `push_sum()` is made for; nor for few bytes: two neighbours are two models a step.
+    Not for: one-way graphs (use `push_sum()`); saving bytes: with two neighbours it sends two models per step.
 
-    Wire: 4 d bytes a block and neighbour (8 d in double precision).
+    Wire: 4 d bytes per bucket and neighbour (8 d in double precision).
 
     >>> Symmetric()
     symmetric()
@@ -60,7 +60,7 @@ class Symmetric(Mixer):
         return numerator(block, state)[0]
 
     def push(self, block: Bucket, state: State, context: Context, round: int) -> Program[list[Tensor]]:
-        """Send what is held now; it is kept, for what the optimizer adds to it meanwhile is not mixed."""
+        """Send the current x, and keep it: optimizer steps taken meanwhile are not mixed."""
         x = numerator(block, state)[0]
         peers = self.topology.peers(context.rank, context.size, round)
         weigh = metropolis if self.weights == "metropolis" else given
@@ -70,9 +70,9 @@ class Symmetric(Mixer):
         return deliver([messages[w] for w in weights], peers, x.numel() * x.element_size())
 
     def absorb(self, block: Bucket, state: State, arrived: Sequence[Tensor]) -> Tensor:
-        """`block` is the model as the optimizer left it: W x, and what was done to x since it was pushed."""
+        """Return W x plus the optimizer steps since the push. `block` is the model after the optimizer's step."""
         if not arrived:
-            if "keep" not in state:  # nothing is on its way: a local step
+            if "keep" not in state:  # no message in flight: a local step
                 state["x"] = numerator(block, state)[0]
             return state["x"] if "keep" not in state else block.flat
         mixed = torch.mul(state["x"], float(state["keep"]), out=block.new())
@@ -86,9 +86,9 @@ class Symmetric(Mixer):
         return mixed
 
     def wrote(self, block: Bucket, state: State) -> None:
-        if "keep" in state:  # on its way
+        if "keep" in state:  # in flight
             return
-        if block.flat is state["x"]:  # nothing was rounded: the model says all there is to know
+        if block.flat is state["x"]:  # nothing was rounded: the parameters hold x
             state.clear()
             return
         state["z"] = block.flat

@@ -1,4 +1,4 @@
-"""Floor 4: when. One schedule per file, one import line here."""
+"""Schedules: when ranks exchange what (floor 4). Each file has one schedule, imported here by one line."""
 
 from gossamer.schedules.accelerated import Accelerated, Stage, stages
 from gossamer.schedules.backup_workers import BackupWorkers

@@ -1,4 +1,4 @@
-"""Accelerated minibatch SGD, and how long its stages are."""
+"""Accelerated minibatch SGD, and the lengths of its stages."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil, sqrt
@@ -21,20 +21,20 @@ from gossamer.core.verbs import OptimizerStep, Program
 @final
 @part("accelerated")
 class Accelerated(Schedule):
-    """Gradients of `micro_batches` at one point are averaged, and three sequences make an accelerated step of them (AC-SA).
+    """Averages the gradients of `micro_batches` micro-batches over all ranks, then takes an accelerated SGD step (AC-SA).
 
     x_md = x / b + (1 - 1/b) x_ag, where the gradient g is taken.  x = x - lr (r + 1) / 2 g;  x_ag = x / b + (1 - 1/b) x_ag,
-    b = (r + 1) / 2 in round r = 1, 2, ... With H the smoothness, lr <= 1 / (2 H). The module holds x_md; the model to judge and
-    to keep is x_ag, which `comm.consensus()` swaps in. `stages` are the lengths, in rounds, of stages after which r starts
-    anew from x_ag, the last one for all that follow: for strongly convex problems, see `stages()`. A step that is
-    skipped counts for no round. All of it holds for a rank alone as well.
+    b = (r + 1) / 2 in round r = 1, 2, ... With H the smoothness, lr <= 1 / (2 H). The module holds x_md; evaluate and
+    save x_ag, which `comm.consensus()` swaps in. `stages` are lengths in rounds: at the end of each stage r starts again at
+    1 from x_ag, and the last length is used for all later stages (for strongly convex problems, see `stages()`). A skipped
+    step does not count as a round. A single rank runs the same method.
 
-    Use: convex problems, few rounds, and ranks whose data differ much: what differs does not matter to it.
+    Use: convex problems with few rounds, where ranks have very different data: the difference does not slow it down.
 
-    Not for: deep networks, where nothing is proved; optimizers other than plain SGD; memories, which deliver a gradient in
-    a round that counts it for more.
+    Not for: deep networks, for which nothing is proved; optimizers other than plain SGD; memories, which deliver a gradient
+    in a later round, where it gets a larger weight.
 
-    Wire: the exchange's bytes once in `micro_batches`.
+    Wire: the exchange's bytes once per `micro_batches` micro-batches.
 
     >>> Accelerated(4, stages=(20, 40))
     accelerated(micro_batches=4, stages=(20, 40))
@@ -50,7 +50,7 @@ class Accelerated(Schedule):
         require(self.micro_batches >= 1, f"accelerated: micro_batches must be at least 1, got {self.micro_batches}")
         require(
             all(n >= 1 for n in self.stages),
-            f"accelerated: stages are lengths of at least 1 round, got {self.stages}; () never starts anew",
+            f"accelerated: each length in stages must be at least 1 round, got {self.stages}; use () for one endless stage",
         )
 
     @property
@@ -62,12 +62,12 @@ class Accelerated(Schedule):
         return (
             excludes(
                 "memory",
-                because="{memory} under {schedule}: a gradient counts by the round it is taken in, and what a memory sends later "
-                "would count for more; leave the memory out",
+                because="{memory} under {schedule}: a gradient's weight depends on its round, so what a memory sends "
+                "later would get too much weight; leave the memory out",
             ),
             excludes(
                 "directs",
-                because="{update} under {schedule}: the three sequences are made of gradients; leave the update out",
+                because="{update} under {schedule}: the three sequences are made of gradients, not of an update's directions; leave the update out",
             ),
         )
 
@@ -86,14 +86,14 @@ class Accelerated(Schedule):
     def policy(self, key: str) -> Policy:
         return (
             "drop" if key in ("x", "round", "middle") else "equal"
-        )  # a new world starts from x_ag, at a stage's beginning
+        )  # other ranks than before start from x_ag, at the beginning of a stage
 
     def consensus_share(self, loop: Loop) -> list[Share]:
         held = zip(loop.states, loop.parameters(), strict=True)
         return [Share(state.get("aggregate", x), torch.ones((), dtype=torch.float32)) for state, x in held]
 
     def moves_in(self, loop: Loop) -> None:
-        """A stage begins at x_ag, whichever of the models was loaded."""
+        """Write x_ag to the parameters, whichever model was loaded: a stage begins there."""
         held = zip(loop.states, loop.parameters(), strict=True)
         loop.assign([state.get("aggregate", x) for state, x in held])
 
@@ -101,19 +101,19 @@ class Accelerated(Schedule):
         yield from loop.average_gradients()
         if not (yield OptimizerStep()):
             return
-        loop.assign([self._moved(*given) for given in zip(loop.places, loop.parameters(), strict=True)])
+        loop.assign([self._moved(*pair) for pair in zip(loop.places, loop.parameters(), strict=True)])
         for place in loop.places:
-            if place.narrow:  # what rounding left of x_md
+            if place.narrow:  # x_md as the parameters hold it, rounded
                 place.states["schedule"]["middle"] = place.read()
 
-    def _moved(self, place: BucketView, descended: Tensor) -> Tensor:
-        """The next x_md; `descended` is x_md - lr g, and x is written over it."""
+    def _moved(self, place: BucketView, stepped: Tensor) -> Tensor:
+        """Return the next x_md. `stepped` is x_md - lr g, and its memory is reused."""
         state, like = place.states["schedule"], place.layout.buffers.like
         round, stage = int(state.get("round", 1)), int(state.get("stage", 0))
-        x = descended
-        if round > 1:  # else x_md was x, and the step is a plain one
+        x = stepped
+        if round > 1:  # in round 1 x_md is x, and the step is a plain one
             middle = state["middle"] if place.narrow else _between(state, round, like(x))
-            step = torch.sub(middle, descended, out=descended)
+            step = torch.sub(middle, stepped, out=stepped)
             x = torch.sub(state["x"], step, alpha=(round + 1) / 2, out=step)
         state["x"], state["aggregate"] = x, torch.lerp(state.get("aggregate", x), x, 2 / (round + 1), out=like(x))
         round += 1
@@ -126,23 +126,23 @@ class Accelerated(Schedule):
         for optimizer in binding.optimizers:
             if not all(_is_sgd_without_momentum(group) for group in optimizer.param_groups):
                 raise AttachError(
-                    f"{self} with {type(optimizer).__name__}: its rounds weigh the steps of plain SGD, and bring the momentum "
-                    "themselves; use torch.optim.SGD with momentum=0"
+                    f"{self} with {type(optimizer).__name__}: it weights the steps of plain SGD and adds the momentum itself; "
+                    "use torch.optim.SGD with momentum=0"
                 )
 
 
 class Stage(NamedTuple):
-    """Some rounds of a stage, and the learning rate to take them with."""
+    """The number of rounds of a stage, and its learning rate."""
 
     rounds: int
     lr: float
 
 
 def stages(smoothness: float, convexity: float, distance: float, noise: float = 0.0, count: int = 10) -> list[Stage]:
-    """How long stages of `accelerated` must be for each to halve the squared distance to the optimum, at least.
+    """Compute stages for `accelerated` that each at least halve the squared distance to the optimum.
 
-    H and mu are the objective's smoothness and strong convexity, D the distance to begin with, and noise^2 the variance of an
-    averaged gradient, its trace. After R rounds at lr <= 1 / (2 H)
+    H and mu are the objective's smoothness and strong convexity, D the initial distance, and noise^2 the variance of an
+    averaged gradient (the trace of its covariance). After R rounds at lr <= 1 / (2 H)
 
     E F(x_ag) - F* <= 2 D^2 / (lr R (R + 2)) + lr noise^2 (R + 3) / 3,
 
@@ -153,7 +153,7 @@ def stages(smoothness: float, convexity: float, distance: float, noise: float = 
     """
     for name, value in ("smoothness", smoothness), ("convexity", convexity), ("distance", distance):
         require(value > 0, f"stages: {name} must be positive, got {value}")
-    require(convexity <= smoothness, f"stages: convexity {convexity} is more than smoothness {smoothness}")
+    require(convexity <= smoothness, f"stages: convexity must be at most smoothness ({smoothness}), got {convexity}")
     require(noise >= 0 and count >= 1, f"stages: noise must be 0 or more and count at least 1, got {noise} and {count}")
     out = list[Stage]()
     for _ in range(count):
@@ -166,12 +166,12 @@ def stages(smoothness: float, convexity: float, distance: float, noise: float = 
 
 
 def _rounds(lr: float, convexity: float) -> int:
-    """The least R with R (R + 2) >= 16 / (lr mu)."""
+    """Return the least R with R (R + 2) >= 16 / (lr mu)."""
     return ceil(sqrt(1 + 16 / (lr * convexity)) - 1)
 
 
 def _between(state: State, round: int, out: Tensor) -> Tensor:
-    """x_md of a round: x / b + (1 - 1/b) x_ag, with b = (round + 1) / 2."""
+    """Return x_md of a round: x / b + (1 - 1/b) x_ag, with b = (round + 1) / 2."""
     return torch.lerp(state["aggregate"], state["x"], 2 / (round + 1), out=out)
 
 

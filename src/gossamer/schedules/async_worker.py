@@ -1,12 +1,13 @@
-"""A learner of rounds that close without the latest: a lane that is always there, and a thread of training at its own pace.
+"""One rank of `quorum_rounds`: a training thread with steps of its own, and a comm thread that closes rounds.
 
-Who may touch what: the training thread alone writes parameters, the schedule's states and a `PendingFragment`. Of a `QuorumRound` it writes
-`offer`, before it claims a ticket; the lane reads that once enough tickets are drawn, and never else. The lane writes `opened`
-and `closed`, each once; the training thread only asks, and both answers are right. Whoever draws this rank's ticket, the
-training thread or, while that rests, the lane, first wins the right to (`RoundCloser.may_answer`), so that there is one.
+Which thread writes what: only the training thread writes parameters, the schedule's states and a `PendingFragment`. It writes
+`QuorumRound.offer` before it takes a ticket; the comm thread reads `offer` only after enough tickets are taken. The comm thread
+writes `opened` and `closed`, each once; the training thread reads them, and works correctly with the old value too. This rank
+takes one ticket per round: the thread that takes it (the training thread, or the comm thread while training rests) must first
+get True from `RoundCloser.may_answer`.
 
-Where a rank is lost, or comes back, all that is under way fails, on every rank. Then whoever trains meets the others anew, once
-its step is done, and the round that was open runs again with what was offered for it (`outlive`).
+When a rank is lost or comes back, all pending work fails on every rank. After its current step the training thread regroups
+with the other ranks, and the open round runs again with the same contributions (`outlive`).
 """
 
 from collections.abc import Callable, Sequence
@@ -25,26 +26,26 @@ from gossamer.schedules.round_closer import ClosingRule, Contribution, PendingRo
 
 
 class AsyncWorker:
-    """The training thread's side: it counts steps, answers, and lands what the lane has closed."""
+    """The training thread's side: counts steps, answers rounds, and applies the rounds that the comm thread has closed."""
 
     def __init__(self, loop: Loop, parts: Sequence[Loop], rule: ClosingRule, lane: str) -> None:
         self._loop, self._parts, self._rule = loop, parts, rule
         self._fragments = [PendingFragment(part) for part in parts]
         self._closing = RoundCloser(loop, parts, rule, lane)
-        self._steps = 0  # of this rank, since it began
-        # The round that comes next; steps since it last answered or landed; the step at which what it answered lands.
+        self._steps = 0  # of this rank, since it started
+        # The next round; steps since the last answer or write; the step at which the answered round is written.
         self._number, self._since, self._due = restored(
             self._fragments, WorkerProgress(1, (loop.step - 1) % rule.slot, None)
         )
-        self._sent: tuple[int, float] | None = None  # steps and tokens of what it answered, until that is settled
-        self._timed: tuple[float, int] = (0.0, 0)  # when computing began, and after which step
-        self._merged: tuple[int, ...] = ()  # who was a part of the last one, by rank
+        self._sent: tuple[int, float] | None = None  # steps and tokens of the last answer, until its round is settled
+        self._timed: tuple[float, int] = (0.0, 0)  # time at which computing began, and the step before it
+        self._merged: tuple[int, ...] = ()  # ranks merged in the last round
         self._now: PendingRound | None = None
 
     # -- the training thread -------------------------------------------------------------------------------------------
 
     def open(self) -> Program[None]:
-        """Start waiting for the first round; or for the one that the others wait for."""
+        """Start waiting for the first round, or, in a rank that joins, for the round of the others."""
         self._timed = (yield from now()), self._steps
         if self._loop.present.joins:
             self._number = 0
@@ -53,7 +54,7 @@ class AsyncWorker:
             self._now = yield from self._closing.wait(self._number)
 
     def step_is_done(self) -> Program[None]:
-        """Count it; land what is due, and answer if a round is open, or open one."""
+        """Count a step, write a due round to the model, then answer the open round or open one."""
         self._steps += 1
         self._since += 1
         for fragment in self._fragments:
@@ -75,7 +76,7 @@ class AsyncWorker:
             yield from self._land_if_due()
 
     def rest(self) -> Program[None]:
-        """Wait for nobody, and let nobody wait: answer what is open, and leave it to the lane to answer from now on."""
+        """Answer the open round, then let the comm thread answer while the training thread rests."""
         self._closing.resting = True
         latest = self._closing.latest
         if latest.opened and not latest.closed:
@@ -84,9 +85,9 @@ class AsyncWorker:
             yield from self._closing.pass_by(latest)
 
     def settle(self, said: int) -> Program[None]:
-        """All ranks rest: take what has closed, and what is open. Nothing lands, for now is not the time to write parameters.
+        """Take the closed rounds and the open one, while all ranks rest. Writes no parameters.
 
-        `said` is the largest of what ranks `say`.
+        `said` is the maximum of `say()` over all ranks.
         """
         number, opened = divmod(said, 2)
         while self._waiting.round.number < number:
@@ -100,35 +101,37 @@ class AsyncWorker:
         self.keep()
 
     def say(self) -> int:
-        """Where this rank is: at a round that nobody has opened as far as it knows, or at one that it has answered."""
+        """Return twice the number of this rank's round, plus 1 if this rank has answered it."""
         return 2 * self._waiting.round.number + (self._sent is not None)
 
     def take_over(self) -> Program[None]:
-        """What has been settled, where the fabric is over that it was settled on."""
+        """Take the rounds that were settled on a fabric that is closed now."""
         while self._waiting.handle.done():
             yield from self._take()
         self.keep()
 
     def _is_to_be_taken(self) -> bool:
-        """Whether a round that closed without this rank is through, or has been under way for too long: an average that never
-        comes, for the others stand still, would let this rank train on alone. Who waits for it learns why.
+        """True if a round that closed without this rank is settled, or should be waited for.
+
+        After two slots this rank waits: if the other ranks are stuck, the wait raises an error that says why. Else this rank
+        would train on alone.
         """
         round, handle = self._waiting
         return round.closed and (handle.done() or self._since >= 2 * self._rule.slot)
 
     def _is_asked(self) -> bool:
-        """Whether it is time for a round, or somebody else has found so."""
+        """True if this rank should answer: its slot is over, or another rank has opened the round."""
         round = self._waiting.round
         if self._since >= self._rule.slot:
             return not round.closed
         return round.opened and not round.closed and self._fragment(round.number).steps >= self._rule.least
 
     def _answer(self) -> Program[None]:
-        """Offer how far this rank has come, and claim a ticket."""
+        """Offer this rank's progress, and take a ticket."""
         round = self._waiting.round
         fragment = self._fragment(round.number)
         held = fragment.loop.parameters()
-        # Which is known when the device has come so far: it is for devices to say who is first.
+        # This waits for the device: the order of ranks is that of their devices, not of their hosts.
         if not all_finite(held):
             fragment.forget()
             self._since, self._due = 0, self._steps
@@ -137,13 +140,13 @@ class AsyncWorker:
         if not self._closing.may_answer(round):
             return
         for state, x in zip(fragment.loop.states if fragment.steps else [], held):
-            state["start"] = x  # until it lands
+            state["start"] = x  # until the round is written
         self._since, self._due = 0, self._steps + self._rule.overlap
         self._sent = fragment.steps, fragment.tokens
         yield from self._offer(round)
 
     def _offer(self, round: QuorumRound) -> Program[None]:
-        """How far a fragment had moved away from the anchor when this rank answered."""
+        """Offer the fragment's move away from the anchor, as of this rank's answer, and take a ticket."""
         if self._sent is not None and self._sent[0]:
             moved = self._fragment(round.number).moved()
             round.offer = Contribution(moved, self._rule.weigh(*self._sent), StreamMark(moved[0].device))
@@ -157,10 +160,10 @@ class AsyncWorker:
         for fragment in self._fragments:
             fragment.write()
         self._due = None
-        self._timed = (yield from now()), self._steps  # what was waited for is no computing
+        self._timed = (yield from now()), self._steps  # waiting is not computing
 
     def _take(self) -> Program[None]:
-        """Learn what a round came to, and move the anchor with it; the model lands on it when that is due."""
+        """Wait for a round's result and move the anchor; the model follows when the round is due."""
         round, handle = self._waiting
         settled = yield from join(handle)
         self._now, self._number = settled.follows, settled.follows.round.number
@@ -174,7 +177,7 @@ class AsyncWorker:
         self._is_over(fragment, settled.merged, fine, before)
 
     def _is_over(self, fragment: PendingFragment, merged: bool, fine: bool, before: Sequence[Tensor]) -> None:
-        """A round is; `merged` says whether this rank was a part of it."""
+        """Update the fragment and the counters after a round; `merged` is True if this rank was part of it."""
         sent, self._sent = self._sent, None
         if merged and not fine:
             fragment.forget()
@@ -186,10 +189,10 @@ class AsyncWorker:
         if self._due is None:
             self._since, self._due = 0, self._steps
 
-    # -- when a rank is lost, or comes back ------------------------------------------------------------------------------
+    # -- a rank is lost, or comes back -----------------------------------------------------------------------------------
 
     def surviving(self, act: Callable[[], Program[None]]) -> Program[None]:
-        """Do it, and again each time that it fails because others than before are there."""
+        """Run `act`, and again after each failure that comes from lost or new ranks."""
         while True:
             try:
                 return (yield from act())
@@ -197,13 +200,13 @@ class AsyncWorker:
                 yield from self.outlive(failure)
 
     def outlive(self, failure: Exception) -> Program[None]:
-        """Go on with those who are there; raises the failure where that is no help."""
+        """Regroup with the ranks that are left; raises `failure` if they cannot go on."""
         while self._now is not None and self._now.handle.done() and not self._now.handle.failed():
             yield from self._take()
         while True:
             present, life = (yield from regroup(failure)), self._loop.present.life
             self._loop.regroup(present)
-            if present.life != life:  # it stood still for so long that it was taken for dead
+            if present.life != life:  # this rank was silent for so long that the others counted it as lost
                 self._number = 0
             try:
                 return (yield from self._meet_the_others())
@@ -211,10 +214,12 @@ class AsyncWorker:
                 failure = again
 
     def _meet_the_others(self) -> Program[None]:
-        """All are at one round then; what was open is open again, with what was offered for it."""
+        """Agree on the round with the other ranks, and open it again with this rank's contribution."""
         latest = yield from recovery.agree(self._parts, self._number, self._loop.step, self._merged)
         if not latest.round:
-            raise PeerError("nobody is left of those who were at work, and none of us knows the model; start all anew")
+            raise PeerError(
+                "all ranks that held the model are lost, and the ranks that joined do not have it; restart the run, from a checkpoint if there is one"
+            )
         if self._number < latest.round:
             self._catch_up(latest)
         rests, self._closing = self._closing.resting, self._closing.anew()
@@ -226,7 +231,7 @@ class AsyncWorker:
         self._timed = (yield from now()), self._steps
 
     def _catch_up(self, latest: recovery.FurthestProgress) -> None:
-        """The others are ahead: by a round that this rank took part in, or it has just come, and nothing of its own counts."""
+        """Take the state of ranks that are ahead: by one round, or by any number if this rank has just joined."""
         comes, self._merged = not self._number, latest.members
         fragment = self._fragment(self._number or latest.round)
         before = [s["anchor"] for s in fragment.loop.states]
@@ -243,19 +248,19 @@ class AsyncWorker:
             merged = self._sent is not None and self._loop.present.ranks[self._loop.rank] in self._merged
             self._is_over(fragment, merged, True, before)
 
-    # -- what is kept --------------------------------------------------------------------------------------------------
+    # -- checkpoint state ------------------------------------------------------------------------------------------------
 
     def keep(self) -> None:
-        """Put what a checkpoint must hold where it is found."""
+        """Write the progress to the schedule's state, for a checkpoint."""
         due = None if self._due is None else max(self._due - self._steps, 0)
         for fragment in self._fragments:
             fragment.keep(WorkerProgress(self._number, self._since, due))
 
     def _fragment(self, number: int) -> PendingFragment:
-        """Which one a round is of."""
+        """Return the fragment that a round averages."""
         return self._fragments[(number - 1) % len(self._fragments)]
 
     @property
     def _waiting(self) -> PendingRound:
-        assert self._now is not None, "the learner was never opened"
+        assert self._now is not None, "open() was not called"
         return self._now

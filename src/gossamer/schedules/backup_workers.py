@@ -1,4 +1,4 @@
-"""Backup workers: the step ends when enough gradients are in, not when the last one is."""
+"""Backup workers: a step ends when enough gradients have arrived, without waiting for the last ones."""
 
 from typing import ClassVar, Literal, final
 
@@ -17,26 +17,26 @@ from gossamer.schedules.quorum import Quorum, QuorumDeadline
 @final
 @part("backup_workers")
 class BackupWorkers(Schedule):
-    """Average the first N of N + b gradients; the b latest are dropped, and their workers are told.
+    """Averages the first N of N + b gradients at every step; the b latest gradients are dropped.
 
-    A rank whose gradient is ready claims a ticket for the step. The N-th ticket closes it; then all ranks enter one
-    exchange of flag g, flag = 1 for the first N. A late rank takes part with zeros while it still computes, and applies
-    every update it missed in order, so all replicas stay bit-equal. `backups=0` is synchronous SGD. N must be two at
-    least: of one gradient a step there is no mean, and a rank alone would train as well.
+    A rank whose gradient is ready takes a ticket for the step. The N-th ticket closes it; then all ranks enter one
+    exchange of flag g, flag = 1 for the first N. A late rank takes part with zeros while it still computes, and later applies
+    every update that it missed, in order, so all replicas stay bit-equal; it can see that its gradient was dropped.
+    `backups=0` is synchronous SGD. N must be at least 2: with one gradient per step there is nothing to average.
 
-    `grace` keeps a step open for all until a deadline that follows the ranks: the median of their last arrivals, and so many
-    times their median distance from it (4 to 10 are usual), once 20 have been seen. So nothing is dropped where nobody is late; at 0 the N-th ticket
-    closes it. After `limit` seconds without N gradients they are exhausted: that is an error on all ranks, or with
-    on_exhausted="shrink" the step is made of those that are there, which are a smaller batch: `before_step` may look at
-    `comm.accepted` and take a shorter step.
+    `grace` keeps a step open for all ranks until a deadline: the median of recent arrival times, plus `grace` times their
+    median distance from it (4 to 10 are usual), once 20 arrivals have been seen. So nothing is dropped while no rank is
+    late. With 0 the N-th ticket closes the step. After `limit` seconds without N gradients all ranks raise an error, or with
+    on_exhausted="shrink" the step averages the gradients that have arrived. That is a smaller batch: `before_step` may read
+    `comm.accepted` and reduce the learning rate.
 
-    It hides slow computing, not a dead process or a slow link: those are errors within the deadline.
+    It hides slow computing. A dead process or a broken link is still an error, raised within the fabric's deadline.
 
-    Use: where machines are slow now and then, each in its turn.
+    Use: when every machine is slow now and then.
 
-    Not for: machines that are all alike, nor one that is always last: its data is never learned.
+    Not for: machines of equal speed; a machine that is always last, because its data would never be used.
 
-    Wire: that of the exchange (late ranks send zeros), one store round trip, and 8 bytes a parameter group.
+    Wire: the exchange's bytes (late ranks send zeros), one store round trip, and 8 bytes per parameter group.
 
     >>> BackupWorkers(backups=2)
     backup_workers(backups=2)
@@ -53,15 +53,11 @@ class BackupWorkers(Schedule):
 
     def __post_init__(self) -> None:
         require(self.backups >= 0, f"backup_workers: backups must be 0 or more, got {self.backups}")
-        require(
-            self.grace >= 0, f"backup_workers: grace must be 0 or more, got {self.grace}; at 0 nobody is waited for"
-        )
-        require(
-            self.limit >= 0, f"backup_workers: limit must be 0 or more seconds, got {self.limit}; at 0 there is none"
-        )
+        require(self.grace >= 0, f"backup_workers: grace must be 0 or more, got {self.grace}; 0 waits for no late rank")
+        require(self.limit >= 0, f"backup_workers: limit must be 0 or more seconds, got {self.limit}; 0 is no limit")
         require(
             self.limit > 0 or self.on_exhausted == "error",
-            "backup_workers: on_exhausted='shrink' needs a limit, the seconds after which fewer gradients will do",
+            "backup_workers: on_exhausted='shrink' needs a limit, the seconds after which a step takes fewer gradients; set limit",
         )
 
     @property
@@ -77,26 +73,32 @@ class BackupWorkers(Schedule):
         return (
             excludes(
                 "memory",
-                because="{memory} under {schedule}: a dropped gradient's residual would be lost silently; drop the memory, "
+                because="{memory} under {schedule}: a dropped gradient's residual would be lost; drop the memory, "
                 "and use an exchange that needs none, such as scatter(qsgd())",
             ),
             excludes(
-                "singles out", because="{rules} under {schedule}: one ticket closes the whole step; drop the {rules}"
+                "singles out",
+                because="{rules} under {schedule}: one ticket closes the whole step, for all parameters; drop the {rules}",
             ),
-            excludes("control", because="{controller} under {schedule}: late ranks decide late"),
+            excludes(
+                "control",
+                because="{controller} under {schedule}: late ranks would change the recipe at another step; drop it",
+            ),
         )
 
     def fits(self, binding: Binding) -> None:
         if len(binding.layouts) != 1:
             raise AttachError(
-                f"{self} closes a step with one ticket and one message, so all parameters must be of one precision and on one "
-                "device"
+                f"{self} closes a step with one ticket and one message, so it needs all parameters in one bucket; give them all the "
+                "same dtype and the same device"
             )
         if binding.trains_alone:
             return
         size, wanted = binding.size, binding.size - self.backups
         ranks = f"{size} rank{'s' * (size > 1)} leave{'s' * (size == 1)}"
-        what = "nobody to wait for" if wanted < 1 else "one gradient a step, and the others are computed for nothing"
+        what = (
+            "no gradient to wait for" if wanted < 1 else "one gradient a step, and the others would be computed in vain"
+        )
         require(
             wanted > 1 or (wanted == 1 and self.backups == 0),
             f"backup_workers(backups={self.backups}): {ranks} {what}; use at least {self.backups + 2} ranks, or every_step()",
@@ -109,7 +111,7 @@ class BackupWorkers(Schedule):
             yield from quorum.open()
 
     def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
-        yield from self.begin(loop)  # where no forward pass was seen
+        yield from self.begin(loop)  # if the forward hook did not run
         yield from self._quorum(loop).offer(flat)
 
     def step(self, loop: Loop) -> Program[None]:
@@ -120,7 +122,7 @@ class BackupWorkers(Schedule):
         yield OptimizerStep()
 
     def _catch_up(self, loop: Loop) -> Program[None]:
-        """Take the agreed update of my step, and of all that closed meanwhile; the last is left for the optimizer."""
+        """Take the update of this rank's step and of all later closed steps; leave the last for the optimizer."""
         quorum = self._quorum(loop)
         outcome = yield from quorum.take()
         if loop.rank not in outcome.accepted:

@@ -1,4 +1,4 @@
-"""Block momentum: rounds of local steps are filtered as gradients are by momentum."""
+"""Block momentum (BMUF): momentum over rounds of local steps."""
 
 from typing import Annotated, Literal, final
 
@@ -18,22 +18,22 @@ from gossamer.schedules.slowmo import SlowMo
 @final
 @part("bmuf", sample="bmuf(8)")
 class BMUF(Schedule):
-    """Blockwise model-update filtering: `every` local steps, an average, and a momentum step that knows no learning rate.
+    """Takes `every` local steps, averages models, then takes a momentum step that ignores the learning rate.
 
-    G = mean_i (x_i - a);  v = momentum v + rate G;  a += v;  x_i = a.  With `nesterov`: W += v, and the next block starts at
-    a = W + momentum v; W is the model that is judged. In the long run a block counts rate / (1 - momentum) times: momentum
-    None is 1 - 1/N on N ranks, so that what N ranks have learned together counts N times. It is `slowmo` with by_lr=False,
-    bit for bit with a rate of 1, and so is Nesterov's form DiLoCo's outer step.
+    G = mean_i (x_i - a);  v = momentum v + rate G;  a += v;  x_i = a.  With `nesterov`: W += v, and the next round starts at
+    a = W + momentum v; W is the model to evaluate. In the long run a round counts rate / (1 - momentum) times. With
+    momentum None, which is 1 - 1/N on N ranks, the mean of N ranks' progress counts N times. It is `slowmo` with by_lr=False,
+    bit for bit with a rate of 1, and with `nesterov` it is DiLoCo's outer step.
 
-    `buffers` says what becomes of the optimizer's own momentum at the end of a block, as in `slowmo`; "reset" is usual.
+    `buffers` sets what happens to the optimizer's own momentum at the end of a round, as in `slowmo`; "reset" is usual.
     G passes through the recipe's memory and exchange. With `sharded` each rank keeps 1/N of a and v, as under `slowmo`.
 
-    On one rank the step of a block is taken as well; there momentum None is 0.
+    On one rank the momentum step is taken too; there momentum None is 0.
 
-    Use: on slow links with a learning rate that is left as it is, or cut seldom.
+    Use: on slow links, with a learning rate that is constant or seldom cut.
 
-    Not for: rates that a schedule moves down fast, for v knows nothing of them: use `slowmo`. Nor machines short of memory,
-    unless `sharded`: it keeps two more copies of the model.
+    Not for: learning rates that decay fast, because v does not follow them (use `slowmo`); machines short of memory, because
+    it keeps two more copies of the model, unless `sharded`.
 
     Wire: the exchange's bytes once per `every` steps; buffers="average" as in `slowmo`.
 
@@ -81,14 +81,14 @@ class BMUF(Schedule):
         return step % self.every == 0
 
     def consensus_share(self, loop: Loop) -> list[Share]:
-        """Without the look-ahead of Nesterov's form."""
+        """Return the models without the look-ahead of `nesterov`."""
         models, one = loop.parameters(), torch.ones((), dtype=torch.float32)
         if self.nesterov:
             ahead = self.rate * self._momentum(loop.size)
             for place, x in zip(loop.places, models):
                 velocity = place.states["schedule"].get("velocity")
                 if velocity is not None and self.sharded:
-                    shards.add_own(x, velocity, ahead * loop.size, loop, place)  # others add what they keep to theirs
+                    shards.add_own(x, velocity, ahead * loop.size, loop, place)  # each rank adds its own chunk
                 elif velocity is not None:
                     x.add_(velocity, alpha=ahead)
         return [Share(x, one) for x in models]
@@ -97,7 +97,7 @@ class BMUF(Schedule):
         yield from self._slow(self._momentum(loop.size)).step(loop)
 
     def _slow(self, momentum: float) -> SlowMo:
-        """What it comes to."""
+        """Return the equivalent SlowMo."""
         return SlowMo(
             self.every,
             momentum,

@@ -1,4 +1,4 @@
-"""Local steps by measured speed: a slow machine takes fewer of them in a round, so that all come to its end together."""
+"""Local steps by measured speed: a slow rank takes fewer steps per round, so that all ranks end it together."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, final
@@ -19,34 +19,34 @@ from gossamer.core.verbs import Handle, OptimizerStep, Program, all_gather, join
 from gossamer.schedules.wrapping import Wrapping
 
 Weighing = Literal["nova", "tokens", "equal"]
-LAPS = "by_speed"  # what a device is on its way through; it is beside the steps, and in no checkpoint
+LAPS = "by_speed"  # key of the step timers in `loop.live`; not saved in checkpoints
 
 
 @final
 @part("by_speed", sample="by_speed(local_sgd(8))")
 class BySpeed(Wrapping):
-    """Rounds of `then`, in which each rank takes as many local steps as it has time for while the fastest takes all of them.
+    """Runs rounds of `then` in which a slow rank takes fewer local steps, in proportion to its measured speed.
 
-    H_i = H t / t_i on rank i, for the t_i seconds of its step and the t of the fastest rank's: whole numbers, one at least, and
-    chosen so that nobody is waited for longer than a tenth of a round. D = sum_i w_i (a - x_i), and `weigh` says what w is, with
-    p_i rank i's share of all data (`attach(weight=)`; 1/N where nothing is said) and M = sum_j p_j H_j:
-    "nova"    w_i = p_i M / H_i: of each rank its mean step, M times. For small rates the optimum is that of sum p_i f_i.
+    H_i = H t / t_i steps on rank i, whose step takes t_i seconds; t is that of the fastest rank. H_i is a whole number, at least
+    1, chosen so that no wait is longer than a tenth of a round. D = sum_i w_i (a - x_i), and `weigh` selects w, with
+    p_i rank i's share of all data (`attach(weight=)`; 1/N by default) and M = sum_j p_j H_j:
+    "nova"    w_i = p_i M / H_i: each rank's mean step, times M. For small rates the optimum is that of sum p_i f_i.
     "tokens"  w_i = p_i H_i / M: that of sum p_i H_i^2 f_i, with the least noise where all f_i are alike.
     "equal"   w_i = p_i: that of sum p_i H_i f_i.
-    Ranks of one speed take `then`'s steps, bit for bit. D is weighted before memory and codec, so any of them will do.
+    If all ranks have equal speed, results equal those of `then`, bit for bit. D is weighted before memory and codec.
 
-    Each rank times its steps, without the longest of a round, which may hold an evaluation; what it knows of earlier rounds
-    counts as much. At the end of a round ranks tell each other, and change their plan where that brings a tenth more steps a
-    second. All count one round as `every` steps: a rank that takes fewer counts over some, so loop `while comm.step < total`,
-    and draw batches as you go. Between the ends of rounds ranks are at steps of their own; save and judge at the ends,
-    `if comm.ends_round`.
+    Each rank times its steps, except the longest of a round, which may hold an evaluation, and averages this with its estimate
+    from earlier rounds. At the end of a round ranks exchange their times, and change H_i if that gives a tenth more steps per
+    second. Every rank counts a round as `every` steps; a rank that takes fewer skips step numbers. So loop
+    `while comm.step < total`, and draw batches as you go. Within a round ranks are at different steps; save and evaluate at
+    the end of a round, `if comm.ends_round`.
 
-    Use: machines of unlike speed, which stay so. "tokens" where data are shuffled together.
+    Use: machines whose speeds differ and stay the same. Choose "tokens" if all ranks draw from the same shuffled data.
 
-    Not for: machines that are slow now and then, which `quorum_rounds` does not wait for. Nor loops that end after a
-    number of batches of their own.
+    Not for: machines that are slow now and then (use `quorum_rounds`, which does not wait for them); loops that end after a
+    fixed number of batches.
 
-    Wire: what `then` sends, and 24 bytes a rank and round.
+    Wire: the bytes of `then`, and 24 bytes per rank and round.
 
     >>> from gossamer.schedules import LocalSGD
     >>> BySpeed(LocalSGD(16))
@@ -62,19 +62,22 @@ class BySpeed(Wrapping):
     def __post_init__(self) -> None:
         require(
             "rounds" in self.then.traits,
-            f"by_speed: {self.then} has no rounds that ranks could go through in steps of their own; use local_sgd(...) or "
+            f"by_speed: {self.then} has no rounds of local steps, so ranks cannot take different numbers of them; use local_sgd(...) or "
             "slowmo(...) without inner",
         )
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
-        learned = "{memory} under {schedule}: what ranks count changes with their speed, and it has learned the mean of before; "
+        learned = "{memory} under {schedule}: the weights of ranks change with their speed, and it remembers the mean under the old weights; "
         return (
             *self.then.constraints,
-            excludes("control", because="{controller} under {schedule}: it goes by rounds of equal steps; drop it"),
+            excludes(
+                "control",
+                because="{controller} under {schedule}: it assumes that all ranks take equally many steps per round; drop it",
+            ),
             excludes(
                 "votes",
-                because="{exchange} under {schedule}: what is multiplied has the same vote as before; use sign() with error_feedback()",
+                because="{exchange} under {schedule}: weighting a message does not change its vote; use sign() with error_feedback()",
             ),
             *([] if self.weigh == "equal" else [excludes("remembers all", because=learned + "use error_feedback()")]),
         )
@@ -110,27 +113,27 @@ class BySpeed(Wrapping):
             loop.count_on(pace.number(loop.step, every))
         steps = self.then.step(loop.counting(pace.counts if by_speed else 1.0))
         yield from until_optimizer_step(steps)
-        descended = yield OptimizerStep()
+        stepped = yield OptimizerStep()
         laps = _ended(loop.live, (yield from now()))
         pace = _timed(pace, laps)
-        tells = loop.size > 1 and loop.step % every == 0
-        told = (yield from self._tell(loop, pace)) if tells else None
-        yield from after_optimizer_step(steps, descended)
-        if told is not None:
-            pace = self._plan(loop, pace, (yield from join(told)))
+        sends = loop.size > 1 and loop.step % every == 0
+        handle = (yield from self._tell(loop, pace)) if sends else None
+        yield from after_optimizer_step(steps, stepped)
+        if handle is not None:
+            pace = self._plan(loop, pace, (yield from join(handle)))
         state["pace"] = pace.kept()
-        laps.append(StepTimer(loop.places[0].device, (yield from now())))  # what was waited for is no computing
+        laps.append(StepTimer(loop.places[0].device, (yield from now())))  # waiting is not computing
 
     def _tell(self, loop: Loop, pace: "Pace") -> Program[Handle[list[Tensor]]]:
-        """Start telling all ranks how fast this one is; it travels with the round's average."""
+        """Start sending this rank's speed to all ranks, at the same time as the round's average."""
         mine = torch.tensor([pace.known(), loop.weight, pace.steps], dtype=torch.float64)
         wire = copied_to(mine, loop.places[0].device).view(torch.uint8)
         return (yield from start(all_gather(wire), "pace", loop.step))
 
     def _plan(self, loop: Loop, pace: "Pace", answers: Sequence[Tensor]) -> "Pace":
-        """The next round's; the average has landed, so that the host waits for its device no more."""
-        told = torch.tensor(read_numbers(*(a.clone().view(torch.float64) for a in answers)), dtype=torch.float64)
-        seconds, weights, before = told.view(-1, 3).t().tolist()
+        """Return the pace of the next round. The average has arrived, so reading `answers` does not block on the device."""
+        table = torch.tensor(read_numbers(*(a.clone().view(torch.float64) for a in answers)), dtype=torch.float64)
+        seconds, weights, before = table.view(-1, 3).t().tolist()
         steps = local_steps(self.then.period, seconds, [int(n) for n in before])
         own, mean = steps[loop.rank], sum(w * n for w, n in zip(weights, steps, strict=True)) / loop.size
         counts = {"nova": mean / own, "tokens": own / mean, "equal": 1.0}[self.weigh] if len(set(steps)) > 1 else 1.0
@@ -138,7 +141,7 @@ class BySpeed(Wrapping):
 
 
 def _ended(live: dict[str, Any], time: float) -> list[StepTimer]:
-    """The laps that have not been looked at, of which the last ends now; none where this rank's first was not seen to begin."""
+    """End the running step timer; returns all timers not read yet, or none if the first step's start was not seen."""
     laps: list[StepTimer] = live.setdefault(LAPS, [])
     if laps:
         laps[-1].end(time)
@@ -146,7 +149,7 @@ def _ended(live: dict[str, Any], time: float) -> list[StepTimer]:
 
 
 def _timed(pace: "Pace", laps: list[StepTimer]) -> "Pace":
-    """What laps that are over have told; a device may still be on its way through the others."""
+    """Add the times of finished timers to `pace`; timers that the device has not reached are left."""
     while laps and (seconds := laps[0].seconds) is not None:
         pace = pace.timed(seconds)
         laps.pop(0)
@@ -154,14 +157,14 @@ def _timed(pace: "Pace", laps: list[StepTimer]) -> "Pace":
 
 
 class Pace(NamedTuple):
-    """What a rank knows of its speed, and what follows from that for the round."""
+    """A rank's measured speed, and its number of steps and weight in this round."""
 
-    steps: float  # that it takes in this round
-    counts: float  # what its progress counts then, besides what its data weigh
-    seconds: float = 0.0  # of a step in earlier rounds; 0 where none was timed
-    spent: float = 0.0  # in this round's steps that were timed
-    longest: float = 0.0  # of them
-    timings: float = 0.0  # how many they are
+    steps: float  # taken by this rank in this round
+    counts: float  # the weight of its progress, besides the weight of its data
+    seconds: float = 0.0  # per step in earlier rounds; 0 if no step was timed
+    spent: float = 0.0  # seconds, sum over the timed steps of this round
+    longest: float = 0.0  # seconds, the longest of them
+    timings: float = 0.0  # number of them
 
     @staticmethod
     def of(state: State, every: int) -> "Pace":
@@ -172,19 +175,19 @@ class Pace(NamedTuple):
         return torch.tensor(self, dtype=torch.float64).view(torch.uint8)
 
     def number(self, step: int, every: int) -> int:
-        """Of the step that comes after the one before `step`: the round's numbers are spread over this rank's steps."""
+        """Return the number of the step after `step - 1`: this rank's steps are spread over the round's numbers."""
         done, steps = (step - 1) % every, int(self.steps)
         nth = done * steps // every + 1
         return step - 1 - done + -(-nth * every // steps)
 
     def timed(self, seconds: float) -> "Pace":
-        """A step took so long; on a clock that stands still, nobody knows."""
+        """Add a step's time; a clock that did not advance adds nothing."""
         if seconds <= 0:
             return self
         return self._replace(spent=self.spent + seconds, longest=max(self.longest, seconds), timings=self.timings + 1)
 
     def known(self) -> float:
-        """Seconds of a step."""
+        """Return the estimated seconds per step; 0 if unknown."""
         if not self.timings:
             return self.seconds
         one = self.timings == 1

@@ -1,4 +1,4 @@
-"""CoCoD: an average lands a round later, and what a rank has learned meanwhile is kept."""
+"""CoCoD-SGD: the average arrives a round later, and local progress made meanwhile is kept."""
 
 from typing import Annotated, final
 
@@ -17,22 +17,22 @@ from gossamer.schedules.rounds import just_before_landing, lands, refuse_delay, 
 @final
 @part("cocod", sample="cocod(8)")
 class CoCoD(Schedule):
-    """Every `every` steps: land the average of models launched a round ago, add what was learned since, launch the next.
+    """Every `every` steps: takes the average launched a round ago, adds the local progress since, launches the next.
 
     s_i: the model as it was launched.  D = mean_i (a - s_i);  a -= D, which is mean s;  x_i = a + (x_i - s_i).  So the mean
-    of models moves by the mean of all progress, at the learning rate as it is, and ranks differ by what they learned in one
-    round. The average travels during `delay` steps, a whole round unless said otherwise; with 0 it is `local_sgd`. It lands
-    by schedule, never by arrival, and passes through the recipe's memory and exchange.
-    A round whose average is not finite is dropped: when it should land, every rank returns to the anchor.
+    of models moves by the mean of all progress, with the learning rate unchanged, and ranks differ by their progress in one
+    round. The average is in flight for `delay` steps, by default a whole round; with 0 it is `local_sgd`. It is applied at a
+    fixed step, however early it arrives, and passes through the recipe's memory and exchange.
+    If an average is not finite, it is dropped: at the step where it would be applied, every rank returns to the anchor.
 
     On one rank it is plain training.
 
-    Use: where an average takes as long as a few local steps, and the learning rate is to stay as it is.
+    Use: when an average takes as long as a few local steps, and the learning rate should stay unchanged.
 
-    Not for: ranks whose data differ much, unless rounds are short: nothing pulls a rank back but the average itself. Nor
-    machines short of memory: it keeps two more copies of the model.
+    Not for: long rounds with very different data per rank, because only the average keeps ranks together; machines short of
+    memory, because it keeps two more copies of the model.
 
-    Wire: the exchange's bytes once per `every` steps, hidden behind computing.
+    Wire: the exchange's bytes once per `every` steps, overlapped with computing.
 
     >>> CoCoD(every=8)
     cocod(8)

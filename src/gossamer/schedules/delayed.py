@@ -1,4 +1,4 @@
-"""Average gradients at every step, while the next ones are computed."""
+"""Average gradients at every step, while the next gradients are computed."""
 
 from collections.abc import Sequence
 from typing import final
@@ -17,28 +17,28 @@ from gossamer.core.verbs import OptimizerStep, Program
 @final
 @part("delayed")
 class Delayed(Schedule):
-    """Double buffering: a step takes the mean of the gradients of the step before, which has travelled meanwhile.
+    """Applies the averaged gradients of the previous step, whose exchange runs while this step computes.
 
-    x_(t+1) = x_t - lr mean_i g_i(x_(t-1)). The mean that was launched after step t - 1 lands when the gradients of step t are
-    there, and these leave when the optimizer has stepped. So an exchange has all of a step's computing to hide behind. It lands
-    by schedule, never by arrival, and goes through the recipe's memory and exchange; `.grad` holds it after `backward()`, to be
-    clipped as ever. The first step has no mean, and parameters no gradient: the optimizer leaves them alone. So it is after a
-    mean that is not finite, which is dropped on all ranks. A step that is skipped throws its mean away and sends nothing. What
-    is on its way at the end of training is not taken.
+    x_(t+1) = x_t - lr mean_i g_i(x_(t-1)). The exchange launched after step t - 1 is waited for when the gradients of step t are
+    ready; these are launched after the optimizer's step. So an exchange overlaps with all computing of one step. The mean is
+    applied at a fixed step, however early it arrives, and passes through the recipe's memory and exchange; `.grad` holds it
+    after `backward()`, and can be clipped as usual. At the first step there is no mean: `.grad` is None, and the optimizer
+    changes nothing. The same holds after a mean that is not finite, which is dropped on all ranks. A skipped step discards its
+    mean and sends nothing. The mean in flight at the end of training is not applied.
 
-    Under plain SGD and a curvature c it is stable if lr c < 1, half of what a gradient of this step allows. A rank alone has
-    nothing to wait for, and trains plainly.
+    Under plain SGD and a curvature c it is stable if lr c < 1, half of what plain SGD allows. On one rank it is
+    plain training.
 
-    Use: where averages take as long as computing, with little momentum: replicas stay equal, and the wait is hidden.
+    Use: when an average takes as long as computing a step, with little momentum; replicas stay equal.
 
-    Not for: a learning rate left as it was, nor much momentum, which makes a delay count for more. Nor exchanges that take much
-    longer than a step: fewer bytes, or local steps, are what helps then.
+    Not for: an unchanged learning rate, or much momentum, which makes the delay worse; exchanges that take much longer than a
+    step (send fewer bytes, or take local steps).
 
     48 steps of `lm` on two simulated ranks, one seed, the mean loss of the last 8: by SGD without momentum at rate .25 it was 5.63,
     and without the delay 5.52; at .5, 6.06 and 5.40. With momentum .9 at rate .025 5.93 and 5.65; at .05, 6.10 and 5.44; at .1,
-    the workload's own, it ran away: 9.80 and 5.31. `qsgd` was at .025 as the dense one.
+    the workload's own rate, it diverged: 9.80 and 5.31. At .025 `qsgd` gave the same as the dense exchange.
 
-    Wire: the exchange's bytes at every step, hidden behind computing.
+    Wire: the exchange's bytes at every step, overlapped with computing.
 
     >>> Delayed()
     delayed()
@@ -54,7 +54,7 @@ class Delayed(Schedule):
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
-        because = "{update} under {schedule}: it makes a direction of every step's mean, and a step may have none; use every_step()"
+        because = "{update} under {schedule}: it needs a mean at every step, and a step may have none; use every_step()"
         return (excludes("directs", because=because),)
 
     @property
@@ -63,14 +63,14 @@ class Delayed(Schedule):
 
     @property
     def hands_over(self) -> bool:
-        return False  # a mean is on its way
+        return False  # a mean is in flight
 
     @property
     def works_alone(self) -> bool:
         return False
 
     def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
-        """It leaves when what is on its way has landed: a memory goes on from what became of that."""
+        """Keep the gradient: it is launched after the mean in flight has arrived, which updates the memory."""
         loop.live.setdefault("gradients", {})[index] = flat
         yield from ()
 
@@ -83,7 +83,7 @@ class Delayed(Schedule):
 
 
 def _copies(given: Sequence[Bucket], places: Sequence[BucketView]) -> list[Tensor]:
-    """The next gradients come while these are on their way. A controller may have cut the model anew when the mean landed."""
+    """Copy gradients, since the next ones overwrite them; in new buckets if a controller has changed the buckets."""
     if [block.layout.segments for block in given] == [place.layout.segments for place in places]:
         return [block.new().copy_(block.flat) for block in given]
     named = {name: tensor.reshape(-1) for block in given for name, tensor in block.tensors()}

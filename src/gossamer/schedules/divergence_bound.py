@@ -1,4 +1,4 @@
-"""Apart: whether ranks that step from anchors of their own stay together, when only their neighbours pull them."""
+"""Divergence bound: do ranks with their own anchors stay together, when only gossip mixes them?"""
 
 import torch
 from torch import Tensor
@@ -8,14 +8,14 @@ from gossamer.core.errors import AttachError
 from gossamer.core.schedule import Schedule
 from gossamer.schedules.rounds import OuterStep
 
-WINDOWS = 8  # rounds that are looked at: where a topology's own rounds do not divide them, they differ
+WINDOWS = 8  # rounds checked: they differ if the topology's period does not divide a round
 
 
 def divergence_rate(outer: OuterStep, base: Schedule, every: int, size: int) -> float:
-    """How many times as far from their mean ranks are after a round, in the long run; below 1 they stay together.
+    """Return the factor by which ranks' distance from their mean grows per round; below 1 they stay together.
 
-    A difference that a round's mixing multiplies by L follows (a, v) -> outer step of (1 - L) a. Where one topology follows
-    another, what counts is the worst of them.
+    A difference that a round's mixing multiplies by L follows (a, v) -> outer step of (1 - L) a. If a topology has
+    several stages, the worst of them counts.
     """
     return max(_growth(outer, stage, every // base.period, size) for stage in _topology(base.drives).stages)
 
@@ -28,16 +28,16 @@ def _growth(outer: OuterStep, topology: Topology, messages: int, size: int) -> f
             mixed = _shares(topology, size, k) @ mixed
         if (mixed.sum(1) - 1).abs().max() > 1e-9:
             raise AttachError(
-                f"{topology} on {size} ranks: some are heard more than others, so that without an average models follow "
-                "them and not the mean; use a topology that is alike for all, such as exponential(), or average=True"
+                f"{topology} on {size} ranks: some ranks have more weight than others, so without an average models follow "
+                "those ranks and not the mean; use a topology that is the same for all ranks, such as exponential(), or average=True"
             )
-        apart = mixed - 1 / size  # the mean itself is no difference
+        apart = mixed - 1 / size  # without the mean itself
         worst = max(worst, *(_factor(outer, complex(value)) for value in torch.linalg.eigvals(apart)))
     return worst
 
 
 def _factor(outer: OuterStep, kept: complex) -> float:
-    """The largest eigenvalue of the outer step on one such difference."""
+    """Return the largest eigenvalue of the outer step on a difference that mixing multiplies by `kept`."""
     gone, beta, alpha = 1 - kept, outer.beta, outer.alpha
     times = alpha * (1 + beta) if outer.nesterov else alpha
     of_velocity = alpha * beta * (beta if outer.nesterov else 1.0)
@@ -49,13 +49,13 @@ def _topology(mixer: Mixer | None) -> Topology:
     topology = getattr(mixer, "topology", None)
     if not isinstance(topology, Topology):
         raise AttachError(
-            f"{mixer} does not say who hears from whom, and without an average that decides: use push_sum()"
+            f"{mixer} has no topology, and without an average the topology must keep ranks together; use push_sum(), or average=True"
         )
     return topology
 
 
 def _shares(topology: Topology, size: int, round: int) -> Tensor:
-    """What every rank (a column) gives to whom in a round."""
+    """Return the matrix of a round: column i holds the shares that rank i sends and keeps."""
     out = torch.zeros(size, size, dtype=torch.float64)
     for rank in range(size):
         peers = topology.peers(rank, size, round)

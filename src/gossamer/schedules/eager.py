@@ -1,4 +1,4 @@
-"""Eager updates: a rank's own progress counts at once, that of the others a round later."""
+"""Eager updates: a rank applies its own progress at once, and that of the others a round later."""
 
 from typing import Annotated, Literal, final
 
@@ -17,23 +17,23 @@ from gossamer.schedules.rounds import OuterStep, differences, just_before_landin
 @final
 @part("eager", sample="eager(8)")
 class Eager(Schedule):
-    """Every `every` steps an outer step over a rank's own way now, and the way of the others a round ago.
+    """Every `every` steps: an outer step from a rank's own progress now and the others' progress a round ago.
 
     D_i = a_i - x_i, launched;  E_i = D_i / N + D' - D_i' / N, where D' is the mean of the round before, and D_i' this rank's
-    part of it;  v_i = momentum v_i + E_i;  a_i -= rate (E_i + momentum v_i);  x_i = a_i. So nobody waits: an average has a whole
-    round to travel, and is late for the others' part only. `replace="scaled"` takes D_i / N + (1 - 1/N) D', as it is printed: then
-    a part of a rank's own way counts twice, and what they count twice drives ranks apart.
+    part of it;  v_i = momentum v_i + E_i;  a_i -= rate (E_i + momentum v_i);  x_i = a_i. So no rank waits: an average has a whole
+    round to arrive, and only the others' part is late. `replace="scaled"` takes D_i / N + (1 - 1/N) D', as the paper prints
+    it: then a part of a rank's own progress counts twice, which drives ranks apart.
 
-    Anchors and velocities differ from rank to rank. Beside them every rank keeps the model that follows the means alone, equal on
-    all of them: that is the one to judge, and where all return to when an average is not finite.
+    Anchors and velocities differ between ranks. Besides, every rank keeps the model that follows only the means, equal on all
+    ranks: evaluate that one. If an average is not finite, all ranks return to it.
 
-    On one rank all of the way is its own: the outer steps of `diloco`, and the model to judge a round behind.
+    On one rank it takes the outer steps of `diloco`, and the model to evaluate is a round behind.
 
-    Use: across sites where an average takes as long as a round, and `diloco` would wait for it.
+    Use: across sites, when an average takes as long as a round and `diloco` would wait for it.
 
-    Not for: machines short of memory: it keeps six more copies of the model. Nor few rounds, as `diloco`.
+    Not for: machines short of memory, because it keeps six more copies of the model; few rounds, as `diloco`.
 
-    Wire: the exchange's bytes once per `every` steps, hidden behind computing.
+    Wire: the exchange's bytes once per `every` steps, overlapped with computing.
 
     >>> Eager(30)
     eager(30)
@@ -76,19 +76,19 @@ class Eager(Schedule):
         yield OptimizerStep()
         if loop.step % self.every:
             return
-        landed = loop.in_flight()
-        means = (yield from loop.land()) if landed else None
-        if landed and means is None:
+        in_flight = loop.in_flight()
+        means = (yield from loop.land()) if in_flight else None
+        if in_flight and means is None:
             return self._return(loop)
         own = differences(loop, loop.parameters())
-        given = [place.layout.buffers.like(d).copy_(d) for place, d in zip(loop.places, own)]
+        copies = [place.layout.buffers.like(d).copy_(d) for place, d in zip(loop.places, own)]
         for i, (place, mine, lr) in enumerate(zip(loop.places, own, loop.lrs)):
             self._take(place, mine, None if means is None else means[i], loop.size, lr)
         loop.write([s["anchor"] for s in loop.states])
-        yield from loop.launch(given)
+        yield from loop.launch(copies)
 
     def _take(self, place: BucketView, mine: Tensor, mean: Tensor | None, size: int, lr: float) -> None:
-        """The outer step of a block, of this rank's own anchor and of the agreed one."""
+        """Take the outer step of a bucket, on this rank's own anchor and on the agreed one."""
         state, outer = place.states["schedule"], OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True)
         eager = torch.div(mine, size, out=place.layout.buffers.like(mine))
         if mean is not None:
@@ -105,7 +105,7 @@ class Eager(Schedule):
         outer.take(place, eager, lr)
 
     def _return(self, loop: Loop) -> None:
-        """All ranks hold the agreed model again, and its velocity."""
+        """Reset the anchor and its velocity to the agreed model, and write that to the parameters."""
         for state in loop.states:
             state["anchor"] = state["agreed"]
             for key in "own", "velocity":

@@ -1,4 +1,4 @@
-"""Elastic averaging: ranks explore, and a spring ties them to a centre."""
+"""Elastic averaging SGD: local steps, with every model pulled towards a common centre."""
 
 from typing import Annotated, final
 
@@ -14,30 +14,30 @@ from gossamer.core.schedule import Schedule, Share
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules.rounds import just_before_landing, remember_anchor
 
-CENTRE = 0.9  # N alpha, unless alpha is given: how far the centre moves towards the mean
+CENTRE = 0.9  # N alpha by default: how far the centre moves towards the mean
 
 
 @final
 @part("easgd", sample="easgd(8)")
 class EASGD(Schedule):
-    """Every `every` steps: x_i -= alpha (x_i - z);  z += alpha sum_i (x_i - z), both of them as they were before.
+    """Every `every` steps: x_i -= alpha (x_i - z);  z += alpha sum_i (x_i - z), both from the values before.
 
-    z: the centre, equal on all ranks, and the model that is judged; N alpha of the way to the mean it moves each time.
-    `alpha` None is 0.9 / N, which the paper takes. Steps move sum x_i + z, and springs leave it as it is: with as many
-    steps, the centre has moved N / (N + 1) as far as under plain averages. With momentum in the optimizer it is EAMSGD:
+    z: the centre, equal on all ranks, and the model to evaluate. Each time it moves N alpha of the way to the mean.
+    `alpha` None is 0.9 / N, as in the paper. Optimizer steps move sum x_i + z, and the pulls leave it unchanged: after equally
+    many steps, the centre has moved N / (N + 1) as far as under plain averages. With momentum in the optimizer it is EAMSGD:
     torch.optim.SGD(..., momentum=0.99, nesterov=True).
-    The springs of a round pull to where the centre was, so the sum may travel during the whole next round: it moves the
-    centre at its end, and no model is another than if it had been waited for. What is sent is z - x_i, through the recipe's
-    memory and exchange. A round whose sum is not finite is dropped: when it should land, every rank returns to the centre.
+    Models are pulled towards the centre before this round's move, so the sum may be in flight during the whole next round: it
+    moves the centre at the end of it, with the same models as if it had been waited for. The message is z - x_i, through the
+    recipe's memory and exchange. A sum that is not finite is dropped: when it is due, every rank returns to the centre.
 
-    The consensus is the centre as it is: the sum that is on its way at a round's end has not moved it yet, so that what
-    `comm.consensus()` swaps in, and a checkpoint publishes, is a round old. On one rank the spring pulls as well.
+    The consensus is the current centre. It does not include the sum in flight, so what `comm.consensus()` swaps in, and what a
+    checkpoint publishes, is one round old. On one rank the model is pulled to the centre too.
 
-    Use: on slow links with ranks that should explore for themselves, and an optimizer of much momentum.
+    Use: on slow links, when ranks should explore on their own, with an optimizer of much momentum.
 
-    Not for: short runs: ranks stay apart, and the centre follows slowly, a round behind.
+    Not for: short runs, because models stay apart and the centre follows slowly, a round behind.
 
-    Wire: the exchange's bytes once per `every` steps, hidden behind computing.
+    Wire: the exchange's bytes once per `every` steps, overlapped with computing.
 
     >>> EASGD(every=10)
     easgd(10)
@@ -52,15 +52,15 @@ class EASGD(Schedule):
         require(self.every >= 1, f"easgd: every must be at least 1 step, got {self.every}; the paper uses 10")
         require(
             self.alpha is None or 0 < self.alpha < 1,
-            f"easgd: alpha must lie strictly between 0 and 1, got {self.alpha}: with 0 ranks never meet, with 1 they forget "
-            "what they learned; None is 0.9 / N",
+            f"easgd: alpha must lie strictly between 0 and 1, got {self.alpha}: 0 never synchronises, 1 discards all "
+            "local progress; None is 0.9 / N",
         )
 
     def fits(self, binding: Binding) -> None:
         if self.alpha is not None and binding.size * self.alpha > 1:
             raise AttachError(
                 f"{self} on {binding.size} ranks: N alpha is {binding.size * self.alpha:.3g}, and above 1 the centre overshoots the "
-                f"mean and swings; use alpha={CENTRE / binding.size:.3g}, or leave it out"
+                f"mean and oscillates; use alpha={CENTRE / binding.size:.3g}, or leave it out"
             )
 
     @property
@@ -75,7 +75,7 @@ class EASGD(Schedule):
         return just_before_landing(step, self.every, None)
 
     def consensus_share(self, loop: Loop) -> list[Share]:
-        """The centre is what ranks agree on; before the first step it is the model."""
+        """Return the centre, equal on all ranks; before the first step, the model."""
         centres = [s.get("anchor", x) for s, x in zip(loop.states, loop.parameters())]
         return [Share(z, torch.ones((), dtype=torch.float32)) for z in centres]
 
@@ -95,7 +95,7 @@ class EASGD(Schedule):
         return CENTRE / size if self.alpha is None else self.alpha
 
     def _pull(self, loop: Loop) -> tuple[list[Tensor], list[Tensor]]:
-        """Models, tied to the centre; and how far from it each of them was."""
+        """Pull the models towards the centre; returns them, and centre minus model from before."""
         pulled, apart, alpha = list[Tensor](), list[Tensor](), self._alpha(loop.size)
         for place, x in zip(loop.places, loop.parameters()):
             z = place.states["schedule"]["anchor"]
@@ -104,7 +104,7 @@ class EASGD(Schedule):
         return pulled, apart
 
     def _land(self, loop: Loop) -> Program[bool]:
-        """Move the centre; False if the sum was not finite, and it stays."""
+        """Wait for the sum and move the centre; returns False, and leaves it, if the sum was not finite."""
         means, share = (yield from loop.land()), self._alpha(loop.size) * loop.size
         for state, mean in zip(loop.states, means or []):
             state["anchor"] = torch.sub(state["anchor"], mean.mul_(share), out=mean)

@@ -19,18 +19,18 @@ from gossamer.core.verbs import OptimizerStep, Program
 @final
 @part("every_step")
 class EveryStep(Schedule):
-    """Gradients are averaged, then the optimizer steps: synchronous training.
+    """Averages gradients at every step, then steps the optimizer: synchronous training.
 
-    `micro_batches` of them make one step (gradient accumulation; see `comm.accumulating()`), with the learning rate times
-    `rate`. All of it holds for a rank alone as well.
+    The gradients of `micro_batches` micro-batches make one step (gradient accumulation; see `comm.accumulating()`), with the
+    learning rate times `rate`. A single rank does the same.
 
     `l1` minimises f(x) + l1 |x|_1, for sparse models: each step is followed by x = sign(x) max(|x| - s lr l1, 0). Momentum
-    makes a step s times a gradient that stays, and so it does the threshold; else l1 would count s times less. With
-    momentum b and dampening t, s = (1 - t) / (1 - b), under Nesterov 1 + b (1 - t) / (1 - b), without momentum 1; that of
-    a memory (`diana(momentum=...)`) multiplies it. It takes torch's SGD: other optimizers scale each element's step in a
-    way of its own, and would solve another problem.
+    makes the step for a constant gradient s times as long, so the threshold is multiplied by s too. With
+    momentum b and dampening t, s = (1 - t) / (1 - b), under Nesterov 1 + b (1 - t) / (1 - b), without momentum 1; the momentum
+    of a memory (`diana(momentum=...)`) multiplies it. `l1` needs torch.optim.SGD: other optimizers scale each element's step
+    differently, and would solve another problem.
 
-    Use: unless messages are too many or too slow for every step; it is there unless a recipe says otherwise.
+    Use: unless a message at every step is too slow. It is the default of every recipe.
 
     >>> EveryStep(l1=0.05)
     every_step(l1=0.05)
@@ -53,7 +53,7 @@ class EveryStep(Schedule):
     def constraints(self) -> tuple[Constraint, ...]:
         if not self.l1:
             return ()
-        because = "{schedule} under {update}: the threshold follows the gradient's length, which is gone; leave l1 out"
+        because = "{schedule} under {update}: the threshold needs the gradient's length, which the update removes; leave l1 out"
         return (excludes("directs", because=because),)
 
     @property
@@ -78,28 +78,28 @@ class EveryStep(Schedule):
 
     def step(self, loop: Loop) -> Program[None]:
         yield from loop.average_gradients()
-        descended = yield OptimizerStep()
-        if self.l1 and descended:
+        stepped = yield OptimizerStep()
+        if self.l1 and stepped:
             thresholds = [gain * lr * self.l1 for gain, lr in zip(loop.gains, loop.lrs, strict=True)]
-            loop.assign([_shrunk(*given) for given in zip(loop.blocks(), thresholds, strict=True)])
+            loop.assign([_shrunk(*pair) for pair in zip(loop.blocks(), thresholds, strict=True)])
 
     def fits(self, binding: Binding) -> None:
         others = [o for o in binding.optimizers if not all(_is_sgd(group) for group in o.param_groups)]
         if not self.l1 or not others:
             return
         raise AttachError(
-            f"{self} with {type(others[0]).__name__}: the threshold follows the step of torch.optim.SGD, with momentum below "
-            "1 or without. Another optimizer scales every element's step by itself, and would end in the solution of another "
-            "problem: use torch.optim.SGD, or leave l1 out"
+            f"{self} with {type(others[0]).__name__}: l1 needs the step of torch.optim.SGD, with momentum below 1. "
+            "Another optimizer scales each element's step differently, and would solve another "
+            "problem; use torch.optim.SGD, or leave l1 out"
         )
 
 
 def _shrunk(block: Bucket, threshold: float) -> Tensor:
-    """Not torch's softshrink, whose zeros have a sign that depends on how many elements there are."""
+    """Return the bucket's elements shrunk by `threshold`. (In torch's softshrink the sign of a zero depends on the size.)"""
     near = torch.clamp(block.flat, -threshold, threshold, out=block.new())
     return torch.sub(block.flat, near, out=near)
 
 
 def _is_sgd(group: Mapping[str, Any]) -> bool:
-    """Whether an optimizer's parameter group is that of SGD, and of no relative that scales its steps."""
+    """True if a parameter group is that of torch.optim.SGD, not of an optimizer that scales its steps."""
     return {"momentum", "dampening", "nesterov"} <= group.keys() and "eps" not in group and group["momentum"] < 1

@@ -1,4 +1,4 @@
-"""Fragments: a model in pieces that are averaged one after the other, so that no round has a peak on the wire."""
+"""Fragments: parts of a model that are averaged one after the other, so that no step sends the whole model."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,14 @@ from math import prod
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import require
 
-MOST = 8  # fragments, where nobody says how many
+MOST = 8  # fragments, by default
 
 Shapes = Mapping[str, tuple[int, ...]]
 NUMBERED = re.compile(r"^(?:.*?\.)?\d+(?=\.|$)")
 
 
 def layer(name: str) -> str:
-    """The layer a parameter is of: up to the first number in its name, or all of that but its last word.
+    """Return a parameter's layer: its name up to the first number, or without its last component.
 
     >>> layer("blocks.3.attention.query.weight"), layer("embedding.weight"), layer("scale")
     ('blocks.3', 'embedding', 'scale')
@@ -25,12 +25,12 @@ def layer(name: str) -> str:
 
 
 def layers(shapes: Shapes) -> list[str]:
-    """Those that have anything to send, in the model's order."""
+    """Return the layers that have elements, in the model's order."""
     return [*dict.fromkeys(layer(name) for name, shape in shapes.items() if prod(shape))]
 
 
 def balanced(shapes: Shapes, count: int) -> dict[str, int]:
-    """Greedy packing: the largest tensor first, each into the fragment that is smallest so far.
+    """Assign tensors greedily: the largest tensor first, each to the smallest fragment so far.
 
     >>> balanced({"a": (2,), "b": (3,), "c": (4,)}, 2)
     {'c': 0, 'b': 1, 'a': 1}
@@ -44,7 +44,7 @@ def balanced(shapes: Shapes, count: int) -> dict[str, int]:
 
 
 def strided(shapes: Shapes, count: int) -> dict[str, int]:
-    """The layers dealt out in turn, in their order: each fragment has some of the early ones, and some of the late.
+    """Assign layers in turn, in their order, so that each fragment has early and late layers.
 
     >>> strided({"0.w": (2,), "0.b": (1,), "1.w": (2,), "2.w": (2,)}, 2)
     {'0.w': 0, '0.b': 0, '1.w': 1, '2.w': 0}
@@ -54,7 +54,7 @@ def strided(shapes: Shapes, count: int) -> dict[str, int]:
 
 
 def matched(shapes: Shapes, patterns: Sequence[str]) -> dict[str, int]:
-    """The first pattern that a name fits says its fragment.
+    """Assign each parameter to the fragment of the first pattern that matches its name.
 
     >>> matched({"0.w": (2,), "1.w": (2,), "head": (2,)}, ("0.*", "*"))
     {'0.w': 0, '1.w': 1, 'head': 1}
@@ -64,15 +64,15 @@ def matched(shapes: Shapes, patterns: Sequence[str]) -> dict[str, int]:
         found = [p for p, pattern in enumerate(patterns) if fnmatchcase(name, pattern)]
         if not found:
             raise AttachError(
-                f"parameter {name!r} fits none of fragments={tuple(patterns)}, and would never be averaged; end with '*', which "
-                "takes the rest"
+                f"parameter {name!r} matches no pattern in fragments={tuple(patterns)}, and would never be averaged; add '*' at the "
+                "end, which matches all others"
             )
         out[name] = found[0]
     return out
 
 
 def usual(shapes: Shapes, every: int) -> int:
-    """As many fragments as there are layers, 8 at most, each with a slot of its own in a round.
+    """Return the default number of fragments: one per layer, at most 8, and a divisor of `every`.
 
     >>> usual({"0.w": (2,), "1.w": (2,), "2.w": (2,)}, 100)
     2
@@ -82,21 +82,21 @@ def usual(shapes: Shapes, every: int) -> int:
 
 
 def refuse_empty(part: object, shapes: Shapes, of: Mapping[str, int], called: Sequence[str]) -> None:
-    """Every fragment needs something to send."""
+    """Raise if a fragment has no elements."""
     full = {p for name, p in of.items() if prod(shapes[name])}
     empty = [name for p, name in enumerate(called) if p not in full]
     if empty:
         raise AttachError(
-            f"{part}: {', '.join(empty)} of {len(called)} fragments would be without parameters, for the model has "
+            f"{part}: {', '.join(empty)} of {len(called)} fragments would be without parameters; the model has "
             f"{len(shapes)} tensors in {len(layers(shapes))} layers; use fewer fragments, or leave fragments out"
         )
 
 
-def refuse_slots(name: str, said: object, count: int, every: int) -> None:
-    """Fragments take turns, in slots of a round that are as long as each other."""
-    require(count >= 1, f"{name}: there must be at least one fragment, got fragments={said}")
+def refuse_slots(name: str, fragments: object, count: int, every: int) -> None:
+    """Raise unless `count` fragments get slots of equal length in a round of `every` steps."""
+    require(count >= 1, f"{name}: fragments must be at least 1, got fragments={fragments}")
     require(
         every % count == 0,
-        f"{name}: {count} fragments in a round of {every} steps: each needs a slot of its own, and all are as long; "
+        f"{name}: {count} fragments in a round of {every} steps: the number of steps must be a multiple of the number of fragments; "
         f"use every={count * -(-every // count)}",
     )

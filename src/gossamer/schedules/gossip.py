@@ -1,4 +1,4 @@
-"""Mix parameters with a few neighbours."""
+"""Gossip: mix parameters with a few neighbours."""
 
 from dataclasses import replace
 from math import lcm
@@ -24,28 +24,28 @@ from gossamer.schedules.nodes import Between, Inside, groups_of
 @final
 @part("gossip")
 class Gossip(Schedule):
-    """After every `every`-th step, one round of a mixer.
+    """Runs one round of a mixer after every `every`-th step.
 
-    For the first `warmup` steps, and then at every `exact`-th one, models are averaged over all ranks instead, by the recipe's
-    exchange (an all-reduce first, then gossip; gossip with a periodic exact average). Under plain SGD, with or without
-    momentum, an average after each step is what an average of gradients is.
+    For the first `warmup` steps, and then at every `exact`-th step, models are averaged over all ranks instead, by the recipe's
+    exchange. Under plain SGD, with or without momentum, averaging models after each step equals averaging gradients.
 
-    With `overlap`, the messages of a round are absorbed at the next one, `every` steps later, and travel while the steps
-    are computed (overlap stochastic gradient push). They land by schedule, so how long they take changes no bit. Meanwhile a
-    rank that pushes sums holds only the rest of x and of w. Each local step is taken at z = x / w and moves x, so it moves z by
-    1 / w as much: twice, with one peer.
+    With `overlap`, the messages of a round are absorbed at the next round, `every` steps later, and travel while the steps
+    are computed (overlap stochastic gradient push). They are absorbed at a fixed step, so results do not depend on how long
+    they take. Meanwhile a push-sum rank holds only the rest of x and of w. Each local step is taken at z = x / w and moves x,
+    so it moves z by 1 / w as much: twice, with one peer.
 
-    With `per_node`, so many ranks share a node, numbered node by node, and a node is one that gossips: its ranks average their
-    gradients densely at every step, while backward runs, and take the step together; its first rank talks to those of other
-    nodes, and tells its own what came. All ranks of a node hold the same model, bit for bit, and the run is that of one rank a
-    node whose gradient is the node's mean. `sgp + per_node(8)` says so of a whole recipe; each node has equally many ranks.
+    With `per_node`, so many consecutive ranks form a node, and the node gossips as one rank: its ranks average their
+    gradients densely at every step, during backward, and take the same step; its first rank exchanges messages with other
+    nodes, and passes them on inside its node. All ranks of a node hold the same model, bit for bit, and results equal those of
+    one rank per node with the node's mean gradient. `sgp + per_node(8)` sets it for a whole recipe. All nodes need equally
+    many ranks.
 
-    Use: among many ranks that should not wait for all others; `overlap` where a link is slow.
+    Use: among many ranks that should not wait for all others; with `overlap` on slow links.
 
-    Not for: recipes that need equal models: the ranks' models differ.
+    Not for: training that needs equal models on all ranks.
 
-    Wire: the mixer's bytes once per `every` steps, and the exchange's for an exact average in its place; with `per_node` those
-    of one rank through a node's card, and inside a dense average of gradients a step and what came, once for each other rank.
+    Wire: the mixer's bytes once per `every` steps, or the exchange's for an exact average. With `per_node` those of one rank
+    through a node's network card; inside the node a dense average of gradients per step, and the messages to each other rank.
 
     >>> Gossip(every=2, overlap=True)
     gossip(every=2, overlap=True)
@@ -70,10 +70,13 @@ class Gossip(Schedule):
         require(self.warmup >= 0, f"gossip: warmup must be 0 steps or more, got {self.warmup}")
         require(
             self.exact == 0 or self.exact > self.every,
-            f"gossip: exact must be 0 (never), or more steps than lie between two rounds ({self.every}), got {self.exact}; for "
+            f"gossip: exact must be 0 (never), or more than every ({self.every} steps), got {self.exact}; for "
             "exact averages only, use local_sgd()",
         )
-        require(self.per_node >= 1, f"gossip: per_node is how many ranks a node has, 1 or more, got {self.per_node}")
+        require(
+            self.per_node >= 1,
+            f"gossip: per_node, the number of ranks per node, must be 1 or more, got {self.per_node}",
+        )
 
     @property
     def drives(self) -> Mixer:
@@ -92,8 +95,8 @@ class Gossip(Schedule):
     def fits(self, binding: Binding) -> None:
         if binding.size > self.per_node and binding.size % self.per_node:
             raise AttachError(
-                f"{self}: {binding.size} ranks are not equally many on each node, and a node counts as one that gossips, however many "
-                f"ranks it has: take a number of ranks that {self.per_node} divides, or a recipe that averages, such as "
+                f"{self}: {binding.size} ranks are not equally many on each node, and every node counts the same in gossip, however many "
+                f"ranks it has; use a number of ranks that {self.per_node} divides, or a recipe that averages, such as "
                 f"allreduce + per_node({self.per_node})"
             )
         super().fits(binding._replace(size=self._nodes(binding.size)))
@@ -112,10 +115,10 @@ class Gossip(Schedule):
     @property
     def constraints(self) -> tuple[Constraint, ...]:
         return mixing.whole_models(
-            "with changing neighbours the error does not vanish, and push-sum conserves mass per coordinate; drop the memory, or "
+            "with changing neighbours the error does not vanish, and push-sum must not lose any part of x or w; drop the memory, or "
             "compress with gossip(choco(topk()))",
-            "x and w travel as one",
-            "neighbour to neighbour, uncompressed; use 'allreduce(fp32()) + {schedule}', with choco() for its mixer to compress, "
+            "x and w of all parameters travel in one message; drop the {rules}",
+            "neighbour to neighbour, uncompressed; use 'allreduce(fp32()) + {schedule}', with choco() as its mixer to compress, "
             "or '{exchange} + slowmo(48)'",
         )
 
@@ -137,7 +140,7 @@ class Gossip(Schedule):
         return step <= self.warmup or (self.exact > 0 and step % self.exact == 0)
 
     def ends_round(self, step: int) -> bool:
-        """Messages of a round have had their time just before they land."""
+        """Return True just before the messages of a round are absorbed, or at an exact average."""
         return self.is_synced(step) or (step + self.overlap) % self.every == 0
 
     def consensus_share(self, loop: Loop) -> list[Share]:

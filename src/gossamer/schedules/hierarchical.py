@@ -1,4 +1,4 @@
-"""Hierarchical local SGD: neighbours average often, where links are fast, and all ranks now and then."""
+"""Hierarchical local SGD: groups with fast links average often, and all ranks average seldom."""
 
 from typing import Annotated, final
 
@@ -17,22 +17,21 @@ from gossamer.schedules.wrapping import Wrapping
 @final
 @part("hierarchical", sample="hierarchical(2, 2, local_sgd(4))")
 class Hierarchical(Wrapping):
-    """Every `near` steps, models of `ranks` neighbours are averaged densely; all ranks meet as `then` says.
+    """Averages models densely in groups of `ranks` every `near` steps, and over all ranks as `then` does.
 
-    x_i = mean over i's group of x_j, after the optimizer's step and before whatever `then` does at it; each counts as much as its
-    data do (`attach(weight=)`). Where `then` ends a
-    round only it averages, for the mean of all needs no means of groups. Groups are of consecutive ranks; the last may be
-    smaller, and counts rank by rank. `then` may be any schedule of local steps, this one too: three levels are
-    hierarchical(2, 8, hierarchical(8, 64, local_sgd(32))).
+    x_i = mean over i's group of x_j, after the optimizer's step and before `then` acts; weighted by the ranks' data
+    (`attach(weight=)`). Where `then` ends a round, only `then` averages. Groups are consecutive ranks; the last group may be
+    smaller, and each of its ranks still counts as one rank. `then` may be any schedule of local steps, also this one: three
+    levels are hierarchical(2, 8, hierarchical(8, 64, local_sgd(32))).
 
-    The averages inside pass neither codec nor memory; those of all ranks pass both. A model that is not finite spoils its
-    group until the end of the round, which is dropped: then all ranks return to the anchor.
+    Averages inside a group use neither codec nor memory; those of all ranks use both. If a model is not finite, its group's
+    models are not either, until the end of the round: then the round is dropped, and all ranks return to the anchor.
 
-    Use: several ranks behind one slow link, which see each other often for little.
+    Use: several ranks behind one slow link, with fast links among them.
 
-    Not for: ranks whose links are all alike: a shorter round of all of them does more for as many bytes.
+    Not for: ranks with equal links, where a shorter round of all ranks does more for as many bytes.
 
-    Wire: dense, among the group, once per `near` steps; and what `then` sends.
+    Wire: a dense average inside the group once per `near` steps, and the bytes of `then`.
 
     >>> from gossamer.schedules import LocalSGD
     >>> Hierarchical(near=2, ranks=8, then=LocalSGD(16))
@@ -50,20 +49,18 @@ class Hierarchical(Wrapping):
         require(self.ranks >= 1, f"hierarchical: a group has at least 1 rank, got ranks={self.ranks}")
         require(
             not (self.then.averages_gradients or self.then.drives or self.then.mixes or self.then.serves),
-            f"hierarchical: under {self.then} ranks meet at every step, or hold what an average of a few would break; "
+            f"hierarchical: {self.then} averages at every step, or keeps state that an average inside a group would break; "
             "use local_sgd(...), slowmo(...) or another schedule of local steps",
         )
         require(
             not self.then.skips_steps,
-            f"hierarchical: under {self.then} neighbours are at steps of their own between the ends of rounds, and would wait for one "
-            "another for ever; take the rounds without by_speed",
+            f"hierarchical: under {self.then} ranks of a group are at different steps within a round, and would wait for each "
+            "other for ever; use the rounds without by_speed",
         )
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
-        because = (
-            "{controller} under {schedule}: models of a group move in between, and it sees nothing of that; drop it"
-        )
+        because = "{controller} under {schedule}: averages inside a group change models, and the controller does not see that; drop it"
         return (*self.then.constraints, excludes("control", because=because))
 
     @property
@@ -87,13 +84,13 @@ class Hierarchical(Wrapping):
     def step(self, loop: Loop) -> Program[None]:
         steps = self.then.step(loop)
         yield from until_optimizer_step(steps)
-        descended = yield OptimizerStep()
+        stepped = yield OptimizerStep()
         if self._meets(loop.step) and min(loop.size, self.ranks) > 1:
             yield from self._average_inside(loop)
-        yield from after_optimizer_step(steps, descended)
+        yield from after_optimizer_step(steps, stepped)
 
     def _meets(self, step: int) -> bool:
-        """Whether a group averages after a step: not where more ranks do."""
+        """True if groups average after a step; False where a larger group or all ranks do."""
         more = step % self.then.period == 0 or self.then.is_synced(step)
         return (
             step % self.near == 0 and not more and not (isinstance(self.then, Hierarchical) and self.then._meets(step))
@@ -103,11 +100,11 @@ class Hierarchical(Wrapping):
         values, counts = loop.parameters(), self._counts(loop)
         if counts is None:
             return
-        given = values if counts == 1 else [value.mul_(counts) for value in values]
-        loop.write((yield from loop.local_average(given, Inside(self.ranks))))
+        weighted = values if counts == 1 else [value.mul_(counts) for value in values]
+        loop.write((yield from loop.local_average(weighted, Inside(self.ranks))))
 
     def _counts(self, loop: Loop) -> float | None:
-        """What this rank counts where its group's count 1 on average; None where none of them counts anything."""
+        """Return this rank's weight, scaled so that its group's mean weight is 1; None if all weights of the group are 0."""
         if not loop.weights:
             return 1.0
         group = [loop.weights[rank] for rank in Node.of(loop.rank, loop.size, self.ranks).ranks]

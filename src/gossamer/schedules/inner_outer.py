@@ -1,4 +1,4 @@
-"""Local steps of one rate, and a step of another over the round."""
+"""Local steps with an inner learning rate, and a step per round with the full one."""
 
 from typing import Annotated, final
 
@@ -17,18 +17,18 @@ from gossamer.schedules.rounds import remember_anchor, return_to_anchor
 @final
 @part("inner_outer", sample="inner_outer(8)")
 class InnerOuter(Schedule):
-    """`every` local steps of `inner` times the learning rate; then all they would have been at the full rate, averaged.
+    """Takes `every` local steps at `inner` times the learning rate, then applies their mean at the full rate.
 
-    x_i = a - inner m_i, with m_i the sum of the optimizer's steps in this round, each taken at x_i.  a = a - mean m_i. So the
-    learning rate is that of the outer step, and `inner` times it the inner one's. `inner=1` is local SGD, bit for bit;
-    `inner=0` takes all gradients at the anchor: minibatch SGD with `every` times the learning rate. A round whose average is
-    not finite is dropped: every rank returns to the anchor.
+    x_i = a - inner m_i, with m_i the sum of the optimizer's steps in this round, each taken at x_i;  a = a - mean m_i. The
+    optimizer's learning rate is the outer rate, and `inner` times it is the inner rate. `inner=1` is local SGD, bit for bit.
+    `inner=0` takes all gradients at the anchor: minibatch SGD with `every` times the learning rate. If an average is
+    not finite, the round is dropped: every rank returns to the anchor.
 
-    On one rank both rates hold as well.
+    A single rank uses both rates too.
 
-    Use: ranks whose data differ: a small inner rate keeps models from drifting apart, a large outer one keeps their pace.
+    Use: ranks with different data: a small inner rate keeps models close, a large outer rate keeps progress fast.
 
-    Not for: machines short of memory: it keeps two more copies of the model.
+    Not for: machines short of memory, because it keeps two more copies of the model.
 
     Wire: the exchange's bytes once per `every` steps.
 
@@ -45,7 +45,7 @@ class InnerOuter(Schedule):
         require(self.every >= 1, f"inner_outer: every must be at least 1 step, got {self.every}; 4 to 48 are usual")
         require(
             0 <= self.inner <= 1,
-            f"inner_outer: inner must lie in [0, 1], got {self.inner}; it is the inner rate as a share of the outer one",
+            f"inner_outer: inner must lie in [0, 1], got {self.inner}; it is the inner rate divided by the outer one",
         )
 
     @property
@@ -66,7 +66,7 @@ class InnerOuter(Schedule):
         return step % self.every == 0
 
     def step(self, loop: Loop) -> Program[None]:
-        if self.inner == 1:  # whose sums are rounded otherwise
+        if self.inner == 1:  # equal to local SGD, with its rounding
             yield from LocalSGD(self.every).step(loop)
             return
         remember_anchor(loop, loop.parameters)

@@ -1,4 +1,4 @@
-"""Local steps, then an average: SlowMo without slow momentum."""
+"""Local SGD: local steps, then an average."""
 
 from typing import Annotated, final
 
@@ -14,14 +14,14 @@ from gossamer.schedules.slowmo import SlowMo
 @final
 @part("local_sgd", sample="local_sgd(8)")
 class LocalSGD(Schedule):
-    """`every` local steps, then an exact average: SlowMo with beta 0 and alpha 1.
+    """Takes `every` local steps, then averages models exactly: SlowMo with beta 0 and alpha 1.
 
-    D = mean_i (a - x_i);  x_i = a = a - D.  After `warmup` steps, during which it averages at every step. On one rank it is plain
-    training.
+    D = mean_i (a - x_i);  x_i = a = a - D.  During the first `warmup` steps it averages at every step. On one rank it is
+    plain training.
 
-    Use: on links of high latency, and where every step is too often.
+    Use: on links of high latency, or too slow for a message at every step.
 
-    Not for: ranks whose data differ much, unless rounds are short: models drift apart in between.
+    Not for: long rounds with very different data per rank, because models drift apart between averages.
 
     Wire: the exchange's bytes once per `every` steps.
 

@@ -1,4 +1,4 @@
-"""Lookahead: slow weights follow fast ones, on one rank as well."""
+"""Lookahead: slow weights follow fast weights, on one rank too."""
 
 from typing import Annotated, final
 
@@ -13,14 +13,14 @@ from gossamer.schedules.slowmo import SlowMo
 @final
 @part("lookahead")
 class Lookahead(Schedule):
-    """`every` steps forward, then a part of the way: a += alpha (mean_i x_i - a);  x_i = a.
+    """Takes `every` steps, then keeps a part of the way: a += alpha (mean_i x_i - a);  x_i = a.
 
-    On one rank it is Lookahead around the optimizer, whose state goes on as it is; on several it is `slowmo` without
-    momentum, and `alpha=1` is plain local steps. The difference passes through the recipe's memory and exchange.
+    On one rank it is Lookahead around the optimizer, whose state is kept; on several ranks it is `slowmo` without
+    momentum, and `alpha=1` is local SGD. The difference passes through the recipe's memory and exchange.
 
-    Use: around an optimizer whose steps are large or noisy, on one rank or many: the average over rounds is quieter.
+    Use: around an optimizer with large or noisy steps, on one rank or many: its average has less noise.
 
-    Not for: saving time: of every step a share of `alpha` is kept, so raise the learning rate.
+    Not for: faster training at an unchanged learning rate: only a share `alpha` of every step is kept, so raise the rate.
 
     Wire: the exchange's bytes once per `every` steps; nothing on one rank.
 

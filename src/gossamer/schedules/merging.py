@@ -1,4 +1,4 @@
-"""What is made of how far several learners have come: their mean, or that of their directions and of their lengths apart."""
+"""How the progress of several ranks is merged: the mean, or the means of directions and of lengths."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -9,32 +9,32 @@ from torch import Tensor
 
 from gossamer.core.bucket import Bucket, Layout
 
-TINY = 1e-12  # directions whose mean is no longer cancel each other
+TINY = 1e-12  # a mean of unit directions that is shorter counts as 0
 
 
 class Merge(NamedTuple):
-    """A weighted mean; if it is `radial`, that of each tensor's direction v / |v|, as long as the mean of |v| says.
+    """A weighted mean of tensors; if `radial`, the mean of directions v / |v|, scaled to the mean of |v|.
 
-    Tensors whose names fit one of the `plain` patterns are averaged as they are. Where directions cancel, nothing moves.
+    Tensors with a name that matches one of the `plain` patterns get the plain mean. If directions cancel, the result is 0.
     """
 
     radial: bool
     plain: Sequence[str]
 
     def given(self, moved: Tensor, layout: Layout) -> Tensor:
-        """What a rank gives to the mean."""
+        """Return a rank's input to the mean: directions if radial. Written over `moved`."""
         for view in self._turned(moved, layout):
             length = view.norm()
             view.div_(torch.where(length > 0, length, 1.0))
         return moved
 
     def lengths(self, moved: Tensor, layout: Layout) -> Tensor:
-        """How long each tensor is that is not averaged as it is."""
+        """Return the norm of each tensor whose direction is averaged."""
         views = self._turned(moved, layout)
         return torch.stack([v.double().norm() for v in views]) if views else moved[:0].double()
 
     def made(self, mean: Tensor, layout: Layout, lengths: Tensor) -> Tensor:
-        """The mean, each of its tensors as long as those that it is made of are on average."""
+        """Scale each averaged direction to the mean length. Written over `mean`."""
         for view, length in zip(self._turned(mean, layout), lengths):
             now = view.double().norm()
             view.mul_(torch.where(now > TINY, length / now, 0.0).to(view.dtype))

@@ -1,4 +1,4 @@
-"""Mixing: how a schedule drives its mixer over the blocks of a loop."""
+"""Mixing: how a schedule runs its mixer over the buckets of a loop."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -15,19 +15,22 @@ from gossamer.core.verbs import Program
 
 
 def whole_models(partners: str, singled: str, compress: str) -> tuple[Constraint, ...]:
-    """What bars a schedule in which whole models go from rank to rank: why no memory, why no rules, and how else to compress."""
+    """Return the constraints of a schedule that sends whole models: no memory, no rules, an exact exchange."""
     return (
         excludes("memory", because="{memory} under {schedule}: " + partners),
         excludes("singles out", because="{rules} cannot single out parameters under {schedule}: " + singled),
-        excludes("control", because="{controller} has no knob to turn under {schedule}"),
+        excludes(
+            "control",
+            because="{controller} under {schedule} has nothing to change: models travel uncompressed; drop it",
+        ),
         requires("exact", because="{exchange} under {schedule} would send nothing: whole models go from " + compress),
     )
 
 
 def mix(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
-    """One round, from push to absorb, block by block.
+    """Run one round, from push to absorb, bucket by bucket.
 
-    Two are on their way at any time: one travels and the next waits in its lane, and there need not be room for more.
+    At most two buckets are in flight: one travels and the next waits in its comm thread. This bounds memory.
     """
     blocks = [loop.part([i]) for i in range(len(loop.which))]
     pushed = list[Bucket]()
@@ -40,7 +43,7 @@ def mix(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
 
 
 def overlap(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
-    """Absorb what the last round has brought, and start the next one, block by block."""
+    """Absorb the messages of the last round, and start the next round, bucket by bucket."""
     for i in range(len(loop.which)):
         one = loop.part([i])
         landed = yield from land(one, mixer)
@@ -48,20 +51,20 @@ def overlap(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
 
 
 def land(loop: Loop, mixer: Mixer) -> Program[list[Tensor]]:
-    """The models with what has come, but for those that lie in pieces only; none where nothing had been sent."""
+    """Absorb the messages in flight; returns the models, without those that exist only as parameters. Empty if none was sent."""
     return [*_absorb(loop, mixer, (yield from loop.collect()))]
 
 
 def settle(loop: Loop, mixer: Mixer) -> None:
-    """After a local step: the model of what this rank holds while the rest of its share is away."""
+    """Update the models after a local step, while a part of their mass is in flight."""
     for _ in _absorb(loop, mixer, [[] for _ in loop.which]):
-        pass  # block by block: a model is not held twice
+        pass  # bucket by bucket, so that no second copy of the model is made
 
 
 def agree(loop: Loop, mixer: Mixer) -> Program[None]:
-    """An exact average of all there is: what is on its way lands first, and afterwards each rank holds a whole share.
+    """Average the models exactly, after all messages in flight; then every rank has the weight 1 again.
 
-    Where it is not finite, each rank keeps what it has.
+    If the average is not finite, each rank keeps its own model.
     """
     yield from land(loop, mixer)
     means = yield from loop.average(numerators(loop, mixer))
@@ -73,12 +76,12 @@ def agree(loop: Loop, mixer: Mixer) -> Program[None]:
 
 
 def numerators(loop: Loop, mixer: Mixer) -> list[Tensor]:
-    """What sums to the same total over all ranks whatever is mixed."""
+    """Return the mixer's numerators, whose sum over all ranks mixing does not change."""
     return [mixer.numerator(block, state) for block, state in zip(loop.blocks(), loop.mixing)]
 
 
 def shares(loop: Loop, mixer: Mixer) -> list[Share]:
-    """The numerators and the weights that this rank holds, with what has come and is not absorbed yet."""
+    """Return this rank's numerators and weights, including messages that have arrived but are not absorbed."""
     return [*_shares(loop, mixer)]
 
 
@@ -91,7 +94,7 @@ def _shares(loop: Loop, mixer: Mixer) -> Iterator[Share]:
 
 
 def _push(loop: Loop, mixer: Mixer, round: int, pushed: list[Bucket]) -> Program[None]:
-    """`pushed` gets the blocks as they are, for nobody touches them before they land."""
+    """Send the buckets, and add them to `pushed`; they do not change before they are absorbed."""
 
     def message(block: Bucket, state: State, context: Context) -> Program[list[Tensor]]:
         pushed.append(block)
@@ -106,7 +109,7 @@ def _land(loop: Loop, mixer: Mixer, pushed: Sequence[Bucket]) -> Program[None]:
 
 
 def _absorb(loop: Loop, mixer: Mixer, arrived: Sequence[Sequence[Tensor]]) -> Iterator[Tensor]:
-    """Each block's model, when it has been written, if it lies in one piece."""
+    """Absorb and write each bucket; yields its model if it lies in one tensor."""
     for i, wires in enumerate(arrived):
         one = loop.part([i])
         (place,), (state,) = one.places, one.mixing
@@ -115,7 +118,7 @@ def _absorb(loop: Loop, mixer: Mixer, arrived: Sequence[Sequence[Tensor]]) -> It
 
 
 def _write(one: Loop, mixer: Mixer, block: Bucket, wires: Sequence[Tensor]) -> Tensor:
-    """One block absorbs what came; returns its model as the parameters took it."""
+    """Absorb messages into one bucket, and write it; returns the model as the parameters hold it."""
     (state,) = one.mixing
     (taken,) = one.write([mixer.absorb(block, state, wires)])
     mixer.wrote(block.like(taken), state)

@@ -1,4 +1,4 @@
-"""Nodes: how a schedule goes between nodes of several ranks, which hold the same."""
+"""Nodes: schedules between nodes of several ranks, which hold equal models."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _DENSE = AllReduced(FP32())
 
 @dataclass(frozen=True, repr=False)
 class Inside(LosslessExchange):
-    """A dense average of the ranks of each node."""
+    """Averages a bucket densely over the ranks of each node."""
 
     name: ClassVar[str] = "inside"
 
@@ -35,9 +35,9 @@ class Inside(LosslessExchange):
 
 @dataclass(frozen=True, repr=False)
 class Between(Mixer):
-    """A mixer to which a node is one rank: its first rank talks to those of other nodes, and tells its own what came.
+    """A mixer between nodes: the first rank of a node exchanges messages with other nodes, and passes them on.
 
-    All ranks of a node push and absorb the same, so what they keep stays the same, bit for bit.
+    All ranks of a node push and absorb the same messages, so their state stays equal, bit for bit.
     """
 
     name: ClassVar[str] = "between"
@@ -79,7 +79,7 @@ class Between(Mixer):
 
 
 def groups_of(size: int, per_node: int) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each node, and the first ranks of all of them."""
+    """Return the groups: the ranks of each node, and the first ranks of all nodes."""
     nodes = [Node.of(first, size, per_node) for first in range(0, size, per_node)]
     found = [*(node.ranks for node in nodes), nodes[0].leaders]
     return tuple(group for group in dict.fromkeys(found) if len(group) > 1)

@@ -1,4 +1,4 @@
-"""Asynchronous SGD: a server applies every step as it arrives, however old the model that it began at."""
+"""Asynchronous SGD: a server applies every step when it arrives, however old its model was."""
 
 from typing import ClassVar, final
 
@@ -24,27 +24,28 @@ from gossamer.schedules.server import Server, answer, number_in, number_of, repo
 @final
 @part("on_arrival")
 class OnArrival(Schedule):
-    """Asynchronous SGD: the last rank keeps the model x and adds each step to it as it arrives; no rank waits.
+    """Asynchronous SGD: the last rank holds the model x and adds each rank's step to it when it arrives.
 
-    A rank takes x, computes a gradient at it, and its optimizer makes a step u of that: under SGD -lr g(x). It hands u in,
-    x <- x + u, and goes on from x as it is then. Between the x that u began at and the one that it is added to lie s steps of
-    others, its staleness: about N - 1 where all are alike. With `by_staleness`, x <- x + u / max(s, 1).
+    A rank takes x, computes a gradient at it, and its optimizer makes a step u: under SGD -lr g(x). It sends u, the server
+    sets x <- x + u, and the rank goes on from the new x. No rank waits for another's step. The staleness s of u is the number
+    of other steps added to x since the rank took it: about N - 1 if all ranks have equal speed. With `by_staleness`,
+    x <- x + u / max(s, 1).
 
-    Each step counts in full, where an average divides by N: the learning rate is that of one rank's batch. Momentum is that of
+    Each step counts in full, where an average divides by N: choose the learning rate for one rank's batch. Momentum is that of
     a rank's own gradients. Under plain SGD, a constant s and a curvature c it is stable if lr c < 2 sin(pi / (2 (2 s + 1))): 2, 1,
     .62 for s = 0, 1, 2.
 
-    The last rank trains as all others do, and answers beside it. Each rank counts its own steps. `consensus`, `finish`,
-    `state_dict` and `save` are for all ranks together, and the consensus is x. A step that is not finite is handed in as
-    none, and its rank goes on from x. What a run comes to depends on time; in the simulator it is the same each time.
-    `comm.metrics()` has the mean and the most of a rank's s, the ledger each.
+    The last rank trains like all others, and a comm thread of it answers them. Each rank counts its own steps. All ranks must
+    call `consensus`, `finish`, `state_dict` and `save` together; the consensus is x. A step that is not finite is sent as 0,
+    and its rank goes on from x. Results depend on timing; in the simulator they are the same each time.
+    `comm.metrics()` has the mean and the largest s of a rank, the ledger every s.
 
-    Use: as the baseline that backup workers are measured against; ranks of moody speed behind fast links.
+    Use: as the baseline for backup workers; on ranks of changing speed with fast links.
 
-    Not for: a slow link, since all that is sent passes that of the last rank; many ranks at a learning rate that bears no
-    staleness; runs that must repeat themselves to the bit.
+    Not for: slow links, because all messages pass the last rank's link; many ranks at a learning rate that is unstable with
+    stale steps; runs that must be reproducible bit for bit.
 
-    Wire: 4 d + 8 bytes from each other rank, and as much to it from the last one (8 d + 8 in double precision).
+    Wire: 4 d + 8 bytes from each other rank, and as much to each of them from the last rank (8 d + 8 in double precision).
 
     >>> OnArrival(by_staleness=True)
     on_arrival(by_staleness=True)
@@ -74,15 +75,15 @@ class OnArrival(Schedule):
     def constraints(self) -> tuple[Constraint, ...]:
         return (
             *mixing.whole_models(
-                "steps go to a server one by one, and what one of them leaves out nobody sends later; drop the memory",
-                "the whole step is added at once",
+                "each step goes to the server once, and a residual of it would never be sent; drop the memory",
+                "a step is added to the model as a whole; drop the {rules}",
                 "server to rank, and steps back, uncompressed; use 'allreduce(fp32()) + {schedule}', or "
                 "'{exchange} + quorum_rounds(4)', which waits for few and compresses",
             ),
             excludes(
                 "two levels",
-                because="{exchange} under {schedule}: each rank talks to the server, and none waits for those of its node; leave the "
-                "nodes out",
+                because="{exchange} under {schedule}: each rank talks to the server on its own, without the ranks of its node; leave "
+                "the nodes out",
             ),
         )
 
@@ -90,7 +91,7 @@ class OnArrival(Schedule):
         super().fits(binding)
         if len(binding.layouts) != 1:
             raise AttachError(
-                f"{self} hands in a step as one message, so all parameters must be of one precision and on one device"
+                f"{self} sends a step as one message, so it needs all parameters in one bucket; give them all the same dtype and the same device"
             )
 
     def consensus_share(self, loop: Loop) -> list[Share]:
@@ -111,7 +112,7 @@ class OnArrival(Schedule):
             yield from server.open()
 
     def step(self, loop: Loop) -> Program[None]:
-        yield from self.begin(loop)  # where no forward pass was seen
+        yield from self.begin(loop)  # if the forward hook did not run
         (before,), (state,) = loop.parameters(), loop.mixing
         if not (yield OptimizerStep()):
             return
@@ -127,18 +128,18 @@ class OnArrival(Schedule):
         loop.age(number - 1 - taken)
 
     def quiesce(self, loop: Loop) -> Program[None]:
-        """All ranks come, and whoever is here has handed in all that he had."""
+        """Wait for all ranks; a rank that is here has sent all its steps."""
         if loop.size > 1:
             yield from all_reduce(torch.zeros(1, dtype=torch.float32, device=loop.places[0].device))
 
     def leave(self, loop: Loop) -> Program[None]:
-        """The server goes on until all others have said goodbye."""
+        """Send a shutdown message to the server, which answers until it has one from every other rank."""
         yield from self.begin(loop)
         if (server := _server(loop.size)) != loop.rank:
             yield from start(send_shutdown([server], loop.places[0].device), "goodbye", lane=self.lane)
 
     def _moved(self, loop: Loop, before: Tensor) -> Tensor:
-        """This rank's step; none where it is not finite."""
+        """Return this rank's step; zeros if it is not finite."""
         (after,) = loop.parameters()
         move = after.sub_(before)
         if not all_finite([move]):
@@ -148,18 +149,18 @@ class OnArrival(Schedule):
 
     def _hand_in(self, loop: Loop, move: Tensor) -> Program[tuple[int, Tensor]]:
         yield from loop.post(self._message, [move])
-        ((said, wire),) = yield from loop.collect()
-        return number_in(said), take(wire, move.dtype, move.numel())[0]
+        ((number, wire),) = yield from loop.collect()
+        return number_in(number), take(wire, move.dtype, move.numel())[0]
 
     def _message(self, move: Bucket, state: State, context: Context) -> Program[list[Tensor]]:
-        """What a rank says of its step; and of the server, to be counted, what that says to all others."""
+        """Return the messages of a rank's step; on the server, its answers to all ranks (only a dry run uses them)."""
         server = _server(context.size)
         if context.rank != server:
             return report(server, number_of(state, "taken"), move)
         return _answers(move, range(server))
 
     def _kept(self, loop: Loop) -> Tensor:
-        """The model of a server that has not begun."""
+        """Return the model of a server that has not started."""
         (state,), (model,) = loop.mixing, loop.parameters()
         return state.get("x", model)
 

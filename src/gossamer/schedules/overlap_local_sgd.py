@@ -1,4 +1,4 @@
-"""Local steps while the last round's average is still on its way."""
+"""Overlap local SGD: local steps while the last round's average is in flight."""
 
 from typing import Annotated, final
 
@@ -23,24 +23,24 @@ from gossamer.schedules.rounds import (
 @final
 @part("overlap_local_sgd", sample="overlap_local_sgd(8)")
 class OverlapLocalSGD(Schedule):
-    """Every `every` steps: land the average launched a round ago, pull towards it, launch the next.
+    """Every `every` steps: takes the average launched a round ago, pulls models towards it, launches the next.
 
     D = mean_i (a - x_i), launched after the last pull;  v = beta (lr_t / lr_(t-1)) v - D;  a += v;
-    x_i = (1 - alpha) x_i + alpha a.  `by_lr=False` leaves the ratio out, with which v follows a learning rate that changes:
-    else steps taken at a large rate would go on to move the anchor after it has been cut.
-    The average travels during `delay` steps, a whole round unless said otherwise, so a slow network costs nothing until it
-    is slower than that. It lands by schedule, never by arrival; with a delay of 0 it is waited for, and alpha may be 1,
+    x_i = (1 - alpha) x_i + alpha a.  `by_lr=False` leaves the ratio out. With it v follows changes of the learning rate:
+    without it, steps taken at a large rate go on to move the anchor after the rate is cut.
+    The average is in flight for `delay` steps, by default a whole round, so a network costs no time until it is slower than
+    that. It is applied at a fixed step, however early it arrives. With a delay of 0 it is waited for, and alpha may be 1,
     which is `local_sgd` if beta is 0. (1 - alpha) mean x + alpha a is conserved by the mixing, so with a constant gradient the
     model moves (1 - alpha) / (1 - alpha beta) times as fast as with plain averaging: raise the learning rate accordingly.
-    A round whose average is not finite is dropped: when it should land, every rank returns to the anchor.
+    If an average is not finite, it is dropped: at the step where it would be applied, every rank returns to the anchor.
 
     On one rank the model is pulled to its own anchor.
 
-    Use: where an average takes as long as a few local steps.
+    Use: when an average takes as long as a few local steps.
 
-    Not for: networks slower than a round, nor a learning rate left as it was.
+    Not for: networks on which an average takes longer than a round; an unchanged learning rate.
 
-    Wire: the exchange's bytes once per `every` steps, hidden behind computing.
+    Wire: the exchange's bytes once per `every` steps, overlapped with computing.
 
     >>> OverlapLocalSGD(every=8)
     overlap_local_sgd(8)
@@ -99,7 +99,7 @@ class OverlapLocalSGD(Schedule):
             yield from self._pull(loop)
 
     def _pull(self, loop: Loop) -> Program[list[Tensor]]:
-        """Towards the anchor, which what has landed moves; all the way to it where that was not finite."""
+        """Apply the average to the anchor and pull the models towards it; all the way if the average was not finite."""
         lost = loop.in_flight() and not (yield from self._land(loop))
         anchors = [s["anchor"] for s in loop.states]
         held = zip(loop.parameters(), anchors)
@@ -108,7 +108,7 @@ class OverlapLocalSGD(Schedule):
         return pulled
 
     def _land(self, loop: Loop) -> Program[bool]:
-        """Move the anchor; False if the average was not finite, and the anchor stays."""
+        """Wait for the average and move the anchor; returns False, and leaves it, if the average was not finite."""
         means = yield from loop.land()
         for place, mean, lr in zip(loop.places, means or [], loop.lrs):
             state = place.states["schedule"]

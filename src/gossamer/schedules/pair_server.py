@@ -1,8 +1,8 @@
-"""Meetings of two ranks: what each of them says, and the desk of a rank that answers beside its training.
+"""Pairwise averages: the messages of two ranks, and the server of a rank that answers beside its training.
 
-Who may touch what: parameters are the training thread's alone. A desk keeps `base`, the parameters as they were after the
-last step, and `owed` in the checkpoint's state, what is to be added to them; the lane reads both and adds to the latter,
-the training thread renews both after a step. The lock is held for that, and no longer.
+Which thread writes what: only the training thread writes parameters. The server keeps `base`, the parameters after the last
+step, and `owed` in the checkpoint's state, what is still to be added to them. The comm thread reads both and adds to `owed`; the
+training thread replaces both after a step. Both do so under a lock, held for no other work.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,12 +20,12 @@ from gossamer.core.stream_events import StreamMark, copied_to, record_stream_use
 from gossamer.core.verbs import Handle, Program, join, receive, receive_first, send, start
 from gossamer.core.wire import pack, take
 
-WORD = 8  # bytes: the number of the block that is asked about
+WORD = 8  # bytes: the index of the requested bucket
 GOODBYE = -1
 
 
 def ask(partner: int, index: int, mine: Bucket) -> Program[Tensor]:
-    """Send a model's block, and get what moves it half the way to the partner's, who has moved as much by then."""
+    """Send a bucket of the model; returns the move to the middle between it and the partner's bucket."""
     wire = pack(mine.flat)
     yield from send(partner, word(index, mine.flat.device))
     yield from send(partner, wire, [(partner, wire.numel())])
@@ -33,24 +33,24 @@ def ask(partner: int, index: int, mine: Bucket) -> Program[Tensor]:
 
 
 def answer(caller: int, length: int, meet: Callable[[Tensor], Bucket]) -> Program[None]:
-    """The other end of it: `meet` is given the caller's block, and moves before it says what it was."""
+    """Answer `ask`: receive the caller's bucket, call `meet` with it, send back the bucket that it returns."""
     theirs = yield from receive(caller, length)
     yield from send(caller, pack(meet(theirs).flat))
 
 
 def half_way(mine: Bucket, wire: Tensor) -> Tensor:
-    """What moves a block to the middle. The moves of two that meet add up to nothing."""
+    """Return the move of a bucket to the middle of two models. The moves of both ranks add up to 0."""
     theirs, _ = take(wire, mine.flat.dtype, mine.numel)
     return torch.sub(theirs, mine.flat, out=mine.new()).mul_(0.5)
 
 
 def length_of(block: Bucket) -> int:
-    """Of its message, in bytes."""
+    """Return the length of a bucket's message in bytes."""
     return block.numel * block.flat.element_size()
 
 
 def send_shutdown(partners: Iterable[int], device: torch.device) -> Program[None]:
-    """Tell those who answer that this rank asks no more."""
+    """Tell each partner that this rank sends no more requests."""
     for partner in sorted(partners):
         yield from send(partner, word(GOODBYE, device))
 
@@ -60,29 +60,29 @@ def word(index: int, device: torch.device) -> Tensor:
 
 
 def model_with_residual(model: Bucket, state: State) -> Bucket:
-    """A block's model, with what it is owed."""
+    """Return a bucket of the model plus its residual (`owed`)."""
     return model.like(torch.add(model.flat, state["owed"], out=model.new())) if "owed" in state else model
 
 
 def add_residual(state: State, move: Tensor, model: Bucket) -> None:
-    """Add to what a block is owed."""
+    """Add a move to a bucket's residual (`owed`)."""
     state["owed"] = torch.add(state["owed"], move, out=model.new()) if "owed" in state else move
 
 
 class PairServer:
-    """One rank's side of its meetings."""
+    """One rank's side of pairwise averages: asks its neighbours, or answers them on a comm thread."""
 
     def __init__(self, loop: Loop, near: Iterable[int], serves: bool, lane: str) -> None:
         self.near, self.serves = frozenset(near), serves
-        self.asked: int | None = None  # the step of the last question; None of one that a checkpoint brought
+        self.asked: int | None = None  # step of the last request; None if it came from a checkpoint
         self._loop, self._lane = loop, lane
         self._lock = Lock()
         self._base = list[Bucket]()
-        self._done = list[StreamMark]()  # by block: what the device was given about it last
+        self._done = list[StreamMark]()  # by bucket: mark after its last device operation
         self._handle: Handle[Any] | None = None
 
     def open(self) -> Program[None]:
-        """Begin to answer, where this is the side that does."""
+        """Start to answer requests, if this rank is on the side that answers."""
         if not self.serves or self._handle is not None:
             return
         self._base = self._loop.blocks()
@@ -90,31 +90,31 @@ class PairServer:
         self._handle = yield from start(self._serve(), "answers", lane=self._lane)
 
     def models(self) -> list[Tensor]:
-        """The blocks with all that they are owed; between steps."""
+        """Return the buckets plus their residuals, between steps."""
         with self._lock:
-            for moment in self._done:
-                moment.precedes()
+            for mark in self._done:
+                mark.precedes()
             record_stream_use(tensor for state in self._loop.mixing for tensor in state.values())
             return [model_with_residual(block, state).flat for block, state in self._coming()]
 
     def take(self) -> Program[None]:
-        """After the optimizer's step: add to the model what came while it was computed."""
+        """After the optimizer's step, add the moves that arrived meanwhile to the model."""
         assert self._handle is not None
-        if self._handle.done():  # all who may ask have left, or it has failed, which is raised here
+        if self._handle.done():  # all callers have left, or it has failed, which is raised here
             yield from join(self._handle)
         with self._lock:
-            for i, moment in enumerate(self._done):
-                moment.precedes()
+            for i, mark in enumerate(self._done):
+                mark.precedes()
                 self._base[i] = self._move(i)
                 self._done[i] = StreamMark(self._base[i].flat.device)
 
     def land(self, arrived: Sequence[Sequence[Tensor]]) -> None:
-        """On the side that asks: add what the answers came to."""
+        """On the side that asks, add the moves of the answers to the model."""
         for i, wires in enumerate(arrived):
             self._move(i, wires)
 
     def _coming(self) -> Iterator[tuple[Bucket, State]]:
-        """The blocks, and what they are owed with the answers that have come and have not landed."""
+        """Yield the buckets with their state, including answers that have arrived but are not added yet."""
         for block, kept, wires in zip(self._loop.blocks(), self._loop.mixing, self._loop.arrived(), strict=True):
             state = dict(kept)
             for wire in wires:
@@ -122,7 +122,7 @@ class PairServer:
             yield block, state
 
     def _move(self, index: int, wires: Sequence[Tensor] = ()) -> Bucket:
-        """Add to a block's parameters what they are owed; what rounding takes of it stays owed."""
+        """Add a bucket's residual to its parameters; what rounding removes stays in the residual."""
         one = self._loop.part([index])
         (model,), (state,) = one.blocks(), one.mixing
         for wire in wires:
@@ -130,32 +130,33 @@ class PairServer:
         if "owed" not in state:
             return model
         owed = state.pop("owed")
-        record_stream_use([owed])  # a lane made it
+        record_stream_use([owed])  # a comm thread made it
         model.flat.add_(owed)
         (taken,) = one.write([model.flat])
         if taken is not model.flat:
             state["owed"] = torch.sub(model.flat, taken, out=model.new())
         return model.like(taken)
 
-    # -- on the lane -------------------------------------------------------------------------------------------------
+    # -- on the comm thread ------------------------------------------------------------------------------------------
 
     def _serve(self) -> Program[None]:
-        """Answer whoever calls first, until all neighbours have said goodbye."""
+        """Answer requests as they arrive, until all neighbours have sent a shutdown message."""
         callers = set(self.near)
         while callers:
-            caller, said = yield from receive_first(WORD)
-            index = int(said.clone().view(torch.int64))
+            caller, message = yield from receive_first(WORD)
+            index = int(message.clone().view(torch.int64))
             if index == GOODBYE:
                 callers.discard(caller)
                 continue
             if not (caller in callers and 0 <= index < len(self._base)):
                 raise WireError(
-                    f"rank {caller} asks about block {index} of {len(self._base)}, or has left: not what a peer sends"
+                    f"rank {caller} sent a request for bucket {index} of {len(self._base)}, which is no valid request, or came after its shutdown; "
+                    "check that all ranks run the same version and recipe"
                 )
             yield from answer(caller, length_of(self._base[index]), partial(self._meet, index))
 
     def _meet(self, index: int, wire: Tensor) -> Bucket:
-        """Move to the middle; returns where this rank was. Nobody writes to what is given."""
+        """Move a bucket to the middle; returns its value from before, which must not be written to."""
         with self._lock:
             self._done[index].precedes()
             base, state = self._base[index], self._loop.mixing[index]

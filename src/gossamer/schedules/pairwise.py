@@ -1,4 +1,4 @@
-"""Average with one neighbour at a time, and wait for nobody."""
+"""AD-PSGD: average with one neighbour at a time, without waiting for the others."""
 
 from functools import partial
 from typing import Annotated, ClassVar, Literal, final
@@ -25,33 +25,32 @@ from gossamer.topologies import Bipartite
 @final
 @part("pairwise")
 class Pairwise(Schedule):
-    """AD-PSGD: ranks on one side of a graph ask a neighbour on the other side for its model, and both move to the middle.
+    """AD-PSGD: a rank asks one neighbour for its model, and both ranks move to the middle of their models.
 
-    A rank that asks sends its model m and trains on; when the answer r is there it adds (r - m) / 2 to what its model is by
-    then, and the rank that answered adds (m - r) / 2 to its own. Differences are added and averages never assigned, so
-    that no step is lost that was made meanwhile, and the sum of all models changes by what optimizers do and by nothing else.
-    Who answers does so beside its training, from a copy of its model: gradients are taken at the model as it was when the
-    step began, and what came meanwhile is added after the optimizer's step. Ranks of one side ask, those of the other only
-    answer: nobody who is waited for waits, so there is no deadlock.
+    A rank that asks sends its model m and trains on; when it has the answer r, it adds (r - m) / 2 to its current model, and
+    the rank that answered adds (m - r) / 2 to its own. Differences are added, and averages are never assigned, so no local
+    step made meanwhile is lost, and only optimizer steps change the sum of all models.
+    A rank answers on a comm thread, from a copy of its model: gradients are taken at the model as it was when the step
+    began, and moves that arrived meanwhile are added after the optimizer's step. The graph is bipartite: ranks of one side
+    only ask, ranks of the other side only answer, so there is no deadlock.
 
-    After each `every`-th step a rank asks, unless an answer is still on its way: whom, it draws ("random": a round of the
-    topology, and a peer in it), or takes the topology's rounds "in turn". Each rank counts its own steps. `consensus`,
-    `finish`, `state_dict` and `save` are for all ranks together: those that are ahead wait there for the others, and ask nobody,
-    but answer as ever, so that the others go on; what they are owed by then counts. A rank that detaches without them answers
-    until all who may ask have left. An answer that takes longer than the deadline is waited for: who is to give it may
-    stand still, and this rank would train on alone. What a run comes to depends on time; in the simulator it is the same
-    each time. How many steps old an answer was when it landed is noted: `comm.metrics()` has the mean and the most, the
-    ledger each.
+    After each `every`-th step a rank asks, unless an answer is still in flight. It draws its partner ("random": a round of the
+    topology, and a peer in it), or takes the topology's rounds "in turn". Each rank counts its own steps. All ranks must call
+    `consensus`, `finish`, `state_dict` and `save` together: ranks that are ahead wait there for the others, ask no more, but
+    still answer, so that the others can go on; moves that have arrived by then are included. A rank that detaches without these
+    calls answers until all ranks that may ask it have left. An answer that takes longer than the deadline is waited for: its
+    sender may be stuck, and else this rank would train on alone. Results depend on timing; in the simulator they are the same
+    each time. The age of each answer, in steps, is recorded: `comm.metrics()` has the mean and the largest, the ledger has all.
 
-    Any graph of two sides will do. `bipartite()` pairs all ranks, so it takes an even number of them; an odd number takes one
-    such as `graph('0-1 0-2')`, whose rank 0 asks the others in turn.
+    Any bipartite graph works. `bipartite()` pairs all ranks, so it needs an even number of them; for an odd number use one
+    such as `graph('0-1 0-2')`, in which rank 0 asks the others in turn.
 
-    Use: among ranks of unlike or moody speed, on links that carry a model in a few steps: nobody waits for the slowest.
+    Use: on ranks of different or changing speed, if links carry a model in a few steps: no rank waits for the slowest.
 
-    Not for: runs that must repeat themselves to the bit; ranks of one speed, where `gossip(symmetric(bipartite()),
-    overlap=True)` does the same in order; few bytes.
+    Not for: runs that must be reproducible bit for bit; ranks of equal speed, where `gossip(symmetric(bipartite()),
+    overlap=True)` does the same in a fixed order; saving bytes.
 
-    Wire: 4 d + 8 bytes a block from who asks, and 4 d from who answers (8 d each in double precision).
+    Wire: 4 d + 8 bytes per bucket from the rank that asks, and 4 d from the rank that answers (8 d in double precision).
 
     >>> Pairwise()
     pairwise()
@@ -83,9 +82,9 @@ class Pairwise(Schedule):
     @property
     def constraints(self) -> tuple[Constraint, ...]:
         return mixing.whole_models(
-            "partners change, and what one of them did not get another would; drop the memory, or compress with "
+            "partners change, so a residual would go to another partner than it was left out for; drop the memory, or compress with "
             "gossip(choco(topk()))",
-            "whole models are averaged",
+            "whole models are averaged; drop the {rules}",
             "rank to rank, uncompressed; use 'allreduce(fp32()) + {schedule}', or gossip(choco()) to compress",
         )
 
@@ -107,7 +106,7 @@ class Pairwise(Schedule):
             sides(self.topology, binding.size)
 
     def consensus_share(self, loop: Loop) -> list[Share]:
-        """With what this rank owes its model: answers that have come, and those that it gave."""
+        """Return the models plus the moves that have arrived and are not added yet."""
         desk: PairServer = loop.live.get("desk") or self._desk(loop)
         return [Share(model, torch.ones((), dtype=torch.float32)) for model in desk.models()]
 
@@ -117,7 +116,7 @@ class Pairwise(Schedule):
             yield from desk.open()
 
     def step(self, loop: Loop) -> Program[None]:
-        yield from self.begin(loop)  # where no forward pass was seen
+        yield from self.begin(loop)  # if the forward hook did not run
         yield OptimizerStep()
         desk: PairServer = loop.live["desk"]
         if desk.serves:
@@ -133,7 +132,7 @@ class Pairwise(Schedule):
                 yield from loop.part([i]).post(partial(self._meet, index=i))
 
     def quiesce(self, loop: Loop) -> Program[None]:
-        """Both halves of every pair are done when the last rank has come here. All ranks come."""
+        """Wait until every pair has finished its average. All ranks must call it."""
         if loop.size == 1:
             return
         asked = yield from self._tell(loop, loop.has_posted())
@@ -143,15 +142,15 @@ class Pairwise(Schedule):
             yield from self._tell(loop, False)
 
     def leave(self, loop: Loop) -> Program[None]:
-        """Who asks says goodbye; who answers goes on until all have."""
+        """Send a shutdown message, if this rank asks; a rank that answers goes on until it has one from each neighbour."""
         yield from self.begin(loop)
         desk: PairServer = loop.live["desk"]
         if not desk.serves:
             yield from start(pair_server.send_shutdown(desk.near, loop.places[0].device), "goodbye", lane=self.lane)
 
-    def _tell(self, loop: Loop, so: bool) -> Program[bool]:
-        """Whether it is so on any rank, which is known when all have said it."""
-        flag = torch.tensor([float(so)], device=loop.places[0].device, dtype=torch.float32)
+    def _tell(self, loop: Loop, mine: bool) -> Program[bool]:
+        """Return True if `mine` is True on any rank; waits for all ranks."""
+        flag = torch.tensor([float(mine)], device=loop.places[0].device, dtype=torch.float32)
         return bool((yield from all_reduce(flag, "max")))
 
     def _desk(self, loop: Loop) -> PairServer:
@@ -159,11 +158,11 @@ class Pairwise(Schedule):
         return PairServer(loop, self._near(loop.rank, loop.size), loop.rank not in asking, self.lane)
 
     def _near(self, rank: int, size: int) -> list[int]:
-        """Its neighbours, each as often as there are rounds in which it is one."""
+        """Return a rank's neighbours, each once per round in which it is one."""
         return [other for round in rounds(self.topology, size) for other in self.topology.peers(rank, size, round).to]
 
     def _meet(self, block: Bucket, state: State, context: Context, index: int) -> Program[list[Tensor]]:
-        """What a rank says in a meeting that it asks for; of one that only answers, what it says in one (to be counted)."""
+        """Return the messages of a rank's request; on a rank that answers, those of its answer (only a dry run uses them)."""
         partner, model = self._partner(context), pair_server.model_with_residual(block, state)
         if partner is None:
             return _nothing()
@@ -173,7 +172,7 @@ class Pairwise(Schedule):
         return _unheard(pair_server.answer(partner, pair_server.length_of(model), lambda theirs: model))
 
     def _partner(self, context: Context) -> int | None:
-        """Drawn evenly, or the next round's: nobody, perhaps."""
+        """Return the partner: drawn evenly, or that of the next round; None if the rank has no peer in it."""
         if self.partners == "random":
             near, (u,) = self._near(context.rank, context.size), context.rng.uniform("partner", 1).tolist()
             return near[int(u * len(near))]

@@ -1,4 +1,4 @@
-"""A part of the model as one learner has it: the steps that were not merged yet, and how it lands."""
+"""Pending fragments: a rank's part of the model, with its steps that are not merged yet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ LANDINGS: tuple[Landing, ...] = ("", "progress", "anchor")
 
 
 class WorkerProgress(NamedTuple):
-    """Where a learner is: the round that comes next, steps since it answered or landed, and in how many it lands."""
+    """A rank's progress: its next round, steps since its last answer or write, and steps until the next write."""
 
     number: int
     since: int
@@ -23,16 +23,19 @@ class WorkerProgress(NamedTuple):
 
 @dataclass(eq=False)
 class PendingFragment:
-    """A part of the model, the steps that were not merged yet, and how it lands: with its progress since "start", or without."""
+    """A part of the model, its steps that are not merged yet, and what the next `write` does.
+
+    `landing` is "progress" (write the anchor plus the progress since "start"), "anchor" (write the anchor), or "" (nothing).
+    """
 
     loop: Loop
     steps: int = 0
     tokens: float = 0.0
-    merged: int = 0  # and those that were
+    merged: int = 0  # steps merged so far
     landing: Landing = ""
 
     def write(self) -> None:
-        """Land on the anchor, which has moved."""
+        """Write the moved anchor to the parameters, with the local progress if it is kept."""
         if not self.landing:
             return
         states = self.loop.states
@@ -45,13 +48,13 @@ class PendingFragment:
         self.landing = ""
 
     def forget(self) -> None:
-        """Nothing of its steps will be merged: it lands where all are."""
+        """Discard the pending steps; the next `write` sets the parameters to the anchor."""
         self.steps, self.tokens, self.landing = 0, 0.0, "anchor"
         for state in self.loop.states:
             state.pop("start", None)
 
     def moved(self) -> list[Tensor]:
-        """How far it had moved away from the anchor at its "start"."""
+        """Return anchor minus "start", bucket by bucket."""
         out = list[Tensor]()
         for place, state in zip(self.loop.places, self.loop.states):
             room = place.layout.buffers.like(state["start"])
@@ -59,21 +62,21 @@ class PendingFragment:
         return out
 
     def is_merged(self, steps: int, tokens: float) -> None:
-        """So many of its steps are a part of the anchor now."""
+        """Count steps that are part of the anchor now."""
         self.merged += steps
         self.steps, self.tokens, self.landing = self.steps - steps, self.tokens - tokens, "progress"
 
     def is_late(self, keeps: bool, before: Sequence[Tensor]) -> None:
-        """A round closed without it: if it `keeps` what it learned since the anchor `before`, that is merged later."""
+        """Handle a round that closed without this rank: with `keeps`, progress since the anchor `before` is merged later."""
         if not keeps:
             self.forget()
-        elif not self.landing:  # else an earlier round has not landed yet
+        elif not self.landing:  # else an earlier round is not written yet
             for state, anchor in zip(self.loop.states, before):
                 state["start"] = anchor
             self.landing = "progress"
 
     def keep(self, kept: WorkerProgress) -> None:
-        """Put what a checkpoint must hold where it is found."""
+        """Write the progress to the schedule's state, for a checkpoint."""
         numbers = {
             "round": kept.number,
             "since": kept.since,
@@ -88,7 +91,7 @@ class PendingFragment:
 
 
 def restored(fragments: Sequence[PendingFragment], new: WorkerProgress) -> WorkerProgress:
-    """Take up what was kept; where nothing was, the learner is a `new` one."""
+    """Restore the progress from the schedule's state; returns `new` if there is none."""
     for fragment in fragments:
         state = fragment.loop.states[0]
         if "round" in state:

@@ -1,4 +1,4 @@
-"""Post-local SGD: synchronous training while it is fragile, local steps after."""
+"""Post-local SGD: synchronous training at first, local steps later."""
 
 from typing import final
 
@@ -13,17 +13,17 @@ from gossamer.schedules.wrapping import Wrapping
 @final
 @part("post_local", sample="post_local(2, local_sgd(4))")
 class PostLocal(Wrapping):
-    """For `steps` steps gradients are averaged, as in synchronous training; from then on it is `then`.
+    """Averages gradients at every step for the first `steps` steps, then continues with the schedule `then`.
 
-    The steps are those up to the first cut of the learning rate, usually. All ranks hold one model when `then` begins, which
-    is its first anchor, and an optimizer that saw equal gradients. Rounds of `then` end at multiples of its length,
-    counted from the first step of training, so that the first one may be shorter. `then` may be any schedule of local steps.
+    `steps` is usually the step of the first learning rate cut. When `then` begins, all ranks have equal models, which are
+    its first anchor, and equal optimizer states. Rounds of `then` end at multiples of its length,
+    counted from the first step of training, so the first one may be shorter. `then` may be any schedule of local steps.
 
-    Use: where local steps from the start cost quality: models part the most while gradients change fast.
+    Use: when local steps from the start cost quality: models diverge most while gradients change fast.
 
-    Not for: links on which even the first steps cannot wait for every average; `local_sgd` and `slowmo` start at once.
+    Not for: links that are too slow for an average at every step, even at first (use `local_sgd` or `slowmo`).
 
-    Wire: the exchange's bytes at every step at first, and then those of `then`.
+    Wire: the exchange's bytes at every step at first, then the bytes of `then`.
 
     >>> from gossamer.schedules import LocalSGD
     >>> PostLocal(1000, LocalSGD(8))
@@ -44,14 +44,14 @@ class PostLocal(Wrapping):
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
-        units = "a residual of gradients is none of models, and would be lost or counted wrongly at the change; "
+        units = "a residual of gradients cannot be used for models, and would be lost or wrong at the change; "
         return (
             *self.then.constraints,
             excludes(
                 "memory", because="{memory} under {schedule}: " + units + "drop the memory, and use scatter(qsgd())"
             ),
             excludes("own feedback", because="{exchange} under {schedule}: " + units + "leave feedback out"),
-            excludes("control", because="{controller} under {schedule} would take gradients and models for the same"),
+            excludes("control", because="{controller} under {schedule} would compare gradients with models; drop it"),
         )
 
     @property

@@ -1,9 +1,9 @@
-"""The quorum of backup workers, seen from one rank: a lane that is always there, and a thread of training that may be late.
+"""The quorum of backup workers on one rank: a comm thread that closes steps, and a training thread that may be late.
 
-Every step has a round of its own, and who may touch what of it is settled here. The training thread writes `offer` before it
-claims a ticket; the lane reads it after that ticket was counted, and never else. The lane writes `wait_quorum`, once, when enough
-tickets are drawn; the training thread only asks whether it is set, and both answers are right. All else comes to the training
-thread as the result of the lane's program, the next round included, so joining its handle is what orders the two.
+Which thread writes what: every step has a `QuorumStep`. The training thread writes `offer` before it takes a ticket; the comm
+thread reads it only after that ticket was counted. The comm thread writes `closed`, once, when enough tickets are taken; the
+training thread reads it, and works correctly with the old value too. The training thread gets all else, also the next step, as
+the result of the comm thread's program: joining its handle orders the two threads.
 """
 
 from collections import deque
@@ -23,13 +23,13 @@ from gossamer.core.stream_events import StreamMark, copied_to, read_numbers
 from gossamer.core.verbs import Handle, LateUpdate, Program, all_reduce, join, start, take_ticket, wait_quorum
 from gossamer.kernels.finite import peak
 
-SEEN = 200  # arrivals that the deadline goes by
-FEW = 20  # before so many there is none: two ranks that happen to come together say nothing of the others
-KEPT = 1000  # steps of which it is remembered who was accepted
+SEEN = 200  # latest arrivals from which the deadline is computed
+FEW = 20  # arrivals needed for a deadline: two ranks that arrive together say nothing about the others
+KEPT = 1000  # steps for which the accepted ranks are kept
 
 
 class GradientContribution(NamedTuple):
-    """A rank's gradient of one step, the moment its device has it, and the rates it would be applied with."""
+    """A rank's gradient of one step, its learning rates, and the stream mark after which the gradient is ready."""
 
     gradient: Tensor
     rates: Tensor
@@ -37,22 +37,22 @@ class GradientContribution(NamedTuple):
 
 
 class StepOutcome(NamedTuple):
-    """What a step came to: the same on all ranks."""
+    """The result of a step, equal on all ranks."""
 
     mean: Tensor
     rates: list[float]
-    fine: bool  # else nobody applies it
-    accepted: tuple[int, ...]  # whose gradients it is made of
+    fine: bool  # if False, no rank applies the mean
+    accepted: tuple[int, ...]  # ranks whose gradients are in the mean
 
     @property
     def missed(self) -> LateUpdate:
-        """It, for a rank that is late."""
+        """Return the update of this step for a late rank."""
         return LateUpdate(self.mean if self.fine else None, self.rates)
 
 
 @dataclass(eq=False)
 class QuorumStep:
-    """One step: what the head of this file says of it."""
+    """One step of the quorum, shared by both threads; see the module's docstring."""
 
     step: int
     offer: GradientContribution | None = None
@@ -60,7 +60,7 @@ class QuorumStep:
 
 
 class StepResult(NamedTuple):
-    """What a round's program returns: the numbers in `told`, the rates and the mean's peak, are still their device's."""
+    """What a step's program returns; `told` holds the rates and the mean's peak, not yet copied from the device."""
 
     mean: Tensor
     accepted: tuple[int, ...]
@@ -69,17 +69,17 @@ class StepResult(NamedTuple):
 
 
 class PendingStep(NamedTuple):
-    """A round, and the program that settles it."""
+    """A step, and the handle of the program that closes it."""
 
     round: QuorumStep
     handle: Handle[StepResult]
 
 
 class QuorumDeadline(NamedTuple):
-    """How long a step is kept open: for all until a deadline, then for as many as are `wanted`, and for fewer after `limit`.
+    """How long a step is kept open: for all ranks until a deadline, then for `wanted` ranks, and for fewer after `limit`.
 
-    The deadline is the median of arrivals and `grace` times their median distance from it; without grace there is none, and
-    without a limit no end.
+    The deadline is the median of arrival times plus `grace` times their median distance from it. With a `grace` of 0 there is
+    no deadline, with a `limit` of 0 no limit.
     """
 
     wanted: int
@@ -88,7 +88,7 @@ class QuorumDeadline(NamedTuple):
 
     def fallback(self, arrivals: Sequence[float]) -> tuple[tuple[float, int], ...]:
         last = ((self.limit, 1),) if self.limit else ()
-        if not self.grace or len(arrivals) < FEW:  # of the first steps too little is known
+        if not self.grace or len(arrivals) < FEW:  # too few arrivals so far
             return last
         middle = median(arrivals)
         spread = median([abs(t - middle) for t in arrivals])
@@ -96,11 +96,11 @@ class QuorumDeadline(NamedTuple):
 
 
 class Quorum:
-    """Keeps one program per step waiting on the lane; each starts its successor, so that late ranks still answer."""
+    """Runs one program per step on the comm thread; each starts the next one, so that late ranks still take part."""
 
     def __init__(self, loop: Loop, patience: QuorumDeadline, shrinks: bool, lane: str) -> None:
         self.loop, self.patience, self.shrinks, self.lane = loop, patience, shrinks, lane
-        self._arrivals = deque[float](maxlen=SEEN)  # seconds from the beginning of a step, as this lane saw them
+        self._arrivals = deque[float](maxlen=SEEN)  # seconds from the beginning of a step, as this comm thread saw them
         self.accepted = dict[int, tuple[int, ...]]()  # by step
         self._now: PendingStep | None = None  # the round of the step that this rank computes
 
@@ -109,19 +109,19 @@ class Quorum:
         self._now = yield from self._wait(QuorumStep(self.loop.step))
 
     def offer(self, flat: Tensor) -> Program[None]:
-        """My gradient for the step I computed is ready: put it where the lane finds it, then claim a ticket.
+        """Offer this rank's gradient to the comm thread, then take a ticket for its step.
 
-        Not before the device has it: who is first is for the devices to say, not for hosts that run ahead of them.
+        This waits for the device: the order of ranks is that of their devices, not of hosts that run ahead of them.
         """
         round = self._waiting.round
         rates = torch.tensor(self.loop.rates, dtype=torch.float64)
         round.offer = GradientContribution(flat, rates, ready := StreamMark(flat.device))
-        if not round.closed:  # else it comes too late, and need not ask
+        if not round.closed:  # if closed, the gradient is too late for a ticket
             ready.wait()
             yield from take_ticket(f"step/{round.step}")
 
     def take(self) -> Program[StepOutcome]:
-        """The agreed update of the step that this rank computes; the next one's round begins."""
+        """Wait for the update of this rank's step, and move on to the next step."""
         round, handle = self._waiting
         settled = yield from join(handle)
         self._now = settled.follows
@@ -132,17 +132,17 @@ class Quorum:
         return StepOutcome(settled.mean, rates, isfinite(largest), settled.accepted)
 
     def is_late(self) -> bool:
-        """Whether the next step has closed already, without this rank."""
+        """True if the next step has closed already, without this rank."""
         return self._waiting.round.closed
 
-    # -- on the lane -------------------------------------------------------------------------------------------------
+    # -- on the comm thread ------------------------------------------------------------------------------------------
 
     def _wait(self, round: QuorumStep) -> Program[PendingStep]:
         handle = yield from start(self._settle(round), self.loop.places[0].layout.name, round.step, self.lane)
         return PendingStep(round, handle)
 
     def _settle(self, round: QuorumStep) -> Program[StepResult]:
-        """Settle a step; besides, all that the host will ask about it in one tensor: the rates, and the mean's peak."""
+        """Close a step and average its gradients; `told` has all numbers that the host reads, in one tensor."""
         loop, (place,) = self.loop, self.loop.places
         carried, context, measures = (
             PendingState(place.states["exchange"]),
@@ -153,7 +153,7 @@ class Quorum:
         round.closed = True
         block, numbers = self._given(round, accepted)
         result = yield from place.exchange.average(block, carried, context)
-        # The fastest rank speaks for all: one learning rate for one update, although a late rank's scheduler lags.
+        # All use the learning rates of the first accepted rank, because the schedulers of late ranks lag.
         rates = yield from all_reduce(numbers.clone() if loop.rank == accepted[0] else torch.zeros_like(numbers))
         mean = result.mean if len(accepted) == loop.size else result.mean.mul_(loop.size / len(accepted))
         if measures and round.offer is not None and loop.rank in accepted:
@@ -172,21 +172,21 @@ class Quorum:
             missing = sorted(set(range(size)) - set(accepted))
             raise PeerError(
                 f"step {step}: only {len(accepted)} of {patience.wanted} gradients came within {patience.limit:g} seconds, none from "
-                f"ranks {missing}; give the step more time (limit), allow more backups, or on_exhausted='shrink'"
+                f"ranks {missing}; increase limit or backups, or use on_exhausted='shrink'"
             )
         return tuple(accepted)
 
     def _given(self, round: QuorumStep, accepted: tuple[int, ...]) -> tuple[Bucket, Tensor]:
-        """What this rank gives to a mean that some were accepted for, and the rates it would be applied with."""
+        """Return this rank's input to the mean, and its rates: zeros if this rank was not accepted."""
         (place,) = self.loop.places
         mine = round.offer if self.loop.rank in accepted else None
         if mine is None:
             nothing = place.empty()
             return Bucket(nothing, place.layout), nothing.new_zeros(len(self.loop.rates), dtype=torch.float64)
-        mine.ready.precedes()  # this lane began long before
+        mine.ready.precedes()  # the comm thread started earlier
         return Bucket(mine.gradient, place.layout), copied_to(mine.rates, mine.gradient.device)
 
     @property
     def _waiting(self) -> PendingStep:
-        assert self._now is not None, "the quorum was never opened"
+        assert self._now is not None, "open() was not called"
         return self._now

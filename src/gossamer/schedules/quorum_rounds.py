@@ -1,4 +1,4 @@
-"""A quorum over rounds: local steps, and rounds that close with the first learners that have come so far."""
+"""Quorum rounds (Decoupled DiLoCo): local steps, and rounds that close with the first ranks that answer."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -27,37 +27,37 @@ Weighing = Literal["tokens2/steps", "tokens", "equal"]
 @final
 @part("quorum_rounds", sample="quorum_rounds(8)")
 class QuorumRounds(Schedule):
-    """Local steps, and rounds that close with the first `quorum` learners; late ones stop nobody, and are merged later.
+    """Takes local steps in rounds that close with the first `quorum` ranks; late ranks are merged in a later round.
 
-    D = sum_i w_i (a_i - x_i) / sum_i w_i over those who answered;  v = momentum v + D;  a -= rate (D + momentum v).
-    Each rank counts steps of its own. The first with `every` of them opens a round; every other answers after the step that it
-    is in, with at least `least` of its own. Once `quorum` have answered, the round is kept open for a part `grace` of the
-    slack: `overlap` steps, less the time that the quorum took and the last round's average. What was agreed on lands
-    `overlap` steps after a rank has answered, x_i = a + (x_i - what it offered), so no step is lost. A rank that answered
-    too late lands on the new anchor with all it has learned since its own last one, x_i = a + (x_i - a_i), and that is
-    merged when it next answers; with `late="drop"` it starts from the anchor again, as the paper has it.
+    D = sum_i w_i (a_i - x_i) / sum_i w_i over the ranks that answered;  v = momentum v + D;  a -= rate (D + momentum v).
+    Each rank counts its own steps. The first rank with `every` steps opens a round; every other rank answers after its current
+    step, once it has taken at least `least` steps. When `quorum` ranks have answered, the round stays open for a part `grace`
+    of the slack: the time of `overlap` steps, minus the time for the quorum and for the last round's average. A rank writes the
+    new anchor `overlap` steps after its answer, x_i = a + (x_i - what it offered), so no step is lost. A rank that answered
+    too late takes the new anchor with all its progress since its own last one, x_i = a + (x_i - a_i), and that progress is
+    merged at its next answer; with `late="drop"` it starts again from the anchor, as in the paper.
 
-    `weigh`: t^2 / s, by the samples t and steps s since a rank was merged last (the paper's; its steps where batches
-    are equal); "tokens", t; "equal". `merge="radial"` averages each tensor's direction and length apart, so that a step is as
-    long whatever the quorum is; tensors that fit `plain` are averaged as they are. `fragments` of the model, packed
-    evenly, take turns, one every `every / fragments` steps.
+    `weigh` selects w: "tokens2/steps" is t^2 / s, for t samples and s steps since the rank was last merged (as in the paper,
+    and proportional to s if batches are equal), "tokens" is t, "equal" is 1. `merge="radial"` averages each tensor's direction
+    and length separately, so that the length of a step does not depend on the quorum; tensors that match `plain` get the plain
+    mean. The model is split into `fragments` of equal size, which take turns, one every `every / fragments` steps.
 
-    A rank waits for an average when its `overlap` is over, or, where the round closed without it, at the end of its next one:
-    there it learns of others that stand still.
+    A rank waits for an average when its `overlap` is over, or, if the round closed without it, at the end of its next round:
+    there it finds out if other ranks are stuck.
 
-    With all ranks for a quorum, no overlap and "equal" weights it is `diloco` where nobody is late, bit for bit. Ranks wait for
-    one another in `consensus`, `finish`, `state_dict` and `save`, and answer meanwhile. On one rank it is plain training, and
-    `diloco` has the outer step there.
+    With quorum = N, no overlap and "equal" weights it equals `diloco` bit for bit if no rank is late. Ranks wait for each other
+    in `consensus`, `finish`, `state_dict` and `save`, and still answer meanwhile. On one rank it is plain training; `diloco`
+    takes its outer step there too.
 
-    Use: across sites, on machines that are slow now and then or of unlike speed: nobody waits for the slowest, and
-    nothing it learns is lost.
+    Use: across sites, on machines of different or changing speed: no rank waits for the slowest, and no progress of the
+    slowest is lost.
 
-    With `gossamer.members()` ranks may die and come back: a round that one leaves open runs again without it.
+    With `gossamer.members()` ranks may be lost and come back: an open round runs again without the lost rank.
 
-    Not for: runs that must repeat themselves to the bit: who answers in time depends on time, but in the simulator.
+    Not for: runs that must be reproducible bit for bit, since timing decides which ranks answer (the simulator is exact).
 
-    Wire: the exchange's bytes once per `every` steps from every rank (late ones send zeros), and 8 a rank and round; by way
-    of the host and gloo, under NCCL too.
+    Wire: the exchange's bytes once per `every` steps from every rank (late ranks send zeros), and 8 bytes per rank and round; always
+    over the host with gloo, even if the process group uses NCCL.
 
     >>> QuorumRounds(every=100, quorum=3)
     quorum_rounds(100, quorum=3)
@@ -68,7 +68,7 @@ class QuorumRounds(Schedule):
     lane: ClassVar[str] = "quorum"
     outlives: ClassVar[bool] = True
     serves: ClassVar[bool] = True
-    """Ranks that rest ask one another while rounds of others travel, in no fixed order: NCCL would wait for ever."""
+    """Resting ranks communicate while other rounds are in flight, in no fixed order, which would deadlock in NCCL."""
 
     every: Annotated[int, Choice(4, 8, 12, 24, 48)]
     quorum: int = 1
@@ -87,17 +87,17 @@ class QuorumRounds(Schedule):
         require(self.every >= 1, f"quorum_rounds: every must be at least 1 step, got {self.every}; 100 is usual")
         require(
             self.quorum >= 1,
-            f"quorum_rounds: quorum must be at least 1, got {self.quorum}: of no learner there is no mean; 1 is usual",
+            f"quorum_rounds: quorum must be at least 1 rank, got {self.quorum}; 1 is usual",
         )
         pieces.refuse_slots("quorum_rounds", self.fragments, self.fragments, self.every)
         require(
             0 <= self.overlap <= self.slot,
-            f"quorum_rounds: overlap={self.overlap} where a round begins every {self.slot} steps: one is on its way at a "
-            f"time; use 0 to {self.slot}, or rounds of more steps",
+            f"quorum_rounds: overlap={self.overlap} is more than the {self.slot} steps from one round to the next, and only one may be in "
+            f"flight; use 0 to {self.slot}, or rounds of more steps",
         )
         require(
             0 <= self.grace <= 1,
-            f"quorum_rounds: grace must lie in [0, 1], got {self.grace}: more than all of the slack would be waited for",
+            f"quorum_rounds: grace must lie in [0, 1], got {self.grace}; 1 waits for all of the slack",
         )
         require(
             1 <= self.least <= self.every,
@@ -110,7 +110,7 @@ class QuorumRounds(Schedule):
 
     @property
     def slot(self) -> int:
-        """The steps from one fragment's round to the next one's."""
+        """Return the number of steps from one fragment's round to the next one's."""
         return self.every // self.fragments
 
     @property
@@ -126,12 +126,12 @@ class QuorumRounds(Schedule):
         return (
             excludes(
                 "remembers all",
-                because="{memory} under {schedule}: it keeps the mean of what all ranks have sent, and here the latest are left out; "
+                because="{memory} under {schedule}: it remembers the mean over all ranks, and here late ranks are left out; "
                 "use error_feedback()",
             ),
             excludes(
                 "control",
-                because="{controller} under {schedule}: ranks count steps of their own, so that no decision finds them all at "
+                because="{controller} under {schedule}: ranks are at different steps, so they cannot change the recipe at the same "
                 "one; drop it, or use diloco",
             ),
         )
@@ -140,7 +140,7 @@ class QuorumRounds(Schedule):
         super().fits(binding)
         require(
             binding.trains_alone or self.quorum <= binding.size,
-            f"quorum_rounds(quorum={self.quorum}) on {binding.size} ranks: so many will never answer; use at most {binding.size}",
+            f"quorum_rounds(quorum={self.quorum}) on {binding.size} ranks: the quorum is larger than the number of ranks; use at most {binding.size}",
         )
 
     @property
@@ -167,7 +167,7 @@ class QuorumRounds(Schedule):
             yield from learner.open()
 
     def step(self, loop: Loop) -> Program[None]:
-        yield from self.begin(loop)  # where no forward pass was seen
+        yield from self.begin(loop)  # if the forward hook did not run
         yield OptimizerStep()
         learner: AsyncWorker = loop.live["learner"]
         yield from learner.step_is_done()
@@ -183,7 +183,7 @@ class QuorumRounds(Schedule):
             yield from learner.take_over()
 
     def quiesce(self, loop: Loop) -> Program[None]:
-        """All ranks come, and answer while they wait; then nobody opens a round any more, and what is open is settled."""
+        """Settle all open rounds. All ranks must call it; they answer while they wait, and open no new round."""
         if "learner" in loop.live:
             learner: AsyncWorker = loop.live["learner"]
             yield from learner.surviving(partial(self._come_together, loop))
@@ -200,11 +200,11 @@ class QuorumRounds(Schedule):
         yield from self.rest(loop)
         mine = float(loop.live["learner"].say()) if "learner" in loop.live else 0.0
         flag = torch.tensor([mine], dtype=torch.float64, device=loop.places[0].device)
-        said = int((yield from all_reduce(flag, "max")))
-        if said:
+        largest = int((yield from all_reduce(flag, "max")))
+        if largest:
             yield from self.begin(loop)  # on a rank that has never trained
             learner: AsyncWorker = loop.live["learner"]
-            yield from learner.settle(said)
+            yield from learner.settle(largest)
 
     def _rule(self) -> ClosingRule:
         return ClosingRule(

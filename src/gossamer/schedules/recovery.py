@@ -1,4 +1,4 @@
-"""Those who go on after a learner was lost, or has come back: what they agree on before the next round."""
+"""Recovery of `quorum_rounds`: the state on which ranks agree after a rank was lost or came back."""
 
 import json
 from collections.abc import Sequence
@@ -12,21 +12,21 @@ from gossamer.core.errors import WireError
 from gossamer.core.loop import BucketView, Loop
 from gossamer.core.verbs import Program, all_gather_ragged, all_reduce
 
-LONGEST = 2**20  # bytes of what a rank says of itself
-EQUAL = ("anchor", "velocity")  # what all hold alike, bit for bit
+LONGEST = 2**20  # bytes, at most, of a rank's description of its progress
+EQUAL = ("anchor", "velocity")  # state that is equal on all ranks, bit for bit
 
 
 class FurthestProgress(NamedTuple):
-    """How far those have come who have come farthest."""
+    """The progress of the rank that is furthest ahead."""
 
-    round: int  # the next one
+    round: int  # the next round
     step: int
-    members: tuple[int, ...]  # of the last one: who was merged, by rank
-    states: list[State]  # what all hold alike after it, by block; empty where all have it
+    members: tuple[int, ...]  # ranks merged in the last round
+    states: list[State]  # state equal on all ranks after it, by bucket; empty if all ranks have it
 
 
 def agree(parts: Sequence[Loop], round: int, step: int, members: Sequence[int]) -> Program[FurthestProgress]:
-    """All say how far they are; the first of those who are ahead gives the others what was agreed on."""
+    """Exchange the progress of all ranks; the first rank that is furthest ahead sends its state to the others."""
     places = [place for part in parts for place in part.places]
     said = {"round": round, "step": step, "members": list(members), "holds": [_held(place) for place in places]}
     wire = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8).to(places[0].device)
@@ -42,14 +42,14 @@ def agree(parts: Sequence[Loop], round: int, step: int, members: Sequence[int]) 
 
 
 def _give(place: BucketView, holds: Sequence[str], mine: bool) -> Program[State]:
-    """One rank's bits for all: summed as bytes with everybody else's zeros."""
+    """Broadcast one rank's state, as a sum of bytes in which all other ranks have zeros."""
     out: State = {}
     for key in holds:
         flat = place.states["schedule"][key] if mine else place.empty()
         bits = flat.view(torch.uint8)
         out[key] = (yield from all_reduce(bits.clone() if mine else torch.zeros_like(bits))).view(flat.dtype)
     if "velocity" in out:
-        out["lr"] = torch.tensor(1.0, dtype=torch.float64)  # which these rounds do not follow
+        out["lr"] = torch.tensor(1.0, dtype=torch.float64)  # these rounds ignore the learning rate
     return out
 
 
@@ -66,5 +66,5 @@ def _read(wire: Tensor, rank: int, blocks: int) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, RecursionError):
         fits, said = False, None
     if not fits:
-        raise WireError(f"rank {rank} does not say how far it has come: {bytes(wire[:80].tolist())!r}")
+        raise WireError(f"rank {rank} sent no valid description of its progress: {bytes(wire[:80].tolist())!r}")
     return said

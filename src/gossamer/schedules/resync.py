@@ -1,4 +1,4 @@
-"""Average gradients at every step, and now and then the models, which a memory lets part."""
+"""Average gradients at every step, and models now and then, since a memory may let models differ."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, final
@@ -22,22 +22,24 @@ _DENSE = AllReduced(FP32())
 @final
 @part("resync", sample="resync(3)")
 class Resync(Schedule):
-    """Gradients are averaged at every step; every `every` steps the models are, densely, past codec and memory.
+    """Averages gradients at every step, and models every `every` steps, densely, without codec and memory.
 
-    sync="average"  x_i = mean x_j. What a memory still owes is in the mean already, 1/N of it, and is sent all the same.
-    sync="flush"    x_i = x_i - (F - E_i) / N,  F = sum of all E_j, in steps;  E_i = 0. Exact: nothing is lost, and nothing
-                    counts twice. It is one average as well, of x_i - (1 - 1/N) E_i, so that all ranks end on equal bits.
+    `sync="average"` sets x_i = mean x_j. 1/N of each residual is in this mean already, and the residual is still sent later.
 
-    `buffers` says what becomes of the optimizer's state, which parts as models do: "maintain" leaves each rank its own,
-    "average" averages it densely too. An average that is not finite is dropped: models and debts stay as they are.
+    `sync="flush"` sets x_i = x_i - (F - E_i) / N and then E_i = 0, where E_i is rank i's residual in units of steps, and F the
+    sum of all residuals. This is exact: it loses nothing and counts nothing twice. It is computed as one average of
+    x_i - (1 - 1/N) E_i, so all ranks get equal bits.
 
-    Use: with `own_gradient()`, under which models part.
+    `buffers` sets what happens to the optimizer's state, which differs between ranks too: "maintain" keeps each rank's own,
+    "average" averages it densely. An average that is not finite is dropped: models and residuals stay unchanged.
 
-    Not for: other memories, under which models are equal anyway. "flush" takes torch's SGD without momentum or weight
-    decay, and a memory that says what it owes in steps.
+    Use: with `own_gradient()`, under which models differ between ranks.
 
-    Wire: the exchange's bytes at every step, and 4 d bytes in an all-reduce every `every`; buffers="average": as many again for
-    each tensor of d numbers that the optimizer keeps, and 16.
+    Not for: other memories, under which models are equal anyway. "flush" needs torch.optim.SGD without momentum or weight
+    decay, and a memory with residuals in units of steps.
+
+    Wire: the exchange's bytes at every step, and 4 d bytes in an all-reduce every `every` steps; with buffers="average" 4 d
+    more for each tensor of d numbers in the optimizer's state, and 16.
 
     >>> Resync(500, sync="flush")
     resync(sync='flush')
@@ -62,7 +64,7 @@ class Resync(Schedule):
         if self.sync == "average":
             return ()
         because = (
-            "{schedule} pays what a memory owes as a step of plain SGD, and {memory} does not say it in such steps; use "
+            "{schedule} applies residuals as a step of plain SGD, and {memory} does not keep them in such units; use "
             "own_gradient(units='update'), or sync='average'"
         )
         return (requires("owes steps", because=because),)
@@ -111,6 +113,6 @@ class Resync(Schedule):
 
 
 def _is_plain_sgd(group: Mapping[str, Any]) -> bool:
-    """Whether a parameter group steps along its gradient, and in no other way: SGD's, without what moves besides."""
+    """True if a parameter group is that of torch.optim.SGD without momentum, weight decay and maximize."""
     sgd = {"momentum", "dampening", "nesterov"} <= group.keys() and "eps" not in group
     return sgd and not group["momentum"] and not group.get("weight_decay") and not group.get("maximize")

@@ -1,6 +1,6 @@
-"""The lane of a quorum over rounds: one program a round, which waits until it closes, and averages what was offered.
+"""The comm thread of `quorum_rounds`: one program per round, which waits until the round closes, then averages.
 
-Each starts its successor, so that a rank answers also while it computes. What it may touch says `learners`.
+Each program starts the next one, so that a rank also answers while it computes. `async_worker` says which thread writes what.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,25 +20,25 @@ from gossamer.kernels.finite import peak
 from gossamer.schedules.merging import Merge
 from gossamer.schedules.rounds import OuterStep
 
-NEVER = 1e6  # seconds that a rank waits which has not taken a step yet: others will say when it is enough
+NEVER = 1e6  # seconds that a rank waits before its first step: the other ranks close the round
 
 
 class ClosingRule(NamedTuple):
-    """When a round opens, when it closes, and what is made of it."""
+    """When a round opens, when it closes, and how its contributions are merged."""
 
-    slot: int  # steps from a rank's last round to the next one that it opens
+    slot: int  # steps from a rank's last round to the next round that it opens
     quorum: int
     least: int
     overlap: int
     grace: float
     keeps: bool
-    weigh: Callable[[int, float], float]  # steps, and what they count, since they were merged last
+    weigh: Callable[[int, float], float]  # weight of steps and tokens since the last merge
     merge: Merge
     outer: OuterStep
 
 
 class Contribution(NamedTuple):
-    """How far a learner has come with each block since it was merged last, what that weighs, and when its device has it."""
+    """A rank's progress since its last merge, bucket by bucket, its weight, and the stream mark after which it is ready."""
 
     moved: list[Tensor]
     weight: float
@@ -47,7 +47,7 @@ class Contribution(NamedTuple):
 
 @dataclass(eq=False)
 class QuorumRound:
-    """What the head of `learners` says of it."""
+    """One round, shared by both threads; see `async_worker`."""
 
     number: int  # 1 at the first
     offer: Contribution | None = None
@@ -57,39 +57,39 @@ class QuorumRound:
 
     @property
     def name(self) -> str:
-        """Of its tickets."""
+        """Return the name of the round's tickets."""
         return f"round/{self.number}"
 
 
 class RoundResult(NamedTuple):
-    """What a round's program returns: means the same on all ranks, and their peaks, which are still their device's."""
+    """What a round's program returns: means equal on all ranks, and their peaks, not yet copied from the device."""
 
     means: list[Tensor]
     largest: Tensor
     members: tuple[int, ...]
-    merged: bool  # this rank's offer is among them
+    merged: bool  # True if this rank's contribution is in the means
     follows: "PendingRound"
 
 
 class PendingRound(NamedTuple):
-    """A round, and the program that settles it."""
+    """A round, and the handle of the program that closes it."""
 
     round: QuorumRound
     handle: Handle[RoundResult]
 
 
 class RoundCloser:
-    """Closes rounds, for one rank."""
+    """Closes rounds and averages their contributions, on one rank's comm thread."""
 
     def __init__(self, loop: Loop, parts: Sequence[Loop], rule: ClosingRule, lane: str) -> None:
         self._loop, self._parts, self._rule, self._lane = loop, parts, rule, lane
         self._lock = Lock()
-        self.resting = False  # the training thread does: from here come its answers
-        self.pace, self._travel = NEVER, 0.0  # seconds of a step of this rank, and of the last round's exchange
-        self.latest = QuorumRound(0)  # that the lane waits for
+        self.resting = False  # True while the training thread rests; then the comm thread answers
+        self.pace, self._travel = NEVER, 0.0  # seconds per step of this rank, and seconds of the last round's exchange
+        self.latest = QuorumRound(0)  # the round that the comm thread waits for
 
     def anew(self) -> "RoundCloser":
-        """For other ranks than before, whom nothing has been told yet."""
+        """Return a new RoundCloser after a regroup, with the measured times of this one."""
         new = RoundCloser(self._loop, self._parts, self._rule, self._lane)
         new.pace, new._travel = self.pace, self._travel
         return new
@@ -110,9 +110,9 @@ class RoundCloser:
         return RoundResult(means, largest, members, offer is not None, follows)
 
     def _close(self, round: QuorumRound) -> Program[tuple[int, ...]]:
-        """Who has answered, in rank order: the first of them, and those who come while there is time."""
+        """Wait for the quorum, and for more ranks in the window; returns the ranks that answered, sorted."""
         size, name = self._loop.size, round.name
-        quorum = min(self._rule.quorum, size)  # fewer may be left than were asked for
+        quorum = min(self._rule.quorum, size)  # after a loss there may be fewer ranks than the quorum
         yield from wait_quorum(name, 1)
         round.opened = True
         began = yield from now()
@@ -126,16 +126,17 @@ class RoundCloser:
         return tuple(sorted(members))
 
     def _window(self, waited: float) -> float:
-        """How long this rank would wait for others: a part of what is left until what it offered is to land."""
+        """Return the seconds that this rank would wait for late ranks: a part `grace` of its slack."""
         slack = self._rule.overlap * self.pace - waited - self._travel
         return min(self._rule.grace * max(slack, 0.0), NEVER)
 
     def _average(self, part: Loop, offer: Contribution | None, step: int) -> Program[tuple[list[Tensor], Tensor]]:
-        """The weighted mean of all offers, through memory and exchange, and its peaks; those who offer nothing send zeros, and
-        keep what they owe. The host asks the device nothing here.
+        """Return the weighted mean of all contributions, through memory and exchange, and its peaks.
+
+        Ranks without a contribution send zeros, and keep their residuals. The host never waits for the device here.
         """
         if offer is not None:
-            offer.ready.precedes()  # this lane began long before
+            offer.ready.precedes()  # the comm thread started earlier
         weights, lengths = yield from self._tell(part, offer)
         total, merge = weights.sum(), self._rule.merge
         share = weights[part.rank].mul(part.size).div(total)
@@ -167,24 +168,24 @@ class RoundCloser:
         return (yield from place.memory.around(Bucket(flat, place.layout), kept, send, part.context(step)))
 
     def _tell(self, part: Loop, offer: Contribution | None) -> Program[tuple[Tensor, list[Tensor]]]:
-        """What every rank's offer weighs, and the weighted sum of how long each tensor is, as far as the merge asks."""
+        """Exchange the weights of all ranks; returns them, and the weighted sums of the norms that the merge needs."""
         device, size = part.places[0].device, part.size
         mine, weight = torch.zeros(size, dtype=torch.float64), 0.0 if offer is None else offer.weight
         mine[part.rank] = weight
         moved = offer.moved if offer is not None else [place.empty() for place in part.places]
         lengths = [self._rule.merge.lengths(m, place.layout) for m, place in zip(moved, part.places)]
-        told = yield from all_reduce(torch.cat([copied_to(mine, device), *(n.mul(weight) for n in lengths)]))
-        weights, *found = told.split([size, *(n.numel() for n in lengths)])
-        return weights, found
+        summed = yield from all_reduce(torch.cat([copied_to(mine, device), *(n.mul(weight) for n in lengths)]))
+        weights, *sums = summed.split([size, *(n.numel() for n in lengths)])
+        return weights, sums
 
     def may_answer(self, round: QuorumRound) -> bool:
-        """Whether the right to draw this rank's ticket is the caller's."""
+        """True for the first caller in a round, which then must take this rank's ticket."""
         with self._lock:
             first, round.answered = not round.answered, True
         return first
 
     def pass_by(self, round: QuorumRound) -> Program[None]:
-        """Answer that this rank has nothing to offer, if it has not answered."""
+        """Take this rank's ticket without a contribution, if it has not answered."""
         if self.may_answer(round):
             yield from take_ticket(round.name)
 

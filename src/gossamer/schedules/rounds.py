@@ -1,7 +1,7 @@
-"""Rounds: what schedules of local steps share. An anchor, the mean of what ranks moved away from it, and an outer step.
+"""Rounds: what schedules of local steps share: an anchor, the mean move away from it, and an outer step.
 
 The outer step is one rule: v = beta v + D;  a -= alpha v, and under Nesterov a -= alpha (D + beta v). SlowMo scales v by the
-learning rate, block momentum does not, Lookahead and Local SGD have beta 0, DiLoCo is Nesterov's.
+learning rate, block momentum does not, Lookahead and Local SGD have beta 0, DiLoCo uses Nesterov.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from gossamer.core.verbs import OptimizerStep, Program
 
 
 class OuterStep(NamedTuple):
-    """How an anchor follows the mean D = mean_i (a - x_i) of a round."""
+    """The rule by which an anchor follows the mean D = mean_i (a - x_i) of a round."""
 
     beta: float
     alpha: float = 1.0
@@ -26,11 +26,11 @@ class OuterStep(NamedTuple):
     nesterov: bool = False
 
     def take(self, place: BucketView, moved: Tensor, lr: float) -> None:
-        """Move one block's anchor; `moved` is given away."""
+        """Move one bucket's anchor; `moved` is overwritten."""
         self.follow(place.states["schedule"], place.layout, moved, lr)
 
     def follow(self, state: State, layout: Layout, moved: Tensor, lr: float) -> None:
-        """Move the anchor of a state."""
+        """Move the anchor in `state`; `moved` is overwritten."""
         room = layout.buffers.like(moved)
         ahead = room.copy_(moved) if self.nesterov else room
         velocity = slow_velocity(state, moved, lr, self.beta, self.by_lr)
@@ -42,7 +42,7 @@ class OuterStep(NamedTuple):
 
 
 class LocalSteps(Schedule):
-    """What a round is made of unless a schedule says otherwise: every rank steps for itself."""
+    """The default base of a round: every rank takes a local optimizer step."""
 
     @property
     def nests(self) -> bool:
@@ -65,37 +65,37 @@ def slow_velocity(state: State, moved: Tensor, lr: float, beta: float, by_lr: bo
 
 
 def remember_anchor(loop: Loop, held: Callable[[], Sequence[Tensor]]) -> None:
-    """At the first step, the anchor is the model all ranks start from; parameters that join later have theirs then."""
+    """Set the anchor to the model of the first step; parameters added later get theirs when they are added."""
     if any("anchor" not in s for s in loop.states):
         for state, x in zip(loop.states, held()):
             state.setdefault("anchor", x)
 
 
 def differences(loop: Loop, held: Sequence[Tensor]) -> list[Tensor]:
-    """Anchor minus what a rank holds, written over that: it points like a gradient."""
+    """Return anchor minus model, written over `held`; it has the sign of a gradient."""
     return [torch.sub(s["anchor"], x, out=x) for s, x in zip(loop.states, held)]
 
 
 def return_to_anchor(loop: Loop) -> None:
-    """Ranks hold the anchor again, and each a whole share of it."""
+    """Write the anchor to the parameters, and clear the mixer's state (every rank has the weight 1 again)."""
     loop.assign([s["anchor"] for s in loop.states])
     for state in loop.mixing:
         state.clear()
 
 
 def lands(step: int, every: int, delay: int | None) -> bool:
-    """Whether what was launched lands after this step: so many steps later, and before the next one leaves."""
+    """True if the average in flight is applied after this step: `delay` steps after its launch."""
     return step % every == (every if delay is None else delay) % every
 
 
 def just_before_landing(step: int, every: int, delay: int | None) -> bool:
-    """An average has had its time to travel; without a delay it is the end of the round."""
+    """True at the step before the average is applied; with a delay of 0, at the end of the round."""
     return step % every == 0 if delay == 0 else lands(step + 1, every, delay)
 
 
 def refuse_delay(name: str, delay: int | None, every: int) -> None:
     require(
         delay is None or 0 <= delay <= every,
-        f"{name}: delay={delay} in rounds of {every} steps: the next average would leave before the last one has landed, and "
-        f"only one is on its way; use 0 to {every} steps",
+        f"{name}: delay={delay} in rounds of {every} steps: the next average would start before the last one is applied, and "
+        f"only one may be in flight; use 0 to {every} steps",
     )

@@ -1,8 +1,8 @@
-"""The server of asynchronous training: one rank keeps the model, and answers beside its own training whoever has a step for it.
+"""The server of asynchronous SGD: the rank that holds the model, and answers other ranks beside its own training.
 
-Who may touch what: parameters are the training thread's alone. The model `x` and its `number` lie in the checkpoint's state; the
-lane and the training thread both add to them, under a lock, and nobody writes to a tensor that has been `x`: it may be on its
-way to a rank.
+Which thread writes what: only the training thread writes parameters. The model `x` and its `number` are in the checkpoint's
+state; the comm thread and the training thread both replace them, under a lock. A tensor that has been `x` is never written to:
+it may be in flight to a rank.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from gossamer.schedules.pair_server import GOODBYE, WORD, word
 
 
 def report(server: int, taken: int, move: Bucket) -> Program[list[Tensor]]:
-    """Hand in a step that began at model number `taken`; what comes is the number of the model then, and the model."""
+    """Send a step that began at model number `taken`; returns the new model's number, and the model."""
     wire = pack(move.flat)
     yield from send(server, word(taken, move.flat.device))
     yield from send(server, wire, [(server, WORD), (server, wire.numel())])
@@ -32,18 +32,18 @@ def report(server: int, taken: int, move: Bucket) -> Program[list[Tensor]]:
 
 
 def answer(caller: int, length: int, add: Callable[[Tensor], tuple[int, Tensor]]) -> Program[None]:
-    """The other end of it: `add` is given the step, and says the number of the model with it, and the model."""
+    """Answer `report`: receive the step, call `add` with it, send back the number and the model that it returns."""
     number, model = add((yield from receive(caller, length)))
     yield from send(caller, word(number, model.device))
     yield from send(caller, pack(model))
 
 
-def number_in(said: Tensor) -> int:
-    return int(said.clone().view(torch.int64))
+def number_in(message: Tensor) -> int:
+    return int(message.clone().view(torch.int64))
 
 
 class Server:
-    """The model, on the rank that keeps it."""
+    """Holds the model on one rank, adds steps to it, and answers the other ranks on a comm thread."""
 
     def __init__(self, loop: Loop, by_staleness: bool, lane: str) -> None:
         self._loop, self._by_staleness, self._lane = loop, by_staleness, lane
@@ -57,7 +57,7 @@ class Server:
         self._handle = yield from start(self._serve(), "server", lane=self._lane)
 
     def look(self) -> Program[None]:
-        """On the training thread: what has failed on the lane is raised here."""
+        """Raise here, on the training thread, an error of the comm thread."""
         if self._handle is not None and self._handle.done():
             yield from join(self._handle)
 
@@ -76,7 +76,8 @@ class Server:
             stale = number_of(state, "number") - taken
             if stale < 0:
                 raise WireError(
-                    f"a step began at model number {taken}, and there are {taken + stale}: not what a peer sends"
+                    f"a rank sent a step from model number {taken}, and the newest is {taken + stale}; check that all ranks run the "
+                    "same version and recipe"
                 )
             share = 1 / stale if self._by_staleness and stale > 1 else 1.0
             record_stream_use([state["x"]])
@@ -86,11 +87,11 @@ class Server:
             return taken + stale + 1, state["x"]
 
     def _serve(self) -> Program[None]:
-        """Answer whoever calls first, until all others have said goodbye."""
+        """Answer ranks as they call, until all others have sent a shutdown message."""
         callers = {*range(self._loop.size)} - {self._loop.rank}
         while callers:
-            caller, said = yield from receive_first(WORD)
-            if (taken := number_in(said)) == GOODBYE:
+            caller, message = yield from receive_first(WORD)
+            if (taken := number_in(message)) == GOODBYE:
                 callers.discard(caller)
                 continue
             length = self._layout.numel * self._layout.dtype.itemsize
@@ -101,5 +102,5 @@ class Server:
 
 
 def number_of(state: State, which: str) -> int:
-    """How many steps are in a model: the server's ("number"), or the one that a rank has ("taken")."""
+    """Return how many steps a model contains: the server's ("number"), or the one that a rank took ("taken")."""
     return int(state[which]) if which in state else 0

@@ -1,7 +1,7 @@
-"""Shards: of the slow state every rank keeps its own chunk of each block, and a round ends through the chunks' owners.
+"""Shards: every rank keeps one chunk of each bucket's slow state, and takes the outer step on its chunk.
 
-An owner is sent what all ranks hold of its chunk, makes the next anchor of it, and tells everybody. Differences are taken
-and added in the order in which `scatter(fp32())` does it, so that no bit depends on where the state lies.
+An owner receives its chunk of all ranks' models, computes the next anchor of it, and sends that to all ranks. Differences are
+taken and added in the order of `scatter(fp32())`, so results equal those without shards, bit for bit.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,29 +27,29 @@ _DENSE = FP32()
 TERMS = (
     requires(
         "exact",
-        because="{schedule} over {exchange}: ranks keep no anchor to send differences from, and send models, of which the codec "
-        "would lose too much; use allreduce(fp32()), or leave sharded out",
+        because="{schedule} over {exchange}: ranks have no whole anchor and send models instead of differences, on which the codec's "
+        "error would be too large; use allreduce(fp32()), or leave sharded out",
     ),
     excludes(
         "memory",
-        because="{memory} under {schedule}: models travel as they are, and nothing of them is held back; leave the memory out",
+        because="{memory} under {schedule}: ranks send whole models, which leave no residual; leave the memory out",
     ),
     excludes(
         "two levels",
-        because="{exchange} under {schedule}: models go from each rank to every owner, past the levels; leave the nodes out, or "
+        because="{exchange} under {schedule}: each rank sends its model to every owner, not by way of its node; leave the nodes out, or "
         "sharded",
     ),
     excludes(
         "control",
-        because="{controller} under {schedule}: it may cut the model into other blocks, of which every rank owns other elements; "
+        because="{controller} under {schedule}: it may change the buckets, and then every rank would own other elements; "
         "drop it, or leave sharded out",
     ),
 )
-"""What sharded slow state asks of a recipe."""
+"""The constraints of sharded slow state."""
 
 
 class Owner:
-    """A rank as the owner of one chunk: what it keeps of it, and the step that it takes; without one the anchor stays."""
+    """The owner of one chunk: its slow state and its outer step; without a step the anchor stays."""
 
     def __init__(self, state: State, step: OuterStep | None, rate: float) -> None:
         self.draft, self._step, self._rate = PendingState(state), step, rate
@@ -65,12 +65,12 @@ class Owner:
 
 @dataclass(frozen=True, repr=False)
 class _ByOwners(LosslessExchange):
-    """Models in, the next anchor out; where all ranks hold `alike` models, each owner goes by its own."""
+    """Takes models and returns the next anchor; with `alike`, all models are equal and owners use their own."""
 
     name: ClassVar[str] = "by_owners"
 
     alike: bool
-    owners: Mapping[Layout, Owner] = field(compare=False)  # none on paper, where bytes are counted
+    owners: Mapping[Layout, Owner] = field(compare=False)  # empty in a dry run, which only counts bytes
 
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         chunks = block.chunks(context.size)
@@ -94,7 +94,7 @@ class _ByOwners(LosslessExchange):
 def _add_theirs(
     chunks: Sequence[Bucket], anchor: Tensor, moved: Tensor, state: State, context: Context
 ) -> Program[None]:
-    """What this rank moved of its chunk becomes the mean of what all did."""
+    """Turn `moved`, this rank's move of its chunk, into the mean over all ranks."""
     theirs = chunks[context.rank].new()
 
     def add(j: int, wire: Tensor) -> None:
@@ -110,16 +110,16 @@ def _numbers(wire: Tensor, layout: Layout) -> Tensor:
 
 
 def remember(loop: Loop, held: Callable[[], Sequence[Tensor]]) -> None:
-    """At the first step, a rank's chunk of the model that all start from; of parameters that join later, then."""
+    """Set the anchor to a rank's chunk of the first step's model; for parameters added later, when they are added."""
     if all("anchor" in state for state in loop.states):
         return
     for place, x in zip(loop.places, held()):
-        own = _own(x, loop, place).clone()  # a view would keep all of it
+        own = _own(x, loop, place).clone()  # a view would keep the whole model in memory
         place.states["schedule"].setdefault("anchor", own)
 
 
 def add_own(model: Tensor, shard: Tensor, times: float, loop: Loop, place: BucketView) -> None:
-    """Add what this rank keeps to its chunk of a model."""
+    """Add `times` this rank's shard to its chunk of a model."""
     _own(model, loop, place).add_(shard, alpha=times)
 
 
@@ -128,7 +128,7 @@ def _own(model: Tensor, loop: Loop, place: BucketView) -> Tensor:
 
 
 def close_round(loop: Loop, held: Sequence[Tensor], step: OuterStep, alike: bool) -> Program[bool]:
-    """All ranks hold the next anchor, each a whole share of it; or the last one again, where the models' mean is not finite."""
+    """Write the next anchor to the parameters; the last one, and return False, if the mean is not finite."""
     owners = _owners(loop, step)
     over = _ByOwners(alike, owners)
     if alike:

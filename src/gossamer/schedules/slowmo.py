@@ -1,4 +1,4 @@
-"""SlowMo: rounds of any schedule, then an average, and slow momentum over the rounds."""
+"""SlowMo: rounds of a base schedule, then an average and a slow momentum step."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,42 +21,42 @@ from gossamer.schedules.divergence_bound import divergence_rate
 from gossamer.schedules.gossip import Gossip
 from gossamer.schedules.rounds import LocalSteps, OuterStep, differences, remember_anchor, return_to_anchor
 
-STABLE = 0.999  # the largest factor by which ranks may part from round to round, where nobody averages
+STABLE = 0.999  # largest allowed growth of ranks' distance per round, with average=False
 
 
 @final
 @part("slowmo", sample="slowmo(8)")
 class SlowMo(Schedule):
-    """`every` steps of a base algorithm, an exact average, and a momentum step over the round.
+    """Takes `every` steps of a base algorithm, averages models exactly, then takes a momentum step over the round.
 
     a: the anchor, equal on all ranks.  D = mean_i (a - x_i);  v = beta (lr_t / lr_(t-1)) v + D;  a -= alpha v;  x_i = a.
-    The velocity form of the paper's u = v / lr: no division by a small rate. The rate is that of the round's last step.
-    `by_lr=False` leaves the ratio out (block momentum). `nesterov`: a -= alpha (D + beta v), as DiLoCo has it.
+    The velocity form of the paper's u = v / lr: no division by a small rate. lr_t is the rate of the round's last step.
+    `by_lr=False` leaves the ratio out (block momentum). `nesterov`: a -= alpha (D + beta v), as in DiLoCo.
 
-    The base is `inner`: local steps of the optimizer, whichever it is; a mixer, which mixes parameters after each of them, or
-    `gossip(...)`, overlapped as well, whose messages are all absorbed before the average; or `every_step()`, under which
-    ranks are equal anyway and the average costs nothing. `buffers` says what becomes of the optimizer's state at a round:
-    "maintain"; "reset", counters too, as a new optimizer has it; "average". With `average=False` ("noaverage") every rank
-    steps from its own anchor, D_i = a_i - x_i, and nobody waits for all others: the mixing must keep ranks together, which is
-    looked at when the number of ranks is known.
+    The base is `inner`. None: local steps of any optimizer. A mixer: it mixes parameters after each local step.
+    `gossip(...)`, also overlapped: all its messages are absorbed before the average. `every_step()`: models are equal anyway,
+    and the average sends nothing. `buffers` sets what happens to the optimizer's state at the end of a round: "maintain" keeps
+    it, "reset" clears it (counters too, as in a new optimizer), "average" averages it. With `average=False` ("noaverage" in the paper) every rank
+    steps from its own anchor, D_i = a_i - x_i, and does not wait for all others: then the mixing alone must keep models close,
+    which is checked when the number of ranks is known.
 
-    The difference D passes through the recipe's memory and exchange, so it can be quantised like a gradient. A round whose
-    average is not finite is dropped: every rank returns to the anchor.
+    The difference D passes through the recipe's memory and exchange, so it can be quantised like a gradient. If an average is
+    not finite, the round is dropped: every rank returns to the anchor.
 
-    With `sharded` each rank keeps 1/N of a and v, and the round ends as scatter(fp32()) does it, to the bit: models go to the
-    owners of their chunks, who make the outer step, and a comes back. For exact exchanges, since models travel and no
-    differences. A checkpoint then holds each rank's shard, and is cut anew for other ranks or blocks if all are given.
+    With `sharded` each rank keeps 1/N of a and v, and results equal those of scatter(fp32()), bit for bit: ranks send models
+    to the owners of the chunks, which take the outer step and send a back. It needs an exact exchange, because ranks send
+    models and not differences. A checkpoint holds each rank's shard; to load it with other ranks or buckets, all are needed.
 
-    On one rank the outer step is taken all the same, past codec and memory, and mixers rest: the control by which to tell
-    what a gain owes to rounds, and what to ranks.
+    On one rank the outer step is taken too, without codec and memory, and mixers do nothing. Such a run shows which part of an
+    improvement comes from rounds, and which from more ranks.
 
-    Use: on slow links and across sites; around gossip, to agree exactly now and then.
+    Use: on slow links and across sites; around gossip, for an exact average now and then.
 
-    Not for: machines short of memory, unless `sharded`: it keeps two more copies of the model.
+    Not for: machines short of memory, because it keeps two more copies of the model, unless `sharded`.
 
-    Wire: the exchange's bytes once per `every` steps, and those of the base; `sharded`, of scatter(fp32()), and over ranks that
-    are equal anyway half of those. buffers="average": 4 d bytes in an all-reduce besides, for each tensor of d numbers that the
-    optimizer keeps, and 16 in another.
+    Wire: the exchange's bytes once per `every` steps, and those of the base; with `sharded` the bytes of scatter(fp32()), or
+    half of them if models are equal anyway. With buffers="average" 4 d bytes more in an all-reduce, for each tensor of d
+    numbers in the optimizer's state, and 16 in another.
 
     >>> SlowMo(every=12)
     slowmo(12)
@@ -71,7 +71,7 @@ class SlowMo(Schedule):
     beta: Annotated[float, Range(0.0, 0.8)] = 0.7
     alpha: Annotated[float, LogRange(0.5, 2.0)] = 1.0
     by_lr: bool = True
-    # "average" is not searched: it sends the optimizer's state besides.
+    # The tuner does not try "average": it also sends the optimizer's state.
     buffers: Annotated[Literal["maintain", "reset", "average"], Choice("maintain", "reset")] = "maintain"
     inner: Mixer | Schedule | None = None
     nesterov: bool = False
@@ -84,14 +84,14 @@ class SlowMo(Schedule):
         require(self.alpha > 0, f"slowmo: alpha must be positive, got {self.alpha}; 0 would freeze the model")
         require(
             self.base.nests,
-            f"slowmo: inner={self.inner} keeps an anchor or a lane of its own, and cannot go on inside of a round; use a mixer, "
-            "gossip(...) or every_step(), or leave inner out. To average models more often than slow momentum steps, say "
+            f"slowmo: inner={self.inner} keeps its own anchor or comm thread, and cannot run inside a round; use a mixer, "
+            "gossip(...) or every_step(), or leave inner out. To average models more often than slow momentum steps, use "
             f"hierarchical(2, N, slowmo({self.every})) on N ranks",
         )
         require(
             self.every % self.base.period == 0,
-            f"slowmo: a round of {self.every} steps is no multiple of the {self.base.period} after which {self.inner} repeats, and "
-            f"would end in its midst; use every={self.base.period * -(-self.every // self.base.period)}",
+            f"slowmo: a round of {self.every} steps is not a multiple of the period of {self.inner}, {self.base.period} steps; "
+            f"use every={self.base.period * -(-self.every // self.base.period)}",
         )
         require(
             self.average or self.base.drives is not None,
@@ -99,22 +99,22 @@ class SlowMo(Schedule):
         )
         require(
             self.average or self.base.drives is None or not self.base.drives.begins,
-            f"slowmo: average=False over {self.inner}: compressed models come together slower than their graph says, so that "
-            "nobody knows whether ranks stay together; use push_sum() or symmetric(), or leave average as it is",
+            f"slowmo: average=False over {self.inner}: compressed gossip mixes slower than its graph says, so it is "
+            "not known if models stay close; use push_sum() or symmetric(), or leave average as it is",
         )
         require(
             self.average or not self.sharded,
-            "slowmo: sharded=True without an average: every rank has an anchor of its own, all of which it needs; leave one out",
+            "slowmo: sharded=True with average=False: every rank needs its own whole anchor; leave one of them out",
         )
 
     @property
     def base(self) -> Schedule:
-        """What a round is made of."""
+        """Return the schedule of the steps within a round."""
         if isinstance(self.inner, Mixer):
             return Gossip(self.inner)
         return self.inner or LocalSteps()
 
-    # -- what the base says, and what is said besides ------------------------------------------------------------------
+    # -- properties of the base, and of the rounds ---------------------------------------------------------------------
 
     @property
     def traits(self) -> frozenset[str]:
@@ -192,10 +192,10 @@ class SlowMo(Schedule):
         base = self._base_of(loop)
         steps = base.step(loop)
         yield from until_optimizer_step(steps)
-        descended = yield OptimizerStep()
-        yield from after_optimizer_step(steps, descended)
-        if loop.step % self.every or (base.averages_gradients and not descended):
-            return  # what all ranks left out leaves no trace, and the round goes on
+        stepped = yield OptimizerStep()
+        yield from after_optimizer_step(steps, stepped)
+        if loop.step % self.every or (base.averages_gradients and not stepped):
+            return  # a step that all ranks skipped changes nothing; the round goes on
         yield from base.close(loop)
         if not (yield from self._close_round(loop)):
             return
@@ -205,7 +205,7 @@ class SlowMo(Schedule):
             yield from loop.average_optimizer()
 
     def _base_of(self, loop: Loop) -> Schedule:
-        """A rank alone has nobody to mix with."""
+        """Return the base; on one rank without its mixer."""
         alone = loop.size == 1 and not self.base.averages_gradients
         return LocalSteps() if alone else self.base
 
@@ -214,7 +214,7 @@ class SlowMo(Schedule):
         remember(loop, lambda: self._held(loop))
 
     def _close_round(self, loop: Loop) -> Program[bool]:
-        """The outer step; False where the average is not finite, and all are back at the anchor."""
+        """Take the outer step; returns False, with all ranks back at the anchor, if the average is not finite."""
         if self.sharded and loop.size > 1:
             return (yield from shards.close_round(loop, self._held(loop), self._outer, self.base.is_synced(loop.step)))
         means = yield from self._moved(loop)
@@ -228,14 +228,14 @@ class SlowMo(Schedule):
         return OuterStep(self.beta, self.alpha, self.by_lr, self.nesterov)
 
     def _moved(self, loop: Loop) -> Program[list[Tensor] | None]:
-        """How far ranks have moved away from the anchor on average; or this one, where all are equal or for themselves."""
+        """Return the mean move away from the anchor; this rank's own if models are equal, or with average=False."""
         moved = differences(loop, self._held(loop))
         if not self.average or self.base.is_synced(loop.step):
             return moved
         return (yield from loop.average(moved))
 
     def _held(self, loop: Loop) -> Sequence[Tensor]:
-        """What sums to the model over all ranks."""
+        """Return the values whose mean over all ranks is the model: a mixer's numerators, or the parameters."""
         mixer = self._base_of(loop).drives
         return loop.parameters() if mixer is None else mixing.numerators(loop, mixer)
 
@@ -247,6 +247,6 @@ class SlowMo(Schedule):
         largest = divergence_rate(self._outer, self.base.between_nodes(1), self.every, nodes)
         if largest > STABLE:
             raise AttachError(
-                f"{self} on {nodes} {'ranks' if nodes == binding.size else 'nodes'}: without an average ranks part from each other {largest:.3g} times as far at every "
-                f"round as at the one before; use more steps a round, a topology of more peers, a smaller beta, or average=True"
+                f"{self} on {nodes} {'ranks' if nodes == binding.size else 'nodes'}: without an average the distance between models grows {largest:.3g} times with every "
+                f"round; use more steps a round, a topology of more peers, a smaller beta, or average=True"
             )

@@ -1,4 +1,4 @@
-"""Streaming DiLoCo: fragments of the model leave one after the other, and land some steps later."""
+"""Streaming DiLoCo: fragments of the model are averaged one after the other, and applied some steps later."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal, final
@@ -26,28 +26,27 @@ from gossamer.schedules.rounds import (
 @final
 @part("streaming", sample="streaming(8)")
 class Streaming(Schedule):
-    """Every `every` steps each fragment of the model is averaged, each at its own step, and lands `delay` steps later.
+    """Averages each fragment of the model every `every` steps, at its own step, and applies it `delay` steps later.
 
-    D = mean_i (a - x_i) of a fragment, launched;  v = momentum v + D;  a -= rate (D + momentum v);  `delay` steps after it
-    left, x_i = mixing x_i + (1 - mixing) a. So the wire is busy all the time and never much: its peak is that of one fragment.
-    Every fragment has its own anchor and velocity. With one fragment, no delay and no mixing it is `diloco`, bit for bit.
+    D = mean_i (a - x_i) of a fragment, launched;  v = momentum v + D;  a -= rate (D + momentum v);  `delay` steps after the
+    launch, x_i = mixing x_i + (1 - mixing) a. So no step sends more than one fragment. Every fragment has its own anchor and velocity. With one fragment, no delay and no mixing it is `diloco`, bit for bit.
 
-    `fragments`: how many; or patterns of names, of which the first that fits counts: ("embed*", "blocks.?.*", "*"). Left out,
-    as many as the model has layers, 8 at most. `cut="strided"` deals layers out in turn, as the paper does; "balanced" packs
-    tensors so that all are about as long.
+    `fragments`: their number; or patterns of parameter names, of which the first match counts: ("embed*", "blocks.?.*", "*").
+    By default one per layer, at most 8. `cut="strided"` assigns layers in turn, as in the paper; "balanced" assigns tensors so
+    that all fragments have about the same size.
 
     In the long run a local step counts g (1 - (1 - mixing) delay / every) / (1 - mixing + mixing g) times, with g = rate /
-    (1 - momentum), which `gain` says: mixing and momentum are to be chosen together. Averages land by schedule, never by
-    arrival, and pass through the recipe's memory and exchange. Where one is not finite, all ranks return to that fragment's
-    anchor.
+    (1 - momentum), which `gain` computes: choose mixing and momentum together. Averages are applied at fixed steps, however
+    early they arrive, and pass through the recipe's memory and exchange. If one is not finite, all ranks return to that
+    fragment's anchor.
 
-    On one rank fragments make their outer steps as well, and nothing travels.
+    On one rank fragments take their outer steps too, and nothing is sent.
 
-    Use: across sites: averages travel while the next steps are computed, and no step sends a whole model.
+    Use: across sites: averages overlap with the next steps, and no step sends a whole model.
 
-    Not for: networks on which one fragment takes longer than `delay` steps: then it is waited for.
+    Not for: networks on which one fragment takes longer than `delay` steps, because then training waits for it.
 
-    Wire: the exchange's bytes once per `every` steps, hidden behind computing, a fragment at a time.
+    Wire: the exchange's bytes once per `every` steps, overlapped with computing, one fragment at a time.
 
     >>> Streaming(100, fragments=4, delay=5)
     streaming(100, fragments=4, delay=5)
@@ -70,19 +69,19 @@ class Streaming(Schedule):
         refuse_delay("streaming", self.delay, self.every)
         require(
             0 <= self.mixing < 1,
-            f"streaming: mixing must lie in [0, 1), got {self.mixing}: 1 keeps all of a rank's own and never synchronises; the "
+            f"streaming: mixing must lie in [0, 1), got {self.mixing}: 1 keeps each rank's own model and never synchronises; the "
             "paper uses 0.5",
         )
         require(
             self.mixing > 0 or self.delay == 0,
-            f"streaming: mixing=0.0 with delay={self.delay} throws away the {self.delay} steps taken meanwhile; use mixing=0.5, or "
+            f"streaming: mixing=0.0 with delay={self.delay} discards the {self.delay} local steps taken meanwhile; use mixing=0.5, or "
             "delay=0",
         )
         require(0 <= self.momentum < 1, f"streaming: momentum must lie in [0, 1), got {self.momentum}; 0.9 is usual")
         require(self.rate > 0, f"streaming: rate must be positive, got {self.rate}; 0 would freeze the model")
         require(
             self.rate < self.stable,
-            f"streaming: a rate of {self.rate} with mixing={self.mixing} and momentum={self.momentum} swings ever further; it must "
+            f"streaming: a rate of {self.rate} with mixing={self.mixing} and momentum={self.momentum} diverges; the rate must "
             f"be below {self.stable:.3g}",
         )
         self._check_fragments()
@@ -94,14 +93,14 @@ class Streaming(Schedule):
 
     @property
     def stable(self) -> float:
-        """The outer rate from which on a model that is pulled half-way overshoots ever further."""
+        """Return the outer rate from which on training diverges."""
         if not self.mixing:
             return float("inf")
         return (1 + self.momentum) * (1 + 1 / self.mixing) / (1 + 2 * self.momentum)
 
     @property
     def gain(self) -> float:
-        """How many times a local step counts in the long run."""
+        """Return how many times a local step counts in the long run."""
         g = self.rate / (1 - self.momentum)
         return g * (1 - (1 - self.mixing) * self.delay / self.every) / (1 - self.mixing + self.mixing * g)
 
@@ -110,7 +109,7 @@ class Streaming(Schedule):
         if self._is_whole:
             return ()
         because = (
-            "{controller} under {schedule}: it goes by means of whole models, and here a fragment lands at a time; drop it, or "
+            "{controller} under {schedule}: it needs means of whole models, and here one fragment is averaged at a time; drop it, or "
             "use diloco"
         )
         return (excludes("control", because=because),)
@@ -161,7 +160,7 @@ class Streaming(Schedule):
                 yield from self._land(fragment)
 
     def _land(self, fragment: Loop) -> Program[None]:
-        """Move the fragment's anchor, and the model towards it; all the way where what landed was not finite."""
+        """Move the fragment's anchor, and the model towards it; all the way if the average was not finite."""
         means = yield from fragment.land()
         outer = OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True)
         for place, mean, lr in zip(fragment.places, means or [], fragment.lrs):
@@ -174,6 +173,6 @@ class Streaming(Schedule):
 
 
 def fragments_of(loop: Loop) -> list[Loop]:
-    """The same training, a fragment at a time."""
+    """Return one loop per fragment of the model."""
     numbers = [place.fragment for place in loop.places]
     return [loop.part([i for i, n in enumerate(numbers) if n == p]) for p in range(max(numbers) + 1)]

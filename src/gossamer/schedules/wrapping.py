@@ -1,4 +1,4 @@
-"""What a schedule that goes on as another one hands on to it."""
+"""A base class for schedules that wrap another schedule, `then`."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from gossamer.core.schedule import Schedule, Share
 
 
 class Wrapping(Schedule):
-    """Another schedule rules besides it, or after it: what it does not change itself is as that one says."""
+    """A schedule that wraps another schedule, `then`, and inherits the properties that it does not change."""
 
     then: Schedule
 

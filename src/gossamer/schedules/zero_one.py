@@ -1,4 +1,4 @@
-"""0/1 Adam's schedule: which means are exact, and when ranks that step apart meet."""
+"""The schedule of 0/1 Adam: which averages are exact, and when local steps are averaged."""
 
 from collections.abc import Sequence
 from typing import Annotated, final
@@ -23,22 +23,22 @@ _DENSE = AllReduced(FP32())
 @final
 @part("zero_one", sample="zero_one(3, kappa=1, scaler=2, clipper=4)")
 class ZeroOne(Schedule):
-    """Gradients until the freeze, few of them exactly and all others as the recipe says; then local steps, in longer rounds.
+    """Averages gradients until step `freeze`, few of them exactly; then takes local steps in longer and longer rounds.
 
-    Up to step `freeze` gradients are averaged at every step: densely at the steps of T_v, past codec and memory; at the
-    others through the recipe's. T_v begins with `kappa` steps in a row; after every `kappa` of them the interval between two
-    doubles. With kappa 16 they are 96 of the first 1000 steps, and 148 of 10 000.
+    Up to step `freeze` gradients are averaged at every step: densely at the steps of T_v, without codec and memory; at the
+    others with the recipe's codec and memory. T_v begins with `kappa` consecutive steps; after every `kappa` of its steps the
+    interval between them doubles. With kappa 16 T_v has 96 of the first 1000 steps, and 148 of 10 000.
 
-    After that every rank steps on its own gradients, and ranks meet at the steps of T_u: at first at every one, and after
-    every `scaler` steps half as often, up to every `clipper`-th. What travels is what an update such as zero_one_adam_update() says that
-    its steps came to, and all go on from where they met last; under another update, or none, the models' differences. The
-    optimizer's weight decay is taken from the model that they met at, exactly as each rank took it. What a memory owes is
-    forgotten at the freeze: it was owed of gradients.
+    After that every rank takes local steps on its own gradients, and ranks average at the steps of T_u: at first every step,
+    then after every `scaler` steps half as often, down to every `clipper`-th step. They average the sum of steps that an update
+    such as zero_one_adam_update() reports, and go on from the last common model; under another update, or none, they average
+    the differences of models. Weight decay is applied to the last common model, exactly as each rank applied it. Residuals of
+    a memory are dropped at the freeze: they are residuals of gradients.
 
-    Use: with zero_one_adam_update(), over signs with error feedback; the preset `zero_one_adam` is all of it. Let `freeze` be the end
-    of the learning rate's warm-up, and `scaler` the steps in which the rate halves.
+    Use: with zero_one_adam_update(), over signs with error feedback, as the preset `zero_one_adam` does. Set `freeze` to the end
+    of the learning rate's warm-up, and `scaler` to the steps in which the rate halves.
 
-    Not for: short runs, most of whose steps come before the freeze and are sent at every step.
+    Not for: short runs, which send gradients at most of their steps, before the freeze.
 
     Wire: up to the freeze 4 d bytes in an all-reduce at the steps of T_v, the exchange's bytes at the others; then the
     exchange's bytes once a round. Memory: one copy of the model, from the freeze on.
@@ -60,11 +60,14 @@ class ZeroOne(Schedule):
     def __post_init__(self) -> None:
         require(
             self.freeze >= 1,
-            f"zero_one: freeze must be at least 1 step, got {self.freeze}: a second moment needs gradients to learn of; the end "
+            f"zero_one: freeze must be at least 1 step, got {self.freeze}: the second moment needs averaged gradients first; the end "
             "of the learning rate's warm-up is usual",
         )
         require(self.kappa >= 1, f"zero_one: kappa must be at least 1, got {self.kappa}; 16 is usual")
-        require(self.scaler >= 1, f"zero_one: scaler must be at least 1 step, got {self.scaler}; in it the rate halves")
+        require(
+            self.scaler >= 1,
+            f"zero_one: scaler must be at least 1 step, got {self.scaler}; set it to the steps in which the rate halves",
+        )
         require(
             self.clipper >= 1,
             f"zero_one: clipper must be at least 1 step, got {self.clipper}; it is the longest round, and 16 is usual",
@@ -76,7 +79,7 @@ class ZeroOne(Schedule):
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
-        because = "{controller} under {schedule} would take gradients and models for the same; leave it out"
+        because = "{controller} under {schedule} would compare gradients with models; leave it out"
         return (excludes("control", because=because),)
 
     @property
@@ -129,7 +132,7 @@ class ZeroOne(Schedule):
 
 
 def _is_of_growing_intervals(step: int, count: int) -> bool:
-    """The multiples of 1, of 2, of 4 and so on: so many of each, one after another."""
+    """True if `step` is in T: `count` steps at interval 1, then `count` at interval 2, at 4, and so on."""
     interval, last = 1, 0
     while last < step:
         last = last // interval * interval + count * interval
@@ -144,7 +147,7 @@ def _number(state: dict[str, Tensor], key: str, start: float) -> Tensor:
 
 
 def _set_out(loop: Loop) -> None:
-    """At the first step that ranks take apart; what was owed was owed of gradients."""
+    """Set the anchor at the first local step, and drop the residuals, which are of gradients."""
     if not any("anchor" in s for s in loop.states):
         for place in loop.places:
             place.states["memory"].clear()
@@ -154,10 +157,10 @@ def _set_out(loop: Loop) -> None:
 
 def _meet(loop: Loop) -> Program[None]:
     update = loop.update if isinstance(loop.update, StepsApart) else None
-    given = differences(loop, loop.parameters()) if update is None else _gone(loop, update)
-    means: Sequence[Tensor] | None = given
+    moves = differences(loop, loop.parameters()) if update is None else _gone(loop, update)
+    means: Sequence[Tensor] | None = moves
     if loop.size > 1:
-        means = yield from loop.average(given)
+        means = yield from loop.average(moves)
     starts = [s["anchor"] for s in loop.states]
     if means is not None and update is None:
         starts = [torch.sub(a, d, out=d) for a, d in zip(starts, means, strict=True)]
@@ -179,5 +182,5 @@ def _gone(loop: Loop, update: StepsApart) -> list[Tensor]:
 
 
 def _met(update: StepsApart, state: dict[str, Tensor], kept: dict[str, Tensor], mean: Tensor) -> Tensor:
-    """Where all go on from, the optimizer's weight decay included."""
+    """Return the next common model, with the optimizer's weight decay."""
     return update.meet(state["anchor"] * float(state["kept"]), mean, float(state["rate"]), kept)

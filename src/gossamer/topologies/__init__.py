@@ -1,4 +1,4 @@
-"""Floor 2: who is whose neighbour. One topology per file, one import line here."""
+"""Topologies: which ranks are neighbours (floor 2). Each file has one topology, imported here by one line."""
 
 from gossamer.topologies.bipartite import Bipartite
 from gossamer.topologies.complete import Complete

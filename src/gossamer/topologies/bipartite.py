@@ -1,4 +1,4 @@
-"""Pairs of an even and an odd rank."""
+"""The bipartite exponential graph: pairs of an even and an odd rank."""
 
 from typing import final
 
@@ -11,16 +11,16 @@ from gossamer.core.parts import part
 @final
 @part("bipartite")
 class Bipartite(Topology):
-    """In round k every even rank pairs with the odd rank 2^((k mod L) + 1) - 1 ahead; each of the two gives the other half.
+    """In round k every even rank pairs with the odd rank 2^((k mod L) + 1) - 1 ahead; each sends half of its mass.
 
-    L is how many of these odd hops 1, 3, 7, ... are below N. Each round is a perfect matching: symmetric, one message a rank,
+    L is the number of these hops 1, 3, 7, ... that are below N. Each round is a perfect matching: symmetric, one message per rank,
     both ways over one link. For N = 2, 4, 8, 16, ... L rounds are an exact average.
 
-    Use: in `symmetric()`, where one message a round shall do; among hosts whose links carry both ways at once.
+    Use: in `symmetric()`, to send one message per round; on links that send both ways at once.
 
-    Not for: an odd number of ranks: somebody would have no partner.
+    Not for: an odd number of ranks, where one rank would have no partner.
 
-    Wire: one message of d numbers a round.
+    Wire: one message of d numbers per round.
 
     >>> [Bipartite().peers(0, 8, k).to for k in range(4)]
     [(1,), (3,), (7,), (1,)]
@@ -33,7 +33,7 @@ class Bipartite(Topology):
         return True
 
     def period(self, size: int) -> int:
-        return max(size.bit_length() - 1, 1)  # of the hops 2^(k + 1) - 1 those below an even N
+        return max(size.bit_length() - 1, 1)  # the number of hops 2^(k + 1) - 1 below an even N
 
     def peers(self, rank: int, size: int, round: int) -> Peers:
         if size == 1:
@@ -45,7 +45,7 @@ class Bipartite(Topology):
     def fits(self, binding: Binding) -> None:
         if binding.size % 2 and binding.size > 1:
             raise AttachError(
-                f"{self} pairs even ranks with odd ones, and of {binding.size} ranks one would have no partner; use an even number "
-                "of ranks, two_way(ring()), or in pairwise() a graph of two sides, such as graph('0-1 0-2')"
+                f"{self} pairs even ranks with odd ranks, and of {binding.size} ranks one would have no partner; use an even number "
+                "of ranks, two_way(ring()), or in pairwise() a bipartite graph such as graph('0-1 0-2')"
             )
         super().fits(binding)

@@ -1,4 +1,4 @@
-"""Everybody with everybody."""
+"""The complete graph."""
 
 from typing import final
 
@@ -9,13 +9,13 @@ from gossamer.core.parts import part
 @final
 @part("complete")
 class Complete(Topology):
-    """Everybody sends 1/N of its mass to every other rank: exact agreement in one round.
+    """Every rank sends 1/N of its mass to every other rank: an exact average in one round.
 
-    Use: as a yardstick for other topologies, among few ranks.
+    Use: as a baseline for other topologies, with few ranks.
 
-    Not for: saving anything: an all-reduce sends less.
+    Not for: saving bytes, because an all-reduce sends less.
 
-    Wire: N - 1 messages of d numbers a round; more than an all-reduce, so a yardstick rather than a choice.
+    Wire: N - 1 messages of d numbers per round, more than an all-reduce.
 
     >>> Complete().peers(rank=1, size=4, round=0)
     Peers(to=(0, 2, 3), source=(0, 2, 3), share=0.25)

@@ -1,4 +1,4 @@
-"""The one-peer directed exponential graph."""
+"""The directed exponential graph."""
 
 from typing import final
 
@@ -9,13 +9,13 @@ from gossamer.core.parts import part, require
 @final
 @part("exponential")
 class Exponential(Topology):
-    """In round k everybody sends to the ranks j (p+1)^(k mod L) ahead, j = 1..p, and keeps 1/(p+1) of its mass.
+    """In round k every rank sends to the ranks j (p+1)^(k mod L) ahead, j = 1..p, and keeps 1/(p+1) of its mass.
 
-    One peer: hops 1, 2, 4, ... of L = ceil(log2 N); for N a power of two, L rounds are an exact average.
+    With one peer the hops are 1, 2, 4, ..., L = ceil(log2 N) of them; if N is a power of two, L rounds are an exact average.
 
-    Use: by default: with one peer, everybody has heard of everybody after ceil(log2 N) rounds.
+    Use: by default: with one peer, every rank's model reaches every other rank within ceil(log2 N) rounds.
 
-    Wire: p messages of d numbers a round, one hop of latency.
+    Wire: p messages of d numbers per round, one hop of latency.
 
     >>> [Exponential().peers(0, 8, k).to for k in range(4)]
     [(1,), (2,), (4,), (1,)]
@@ -33,7 +33,7 @@ class Exponential(Topology):
         return True
 
     def period(self, size: int) -> int:
-        """How many hops there are, counted with whole numbers: a logarithm rounds wrongly at exact powers."""
+        """Return the number of hops, counted with integers: a logarithm may round wrongly at exact powers."""
         hops = 1
         while (self.count + 1) ** hops < size:
             hops += 1
@@ -46,7 +46,7 @@ class Exponential(Topology):
         return Peers(to, source, 1 / (len(hops) + 1) if hops else 0.0)
 
     def _hops(self, size: int, round: int) -> list[int]:
-        """Distinct and never 0: for some N and p the plain formula sends to itself, or twice to one rank."""
+        """Return the distinct hops other than 0: for some N and p the formula repeats a rank, or names the rank itself."""
         base = self.count + 1
         step = base ** (round % self.period(size))
         return sorted({j * step % size for j in range(1, base)} - {0})

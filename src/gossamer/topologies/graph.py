@@ -1,4 +1,4 @@
-"""A graph of the user's own, told by its edges."""
+"""A graph given by its edges."""
 
 import re
 from collections.abc import Sequence
@@ -13,23 +13,23 @@ from gossamer.core.text import shown
 from gossamer.core.topology import refuse_unsound
 
 _EDGE = re.compile(r"(\d{1,6})([>-])(\d{1,6})(?::(\d*\.?\d+(?:e-?\d+)?))?")
-_ONE = 1e-6  # by how much a column may miss 1
+_ONE = 1e-6  # tolerance of a column's sum
 
 
 @final
 @part("graph", sample="graph('0>1 1>2 2>3 3>0 0>2')")
 class Graph(Topology):
-    """The edges that are named: `0>1` one way, `0-1` both ways; with the share that travels, `0>1:.25`, or without.
+    """A graph of the listed edges: `0>1` one way, `0-1` both ways, `0>1:.25` with the share that is sent.
 
-    Without shares a rank with n peers gives each 1/(n+1). What a rank does not give it keeps, so that mass is conserved.
-    Rounds are parted by semicolons, and come again in turn: `'0>1 1>0; 1>2 2>1'`. Every rank must hear of every other over
-    these rounds. `Graph.of(P)` takes a matrix, or several: P[j][i] is the share of its mass that i gives to j.
+    Without shares a rank with n peers sends each 1/(n+1). A rank keeps what it does not send, so mass is conserved.
+    Semicolons separate rounds, which repeat in turn: `'0>1 1>0; 1>2 2>1'`. Over these rounds every rank's model must reach
+    every other rank. `Graph.of(P)` takes one or more matrices: P[j][i] is the share of its mass that rank i sends to rank j.
 
-    Use: where the links are what they are: a star, a line of sites, racks with one fast link between them.
+    Use: when the links are fixed: a star, a line of sites, racks with one fast link between them.
 
-    Not for: any other number of ranks than it names.
+    Not for: another number of ranks than the edges name.
 
-    Wire: a message of d numbers an edge.
+    Wire: one message of d numbers per edge.
 
     >>> Graph("0-1 0-2").peers(0, 3, round=0)
     Peers(to=(1, 2), source=(1, 2), share=(0.3333333333333333, 0.3333333333333333))
@@ -48,12 +48,12 @@ class Graph(Topology):
 
     @staticmethod
     def of(*rounds: Sequence[Sequence[float]]) -> "Graph":
-        """The graph of column-stochastic matrices, one a round."""
+        """Build a graph from column-stochastic matrices, one per round."""
         return Graph("; ".join(map(_written, rounds)))
 
     @property
     def size(self) -> int:
-        """How many ranks it names."""
+        """Return the number of ranks that the edges name."""
         return _read(self.edges)[0]
 
     def period(self, size: int) -> int:
@@ -71,7 +71,9 @@ class Graph(Topology):
 
     def fits(self, binding: Binding) -> None:
         if binding.size not in (1, self.size):
-            raise AttachError(f"{self} is of {self.size} ranks, and this world has {binding.size}; name its edges")
+            raise AttachError(
+                f"{self} is of {self.size} ranks, and this world has {binding.size}; list edges for {binding.size} ranks"
+            )
 
 
 class _Edge(NamedTuple):
@@ -82,10 +84,10 @@ class _Edge(NamedTuple):
 
 @cache
 def _read(text: str) -> tuple[int, tuple[tuple[_Edge, ...], ...]]:
-    """How many ranks there are, and the edges of each round."""
+    """Return the number of ranks, and the edges of each round."""
     rounds = tuple(_round(part) for part in text.split(";"))
     ranks = {rank for edges in rounds for e in edges for rank in (e.source, e.to)}
-    require(bool(ranks), "graph: name its edges, such as '0>1 1>2 2>0', or '0-1 1-2' for both ways")
+    require(bool(ranks), "graph: no edges given; list them, such as '0>1 1>2 2>0', or '0-1 1-2' for both ways")
     return max(ranks) + 1, rounds
 
 
@@ -93,11 +95,15 @@ def _round(text: str) -> tuple[_Edge, ...]:
     edges = dict[tuple[int, int], _Edge]()
     for word in text.replace(",", " ").split():
         found = _EDGE.fullmatch(word)
-        require(found is not None, f"graph: {shown(word)} is no edge; say '0>1', '0>1:.25', or '0-1' for both ways")
+        require(
+            found is not None, f"graph: {shown(word)} is not an edge; write '0>1', '0>1:.25', or '0-1' for both ways"
+        )
         a, way, b, share = found.groups()  # pyright: ignore[reportOptionalMemberAccess]
         i, j, given = int(a), int(b), None if share is None else float(share)
         for one in [_Edge(i, j, given), _Edge(j, i, given)] if way == "-" else [_Edge(i, j, given)]:
-            require(one[:2] not in edges, f"graph: {one.source}>{one.to} is named twice in one round")
+            require(
+                one[:2] not in edges, f"graph: {one.source}>{one.to} is listed twice in one round; list each edge once"
+            )
             edges[one[:2]] = one
     return tuple(sorted(edges.values(), key=lambda e: e[:2]))
 
@@ -109,8 +115,8 @@ def _written(matrix: Sequence[Sequence[float]]) -> str:
         column = [float(row[i]) for row in matrix]
         require(
             abs(sum(column) - 1) <= _ONE and min(column) >= 0,
-            f"graph: the matrix is not column-stochastic: column {i}, what rank {i} gives to each rank and keeps, adds up to "
-            f"{sum(column):.6g} and has {min(column):.3g} as its least; it must add up to 1, and have nothing negative",
+            f"graph: the matrix is not column-stochastic: column {i}, the shares that rank {i} sends and keeps, has the sum "
+            f"{sum(column):.6g} and the minimum {min(column):.3g}; the sum must be 1, and no share may be negative",
         )
     entries = ((i, j, float(matrix[j][i])) for i in range(size) for j in range(size) if i != j)
     return " ".join(f"{i}>{j}:{share!r}" for i, j, share in entries if share > 0)

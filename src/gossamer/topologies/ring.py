@@ -9,13 +9,13 @@ from gossamer.core.parts import part
 @final
 @part("ring")
 class Ring(Topology):
-    """Everybody sends half of its mass to the next rank.
+    """Every rank sends half of its mass to the next rank.
 
-    Use: where each rank can reach only the next one.
+    Use: when each rank can reach only the next one.
 
-    Not for: many ranks: news goes round slowly.
+    Not for: many ranks, because models mix slowly.
 
-    Wire: one message of d numbers a round. Disagreement shrinks by cos(pi / N) a round: slow for many ranks.
+    Wire: one message of d numbers per round. Disagreement shrinks by the factor cos(pi / N) per round.
 
     >>> Ring().peers(rank=3, size=4, round=0)
     Peers(to=(0,), source=(2,), share=0.5)

@@ -1,4 +1,4 @@
-"""One topology first, another one from some round on."""
+"""A switch from one topology to another at some round."""
 
 from typing import final
 
@@ -9,11 +9,11 @@ from gossamer.core.parts import part, require
 @final
 @part("switch", sample="switch(exponential(count=2), 1000, exponential())")
 class Switch(Topology):
-    """`before` for so many rounds, `after` from then on.
+    """Uses the topology `before` for the first `rounds` rounds, then `after`.
 
-    Use: to mix more while models differ most: two peers in the first epochs, one later.
+    Use: to mix more while models differ most, such as two peers in the first epochs and one later.
 
-    Wire: that of the one in force.
+    Wire: the messages of the current topology.
 
     >>> from gossamer.topologies import Exponential
     >>> [Switch(Exponential(2), 1, Exponential()).peers(0, 9, k).to for k in range(3)]
@@ -27,7 +27,10 @@ class Switch(Topology):
     after: Topology
 
     def __post_init__(self) -> None:
-        require(self.rounds >= 1, f"switch: rounds must be 1 or more, got {self.rounds}; or use {self.after} alone")
+        require(
+            self.rounds >= 1,
+            f"switch: rounds must be 1 or more, got {self.rounds}; or use {self.after} alone",
+        )
 
     @property
     def alike(self) -> bool:

@@ -1,4 +1,4 @@
-"""Any topology, both ways."""
+"""Any topology with all edges both ways."""
 
 from typing import final
 
@@ -10,15 +10,15 @@ from gossamer.topologies.ring import Ring
 @final
 @part("two_way")
 class TwoWay(Topology):
-    """Whoever sends to a rank hears from it too; with n neighbours, each gets 1/(n+1) of a rank's mass.
+    """Makes every edge of a topology two-way; a rank with n neighbours sends each 1/(n+1) of its mass.
 
-    On a ring these are (1/3, 1/3, 1/3), and disagreement shrinks by (1 + 2 cos(2 pi / N)) / 3 a round.
+    On a ring the shares are (1/3, 1/3, 1/3), and disagreement shrinks by the factor (1 + 2 cos(2 pi / N)) / 3 per round.
 
     Use: for mixers that need undirected graphs: `symmetric(two_way(ring()))`, `choco(qsgd(), two_way(ring()))`.
 
-    Not for: `push_sum()`, which needs no way back: it would send twice as much.
+    Not for: `push_sum()`, which needs no two-way edges and would send twice as much.
 
-    Wire: a message of d numbers a neighbour and round.
+    Wire: one message of d numbers per neighbour and round.
 
     >>> TwoWay(Ring()).peers(rank=0, size=4, round=0)
     Peers(to=(1, 3), source=(1, 3), share=0.3333333333333333)

@@ -183,7 +183,7 @@ def test_ddp_takes_what_is_not_said_to_be_refused(name: str) -> None:
     [
         ("backup", "attach(..., scaler=GradScaler())", "use bf16"),
         ("backup", "attach(..., buffers='average')", "late ones are not there"),
-        ("backup", "backup + error_feedback()", "would be lost silently"),
+        ("backup", "backup + error_feedback()", "would be lost"),
         ("backup", "training on 2 ranks", "one gradient a step"),
         ("local_sgd", "attach(a model with BatchNorm, ...)", "say buffers="),
         ("local_sgd", "local_sgd + error_feedback(units='update')", "leave units out"),
