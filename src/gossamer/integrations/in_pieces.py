@@ -1,4 +1,4 @@
-"""Tensors on which ranks agree in their own precision: each rank works out a piece, and tells the others."""
+"""Average or broadcast tensors in full precision: each rank computes one piece and sends it to the others."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,47 +10,48 @@ from gossamer.core.verbs import Program, all_to_all
 
 
 class Kind(NamedTuple):
-    """The tensors of one type, end to end."""
+    """The tensors of one dtype, concatenated."""
 
     dtype: torch.dtype
-    places: tuple[int, ...]  # which they are
+    places: tuple[int, ...]  # indices of the tensors
     lengths: tuple[int, ...]
 
     def whole(self, tensors: Sequence[Tensor]) -> Tensor:
         return torch.cat([tensors[i].detach().reshape(-1) for i in self.places])
 
     def whose(self, device: torch.device) -> Tensor:
-        """Which tensor each element is of."""
+        """Return the tensor index of each element."""
         lengths = torch.tensor(self.lengths, device=device)
         return torch.tensor(self.places, device=device).repeat_interleave(lengths)
 
 
 class Pieces:
-    """How tensors are cut: as many pieces of every type as there are owners, and as long as can be alike."""
+    """Cuts tensors into one piece per dtype and owner, of nearly equal lengths."""
 
     def __init__(self, tensors: Sequence[Tensor], owners: Sequence[int]) -> None:
         by_type = dict[torch.dtype, list[int]]()
         for i, tensor in enumerate(tensors):
             by_type.setdefault(tensor.dtype, []).append(i)
-        # The widest first, so that each begins on a wire where its numbers may.
+        # The widest dtype first, so that each begins at an aligned offset of the wire.
         types = sorted(by_type, key=lambda dtype: -dtype.itemsize)
         self.kinds = [Kind(t, tuple(by_type[t]), tuple(tensors[i].numel() for i in by_type[t])) for t in types]
         self.owners = owners
 
     def cut(self, owner: int) -> list[slice]:
-        """Where an owner's piece of each kind lies; nothing, of who is none."""
+        """Return the slice of an owner's piece for each kind; empty slices for a rank that owns none."""
         if owner not in self.owners:
             return [slice(0, 0) for _ in self.kinds]
         k, n = self.owners.index(owner), len(self.owners)
         return [slice(sum(kind.lengths) * k // n, sum(kind.lengths) * (k + 1) // n) for kind in self.kinds]
 
     def length(self, owner: int) -> int:
-        """Its bytes."""
+        """Return the bytes of an owner's pieces."""
         return sum((s.stop - s.start) * kind.dtype.itemsize for kind, s in zip(self.kinds, self.cut(owner)))
 
     def read(self, wire: Tensor, owner: int) -> list[Tensor]:
+        """Read an owner's pieces from a wire, one for each kind."""
         parts, at = list[Tensor](), 0
-        own = wire.clone()  # what has arrived may begin anywhere
+        own = wire.clone()  # a received wire may be unaligned
         for kind, s in zip(self.kinds, self.cut(owner)):
             length = (s.stop - s.start) * kind.dtype.itemsize
             parts.append(own[at : at + length].view(kind.dtype))
@@ -61,9 +62,9 @@ class Pieces:
 def mean_of(
     tensors: Sequence[Tensor], said: Tensor, weights: Sequence[float], rank: int
 ) -> Program[tuple[list[Tensor], list[Tensor]]]:
-    """The weighted mean over all ranks, computed in double precision and rounded once, and what each rank `said` besides.
+    """Return the weighted means over all ranks, computed in double precision and rounded once, and each rank's bytes `said`.
 
-    A rank whose tensor is not finite is left out of that tensor's mean; where no rank is left, it is not finite.
+    The mean of a tensor leaves out ranks where it is not finite; if no rank is left, the mean is not finite.
     """
     size = len(weights)
     pieces = Pieces(tensors, range(size))
@@ -85,8 +86,9 @@ def mean_of(
 def first_of(
     tensors: Sequence[Tensor], said: Tensor, rank: int, size: int
 ) -> Program[tuple[list[Tensor], list[Tensor]]]:
-    """Rank 0's, to the bit, and what each rank `said` besides. The others pass a piece on each, so that no rank sends much
-    more than once what there is.
+    """Return rank 0's tensors, bit for bit, and each rank's bytes `said`.
+
+    Each other rank forwards one piece, so that no rank sends much more than the size of the tensors.
     """
     pieces = Pieces(tensors, range(1, size))
     wholes = [kind.whole(tensors) for kind in pieces.kinds]
@@ -102,7 +104,7 @@ def first_of(
 def _gathered(
     pieces: Pieces, mine: Sequence[Tensor], rank: int, size: int, to: Sequence[int]
 ) -> Program[list[list[Tensor]]]:
-    """Each owner's piece, to those who want it: by rank, what it is of each kind."""
+    """Send this rank's pieces to the ranks in `to`; return the pieces by owner and kind."""
     wire = _joined([m.view(torch.uint8) for m in mine])
     wires = [wire if j in to else wire[:0] for j in range(size)]
     lengths = [pieces.length(j) if rank in to else 0 for j in range(size)]
@@ -111,7 +113,7 @@ def _gathered(
 
 
 def _apart(pieces: Pieces, tensors: Sequence[Tensor], told: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """The tensors, of everybody's pieces."""
+    """Put the pieces of all ranks together into tensors."""
     out = dict[int, Tensor]()
     for k, kind in enumerate(pieces.kinds):
         whole = torch.cat([parts[k] for parts in told])
@@ -120,6 +122,7 @@ def _apart(pieces: Pieces, tensors: Sequence[Tensor], told: Sequence[Sequence[Te
 
 
 def _mean(parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """Return the weighted mean, with one weight per element."""
     total = torch.zeros_like(weights[0])
     for part, weight in zip(parts, weights, strict=True):
         total += torch.where(weight > 0, part.double(), 0.0).mul_(weight)
