@@ -128,7 +128,9 @@ class Hook:
             self.worker.scale = 1.0 if self._scale is None else self._scale.now()
         names = [self._name_of(p) for p in bucket.parameters()]
         buffer = bucket.buffer()
-        gradients = [buffer] if buffer.is_sparse else list(bucket.gradients())  # DDP gives a sparse gradient its own bucket
+        gradients = (
+            [buffer] if buffer.is_sparse else list(bucket.gradients())
+        )  # DDP gives a sparse gradient its own bucket
         promise = _promise_of(buffer)
         self.waiting.append((gradients, names, promise, buffer))
         for name, gradient in zip(names, gradients, strict=True):

@@ -43,7 +43,9 @@ def compare(worker: Worker, facts: dict[str, Any]) -> Program[None]:
     lines = differences(everyone)
     if lines:
         raise PeerError(
-            "the ranks are not set up alike:\n  " + "\n  ".join(lines) + "\nGive all ranks the same arguments and model."
+            "the ranks are not set up alike:\n  "
+            + "\n  ".join(lines)
+            + "\nGive all ranks the same arguments and model."
         )
 
 

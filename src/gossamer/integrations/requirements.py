@@ -48,7 +48,9 @@ HOOK = (
     excludes("waits for few", because=MORE),
     requires("averages gradients", because=MORE),
     excludes("moves schedule", because="{controller} " + UNSEEN),
-    excludes("lags", because="{schedule} has no mean at some steps, and DDP needs one at every step; use gossamer.attach"),
+    excludes(
+        "lags", because="{schedule} has no mean at some steps, and DDP needs one at every step; use gossamer.attach"
+    ),
     excludes("accumulates", "own step", "resyncs", because="{schedule} " + UNSEEN),
     excludes("directs", because="{update} " + UNSEEN),
 )
@@ -95,7 +97,9 @@ UNTOLD_LOCAL = (
 
 def for_all_ranks(what: str) -> Constraint:
     """Return the constraint of an option that needs all ranks at every step."""
-    because = f"{{schedule}} with {what}: that needs all ranks at every step, but late ranks are left out; leave {what} out"
+    because = (
+        f"{{schedule}} with {what}: that needs all ranks at every step, but late ranks are left out; leave {what} out"
+    )
     return excludes("waits for few", "is async", because=because)
 
 

@@ -34,6 +34,8 @@ def agree_on_weights(worker: Worker, weight: float) -> Program[None]:
     if len(set(weights)) == 1 and weights[0]:
         return
     if not sum(weights):
-        raise AttachError("weight is 0 on all ranks, so there is nothing to average; give at least one rank a positive weight")
+        raise AttachError(
+            "weight is 0 on all ranks, so there is nothing to average; give at least one rank a positive weight"
+        )
     refuse_weights(worker)
     worker.weights = [worker.size * each / sum(weights) for each in weights]

@@ -145,7 +145,8 @@ def refuse_ran_wrapper(model: nn.Module, attached: nn.Module) -> None:
             wrapper, "_lazy_init_ran", True
         ):  # under its no_sync() too: it averages later, after the last search
             raise AttachError(
-                "the model is attached and also runs inside DistributedDataParallel, which averages densely first: " + OUT_OF_DDP
+                "the model is attached and also runs inside DistributedDataParallel, which averages densely first: "
+                + OUT_OF_DDP
             )
 
 

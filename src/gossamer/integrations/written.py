@@ -105,5 +105,7 @@ def _results(plan: Any, places: Facts) -> list[Any]:
 
     planned = {item.index.fqn: item.index for item in plan.items}
     if planned.keys() != places.keys():
-        raise CheckpointError("the ranks have made different plans of the checkpoint: run the same version of torch on all ranks")
+        raise CheckpointError(
+            "the ranks have made different plans of the checkpoint: run the same version of torch on all ranks"
+        )
     return [WriteResult(planned[name], size, _StorageInfo(*place)) for name, (size, *place) in places.items()]
