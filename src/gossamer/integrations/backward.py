@@ -30,7 +30,7 @@ class Backward:
         self._inside = False
         self._task: int | None = None  # autograd's number of the backward pass under way
         self._passes = 0
-        self._intake: GradBuckets | None = None  # collects the gradients that are averaged at this step
+        self._buckets: GradBuckets | None = None  # collects the gradients that are averaged at this step
         self._own_peaks = list[Tensor]()  # largest magnitudes of this rank's gradients, once the means overwrite them
         self._handles = dict[str, Any]()
 
@@ -59,7 +59,7 @@ class Backward:
         """Make new `GradBuckets` for new buckets: at attach, after a controller's change, after loading."""
         if self.fabric.size == 1:
             return
-        self._intake = GradBuckets(self.worker, self._launch) if self.steps.averages_gradients else None
+        self._buckets = GradBuckets(self.worker, self._launch) if self.steps.averages_gradients else None
         for name, param in self.worker.params.items():
             if name not in self._handles and param.trains:
                 self._handles[name] = param.parameter.register_post_accumulate_grad_hook(self._hook(name))
@@ -73,9 +73,9 @@ class Backward:
             if task != self._task or not self._inside:
                 self._enter(parameter, task)
             param = self.worker.params[name]
-            if self._intake is None or (gradient := param.gradient) is None:
+            if self._buckets is None or (gradient := param.gradient) is None:
                 return
-            self._intake.take(name, gradient)
+            self._buckets.take(name, gradient)
             if parameter.is_cuda:
                 self._let_go(name, param)
 
@@ -83,7 +83,7 @@ class Backward:
 
     def _let_go(self, name: str, param: Param) -> None:
         """Free the memory of a gradient that was copied into its bucket. On a CPU this would cost more than it saves."""
-        view = None if self._intake is None else self._intake.view(name)
+        view = None if self._buckets is None else self._buckets.view(name)
         if view is not None and param.takes(view):
             param.hand(view)
 
@@ -96,7 +96,7 @@ class Backward:
                 "a backward pass inside another one (reentrant checkpointing) would send its gradients before the outer "
                 "pass is done: use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
             )
-        if self._inside and self._intake is not None and self._intake.next:
+        if self._inside and self._buckets is not None and self._buckets.next:
             raise AttachError(
                 "the last backward() raised an exception after some of its gradients were sent, so the ranks are no longer "
                 "at the same step: on all ranks, detach, load a checkpoint and attach again"
@@ -117,11 +117,11 @@ class Backward:
             self.worker.scale = self._scale.now() if self.steps.averages_gradients else 1.0
         self.worker.means = []
         if not self.steps.averages_gradients:
-            self._intake = None  # gradients are no longer averaged: free its memory
-        if self._intake is not None:
+            self._buckets = None  # gradients are no longer averaged: free its memory
+        if self._buckets is not None:
             self.steps.follow()
             self._own_peaks.clear()
-            self._intake.reset()
+            self._buckets.reset()
             self.steps.ask_for_buffers()
 
     def _average_late(self) -> None:
@@ -136,10 +136,10 @@ class Backward:
 
     def _end(self) -> None:
         self._inside = False
-        if self._intake is None:
+        if self._buckets is None:
             self.steps.doubts.backward_is_over()
             return
-        unused = self._intake.finish()
+        unused = self._buckets.finish()
         if self.find_unused:
             self._ask_who_used(unused)
         self.steps.begin()
@@ -176,7 +176,7 @@ class Backward:
         """
         counts = dict(zip(self.worker.params, self.worker.told))
         arrived = self.worker.told[len(counts) :]
-        self._forget([name for name, came in zip(unused, arrived, strict=True) if not (counts[name] or came)])
+        self._forget([name for name, nonzero in zip(unused, arrived, strict=True) if not (counts[name] or nonzero)])
 
     def _forget(self, names: list[str]) -> None:
         for name in names:

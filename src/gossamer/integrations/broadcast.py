@@ -24,7 +24,7 @@ def make_equal(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker
     whole = [o for o in optimizers if type(o).__name__ != "ZeroRedundancyOptimizer"]  # a shard is each rank's own
     mine = [[_described(o.state.get(p, {})) for p in _parameters(o)] for o in whole]
     everyone = yield from tell(mine, device)
-    if not any(any(described) for told in everyone for described in told):
+    if not any(any(described) for states in everyone for described in states):
         return
     tensors = list[Tensor]()
     for optimizer, described in zip(whole, everyone[0], strict=True):

@@ -72,7 +72,7 @@ def _save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None)
     tensors = dict[str, Tensor]()
     tensors["frame"] = pack(clear(tree, "", tensors))
     sums = {name: digest(t) for name, t in tensors.items()}
-    everyone = _told(comm, {"step": comm.step, "sums": sums, "taken": (Path(path) / ".metadata").exists()})
+    everyone = _gathered(comm, {"step": comm.step, "sums": sums, "taken": (Path(path) / ".metadata").exists()})
     _check_together(everyone, path)
     equal = {name for name in sums if all(other["sums"].get(name) == sums[name] for other in everyone)}
     if comm.recipe.schedule.trains_elsewhere:  # the stored `model` is then not the model that trains
@@ -86,10 +86,10 @@ def _save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None)
         sums |= {f"consensus/{name}": digest(t) for name, t in model.items()}
     own[f"rank{comm.rank}/contents"] = json.dumps(sums)
     entries = {"comm": state, "own": own} | ({"model": model} if comm.rank == 0 else {})
-    write(path, entries, comm.rank, partial(_told, comm))
+    write(path, entries, comm.rank, partial(_gathered, comm))
 
 
-def _told(comm: Attached, facts: dict[str, Any]) -> list[dict[str, Any]]:
+def _gathered(comm: Attached, facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the facts of all ranks, in rank order."""
     if comm.fabric.size == 1:
         return [facts]
@@ -98,10 +98,10 @@ def _told(comm: Attached, facts: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _check_together(everyone: list[dict[str, Any]], path: str | Path) -> None:
     """Raise an error if ranks are at different steps, or the folder holds a checkpoint."""
-    steps = [told["step"] for told in everyone]
+    steps = [reply["step"] for reply in everyone]
     if len(set(steps)) > 1:
         raise CheckpointError(f"the ranks are at steps {steps}; save when all ranks are at the same step")
-    if any(told["taken"] for told in everyone):
+    if any(reply["taken"] for reply in everyone):
         raise CheckpointError(
             f"{path} holds a checkpoint already; save each checkpoint to its own folder, such as step{steps[0]}"
         )
@@ -155,9 +155,9 @@ def _together(comm: Attached, do: Callable[[], None]) -> None:
         do()
     except CheckpointError as error:
         problem = str(error)
-    for rank, told in enumerate(_told(comm, {"problem": problem[:2000]})):
-        if problem or told["problem"]:
-            raise CheckpointError(problem or f"rank {rank}: {told['problem']}")
+    for rank, reply in enumerate(_gathered(comm, {"problem": problem[:2000]})):
+        if problem or reply["problem"]:
+            raise CheckpointError(problem or f"rank {rank}: {reply['problem']}")
 
 
 def _communicator(folder: Folder, prefix: str, comm: Attached) -> dict[str, Any]:

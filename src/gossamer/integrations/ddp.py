@@ -34,8 +34,12 @@ from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
 from gossamer.runtime import Together, Worker, checkpoint, params_of
 
-_handed_over: Any = private_name(DistributedDataParallel, "_build_params_for_reducer", "knows what DDP hands to a hook")
-_told_of: Any = private_name(DistributedDataParallel, "_get_ddp_logging_data", "knows what DDP averages")
+_handed_over: Any = private_name(
+    DistributedDataParallel, "_build_params_for_reducer", "lists the parameters that DDP passes to a hook"
+)
+_told_of: Any = private_name(
+    DistributedDataParallel, "_get_ddp_logging_data", "counts the parameters that DDP averages"
+)
 ANEW = "requires_grad changed after DDP was made: make the DDP model again, then register"
 
 

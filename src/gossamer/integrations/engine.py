@@ -10,12 +10,12 @@ from torch.autograd.function import BackwardCFunction
 from gossamer.core.torch_private import private_name
 
 _pass_under_way: Callable[[], int] = private_name(torch._C, "_current_graph_task_id", "tells backward passes apart")
-_engine: Any = private_name(torch.autograd.Variable, "_execution_engine", "hears of a backward pass's end")
+_engine: Any = private_name(torch.autograd.Variable, "_execution_engine", "detects the end of a backward pass")
 _at_end: Callable[[Callable[[], None]], None] = private_name(
-    _engine, "queue_callback", "hears of a backward pass's end"
+    _engine, "queue_callback", "detects the end of a backward pass"
 )
-_apply: Any = private_name(BackwardCFunction, "apply", "finds a backward pass inside of another one")
-_code: Any = private_name(_apply, "__code__", "finds a backward pass inside of another one")
+_apply: Any = private_name(BackwardCFunction, "apply", "detects a backward pass inside another one")
+_code: Any = private_name(_apply, "__code__", "detects a backward pass inside another one")
 
 
 def pass_under_way() -> int:

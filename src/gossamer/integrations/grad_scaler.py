@@ -15,7 +15,9 @@ from gossamer.integrations.requirements import SCALED, UNTOLD_LOCAL, UNTOLD_MEAN
 from gossamer.recipe import Recipe
 
 _step_code: Any = private_name(
-    private_name(GradScaler, "step", "finds a scaler it was not told of"), "__code__", "finds such a scaler"
+    private_name(GradScaler, "step", "detects a scaler that was not passed to attach"),
+    "__code__",
+    "detects such a scaler",
 )
 
 

@@ -71,16 +71,16 @@ def mean_of(
     fine = torch.stack([t.isfinite().all() for t in tensors]).view(torch.uint8)
     wholes = [kind.whole(tensors) for kind in pieces.kinds]
     wires = [_joined([*_bytes(wholes, pieces.cut(j)), fine, said]) for j in range(size)]
-    came = yield from all_to_all(wires, [wires[rank].numel()] * size)
+    received = yield from all_to_all(wires, [wires[rank].numel()] * size)
     mine, extra = pieces.length(rank), len(tensors)
-    finite = [wire[mine : mine + extra] for wire in came]
-    parts = [pieces.read(wire[:mine], rank) for wire in came]
+    finite = [wire[mine : mine + extra] for wire in received]
+    parts = [pieces.read(wire[:mine], rank) for wire in received]
     means = list[Tensor]()
     for k, (kind, cut) in enumerate(zip(pieces.kinds, pieces.cut(rank))):
         whose = kind.whose(said.device)[cut]
         means.append(_mean([part[k] for part in parts], [f.double()[whose] * w for f, w in zip(finite, weights)]))
-    told = yield from _gathered(pieces, means, rank, size, range(size))
-    return _apart(pieces, tensors, told), [wire[mine + extra :].clone() for wire in came]
+    gathered = yield from _gathered(pieces, means, rank, size, range(size))
+    return _apart(pieces, tensors, gathered), [wire[mine + extra :].clone() for wire in received]
 
 
 def first_of(
@@ -94,11 +94,11 @@ def first_of(
     wholes = [kind.whole(tensors) for kind in pieces.kinds]
     wires = [_joined([*(_bytes(wholes, pieces.cut(j)) if rank == 0 else []), said]) for j in range(size)]
     mine, extra = pieces.length(rank), said.numel()
-    came = yield from all_to_all(wires, [(mine if j == 0 else 0) + extra for j in range(size)])
-    parts = pieces.read(came[0][:mine], rank)
-    told = yield from _gathered(pieces, parts, rank, size, range(1, size))
-    values = [t.detach() for t in tensors] if rank == 0 else _apart(pieces, tensors, told)
-    return values, [wire[-extra:].clone() for wire in came]
+    received = yield from all_to_all(wires, [(mine if j == 0 else 0) + extra for j in range(size)])
+    parts = pieces.read(received[0][:mine], rank)
+    gathered = yield from _gathered(pieces, parts, rank, size, range(1, size))
+    values = [t.detach() for t in tensors] if rank == 0 else _apart(pieces, tensors, gathered)
+    return values, [wire[-extra:].clone() for wire in received]
 
 
 def _gathered(
@@ -108,15 +108,15 @@ def _gathered(
     wire = _joined([m.view(torch.uint8) for m in mine])
     wires = [wire if j in to else wire[:0] for j in range(size)]
     lengths = [pieces.length(j) if rank in to else 0 for j in range(size)]
-    came = yield from all_to_all(wires, lengths)
-    return [pieces.read(c, j) for j, c in enumerate(came)] if rank in to else []
+    received = yield from all_to_all(wires, lengths)
+    return [pieces.read(c, j) for j, c in enumerate(received)] if rank in to else []
 
 
-def _apart(pieces: Pieces, tensors: Sequence[Tensor], told: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+def _apart(pieces: Pieces, tensors: Sequence[Tensor], gathered: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Put the pieces of all ranks together into tensors."""
     out = dict[int, Tensor]()
     for k, kind in enumerate(pieces.kinds):
-        whole = torch.cat([parts[k] for parts in told])
+        whole = torch.cat([parts[k] for parts in gathered])
         out |= {i: v.view(tensors[i].shape) for i, v in zip(kind.places, whole.split(kind.lengths), strict=True)}
     return [out[i] for i in range(len(tensors))]
 

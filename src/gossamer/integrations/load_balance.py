@@ -70,18 +70,18 @@ def share_out(worker: Worker, samples: int, seconds: float, most: int | None, no
         raise refusal
     own = torch.tensor([samples, seconds, most or samples], dtype=torch.float64, device=worker.device)
     answers = yield from all_gather(own.view(torch.uint8))
-    told = [answer.clone().view(torch.float64).tolist() for answer in answers]
-    if len({t[0] for t in told}) > 1:
+    replies = [answer.clone().view(torch.float64).tolist() for answer in answers]
+    if len({t[0] for t in replies}) > 1:
         raise GossamerError(
-            f"comm.share(samples) differs between ranks, {[int(t[0]) for t in told]} by rank; pass the same number on all ranks: "
+            f"comm.share(samples) differs between ranks, {[int(t[0]) for t in replies]} by rank; pass the same number on all ranks: "
             "the samples of one step"
         )
-    caps = [int(t[2]) for t in told]
+    caps = [int(t[2]) for t in replies]
     if sum(caps) < samples:
         raise GossamerError(
             f"{samples} samples do not fit: ranks take at most {caps}; pass fewer samples, or a larger `most`"
         )
-    plan = planned(samples, [t[1] for t in told], caps, now)
+    plan = planned(samples, [t[1] for t in replies], caps, now)
     if plan != now:
         _refuse_learned(worker)
     worker.weights = [worker.size * share / samples for share in plan] if len(set(plan)) > 1 else ()

@@ -93,8 +93,8 @@ class Meter:
         self._last = now  # before the call, so that a callback that raises does not get the same report again
         answer = self.on_metrics(now.step, self._totals(now) | self._rates(before, now))
         if isinstance(answer, dict):
-            said: dict[str, Any] = answer  # pyright: ignore[reportUnknownVariableType]
-            self.log(said.get("loss"), said.get("held_out"))
+            logged: dict[str, Any] = answer  # pyright: ignore[reportUnknownVariableType]
+            self.log(logged.get("loss"), logged.get("held_out"))
 
     def _totals(self, now: Progress) -> dict[str, float]:
         worker = self.worker

@@ -47,10 +47,10 @@ class StepLoop:
     ) -> None:
         self.model, self.optimizers, self.worker, self.fabric, self.meter = model, optimizers, worker, fabric, meter
         self.shared, self.scaler, self.before_step = SharedBuffers(model, worker, buffers), scaler, before_step
-        self.on_new_channels: Callable[[], None] = _nobody_cares
-        self.average_late: Callable[[], None] = _nobody_cares  # averages gradients that backward has not seen
+        self.on_new_channels: Callable[[], None] = _do_nothing
+        self.average_late: Callable[[], None] = _do_nothing  # averages gradients that backward has not seen
         self.doubts = LoopWarnings(worker)
-        self._roster = ParamWatch(model, {name: param.parameter for name, param in worker.params.items()})
+        self._param_watch = ParamWatch(model, {name: param.parameter for name, param in worker.params.items()})
         self._under_way: Program[None] | None = None  # the schedule's program for the current step
         self._done = dict[Optimizer, bool]()  # optimizers that are done with this step, and whether each stepped
         self._mixed = False  # True if local gradients were added to averaged ones
@@ -145,7 +145,7 @@ class StepLoop:
 
     def follow(self) -> bool:
         """Add unfrozen parameters to the run; False if there are none. Other changes to the model raise an error."""
-        new = self._roster.unfrozen()
+        new = self._param_watch.unfrozen()
         if not new:
             return False
         first = next(iter(new))
@@ -295,5 +295,5 @@ class StepLoop:
             self._catching_up = False
 
 
-def _nobody_cares() -> None:
+def _do_nothing() -> None:
     pass

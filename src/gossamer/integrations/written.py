@@ -35,12 +35,12 @@ def _on_all(do: Callable[[], Facts], path: str | Path, tell: Tell) -> list[Facts
     except Exception as error:
         failure = error
     everyone = tell({"problem": "" if failure is None else plainly(failure), "done": done})
-    for rank, told in enumerate(everyone):
-        if told["problem"]:
+    for rank, reply in enumerate(everyone):
+        if reply["problem"]:
             raise CheckpointError(
-                f"rank {rank} cannot write to {path}: {told['problem']}; no checkpoint was saved"
+                f"rank {rank} cannot write to {path}: {reply['problem']}; no checkpoint was saved"
             ) from failure
-    return [told["done"] for told in everyone]
+    return [reply["done"] for reply in everyone]
 
 
 class _Job:
