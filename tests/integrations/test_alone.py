@@ -387,7 +387,7 @@ def test_running_statistics_under_local_steps_must_be_decided_on() -> None:
 )
 def test_backup_workers_refuse_what_late_ranks_cannot_follow(options) -> None:
     model, optimizer = of(Awkward())
-    with pytest.raises(AttachError, match=r"first\(\)"):
+    with pytest.raises(AttachError, match=r"backup_workers\(\)"):
         gossamer.attach(model, optimizer, "backup", **options)
 
 
