@@ -233,7 +233,7 @@ def left_behind(path: str) -> str:
         for name in folder:
             folder.read(name)
     except CheckpointError as error:
-        return "refused" if "no finished distributed checkpoint" in str(error) else f"damaged: {error}"
+        return "refused" if "not a finished distributed checkpoint" in str(error) else f"damaged: {error}"
     return "complete"
 
 

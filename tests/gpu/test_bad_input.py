@@ -13,9 +13,7 @@ import gossamer
 
 pytestmark = pytest.mark.gang
 
-ADVICE = (
-    "all that trains must be on one device: call model.to('cuda:{0}') before the optimizer is made, and attach then"
-)
+ADVICE = "all trainable parameters must be on one device: call model.to('cuda:{0}') before the optimizer is made, then attach"
 
 
 def gpu(rank: int) -> str:
@@ -123,7 +121,7 @@ RULED = "gather(topk(ratio=0.3)) + error_feedback() + rule('ndim > 1', gather(to
 def test_lengths_that_only_the_gpu_knows_are_refused(nursery: Nursery, recipe: str) -> None:
     for rank, (kind, text) in enumerate(nursery.run(2, refused, on_the_gpu, "nccl", None, recipe)):
         assert kind == "AttachError"
-        assert text.startswith("topk(ratio=0.3, index='rice') writes messages whose length depends on what is in them")
+        assert text.startswith("topk(ratio=0.3, index='rice') writes messages whose length depends on their content")
         assert f"cuda:{rank + 1}" in text
     assert nursery.run(2, refused, on_the_cpu, "gloo", None, recipe) == [("", "no error")] * 2
 

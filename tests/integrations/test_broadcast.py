@@ -141,7 +141,7 @@ def taking_turns(rank: int, size: int) -> tuple[int, int]:
     with attached("allreduce", optimizer=two) as (model, optimizers, comm):
         loss_of(model, rank, 1).backward()
         optimizers[0].step()
-        with pytest.warns(UserWarning, match="Optimizers that take turns want an attach each"):
+        with pytest.warns(UserWarning, match="For optimizers that take turns, call attach once for each"):
             loss_of(model, rank, 2).backward()
         for step in (3, 4):
             optimizers[step % 2].step()

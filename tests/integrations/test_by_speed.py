@@ -64,7 +64,7 @@ def test_within_a_round_what_needs_all_ranks_is_refused_by_the_one_that_asks(gan
     ):
         assert words.startswith(name)
         assert f"rank 0 is at step {step}, within a round of by_speed(local_sgd(4))" in words
-        assert words.endswith("where a round has ended, `if comm.ends_round:`")
+        assert words.endswith("when a round has ended, `if comm.ends_round:`")
         assert of_checkpoints == (name == "checkpoint.save")
 
 

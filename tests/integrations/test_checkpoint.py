@@ -161,11 +161,10 @@ def stumbling(rank: int, size: int, path: str) -> list[str]:
 def test_what_fails_on_one_rank_fails_on_all(gang2: Gang, tmp_path: Path) -> None:
     for said in gang2.run(stumbling, str(tmp_path)):
         assert (
-            said[0]
-            == f"rank 1 cannot write to {tmp_path}/a: [Errno 30] Read-only file system; there is no new checkpoint"
+            said[0] == f"rank 1 cannot write to {tmp_path}/a: [Errno 30] Read-only file system; no checkpoint was saved"
         )
-        assert "holds a checkpoint already; give each a folder of its own, such as step1" in said[1]
-        assert "/b is no finished distributed checkpoint: it has no .metadata" in said[2]
+        assert "holds a checkpoint already; save each checkpoint to its own folder, such as step1" in said[1]
+        assert "/b is not a finished distributed checkpoint: it has no .metadata" in said[2]
         assert said[3] == "1"
 
 
@@ -241,7 +240,7 @@ def test_metadata_that_would_run_code_are_refused_and_run_nothing(tmp_path: Path
     content = pickle.loads(metadata.read_bytes())
     content.planner_data = evil(tmp_path / "ran")
     metadata.write_bytes(pickle.dumps(content))
-    with pytest.raises(CheckpointError, match=r"\.metadata cannot be read: it asks for .*nothing of it was run"):
+    with pytest.raises(CheckpointError, match=r"\.metadata cannot be read: it names .*none of its code was run"):
         checkpoint.load(comm, tmp_path / "a")
     assert not (tmp_path / "ran").exists()
 
@@ -262,7 +261,7 @@ def test_torchs_own_functions_are_not_run_either(tmp_path: Path) -> None:
     torch.save(Evil(tmp_path / "ran"), tmp_path / "inner.pt")
     text = f"ctorch\nload\n(S'{tmp_path / 'inner.pt'}'\ntR."
     (tmp_path / "a" / ".metadata").write_bytes(text.encode())
-    with pytest.raises(CheckpointError, match=r"it asks for torch.load, as no checkpoint does"):
+    with pytest.raises(CheckpointError, match=r"it names torch.load, which no checkpoint contains"):
         checkpoint.load(comm, tmp_path / "a")
     assert not (tmp_path / "ran").exists()
 
@@ -310,9 +309,9 @@ def test_what_is_no_checkpoint_file_says_so(tmp_path: Path, content: bytes | Non
         (tmp_path / "x.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=f"x.pt cannot be read: {why}"):
         checkpoint.read(tmp_path / "x.pt")
-    with pytest.raises(CheckpointError, match="it is no file"):
+    with pytest.raises(CheckpointError, match="it is not a file"):
         checkpoint.read(tmp_path)
-    with pytest.raises(CheckpointError, match="it is no file"):
+    with pytest.raises(CheckpointError, match="it is not a file"):
         checkpoint.read("/dev/zero")
 
 

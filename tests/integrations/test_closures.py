@@ -122,7 +122,7 @@ def refused(rank: int, size: int) -> list[str]:
 
 def test_what_cannot_be_right_is_refused_by_name(gang2: Gang) -> None:
     for lbfgs, twice, second, scaled in gang2.run(refused):
-        assert "LBFGS computes the gradient anew at many points" in lbfgs
+        assert "LBFGS computes the gradient several times within one step" in lbfgs
         assert "Twice called its closure a second time" in twice
         assert all("such as SGD or AdamW" in text for text in (lbfgs, twice))
         assert "give the closure to the first optimizer" in second

@@ -148,4 +148,4 @@ def test_a_backward_that_fails_before_anything_was_sent_can_be_repeated(gang2: G
 
 def test_a_backward_that_fails_half_way_is_not_repeated_in_silence(gang2: Gang) -> None:
     for said in gang2.run(failing, "late"):
-        assert "no longer in step" in said
+        assert "no longer at the same step" in said

@@ -180,8 +180,8 @@ def refusals(rank: int, size: int) -> list[str]:
 
 def test_what_a_hook_would_not_see_is_refused_with_what_to_do(gang2: Gang) -> None:
     for delayed, frozen, attached, twice in gang2.run(refusals):
-        assert "make DDP without that argument" in delayed
-        assert "make DDP anew" in frozen
+        assert "make the DDP model without that argument" in delayed
+        assert "make the DDP model again" in frozen
         assert "detach()" in attached
         assert "has a hook already" in twice
 
@@ -204,7 +204,7 @@ def swapped(rank: int, size: int) -> str:
 
 def test_a_bucket_that_never_comes_is_an_error(gang2: Gang) -> None:
     for said in gang2.run(swapped):
-        assert "make DDP anew" in said
+        assert "make the DDP model again" in said
 
 
 def alone_in_a_branch(rank: int, size: int) -> str:

@@ -101,8 +101,8 @@ def refused(rank: int, size: int) -> list[str]:
 
 def test_what_ddp_was_told_and_a_recipe_would_not_do_is_refused(gang2: Gang) -> None:
     for hook, ignoring in gang2.run(refused):
-        assert "has a hook, which would never run once it is attached" in hook
-        assert "told to ignore 'bias', and an attached model is averaged whole" in ignoring
+        assert "has a communication hook, which would never run once it is attached" in hook
+        assert "DDP ignores 'bias', but an attached model is averaged whole" in ignoring
 
 
 def used_before(rank: int, size: int, recipe: str, how: str) -> tuple[Tensor, Tensor, bool]:

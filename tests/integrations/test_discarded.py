@@ -146,7 +146,7 @@ def never_stepped(rank: int, size: int) -> list[str]:
 def test_local_steps_that_never_come_are_asked_for(gang2: Gang) -> None:
     for said in gang2.run(never_stepped):
         assert len(said) == 1
-        assert "no step() of the optimizer that was given to attach" in said[0]
+        assert "without a step() of the optimizer that was given to attach" in said[0]
 
 
 def skipping(rank: int, size: int) -> tuple[Tensor, float]:

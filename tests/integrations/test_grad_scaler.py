@@ -151,7 +151,7 @@ def untold(rank: int, size: int, recipe: str, how: str) -> tuple[str, int]:
 @pytest.mark.parametrize("recipe", ["local_sgd(3)", "overlap_local_sgd(3)", "sgp"])
 def test_local_steps_must_be_told_of_the_scaler(gang2: Gang, recipe: str) -> None:
     for text, step in gang2.run(untold, recipe, "plain"):
-        assert "say attach(..., scaler=scaler)" in text
+        assert "call attach(..., scaler=scaler)" in text
         assert step == 0
 
 

@@ -81,7 +81,7 @@ def refused(rank: int, size: int, recipe: str, given: tuple[dict[str, Any], ...]
         ("qsgd", ({"samples": 1, "seconds": 1.0},) * 2, "each needs one"),
         ("qsgd", ({"samples": 8, "seconds": 0.0}, {"samples": 8, "seconds": 1.0}), "a number above 0"),
         ("qsgd", ({"samples": 8, "seconds": 1.0}, {"samples": 9, "seconds": 1.0}), r"[8, 9]"),
-        ("qsgd", ({"samples": 8, "seconds": 1.0, "most": 3},) * 2, r"do not fit: ranks take [3, 3]"),
+        ("qsgd", ({"samples": 8, "seconds": 1.0, "most": 3},) * 2, r"do not fit: ranks take at most [3, 3]"),
         ("qsgd", ({"samples": 8, "seconds": 1.0, "most": 0},) * 2, "at least 1 sample"),
         ("sgp", ({"samples": 8, "seconds": 1.0},) * 2, "end at their plain mean"),
         ("diana", ({"samples": 12, "seconds": 1.0}, {"samples": 12, "seconds": 3.0}), "before the first step"),

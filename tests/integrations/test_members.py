@@ -209,7 +209,7 @@ def test_a_learner_dies_and_comes_back_and_the_others_lose_no_step(
             assert [lost for _, lost, _ in presences if lost] == [back for *_, back in presences if back] == [[2]]
             assert [t.partition(": ")[2] for t in told] == [
                 "rank 2 is lost; the others go on, and it may come back",
-                "rank 2 is there again",
+                "rank 2 is back",
             ]
 
 
@@ -285,7 +285,7 @@ def test_a_recipe_that_waits_for_all_is_refused() -> None:
         gossamer.attach(model, optimizer, "diloco(4)", group)
     with pytest.raises(GossamerError, match="leave nodes out"):
         gossamer.attach(model, optimizer, "decoupled_diloco(4)", group, nodes=2)
-    with pytest.raises(GossamerError, match=r"weight=2: what a rank counts"):
+    with pytest.raises(GossamerError, match=r"weight=2: a weight is a share of all ranks"):
         gossamer.attach(model, optimizer, "decoupled_diloco(4)", group, weight=2)
 
 

@@ -264,7 +264,10 @@ def test_without_a_logger_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -
     ("options", "reason"),
     [
         ({"on_metrics": [], "metrics_every": 5}, r"on_metrics must be a function of \(step, metrics\), got a list"),
-        ({"on_metrics": print, "metrics_every": 0}, "metrics_every must be at least 1, got 0; for no reports leave"),
+        (
+            {"on_metrics": print, "metrics_every": 0},
+            "metrics_every must be at least 1, got 0; to disable reports leave",
+        ),
     ],
 )
 def test_a_logger_that_cannot_be_called_is_refused_at_once(options: dict[str, Any], reason: str) -> None:

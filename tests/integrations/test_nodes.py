@@ -97,9 +97,9 @@ def refused(rank: int, size: int, hosts: list[str], nodes: Any, recipe: str) -> 
     [
         ("abbb", "hosts", "qsgd", r"rank\(s\) 0 on a; rank\(s\) 1, 2, 3 on b\. Number the ranks node by node"),
         ("abab", "hosts", "qsgd", r"rank\(s\) 0, 2 on a; rank\(s\) 1, 3 on b"),
-        ("abca", "hosts", "qsgd", "equally many on each; only the last may have fewer"),
-        ("aabb", 3, "qsgd", "nodes=3: 4 ranks are not equally many on each; take a number that divides 4"),
-        ("aabb", 0, "qsgd", "nodes=0: 4 ranks"),
+        ("abca", "hosts", "qsgd", "same number on each node; only the last node may have fewer"),
+        ("aabb", 3, "qsgd", "nodes=3 does not divide 4 ranks into equal nodes; pass a number that divides 4"),
+        ("aabb", 0, "qsgd", "nodes=0 does not divide 4 ranks"),
         ("aabb", True, "qsgd", "a number of nodes, 'hosts', or a DeviceMesh"),
         ("aabb", "host", "qsgd", "a number of nodes, 'hosts', or a DeviceMesh"),
         ("aabb", "hosts", "nodes(scatter(qsgd()), 4)", "speaks of nodes of 4 ranks, and here they have 2"),
@@ -126,15 +126,15 @@ def meshes(rank: int, size: int) -> list[str]:
 
 def test_a_mesh_is_of_nodes_and_their_ranks_in_the_order_of_training(gang4: Gang) -> None:
     for flat_one, crossed in gang4.run(meshes):
-        assert "a DeviceMesh of 1 dimension(s); it takes two" in flat_one
-        assert "a DeviceMesh of the ranks [[0, 2], [1, 3]], and those that train are [0, 1, 2, 3]" in crossed
+        assert "a DeviceMesh of 1 dimension(s); pass one with two" in flat_one
+        assert "a DeviceMesh of the ranks [[0, 2], [1, 3]], but the ranks of the group are [0, 1, 2, 3]" in crossed
 
 
 def hooked(rank: int, size: int, nodes: int | None) -> torch.Tensor:
     """The same recipe as a communication hook."""
     model = Awkward()
     ddp = DistributedDataParallel(model, find_unused_parameters=False)
-    with pytest.raises(GossamerError, match="nodes=3: 4 ranks are not equally many on each"):
+    with pytest.raises(GossamerError, match="nodes=3 does not divide 4 ranks"):
         gossamer.ddp.register(ddp, FLAT, nodes=3, deadline=20.0)
     hook = gossamer.ddp.register(ddp, IN_TWO if nodes is None else FLAT, nodes=nodes, deadline=20.0)
     optimizer = sgd(model)

@@ -121,11 +121,11 @@ def two_more(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> N
 @pytest.mark.parametrize(
     ("recipe", "how", "words"),
     [
-        ("qsgd", "added", "parameter '3.weight' has been added"),
-        ("qsgd", "replaced", "parameter '2.weight' has been replaced"),
-        ("local_sgd(3)", "removed", "parameter '2.weight' has been removed"),
+        ("qsgd", "added", "parameter '3.weight' was added"),
+        ("qsgd", "replaced", "parameter '2.weight' was replaced"),
+        ("local_sgd(3)", "removed", "parameter '2.weight' was removed"),
         ("local_sgd(3)", "assigned", "load_state_dict(assign=True)"),
-        ("overlap_local_sgd(1)", "unfrozen", "parameter '0.weight' has been unfrozen"),
+        ("overlap_local_sgd(1)", "unfrozen", "parameter '0.weight' was unfrozen"),
     ],
 )
 def test_other_changes_are_errors_that_name_the_parameter(gang2: Gang, recipe: str, how: str, words: str) -> None:

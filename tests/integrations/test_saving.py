@@ -91,5 +91,5 @@ def test_the_others_learn_who_is_gone_and_where(
         assert (f"No word from rank {victim}:" if victim else "The store does not answer") in text
         assert waited < DEADLINE + 2.0 + SLACK
         if where != "load":
-            assert "load the one before" in text
-            assert "no finished distributed checkpoint" in refused
+            assert "load the checkpoint before it" in text
+            assert "not a finished distributed checkpoint" in refused

@@ -142,11 +142,11 @@ def misunderstood(rank: int, size: int) -> list[str]:
 
 def test_what_is_no_optimizer_is_told_what_to_pass(gang2: Gang) -> None:
     for said in gang2.run(misunderstood):
-        assert "give attach the optimizer itself, optimizer.optimizer" in said[0]
+        assert "give attach the inner optimizer, optimizer.optimizer" in said[0]
         assert "or a list of them, got a str" in said[1]
         assert "this list is empty" in said[2]
         assert "optimizer.optimizer" in said[3]
-        assert "SparseAdam takes sparse gradients only" in said[4]
+        assert "SparseAdam takes only sparse gradients" in said[4]
         assert "give attach its base_optimizer" in said[5]
 
 

@@ -170,7 +170,7 @@ def test_what_goes_by_this_steps_gradients_is_refused() -> None:
         attach(scaler=torch.amp.GradScaler("cpu"))
     with pytest.raises(AttachError, match="with find_unused_parameters"):
         attach(find_unused_parameters=True)
-    with pytest.raises(AttachError, match="DDP insists on one"):
+    with pytest.raises(AttachError, match="DDP needs one at every step"):
         ddp.check(Recipe.of("onebit_sgd + delayed()"))
     with pytest.raises(RecipeError, match="a step may have none"):
         Recipe.of("signsgd + delayed()")

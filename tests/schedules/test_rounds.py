@@ -302,7 +302,7 @@ def test_post_local_is_synchronous_and_then_local() -> None:
 )
 def test_what_becomes_of_batch_norm_must_be_said(schedule: str) -> None:
     recipe = Recipe.of(DENSE + schedule)
-    with pytest.raises(AttachError, match="say buffers='average'"):
+    with pytest.raises(AttachError, match="pass buffers='average'"):
         check(torch.nn.BatchNorm1d(2), recipe)
     check(torch.nn.BatchNorm1d(2), recipe, buffers="average")
 

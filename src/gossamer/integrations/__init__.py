@@ -1,4 +1,4 @@
-"""Floor 6: how a training loop that already exists is given a recipe."""
+"""Integrations: attach a recipe to an existing training loop, or register it as a DDP hook."""
 
 from gossamer.integrations import checkpoint, ddp
 from gossamer.integrations.attach import attach

@@ -1,4 +1,4 @@
-"""attach: one line that gives a training loop a recipe."""
+"""attach: give an existing training loop a recipe, in one line."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -63,32 +63,34 @@ def attach(
     on_metrics: OnMetrics | None = None,
     metrics_every: int = 10,
 ) -> Communicator:
-    """Give a model and its optimizer a recipe; the training loop stays as it is.
+    """Attach a recipe to a model and its optimizer; the training loop stays as it is.
 
-    All ranks compare their set-up first, and start from rank 0's parameters, buffers and optimizer state. What is refused on
-    one rank is an error on all.
+    All ranks first compare their set-up, then start from rank 0's parameters, buffers and optimizer state. If one rank
+    refuses its arguments, all ranks raise an error.
 
-    - `model`: a plain one, or one in DistributedDataParallel, whose own average ends until `detach()`.
-    - `recipe`: a name, an expression, a TOML file or a `Recipe`; left out, it is what the environment's GOSSAMER_RECIPE says.
-    - `optimizer`: one, or a list of those that share the model's parameters among them; a step is over when all have stepped.
+    - `model`: a plain module, or a DistributedDataParallel model, which stops averaging by itself until `detach()`.
+    - `recipe`: a name, an expression, a TOML file or a `Recipe`. Default: the environment variable GOSSAMER_RECIPE.
+    - `optimizer`: one optimizer, or a list that splits the model's parameters; a step ends when all of them have stepped.
     - `process_group`: a group or a one-dimensional DeviceMesh; None is the default group (or this process alone). With
-      `gossamer.members()`, and a recipe that goes on without a rank, ranks may die and come back.
-    - `nodes`: where several ranks share a node and its network card: how many nodes there are, "hosts" to go by their names,
-      or a DeviceMesh of nodes and their ranks. They then average densely inside, and by the recipe between nodes.
-    - `deadline`: seconds of silence after which a missing rank is an error on all others.
-    - `patience`: "alive" waits, after a warning, for a rank that lives but works elsewhere; "work" does not.
-    - `weight`: what this rank's data count in all averages, such as how many samples its batch or its shard has; only what
-      ranks have in proportion matters. With batches of n samples each the weighted mean is the gradient of all of them.
-    - `buffers`: what becomes of float buffers (BatchNorm statistics) when parameters are averaged; asked for then.
-    - `scaler`: a GradScaler, so that memories are free of its scale and skipped steps are counted. Local schedules need it.
-    - `find_unused_parameters`: agree at every step on parameters no rank used, and leave them without gradient.
-    - `before_step`: called before every descent, also of missed updates under backup workers: clip gradients here then.
-    - `on_late`: told the step whose gradient was dropped (backup workers).
-    - `measure_every`: measure the compression error of every parameter after every so many steps; where nothing is sent
-      then, at the next step that sends.
-    - `on_metrics`: called with (step, metrics) when `optimizer.step()` has done every `metrics_every`-th step; for loggers.
-      `metrics` is that of `comm.metrics()`, and rates since the last report. What it raises, `optimizer.step()` raises.
-      If it returns a dictionary, its "loss" and "held_out" are told as by `comm.log`.
+      `gossamer.members()`, and a recipe that can continue without a rank, ranks may die and come back.
+    - `nodes`: for nodes with several ranks and one network card: the number of nodes, "hosts" to group ranks by host name,
+      or a DeviceMesh of nodes and their ranks. Ranks then average densely inside a node, and by the recipe between nodes.
+    - `deadline`: seconds without an answer after which all other ranks raise an error about the missing rank.
+    - `patience`: "alive" waits, after a warning, for a rank that is alive but busy with something else; "work" does not.
+    - `weight`: this rank's weight in all averages, such as the number of samples in its batch or shard; only ratios between
+      ranks matter. With batches of n samples each, the weighted mean is the gradient over all samples.
+    - `buffers`: "average", "broadcast" or "local": how to treat float buffers (BatchNorm statistics). Required where the
+      recipe averages parameters.
+    - `scaler`: the GradScaler in use, so that memories are free of its scale and skipped steps are counted. Local schedules
+      need it.
+    - `find_unused_parameters`: agree at every step which parameters no rank used, and leave them without gradient.
+    - `before_step`: called before every optimizer step, and before every missed update under backup workers; clip gradients
+      here in that case.
+    - `on_late`: called with the step number of a gradient that was dropped (backup workers).
+    - `measure_every`: measure the compression error of every parameter every so many steps, or at the next step that sends.
+    - `on_metrics`: called with (step, metrics) after every `metrics_every`-th `optimizer.step()`; for loggers. `metrics`
+      holds `comm.metrics()` and rates since the last report. `optimizer.step()` raises what it raises. If it returns a
+      dictionary, the values under "loss" and "held_out" are passed to `comm.log`.
 
     >>> import torch
     >>> model = nn.Linear(2, 1)
@@ -139,7 +141,7 @@ def attach(
         worker.measure_every = measure_every
         worker.on_late = on_late
         if fabric.size > 1:
-            # Now, and not within the first step, which has a deadline.
+            # Compile kernels now: the first step has a deadline.
             warm(parsed, fabric.device, worker.buckets[0].layout.dtype)
             extras = {"deadline": deadline, "buffers": policy, "find_unused_parameters": find_unused_parameters}
             facts = fingerprint(worker, extras | hyperparameters(optimizers), model)
@@ -168,7 +170,7 @@ def attach(
 
 
 def _as_ddp_does(wrapper: DistributedDataParallel) -> MemoryPool | None:
-    """DDP gives all ranks rank 0's buffers, unless it was told not to."""
+    """Return the buffer policy of DDP: "broadcast" from rank 0, unless `broadcast_buffers=False`."""
     return "broadcast" if wrapper.broadcast_buffers and any(floats(wrapper.module)) else None
 
 
@@ -180,9 +182,9 @@ def _given(
     scaler: Any,
     find_unused: bool,
 ) -> tuple[Recipe, tuple[Optimizer, ...], dict[str, Tensor], str]:
-    """What this rank was given, read and found fit for one another."""
+    """Parse this rank's arguments and check that they fit together."""
     if model in attached:
-        raise AttachError("this model is attached already; call detach() on its communicator first")
+        raise AttachError("the model is attached already; call detach() on its communicator first")
     refuse_model(model)
     optimizers = optimizers_of(optimizer)
     for one in (parsed, *parsed.reached):
@@ -198,7 +200,7 @@ def check(
     scaler: Any = None,
     find_unused_parameters: bool = False,
 ) -> str:
-    """Refuse what a recipe cannot do with this model and these options; returns what becomes of the model's buffers."""
+    """Raise an error if the recipe does not support this model and these options; return the buffer policy."""
     if buffers not in (None, "average", "broadcast", "local"):
         raise AttachError(f"buffers must be 'average', 'broadcast' or 'local', got {buffers!r}")
     refuse(recipe, *_wants(model, buffers, scaler, find_unused_parameters))
@@ -206,7 +208,7 @@ def check(
 
 
 def _wants(model: nn.Module, buffers: MemoryPool | None, scaler: Any, find_unused: bool) -> Iterator[Constraint]:
-    """The terms of what was asked for."""
+    """Yield the constraints that the options put on a recipe."""
     floating = [n for n, b in model.named_buffers() if b.is_floating_point() and b.numel()]
     if buffers in ("average", "broadcast"):
         yield for_buffers(buffers)
@@ -222,6 +224,7 @@ def _wants(model: nn.Module, buffers: MemoryPool | None, scaler: Any, find_unuse
 
 
 def _trainable(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    """Return the parameters to train, by name; raise an error if they or the optimizers do not fit."""
     named: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise AttachError("the model has no parameter that requires a gradient; there is nothing to train")
@@ -229,16 +232,16 @@ def _trainable(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, T
         if not p.is_floating_point():
             raise AttachError(
                 f"parameter {name!r} is {p.dtype}; only real floating-point parameters can be averaged: "
-                "freeze it with requires_grad_(False), or keep its real and imaginary parts apart"
+                "freeze it with requires_grad_(False), or store its real and imaginary parts as two parameters"
             )
     if not any(p.numel() for p in named.values()):
-        raise AttachError("all trainable parameters of the model are empty; there is nothing to train")
+        raise AttachError("all trainable parameters of the model have zero elements; there is nothing to train")
     refuse_strange(named, optimizers)
     strangers = stepped_by(optimizers) - {id(p) for p in model.parameters()}
     if strangers:
         raise AttachError(
-            f"the optimizer holds {len(strangers)} parameter(s) that are not the model's and would never be averaged; "
-            "attach one module that holds them all, such as nn.ModuleList([model, criterion])"
+            f"the optimizer holds {len(strangers)} parameter(s) that are not in the model and would never be averaged; "
+            "attach one module that holds all parameters, such as nn.ModuleList([model, criterion])"
         )
     warn_of_unstepped(named, optimizers)
     return named

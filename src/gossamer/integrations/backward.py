@@ -1,4 +1,4 @@
-"""Backward: the ties to autograd. Gradients go on their way as they come, and are averages when backward returns."""
+"""Backward: autograd hooks that send gradients during backward; `backward()` returns with averaged gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from gossamer.runtime import Param
 
 
 class Backward:
-    """Sees a backward pass begin and end, hands its gradients to the intake, and puts the averages in their place."""
+    """Detects the start and end of a backward pass, passes gradients to `GradBuckets`, and writes the averages back."""
 
     def __init__(self, steps: StepLoop, looped: nn.Module, *, find_unused: bool) -> None:
         self.looped = looped  # what the training loop calls: the model, or DDP around it
@@ -30,12 +30,12 @@ class Backward:
         self._inside = False
         self._task: int | None = None  # autograd's number of the backward pass under way
         self._passes = 0
-        self._intake: GradBuckets | None = None  # where gradients go that are averaged at this step
-        self._own_peaks = list[Tensor]()  # the largest magnitudes that this rank gave, where nothing else tells
+        self._buckets: GradBuckets | None = None  # collects the gradients that are averaged at this step
+        self._own_peaks = list[Tensor]()  # largest magnitudes of this rank's gradients, once the means overwrite them
         self._handles = dict[str, Any]()
 
     def install(self) -> list[Any]:
-        """Put the hooks in place, and return what removes them; in a world of one there is nothing to see."""
+        """Register the hooks and return their handles; with one rank there are none."""
         if self.fabric.size == 1:
             return []
         refuse_engine()
@@ -48,6 +48,7 @@ class Backward:
         return [self]
 
     def remove(self) -> None:
+        """Remove all hooks."""
         for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
@@ -55,10 +56,10 @@ class Backward:
             self._scale.remove()
 
     def rebuild(self) -> None:
-        """Channels are new (at attach, after a controller's change, after loading): so is the intake."""
+        """Make new `GradBuckets` for new buckets: at attach, after a controller's change, after loading."""
         if self.fabric.size == 1:
             return
-        self._intake = GradBuckets(self.worker, self._launch) if self.steps.averages_gradients else None
+        self._buckets = GradBuckets(self.worker, self._launch) if self.steps.averages_gradients else None
         for name, param in self.worker.params.items():
             if name not in self._handles and param.trains:
                 self._handles[name] = param.parameter.register_post_accumulate_grad_hook(self._hook(name))
@@ -72,40 +73,40 @@ class Backward:
             if task != self._task or not self._inside:
                 self._enter(parameter, task)
             param = self.worker.params[name]
-            if self._intake is None or (gradient := param.gradient) is None:
+            if self._buckets is None or (gradient := param.gradient) is None:
                 return
-            self._intake.take(name, gradient)
+            self._buckets.take(name, gradient)
             if parameter.is_cuda:
                 self._let_go(name, param)
 
         return hook
 
     def _let_go(self, name: str, param: Param) -> None:
-        """A gradient has been gathered: free what backward wrote it to. On a CPU that would cost more than it saves."""
-        view = None if self._intake is None else self._intake.view(name)
+        """Free the memory of a gradient that was copied into its bucket. On a CPU this would cost more than it saves."""
+        view = None if self._buckets is None else self._buckets.view(name)
         if view is not None and param.takes(view):
             param.hand(view)
 
     def _enter(self, parameter: Tensor, task: int) -> None:
-        """A gradient of another pass than the last one: is it the first of a new backward pass?"""
+        """Start a new step if this gradient belongs to a new backward pass."""
         if self._inside and engine.is_nested():
             return
         if engine.is_nested():
             raise AttachError(
-                "a backward pass inside of another one (reentrant checkpointing) would send its gradients before the outer "
+                "a backward pass inside another one (reentrant checkpointing) would send its gradients before the outer "
                 "pass is done: use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
             )
-        if self._inside and self._intake is not None and self._intake.next:
+        if self._inside and self._buckets is not None and self._buckets.next:
             raise AttachError(
-                "the last backward() ended with an exception when some of its gradients were on their way, so the ranks are "
-                "no longer in step: on all ranks, detach, load a checkpoint and attach again"
+                "the last backward() raised an exception after some of its gradients were sent, so the ranks are no longer "
+                "at the same step: on all ranks, detach, load a checkpoint and attach again"
             )
         self._task = task
         self._begin(parameter)
         engine.at_end(self._end)
 
     def _begin(self, parameter: Tensor | None) -> None:
-        """A step's gradients begin to come; `parameter` has the first of them."""
+        """Prepare for the gradients of a step; `parameter` has the first one."""
         refuse_capture(self.worker.device)
         if self._passes + 1 in LOOKS:
             refuse_ran_wrapper(self.steps.model, self.looped)
@@ -116,34 +117,34 @@ class Backward:
             self.worker.scale = self._scale.now() if self.steps.averages_gradients else 1.0
         self.worker.means = []
         if not self.steps.averages_gradients:
-            self._intake = None  # averaged no more: its memory is free
-        if self._intake is not None:
+            self._buckets = None  # gradients are no longer averaged: free its memory
+        if self._buckets is not None:
             self.steps.follow()
             self._own_peaks.clear()
-            self._intake.reset()
+            self._buckets.reset()
             self.steps.ask_for_buffers()
 
     def _average_late(self) -> None:
-        """Gradients are there that no hook has seen."""
+        """Average gradients that no hook has seen."""
         self._begin(None)
         self._end()
 
     def _launch(self, index: int, flat: Tensor) -> None:
-        if flat.is_cuda:  # where the gradients lie in here only, and the means will be written over them
+        if flat.is_cuda:  # `flat` is the only copy of the gradients, and the means will overwrite it
             self._own_peaks.append(peak(flat))
         self.fabric.run(self.worker.ready(index, flat))
 
     def _end(self) -> None:
         self._inside = False
-        if self._intake is None:
+        if self._buckets is None:
             self.steps.doubts.backward_is_over()
             return
-        unused = self._intake.finish()
+        unused = self._buckets.finish()
         if self.find_unused:
             self._ask_who_used(unused)
         self.steps.begin()
         if not self.worker.finite and "waits for few" in self.worker.recipe.schedule.traits:
-            self._forget([*self.worker.params])  # as late ranks do, who never apply such an update
+            self._forget([*self.worker.params])  # as on late ranks, which never apply such an update
             return
         if not self.worker.finite:
             own = [g for param in self.worker.params.values() if (g := param.gradient) is not None]
@@ -155,9 +156,9 @@ class Backward:
             self._forget_unused(unused)
 
     def _ask_who_used(self, unused: list[str]) -> None:
-        """How many ranks used each parameter, and what arrived for those that this one did not.
+        """Count the ranks that used each parameter, and check which means of unused parameters are not zero.
 
-        The host asks its device for it together with the verdict on the means: one question a step.
+        The host reads both from the device together with the finite check of the means: one synchronization a step.
         """
         used = torch.tensor([n not in unused for n in self.worker.params], dtype=torch.int32)
         handle = self.fabric.start(consensus.count(self.worker, used), "who used what", self.worker.step)
@@ -169,13 +170,13 @@ class Backward:
         self.worker.besides = besides
 
     def _forget_unused(self, unused: list[str]) -> None:
-        """A parameter that no rank used keeps no gradient, so that weight decay does not move it.
+        """Drop the gradient of parameters that no rank used, so that weight decay does not move them.
 
-        Unless a memory still owed it something: what has crossed the network is paid.
+        A parameter keeps a mean that is not zero: a memory has sent its residual.
         """
         counts = dict(zip(self.worker.params, self.worker.told))
         arrived = self.worker.told[len(counts) :]
-        self._forget([name for name, came in zip(unused, arrived, strict=True) if not (counts[name] or came)])
+        self._forget([name for name, nonzero in zip(unused, arrived, strict=True) if not (counts[name] or nonzero)])
 
     def _forget(self, names: list[str]) -> None:
         for name in names:

@@ -1,4 +1,4 @@
-"""The start: all ranks begin with rank 0's parameters, buffers and optimizer state, bit for bit."""
+"""Broadcast: copy rank 0's parameters, buffers and optimizer state to all ranks, bit for bit."""
 
 import math
 import warnings
@@ -14,17 +14,17 @@ from gossamer.core.verbs import Program, all_reduce
 from gossamer.integrations.handshake import tell
 from gossamer.runtime import Worker
 
-BUCKET = 25 * 2**20  # bytes that travel at once, and for which there must be room beside the model
+BUCKET = 25 * 2**20  # bytes sent at once; this much memory is needed beside the model
 
 
 def make_equal(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker) -> Program[None]:
-    """Rank 0's model and optimizer state, for everybody."""
+    """Copy rank 0's model and optimizer state to all ranks."""
     device = worker.device
     yield from broadcast([*model.parameters(), *model.buffers()], worker.rank, device)
     whole = [o for o in optimizers if type(o).__name__ != "ZeroRedundancyOptimizer"]  # a shard is each rank's own
     mine = [[_described(o.state.get(p, {})) for p in _parameters(o)] for o in whole]
     everyone = yield from tell(mine, device)
-    if not any(any(described) for told in everyone for described in told):
+    if not any(any(described) for states in everyone for described in states):
         return
     tensors = list[Tensor]()
     for optimizer, described in zip(whole, everyone[0], strict=True):
@@ -34,9 +34,9 @@ def make_equal(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker
 
 
 def broadcast(tensors: Sequence[Tensor], rank: int, device: torch.device) -> Program[None]:
-    """Rank 0's bits, written over everybody's, a bucket at a time.
+    """Overwrite the tensors of all ranks with rank 0's, one bucket at a time.
 
-    Bits are summed as integers with everybody else's zeros: exact for every type, and no rank stores N copies.
+    Rank 0's bits are summed as integers with zeros from all other ranks: exact for every type, and no rank stores N copies.
     """
     for bucket in _buckets(_pieces(tensors)):
         places = [0, *accumulate(_room(piece) for piece in bucket)]
@@ -50,7 +50,7 @@ def broadcast(tensors: Sequence[Tensor], rank: int, device: torch.device) -> Pro
 
 
 def _pieces(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Views that can be written to, none longer than a bucket but of those that cannot be cut."""
+    """Yield writable views, none longer than a bucket; tensors that are not contiguous stay whole."""
     for tensor in tensors:
         whole = tensor.detach()
         if whole.is_contiguous():
@@ -60,6 +60,7 @@ def _pieces(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def _buckets(pieces: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Group pieces into lists of at most `BUCKET` bytes."""
     bucket, held = list[Tensor](), 0
     for piece in pieces:
         if bucket and held + _room(piece) > BUCKET:
@@ -73,13 +74,13 @@ def _buckets(pieces: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _room(piece: Tensor) -> int:
-    """Its bytes, up to where a number of any type may begin."""
+    """Size of a piece in bytes, rounded up to a multiple of 16, where every type is aligned."""
     size = piece.numel() * piece.element_size()
     return size + -size % 16
 
 
 def _as(piece: Tensor, wire: Tensor) -> Tensor:
-    """The front of a wire, as what it carries."""
+    """View the front of a wire with the type and shape of a piece."""
     return wire[: piece.numel() * piece.element_size()].view(piece.dtype).view(piece.shape)
 
 
@@ -88,7 +89,7 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _described(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What a parameter's state holds: tensors by type, shape and whether they lie on the CPU, other values as they are."""
+    """Describe a parameter's state: tensors by type, shape and whether they are on the CPU, other values as they are."""
     return {key: _entry(value) for key, value in state.items()}
 
 
@@ -101,7 +102,7 @@ def _entry(value: Any) -> Any:
 
 
 def _adopt(optimizer: Optimizer, parameter: Tensor, entries: Mapping[str, Any]) -> list[Tensor]:
-    """Make a parameter's state hold what rank 0's does; returns its tensors, which still want their values."""
+    """Give a parameter's state the entries of rank 0's; return its tensors, whose values are still to be copied."""
     if not entries:
         optimizer.state.pop(parameter, None)
         return []
@@ -113,8 +114,8 @@ def _adopt(optimizer: Optimizer, parameter: Tensor, entries: Mapping[str, Any]) 
             mine[key] = entry["value"]
         elif "other" in entry:
             warnings.warn(
-                f"the optimizer keeps a {entry['other']} as {key!r}, which cannot be made equal on all ranks; "
-                "attach before its first step, or load the same checkpoint on all of them",
+                f"the optimizer keeps a {entry['other']} as {key!r}, which cannot be copied from rank 0 to the other ranks; "
+                "attach before the optimizer's first step, or load the same checkpoint on all ranks",
                 stacklevel=2,
             )
         else:
@@ -128,7 +129,7 @@ def _adopt(optimizer: Optimizer, parameter: Tensor, entries: Mapping[str, Any]) 
 
 
 def hyperparameters(optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-    """What the ranks' optimizers must have in common, by name."""
+    """Return the hyperparameters that must be equal on all ranks, by name."""
     facts = dict[str, Any]()
     for i, optimizer in enumerate(optimizers):
         which = "the optimizer" if len(optimizers) == 1 else f"optimizer {i}"

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: one folder for all ranks, in the format of `torch.distributed.checkpoint`, or a file for each."""
+"""Checkpoints: save a run in one folder for all ranks (format of `torch.distributed.checkpoint`), or one file per rank."""
 
 import json
 from collections.abc import Callable, Generator, Mapping
@@ -34,28 +34,29 @@ class Attached(Protocol):
 
 
 def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
-    """Save a whole run into a new folder: model, optimizer, communicator and what is `extra`; between steps, on all ranks.
+    """Save model, optimizer, communicator and `extra` into a new folder; call it on all ranks, between steps.
 
-    Entries of ranks that are equal are stored once, and where they differ (under local and gossip recipes) by rank, so
-    that `load` goes on exactly. What is stored as `model` is the consensus: take it to evaluate, or to publish.
+    Entries that are equal on all ranks are stored once; entries that differ (under local and gossip recipes) are stored per
+    rank, so that `load` continues exactly. The entry `model` is the consensus: use it to evaluate or to publish.
     """
     if comm.fabric.members is not None:
         raise CheckpointError(
-            "checkpoint.save writes one checkpoint of all ranks, and under members() some may be away: save a file for each, "
+            "checkpoint.save needs all ranks, and under members() some may be lost: save one file per rank, "
             "torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'comm': comm.state_dict()}, ...)"
         )
     if apart := comm.apart():
-        raise CheckpointError(f"checkpoint.save is for all ranks at the same step, and {apart}")
+        raise CheckpointError(f"checkpoint.save needs all ranks at the same step, and {apart}")
     with comm.fabric.during("checkpoint.save", comm.step), _unfinished(path):
         _save(comm, path, extra)
 
 
 def load(comm: Attached, path: str | Path, key: str = "comm") -> dict[str, Any]:
-    """Go on where `save` was called, also with another number of ranks; returns what was saved as `extra`.
+    """Load what `save` wrote, also with another number of ranks; return its `extra`.
 
-    Attach first; all ranks call it together, and if it fails on one it fails on all. With other ranks all start from the
-    consensus, and from the mean of the optimizers' states. Of what `dcp.save({"comm": comm, ...}, checkpoint_id=path)`
-    wrote it loads the communicator, or the DDP hook, alone. Nothing that a checkpoint holds is run.
+    Attach first. All ranks call it together; if it fails on one rank it fails on all. With another number of ranks, all
+    start from the consensus and the mean of the optimizer states. From a folder that
+    `dcp.save({"comm": comm, ...}, checkpoint_id=path)` wrote, it loads only the communicator or the DDP hook. No code in a
+    checkpoint is ever run.
     """
     with comm.fabric.during("checkpoint.load", comm.worker.step - 1):
         return _load(comm, path, key)
@@ -71,10 +72,10 @@ def _save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None)
     tensors = dict[str, Tensor]()
     tensors["frame"] = pack(clear(tree, "", tensors))
     sums = {name: digest(t) for name, t in tensors.items()}
-    everyone = _told(comm, {"step": comm.step, "sums": sums, "taken": (Path(path) / ".metadata").exists()})
+    everyone = _gathered(comm, {"step": comm.step, "sums": sums, "taken": (Path(path) / ".metadata").exists()})
     _check_together(everyone, path)
     equal = {name for name in sums if all(other["sums"].get(name) == sums[name] for other in everyone)}
-    if comm.recipe.schedule.trains_elsewhere:  # what is stored as `model` is another one then
+    if comm.recipe.schedule.trains_elsewhere:  # the stored `model` is then not the model that trains
         equal -= {name for name in equal if name.startswith("model/")}
     model = _consensus(
         comm, {name.removeprefix("model/"): tensors[name] for name in equal if name.startswith("model/")}
@@ -85,28 +86,29 @@ def _save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None)
         sums |= {f"consensus/{name}": digest(t) for name, t in model.items()}
     own[f"rank{comm.rank}/contents"] = json.dumps(sums)
     entries = {"comm": state, "own": own} | ({"model": model} if comm.rank == 0 else {})
-    write(path, entries, comm.rank, partial(_told, comm))
+    write(path, entries, comm.rank, partial(_gathered, comm))
 
 
-def _told(comm: Attached, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """What every rank has to say."""
+def _gathered(comm: Attached, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the facts of all ranks, in rank order."""
     if comm.fabric.size == 1:
         return [facts]
     return comm.fabric.run(tell(facts, comm.worker.device, LIMIT))
 
 
 def _check_together(everyone: list[dict[str, Any]], path: str | Path) -> None:
-    steps = [told["step"] for told in everyone]
+    """Raise an error if ranks are at different steps, or the folder holds a checkpoint."""
+    steps = [reply["step"] for reply in everyone]
     if len(set(steps)) > 1:
-        raise CheckpointError(f"the ranks are at steps {steps}; save when all of them are at the same one")
-    if any(told["taken"] for told in everyone):
+        raise CheckpointError(f"the ranks are at steps {steps}; save when all ranks are at the same step")
+    if any(reply["taken"] for reply in everyone):
         raise CheckpointError(
-            f"{path} holds a checkpoint already; give each a folder of its own, such as step{steps[0]}"
+            f"{path} holds a checkpoint already; save each checkpoint to its own folder, such as step{steps[0]}"
         )
 
 
 def _consensus(comm: Communicator, equal: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The model's tensors as all ranks agree on them; those that are equal anyway are left as they are."""
+    """Return the tensors of the consensus model; those that are `equal` on all ranks are used as they are."""
     own = {name: t for name, t in comm.model.state_dict().items() if isinstance(t, Tensor)}
     if own.keys() == equal.keys():
         return own
@@ -117,11 +119,11 @@ def _consensus(comm: Communicator, equal: Mapping[str, Tensor]) -> dict[str, Ten
 
 @contextmanager
 def _unfinished(path: str | Path) -> Generator[None]:
-    """Where other ranks are lost, say what is left on disk."""
+    """Add to a PeerError what is left on disk."""
     try:
         yield
     except PeerError as error:
-        there = f"{path} may be unfinished, and checkpoint.load refuses it then: load the one before."
+        there = f"{path} may be unfinished, and checkpoint.load would refuse it: load the checkpoint before it."
         raise PeerError(f"{error} {there}") from error.__cause__
 
 
@@ -147,18 +149,19 @@ def _load(comm: Attached, path: str | Path, key: str) -> dict[str, Any]:
 
 
 def _together(comm: Attached, do: Callable[[], None]) -> None:
-    """If a checkpoint is refused on one rank, it is on all of them."""
+    """Run `do`; if it fails on one rank, raise an error on all ranks."""
     problem = ""
     try:
         do()
     except CheckpointError as error:
         problem = str(error)
-    for rank, told in enumerate(_told(comm, {"problem": problem[:2000]})):
-        if problem or told["problem"]:
-            raise CheckpointError(problem or f"rank {rank}: {told['problem']}")
+    for rank, reply in enumerate(_gathered(comm, {"problem": problem[:2000]})):
+        if problem or reply["problem"]:
+            raise CheckpointError(problem or f"rank {rank}: {reply['problem']}")
 
 
 def _communicator(folder: Folder, prefix: str, comm: Attached) -> dict[str, Any]:
+    """Read the communicator's entries, and only those that this rank needs."""
     names = [n for n in folder if n.startswith(prefix)]
     if not names:
         held = sorted({n.split(".")[0] for n in folder})
@@ -166,18 +169,18 @@ def _communicator(folder: Folder, prefix: str, comm: Attached) -> dict[str, Any]
     size = folder.read(f"{prefix}size") if f"{prefix}size" in folder else None
     if not isinstance(size, int):
         raise CheckpointError(
-            f"{folder.path} is damaged, or no communicator lies under {prefix[:-1]!r}: it has no size"
+            f"{folder.path} is damaged, or {prefix[:-1]!r} in it is not a communicator: it has no size"
         )
     cut_alike = f"{prefix}cut" in folder and folder.read(f"{prefix}cut") == json.dumps(cut(comm.worker.buckets))
     in_shards = comm.worker.recipe.schedule.policy("anchor") == "shard"
-    if size == comm.fabric.size and (cut_alike or not in_shards):  # then the others' need not be read
+    if size == comm.fabric.size and (cut_alike or not in_shards):  # entries of other ranks are not needed
         others = tuple(f"{prefix}rank{r}/" for r in range(size) if r != comm.fabric.rank)
         names = [n for n in names if not n.startswith(others)]
     return {n.removeprefix(prefix): folder.read(n) for n in names}
 
 
 def _check_model(model: nn.Module, then: Mapping[str, Any]) -> None:
-    """Before anything changes: names and shapes."""
+    """Raise an error if names or shapes differ, before anything is changed."""
     now = model.state_dict()
     for name in {**now, **then}:
         if name not in then or name not in now:
@@ -190,6 +193,7 @@ def _check_model(model: nn.Module, then: Mapping[str, Any]) -> None:
 
 
 def _put(comm: Communicator, tree: Mapping[str, Any]) -> None:
+    """Load model and optimizers from a tree of states."""
     current = comm.model.state_dict()
     current.update(tree["model"])
     comm.model.load_state_dict(current)

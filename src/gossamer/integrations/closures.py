@@ -1,4 +1,4 @@
-"""Closures: what users give to `optimizer.step` so that it computes the gradients. Here it is asked before they are averaged."""
+"""Closures: call the closure of `optimizer.step(closure)` before the step, so that its gradients can be averaged."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,39 +14,39 @@ INSTEAD = "use an optimizer that takes one gradient a step, such as SGD or AdamW
 
 
 def refuse_searches(optimizers: Sequence[Optimizer]) -> None:
-    """Optimizers that ask their closure as often as they like."""
+    """Refuse optimizers that call their closure many times within one step, as LBFGS does."""
     for optimizer in optimizers:
         if any(base.__name__ == "LBFGS" for base in type(optimizer).__mro__):
             raise AttachError(
-                f"{type(optimizer).__name__} computes the gradient anew at many points within one step, how many follows from "
-                "what it finds, and none but the first would be averaged: each rank would search a minimum of its own data; "
-                + INSTEAD
+                f"{type(optimizer).__name__} computes the gradient several times within one step, and only the first gradient "
+                "would be averaged: each rank would search a minimum of its own data; " + INSTEAD
             )
 
 
 def refuse_closure(another_has_stepped: bool, scaler: Any) -> None:
-    """Closures whose gradients would come when it is too late to average them, or to look at them."""
+    """Refuse closures that would compute gradients too late to average or to unscale them."""
     if another_has_stepped:
         raise AttachError(
-            "a closure for the second optimizer of a step: its backward() would begin the next step before this one is over; "
-            "give the closure to the first optimizer, and call the others' step() without one"
+            "a closure was given to the second optimizer of a step: its backward() would begin the next step before this one is "
+            "over; give the closure to the first optimizer, and call step() of the others without one"
         )
     if scaler is not None and scaler.is_enabled():
         raise AttachError(
-            "a closure with a GradScaler: the scaler looks at gradients that the closure is yet to compute; call backward() "
-            "yourself, then scaler.step(optimizer)"
+            "a closure was given together with a GradScaler, which checks the gradients before the closure computes them; call "
+            "backward() yourself, then scaler.step(optimizer)"
         )
 
 
 def closure_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Closure | None:
+    """Return the closure among the arguments of `optimizer.step`, if there is one."""
     return args[1] if len(args) > 1 else kwargs.get("closure")
 
 
 def served(optimizer: Optimizer, closure: Closure, call: Call, alone: bool) -> Call:
-    """Ask the closure now, once, so that its gradients are there and averaged when the optimizer steps.
+    """Call the closure once, now, so that its gradients are averaged before the optimizer steps.
 
-    Returns the call with a closure in its place that knows the answer. Who is `alone` averages nothing, and may be asked
-    again.
+    Returns the call with another closure, which returns the loss computed here. A rank that is `alone` averages nothing, and
+    its optimizer may call the closure again.
     """
     with torch.enable_grad():
         loss = closure()
@@ -61,7 +61,7 @@ def served(optimizer: Optimizer, closure: Closure, call: Call, alone: bool) -> C
             return closure()
         raise AttachError(
             f"{type(optimizer).__name__} called its closure a second time within one step, and only the gradients of the "
-            f"first time were averaged, so that ranks would part; {INSTEAD}"
+            f"first call were averaged, so the models of the ranks would differ; {INSTEAD}"
         )
 
     args, kwargs = call

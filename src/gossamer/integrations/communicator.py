@@ -1,4 +1,4 @@
-"""The communicator: what a user holds of a run that was attached."""
+"""Communicator: the object that `gossamer.attach` returns."""
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -22,10 +22,10 @@ attached: "WeakSet[nn.Module]" = WeakSet()
 
 
 class Communicator:
-    """What `gossamer.attach` returns: the run's controls, its bytes, and its state.
+    """Controls an attached run and reports its bytes and state; `gossamer.attach` returns it.
 
-    The training loop does not change. Gradients are averaged when `backward()` returns; parameters are averaged, mixed or
-    pulled when `optimizer.step()` returns, as the recipe says.
+    The training loop does not change. When `backward()` returns, gradients are averaged; when `optimizer.step()` returns,
+    parameters are averaged, mixed or pulled, as the recipe says.
     """
 
     def __init__(self, steps: StepLoop, backward: Backward, besides: Iterable[Any] = ()) -> None:
@@ -36,7 +36,7 @@ class Communicator:
             steps.fabric,
         )
         self._steps, self._backward, self._meter = steps, backward, steps.meter
-        self._shares = list[int]()  # of samples, by rank, when they were last shared out
+        self._shares = list[int]()  # samples per rank, as last planned
         self._watch = Stopwatch()
         self._micro = 0  # micro-batches since the last step, under `accumulating`
         self._handles = [*steps.install(), *backward.install(), *besides]
@@ -54,80 +54,82 @@ class Communicator:
 
     @property
     def ends_round(self) -> bool:
-        """Whether the last step ended a round: the time to judge, or to keep, the models. Without rounds every step does."""
+        """True if the last step ended a round: evaluate or save then. Without rounds, true after every step."""
         return self.recipe.schedule.ends_round(self.step)
 
     @property
     def rank(self) -> int:
-        """This process's number in the group it was attached with, from 0."""
+        """Rank of this process in its group, from 0."""
         return self.fabric.rank
 
     @property
     def size(self) -> int:
-        """How many ranks train together; 1 where there is no process group."""
+        """Number of ranks that train together; 1 without a process group."""
         return self.fabric.size
 
     @property
     def present(self) -> tuple[int, ...]:
-        """Which ranks are there; under `members()` some may be lost, and come back."""
+        """Ranks that take part now; under `members()` ranks may be lost and come back."""
         return self.worker.present.ranks
 
     @property
     def ledger(self) -> Ledger:
-        """Every request of this rank that crossed the network, with its bytes and seconds."""
+        """All requests that this rank sent over the network, with bytes and seconds."""
         return self.fabric.ledger
 
     @property
     def dropped(self) -> list[int]:
-        """Steps whose gradient came too late on this rank and was not used."""
+        """Steps at which this rank's gradient was too late and was not used."""
         return list(self.worker.dropped)
 
     @property
     def dropped_samples(self) -> dict[int, list[Any]]:
-        """Of those steps, what was told to `samples`: what to feed again, or to write down."""
+        """Samples of the dropped steps, as given to `samples()`: feed them again, or log them."""
         return dict(self.worker.dropped_samples)
 
     @property
     def accepted(self) -> tuple[int, ...]:
-        """Whose gradients the update under way, or the last one, is made of; empty where all are waited for."""
+        """Ranks whose gradients are in the current or last update; empty if every step waits for all ranks."""
         return self.worker.last_accepted
 
     @property
     def acceptance(self) -> list[float]:
-        """For each rank the share of steps that its gradient was a part of; empty where all are waited for.
+        """Fraction of steps that used each rank's gradient; empty if every step waits for all ranks.
 
-        A rank near zero is always late: its data are not learned. Give it another shard now and then.
+        A rank near zero is always late, and its data are not learned. Give it another shard now and then.
         """
         worker = self.worker
         return [worker.accepted[rank] / worker.closed for rank in range(self.size)] if worker.closed else []
 
     @property
     def staleness(self) -> dict[int, int]:
-        """How many steps old the models were that have landed on this rank: how often each number. Under `async_sgd`, by how many
-        steps the model had moved on that this rank's steps were added to. Empty where what is on its way lands by schedule, and
-        on ranks that only answer.
+        """Counts of models that this rank received, by their age in steps.
+
+        Under `async_sgd` the age of this rank's updates: steps that the model has moved on when they are added. Empty if
+        messages arrive by schedule, and on ranks that only serve others.
         """
         return dict(sorted(self.worker.ages.items()))
 
     def samples(self, *batch: Any) -> None:
-        """Say which samples the gradient of this step is of, by whatever names you have for them.
+        """Name the samples of this step's gradient, by indices or any other values.
 
-        If it comes too late they are in `dropped_samples[step]` when `on_late(step)` is called, and in the ledger.
+        If the gradient is too late, they are in `dropped_samples[step]` when `on_late(step)` is called, and in the ledger.
         """
         self.worker.samples += batch
 
     def share(self, samples: int, seconds: float | None = None, most: int | None = None) -> int:
-        """How many of a step's `samples` this rank shall take, so that all ranks are done at the same time.
+        """Return how many of a step's `samples` this rank should take, so that all ranks finish at the same time.
 
-        All ranks call it together, before every step: what lies between calls is timed, without what was waited for
-        others, and after 3, 8, 16, 32, 64 steps and then every 64 ranks plan anew; shares stay where less than a tenth of a
-        step's time would be gained. Whoever knows how many `seconds` one sample takes this rank says so, and ranks plan then.
+        All ranks call it together, before every step. The time between calls is measured, without the time spent waiting
+        for other ranks. Ranks plan new shares after 3, 8, 16, 32, 64 steps and then every 64; shares stay if a new plan
+        would save less than a tenth of the step time. If you know how many `seconds` one sample takes, give them on all
+        ranks: each call then plans.
 
-        Every mean then counts a rank by its share, as `attach(weight=)` does, so that training is that of all samples in one
-        batch. `most` is what fits into this rank's memory. Ranks draw from one pool of data then, or from shards as large as their
-        shares: what a rank sees counts by its share.
+        From then on every mean weighs a rank by its share, as `attach(weight=)` does, so that training equals training on
+        all samples in one batch. `most` is the largest share that fits into this rank's memory. Let ranks draw from one
+        pool of data, or from shards in proportion to their shares.
 
-        What it returns is not in a checkpoint: keep it beside, and resume with `attach(..., weight=share)`.
+        Checkpoints do not store the share: store it yourself, and resume with `attach(..., weight=share)`.
         """
         if self.size > 1 and seconds is None:
             mine = self._shares[self.rank] if self._shares else 1
@@ -146,32 +148,32 @@ class Communicator:
 
     @property
     def spoilt(self) -> dict[int, int]:
-        """How many averages each rank has spoilt with values that were not finite, by rank; those that spoilt none are left out."""
+        """Number of averages that values of a rank made non-finite, by rank; ranks with none are left out."""
         return dict(sorted(self.worker.spoilt.items()))
 
     @property
     def accumulate(self) -> int:
-        """How many micro-batches make one step at the moment."""
+        """Number of micro-batches per step, as of now."""
         return self.recipe.schedule.accumulate
 
     def loss(self, loss: Tensor | float) -> None:
-        """An older word for `log(loss=loss)` before `optimizer.step()`; only a controller hears it."""
+        """Pass the loss to the controller only; older form of `log(loss=loss)`."""
         self.worker.loss = loss
 
     @property
     def progress(self) -> float:
-        """What the steps so far are worth, in steps of one rank's batch: under `adascale` more than were taken."""
+        """Steps so far, counted in steps with one rank's batch: under `adascale` more than `step`."""
         known = self.worker.steering.state.get("progress")
         return float(self.step if known is None else known)
 
     @property
     def exposed_seconds(self) -> float:
-        """Time since `attach` that the training loop stood still for the network."""
+        """Seconds since `attach` that the training loop waited for the network."""
         return self._meter.exposed_seconds
 
     @property
     def before_step(self) -> Callable[[], None] | None:
-        """Called before every descent, also of missed updates under backup workers; may be set at any time."""
+        """Function called before every optimizer step and every missed update; may be set at any time."""
         return self._steps.before_step
 
     @before_step.setter
@@ -180,9 +182,9 @@ class Communicator:
 
     @contextlib.contextmanager
     def no_sync(self) -> Generator[None, None, None]:
-        """Backward passes in here only accumulate; the first one outside sends the sum.
+        """Accumulate gradients without sending them; the first backward outside sends the sum.
 
-        For trainers that ask the model for it: `model.no_sync = comm.no_sync`.
+        For trainers that call `model.no_sync()`: set `model.no_sync = comm.no_sync`.
         """
         before, self._backward.syncing = self._backward.syncing, False
         try:
@@ -192,7 +194,7 @@ class Communicator:
 
     @contextlib.contextmanager
     def accumulating(self) -> Generator[bool, None, None]:
-        """Wraps one micro-batch; gives True for the last of `accumulate`, the one to step after.
+        """Wrap one micro-batch; yield True for the last of `accumulate`, after which to step.
 
         Divide the loss by `comm.accumulate`.
         """
@@ -202,19 +204,19 @@ class Communicator:
         self._micro = 0 if last else self._micro + 1
 
     def skip(self) -> None:
-        """Say that this step's `optimizer.step()` is left out (a `scaler` does it alone); on all ranks.
+        """Declare that this step has no `optimizer.step()`; call it on all ranks. A `scaler` does it by itself.
 
-        Schedules count the step all the same. Gradients that were averaged for it leave no trace in memories.
+        Schedules still count the step. Memories are as if its gradients had never been averaged.
         """
         if self.fabric.size > 1:
             self._steps.skip()
 
     @contextlib.contextmanager
     def consensus(self) -> Generator[None, None, None]:
-        """Swap in the model that all ranks agree on, for evaluation or saving; all ranks enter it together.
+        """Swap in the consensus model, for evaluation or saving; all ranks enter it together.
 
-        Synchronous recipes hold it already, but for `accelerated`, which takes its gradients elsewhere; local, overlapping and
-        gossiping ones hold it only on average.
+        Under synchronous recipes the model is the consensus already, except for `accelerated`, which computes gradients at
+        another point. Under local, overlapping and gossip recipes only the average over ranks is.
         """
         if not self._may_differ_from_the_consensus:
             yield
@@ -230,9 +232,9 @@ class Communicator:
             consensus.restore(self.model, own)
 
     def finish(self) -> None:
-        """The end of training: every rank keeps the consensus, an exact average where models had parted, and the hooks go.
+        """End training: set every rank's model to the consensus (an exact average) and detach.
 
-        All ranks call it together, wherever in a round they are.
+        All ranks call it together, at any point of a round.
         """
         if self._may_differ_from_the_consensus:
             with self._during("finish"):
@@ -242,12 +244,12 @@ class Communicator:
 
     @property
     def _may_differ_from_the_consensus(self) -> bool:
-        """On a rank alone too, where a schedule judges another model than it trains."""
+        """True if the model may differ from the consensus; also with one rank, if a schedule trains another model."""
         schedule = self.recipe.schedule
         return self.size > 1 or schedule.trains_elsewhere or (schedule.works_alone and not schedule.averages_gradients)
 
     def _swap_in(self, own: dict[str, Tensor]) -> None:
-        """The consensus; anew from this rank's `own` model where another one is lost meanwhile, and the others can go on."""
+        """Write the consensus into the model; if a rank is lost and the others can go on, start again from `own`."""
         while True:
             try:
                 return self.fabric.run(consensus.swap_in(self.worker, self._steps.shared))
@@ -258,9 +260,9 @@ class Communicator:
                 self.fabric.run(self.recipe.schedule.outlive(self.worker.loop, failure))
 
     def heterogeneity(self, losses: Iterable[Tensor]) -> Heterogeneity:
-        """How unlike the ranks' gradients are now, at the consensus model; all ranks call it together, between steps.
+        """Measure how much the ranks' gradients differ at the consensus model; all ranks call it together, between steps.
 
-        `losses` are those of a few micro-batches, equally many on each rank and at least two, best computed one by one:
+        `losses` are the losses of at least two micro-batches, the same number on each rank, best computed one by one:
         `comm.heterogeneity(loss_of(model, batch) for batch in batches)`. Neither model nor training changes.
         """
         self._require_one_step("heterogeneity")
@@ -269,20 +271,20 @@ class Communicator:
             return self.fabric.run(heterogeneity(gradients_of(losses, parameters), self.fabric.size))
 
     def quiet(self) -> None:
-        """Wait for what is on its way, before collectives of your own; it lands when it would have, and nothing else changes.
+        """Wait for messages in flight, before you run collectives of your own; training results do not change.
 
-        Two communicators of NCCL that are used at the same time, in another order on another rank, can wait for each other
-        for ever. Without averages or messages that travel between steps there is nothing to wait for.
+        Two NCCL communicators that are used at the same time, in different orders on different ranks, can deadlock. A recipe
+        with nothing in flight between steps has nothing to wait for.
         """
         if "waits for few" in self.recipe.schedule.traits and self.fabric.size > 1:
             raise AttachError(
-                f"under {self.recipe} the lane is never quiet, since a late rank's update may come at any time: use a "
-                "process group of gloo for collectives of your own, torch.distributed.new_group(backend='gloo')"
+                f"comm.quiet() under {self.recipe}: the comm thread is never idle, since a late rank's update may arrive at any "
+                "time; use a gloo process group for collectives of your own, torch.distributed.new_group(backend='gloo')"
             )
         self.fabric.run(self.worker.quiesce(), "comm.quiet", self.step)
 
     def check_sync(self) -> None:
-        """Compare a hash of all parameters and buffers that should be equal on all ranks; an error names those that are not."""
+        """Compare hashes of the parameters and buffers that must be equal on all ranks; the error names those that differ."""
         if self.fabric.size > 1:
             self._require_one_step("check_sync")
             with self._during("check_sync"):
@@ -290,59 +292,62 @@ class Communicator:
                 self.fabric.run(consensus.check(self.worker, self.model, self._steps.shared.agreed))
 
     def _during(self, method: str) -> contextlib.AbstractContextManager[None]:
-        """What errors call the requests of one of these methods."""
+        """Name the method of this communicator in errors of its requests."""
         return self.fabric.during(f"comm.{method}", self.step)
 
     def _require_one_step(self, what: str) -> None:
         if apart := self.apart():
-            raise AttachError(f"comm.{what}() is done by all ranks at the same step, and {apart}")
+            raise AttachError(f"comm.{what}() needs all ranks at the same step, and {apart}")
 
     def apart(self) -> str:
-        """Why ranks may be at steps of their own now, where they are: who waits for all others here waits for ever."""
+        """Return why ranks may be at different steps now, so that waiting for all of them would hang; "" if they are not."""
         if self.size == 1 or self.ends_round or not self.recipe.schedule.skips_steps:
             return ""
         return (
-            f"rank {self.rank} is at step {self.step}, within a round of {self.recipe.schedule}, in which each rank takes steps of "
-            "its own: do it where a round has ended, `if comm.ends_round:`"
+            f"rank {self.rank} is at step {self.step}, within a round of {self.recipe.schedule}, in which ranks step at their own "
+            "pace: call it when a round has ended, `if comm.ends_round:`"
         )
 
     def log(self, *, loss: Told = None, held_out: Told = None) -> None:
-        """Tell the training loss, or a held-out quality, as numbers or tensors of one element.
+        """Log the training loss, or a quality on held-out data, as a number or a tensor of one element.
 
-        It is in `metrics()` from then on; `gossamer compare --script` goes by it, and a controller such as `adacomm`. Before
-        `optimizer.step()` it is of the step under way, after it of the step just done: once a step, always in the same place.
-        Nothing is communicated.
+        It appears in `metrics()`, and `gossamer compare --script` and controllers such as `adacomm` use it. Before
+        `optimizer.step()` it belongs to the current step, after it to the step just done; call it once a step, always at the
+        same place. Nothing is communicated.
         """
         self._meter.log(loss, held_out)
         if loss is not None:
             self.worker.loss = loss
 
     def metrics(self) -> dict[str, float]:
-        """Bytes, ratio to dense, waiting, compression error and residual of this rank, since `attach`.
+        """Return bytes, ratio to dense, waiting time, compression error and residual of this rank since `attach`.
 
-        Nothing is communicated. For a time series give `attach` a function as `on_metrics`.
+        Nothing is communicated. For a time series pass a function to `attach` as `on_metrics`.
         """
         return self._meter.totals()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain tensors and scalars; save one per rank, between steps. Rank-local entries carry the rank in their key."""
+        """Return the state as plain tensors and scalars; save one per rank, between steps.
+
+        Keys of rank-local entries contain the rank.
+        """
         with self._during("state_dict"):
             self._steps.settle_skipped()
             self.fabric.run(self.worker.quiesce())
             state = checkpoint.save(self.worker)
-            self.fabric.run(self.worker.quiesce())  # who goes on asks others, and they have all saved by now
+            self.fabric.run(self.worker.quiesce())  # a rank that goes on sends requests: wait until all have saved
             return state
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Take up where `state_dict` left off; after a change of world size, give the dictionaries of all old ranks.
+        """Load a `state_dict`; after a change of world size, give the dictionaries of all old ranks.
 
-        All ranks load together; what one cannot load is an error on all. Attach first, then load the model, the optimizer
-        and this: attaching makes all models equal to rank 0's.
+        All ranks load together; if one rank cannot load, all raise an error. Attach first, then load the model, the
+        optimizer and this: attaching makes all models equal to rank 0's.
         """
         if self.worker.live and self.recipe.schedule.lane:
             raise CheckpointError(
-                f"under {self.recipe} a checkpoint is loaded before the first step: the other ranks' lanes wait for the step "
-                "that is under way; detach, attach again, and load then"
+                f"under {self.recipe} a checkpoint can be loaded only before the first step: the comm threads of other ranks wait "
+                "for the current step; detach, attach again, then load"
             )
         put, error = None, None
         try:
@@ -361,7 +366,7 @@ class Communicator:
         self._meter.restart()
 
     def detach(self) -> None:
-        """Remove all hooks and end the comm lanes; the model trains on alone."""
+        """Remove all hooks and end the comm threads; the model can train on without gossamer."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

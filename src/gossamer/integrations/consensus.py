@@ -1,4 +1,4 @@
-"""What all ranks agree on: averages of parameters and buffers, and the check that replicas are equal."""
+"""Consensus: average parameters and buffers over all ranks, and check that replicas are equal."""
 
 from collections.abc import Collection, Mapping
 from zlib import crc32
@@ -13,21 +13,23 @@ from gossamer.core.verbs import Program, all_gather, all_reduce
 from gossamer.integrations.shared import SharedBuffers
 from gossamer.runtime import Worker
 
-TOUCHED = -1  # instead of a hash
+TOUCHED = -1  # in place of the hash of a buffer that has changed since the last averaging
 
 
 def remember(model: nn.Module) -> dict[str, Tensor]:
+    """Copy all parameters and buffers of a model."""
     return {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
 
 
 def restore(model: nn.Module, own: dict[str, Tensor]) -> None:
+    """Write the copies of `remember` back into the model."""
     with torch.no_grad():
         for name, t in [*model.named_parameters(), *model.named_buffers()]:
             t.copy_(own[name])
 
 
 def swap_in(worker: Worker, buffers: SharedBuffers) -> Program[None]:
-    """Parameters become sum x / sum w over all ranks, messages in flight included; float buffers their mean."""
+    """Set parameters to sum x / sum w over all ranks, including messages in flight, and float buffers to their mean."""
     yield from worker.quiesce()
     judged = worker.recipe.schedule.consensus_share(worker.loop)
     for bucket, share in zip(worker.buckets, judged or []):
@@ -38,15 +40,17 @@ def swap_in(worker: Worker, buffers: SharedBuffers) -> Program[None]:
 
 
 def count(worker: Worker, flags: Tensor) -> Program[Tensor]:
+    """Sum flags over all ranks."""
     return (yield from all_reduce(copied_to(flags, worker.device)))
 
 
 def check(
     worker: Worker, model: nn.Module, shared: Mapping[str, Tensor], ignored: Collection[str] = ()
 ) -> Program[None]:
-    """Hashes of what should be equal: parameters of synchronous recipes, on a node of those that gossip between nodes, anchors
-    of local ones, frozen parameters of all that are not `ignored`; and buffers as they were `shared` last, those that no
-    forward has touched since.
+    """Compare hashes of everything that must be equal on all ranks, and raise an error that names what differs.
+
+    These are: parameters under synchronous recipes (under gossip between nodes, those of one node), anchors of local
+    recipes, frozen parameters that are not `ignored`, and `shared` buffers that no forward has changed since they were shared.
     """
     yield from worker.quiesce()
     trained = {id(param.parameter) for param in worker.params.values()}
@@ -71,12 +75,12 @@ def check(
             if len(set(values.values())) > 1 and TOUCHED not in values.values():
                 raise PeerError(
                     f"at step {worker.step}, {name} differs {_strays(values)}: the replicas are no longer equal. "
-                    "Was something changed on one rank only (a parameter, a clipped gradient, the learning rate)?"
+                    "Check what was changed on one rank only, such as a parameter, a clipped gradient or the learning rate"
                 )
 
 
 def _strays(values: Mapping[int, int]) -> str:
-    """Who differs from the majority; where there is none, who holds what."""
+    """Name the ranks that differ from the majority, or all groups of equal ranks if there is no majority."""
     holders = dict[int, list[int]]()
     for rank, value in values.items():
         holders.setdefault(value, []).append(rank)
@@ -87,7 +91,7 @@ def _strays(values: Mapping[int, int]) -> str:
 
 
 def _hashes(worker: Worker) -> dict[str, int]:
-    """Of all that must be equal on all ranks after the last step."""
+    """Hash the parameters and anchors that must be equal on all ranks after the last step."""
     equal = worker.recipe.is_synced(worker.step - 1)
     out = {n: hash_of(param.values) for n, param in worker.params.items()} if equal else {}
     shared = worker.recipe.schedule.policy("anchor") == "equal"
@@ -99,17 +103,17 @@ def _hashes(worker: Worker) -> dict[str, int]:
 
 
 def _hashes_inside(worker: Worker) -> dict[str, int]:
-    """Of the parameters that must be equal on all ranks of a node, and not on others."""
+    """Hash the parameters that must be equal on the ranks of a node, but not between nodes."""
     apart = len(_nodes(worker)) > 1 and not worker.recipe.is_synced(worker.step - 1)
     return {n: hash_of(param.values) for n, param in worker.params.items()} if apart else {}
 
 
 def _nodes(worker: Worker) -> list[tuple[int, ...]]:
-    """The ranks that average their gradients together, and hold equal models."""
+    """Group the ranks that average their gradients together and hold equal models."""
     schedule = worker.recipe.schedule
     return [*dict.fromkeys(schedule.together(rank, worker.size) for rank in range(worker.size))]
 
 
 def hash_of(tensor: Tensor) -> int:
-    """Of its bits: tensors that are equal, and hardly any others, have equal ones."""
+    """Return a CRC-32 of a tensor's bits."""
     return crc32(tensor.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().data) if tensor.numel() else 0

@@ -1,4 +1,4 @@
-"""What lies on disk, read with care: its check sums are right, and nothing in it is run."""
+"""Checkpoint reader: verifies check sums, and never runs code from a file."""
 
 import io
 import pickle
@@ -11,7 +11,7 @@ import torch
 
 from gossamer.core.errors import CheckpointError, plainly
 
-# What DCP's metadata is made of, whichever module of torch it lies in; types of numbers, such as torch.float32, besides.
+# Classes in DCP's metadata, in any module of torch. Dtypes such as torch.float32 are allowed as well.
 KNOWN = {
     "Metadata",
     "MetadataIndex",
@@ -31,7 +31,7 @@ KNOWN = {
 
 
 def read(path: str | Path, map_location: Any = None) -> Any:
-    """What `torch.save` wrote to a file, with its check sums verified; torch.load alone takes damaged numbers for good.
+    """Load a file that `torch.save` wrote, and verify its check sums; torch.load alone does not detect damaged numbers.
 
     >>> import os, tempfile
     >>> name = os.path.join(tempfile.mkdtemp(), "rank0.pt")
@@ -43,7 +43,7 @@ def read(path: str | Path, map_location: Any = None) -> Any:
     try:
         if not path.is_file():
             raise CheckpointError(
-                f"{path} cannot be read: " + ("it is no file" if path.exists() else "there is no such file")
+                f"{path} cannot be read: " + ("it is not a file" if path.exists() else "there is no such file")
             )
         with path.open("rb") as file:
             return _load(file, map_location)
@@ -57,7 +57,7 @@ def _load(file: Any, map_location: Any) -> Any:
     with zipfile.ZipFile(file) as entries:
         damaged = entries.testzip()
     if damaged is not None:
-        raise zipfile.BadZipFile(f"its part {damaged!r} does not have the check sum that it was written with")
+        raise zipfile.BadZipFile(f"its part {damaged!r} does not match its check sum")
     file.seek(0)
     return torch.load(file, map_location=map_location, weights_only=True)
 
@@ -65,19 +65,19 @@ def _load(file: Any, map_location: Any) -> Any:
 def _why(error: Exception) -> str:
     if isinstance(error, zipfile.BadZipFile):
         return f"it is damaged or cut short ({plainly(error)})"
-    if isinstance(error, pickle.UnpicklingError):  # torch's own advice is to run whatever it is
+    if isinstance(error, pickle.UnpicklingError):  # torch's message advises weights_only=False: leave that out
         return f"it is damaged, or not only tensors and plain values ({plainly(error).split('. ')[0]})"
     return error.strerror if isinstance(error, OSError) and error.strerror else plainly(error)
 
 
 class Folder:
-    """A distributed checkpoint, entry by entry."""
+    """Reads a distributed checkpoint, one entry at a time."""
 
     def __init__(self, path: str | Path) -> None:
         self.path, table = Path(path), Path(path) / ".metadata"
         if not table.is_file():
             raise CheckpointError(
-                f"{path} is no finished distributed checkpoint: it has no .metadata, which is written last"
+                f"{path} is not a finished distributed checkpoint: it has no .metadata, which is written last"
             )
         self._places = dict[str, list[_Record]]()
         try:
@@ -94,9 +94,9 @@ class Folder:
         return iter(self._places)
 
     def read(self, name: str) -> Any:
-        """One entry, in the memory of the CPU."""
+        """Read one entry into CPU memory."""
         if len(self._places[name]) > 1:
-            raise CheckpointError(f"{self.path}: {name!r} lies in several pieces; gossamer's entries never do")
+            raise CheckpointError(f"{self.path}: {name!r} is stored in several pieces; gossamer stores entries whole")
         try:
             with io.BytesIO(self._bytes(self._places[name][0])) as file:
                 return _load(file, "cpu")
@@ -107,14 +107,14 @@ class Folder:
         name, begin, length = (place.field(key) for key in ("relative_path", "offset", "length"))
         file = self.path / name
         if PurePath(name).name != name or not file.is_file() or place.fields.get("transform_descriptors"):
-            raise ValueError(f"it does not lie in a plain file of this folder, but in {name!r}")
+            raise ValueError(f"it is not in a plain file of this folder, but in {name!r}")
         with file.open("rb") as stream:
             stream.seek(begin)
             return stream.read(min(length, file.stat().st_size))
 
 
 class _Record:
-    """Stands for an object of one of torch's classes: what was pickled of it, and nothing that it could do."""
+    """Holds the pickled fields of an object of a torch class, without its methods."""
 
     fields: Mapping[str, Any] = {}
 
@@ -131,14 +131,14 @@ class _Record:
 
 
 class _Metadata(pickle._Unpickler):
-    """Reads DCP's metadata without a class or a function of anybody.
+    """Unpickles DCP's metadata without running any class or function that it names.
 
-    A pickle names what shall be called; here it gets records that can do nothing, whatever it asks for of torch, and is
-    refused what no checkpoint asks for. Python's own reader, since a few bytes can make the one in C ask for all memory.
+    Every class of torch that the pickle names becomes a `_Record`, which does nothing; any other name raises an error. It
+    uses the unpickler written in Python, since a few bytes can make the one in C allocate all memory.
     """
 
     def find_class(self, module: str, name: str) -> type[_Record]:
         number = module == "torch" and isinstance(vars(torch).get(name), torch.dtype)
         if module.split(".", maxsplit=1)[0] not in ("torch", "pathlib") or not (number or name in KNOWN):
-            raise ValueError(f"it asks for {module}.{name}, as no checkpoint does; nothing of it was run")
+            raise ValueError(f"it names {module}.{name}, which no checkpoint contains; none of its code was run")
         return type(name, (_Record,), {})

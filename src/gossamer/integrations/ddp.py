@@ -1,4 +1,4 @@
-"""For people who already have DistributedDataParallel: a recipe as its communication hook."""
+"""ddp: register a recipe as the communication hook of a DistributedDataParallel model."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,13 +34,20 @@ from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
 from gossamer.runtime import Together, Worker, checkpoint, params_of
 
-_handed_over: Any = private_name(DistributedDataParallel, "_build_params_for_reducer", "knows what DDP hands to a hook")
-_told_of: Any = private_name(DistributedDataParallel, "_get_ddp_logging_data", "knows what DDP averages")
-ANEW = "requires_grad changed after DDP was made: make DDP anew, then register"
+_handed_over: Any = private_name(
+    DistributedDataParallel, "_build_params_for_reducer", "lists the parameters that DDP passes to a hook"
+)
+_told_of: Any = private_name(
+    DistributedDataParallel, "_get_ddp_logging_data", "counts the parameters that DDP averages"
+)
+ANEW = "requires_grad changed after DDP was made: make the DDP model again, then register"
 
 
 class Hook:
-    """A recipe driven by DDP's buckets. DDP regroups its buckets after the first step; our channels stay as they are."""
+    """Runs a recipe on the gradients in DDP's buckets.
+
+    DDP regroups its buckets after the first step; gossamer's buckets stay as they are.
+    """
 
     def __init__(
         self,
@@ -57,7 +64,7 @@ class Hook:
         self.intake = GradBuckets(worker, self._launch)
         self.waiting: list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]] = []
         self._meter = meter
-        # A communication hook never sees the optimizer, so every optimizer's steps are watched; but only if asked for.
+        # A communication hook does not see the optimizer, so watch the steps of all optimizers, but only if metrics are wanted.
         watches = meter.on_metrics is not None or meter.overseer is not None
         self._watch = register_optimizer_step_post_hook(self._after_step) if watches else None
 
@@ -68,45 +75,45 @@ class Hook:
 
     @property
     def step(self) -> int:
-        """How many times gradients were averaged."""
+        """Number of times that gradients were averaged."""
         return self.worker.step - 1
 
     @property
     def spoilt(self) -> dict[int, int]:
-        """How many averages each rank has spoilt with values that were not finite; those that spoilt none are left out."""
+        """Number of averages that values of a rank made non-finite, by rank; ranks with none are left out."""
         return dict(sorted(self.worker.spoilt.items()))
 
     @property
     def ledger(self) -> Ledger:
-        """Every request of this rank that crossed the network, with its bytes and seconds."""
+        """All requests that this rank sent over the network, with bytes and seconds."""
         return self.fabric.ledger
 
     def check_sync(self) -> None:
-        """Compare a hash of every parameter on all ranks, between steps; an error names those that are not equal."""
+        """Compare hashes of all parameters between ranks, between steps; the error names those that differ."""
         if self.fabric.size > 1:
             program = consensus.check(self.worker, self.model, {}, self.ignored)
             self.fabric.run(program, "hook.check_sync", self.worker.step - 1)
 
     def log(self, *, loss: Told = None, held_out: Told = None) -> None:
-        """As a communicator's `log()`."""
+        """Log the training loss or a quality on held-out data, as `Communicator.log` does."""
         self._meter.log(loss, held_out)
 
     def metrics(self) -> dict[str, float]:
-        """What a communicator's `metrics()` gives, since `register`."""
+        """Return the metrics since `register`, as `Communicator.metrics` does."""
         return self._meter.totals()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain tensors and scalars, as a communicator's; save one per rank, between steps."""
+        """Return the state as plain tensors and scalars; save one per rank, between steps."""
         return checkpoint.save(self.worker)
 
     def load_state_dict(self, saved: Any) -> None:
-        """Take up where `state_dict` left off; after a change of world size, give those of all old ranks."""
+        """Load a `state_dict`; after a change of world size, give the dictionaries of all old ranks."""
         checkpoint.load(self.worker, saved)
         self.intake = GradBuckets(self.worker, self._launch)
         self._meter.restart()
 
     def close(self) -> None:
-        """End the communication thread; DDP cannot be told to forget a hook, so take the model out of it."""
+        """End the comm thread. DDP cannot remove a hook: to train on, take the model out of DDP."""
         if self._watch is not None:
             self._watch.remove()
         if self._scale is not None:
@@ -114,7 +121,7 @@ class Hook:
         self.fabric.close()
 
     def take(self, bucket: Any) -> Future[Tensor]:
-        """One DDP bucket is ready: keep its gradients, and promise the averaged bucket."""
+        """Collect the gradients of one DDP bucket; return a future of the averaged bucket."""
         if self.fabric.size == 1:
             self.worker.step += int(bucket.is_last())
             alone = _promise_of(bucket.buffer())
@@ -125,23 +132,25 @@ class Hook:
             self.worker.scale = 1.0 if self._scale is None else self._scale.now()
         names = [self._name_of(p) for p in bucket.parameters()]
         buffer = bucket.buffer()
-        gradients = [buffer] if buffer.is_sparse else list(bucket.gradients())  # a sparse one has a bucket to itself
+        gradients = (
+            [buffer] if buffer.is_sparse else list(bucket.gradients())
+        )  # DDP gives a sparse gradient its own bucket
         promise = _promise_of(buffer)
         self.waiting.append((gradients, names, promise, buffer))
         for name, gradient in zip(names, gradients, strict=True):
             self.intake.take(name, gradient)
         if len(self.intake.arrived) == len(self.intake.slots):
             self._deliver()
-        elif bucket.is_last():  # DDP would now wait for promises that nobody can keep
+        elif bucket.is_last():  # DDP would now wait forever for futures that are never completed
             missing = ", ".join(sorted(self.intake.slots.keys() - self.intake.arrived)[:5])
-            raise AttachError(f"DDP's last bucket is there, and none held {missing}; {ANEW}")
+            raise AttachError(f"no DDP bucket of this backward holds {missing}; {ANEW}")
         return promise
 
     def _name_of(self, parameter: Tensor) -> str:
         name = self.names.get(id(parameter))
         if name is None:
             raise AttachError(
-                f"DDP hands over a parameter of shape {tuple(parameter.shape)} that it did not have; {ANEW}"
+                f"DDP passes a parameter of shape {tuple(parameter.shape)} that it did not have at register; {ANEW}"
             )
         return name
 
@@ -154,10 +163,10 @@ class Hook:
 
     @torch.no_grad()
     def _deliver(self) -> None:
-        """The last gradient is there: wait for the means, put them where DDP looks for them, and keep all promises.
+        """Wait for the means, write them into DDP's buckets, and complete all futures.
 
-        In the thread of backward, since nothing is left that could go on meanwhile: DDP would wait for a promise for ever,
-        and what goes wrong here ends its backward with an error.
+        It runs in the thread of backward, after the last gradient: an exception then ends backward, while DDP would wait
+        forever for a future that is never completed.
         """
         buckets = self.worker.buckets
         waiting, self.waiting = self.waiting, []
@@ -178,12 +187,12 @@ class Hook:
 
 
 def _promise_of(buffer: Tensor) -> Future[Tensor]:
-    """On a GPU whoever waits for it waits for the stream that was current when it was kept."""
+    """Make a future for a buffer; on a GPU, waiting for it also waits for the stream that completed it."""
     return Future(devices=[buffer.device]) if buffer.is_cuda else Future()
 
 
 def _put(gradients: list[Tensor], means: list[Tensor], buffer: Tensor) -> Tensor:
-    """What DDP is told about one bucket: the means in its own buffer, or a mean as sparse as DDP expects it."""
+    """Return the means of one DDP bucket: written into its buffer, or as a sparse tensor if the buffer is sparse."""
     if buffer.is_sparse:
         return means[0].to(buffer.dtype).to_sparse(buffer.sparse_dim())
     for gradient, mean in zip(gradients, means, strict=True):
@@ -205,14 +214,14 @@ def register(
     metrics_every: int = 10,
     optimizer: "Optimizer | Sequence[Optimizer] | None" = None,
 ) -> Hook:
-    """Replace DDP's all-reduce by a recipe. For recipes that average gradients at every step.
+    """Replace DDP's all-reduce by a recipe; for recipes that average gradients at every step.
 
-    Call it once, before the first backward. Give the `optimizer` (or a list of several) where the recipe goes by learning
-    rates, as accordion and dqsgd do: a hook does not see it otherwise, and refuses them. Give a GradScaler as `scaler`, so that
-    memories are free of its scale. The object returned holds the state: save its `state_dict()` per rank. `nodes` and
-    `on_metrics` are those of `attach`, and `on_metrics` is called with (step, metrics) when the optimizer has done every
-    `metrics_every`-th step. Without a recipe it is what the environment's GOSSAMER_RECIPE says, where "ddp" is DDP as it comes
-    and "compute" no averaging at all.
+    Call it once, before the first backward. Pass the `optimizer` (or a list of them) if the recipe uses learning rates, as
+    accordion and dqsgd do: a hook cannot see them otherwise, and such recipes are refused. Pass a GradScaler as `scaler`, so
+    that memories are free of its scale. The returned `Hook` holds the state: save its `state_dict()` per rank. `nodes` and
+    `on_metrics` are as in `attach`: `on_metrics` is called with (step, metrics) after every `metrics_every`-th step of the
+    optimizer. Without a recipe, the environment variable GOSSAMER_RECIPE names it; "ddp" there means plain DDP, and
+    "compute" no averaging at all.
     """
     check_callback(on_metrics, metrics_every)
     named = _averaged(ddp_model)
@@ -227,7 +236,7 @@ def register(
         patience=patience,
         device=device_of(ddp_model.module),
     )
-    # Without an optimizer nobody asks for its rates: who would is refused.
+    # Without an optimizer, recipes that use learning rates are refused: this one's rate is never read.
     joint = Together(optimizers or [torch.optim.SGD(list(named.values()), lr=1.0)])
     try:
         parsed = _agreed(parsed, named, optimizers, nodes, fabric, group)
@@ -255,7 +264,7 @@ def _agreed(
     fabric: TorchFabric,
     group: "dist.ProcessGroup | None",
 ) -> Recipe:
-    """The recipe for these nodes; what is refused on one rank is an error on all."""
+    """Return the recipe for these nodes; if one rank refuses its arguments, all ranks raise an error."""
     hosts = host_names(fabric) if nodes == "hosts" else []
     refusal: GossamerError | None = None
     try:
@@ -282,32 +291,32 @@ def _refusal(recipe: Recipe, named: Mapping[str, Tensor]) -> AttachError | None:
 
 
 def _averaged(ddp_model: DistributedDataParallel) -> dict[str, Tensor]:
-    """The parameters whose gradients DDP will hand over; refuses a DDP of which a hook sees less than is averaged."""
+    """Return the parameters whose gradients DDP passes to a hook; refuse a DDP model that averages others as well."""
     if not isinstance(ddp_model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise AttachError("register takes a DistributedDataParallel model; for a plain one use gossamer.attach")
+        raise AttachError("register takes a DistributedDataParallel model; for a plain model use gossamer.attach")
     if ddp_model.module in attached:
-        raise AttachError("this model is attached, and would be averaged twice; detach() its communicator first")
+        raise AttachError("the model is attached and would be averaged twice; call detach() on its communicator first")
     if ddp_model._comm_hooks:
-        raise AttachError("this DDP model has a hook already, and DDP takes no second one; make DDP anew")
+        raise AttachError("the DDP model has a hook already, and DDP takes only one; make the DDP model again")
     if ddp_model._delay_all_reduce_params:
         raise AttachError(
-            "DDP averages its delay_all_reduce_named_params itself, uncompressed, and no hook sees them; "
-            "make DDP without that argument"
+            "DDP averages its delay_all_reduce_named_params itself, uncompressed, without calling the hook; "
+            "make the DDP model without that argument"
         )
-    # As DDP itself lists them, for it has its own mind about names that it was told to ignore.
+    # Use DDP's own list: it matches the names of ignored parameters in its own way.
     handed = {id(p) for p in _handed_over(ddp_model)[0]}
     if len(handed) != _told_of(ddp_model)["num_parameter_tensors"]:
-        raise AttachError(f"DDP averages other parameters than those that now require a gradient; {ANEW}")
+        raise AttachError(f"the parameters that DDP averages are not those that require a gradient now; {ANEW}")
     return {n: p for n, p in ddp_model.module.named_parameters() if id(p) in handed}
 
 
 def check(recipe: Recipe, sees_rates: bool = False) -> None:
-    """Refuse a recipe that is more than what a communication hook can do; it sees learning rates if it has the optimizer."""
+    """Raise an error if a communication hook cannot run the recipe; it `sees_rates` if it has the optimizer."""
     refuse(recipe, *HOOK, *(() if sees_rates else HOOK_ALONE))
 
 
 def _hook() -> Callable[[Any, Any], Any]:
-    """DDP insists on a plain function whose second argument is called `bucket` and has no annotation."""
+    """Make the hook: DDP requires a plain function with a second argument `bucket` without annotation."""
 
     def gossamer_hook(state, bucket):  # type: ignore[no-untyped-def]  # pyright: ignore
         return state.take(bucket)
@@ -316,7 +325,7 @@ def _hook() -> Callable[[Any, Any], Any]:
 
 
 def _torchs_own(group: Any) -> Callable[[Any, Any], Any]:
-    """What DDP does without a hook, and a step counted."""
+    """Make a hook that averages as DDP does without one, and counts steps."""
 
     def plain_hook(state, bucket):  # type: ignore[no-untyped-def]  # pyright: ignore
         state.worker.step += int(bucket.is_last())

@@ -1,4 +1,4 @@
-"""A model in DistributedDataParallel that is attached: the recipe takes the average over, and the wrapper passes on."""
+"""Attached DistributedDataParallel models: the recipe averages, and DDP only calls the module."""
 
 from typing import Any, final
 
@@ -7,40 +7,44 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gossamer.core.errors import AttachError
 
-FLAG = "require_backward_grad_sync"  # what DDP's no_sync() sets, and loops that do without it
+FLAG = "require_backward_grad_sync"  # set by DDP's no_sync(), or by training loops directly
 
 
 def wrapper_of(model: nn.Module) -> DistributedDataParallel | None:
-    """The model, if it is one that DDP is around."""
+    """Return the model if it is a DistributedDataParallel model."""
     return model if isinstance(model, DistributedDataParallel) else None
 
 
 def refuse_options(wrapper: DistributedDataParallel) -> None:
-    """What DDP was told, and a recipe would not do."""
+    """Refuse options of DDP that a recipe does not support."""
     if wrapper._comm_hooks:
-        raise AttachError("this DDP model has a hook, which would never run once it is attached; make DDP anew")
+        raise AttachError(
+            "the DDP model has a communication hook, which would never run once it is attached; make the DDP model again"
+        )
     if wrapper.mixed_precision is not None:
-        raise AttachError("DDP's mixed_precision= ends when it is attached: leave it out, and use torch.autocast")
+        raise AttachError(
+            "the DDP model has mixed_precision=, which an attached model does not support: leave it out, and use torch.autocast"
+        )
     ignored = sorted(wrapper.parameters_to_ignore)
     if ignored:
         raise AttachError(
-            f"DDP was told to ignore {ignored[0]!r}, and an attached model is averaged whole: freeze what shall not train with "
+            f"DDP ignores {ignored[0]!r}, but an attached model is averaged whole: freeze parameters that should not train, with "
             "requires_grad_(False)"
         )
 
 
 def syncs(model: nn.Module) -> bool:
-    """Does its training loop let this backward pass be averaged? Asked for every gradient, so past nn.Module's look-up."""
+    """False under DDP's no_sync(). Called for every gradient, so it bypasses nn.Module's slow `__getattr__`."""
     return model.__dict__.get(FLAG, True)
 
 
 @final
 class Passing:
-    """DDP's forward without what prepares an average. Its no_sync() and its flag mean what they meant."""
+    """Replaces DDP's forward by one that prepares no average; DDP's no_sync() and its flag keep their meaning."""
 
     def __init__(self, wrapper: DistributedDataParallel) -> None:
         self.wrapper = wrapper
-        # A forward that no backward followed has prepared an average, which would come at the next one.
+        # An earlier forward without a backward has prepared an average, which DDP would run at the next backward.
         wrapper._has_rebuilt_buckets = False
         wrapper.reducer._reset_state()
         vars(wrapper)["forward"] = self
@@ -52,5 +56,5 @@ class Passing:
         return wrapper.module(*inputs, **kwargs)
 
     def remove(self) -> None:
-        """From here on DDP averages by itself again."""
+        """Restore DDP's forward, so that DDP averages again."""
         vars(self.wrapper).pop("forward", None)

@@ -1,4 +1,4 @@
-"""Devices: a model lies on one, and there its gradients are averaged."""
+"""Devices: find the device of a model, and refuse models on several devices."""
 
 from collections.abc import Iterable, Mapping
 
@@ -15,7 +15,10 @@ KINDS = ("cpu", "cuda")
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model trains. Of one that cannot be trained as it lies, where its ranks can tell one another so."""
+    """Return the device of a model: CUDA if a trainable parameter is on it, else the CPU.
+
+    If the model cannot train as it is placed, ranks can still tell each other so on this device.
+    """
     return _place([p for p in model.parameters() if p.requires_grad])
 
 
@@ -24,42 +27,42 @@ def _place(parameters: Iterable[Tensor]) -> torch.device:
 
 
 def refuse_devices(named: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> None:
-    """A model in several places: what trains, and the buffers that are `shared`, must be together."""
+    """Refuse a model whose trainable parameters and `shared` buffers are not all on one device."""
     device = _place(named.values())
     for name, p in named.items():
         if p.device.type not in KINDS:
             raise AttachError(
-                f"parameter {name!r} is on {p.device}, and gossamer trains on CPUs and on CUDA devices: move the model to "
-                "one of them before its optimizer is made, and attach then"
+                f"parameter {name!r} is on {p.device}, and gossamer supports only CPUs and CUDA devices: move the model to "
+                "one of them before its optimizer is made, then attach"
             )
         if p.device != device:
             first = next(n for n, q in named.items() if q.device == device)
             raise AttachError(
-                f"parameter {first!r} is on {device} and {name!r} on {p.device}; all that trains must be on one device: "
-                f"call model.to('{device}') before the optimizer is made, and attach then"
+                f"parameter {first!r} is on {device} and {name!r} on {p.device}; all trainable parameters must be on one device: "
+                f"call model.to('{device}') before the optimizer is made, then attach"
             )
     for name, b in shared.items():
         if b.device != device:
             raise AttachError(
-                f"buffer {name!r} is on {b.device} and the parameters on {device}: call model.to('{device}'), or keep each "
-                "rank's buffers as they are with buffers='local'"
+                f"buffer {name!r} is on {b.device} and the parameters on {device}: call model.to('{device}'), or pass "
+                "buffers='local' to keep each rank's own buffers"
             )
 
 
 def refuse_lengths(recipe: Recipe, device: torch.device) -> None:
-    """Who sends must know how much, and of what a GPU has just written the host does not."""
+    """Refuse codecs whose messages have no fixed length, on a GPU: the host would have to wait for each length."""
     if device.type != "cuda":
         return
     for codec in codecs_in(recipe):
         if isinstance(codec, Codec) and codec.wire_bytes(Layout.of({"w": (1,)})) is None:
             raise AttachError(
-                f"{codec} writes messages whose length depends on what is in them, so that the host would have to wait for "
-                f"{device} at each of them: use one of a known length, such as topk with index='int32'"
+                f"{codec} writes messages whose length depends on their content, so the host would have to wait for {device} at "
+                "each message: use a codec with a fixed length, such as topk with index='int32'"
             )
 
 
 def shared_buffers(model: nn.Module, policy: str) -> dict[str, Tensor]:
-    """The buffers that ranks average or copy, by name."""
+    """Return the buffers that ranks average or copy, by name."""
     if policy == "local":
         return {}
     return {n: b for n, b in model.named_buffers() if b.is_floating_point() and b.numel()}

@@ -1,4 +1,4 @@
-"""Ranks that may die: what `attach` refuses with them, and how one that comes back learns whether it is set up as the others."""
+"""Elastic checks: what `attach` refuses under `members()`, and how a rank that comes back compares its set-up."""
 
 import json
 import warnings
@@ -13,44 +13,44 @@ from gossamer.runtime import Worker
 
 
 def refuse_members(recipe: Recipe, nodes: object, weight: float) -> None:
-    """Before anybody waits for this rank."""
+    """Refuse what `members()` does not support, before other ranks wait for this one."""
     if not recipe.schedule.outlives:
         raise AttachError(
-            f"members() with {recipe}: it waits for all ranks, and one that dies ends it; use decoupled_diloco, or "
+            f"members() with {recipe}: it waits for all ranks, so the loss of one rank ends training; use decoupled_diloco, or "
             "torch.distributed.init_process_group() instead"
         )
     if nodes is not None:
-        raise AttachError("members() with nodes=: ranks of one node would wait for one that is lost; leave nodes out")
+        raise AttachError("members() with nodes=: the ranks of a node would wait for a lost rank; leave nodes out")
     if weight != 1.0:
         raise AttachError(
-            f"members() with weight={weight:g}: what a rank counts is a share of all, who are not always there; leave it out, and "
-            "learners count by their steps"
+            f"members() with weight={weight:g}: a weight is a share of all ranks, and some may be lost; leave weight out, and "
+            "ranks count by their steps"
         )
 
 
 def post_fingerprint(worker: Worker, facts: dict[str, Any], fabric: TorchFabric) -> None:
-    """How all are set up, for those who come back."""
+    """Store the set-up of all ranks, for ranks that come back."""
     if fabric.members is not None and worker.number == 0:
         fabric.members.beginning.raise_flag("setup", json.dumps(facts))
 
 
 def compare_with_the_first(worker: Worker, facts: dict[str, Any], fabric: TorchFabric) -> None:
-    """This process comes to others that are at work: it must be set up as they are."""
+    """Raise an error if this process, which joins others at work, is set up differently."""
     assert fabric.members is not None
     store = fabric.members.beginning
     if not store.flag_is_up("setup"):
-        return  # its writer was lost as soon as they began
+        return  # the rank that stores it was lost at the start
     (text,) = store.read(["setup"])
     lines = differences([json.loads(text), json.loads(json.dumps(facts))])
     if lines:
         raise PeerError(
-            f"rank {worker.number} has come back, and is not set up as the others (0 is them, 1 is this one):\n  "
+            f"rank {worker.number} has come back, and its set-up differs from the others' (0: the others, 1: this rank):\n  "
             + "\n  ".join(lines)
         )
 
 
 def tell(step: int, rank: int, lost: Sequence[int], back: Sequence[int]) -> None:
-    """The user shall know; training goes on."""
-    for ranks, what in ((lost, "lost; the others go on, and it may come back"), (back, "there again")):
+    """Warn the user of lost and returned ranks; training goes on."""
+    for ranks, what in ((lost, "lost; the others go on, and it may come back"), (back, "back")):
         for other in ranks:
             warnings.warn(f"rank {rank}, step {step}: rank {other} is {what}", RuntimeWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-"""Autograd's engine: which backward pass is under way, when it ends, and whether it runs inside of another one."""
+"""Autograd engine: identify the current backward pass, call back at its end, and detect nested passes."""
 
 import sys
 from collections.abc import Callable
@@ -10,30 +10,30 @@ from torch.autograd.function import BackwardCFunction
 from gossamer.core.torch_private import private_name
 
 _pass_under_way: Callable[[], int] = private_name(torch._C, "_current_graph_task_id", "tells backward passes apart")
-_engine: Any = private_name(torch.autograd.Variable, "_execution_engine", "hears of a backward pass's end")
+_engine: Any = private_name(torch.autograd.Variable, "_execution_engine", "detects the end of a backward pass")
 _at_end: Callable[[Callable[[], None]], None] = private_name(
-    _engine, "queue_callback", "hears of a backward pass's end"
+    _engine, "queue_callback", "detects the end of a backward pass"
 )
-_apply: Any = private_name(BackwardCFunction, "apply", "finds a backward pass inside of another one")
-_code: Any = private_name(_apply, "__code__", "finds a backward pass inside of another one")
+_apply: Any = private_name(BackwardCFunction, "apply", "detects a backward pass inside another one")
+_code: Any = private_name(_apply, "__code__", "detects a backward pass inside another one")
 
 
 def pass_under_way() -> int:
-    """The number of the backward pass that runs in this thread."""
+    """Return the id of the backward pass that runs in this thread."""
     return _pass_under_way()
 
 
 def at_end(callback: Callable[[], None]) -> None:
-    """Call it when the backward pass under way is done."""
+    """Call `callback` when the current backward pass is done."""
     _at_end(callback)
 
 
 def is_nested() -> bool:
-    """Does this backward pass run inside the backward of a function, as reentrant checkpointing does?
+    """True if this backward pass runs inside the backward of a function, as with reentrant checkpointing.
 
-    Torch tells nobody (2.6 to 2.13). A pass inside of another one has a number of its own, in the callbacks at its end as well,
-    and the outer one's is not to be had; the node that runs is the inner pass's too; Python cannot ask the engine how deep it
-    is; and reentrant checkpointing calls `torch.autograd.backward` as anybody does. So the stack is looked at, at the first
+    Torch (2.6 to 2.13) has no call for it. A nested pass has its own id, also in its callbacks, and the id of the outer pass
+    is not available; the current node belongs to the inner pass; the engine's depth is not exposed to Python; and reentrant
+    checkpointing calls `torch.autograd.backward` as users do. So this function searches the Python stack, at the first
     gradient of a pass.
     """
     frame = sys._getframe(1)

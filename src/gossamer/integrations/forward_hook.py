@@ -1,4 +1,4 @@
-"""The opener: the forward hook of backup workers, which lets a step's quorum begin when its training does."""
+"""Forward hook of backup workers: opens the quorum of a step when its forward pass begins."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class ForwardHook:
-    """It stays behind when a model is copied or saved: it belongs to this run."""
+    """Calls `open_quorum` before each training forward; copies of the model get a `DetachedHook` instead."""
 
     def __init__(self, open_quorum: Callable[[], None]) -> None:
         self._open: Any = torch.compiler.disable(open_quorum)  # called by a compiled model too
@@ -22,7 +22,7 @@ class ForwardHook:
 
 
 class DetachedHook:
-    """What is left of a hook in a copy of the model."""
+    """Does nothing; replaces a `ForwardHook` in copies of the model."""
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         return

@@ -1,4 +1,4 @@
-"""The intake: gradients come in one by one during backward, and leave in channels, always in the same order."""
+"""Gradient buckets: collect gradients during backward, and launch full buckets in a fixed order."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ from gossamer.runtime import Worker
 
 
 class GradBuckets:
-    """Collects gradients into flat buffers; a channel is launched when it and all before it are full."""
+    """Collects gradients into flat buffers; a bucket is launched when it and all buckets before it are full."""
 
     def __init__(self, worker: Worker, launch: Callable[[int, Tensor], None]) -> None:
         self.worker, self.launch = worker, launch
@@ -25,7 +25,7 @@ class GradBuckets:
         self.reset()
 
     def reset(self) -> None:
-        """A backward pass begins: nothing has arrived, and what users keep of the last one's gradients stays as it is."""
+        """Prepare for a backward pass; gradients that users still hold from the last pass are not overwritten."""
         self.arrived = set[str]()
         self.missing = list(self.sizes)
         self.next = 0
@@ -39,26 +39,26 @@ class GradBuckets:
             self.slots[name] = i, view
 
     def _is_kept(self, i: int) -> bool:
-        """Does anybody but the parameters themselves hold a gradient that lies in this buffer?"""
+        """True if a reference to this buffer is held by anything but its parameters' gradients."""
         address = self.flats[i].untyped_storage().data_ptr()
         grads = [g for param in self.worker.buckets[i].params if (g := param.gradient) is not None]
         ours = sum(g.untyped_storage().data_ptr() == address for g in grads)
         return holders(self.flats[i]) > self._holders[i] + ours
 
     def view(self, name: str) -> Tensor:
-        """Where a parameter's gradient lies; a new view each time, so that it is known how many there are."""
+        """Return a view of a parameter's gradient in its bucket; a new view each time, so that references can be counted."""
         slot = self.slots[name][1]
         return slot.view_as(slot)
 
     def take(self, name: str, gradient: Tensor) -> None:
-        """One parameter's gradient is ready."""
+        """Copy one parameter's gradient into its bucket."""
         index, slot = self.slots[name]
         if index < self.next:
             raise AttachError(
-                f"the gradient of {name!r} came a second time in one backward, after it was sent; "
-                "with reentrant checkpointing use use_reentrant=False, and accumulate under comm.no_sync()"
+                f"the gradient of {name!r} was computed a second time in one backward, after it was sent; "
+                "with reentrant checkpointing pass use_reentrant=False, and accumulate under comm.no_sync()"
             )
-        if gradient.requires_grad:  # under create_graph=True it has a history that must not grow into the buffer
+        if gradient.requires_grad:  # under create_graph=True: keep autograd history out of the buffer
             gradient = gradient.detach()
         slot.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
         if name not in self.arrived:
@@ -68,11 +68,11 @@ class GradBuckets:
                 self._launch_full()
 
     def finish(self) -> list[str]:
-        """Backward is over: parameters it did not reach send what they have, or zero. Returns their names."""
+        """Complete all buckets: parameters without a new gradient send the one they have, or zero. Returns their names."""
         unused = [name for name in self.slots if name not in self.arrived]
         for name in unused:
             param = self.worker.params[name]
-            grad = param.gradient if param.trains else None  # frozen since: it is left alone
+            grad = param.gradient if param.trains else None  # frozen since attach: send zero
             self.take(name, torch.zeros_like(self.slots[name][1]) if grad is None else grad)
         self._launch_full()
         return unused

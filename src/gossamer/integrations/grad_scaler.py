@@ -1,4 +1,4 @@
-"""GradScalers: what they must be told, how a step that one leaves out is heard, what their scale is, and how an untold one is found."""
+"""GradScalers: detect skipped steps, read the loss scale, and refuse a scaler that was not passed to `attach`."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -15,12 +15,14 @@ from gossamer.integrations.requirements import SCALED, UNTOLD_LOCAL, UNTOLD_MEAN
 from gossamer.recipe import Recipe
 
 _step_code: Any = private_name(
-    private_name(GradScaler, "step", "finds a scaler it was not told of"), "__code__", "finds such a scaler"
+    private_name(GradScaler, "step", "detects a scaler that was not passed to attach"),
+    "__code__",
+    "detects such a scaler",
 )
 
 
 class ScalerHook:
-    """Hears of every `scaler.step(optimizer)`; if the optimizer's number of `turns` is as before, the scaler left it out."""
+    """Wraps `scaler.step`: if the optimizer's count in `turns` does not change, the scaler skipped the step."""
 
     def __init__(self, scaler: Any, turns: Mapping[Optimizer, int], left_out: Callable[[Optimizer], None]) -> None:
         self._scaler, self._below, self._hears = scaler, scaler.step, True
@@ -41,16 +43,16 @@ class ScalerHook:
 
 
 class KnownScale:
-    """A scaler's factor, known to the host without waiting for the forward pass.
+    """Keeps a copy of a scaler's loss scale on the host, so that reading it does not wait for the forward pass.
 
-    A GPU keeps it, and whoever asks for it in the midst of backward waits for all that was launched before. So a copy sets
-    out as soon as `scaler.update()` has changed it.
+    The scale is on the GPU; reading it during backward would wait for all kernels launched before. So an asynchronous copy
+    starts as soon as `scaler.update()` has changed it.
     """
 
     def __init__(self, scaler: Any) -> None:
         self._scaler, self._below = scaler, scaler.update
         self._copy: tuple[Tensor, StreamMark] | None = None
-        self._of = (0, 0)  # what it is a copy of, and how often that had been written to
+        self._of = (0, 0)  # id and version of the tensor that was copied
 
         def update(*args: Any, **kwargs: Any) -> None:
             self._below(*args, **kwargs)
@@ -59,6 +61,7 @@ class KnownScale:
         self._update = scaler.update = update
 
     def now(self) -> float:
+        """Return the current loss scale."""
         held = self._held()
         if self._copy is None or held is None or (id(held), held._version) != self._of:
             return float(self._scaler.get_scale())
@@ -81,32 +84,31 @@ class KnownScale:
 
 
 def refuse_untold(recipe: Recipe, optimizer: Optimizer) -> None:
-    """To be called inside of `optimizer.step()`: is it a scaler that calls it, where that would go wrong in silence?
+    """Refuse an `optimizer.step()` that a GradScaler calls, if that would give wrong results silently.
 
-    A scaler skips steps on its own, and asks nobody. Under local steps that rank would fall behind the others, and wait
-    for them in the end. Where gradients are averaged all scalers see the same, and the next backward shows what was
-    skipped; but what a memory keeps would come back under another scale.
+    Call it inside of `optimizer.step()`. A scaler skips steps without telling other ranks. Under local steps that rank would
+    fall behind, and wait for the others in the end. If gradients are averaged, all scalers see the same values, and the next
+    backward shows what was skipped; but a memory would send its residual under another scale.
     """
     if not _is_called_by_scaler():
         return
     refuse(recipe, *SCALED)
     if recipe.schedule.averages_gradients:
         refuse(recipe, *UNTOLD_MEANS, *UNTOLD_MOMENTUM)
-    elif not _skips_inside(optimizer):  # else step() is called always, and skips inside
+    elif not _skips_inside(optimizer):  # else the scaler always calls step(), which skips by itself
         refuse(recipe, *UNTOLD_LOCAL)
 
 
 def _skips_inside(optimizer: Optimizer) -> bool:
-    """Whether a scaler calls its step() always, and it skips what is not finite itself, as fused optimizers do."""
+    """True if the optimizer itself skips non-finite gradients, as fused optimizers do, so that a scaler always calls step()."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def _is_called_by_scaler() -> bool:
-    """Is the step() of a scaler under way that is in use? Nothing but the stack tells (torch 2.6 to 2.13).
+    """True if an enabled GradScaler is calling this `optimizer.step()`, found by searching the Python stack.
 
-    A scaler calls `optimizer.step()` with no arguments of its own, so that the optimizer's hooks see none; it has no hooks
-    itself, and keeps what it found (`_found_inf_per_device`) where only who holds the scaler can ask. It writes `grad_scale`
-    and `found_inf` on fused optimizers alone.
+    Torch (2.6 to 2.13) offers no other way: a scaler passes no argument of its own to `optimizer.step()`, has no hooks, and
+    keeps its result (`_found_inf_per_device`) to itself. It sets `grad_scale` and `found_inf` on fused optimizers only.
     """
     frame = sys._getframe(1)
     while frame is not None:

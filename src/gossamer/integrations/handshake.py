@@ -1,4 +1,4 @@
-"""The handshake: before the first step all ranks compare what they are about to do."""
+"""Handshake: all ranks compare their set-up before the first step."""
 
 import json
 from typing import Any
@@ -12,11 +12,11 @@ from gossamer.core.verbs import Program, all_gather_ragged
 from gossamer.runtime import Worker
 
 LIMIT = 64 * 2**20  # bytes of a fingerprint
-WORDS = 4096  # bytes of an error that the others are told
+WORDS = 4096  # bytes of an error that are sent to other ranks
 
 
 def fingerprint(worker: Worker, extras: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Everything two ranks must agree on, by name."""
+    """Return everything that must be equal on all ranks, by name."""
     facts: dict[str, Any] = {"gossamer": gossamer.__version__, "recipe": repr(worker.recipe), "seed": worker.seed}
     facts |= extras
     facts["number of parameters"] = len(worker.params)
@@ -31,25 +31,29 @@ def fingerprint(worker: Worker, extras: dict[str, Any], model: nn.Module) -> dic
 
 
 def tell(facts: Any, device: torch.device, limit: int = LIMIT) -> Program[list[Any]]:
-    """What every rank has to say, in rank order; it travels as JSON."""
+    """Send facts to all ranks as JSON; return those of every rank, in rank order."""
     wire = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8).to(device)
     answers = yield from all_gather_ragged(wire, limit)
     return [json.loads(a.cpu().numpy().tobytes()) for a in answers]
 
 
 def compare(worker: Worker, facts: dict[str, Any]) -> Program[None]:
-    """Gather all fingerprints as JSON; every rank raises the same error if any two differ."""
+    """Compare the fingerprints of all ranks; if two differ, every rank raises the same error."""
     everyone = yield from tell(facts, worker.device)
     lines = differences(everyone)
     if lines:
-        raise PeerError("the ranks are not set up alike:\n  " + "\n  ".join(lines) + "\nGive all ranks the same.")
+        raise PeerError(
+            "the ranks are not set up alike:\n  "
+            + "\n  ".join(lines)
+            + "\nGive all ranks the same arguments and model."
+        )
 
 
 def agree(error: BaseException | None, device: torch.device) -> Program[None]:
-    """Go on only if all ranks can: each says what its error is, or that it has none.
+    """Raise an error on all ranks if one rank has an error.
 
-    A rank with an error raises its own; the others raise one that says whose it was, and what. All ranks come here, also
-    those where all is well, so none waits for one that has given up.
+    A rank with an error raises its own; the others raise an error that names the rank and quotes its error. All ranks call
+    this, also those without an error, so no rank waits for one that has failed.
     """
     words = b"" if error is None else (str(error) or type(error).__name__).encode()[:WORDS]
     wire = torch.tensor(list(words), dtype=torch.uint8, device=device)
@@ -62,7 +66,7 @@ def agree(error: BaseException | None, device: torch.device) -> Program[None]:
 
 
 def differences(everyone: list[dict[str, Any]]) -> list[str]:
-    """What differs, one line each, and who has what; at most ten lines.
+    """List what differs between ranks: one line per key, with the values and their ranks; at most ten lines.
 
     >>> differences([{"recipe": "a"}, {"recipe": "b"}, {"recipe": "a"}])
     ["recipe: 'a' on rank(s) 0, 2; 'b' on rank(s) 1"]

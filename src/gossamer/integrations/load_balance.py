@@ -1,4 +1,4 @@
-"""Unequal machines: ranks agree who takes how many samples, and what each of them then counts in averages."""
+"""Load balance: ranks plan how many samples each takes, and its weight in averages."""
 
 from time import perf_counter
 from typing import NamedTuple
@@ -12,11 +12,11 @@ from gossamer.integrations.handshake import agree
 from gossamer.integrations.weights import refuse_weights
 from gossamer.runtime import Worker
 
-EARLY, EVERY = (0, 3, 8, 16, 32), 64  # the calls of `share` after which ranks plan anew: soon, and then now and then
+EARLY, EVERY = (0, 3, 8, 16, 32), 64  # calls of `share` at which ranks plan: a few early ones, then every 64th
 
 
 class _Mark(NamedTuple):
-    """Where a rank stood: the clock, how long it has waited for others so far, and its step."""
+    """Clock, seconds waited for other ranks so far, and step, at one moment."""
 
     clock: float
     waited: float
@@ -24,19 +24,20 @@ class _Mark(NamedTuple):
 
 
 class Stopwatch:
-    """Seconds that a sample takes a rank: those between calls of `share`, without what it waited for others.
+    """Measures the seconds per sample of a rank: the time between calls of `share`, without waiting for other ranks.
 
-    All ranks call as often, so that all plan anew at the same calls.
+    All ranks call it equally often, so all plan at the same calls.
     """
 
     def __init__(self) -> None:
         self._calls, self._laps, self._since = 0, list[float](), None
 
     def start(self, waited: float, step: int) -> None:
+        """Start to measure."""
         self._since = _Mark(perf_counter(), waited, step)
 
     def stop(self, waited: float, step: int, share: int) -> bool:
-        """Note what a sample took since the start; True if this is a call after which ranks plan anew."""
+        """Record the seconds per sample since the start; True if ranks plan at this call."""
         since: _Mark | None = self._since
         if since is not None and step > since.step:
             busy = perf_counter() - since.clock - (waited - since.waited)
@@ -45,9 +46,11 @@ class Stopwatch:
         return call in EARLY or call % EVERY == 0
 
     def seconds(self, weight: float) -> float:
-        """Of one sample, by the steps since it was last asked, the longest left out: it may hold an evaluation, or a compiler.
+        """Return the mean seconds per sample since the last call, without the longest time: it may contain an evaluation or a
+        compilation.
 
-        Where nothing was timed, as before the first step, it is what gives this rank a share as large as it counts.
+        Without a measurement, as before the first step, return the inverse of `weight`: this rank's share is then in
+        proportion to its weight.
         """
         laps, self._laps = sorted(self._laps), []
         kept = laps[:-1] or laps
@@ -55,7 +58,7 @@ class Stopwatch:
 
 
 def share_out(worker: Worker, samples: int, seconds: float, most: int | None, now: list[int]) -> Program[list[int]]:
-    """The plan of all ranks, the same on each; a rank's values count by its share from then on."""
+    """Plan the shares of all ranks, the same plan on each; from then on a rank's weight is its share."""
     refusal = None
     try:
         check(samples, seconds, most, worker.size)
@@ -67,17 +70,18 @@ def share_out(worker: Worker, samples: int, seconds: float, most: int | None, no
         raise refusal
     own = torch.tensor([samples, seconds, most or samples], dtype=torch.float64, device=worker.device)
     answers = yield from all_gather(own.view(torch.uint8))
-    told = [answer.clone().view(torch.float64).tolist() for answer in answers]
-    if len({t[0] for t in told}) > 1:
+    replies = [answer.clone().view(torch.float64).tolist() for answer in answers]
+    if len({t[0] for t in replies}) > 1:
         raise GossamerError(
-            f"ranks ask for shares of unlike numbers of samples, {[int(t[0]) for t in told]}; say the same on all: that of a step"
+            f"comm.share(samples) differs between ranks, {[int(t[0]) for t in replies]} by rank; pass the same number on all ranks: "
+            "the samples of one step"
         )
-    caps = [int(t[2]) for t in told]
+    caps = [int(t[2]) for t in replies]
     if sum(caps) < samples:
         raise GossamerError(
-            f"{samples} samples do not fit: ranks take {caps} at most; say fewer samples, or a larger most"
+            f"{samples} samples do not fit: ranks take at most {caps}; pass fewer samples, or a larger `most`"
         )
-    plan = planned(samples, [t[1] for t in told], caps, now)
+    plan = planned(samples, [t[1] for t in replies], caps, now)
     if plan != now:
         _refuse_learned(worker)
     worker.weights = [worker.size * share / samples for share in plan] if len(set(plan)) > 1 else ()
@@ -85,10 +89,10 @@ def share_out(worker: Worker, samples: int, seconds: float, most: int | None, no
 
 
 def _refuse_learned(worker: Worker) -> None:
-    """What has been learned of the mean is right for the shares of then."""
+    """Refuse new shares if a memory has learned the mean under the old ones."""
     for bucket in worker.buckets:
         if any(bucket.memory.policy(key) == "equal" for key in bucket.states["memory"]):
             raise GossamerError(
-                f"{bucket.memory} has learned what the mean is made of, and other shares would make another one of it; share out "
-                "before the first step, or use error_feedback()"
+                f"comm.share() changes the shares, but {bucket.memory} has learned the mean under the old ones; call share before "
+                "the first step, or use error_feedback()"
             )

@@ -1,15 +1,15 @@
-"""Doubts: what may be wrong in a training loop, said once each."""
+"""Warnings about likely mistakes in a training loop, each given once."""
 
 import warnings
 
 from gossamer.runtime import Worker
 
 MANY = 64  # backward passes without a step, under local recipes
-IN_A_ROW = 10  # averages that one rank has spoilt
+IN_A_ROW = 10  # consecutive averages that one rank made non-finite
 
 
 class LoopWarnings:
-    """Warnings that name the remedy; none is said twice."""
+    """Gives each warning once, with its remedy."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -17,49 +17,50 @@ class LoopWarnings:
         self._unstepped, self._step = 0, 0
 
     def never_stepped(self, thrown_away: bool) -> None:
-        """A backward pass has begun, and no step has followed the last one, though its gradients were finite."""
+        """Warn that a backward pass began with no step after the last one, though its gradients were finite."""
         if thrown_away:
             self._say(
                 "thrown away",
-                "gradients were averaged and then thrown away, without an optimizer.step(): they crossed the network for "
-                "nothing (memories are as if they had not). If this backward() is for another model's sake, as in a GAN, run "
-                "it under comm.no_sync(); if you leave out a step on purpose, say comm.skip()",
+                "gradients were averaged and then thrown away, without an optimizer.step(): they were sent for "
+                "nothing (memories are as if they had not been sent). If this backward() computes gradients for another model, "
+                "as in a GAN, run it under comm.no_sync(); if you leave out a step on purpose, call comm.skip()",
             )
             return
         self._say(
             "no_sync",
             "several backward() passes before one optimizer.step(), and each of them sends its gradients: run all but the "
-            "last one under comm.no_sync(). Trainers that ask the model for it need one line: model.no_sync = comm.no_sync. "
-            "If you leave out a step on purpose, say comm.skip()",
+            "last one under comm.no_sync(). Trainers that call model.no_sync() need one line: model.no_sync = comm.no_sync. "
+            "If you leave out a step on purpose, call comm.skip()",
         )
 
     def some_optimizers_rest(self, stepped: int, attached: int) -> None:
+        """Warn that a step ended before all optimizers had stepped."""
         self._say(
             "rest",
-            f"{stepped} of the {attached} optimizers given to attach stepped, and then the next step began: it counts as one "
-            "step. Optimizers that take turns want an attach each, with the part of the model that is theirs",
+            f"{stepped} of the {attached} optimizers given to attach stepped before the next step began: this counts as one "
+            "step. For optimizers that take turns, call attach once for each, with its part of the model",
         )
 
     def backward_is_over(self) -> None:
-        """Under local recipes: steps are what counts, and if none ever comes, nothing is ever averaged."""
+        """Warn under a local recipe if many backward passes had no step: then nothing is ever averaged."""
         self._unstepped = self._unstepped + 1 if self._worker.step == self._step else 1
         self._step = self._worker.step
         if self._unstepped == MANY:
             self._say(
                 "no step",
-                f"{MANY} backward() passes, and no step() of the optimizer that was given to attach: under "
-                f"{self._worker.recipe} models are averaged after its steps, so nothing has been. Does another optimizer, or "
-                "another method than step(), move the parameters?",
+                f"{MANY} backward() passes without a step() of the optimizer that was given to attach: under "
+                f"{self._worker.recipe} models are averaged after its steps, so nothing was averaged. Attach the optimizer that "
+                "changes the parameters, and call its step()",
             )
 
     def look_for_spoilers(self) -> None:
-        """One rank that spoils average after average stops all others from learning."""
+        """Warn if one rank makes average after average non-finite, which stops all ranks from learning."""
         for rank, count in self._worker.row.items():
             if count >= IN_A_ROW:
                 self._say(
                     f"spoiler {rank}",
-                    f"the last {count} averages were not finite because of rank {rank}, and were dropped on all ranks: look "
-                    "at its data, its learning rate and its loss scale",
+                    f"the last {count} averages were not finite because of rank {rank}, and were dropped on all ranks: check "
+                    "the data, learning rate and loss scale of that rank",
                 )
 
     def _say(self, what: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Metrics: totals of a run, rates since the last report, and the moment a report is due."""
+"""Metrics: totals of a run, rates since the last report, and when to report."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ from gossamer.integrations.run_observer import ObserverSlot
 from gossamer.runtime import Worker
 
 OnMetrics = Callable[[int, dict[str, float]], object]
-Told = float | Tensor | None  # what a training loop says of itself
+Told = float | Tensor | None  # a value that a training loop logs
 
 
 class Progress(NamedTuple):
-    """How far a run has come at one moment."""
+    """Counters of a run at one moment."""
 
     step: int
     dense: float  # what a dense ring would have sent so far
@@ -29,9 +29,9 @@ class Progress(NamedTuple):
 
 
 class Meter:
-    """Totals are of everything since the start. Rates are of the window from the last report to now.
+    """Computes totals since the start, and rates since the last report, and calls `on_metrics`.
 
-    Ratios are of training only: the first mark is set when the handshake and the first copy of the model are over.
+    Ratios cover training only: the first mark is set after the handshake and the first copy of the model.
     """
 
     def __init__(self, worker: Worker, ledger: Ledger, on_metrics: OnMetrics | None, every: int) -> None:
@@ -39,7 +39,7 @@ class Meter:
         worker.on_decision, worker.on_drop, worker.on_age = ledger.decide, ledger.drop, ledger.age
         worker.on_presence = self._present
         self.overseer = ObserverSlot.overseer
-        self.logged = dict[str, Any]()  # tensors as they were told: nobody waits for a GPU until a number is asked for
+        self.logged = dict[str, Any]()  # tensors as logged: read from the GPU only when a number is needed
         self.restart()
 
     def _present(self, step: int, rank: int, lost: Sequence[int], back: Sequence[int]) -> None:
@@ -47,12 +47,12 @@ class Meter:
         tell(step, rank, lost, back)
 
     def begin(self, kind: str) -> None:
-        """All is ready; who watches this process is told."""
+        """Tell the run observer, if there is one, that the model is attached."""
         if self.overseer is not None:
             self.overseer.begin(self, kind)
 
     def log(self, loss: Told, held_out: Told) -> None:
-        """Keep what the training loop tells."""
+        """Store the values that the training loop logs."""
         for name, value in (("loss", loss), ("held_out", held_out)):
             if value is None:
                 continue
@@ -64,25 +64,25 @@ class Meter:
 
     @property
     def exposed_seconds(self) -> float:
-        """Time the training loop stood still for the network."""
+        """Seconds that the training loop waited for the network."""
         return self.ledger.exposed_seconds
 
     def restart(self) -> None:
-        """Rates and ratios count from here: the start-up is over, or a checkpoint has set the step."""
+        """Count rates and ratios from now on: after start-up, or after a checkpoint has set the step."""
         self._grown = self.worker.step - 1, 0.0
         self._first = self._last = self._mark()
 
     def grows(self) -> None:
-        """More parameters are about to travel: what a dense ring would have sent so far is settled without them."""
+        """Fix what a dense ring would have sent so far, before parameters are added."""
         now = self._mark()
         self._grown = now.step, now.dense
 
     def totals(self) -> dict[str, float]:
-        """Bytes, ratio to dense, waiting, compression error and residual, of the run so far."""
+        """Return bytes, ratio to dense, waiting time, compression error and residual of the run so far."""
         return self._totals(self._mark())
 
     def step_ended(self) -> None:
-        """The optimizer has stepped: report, if a multiple of `every` was reached or passed since the last report."""
+        """Report after an optimizer step, if a multiple of `every` was reached since the last report."""
         if self.overseer is not None:
             self.overseer.stepped()
         if self.on_metrics is None:
@@ -90,11 +90,11 @@ class Meter:
         before, now = self._last, self._mark()
         if now.step // self.every == before.step // self.every:
             return
-        self._last = now  # already here, so that what a callback that raises was told is not told again
+        self._last = now  # before the call, so that a callback that raises does not get the same report again
         answer = self.on_metrics(now.step, self._totals(now) | self._rates(before, now))
         if isinstance(answer, dict):
-            said: dict[str, Any] = answer  # pyright: ignore[reportUnknownVariableType]
-            self.log(said.get("loss"), said.get("held_out"))
+            logged: dict[str, Any] = answer  # pyright: ignore[reportUnknownVariableType]
+            self.log(logged.get("loss"), logged.get("held_out"))
 
     def _totals(self, now: Progress) -> dict[str, float]:
         worker = self.worker
@@ -127,7 +127,7 @@ class Meter:
         }
 
     def _ratio(self, name: str, before: Progress, now: Progress) -> dict[str, float]:
-        """What a dense ring would have sent, over what was sent; there is no such number where only it would have sent."""
+        """Return the bytes of a dense ring over the bytes sent; nothing if only the ring would have sent."""
         dense, sent = now.dense - before.dense, now.sent - before.sent
         if not sent:
             return {} if dense else {name: 1.0}
@@ -140,24 +140,24 @@ class Meter:
 
 
 def check_callback(on_metrics: object, every: int) -> None:
-    """Say at once what would otherwise be an error after many steps."""
+    """Check the arguments for metrics now, not at the first report."""
     if on_metrics is not None and not callable(on_metrics):
         raise AttachError(
             f"on_metrics must be a function of (step, metrics), got a {type(on_metrics).__name__}; "
-            "such as on_metrics=lambda step, metrics: print(step, metrics)"
+            "pass a function such as on_metrics=lambda step, metrics: print(step, metrics)"
         )
     if every < 1:
-        raise AttachError(f"metrics_every must be at least 1, got {every}; for no reports leave on_metrics out")
+        raise AttachError(f"metrics_every must be at least 1, got {every}; to disable reports leave on_metrics out")
 
 
 def _ages(ages: Counter[int]) -> dict[str, float]:
-    """How many steps old models were that have landed: the mean, and the most."""
+    """Return the mean and the maximum age in steps of received models."""
     if not ages:
         return {}
     return {"staleness": sum(age * n for age, n in ages.items()) / ages.total(), "most_stale": float(max(ages))}
 
 
 def _ring_bytes(worker: Worker) -> float:
-    """What each rank sends in a ring all-reduce of all gradients, uncompressed."""
+    """Return the bytes that each rank sends in a ring all-reduce of all gradients, uncompressed."""
     dense = sum(c.layout.numel * c.layout.dtype.itemsize for c in worker.buckets)
     return 2 * (worker.size - 1) * dense / worker.size

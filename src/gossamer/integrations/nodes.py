@@ -1,4 +1,4 @@
-"""Nodes: which ranks share one, by what a user says of them."""
+"""Nodes: find which ranks share a node, from the `nodes` argument."""
 
 from typing import Literal
 
@@ -14,41 +14,42 @@ from gossamer.two_levels import in_two_levels
 
 Where = int | Literal["hosts"] | DeviceMesh
 
-NEIGHBOURS = "number the ranks node by node, as torchrun does, equally many on each"
+NEIGHBOURS = "number the ranks node by node, as torchrun does, with the same number on each node"
 
 
 def host_names(fabric: TorchFabric) -> list[str]:
-    """What each rank's machine is called. All ranks ask, before any of them can refuse anything."""
+    """Return the host name of each rank. All ranks call it, before any of them can refuse its arguments."""
     return [machine()] if fabric.size == 1 else fabric.run(tell(machine(), fabric.device), "attach")
 
 
 def between_nodes(
     recipe: Recipe, nodes: Where | None, hosts: list[str], size: int, group: "dist.ProcessGroup | None"
 ) -> Recipe:
-    """The recipe as it goes between nodes, where any are spoken of."""
+    """Return the recipe in two levels if `nodes` is given: dense inside a node, the recipe between nodes."""
     return recipe if nodes is None else in_two_levels(recipe, ranks_per_node(nodes, hosts, size, group))
 
 
 def ranks_per_node(nodes: Where, hosts: list[str], size: int, group: "dist.ProcessGroup | None") -> int:
-    """How many ranks a node has: of so many nodes, of hosts as they call themselves, or of the rows of a mesh."""
+    """Return the number of ranks per node, from a number of nodes, the host names, or the rows of a mesh."""
     if isinstance(nodes, DeviceMesh):
         return _of_mesh(nodes, size, group)
     if nodes == "hosts":
         return _of_hosts(hosts)
     if type(nodes) is not int:
         raise AttachError(
-            f"nodes is a number of nodes, 'hosts', or a DeviceMesh of nodes and their ranks, not {nodes!r}"
+            f"nodes must be a number of nodes, 'hosts', or a DeviceMesh of nodes and their ranks, got {nodes!r}"
         )
     if nodes < 1 or size % nodes:
         raise AttachError(
-            f"nodes={nodes}: {size} ranks are not equally many on each; take a number that divides {size}, or say in the "
-            "recipe how many ranks a node has, the last one perhaps fewer: qsgd + per_node(4)"
+            f"nodes={nodes} does not divide {size} ranks into equal nodes; pass a number that divides {size}, or set the ranks per "
+            "node in the recipe, where the last node may have fewer: qsgd + per_node(4)"
         )
     return size // nodes
 
 
 def _of_hosts(names: list[str]) -> int:
-    """
+    """Return the ranks per node; an error if ranks of a host are not neighbours.
+
     >>> _of_hosts(["a", "a", "b", "b"]), _of_hosts(["a", "a", "b"])
     (2, 2)
     """
@@ -59,7 +60,7 @@ def _of_hosts(names: list[str]) -> int:
         raise AttachError(
             "nodes='hosts': "
             + "; ".join(f"rank(s) {', '.join(map(str, ranks))} on {name}" for name, ranks in held.items())
-            + f". {NEIGHBOURS.capitalize()}; only the last may have fewer"
+            + f". {NEIGHBOURS.capitalize()}; only the last node may have fewer"
         )
     return per_node
 
@@ -67,11 +68,12 @@ def _of_hosts(names: list[str]) -> int:
 def _of_mesh(mesh: DeviceMesh, size: int, group: "dist.ProcessGroup | None") -> int:
     if mesh.ndim != 2:
         raise AttachError(
-            f"nodes is a DeviceMesh of {mesh.ndim} dimension(s); it takes two: nodes, and the ranks of each"
+            f"nodes is a DeviceMesh of {mesh.ndim} dimension(s); pass one with two: nodes, and the ranks of each node"
         )
     ranks = list(range(size)) if group is None else dist.get_process_group_ranks(group)
     if mesh.mesh.flatten().tolist() != ranks:
         raise AttachError(
-            f"nodes is a DeviceMesh of the ranks {mesh.mesh.tolist()}, and those that train are {ranks}, in this order; {NEIGHBOURS}"
+            f"nodes is a DeviceMesh of the ranks {mesh.mesh.tolist()}, but the ranks of the group are {ranks}, in this order; "
+            f"{NEIGHBOURS}"
         )
     return mesh.size(1)

@@ -1,4 +1,4 @@
-"""The roster: which parameters a model had when it was attached, and what has become of them."""
+"""Parameter watch: detect parameters that were unfrozen, added, replaced or removed since attach."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from gossamer.core.errors import AttachError
 
 
 class ParamWatch:
-    """Watches a model for layers that are unfrozen, added, replaced or removed. A look costs some 20 us."""
+    """Watches a model for parameters that are unfrozen, added, replaced or removed. A check takes about 20 us."""
 
     def __init__(self, model: nn.Module, trained: Mapping[str, Tensor]) -> None:
         self._model = model
@@ -25,6 +25,7 @@ class ParamWatch:
         self._places = [(d, name, thing) for d in held for name, thing in d.items()]
 
     def is_as_before(self) -> bool:
+        """True if no parameter or module has changed since the last check."""
         return (
             all(p.requires_grad is flag for p, flag in self._flags)
             and all(len(d) == n for d, n in self._lengths)
@@ -32,7 +33,7 @@ class ParamWatch:
         )
 
     def unfrozen(self) -> dict[str, Tensor]:
-        """Parameters that were there all the time, and train since the last look; what else has changed is an error."""
+        """Return parameters that were unfrozen since the last check; any other change raises an error."""
         if self.is_as_before():
             return {}
         now: dict[str, Tensor] = dict(self._model.named_parameters())
@@ -43,8 +44,8 @@ class ParamWatch:
         for name, parameter in new.items():
             if self._known.get(name) is not parameter:
                 raise AttachError(
-                    f"parameter {name!r} has been added to the model since attach, and ranks would train it each for "
-                    "themselves; detach() and attach again when the model is complete"
+                    f"parameter {name!r} was added to the model after attach, and would never be averaged; detach() and attach "
+                    "again when the model is complete"
                 )
         self._trained |= new
         self._write_down()
@@ -52,17 +53,18 @@ class ParamWatch:
 
 
 def _gone(name: str, now: Tensor | None) -> str:
+    """Return the error text for a parameter that is no longer in the model."""
     if now is None:
         return (
-            f"parameter {name!r} has been removed from the model since attach; detach() and attach again "
+            f"parameter {name!r} was removed from the model after attach; detach() and attach again "
             "when the model is complete"
         )
     if type(now).__name__ == "DTensor":
         return (
-            f"parameter {name!r} has been sharded since attach (fully_shard or tensor parallelism), which gossamer does not "
+            f"parameter {name!r} was sharded after attach (fully_shard or tensor parallelism), which gossamer does not "
             "support yet: train the plain model"
         )
     return (
-        f"parameter {name!r} has been replaced since attach (by another layer, or by load_state_dict(assign=True)), and the "
+        f"parameter {name!r} was replaced after attach (by another layer, or by load_state_dict(assign=True)), and the "
         "new one would never be averaged; load without assign=True, or detach() and attach again when the model is complete"
     )

@@ -1,4 +1,4 @@
-"""What a host asks of a recipe: terms, judged together with those of its parts."""
+"""Requirements: constraints that attach and the DDP hook put on a recipe, checked with those of its parts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,14 +10,14 @@ from gossamer.recipe import Recipe
 
 
 class Requirements(NamedTuple):
-    """A host's side: it gives nothing, and has terms."""
+    """Constraints of attach or the DDP hook; it has no traits of its own."""
 
     constraints: Sequence[Constraint]
     traits: frozenset[str] = frozenset()
 
 
 class _Named(NamedTuple):
-    """The recipe as a whole, for sentences that speak of it."""
+    """The whole recipe, for error texts that quote it."""
 
     recipe: Recipe
     traits: frozenset[str] = frozenset()
@@ -28,7 +28,7 @@ class _Named(NamedTuple):
 
 
 def refuse(recipe: Recipe, *constraints: Constraint) -> None:
-    """Refuse a recipe that a host cannot serve, on any way that a parameter may go, now or after a controller's change."""
+    """Raise an error if the recipe breaks a constraint, for any parameter, now or after a controller's change."""
     try:
         for one in (recipe, *recipe.reached):
             host: dict[str, Constrained] = {"host": Requirements(constraints), "recipe": _Named(one)}
@@ -41,23 +41,25 @@ def refuse(recipe: Recipe, *constraints: Constraint) -> None:
 MORE = "{recipe} is more than a gradient average; use gossamer.attach(ddp_model, optimizer, ...)"
 UNSEEN = "acts on the optimizer, which a DDP hook does not see; use gossamer.attach"
 TELL = (
-    "the learning rate, which a DDP hook does not see: say gossamer.ddp.register(ddp_model, recipe, optimizer=optimizer), or use "
+    "the learning rate, which a DDP hook does not see: call gossamer.ddp.register(ddp_model, recipe, optimizer=optimizer), or use "
     "gossamer.attach"
 )
 HOOK = (
     excludes("waits for few", because=MORE),
     requires("averages gradients", because=MORE),
     excludes("moves schedule", because="{controller} " + UNSEEN),
-    excludes("lags", because="{schedule} has no mean at some steps, and DDP insists on one; use gossamer.attach"),
+    excludes(
+        "lags", because="{schedule} has no mean at some steps, and DDP needs one at every step; use gossamer.attach"
+    ),
     excludes("accumulates", "own step", "resyncs", because="{schedule} " + UNSEEN),
     excludes("directs", because="{update} " + UNSEEN),
 )
-"""What a communication hook can do: average gradients."""
+"""Constraints of a communication hook, which can only average gradients."""
 HOOK_ALONE = (
-    excludes("hears rate", because="{controller} goes by " + TELL),
-    excludes("follows rate", because="{recipe} follows " + TELL),
+    excludes("hears rate", because="{controller} uses " + TELL),
+    excludes("follows rate", because="{recipe} uses " + TELL),
 )
-"""And one that was given no optimizer."""
+"""Constraints of a communication hook that has no optimizer."""
 
 SCALED = (
     excludes(
@@ -66,58 +68,60 @@ SCALED = (
     ),
     excludes(
         "lags",
-        because="{schedule} with a GradScaler: a mean would land under another scale than its gradients were made with; use bf16",
+        because="{schedule} with a GradScaler: a mean would be applied under another scale than that of its gradients; use bf16",
     ),
 )
-UNTOLD = "a GradScaler calls optimizer.step(), and attach does not know of it: "
+UNTOLD = "a GradScaler calls optimizer.step(), but was not passed to attach: "
 UNTOLD_MEANS = (
     excludes(
         "memory",
         because=UNTOLD
-        + "{memory} would keep gradients of one loss scale and send them under another; say attach(..., scaler=scaler)",
+        + "{memory} would keep gradients of one loss scale and send them under another; call attach(..., scaler=scaler)",
     ),
 )
 UNTOLD_MOMENTUM = (
     excludes(
         "sends momentum",
         because=UNTOLD
-        + "{update} would add gradients of one loss scale to a momentum of another; say attach(..., scaler=scaler)",
+        + "{update} would add gradients of one loss scale to a momentum of another; call attach(..., scaler=scaler)",
     ),
 )
 UNTOLD_LOCAL = (
     requires(
         "averages gradients",
         because=UNTOLD
-        + "under {schedule} a rank whose scaler skips a step would fall behind the others; say attach(..., scaler=scaler)",
+        + "under {schedule} a rank would fall behind the others when its scaler skips a step; call attach(..., scaler=scaler)",
     ),
 )
 
 
 def for_all_ranks(what: str) -> Constraint:
-    """An option that needs all ranks at every step."""
-    because = f"{{schedule}} with {what}: that needs all ranks at every step, and late ones are not there"
+    """Return the constraint of an option that needs all ranks at every step."""
+    because = (
+        f"{{schedule}} with {what}: that needs all ranks at every step, but late ranks are left out; leave {what} out"
+    )
     return excludes("waits for few", "is async", because=because)
 
 
 UNUSED = excludes(
     "lags",
-    because="{schedule} with find_unused_parameters: a step takes the mean of the step before, which used other parameters; leave "
+    because="{schedule} with find_unused_parameters: a step applies the mean of the step before, which used other parameters; leave "
     "find_unused_parameters out: parameters without a gradient send zero",
 )
-"""Parameters that no rank used at a step."""
+"""Constraint of find_unused_parameters."""
 
 
 def for_buffers(said: str) -> Constraint:
-    """Buffers that are shared, as the user says."""
-    because = f"buffers={said!r} under {{schedule}}: nobody ever waits for everybody, so buffers cannot be shared; say 'local'"
+    """Return the constraint of buffers='average' or 'broadcast'."""
+    because = f"buffers={said!r} under {{schedule}}: ranks never all wait for each other, so buffers cannot be shared; pass 'local'"
     return excludes("mixes", "is async", because=because)
 
 
 def for_silence_on(buffer: str) -> tuple[Constraint, ...]:
-    """Float buffers of which nothing was said."""
+    """Return the constraints of a model with float buffers, if `buffers` is not given."""
     begins = (
-        f"the model has float buffers ({buffer}, ...), and under {{schedule}} they differ between ranks like parameters do; "
-        "say buffers="
+        f"the model has float buffers ({buffer}, ...), and under {{schedule}} they differ between ranks as parameters do; "
+        "pass buffers="
     )
     return (
         excludes("mixes", "is async", because=begins + "'local'"),
@@ -128,28 +132,28 @@ def for_silence_on(buffer: str) -> tuple[Constraint, ...]:
 WEIGHTED = (
     excludes(
         "waits for few",
-        because="{schedule} with weight=: who is waited for changes from step to step, and so would every weight; give all ranks "
-        "batches of one size",
+        because="{schedule} with weight=: each step waits for other ranks, so every weight would change from step to step; give all "
+        "ranks batches of one size",
     ),
     excludes(
         "counts alike",
-        because="{schedule} with weight=: models are averaged as if all ranks counted alike, and end at their plain mean; give all "
+        because="{schedule} with weight=: it averages models with equal weights, so they end at their plain mean; give all "
         "ranks shards of one size, or average every few steps with local_sgd or slowmo, without inner",
     ),
     excludes(
         "parts models",
-        because="{memory} with weight=: a rank takes all of its own gradient besides, whatever its weight; use error_feedback()",
+        because="{memory} with weight=: a rank adds its own gradient whole, whatever its weight; use error_feedback()",
     ),
     excludes(
-        "control", because="{controller} with weight=: it goes by gradients of equal batches; leave the controller out"
+        "control", because="{controller} with weight=: it assumes gradients of equal batches; leave the controller out"
     ),
     excludes(
         "votes",
-        because="{exchange} with weight=: what is multiplied has the same vote as before; use ef_signsgd, or give all ranks "
+        because="{exchange} with weight=: a vote does not depend on the weight; use ef_signsgd, or give all ranks "
         "batches of one size",
     ),
 )
-"""What can be done where ranks count differently."""
+"""Constraints of ranks with different weights."""
 
 
 __all__ = [

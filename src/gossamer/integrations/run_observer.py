@@ -1,4 +1,4 @@
-"""Orders: whoever starts a script may name its recipe in the environment, and watch how it fares."""
+"""Run observer: a parent process may set a script's recipe in the environment, and follow its steps."""
 
 import os
 from abc import ABC, abstractmethod
@@ -15,47 +15,47 @@ if TYPE_CHECKING:
 
 VARIABLE = "GOSSAMER_RECIPE"
 DENSE = "allreduce"
-DDP, COMPUTE = "ddp", "compute"  # DistributedDataParallel as it comes; every rank for itself
+DDP, COMPUTE = "ddp", "compute"  # plain DistributedDataParallel; no averaging
 PLAIN = (DDP, COMPUTE)
 
 
 class RunObserver(ABC):
-    """Runs a script under one recipe after the other. It may refuse what would make its comparison worthless.
+    """Follows a script that runs under a given recipe; it may refuse a script whose comparison would be meaningless.
 
-    Its law: what it hears changes nothing in the training.
+    Law: an observer changes nothing in the training.
     """
 
-    deadline: float  # seconds; nobody is waited for longer, dead or alive
+    deadline: float  # seconds; no rank is waited for longer, dead or alive
 
     @abstractmethod
     def take(self, given: "Recipe | str | None", ordered: str) -> None:
-        """The script is about to attach; an error if that is not what was agreed."""
+        """Called before the script attaches; raises an error if the recipe is not the expected one."""
 
     @abstractmethod
     def begin(self, meter: "Meter", kind: str) -> None:
-        """It has attached: `kind` is the recipe, or "ddp" or "compute"."""
+        """Called when the script has attached; `kind` is "ddp", "compute", or empty for a recipe."""
 
     @abstractmethod
     def stepped(self) -> None:
-        """The optimizer has stepped."""
+        """Called after each optimizer step."""
 
     @abstractmethod
     def told(self, name: str, value: float) -> None:
-        """The script has told its "loss", or its quality "held_out"."""
+        """Called when the script logs its "loss" or "held_out"."""
 
 
 class ObserverSlot:
-    """Who watches this process, if anybody."""
+    """Holds the observer of this process, if there is one."""
 
     overseer: RunObserver | None = None
 
 
 class Assignment(NamedTuple):
-    """What a model is to be given."""
+    """The recipe and options that a model is attached with."""
 
     recipe: Recipe | str
-    kind: str  # "ddp", where there is one, and "compute" are no recipes; else empty
-    group: Any  # the process group; under "compute" this rank alone
+    kind: str  # "ddp" or "compute" if it is no recipe, else empty
+    group: Any  # the process group; under "compute" a group of this rank only
     deadline: float
     patience: Patience
 
@@ -63,7 +63,7 @@ class Assignment(NamedTuple):
 def assignment_of(
     given: "Recipe | str | None", group: Any, deadline: float, patience: Patience, what: str
 ) -> Assignment:
-    """The recipe that was given, or the one that the environment names. `what` it is for stands in the error."""
+    """Return the given recipe, or the one that the environment names; errors name the caller, `what`."""
     ordered, overseer = os.environ.get(VARIABLE, "").strip(), ObserverSlot.overseer
     if overseer is not None:
         overseer.take(given, ordered)
@@ -72,13 +72,13 @@ def assignment_of(
         return Assignment(given, "", group, deadline, patience)
     if not ordered:
         raise AttachError(
-            f"{what} was given no recipe, and the environment names none: give it one, such as 'qsgd', or set {VARIABLE}, as "
+            f"{what} was called without a recipe, and the environment names none: pass one, such as 'qsgd', or set {VARIABLE}, as "
             "'gossamer compare --script' does"
         )
     if ordered == COMPUTE:
         return Assignment(DENSE, COMPUTE, _alone(), deadline, patience)
     if ordered == DDP:
-        if what == "attach to DDP":  # which goes on averaging; we count steps
+        if what == "attach to DDP":  # DDP goes on averaging; gossamer only counts steps
             return Assignment(DENSE, DDP, _alone(), deadline, patience)
         return Assignment(DENSE, DDP if what == "register" else "", group, deadline, patience)
     try:
@@ -88,5 +88,5 @@ def assignment_of(
 
 
 def _alone() -> Any:
-    """A group of this rank only."""
+    """Make a group of this rank only."""
     return dist.new_group([dist.get_rank()], use_local_synchronization=True) if dist.is_initialized() else None

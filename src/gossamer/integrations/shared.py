@@ -1,4 +1,4 @@
-"""Shared buffers: what ranks agree on besides parameters, such as running statistics. They travel when they have changed."""
+"""Shared buffers: average or broadcast float buffers, such as running statistics, when they have changed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from gossamer.core.verbs import Handle, Program, all_reduce, join, start
 from gossamer.integrations.in_pieces import first_of, mean_of
 from gossamer.runtime import Worker
 
-SHARED = ("average", "broadcast")  # what may be said of buffers so that ranks agree on them
+SHARED = ("average", "broadcast")  # the policies under which buffers are equal on all ranks
 LABEL = "buffers"
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -18,25 +18,25 @@ Named = Mapping[str, Tensor]
 
 
 class SharedBuffers:
-    """A model's float buffers, and what ranks agreed on of them last.
+    """Keeps a model's float buffers equal on all ranks, and remembers their last shared values.
 
-    What no rank has changed since stays where it is. What some rank changed is sent by all, and from then on it travels
-    without being asked for, until a step comes in which nobody changed it. So running statistics need one message a step, in
-    which ranks also say what else has changed; where nothing is expected to change, they say so while gradients are computed.
-    A change is seen by the bits, so also one past autograd's counter of versions.
+    A buffer that no rank has changed is not sent. A buffer that some rank has changed is sent by all ranks, and then at every
+    step, until no rank changes it. So running statistics need one message a step, which also says what else has changed; if
+    no change is expected, ranks exchange flags while gradients are computed. Changes are found by comparing bits, so also
+    those that autograd's version counter misses.
     """
 
     def __init__(self, model: nn.Module, worker: Worker, policy: str) -> None:
         self._model, self._worker, self.policy = model, worker, policy
-        self.agreed = dict[str, Tensor]()  # copies, as all ranks have them
+        self.agreed = dict[str, Tensor]()  # copies of the last shared values, equal on all ranks
         self._versions = dict[str, int | None]()
-        self._lively = list[str]()  # what changed when ranks agreed last
+        self._lively = list[str]()  # buffers that changed at the last sharing, expected to change again
         self._asked: tuple[list[str], Handle[Tensor]] | None = None
         if policy in SHARED:
             self._keep(floats(model))
 
     def ask(self) -> Program[None]:
-        """Where nothing is expected to change, find out meanwhile whether something has: `agree` needs the answer."""
+        """Start to exchange flags of changed buffers, if no change is expected; `agree` uses the result."""
         worker = self._worker
         if (
             self._lively
@@ -49,9 +49,9 @@ class SharedBuffers:
         self._asked = [*changed], (yield from start(self._anywhere(changed), LABEL, worker.step))
 
     def agree(self) -> Program[None]:
-        """All ranks have the same buffers: their mean, or rank 0's.
+        """Set changed buffers on all ranks to their mean, or to rank 0's.
 
-        A buffer that is not finite on some ranks becomes the mean of the others'; one that is finite on none, what it was.
+        The mean leaves out ranks where a buffer is not finite; a buffer that is finite on no rank gets its last shared value.
         """
         if self.policy not in SHARED or not (now := floats(self._model)):
             return
@@ -71,7 +71,7 @@ class SharedBuffers:
         self._keep({name: now[name] for name in changed})
 
     def average(self) -> Program[None]:
-        """Their mean for now, whatever they are otherwise; what nobody has changed since ranks agreed on it is that."""
+        """Set buffers to their mean over ranks, for evaluation; shared buffers that no rank has changed are equal already."""
         if self.policy == "local" or self._worker.size == 1 or not (now := floats(self._model)):
             return
         if self.policy in SHARED:
@@ -82,11 +82,11 @@ class SharedBuffers:
             yield from self._settle(now, dict.fromkeys(now, True), "average")
 
     def let_go(self) -> None:
-        """Nobody agrees at this step: what was asked need not be answered."""
+        """Drop the flags that `ask` requested: this step shares no buffers."""
         self._asked = None
 
     def forget(self) -> None:
-        """Another model was loaded, on all ranks."""
+        """Forget what is expected to change, after all ranks have loaded another model."""
         self._lively, self._asked = [], None
 
     def _keep(self, buffers: Named) -> None:
@@ -94,7 +94,7 @@ class SharedBuffers:
         self._versions |= {name: _version(b) for name, b in buffers.items()}
 
     def _changed(self, now: Named) -> dict[str, bool]:
-        """What is not as it was agreed on. Of what changes all the time, autograd's counter says enough."""
+        """Flag the buffers that differ from their last shared values; autograd's counter decides for those that often change."""
         out = {name: True for name, b in now.items() if not _alike(b, self.agreed.get(name))}
         for name in self._lively:
             if name in now and _version(now[name]) != self._versions[name]:
@@ -108,11 +108,12 @@ class SharedBuffers:
         return {name: out[name] for name in now}
 
     def _anywhere(self, changed: Mapping[str, bool]) -> Program[Tensor]:
+        """Flag the buffers that any rank has changed."""
         flags = torch.tensor([*changed.values()], dtype=torch.uint8, device=self._worker.device)
         return (yield from all_reduce(flags, "max"))
 
     def _settle(self, buffers: Named, changed: Mapping[str, bool], policy: str) -> Program[list[str]]:
-        """Send these buffers, and write what ranks agree on, where any of them was changed; the names of all that were."""
+        """Share these buffers, and write the result to those that any rank has changed; return their names."""
         worker, tensors = self._worker, [*buffers.values()]
         said = torch.tensor([*changed.values()], dtype=torch.uint8, device=worker.device)
         if policy == "average":
@@ -131,6 +132,7 @@ class SharedBuffers:
 
 
 def floats(model: nn.Module) -> dict[str, Tensor]:
+    """Return the float buffers of a model that are not empty, by name."""
     return {n: b for n, b in model.named_buffers() if b.is_floating_point() and b.numel()}
 
 
@@ -139,6 +141,7 @@ def _names(every: Sequence[str], flags: Tensor) -> list[str]:
 
 
 def _alike(one: Tensor, other: Tensor | None) -> bool:
+    """True if both have the same shape, dtype and device."""
     return other is not None and (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
 
 
@@ -147,5 +150,5 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _version(buffer: Tensor) -> int | None:
-    """How often autograd has seen it written to."""
+    """Return autograd's version counter of a buffer."""
     return None if buffer.is_inference() else buffer._version

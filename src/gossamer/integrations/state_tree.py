@@ -1,4 +1,4 @@
-"""A run as named tensors: how a tree of states is taken apart for a folder, and put together from one."""
+"""State tree: split a tree of states into named tensors to save it, and rebuild it from a checkpoint."""
 
 import io
 import json
@@ -12,11 +12,11 @@ from torch import Tensor
 from gossamer.core.errors import CheckpointError
 from gossamer.integrations.dcp_reader import Folder
 
-PLACE = "gossamer/tensor"  # what stands for a tensor in a tree that was cleared of them
+PLACE = "gossamer/tensor"  # key that replaces a tensor in a tree
 
 
 def clear(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """The same tree with names for its tensors, which are put aside."""
+    """Return the tree with names in place of its tensors, and add the tensors to `tensors`."""
     if isinstance(tree, Tensor):
         tensors[name] = tree.detach()
         return {PLACE: name}
@@ -28,28 +28,30 @@ def clear(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def pack(value: Any) -> Tensor:
+    """Serialize a value with torch.save into a tensor of bytes."""
     file = io.BytesIO()
     torch.save(value, file)
     return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
 
 
 def digest(tensor: Tensor) -> str:
-    """So long that tensors which differ are never taken for equal."""
+    """Return a 128-bit hash of a tensor, with its dtype and shape."""
     raw = tensor.detach().contiguous().cpu().view(-1).view(torch.uint8)
     return f"{tensor.dtype} {list(tensor.shape)} {blake2b(raw.numpy().data, digest_size=16).hexdigest()}"
 
 
 class Saved:
-    """What `save` stored beside the communicator, as one rank needs it now."""
+    """Reads model, optimizer and extra from a checkpoint, for one rank of the current world size."""
 
     def __init__(self, folder: Folder, size: int, rank: int, ranks: int) -> None:
         if f"own.rank{size - 1}/contents" not in folder:
-            raise CheckpointError(f"{folder.path} is damaged: it does not hold all of its {size} ranks")
+            raise CheckpointError(f"{folder.path} is damaged: it does not hold the entries of all {size} ranks")
         self._folder, self._moved = folder, size != ranks
         self._ranks = list(range(size)) if self._moved else [rank]
         self._sums = {rank: self._contents(rank) for rank in self._ranks}
 
     def tree(self) -> dict[str, Any]:
+        """Return the saved tree, with its tensors."""
         with io.BytesIO(self._tensor("frame").numpy().tobytes()) as file:
             return self._filled(torch.load(file, weights_only=True))
 
@@ -73,7 +75,7 @@ class Saved:
         return self._checked(f"own.rank{first}/{name}", first, name)
 
     def _mean(self, name: str) -> Tensor:
-        """Of all old ranks; what is counted, and what not all of them have, is taken from the first."""
+        """Return the mean over all old ranks; integers, and entries that not all ranks have, are taken from the first."""
         held = [self._checked(f"own.rank{r}/{name}", r, name) for r in self._ranks if name in self._sums[r]]
         first = held[0]
         if len(held) < len(self._ranks) or not first.is_floating_point() or any(t.shape != first.shape for t in held):

@@ -1,4 +1,4 @@
-"""Steps: the recipe's schedule, run alongside the training loop from one step to the next."""
+"""Step loop: runs the recipe's schedule alongside the training loop."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class StepLoop:
-    """Begins each step, and ends it when all optimizers have stepped, or when it shows that they will not.
+    """Begins each step, and ends it when all optimizers have stepped or the step turns out to be skipped.
 
     Recipes that average gradients begin a step at the end of backward, the others when an optimizer is about to step.
     """
@@ -47,23 +47,23 @@ class StepLoop:
     ) -> None:
         self.model, self.optimizers, self.worker, self.fabric, self.meter = model, optimizers, worker, fabric, meter
         self.shared, self.scaler, self.before_step = SharedBuffers(model, worker, buffers), scaler, before_step
-        self.on_new_channels: Callable[[], None] = _nobody_cares
-        self.average_late: Callable[[], None] = _nobody_cares  # what backward should have started, and did not see
+        self.on_new_channels: Callable[[], None] = _do_nothing
+        self.average_late: Callable[[], None] = _do_nothing  # averages gradients that backward has not seen
         self.doubts = LoopWarnings(worker)
-        self._roster = ParamWatch(model, {name: param.parameter for name, param in worker.params.items()})
-        self._under_way: Program[None] | None = None  # begun, and not ended
-        self._done = dict[Optimizer, bool]()  # whose turn in this step is over, and whether it stepped
-        self._mixed = False  # did gradients of this rank alone join those that were averaged?
-        self._turns = Counter[Optimizer]()  # how often each has stepped
+        self._param_watch = ParamWatch(model, {name: param.parameter for name, param in worker.params.items()})
+        self._under_way: Program[None] | None = None  # the schedule's program for the current step
+        self._done = dict[Optimizer, bool]()  # optimizers that are done with this step, and whether each stepped
+        self._mixed = False  # True if local gradients were added to averaged ones
+        self._turns = Counter[Optimizer]()  # number of steps of each optimizer
         self._catching_up = False
 
     @property
     def averages_gradients(self) -> bool:
-        """At the step that is computed."""
+        """True if the current step averages gradients."""
         return self.worker.recipe.schedule.averages(self.worker.step)
 
     def install(self) -> list[Any]:
-        """Put the hooks in place, and return their handles; in a world of one they count steps."""
+        """Register the hooks and return their handles; with one rank they only count steps."""
         lane, handles = self.worker.recipe.schedule.lane, list[Any]()
         if self.fabric.size > 1 and lane:
             self.fabric.open_lane(lane, served=self.worker.recipe.schedule.serves)
@@ -80,11 +80,11 @@ class StepLoop:
     def _leave(self) -> None:
         self.fabric.run(self.worker.leave(), "detach", self.worker.step - 1)
 
-    # -- what may become of a step -----------------------------------------------------------------------------------
+    # -- beginning, skipping and ending a step -----------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Run the schedule up to the descent."""
-        if not self.averages_gradients:  # else backward has done so
+        """Run the schedule up to the optimizer step."""
+        if not self.averages_gradients:  # else backward has done this
             self.follow()
             self.ask_for_buffers()
         steps = self.worker.steps()
@@ -93,12 +93,12 @@ class StepLoop:
         self._under_way = steps
 
     def ask_for_buffers(self) -> None:
-        """Before anything else is sent at this step: where nothing has changed, the step then waits for nobody at its end."""
+        """Start to ask which buffers changed, before anything else is sent, so that the step's end need not wait for it."""
         if self.fabric.size > 1:
             self.fabric.run(self.shared.ask())
 
     def skip(self) -> None:
-        """The step ends without a descent, and its gradients leave no trace in memories."""
+        """End the step without an optimizer step; memories are as if its gradients had not been averaged."""
         if self._under_way is None:
             if self.averages_gradients:
                 return
@@ -106,10 +106,10 @@ class StepLoop:
         self._finish(descended=False)
 
     def settle_skipped(self, arriving: Tensor | None = None) -> None:
-        """The last step's descent never came. The schedule counts it all the same, or the ranks would drift apart.
+        """End the last step if no optimizer step came for it. The schedule counts it, so that ranks stay at equal steps.
 
-        `arriving` is the parameter whose new gradient shows it, in the midst of a backward pass, which saved buffers that
-        nobody may write to now.
+        `arriving` is the parameter whose new gradient shows it, during a backward pass; buffers must not be written then,
+        since autograd has saved them.
         """
         if self._under_way is None:
             return
@@ -124,7 +124,7 @@ class StepLoop:
         self._finish(descended=False, share=not inside, kept=not thrown_away)
 
     def only_adds(self, arriving: Tensor) -> None:
-        """A gradient arrives under `no_sync()`. What was averaged before it has been thrown away, or is averages no more."""
+        """Note a gradient that arrives under `no_sync()` after averaging: the averages were thrown away, or are now mixed."""
         if self._under_way is None or self._mixed or not self.averages_gradients:
             return
         if self._gradients_are_gone(arriving):
@@ -133,26 +133,26 @@ class StepLoop:
             self._mixed = True
 
     def settle_local(self) -> None:
-        """Before all ranks do something together: one that skipped a step may owe a round that others wait for."""
+        """End a skipped step before all ranks do something together, since other ranks may wait for its round."""
         if not self.averages_gradients or self.worker.recipe.schedule.drives is not None:
             self.settle_skipped()
 
     def forget(self) -> None:
-        """A checkpoint was loaded: what was under way is of another run."""
+        """Forget the current step, after a checkpoint was loaded."""
         self._under_way, self._done, self._mixed = None, {}, False
         self.worker.discard()
         self.shared.forget()
 
     def follow(self) -> bool:
-        """Take in parameters that have been unfrozen; False if there are none. Other changes to the model are errors."""
-        new = self._roster.unfrozen()
+        """Add unfrozen parameters to the run; False if there are none. Other changes to the model raise an error."""
+        new = self._param_watch.unfrozen()
         if not new:
             return False
         first = next(iter(new))
         if self.worker.recipe.schedule.lane or self.worker.is_sending():
             raise AttachError(
-                f"parameter {first!r} has been unfrozen, and under {self.worker.recipe} it cannot join a run that is under "
-                "way: detach() and attach again"
+                f"parameter {first!r} was unfrozen, and under {self.worker.recipe} a parameter cannot be added during a run: "
+                "detach() and attach again"
             )
         facts = {
             f"parameter {n}, unfrozen just now": f"{tuple(p.shape)}, hash {consensus.hash_of(p)}"
@@ -167,14 +167,14 @@ class StepLoop:
     # -- hooks -------------------------------------------------------------------------------------------------------
 
     def _begin_forward(self) -> None:
-        """A training step begins: from now on the schedule's lane answers, however late the gradient is."""
+        """Begin a training step: from now on the comm thread answers other ranks, however late this rank's gradient is."""
         self.fabric.run(self.worker.begin(), "forward", self.worker.step)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Call | None:
-        """What is returned is what the optimizer is called with instead."""
+        """Run before each `optimizer.step()`; return other arguments for the call, or None."""
         if self._catching_up:
             return None
-        if optimizer in self._done:  # the others did not have their turn
+        if optimizer in self._done:  # the other optimizers have not stepped
             self.settle_skipped()
         call = self._serve(optimizer, args, kwargs)
         if not self._done:
@@ -188,14 +188,14 @@ class StepLoop:
             if self._under_way is None:
                 self.begin()
         elif self.worker.recipe.schedule.works_alone:
-            # Nothing is averaged, and what a schedule does besides (a penalty, a batch that grows) is done all the same.
+            # Nothing is averaged, but the schedule may do more than average, such as a penalty or a growing batch.
             self.begin()
         if self.before_step is not None:
             self.before_step()
         self.worker.redirect()
 
     def _serve(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Call | None:
-        """Have a closure compute the gradients now."""
+        """Call the optimizer's closure now, if it has one, so that its gradients are averaged before the step."""
         closure, alone = closure_of(args, kwargs), self.fabric.size == 1
         if closure is None:
             return None
@@ -206,16 +206,16 @@ class StepLoop:
     def _check(self, optimizer: Optimizer) -> None:
         refuse_capture(self.worker.device)
         if self.averages_gradients and self._under_way is None and self.follow():
-            self.average_late()  # all that trained before is frozen: no backward was seen
+            self.average_late()  # all parameters with hooks are frozen now, so no backward was seen
         if self.averages_gradients and self._under_way is None:
             raise AttachError(
                 "optimizer.step() without averaged gradients: no backward() has run since the last step, or it ran "
-                "under comm.no_sync(); run the last micro-batch's backward outside of it"
+                "under comm.no_sync(); run the backward() of the last micro-batch outside of no_sync()"
             )
         if self._mixed:
             raise AttachError(
-                "a backward() under comm.no_sync() came after the gradients were averaged, and added what only this rank has: "
-                "run the first ones under no_sync(), and the last one outside of it"
+                "a backward() under comm.no_sync() ran after the gradients were averaged, and added gradients of this rank only: "
+                "run all but the last backward() under no_sync(), and the last one outside of it"
             )
         if self.scaler is None:
             refuse_untold(self.worker.recipe, optimizer)
@@ -227,7 +227,7 @@ class StepLoop:
         self._end_turn(optimizer, stepped=True)
 
     def _left_out(self, optimizer: Optimizer) -> None:
-        """The scaler has skipped this optimizer's step."""
+        """End this optimizer's turn after the scaler has skipped its step."""
         if optimizer not in self.optimizers or optimizer in self._done:
             return
         if self._under_way is None:
@@ -236,7 +236,7 @@ class StepLoop:
             self.begin()
         self._end_turn(optimizer, stepped=False)
 
-    # -- the inside --------------------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------------------------
 
     def _end_turn(self, optimizer: Optimizer, stepped: bool) -> None:
         self._done[optimizer] = stepped
@@ -251,7 +251,7 @@ class StepLoop:
             self.meter.step_ended()
 
     def _gradients_are_gone(self, arriving: Tensor | None) -> bool:
-        """Has the user thrown away what was averaged? Then all gradients are None or zero, but for the one that arrives."""
+        """True if the user has cleared the averaged gradients: all but the one that arrives are None or zero."""
         params = self.worker.params.values()
         others = [param.gradient for param in params if param.parameter is not arriving]
         if others or arriving is None:
@@ -261,8 +261,9 @@ class StepLoop:
         return only is None or only.untyped_storage().data_ptr() not in agreed
 
     def _finish(self, descended: bool, share: bool = True, kept: bool = False) -> None:
-        """Run the schedule from the descent to its end. Here, and nowhere before, it is settled what becomes of a step:
-        memories and controllers move on if it descended, or if its gradients are `kept` for a later one.
+        """Run the schedule from the optimizer step to its end.
+
+        Memories and controllers are updated only here: if the optimizer stepped, or if gradients are `kept` for a later step.
         """
         if not (descended or kept):
             self.worker.discard()
@@ -280,12 +281,12 @@ class StepLoop:
             self.on_new_channels()
 
     def _wait_for(self, program: Program[T]) -> T:
-        alone = self.fabric.size == 1  # there is nobody to wait for
+        alone = self.fabric.size == 1  # no other rank to wait for
         with nullcontext() if alone else self.fabric.standstill.counted():
             return self.fabric.run(program, "training step", self.worker.step)
 
     def _step_for_it(self) -> None:
-        """The optimizers take an update that this rank has missed; no hook counts that as a step of its own."""
+        """Apply a missed update with the optimizers; hooks do not count it as a step."""
         self._catching_up = True
         try:
             for optimizer in self.optimizers:
@@ -294,5 +295,5 @@ class StepLoop:
             self._catching_up = False
 
 
-def _nobody_cares() -> None:
+def _do_nothing() -> None:
     pass

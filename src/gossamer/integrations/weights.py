@@ -1,4 +1,4 @@
-"""Weights: what each rank's data count in averages, where shards or batches differ in size."""
+"""Weights: weigh ranks in averages, if their shards or batches differ in size."""
 
 from math import isfinite
 
@@ -11,21 +11,22 @@ from gossamer.runtime import Worker
 
 
 def check_weight(weight: float) -> None:
+    """Raise an error if the weight is not a finite number of 0 or more."""
     if not isinstance(weight, int | float) or not isfinite(weight) or weight < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise AttachError(
-            f"weight must be a number of 0 or more, such as how many samples this rank's shard has, got {weight!r}"
+            f"weight must be a number of 0 or more, such as the number of samples in this rank's shard, got {weight!r}"
         )
 
 
 def refuse_weights(worker: Worker) -> None:
-    """Ranks cannot count differently where who is counted changes, nor where a rank has one vote whatever it says."""
+    """Refuse recipes that cannot weigh ranks, such as those that wait for some ranks only, or that vote."""
     refuse(worker.origin, *WEIGHTED)
 
 
 def agree_on_weights(worker: Worker, weight: float) -> Program[None]:
-    """A rank's share of all weights, times the number of ranks: 1 where all count alike.
+    """Set each rank's weight to its share of all weights, times the number of ranks: 1 if all weights are equal.
 
-    What a rank gives to a mean is multiplied by it, before memory and codec: then every exchange's plain mean is the weighted one.
+    A rank multiplies its values by its weight before memory and codec, so the plain mean of any exchange is the weighted mean.
     """
     own = torch.tensor([weight], dtype=torch.float64, device=worker.device)
     answers = yield from all_gather(own.view(torch.uint8))
@@ -33,6 +34,8 @@ def agree_on_weights(worker: Worker, weight: float) -> Program[None]:
     if len(set(weights)) == 1 and weights[0]:
         return
     if not sum(weights):
-        raise AttachError("weight is 0 on all ranks: then there is nothing to average")
+        raise AttachError(
+            "weight is 0 on all ranks, so there is nothing to average; give at least one rank a positive weight"
+        )
     refuse_weights(worker)
     worker.weights = [worker.size * each / sum(weights) for each in weights]

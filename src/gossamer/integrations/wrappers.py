@@ -1,4 +1,4 @@
-"""Strangers: other people's wrappers and optimizers that average too, shard, or never step; found before they do harm."""
+"""Wrappers: detect other libraries' wrappers and optimizers that average, shard or never step, and refuse them."""
 
 import gc
 import sys
@@ -15,11 +15,11 @@ from gossamer.recipe import Recipe
 
 DDP, FSDP, FSDP2, DEEPSPEED = "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"
 OUT_OF_DDP = "attach the DDP model itself, gossamer.attach(ddp_model, optimizer, recipe), or register it: gossamer.ddp.register(ddp_model, recipe)"
-LOOKS = (1, 2, 16)  # the backward passes after attach at which wrappers are looked for
+LOOKS = (1, 2, 16)  # backward passes after attach at which to search for wrappers
 
 
 def refuse_model(model: nn.Module) -> None:
-    """A model that is averaged or sharded by somebody else already."""
+    """Refuse a model that another library averages or shards."""
     for name, module in model.named_modules():
         where = f"the model's {name!r}" if name else "this model"
         kinds = _kinds(type(module))
@@ -30,7 +30,7 @@ def refuse_model(model: nn.Module) -> None:
         if DEEPSPEED in kinds:
             raise AttachError(
                 f"{where} is a DeepSpeedEngine, which averages and steps by itself: attach the plain model with an "
-                "optimizer of torch.optim, and leave deepspeed.initialize out"
+                "optimizer of torch.optim, without deepspeed.initialize"
             )
         if FSDP in kinds or FSDP2 in kinds:
             raise AttachError(_sharded(where, "FSDP"))
@@ -40,101 +40,100 @@ def refuse_model(model: nn.Module) -> None:
 
 
 def refuse_engine() -> None:
-    """Compiled autograd, where torch says that it is on: it runs hooks when it compiles, and not when gradients come."""
+    """Refuse compiled autograd: it runs gradient hooks when it compiles, not when gradients are computed."""
     if getattr(sys.modules.get("torch._dynamo.config"), "compiled_autograd", False):
         raise AttachError(
-            "torch._dynamo.config.compiled_autograd is on, under which no hook sees gradients come: switch it off; "
-            "torch.compile of the model itself is fine"
+            "torch._dynamo.config.compiled_autograd is on, under which gradient hooks do not run at each step: switch it off; "
+            "torch.compile of the model itself is supported"
         )
 
 
 def refuse_capture(device: torch.device) -> None:
-    """A CUDA graph holds what is launched, and nothing of what threads and the network do besides."""
+    """Refuse CUDA graph capture: a graph records kernels, not the work of threads and of the network."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise AttachError(
-            "a CUDA graph is being captured, and a step that talks to other ranks cannot be replayed from one: leave "
+            "a CUDA graph is being captured, and a step that communicates with other ranks cannot be replayed from it: leave "
             "backward() and optimizer.step() out of the graph"
         )
 
 
 def refuse_optimizers(optimizers: Sequence[Optimizer], recipe: Recipe) -> None:
-    """Optimizers with which a recipe would do nothing, or something else than it says."""
+    """Refuse optimizers with which a recipe would have no effect, or another effect than documented."""
     local = not recipe.schedule.averages_gradients
     parted = any("parts models" in one.traits for one in recipe.parts())
     for optimizer in optimizers:
         kinds = _kinds(type(optimizer))
         if (local or parted) and "ZeroRedundancyOptimizer" in kinds:
             raise AttachError(
-                f"ZeroRedundancyOptimizer steps a part of the parameters on each rank and sends them to the others, so under "
+                f"ZeroRedundancyOptimizer steps some parameters on each rank and sends them to the other ranks, so under "
                 f"{recipe.memory if parted else recipe.schedule} models would never be averaged: use the plain optimizer, or a recipe "
                 "that averages gradients"
             )
         if (not local or recipe.schedule.averages(1)) and "SparseAdam" in kinds:
             raise AttachError(
-                "SparseAdam takes sparse gradients only, and averaged ones are dense: use Adam, or a recipe with local steps"
+                "SparseAdam takes only sparse gradients, but averaged gradients are dense: use Adam, or a recipe with local steps"
             )
         if hasattr(optimizer, "second_step") and isinstance(getattr(optimizer, "base_optimizer", None), Optimizer):
             raise AttachError(
-                f"{type(optimizer).__name__} has a first and a second step, and its step() need never come: give attach its "
-                "base_optimizer, and run the first backward under comm.no_sync()"
+                f"{type(optimizer).__name__} has a first_step() and a second_step(), and step() may never be called: give attach "
+                "its base_optimizer, and run the first backward under comm.no_sync()"
             )
 
 
 def optimizers_of(given: object, to: str = "attach") -> tuple[Optimizer, ...]:
-    """One optimizer or several, that are given to `attach` or to another host; and of what is none, what to give instead."""
+    """Return the given optimizers as a tuple; if one is not an optimizer, the error says what to pass instead."""
     several = tuple(given) if isinstance(given, list | tuple) else (given,)
     for each in several:
         inner = getattr(each, "optimizer", None)
         if isinstance(inner, Optimizer):
             raise AttachError(
-                f"a {type(each).__name__} is around the optimizer: give {to} the optimizer itself, optimizer.optimizer"
+                f"optimizer is wrapped in a {type(each).__name__}: give {to} the inner optimizer, optimizer.optimizer"
             )
         if not isinstance(each, Optimizer):
             raise AttachError(
                 f"optimizer must be a torch.optim.Optimizer or a list of them, got a {type(each).__name__}; "
-                "such as torch.optim.AdamW(model.parameters())"
+                "pass one such as torch.optim.AdamW(model.parameters())"
             )
     if not several or len({id(o) for o in several}) < len(several):
         raise AttachError(
-            "optimizer must be one optimizer, or a list of different ones; this list is empty or repeats one"
+            "optimizer must be one optimizer, or a list of different optimizers; this list is empty or repeats one"
         )
     return several  # pyright: ignore[reportReturnType]
 
 
 def refuse_strange(named: Mapping[str, Tensor], optimizers: Sequence[Optimizer]) -> None:
-    """Optimizers of another model."""
+    """Refuse optimizers that hold none of the model's parameters."""
     stepped = stepped_by(optimizers)
     if not any(id(p) in stepped for p in named.values()):
         raise AttachError(
-            "the optimizer holds none of the model's parameters; make it from model.parameters() of this very model"
+            "the optimizer holds none of the model's parameters; make it from model.parameters() of the model that you attach"
         )
 
 
 def warn_of_unstepped(
     named: Mapping[str, Tensor], optimizers: Sequence[Optimizer], to: str = "attach", stacklevel: int = 3
 ) -> None:
-    """Parameters that are averaged, and that no optimizer steps."""
+    """Warn of parameters that are averaged but not in any optimizer."""
     stepped = stepped_by(optimizers)
     idle = [n for n, p in named.items() if id(p) not in stepped]
     if idle:
         warnings.warn(
             f"no optimizer given to {to} steps {idle[0]!r}"
             + (f" and {len(idle) - 1} more parameters" if len(idle) > 1 else "")
-            + f"; freeze what shall not train with requires_grad_(False), and give {to} all optimizers, as a list",
+            + f"; freeze parameters that should not train with requires_grad_(False), and give {to} all optimizers, as a list",
             stacklevel=stacklevel + 1,
         )
 
 
 def stepped_by(optimizers: Sequence[Optimizer]) -> set[int]:
-    """The parameters that these step, by their ids."""
+    """Return the ids of the parameters that the optimizers hold."""
     return {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
 
 
 def refuse_ran_wrapper(model: nn.Module, attached: nn.Module) -> None:
-    """A wrapper that was put around the model, or was around it all the time, and that has run; not the one that is
-    `attached`, which averages nothing.
+    """Refuse a model that has run inside another wrapper than the `attached` one, which averages nothing.
 
-    Wrappers leave no mark on what they wrap, so all living objects are looked through: some 20 ms.
+    A wrapper leaves no mark on the module inside it, so this searches all objects of the process: about 20 ms.
     """
     mine = {id(p) for p in model.parameters()}
     for wrapper in _living({DDP, FSDP, DEEPSPEED}):
@@ -144,26 +143,27 @@ def refuse_ran_wrapper(model: nn.Module, attached: nn.Module) -> None:
             raise AttachError(_sharded("this model", type(wrapper).__name__))
         if getattr(
             wrapper, "_lazy_init_ran", True
-        ):  # under its no_sync() too: it will average later, when nobody looks
+        ):  # under its no_sync() too: it averages later, after the last search
             raise AttachError(
-                "this model is attached and runs inside of DistributedDataParallel as well, whose dense average comes first: "
+                "the model is attached and also runs inside DistributedDataParallel, which averages densely first: "
                 + OUT_OF_DDP
             )
 
 
 def _living(names: set[str]) -> Iterable[Any]:
+    """Return all objects of the process whose class, or a base of it, has one of these names."""
     objects = gc.get_objects()
     kinds = {kind for kind in set(map(type, objects)) if names & _kinds(kind)}
     return [o for o in objects if type(o) in kinds] if kinds else []
 
 
 def _kinds(kind: type) -> set[str]:
-    """By name, so that nobody's package need be loaded."""
+    """Return the names of a class and its bases; comparing names avoids importing other packages."""
     return {base.__name__ for base in kind.__mro__}
 
 
 def _sharded(what: str, how: str) -> str:
     return (
-        f"{what} is sharded by {how}, and gossamer averages whole parameters: attach the plain model, "
+        f"{what} is sharded by {how}, but gossamer averages whole parameters: attach the plain model, "
         "without fully_shard, FSDP or tensor parallelism; sharded models are not supported yet"
     )
