@@ -1,7 +1,7 @@
-"""Terms: what a part asks of the parts that it goes with, told by traits, so that no part is known by name.
+"""Constraints: what a part requires of the parts it is combined with, in terms of traits instead of part names.
 
-A trait is a promise that some parts make: TRAITS says in words which there are, and `tests/laws` has a law for each. A term
-needs a trait, or bars it, and says why in a sentence that names whoever takes part by his role.
+A trait is a promise that some parts make: TRAITS lists all of them, and `tests/laws` has a law for each. A constraint
+requires or excludes a trait, and gives the reason in a sentence that refers to the parts by their roles.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,7 +59,7 @@ TRAITS: dict[str, str] = {
 
 
 class Constraint(NamedTuple):
-    """One of these traits must be there among all that go together, or none may be."""
+    """Requires one of these traits among all parts of a recipe, or excludes all of them."""
 
     traits: frozenset[str]
     wanted: bool
@@ -67,12 +67,12 @@ class Constraint(NamedTuple):
 
     @property
     def roles(self) -> set[str]:
-        """Those that the sentence names."""
+        """The roles that the sentence names."""
         return {field.partition(".")[0] for _, field, _, _ in Formatter().parse(self.because) if field}
 
 
 def requires(*traits: str, because: str) -> Constraint:
-    """One of these traits must be there. The sentence may name roles: '{exchange} is biased; use ...'.
+    """A constraint that requires one of these traits. The reason may name roles: '{exchange} is biased; use ...'.
 
     >>> requires("unbiased", because="{memory} requires an unbiased exchange, and {exchange} is biased").wanted
     True
@@ -81,7 +81,7 @@ def requires(*traits: str, because: str) -> Constraint:
 
 
 def excludes(*traits: str, because: str) -> Constraint:
-    """None of these traits may be there."""
+    """A constraint that allows none of these traits."""
     return Constraint(_known(traits), False, because)
 
 
@@ -95,7 +95,7 @@ def _known(traits: Iterable[str]) -> frozenset[str]:
 
 
 def those(**claims: bool) -> frozenset[str]:
-    """The traits that are claimed, underlines for blanks.
+    """The traits whose arguments are true, with underscores in place of spaces.
 
     >>> sorted(those(unbiased=True, wants_unbiased=True, contracts=False))
     ['unbiased', 'wants unbiased']
@@ -104,7 +104,7 @@ def those(**claims: bool) -> frozenset[str]:
 
 
 class Constrained(Protocol):
-    """Whoever has a role among those that go together: a part, or a host."""
+    """Anything with traits and constraints: a part, a group of rules, or an integration."""
 
     @property
     def traits(self) -> frozenset[str]: ...
@@ -113,9 +113,9 @@ class Constrained(Protocol):
 
 
 def agree(parties: Mapping[str, Constrained]) -> None:
-    """Refuse parties that cannot be right together; what must not be there is told before what is missing.
+    """Raise RecipeError if a constraint is violated; exclusions are reported before missing traits.
 
-    A term that speaks of a role that nobody has is not judged: a rule is made before it is known under which schedule.
+    A constraint that names an absent role is skipped: a rule is made before its schedule is known.
 
     >>> class Picky(NamedTuple):
     ...     traits: frozenset[str] = frozenset()
