@@ -139,7 +139,7 @@ class Constant(Controller):
 
 def test_where_no_gradients_leave_there_is_nothing_to_count() -> None:
     with pytest.raises(
-        RecipeError, match=r"by_noise\(said=2\)|by_noise\(\) counts what ranks' own gradients tell.*every_step"
+        RecipeError, match=r"by_noise\(said=2\)|by_noise\(\) needs statistics of each rank's gradients.*every_step"
     ):
         replace(Recipe.of("local_sgd(2)"), controller=ByNoise())
 
