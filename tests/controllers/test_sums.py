@@ -145,7 +145,7 @@ def test_where_no_gradients_leave_there_is_nothing_to_count() -> None:
 
 
 def test_another_number_of_numbers_than_said_is_an_error() -> None:
-    with pytest.raises(GossamerError, match=r"says that it counts 3 number\(s\) of a block, and `local` gave 2 of"):
+    with pytest.raises(GossamerError, match=r"declares 3 number\(s\) for a bucket, and its `local` returned 2 for"):
         train(make(noisy(controller=ByNoise(said=3)), 2), pull, 1)
 
 

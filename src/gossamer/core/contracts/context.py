@@ -18,8 +18,12 @@ class Context(NamedTuple):
     rng: CounterRng
     rescale: float = 1.0  # the factor on an exchange's own state, after the memory's units have changed
     lr: float = 1.0  # the learning rate of the bucket's parameters at this step
-    shift: float = 0.0  # the rate at which a memory around the exchange follows the sent values; 0: there is no such memory
-    feedback: float | None = None  # the share of its second encoding's error that an exchange adds later; None: no memory sets it
+    shift: float = (
+        0.0  # the rate at which a memory around the exchange follows the sent values; 0: there is no such memory
+    )
+    feedback: float | None = (
+        None  # the share of its second encoding's error that an exchange adds later; None: no memory sets it
+    )
     scale: float = 1.0  # the loss scaler's factor, by which gradients are multiplied
     is_compressed: bool = (
         False  # this step's mean is compressed and others are not: do not estimate a gradient's size from it
