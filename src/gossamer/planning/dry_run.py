@@ -145,7 +145,7 @@ class DryRun:
                     return answer_of(verb, self.size)
                 case _:
                     raise GossamerError(
-                        f"{self.recipe.schedule} makes a {type(verb).__name__} request itself; only requests through its "
+                        f"{self.recipe.schedule} makes the request {type(verb).__name__} itself; only requests through its "
                         "loop can be counted: use loop.average, loop.launch or loop.post"
                     )
 

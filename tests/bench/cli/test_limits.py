@@ -34,7 +34,7 @@ TEXTS = {
     f"allreduce({'x' * 100_000}=1)": "has no argument",
     f"allreduce(fp32(), {', '.join(f'k{i}=1' for i in range(9_000))})": "has no argument",
     SUM + f"rule('{'not ' * 5_000}ndim < 2', allreduce(fp32()))": "it is nested",
-    SUM + f"rule('{'x' * 100_000}', allreduce(fp32()))": "is no condition",
+    SUM + f"rule('{'x' * 100_000}', allreduce(fp32()))": "is not a condition",
     f"{'x' * 300}.toml": "File name too long",
     "a\0b.toml": "embedded null byte",
 }
@@ -71,10 +71,10 @@ TABLES = {
     '"a"' + '."a"' * 200_000 + " = 1": "a name in it has more than 20 dots",
     "[" + "a." * 300_000 + "a]": "a name in it has more than 20 dots",
     'x = "' + '\\"' * 300_000: "Unterminated string",
-    "recipe = [" + "'bf16', " * 100_000 + "]": "there are more than 500 parts in it",
+    "recipe = [" + "'bf16', " * 100_000 + "]": "the recipe has more than 500 parts",
     "x" * 1_000_001: "it is larger than 1 MB",
     f"recipe = 'allreduce({'x' * 100_000})'": "there is no part called",
-    f"{'x' * 100_000} = 1": "there is no entry",
+    f"{'x' * 100_000} = 1": "a recipe file has no entry",
     f"exchange = ['{'x' * 100_000}', 1]": "there is no part called",
     "exchange = {a = [" + "'x'," * 1000 + "]}": "exchange must be a text",
 }
