@@ -47,8 +47,8 @@ def preset(make: PresetT) -> PresetT:
 class BucketSize(Part):
     """The size of a bucket in megabytes of gradient. The default is the best measured size for the exchange.
 
-    Between two ranks `scatter` cuts a model of more than 4 MB into two blocks at least, unless this says otherwise: one travels
-    while backward computes the other. Among more ranks chunks of one block are encoded while others travel.
+    Between two ranks `scatter` cuts a model of more than 4 MB into at least two buckets, unless this part is given: one travels
+    while backward computes the other. Among more ranks chunks of one bucket are encoded while others travel.
 
     Use: after measuring: fewer megabytes start earlier and overlap more, more of them cost less latency.
 

@@ -5,7 +5,7 @@ from math import isfinite
 
 from gossamer.core.errors import GossamerError
 
-WORTH = 0.1  # by how much a step must get shorter before shares change
+WORTH = 0.1  # the relative saving of step time at which shares change
 
 
 def divided(samples: int, seconds: Sequence[float], most: Sequence[int]) -> list[int]:

@@ -132,8 +132,8 @@ class _Counter:
         return _sum(self._average(asked).times(often) for asked, often in Counter(averages).items())
 
     def mailed(self, mail: Iterable[MessageRequest]) -> Count:
-        """Messages with which every rank would send as much of a small block as with others send as much of a large one too,
-        and are not written again.
+        """Count messages. Those that send as many bytes as others for a small bucket send as many for a large one too,
+        so they are encoded once.
         """
         known, done = dict[Any, Count](), list[Count]()
         for which, message in mail:

@@ -28,5 +28,5 @@ def follow(buckets: Sequence[BucketState], unit: float, scale: float) -> float:
     for c in buckets:
         old = rescale(c.memory, c.states["memory"], scale / unit)
         old += rescale(c.exchange, c.states["exchange"], scale / unit)
-        record_stream_use(old)  # a lane made them, and they are let go of here
+        record_stream_use(old)  # a comm thread made them, and they are released here
     return scale
