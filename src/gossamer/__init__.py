@@ -68,7 +68,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Bring a name when it is first used: torch takes a second, and the command line must hear ctrl-C before that."""
+    """Import a name when it is first used: importing torch takes a second, and ctrl-C must work before that."""
     home = next((home for home, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""`python -m gossamer` is the command `gossamer`; so `torchrun -m gossamer` starts it as one of several ranks."""
+"""Runs the command `gossamer` for `python -m gossamer`, and on each rank for `torchrun -m gossamer`."""
 
 from gossamer.bench.cli import entry
 

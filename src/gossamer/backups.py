@@ -1,4 +1,4 @@
-"""How many backup workers pay: a plan from measured step times."""
+"""Finds the best number of backup workers from measured step times."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -27,7 +27,7 @@ class Backups(NamedTuple):
 
 
 def expected(ranks: int, backups: int, constant: float, tail: float) -> float:
-    """How long the first `ranks - backups` of `ranks` take: constant + tail (H_ranks - H_backups), H_n = 1 + 1/2 + ... + 1/n.
+    """The expected time of the fastest `ranks - backups` ranks: constant + tail (H_ranks - H_backups), H_n = 1 + 1/2 + ... + 1/n.
 
     >>> round(expected(100, 4, 1.0, 1.0), 3)
     4.104
@@ -36,7 +36,7 @@ def expected(ranks: int, backups: int, constant: float, tail: float) -> float:
 
 
 def plan(ranks: int, constant: float, tail: float) -> Backups:
-    """The number of backups b that makes (ranks - b) / expected seconds largest; with two gradients a step at least.
+    """The plan whose number of backups b maximises (ranks - b) / expected seconds, with at least two gradients a step.
 
     >>> found = plan(100, constant=1.0, tail=1.0)
     >>> found.backups, round(found.gain, 2)
@@ -51,7 +51,7 @@ def plan(ranks: int, constant: float, tail: float) -> Backups:
 
 
 def recommend(seconds: Sequence[Sequence[float]]) -> Backups:
-    """A plan from measured times: a row for each step, with every rank's seconds of computing.
+    """The best plan for measured times: a row for each step, with every rank's seconds of computing.
 
     All times are taken for draws of one shifted exponential: with n of them, of least value l and mean m, its tail is
     (m - l) n / (n - 1), and its constant l - tail / n. `measured` needs no such law: it is the gain in these very rows.

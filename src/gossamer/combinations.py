@@ -1,6 +1,6 @@
-"""Which parts go together. What cannot be right is refused, with the reason and the fix.
+"""Checks which parts can be combined. Invalid combinations are refused, with the reason and the fix.
 
-No part is known by name here: each says what it gives (its traits) and what it wants (its terms, see `core.constraints`).
+No part is known by name here: each declares its traits and its constraints (see `core.constraints`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,12 +15,12 @@ from gossamer.core.errors import RecipeError
 from gossamer.core.schedule import Schedule
 
 Way = Mapping[str, Constrained]
-"""All that the numbers of a parameter go through, by role."""
+"""The parts that a parameter's gradient passes through, by role."""
 
 
 @dataclass(frozen=True)
 class ConstrainedRules:
-    """The rules or routes of a recipe, which send some parameters another way than the rest."""
+    """The rules or routes of a recipe, as one participant in its constraints."""
 
     word: str
     constraints: tuple[Constraint, ...] = ()
@@ -34,13 +34,13 @@ class ConstrainedRules:
 
 
 def check(recipe: Any) -> list[Any]:
-    """Refuse a recipe that cannot be right, or whose controller could put such a one in force; returns all of those."""
+    """Raise RecipeError for an invalid recipe, or one whose controller may apply such; returns all that it may apply."""
     _check_kinds(recipe)
     for way in ways(recipe):
         agree(way)
     if recipe.controller == Fixed():
         return []
-    return [*recipe.controller.reach(replace(recipe, controller=Fixed()))]  # to be made is to be checked
+    return [*recipe.controller.reach(replace(recipe, controller=Fixed()))]  # making a recipe checks it
 
 
 def _check_kinds(recipe: Any) -> None:
@@ -57,7 +57,7 @@ def _check_kinds(recipe: Any) -> None:
 
 
 def ways(recipe: Any) -> Iterator[Way]:
-    """Every way that a parameter may go: the usual one, and those of rules and routes."""
+    """The exchange and memory of every kind of parameter: the default, and those of rules and routes."""
     after: dict[str, Constrained] = {"schedule": recipe.schedule, "controller": recipe.controller}
     if recipe.update is not None:
         after["update"] = recipe.update
@@ -71,7 +71,7 @@ def ways(recipe: Any) -> Iterator[Way]:
 
 
 def composed(codec: Codec | LinearCodec) -> str:
-    """The recipe that is normally meant by a codec.
+    """The recipe that a bare codec usually stands for.
 
     >>> composed(codecs.Ternary()), composed(codecs.FP32())
     ('scatter(ternary())', 'allreduce(fp32())')

@@ -1,4 +1,4 @@
-"""A recipe: one part of every kind, and rules for parameters that need another; and the texts it is read from."""
+"""Recipes: one part of each kind, and rules for parameters that need another exchange; and how they are parsed."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -45,10 +45,10 @@ def preset(make: PresetT) -> PresetT:
 @final
 @part("bucket", sample="bucket(6.0)")
 class BucketSize(Part):
-    """How many megabytes of gradient travel together. Without it, what was measured to be best for the exchange.
+    """The size of a bucket in megabytes of gradient. The default is the best measured size for the exchange.
 
-    Between two ranks `scatter` cuts a model of more than 4 MB into two blocks at least, unless this says otherwise: one travels
-    while backward computes the other. Among more ranks chunks of one block are encoded while others travel.
+    Between two ranks `scatter` cuts a model of more than 4 MB into at least two buckets, unless this part is given: one travels
+    while backward computes the other. Among more ranks chunks of one bucket are encoded while others travel.
 
     Use: after measuring: fewer megabytes start earlier and overlap more, more of them cost less latency.
 
@@ -67,7 +67,7 @@ class BucketSize(Part):
 @final
 @dataclass(frozen=True, repr=False)
 class Recipe:
-    """Who talks to whom, what is kept back, when, and how much.
+    """A complete recipe: the exchange, memory, schedule, controller and other parts of a training.
 
     Prints as the text it can be read from: parts joined by `+`. Its fields are the table of the kinds of parts there are:
     one part of each kind, called by it, and lists of rules and routes. Texts, files and printing follow them.
@@ -83,7 +83,9 @@ class Recipe:
     update: Update | None = None
     rules: tuple[Rule, ...] = ()
     bucket: BucketSize | None = None
-    routes: Mapping[str, Exchange] = field(default_factory=dict, hash=False)  # a controller's choice, by parameter
+    routes: Mapping[str, Exchange] = field(
+        default_factory=dict, hash=False
+    )  # a controller's choice of exchange, by parameter
 
     def __post_init__(self) -> None:
         if reached := check(self):
@@ -116,16 +118,16 @@ class Recipe:
         return self.routes.get(name, self.exchange), self.memory
 
     def bound(self, shapes: Mapping[str, tuple[int, ...]]) -> "Recipe":
-        """The same recipe for a model of these parameters: rules that speak of its last layer say which that is."""
+        """The same recipe for a model of these parameters, with the names of the last layer in its rules."""
         rules = tuple(rule.bound(shapes) for rule in self.rules) if shapes else self.rules
         return self if rules == self.rules else replace(self, rules=rules)
 
     def is_routed(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Did a controller choose another way for this parameter? Rules go before."""
+        """True if a controller chose another exchange for this parameter. Rules take precedence."""
         return name in self.routes and not any(rule.holds_for(name, shape) for rule in self.rules)
 
     def fits(self, binding: Binding) -> None:
-        """Raise AttachError for a world in which a part would not do what it says."""
+        """Raise AttachError if a part would not work as documented in this binding."""
         parts = self.parts()
         binding = binding._replace(traits=frozenset[str]().union(*(one.traits for one in parts)))
         for one in parts:
@@ -133,7 +135,7 @@ class Recipe:
 
     @cached_property
     def follows_rate(self) -> bool:
-        """True if any part asks for the learning rate of a block."""
+        """True if any part uses the learning rate of a bucket."""
         return any(one.follows_rate for one in self.parts())
 
     def is_synced(self, step: int) -> bool:
@@ -143,27 +145,27 @@ class Recipe:
 
     @cached_property
     def reached(self) -> list["Recipe"]:
-        """What its controller may put in force, each without it."""
+        """All recipes that the controller may apply, without the controller."""
         return [*self.controller.reach(replace(self, controller=Fixed()))]
 
     def parts(self) -> list[Part]:
-        """All parts, those of the rules included."""
+        """All parts, including those of the rules."""
         ruled = [one for rule in self.rules for one in (rule.exchange, rule.memory)]
         return [*self._single().values(), *ruled]
 
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
-        """The groups of ranks that this recipe, or one that its controller may put in force, talks among."""
+        """The groups of ranks that this recipe, or one that its controller may apply, communicates in."""
         own = (g for one in [*self.parts(), *self.routes.values()] for g in one.groups(size))
         return tuple(dict.fromkeys([*own, *(g for other in self.reached for g in other.groups(size))]))
 
     @property
     def ranks_per_node(self) -> int:
-        """How many ranks share a node, as far as any part goes by that."""
+        """The number of ranks on each node; None if no part depends on it."""
         return max(one.ranks_per_node for one in self.parts())
 
     @property
     def may_average(self) -> bool:
-        """True if gradients are averaged, now or after a controller's change."""
+        """True if the recipe averages gradients, now or after a controller's change."""
         return any(one.schedule.averages_gradients for one in (self, *self.reached))
 
     def _single(self) -> dict[str, Part]:
@@ -171,7 +173,7 @@ class Recipe:
         return {kind: value for kind in _kinds() if (value := getattr(self, kind)) is not None}
 
     def _said(self) -> dict[str, Part]:
-        """Those that are not there anyway."""
+        """The parts that differ from the default."""
         defaults = {f.name: f.default for f in fields(self)}
         return {kind: value for kind, value in self._single().items() if value != defaults[kind]}
 
@@ -223,15 +225,15 @@ def from_toml(table: Mapping[str, Any]) -> Recipe:
     parts = list[Part | Recipe]()
     for key, value in table.items():
         if key not in known:
-            raise RecipeError(f"there is no entry {shown(key)}. {nearest(key, known)}")
+            raise RecipeError(f"a recipe file has no entry {shown(key)}. {nearest(key, known)}")
         for text in value if isinstance(value, list) else [value]:
             parts += _entry(key, text)
-            require(len(parts) <= MOST_TERMS, f"there are more than {MOST_TERMS} parts in it")
+            require(len(parts) <= MOST_TERMS, f"the recipe has more than {MOST_TERMS} parts")
     return _assemble(tuple(parts))
 
 
 def _entry(key: str, text: Any) -> tuple[Any, ...]:
-    """The parts that one entry of a recipe file names: any number after `recipe`, else one of the kind it is called by."""
+    """Parse one entry of a recipe file: any number of parts for `recipe`, else one part of the kind of that name."""
     if not isinstance(text, str):
         raise RecipeError(f"{key} must be a text such as 'gather(qsgd(bits=4))', got {shown(text)}")
     if key == "recipe":
@@ -244,12 +246,12 @@ def _entry(key: str, text: Any) -> tuple[Any, ...]:
 
 
 def _assemble(values: tuple[Any, ...]) -> Recipe:
-    """Put parts together; a preset may come first and be changed by the parts after it."""
+    """Combine parts into a recipe; a preset may come first, and later parts replace its parts."""
     given = dict[str, Any]()
     rules, routes = list[Rule](), dict[str, Exchange]()
     base: Recipe | None = None
     levels = [value for value in values if isinstance(value, PerNode)]
-    require(len(levels) < 2, f"two parts say how many ranks a node has: {' and '.join(map(repr, levels))}")
+    require(len(levels) < 2, f"two parts set the ranks per node: {' and '.join(map(repr, levels))}; keep one")
     for value in [value for value in values if value not in levels]:
         if isinstance(value, Recipe):
             require(base is None, "a recipe can start from one preset only")
@@ -262,7 +264,7 @@ def _assemble(values: tuple[Any, ...]) -> Recipe:
             require(value.kind not in given, f"two parts say {value.kind}: {given.get(value.kind)} and {value}")
             given[value.kind] = value
         else:
-            raise RecipeError(f"{shown(value)} is no part of a recipe on its own; {_belongs(value)}")
+            raise RecipeError(f"{shown(value)} cannot be a part of a recipe on its own; {_belongs(value)}")
     if base is not None:
         made = replace(base, **given, rules=(*rules, *base.rules), routes={**base.routes, **routes})
     else:
@@ -277,7 +279,9 @@ def _assemble(values: tuple[Any, ...]) -> Recipe:
 def _add(route: Route, routes: dict[str, Exchange]) -> None:
     for name in route.names:
         other = routes.setdefault(name, route.exchange)
-        require(other == route.exchange, f"two routes say where {name!r} goes: {other} and {route.exchange}")
+        require(
+            other == route.exchange, f"two routes give {name!r} an exchange: {other} and {route.exchange}; keep one"
+        )
 
 
 def _grouped(routes: Mapping[str, Exchange]) -> list[Route]:
@@ -289,7 +293,7 @@ def _grouped(routes: Mapping[str, Exchange]) -> list[Route]:
 
 
 def _belongs(value: Any) -> str:
-    """Where something belongs that is no part of a recipe on its own."""
+    """A hint where to put a part that cannot stand in a recipe on its own."""
     if isinstance(value, Codec | LinearCodec):
         return f"put it in an exchange: {composed(value)}"
     if isinstance(value, Topology):
@@ -305,7 +309,7 @@ def _quoted(value: Part) -> str:
 
 
 def _parsed(text: str) -> Any:
-    """A word that is unknown may be one that an installed package has."""
+    """Parse a text; load plugins and try again if a part is unknown."""
     try:
         return parse(text, known_presets())
     except UnknownPartError:
@@ -315,7 +319,7 @@ def _parsed(text: str) -> Any:
 
 
 def known_presets() -> Mapping[str, Callable[..., Recipe]]:
-    """All presets, by name. The house's own are written in terms of this file, and brought when one is asked for."""
+    """All presets, by name. gossamer's own are imported at the first call, since they use this module."""
     import_module("gossamer.recipes")
     return presets
 

@@ -1,4 +1,4 @@
-"""Rules and routes: parameters that go another way than the rest, told by their size or name."""
+"""Rules and routes: other exchanges for some parameters, selected by size or name."""
 
 import ast
 import fnmatch
@@ -45,7 +45,7 @@ class Rule(Part):
 
     @property
     def parties(self) -> dict[str, Constrained]:
-        """What the numbers of its parameters go through."""
+        """The parts that its parameters' gradients pass through, by role."""
         return {"memory": self.memory, "exchange": self.exchange, "rule": self}
 
     def holds_for(self, name: str, shape: tuple[int, ...]) -> bool:
@@ -55,7 +55,7 @@ class Rule(Part):
         return _predicate(self.when)({"name": name, "ndim": len(shape), "numel": numel, "last": False})
 
     def bound(self, shapes: Mapping[str, tuple[int, ...]]) -> "Rule":
-        """The same rule for a model of these parameters, which says the last layer by name."""
+        """The same rule for a model of these parameters, with the names of the last layer."""
         tree = term(self.when)
         if not any(isinstance(node, ast.Name) and node.id == "last" for node in ast.walk(tree)):
             return self
@@ -64,7 +64,7 @@ class Rule(Part):
 
 
 class _Spelt(ast.NodeTransformer):
-    """Puts names in the place of the word `last`."""
+    """Replaces the word `last` by the names of the last layer."""
 
     def __init__(self, named: ast.expr) -> None:
         self._named = named
@@ -88,7 +88,7 @@ def last_layer(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
 @final
 @part("route", sample="route(('head.weight',), allreduce(fp32()))")
 class Route(Part):
-    """Parameters that go through another exchange for now, by name: a controller's choice. Rules go before.
+    """Named parameters that a controller sends through another exchange. Rules take precedence.
 
     Use: to read a controller's choice, in `comm.recipe` and in checkpoints. For a choice of your own take a rule.
 
@@ -104,7 +104,7 @@ class Route(Part):
     exchange: Exchange
 
     def __post_init__(self) -> None:
-        require(bool(self.names), "route: names must hold one parameter's name at least, such as ('head.weight',)")
+        require(bool(self.names), "route: names must hold at least one parameter's name, such as ('head.weight',)")
 
 
 def _predicate(text: str) -> Callable[[Mapping[str, Any]], bool]:
@@ -155,7 +155,7 @@ def _condition(node: ast.expr, text: str) -> Callable[[Mapping[str, Any]], bool]
             compare, word, n = None, "", 0
     if compare is None:
         raise RecipeError(
-            f"rule: {shown(ast.unparse(node))} in {shown(text)} is no condition; compare ndim or numel with a number, "
+            f"rule: {shown(ast.unparse(node))} in {shown(text)} is not a condition; compare ndim or numel with a number, "
             "or name with a glob: 'ndim < 2', \"name == 'embed*'\"; or say 'last', for the last layer"
         )
     return lambda facts: compare(facts[word], n)

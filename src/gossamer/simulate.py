@@ -1,4 +1,4 @@
-"""Floor 6: a whole training run in one process, on a virtual clock.
+"""Simulates a whole training run in one process, on a virtual clock.
 
 The same worker, recipe and algorithms as on real processes; only the fabric differs.
 """
@@ -20,13 +20,13 @@ from gossamer.recipe import Recipe
 from gossamer.runtime import Worker, params_of
 
 Backward = Callable[[nn.Module, int, int], float]  # (model, rank, step): leaves gradients in .grad, returns the loss
-Seconds = Callable[[int, int], float]  # (rank, step): how long the step computes on the virtual clock
-Listen = Callable[[int, Program[None]], Program[None]]  # (rank, its program): the same program, heard
+Seconds = Callable[[int, int], float]  # (rank, step): the seconds of computing in a step, on the virtual clock
+Listen = Callable[[int, Program[None]], Program[None]]  # (rank, its program): the program wrapped by a listener
 
 
 @dataclass
 class Replica:
-    """One virtual rank: its model, optimizer and worker, and what it saw."""
+    """One virtual rank: its model, optimizer, worker and recorded results."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -35,7 +35,7 @@ class Replica:
     clock: float = 0.0
 
     def flat(self) -> Tensor:
-        """All parameters, end to end."""
+        """All parameters as one flat tensor."""
         return torch.cat([p.detach().reshape(-1) for p in self.model.parameters()])
 
 
@@ -56,7 +56,7 @@ def replicas(
     size: int,
     seed: int = 0,
 ) -> list[Replica]:
-    """Virtual ranks that start from the same parameters."""
+    """Make virtual ranks that start from the same parameters."""
     parsed, out = Recipe.of(recipe), list[Replica]()
     start = model().state_dict()
     for rank in range(size):
@@ -79,7 +79,7 @@ def train(
     """Train all ranks for `steps` optimizer steps each, side by side; one alone as it does under `attach`: nothing is averaged,
     and outer steps are taken.
 
-    Whoever wants to `listen` puts a program around each rank's, and sees what it asks of the network.
+    `listen` wraps each rank's program, and so sees its requests.
 
     >>> def linear(): return nn.Linear(2, 1, bias=False)
     >>> def sgd(model): return torch.optim.SGD(model.parameters(), lr=0.1)
@@ -102,7 +102,7 @@ def train(
 
 @dataclass
 class Stale:
-    """What asynchronous training came to: the server's model, and how many updates came between each gradient and its own."""
+    """The result of asynchronous training: the server's model, and the staleness of each gradient in updates."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -119,7 +119,7 @@ def train_on_arrival(
     updates: int,
     seconds: Seconds = lambda rank, step: 1.0,
 ) -> Stale:
-    """The asynchronous baseline: a server applies every gradient as it arrives, however stale, and nobody waits for anybody.
+    """The asynchronous baseline: a server applies every gradient as it arrives, however stale, and no rank waits for another.
 
     A rank takes the newest model, computes, hands its gradient in, and takes the newest again; what travels takes no time
     here. As a recipe it is `async_sgd`, in which each rank's own optimizer makes its steps. With ranks all alike a gradient is size - 1 updates old. Under plain SGD, a constant staleness s and a
@@ -158,10 +158,10 @@ def train_on_arrival(
 def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> Program[None]:
     worker = replica.worker
     last = worker.step + steps
-    alone = worker.size == 1  # training is plain then, as under `attach`, but for what acts on the optimizer's steps
+    alone = worker.size == 1  # one rank trains as under `attach`: only parts that change the optimizer's steps act
     plain = alone and not worker.recipe.schedule.works_alone
     if not alone:
-        yield from worker.reopen()  # what an earlier `train` left waits in a simulation that is over
+        yield from worker.reopen()  # programs of an earlier `train` wait in a simulation that has ended
         yield from worker.begin()
     while worker.step < last:
         rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.accumulate
@@ -180,7 +180,7 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
 
 
 def _gradients(replica: Replica, backward: Backward) -> float:
-    """The mean over as many micro-batches as the schedule wants."""
+    """Compute the mean gradient over the schedule's micro-batches; returns the mean loss."""
     parts = replica.worker.recipe.schedule.accumulate
     replica.optimizer.zero_grad(set_to_none=True)
     losses, sums = list[float](), dict[Tensor, Tensor]()
@@ -196,7 +196,7 @@ def _gradients(replica: Replica, backward: Backward) -> float:
 
 
 def _descend(replica: Replica) -> bool:
-    """Put the agreed gradients where the optimizer looks for them, and step; not finite ones are left out."""
+    """Set the agreed gradients and step the optimizer; skips the step if they are not finite."""
     worker = replica.worker
     if worker.recipe.schedule.averages(worker.step) and worker.size > 1:
         worker.descent.put()

@@ -1,4 +1,4 @@
-"""Two levels: a recipe between nodes of several ranks, which average densely inside."""
+"""Two levels: a recipe between nodes of several ranks, which average uncompressed inside."""
 
 from dataclasses import fields, replace
 from typing import Any, ClassVar, TypeVar, final
@@ -14,7 +14,7 @@ P = TypeVar("P", bound=Part)
 @final
 @part("per_node", sample="per_node(2)")
 class PerNode(Part):
-    """Each node has so many ranks: they average densely inside, and the recipe goes between nodes.
+    """Sets the ranks per node: they average uncompressed inside a node, and the recipe applies between nodes.
 
     Behind any recipe or preset. It is read as the same recipe with each of its exchanges in `nodes(...)`, those of its rules
     and its controller too, and prints as that. A recipe that gossips goes on between nodes, and gradients are averaged
@@ -37,11 +37,14 @@ class PerNode(Part):
     ranks: int
 
     def __post_init__(self) -> None:
-        require(self.ranks >= 1, f"per_node: ranks is how many a node has, 1 or more, got {self.ranks}")
+        require(
+            self.ranks >= 1,
+            f"per_node: ranks must be at least 1, got {self.ranks}; it is the number of ranks on a node",
+        )
 
 
 def in_two_levels(recipe: R, per_node: int) -> R:
-    """The same recipe between nodes: every exchange in it, those of its rules and its controller too, and its gossip.
+    """Apply a recipe between nodes: every exchange in it, including those of its rules and controller, and its gossip.
 
     >>> from gossamer.recipe import Recipe
     >>> in_two_levels(Recipe.of("qsgd + rule('ndim < 2', allreduce(fp32()))"), 4)
@@ -51,7 +54,7 @@ def in_two_levels(recipe: R, per_node: int) -> R:
     said: int = given.ranks_per_node
     require(
         said in (1, per_node),
-        f"{given} speaks of nodes of {said} ranks, and here they have {per_node}; leave one of both out",
+        f"{given} is for nodes of {said} ranks, and here nodes have {per_node}; leave one of both out",
     )
     if said > 1 or per_node == 1:
         return recipe

@@ -139,13 +139,13 @@ class Constant(Controller):
 
 def test_where_no_gradients_leave_there_is_nothing_to_count() -> None:
     with pytest.raises(
-        RecipeError, match=r"by_noise\(said=2\)|by_noise\(\) counts what ranks' own gradients tell.*every_step"
+        RecipeError, match=r"by_noise\(said=2\)|by_noise\(\) needs statistics of each rank's gradients.*every_step"
     ):
         replace(Recipe.of("local_sgd(2)"), controller=ByNoise())
 
 
 def test_another_number_of_numbers_than_said_is_an_error() -> None:
-    with pytest.raises(GossamerError, match=r"says that it counts 3 number\(s\) of a block, and `local` gave 2 of"):
+    with pytest.raises(GossamerError, match=r"declares 3 number\(s\) for a bucket, and its `local` returned 2 for"):
         train(make(noisy(controller=ByNoise(said=3)), 2), pull, 1)
 
 

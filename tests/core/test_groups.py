@@ -107,7 +107,7 @@ def test_closing_closes_the_program() -> None:
 def test_a_group_is_of_different_ranks_that_there_are(among: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="different ranks from 0 to 3"):
         refuse_group(AllReduce(torch.ones(1), among=among), 0, 4)
-    with pytest.raises(ValueError, match="rank 2 asks the group 0,1, to which it does not belong"):
+    with pytest.raises(ValueError, match="rank 2 made a request in the group 0,1, to which it does not belong"):
         refuse_group(AllReduce(torch.ones(1), among=(0, 1)), 2, 4)
 
 
@@ -156,7 +156,7 @@ def test_all_ranks_in_their_order_are_everybody_however_they_are_said() -> None:
 
 
 def test_a_stranger_to_the_group_is_refused() -> None:
-    with pytest.raises(ValueError, match="rank 1 asks the group 0,2, to which it does not belong"):
+    with pytest.raises(ValueError, match="rank 1 made a request in the group 0,2, to which it does not belong"):
         simulate([all_reduce(torch.ones(1), among=(0, 2)) for _ in range(3)])
 
 

@@ -156,9 +156,9 @@ def test_a_node_is_never_first(ask) -> None:
             "models go from rank to rank there, .* leave the nodes out; or take",
         ),
         ("ad_psgd + per_node(2)", "models go from rank to rank"),
-        ("qsgd + per_node(0)", "ranks is how many a node has, 1 or more, got 0"),
-        ("qsgd + per_node(2) + per_node(4)", "two parts say how many ranks a node has"),
-        ("nodes(scatter(qsgd()), 2) + per_node(4)", "speaks of nodes of 2 ranks, and here they have 4"),
+        ("qsgd + per_node(0)", "ranks must be at least 1, got 0"),
+        ("qsgd + per_node(2) + per_node(4)", "two parts set the ranks per node"),
+        ("nodes(scatter(qsgd()), 2) + per_node(4)", "is for nodes of 2 ranks, and here nodes have 4"),
         ("per_node(4)", "a recipe needs an exchange"),
     ],
 )
@@ -214,7 +214,7 @@ def refusal_of(text: str) -> str:
 def test_every_preset_trains_in_two_levels_or_is_refused_with_the_reason(name: str) -> None:
     text = f"{example(name)!r} + per_node(2)"
     if why := refusal_of(text):
-        assert re.search(r"rank to rank|talks to the server|left to the memory|speaks of nodes of", why)
+        assert re.search(r"rank to rank|talks to the server|left to the memory|is for nodes of", why)
         return
     recipe = Recipe.of(text)
     gossips = recipe.schedule.drives is not None  # between nodes of one size

@@ -101,7 +101,7 @@ def test_while_a_wire_travels_the_next_is_made_and_the_last_is_read(gang4: Any) 
 
 def test_a_promise_that_is_not_kept_is_refused() -> None:
     short = LazyWire(lambda: torch.zeros(3, dtype=torch.uint8), 4)
-    with pytest.raises(WireError, match="4 bytes was promised, and one of 3"):
+    with pytest.raises(WireError, match="declared 4 bytes, and its function made 3"):
         simulate([all_to_all([short], [4])])
 
 

@@ -102,7 +102,7 @@ def refused(rank: int, size: int, hosts: list[str], nodes: Any, recipe: str) -> 
         ("aabb", 0, "qsgd", "nodes=0 does not divide 4 ranks"),
         ("aabb", True, "qsgd", "a number of nodes, 'hosts', or a DeviceMesh"),
         ("aabb", "host", "qsgd", "a number of nodes, 'hosts', or a DeviceMesh"),
-        ("aabb", "hosts", "nodes(scatter(qsgd()), 4)", "speaks of nodes of 4 ranks, and here they have 2"),
+        ("aabb", "hosts", "nodes(scatter(qsgd()), 4)", "is for nodes of 4 ranks, and here nodes have 2"),
         ("aabb", "hosts", "no such recipe", "cannot be read"),
     ],
 )

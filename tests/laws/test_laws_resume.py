@@ -217,7 +217,7 @@ def test_a_checkpoint_of_another_recipe_is_refused_with_both_names() -> None:
 def test_a_state_of_no_known_shape_is_refused_and_not_cut_up() -> None:
     worker = one("topk(ratio=0.1)", 2, size=2)
     worker.buckets[0].states["memory"]["sketch"] = torch.zeros(3, 4)
-    with pytest.raises(CheckpointError, match=r"'sketch' of the block of 'scale' has 12 elements.*as 'sketch:NAME'"):
+    with pytest.raises(CheckpointError, match=r"'sketch' of the bucket of 'scale' has 12 elements.*as 'sketch:NAME'"):
         checkpoint.save(worker)
 
 
@@ -227,7 +227,7 @@ def test_something_else_than_a_checkpoint_is_refused() -> None:
     for other, message in {
         "text": "not a checkpoint: .* not a str",
         (1,): "not a checkpoint: .* not a int",
-        (): "no dictionary of any rank",
+        (): "got an empty list",
         "whole": "not a checkpoint of a communicator: it holds 'comm', 'model', and no 'format'; give it the entry 'comm'",
         "early": r"written by an early gossamer.* in format 1; gossamer [\d.]+ reads format 3\. Go on with",
         "later": "written by gossamer 3.1 in format 99",
@@ -271,10 +271,10 @@ class Half(Odd):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Headless, "'bias' is missing here, or frozen"),
-        (Other, "it knows nothing of 'head'; a layer that was frozen then must be frozen until it is loaded"),
-        (Longer, r"'bias' was float32 \[7\] and is float32 \[8\] now"),
-        (Half, r"'bias' was float32 \[7\] and is float16 \[7\] now"),
+        (Headless, "'bias' is missing in this model, or frozen"),
+        (Other, "it has no 'head'; a layer that was frozen when it was saved must be frozen until it is loaded"),
+        (Longer, r"'bias' was float32 \[7\] and is now float32 \[8\]"),
+        (Half, r"'bias' was float32 \[7\] and is now float16 \[7\]"),
     ],
 )
 @pytest.mark.parametrize("recipe", ["topk(ratio=0.1)", "slowmo(3)"])
@@ -370,7 +370,9 @@ def test_messages_on_their_way_fit_only_the_cut_they_were_sent_in() -> None:
     ranks = make("osgp", 2)
     train(ranks, pull, 4)
     on_all(ranks, lambda w: w.quiesce())
-    with pytest.raises(CheckpointError, match=r"messages were on their way .* buckets and parameter groups of then"):
+    with pytest.raises(
+        CheckpointError, match=r"messages were in flight .* buckets and parameter groups of the saved recipe"
+    ):
         checkpoint.load(one("osgp" + fleet.SMALL, size=2), checkpoint.save(ranks[0].worker))
 
 

@@ -227,7 +227,7 @@ class Chatty(Schedule):
 
 def test_a_schedule_that_talks_past_its_loop_cannot_be_counted() -> None:
     recipe = replace(Recipe.of("allreduce"), schedule=Chatty())
-    with pytest.raises(GossamerError, match=r"asks the network itself \(AllReduce\).*use loop.average"):
+    with pytest.raises(GossamerError, match=r"makes the request AllReduce itself.*use loop.average"):
         bytes_per_step(recipe, SHAPES, 4)
 
 

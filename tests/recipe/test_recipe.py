@@ -313,7 +313,7 @@ def test_routes_are_read_like_any_part_and_contradictions_are_refused() -> None:
     recipe = Recipe.of(text)
     assert recipe.routes == {"a": Gather(QSGD()), "b": Gather(QSGD()), "c": Recipe.of("allreduce(bf16())").exchange}
     assert repr(recipe) == text.replace("allreduce +", "allreduce(fp32()) +")
-    with pytest.raises(RecipeError, match="two routes say where 'b' goes"):
+    with pytest.raises(RecipeError, match="two routes give 'b' an exchange"):
         Recipe.of("allreduce + route(('a', 'b'), gather(qsgd())) + route(('b',), allreduce(bf16()))")
     with pytest.raises(RecipeError, match="one parameter's name at least"):
         Recipe.of("allreduce + route((), gather(qsgd()))")

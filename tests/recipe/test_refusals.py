@@ -32,7 +32,7 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "gather(qsgd(bits=2)) + error_feedback()": ("can diverge", "more bits or smaller buckets"),
     "gather(qsgd(bits=4, bucket=512)) + error_feedback()": ("can diverge", "diana()"),
     "scatter(qsgd(), feedback=1.0) + diana()": ("follows the memory's own rate", "leave feedback out"),
-    "scatter(bf16(), feedback=0.0) + error_feedback()": ("books would not balance", "leave feedback out"),
+    "scatter(bf16(), feedback=0.0) + error_feedback()": ("residuals would be wrong", "leave feedback out"),
     "scatter(ternary(deviation='centred'))": ("error feedback around it can diverge", "none(allow_biased=True)"),
     "scatter(qsgd(), answer=powersgd())": ("only their sum can be read from",),
     "scatter(qsgd(), answer=topk(scope='global'))": ("chunks have no global top-k",),

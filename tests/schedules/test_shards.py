@@ -146,7 +146,7 @@ def test_a_rank_s_own_shard_is_not_taken_for_what_another_cut_asks_of_it() -> No
     before, after = make(SHARDED, 3), make(SHARDED + SMALL, 3)
     train(before, pull, 4)
     own = checkpoint.save(before[1].worker)
-    with pytest.raises(CheckpointError, match=r"lies in shards.*give the dictionaries of all ranks.*buckets"):
+    with pytest.raises(CheckpointError, match=r"is sharded.*give the dictionaries of all ranks.*buckets"):
         checkpoint.load(after[1].worker, own)
 
 

@@ -210,7 +210,7 @@ def test_a_graph_of_matrices_has_their_shares() -> None:
         ([[0.5, 0.5], [0.4, 0.5]], "not column-stochastic: column 0.*has the sum 0.9"),
         ([[1.5, 0.5], [-0.5, 0.5]], "not column-stochastic: column 0.*-0.5"),
         ([[0.0, 0.5], [1.0, 0.5]], "not column-stochastic.*rank 0 gives rank 1.*keeps 0"),
-        ([[1.0, 0.5], [0.0, 0.5]], "not connected: among 2 ranks.*rank 0 is never heard by rank 1.*add the edges"),
+        ([[1.0, 0.5], [0.0, 0.5]], "not connected: among 2 ranks.*rank 0 never sends news to rank 1.*add the edges"),
         ([[1.0, 0.0]], "as many rows as columns"),
     ],
 )
@@ -225,9 +225,9 @@ def test_matrices_that_lose_mass_or_leave_somebody_out_are_refused(columns: list
         ("", "no edges given; list them, such as"),
         ("0>", "'0>' is not an edge; write '0>1'"),
         ("0>0 0-1", "nobody is its own neighbour"),
-        ("0-1 1>0", "1>0 is listed twice"),
-        ("0-1 2-3", "not connected: among 4 ranks.*never hears of ranks 2, 3"),
-        ("0-1; 2-3; 2>1", "rank 0 is never heard by ranks 2, 3"),
+        ("0-1 1>0", "1>0 is named twice"),
+        ("0-1 2-3", "not connected: among 4 ranks.*never receives news of ranks 2, 3"),
+        ("0-1; 2-3; 2>1", "rank 0 never sends news to ranks 2, 3"),
         ("0>1:.6 0>2:.4 1>0 2>0", "not column-stochastic.*rank 0 gives ranks 1, 2.*keeps 0"),
     ],
 )
@@ -251,7 +251,7 @@ class Lonely(Topology):
 def test_worlds_in_which_a_topology_would_never_agree_are_refused() -> None:
     Lonely().fits(Binding(5, ()))
     with pytest.raises(
-        AttachError, match="among 4 ranks, over its period of 1 rounds, rank 0 never hears of ranks 1, 3"
+        AttachError, match="among 4 ranks, over its period of 1 rounds, rank 0 never receives news of ranks 1, 3"
     ):
         Lonely().fits(Binding(4, ()))
     with pytest.raises(AttachError, match=r"of 5 ranks one would have no partner.*two_way\(ring\(\)\)"):

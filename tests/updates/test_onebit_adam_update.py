@@ -156,7 +156,7 @@ def test_an_optimizer_that_would_make_something_else_of_its_steps_is_refused(nam
     [
         ("onebit_adam(0)", "warmup must be at least 1 step"),
         ("onebit_adam(3) + local_sgd(4)", "under local_sgd(4) there is none"),
-        ("allreduce(fp32()) + backup_workers() + onebit_adam_update(3)", "late ranks do not have it"),
+        ("allreduce(fp32()) + backup_workers() + onebit_adam_update(3)", "late ranks miss it"),
         ("dgc(momentum=0.9) + onebit_adam_update(3)", "leave that one out"),
         ("allreduce(fp32()) + momentum_correction(masking=False) + signs(momentum=0.9)", "leave that one out"),
         ("allreduce(fp32()) + error_feedback(units='update') + onebit_adam_update(3)", "use error_feedback()"),

@@ -145,7 +145,7 @@ def test_gradients_that_are_not_finite_leave_no_trace() -> None:
         ("zero_one_adam(3) + error_feedback(units='update')", "leave units out"),
         ("zero_one_adam(3) + switch_exchange(3, scatter(qsgd()))", "compare gradients with models"),
         ("zero_one_adam(3) + signs()", "there is none"),
-        ("dgc(momentum=0.9) + zero_one_adam_update()", "adds another one"),
+        ("dgc(momentum=0.9) + zero_one_adam_update()", "adds a second one"),
         ("scatter(sign()) + zero_one(3) + zero_one_adam_update()", "error_feedback()"),
     ],
 )

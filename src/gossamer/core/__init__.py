@@ -1,1 +1,1 @@
-"""Floor 0: the words that everything above is written in."""
+"""The types that every other package builds on: requests, buckets, parts, contracts, errors."""

@@ -1,4 +1,4 @@
-"""The world that a recipe is bound to."""
+"""What a recipe is bound to: the number of ranks, the model and its optimizers."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 
 
 class Binding(NamedTuple):
-    """What a recipe meets when it is bound: how many ranks there are, the blocks of the model, and who steps it.
+    """The ranks, the model's buckets and the optimizers that a recipe is bound to.
 
-    On paper nobody does. Whoever hosts it has terms of his own, which are judged with those of the parts.
+    `optimizers` is empty where a recipe is only checked or counted and does not train.
     """
 
     size: int
     layouts: Sequence[Layout]
     optimizers: "Sequence[Optimizer]" = ()
-    traits: frozenset[str] = frozenset()  # what the recipe's parts promise, all of them together
+    traits: frozenset[str] = frozenset()  # the traits of all parts of the recipe
 
     @property
     def trains_alone(self) -> bool:
-        """One rank, which trains plainly: nothing is sent."""
+        """True if there is one rank, which trains without communication."""
         return self.size == 1 and bool(self.optimizers)
 
     def refuse_momentum(self, part: object, momentum: float, without: str = "momentum=0.0 in the recipe") -> None:
-        """Refuse an optimizer with momentum where a part brings some: it would be added twice."""
+        """Raise AttachError if an optimizer and a part both have momentum, which would then be added twice."""
         for optimizer in self.optimizers if momentum else ():
             if any(map(_has_momentum, optimizer.param_groups)):
                 raise AttachError(
@@ -37,5 +37,5 @@ class Binding(NamedTuple):
 
 
 def _has_momentum(group: Mapping[str, Any]) -> bool:
-    """Whether an optimizer's parameter group has momentum, that of Adam and its like included."""
+    """True if an optimizer's parameter group has momentum, that of the Adam family included."""
     return group.get("momentum", 0) != 0 or next(iter(group.get("betas", (0,)))) != 0

@@ -1,4 +1,4 @@
-"""A block is one flat tensor and the table of the parameters that lie in it."""
+"""A bucket: one flat tensor and the layout of the parameters in it."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ SHORT = 8  # a row is short if so many of them fit into a chunk: then no chunk i
 
 
 class Segment(NamedTuple):
-    """One parameter, or a run of its elements, inside a block."""
+    """One parameter, or a run of its elements, inside a bucket."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,12 +29,12 @@ class Segment(NamedTuple):
 
     @property
     def row(self) -> int:
-        """The elements of one row of a matrix, or of one slice of a larger tensor; of a vector's, 1."""
+        """The number of elements in one row of a matrix, or in one slice of a larger tensor; 1 for a vector."""
         return prod(self.shape[1:])
 
 
 class SegmentRun(NamedTuple):
-    """Segments side by side of which the same is said, and where they begin."""
+    """Adjacent segments that share one knob, and their offset in the bucket."""
 
     knob: Any
     layout: "Layout"
@@ -42,10 +42,10 @@ class SegmentRun(NamedTuple):
 
 
 class Layout:
-    """The table of a block: which parameter lies where. Made once, used at every step, and so is the memory in its buffers.
+    """The offsets and shapes of the parameters in a bucket. Made once and used at every step, as is the memory in `buffers`.
 
-    `knobs` is what is said of each segment to a codec that minds (`codecs/mixed.py`), or nothing; `weights` how long an
-    element is written then. Other knobs are another table of the same block: no name and no memory changes with them.
+    `knobs` holds one setting for each segment, for codecs that read it (`codecs/mixed.py`), or is empty; `weights` is how long an
+    element is written then. Other knobs give another layout of the same bucket, with the same names and the same buffers.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Layout:
         self._chunks: dict[int, tuple[Layout, ...]] = {}
 
     def turned(self, knobs: tuple[Any, ...], weights: tuple[int, ...] = ()) -> "Layout":
-        """The same block, of whose segments something else is said."""
+        """The same layout with other knobs and weights."""
         if knobs == self.knobs:
             return self
         other = Layout(self.segments, self.dtype, knobs, weights)
@@ -71,7 +71,7 @@ class Layout:
 
     @cached_property
     def runs(self) -> tuple[SegmentRun, ...]:
-        """The block in as few pieces as have one knob each; in one where nothing is said."""
+        """The fewest pieces that have one knob each; one piece where there are no knobs."""
         indices = groupby(range(len(self.segments)), key=lambda i: self.knobs[i] if self.knobs else None)
         return tuple(self._piece(knob, [*which]) for knob, which in indices)
 
@@ -92,7 +92,7 @@ class Layout:
 
     @cached_property
     def places(self) -> tuple[tuple[str, tuple[int, ...], tuple[int, ...], int], ...]:
-        """Of each segment its name, its shape, how far apart its elements lie in each dimension, and where it begins."""
+        """The name, shape, strides and offset of each segment."""
         return tuple((s.name, s.shape, _strides(s.shape), s.offset) for s in self.segments)
 
     @cached_property
@@ -105,7 +105,7 @@ class Layout:
 
     @cached_property
     def name(self) -> str:
-        """What errors and random draws call this block."""
+        """The name of this bucket in error messages and in random draws."""
         return self.segments[0].name if self.segments else "empty"
 
     def chunks(self, count: int) -> "tuple[Layout, ...]":
@@ -120,7 +120,7 @@ class Layout:
         return self._chunks[count]
 
     def _place(self, i: int, count: int) -> int:
-        """Where i of `count` parts end."""
+        """The element at which the first `i` of `count` chunks end, before it is moved to a row."""
         if not self.weights:
             return self.numel * i // count
         heavy = [w * s.numel for w, s in zip(self.weights, self.segments, strict=True)]
@@ -132,7 +132,7 @@ class Layout:
         return self.numel
 
     def _edge(self, place: int, longest: int) -> int:
-        """Where the row begins that is nearest to a place, unless rows are longer than that."""
+        """The start of the row nearest to `place`, unless rows are longer than `longest`."""
         for s in self.segments:
             if s.offset < place < s.offset + s.numel and s.row <= longest:
                 return s.offset + (place - s.offset + s.row // 2) // s.row * s.row
@@ -150,7 +150,7 @@ class Layout:
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a tensor whose elements lie one after the other."""
+    """The strides of a contiguous tensor of this shape."""
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
@@ -165,10 +165,10 @@ def _rows(s: Segment, begin: int, end: int) -> tuple[int, ...]:
 class Bucket:
     """A flat tensor (float32, or float64 for double-precision models) and its layout.
 
-    `latest`, if given, is what of it is of this step, where a memory has added what is older; it is to be read before a mean
-    is written. `into`, if given, is where an exchange may write the mean: a tensor of this length whose content nobody needs once
-    the exchange has begun. It may be `flat` itself. `drains` says that what gets through may be taken out of `flat` at once, while
-    it is near, by an exchange that says so in its echo; then nobody looks at what `flat` was.
+    `latest`, if given, is this step's share of `flat`, where a memory has added older values; read it before a mean
+    is written. `into`, if given, is where an exchange may write the mean: a tensor of this length whose content is not needed once
+    the exchange has begun. It may be `flat` itself. `drains` says that an exchange may subtract what it sent from `flat` at once,
+    while it is in cache, and says so in its ReduceResult; the old content of `flat` is then not read again.
     """
 
     flat: Tensor
@@ -179,12 +179,12 @@ class Bucket:
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> "Bucket":
-        """A block holding copies of these tensors.
+        """A bucket holding copies of these tensors.
 
-        >>> block = Bucket.of({"w": torch.ones(2, 3), "b": torch.zeros(3)})
-        >>> block.layout.bounds
+        >>> bucket = Bucket.of({"w": torch.ones(2, 3), "b": torch.zeros(3)})
+        >>> bucket.layout.bounds
         (0, 6, 9)
-        >>> {name: tuple(t.shape) for name, t in block.tensors()}
+        >>> {name: tuple(t.shape) for name, t in bucket.tensors()}
         {'w': (2, 3), 'b': (3,)}
         """
         flat = torch.cat([t.detach().reshape(-1) for t in tensors.values()])
@@ -199,19 +199,19 @@ class Bucket:
         return self.layout.numel
 
     def like(self, flat: Tensor) -> "Bucket":
-        """Other values in the same layout (and with the same place for a mean)."""
+        """A bucket of other values with the same layout and the same `into`."""
         return Bucket(flat, self.layout, self.into)
 
     def with_older(self, flat: Tensor, drains: bool = False) -> "Bucket":
-        """These values and older ones, which are all in `flat`."""
+        """A bucket whose `flat` holds these values plus older ones; these alone become `latest`."""
         return Bucket(flat, self.layout, self.into, self.flat, drains)
 
     def new(self) -> Tensor:
-        """A flat tensor to write to, of this length; its content is arbitrary."""
+        """An uninitialised flat tensor of this length."""
         return self.layout.buffers.like(self.flat)
 
     def for_mean(self) -> Tensor:
-        """A flat tensor to write the mean to; its content is arbitrary. Call it when `flat` has been read."""
+        """An uninitialised flat tensor to write the mean to. Call it only after `flat` has been read."""
         return self.new() if self.into is None else self.into
 
     def chunks(self, count: int) -> "tuple[Bucket, ...]":
@@ -229,10 +229,10 @@ class Bucket:
 
 
 class PendingState(State):
-    """A state under revision: reads fall through to what is settled, writes wait for `commit`.
+    """A copy of a state whose changes take effect at `commit`.
 
     Parts never write into a state tensor; they assign a new one. So a step that is skipped (a non-finite gradient
-    anywhere) leaves no trace: its drafts are dropped.
+    anywhere) leaves no trace: its pending states are dropped.
     """
 
     def __init__(self, settled: State) -> None:
@@ -244,13 +244,13 @@ class PendingState(State):
         self._settled.update(self)
 
     def commit_if(self, fine: Tensor) -> None:
-        """Commit what a device finds fine, without asking it: else state stays as it was, or is zero.
+        """Commit where the device tensor `fine` is true, without waiting for the device; else keep the old state, or zero.
 
-        Numbers, which the host keeps, are taken either way.
+        Scalars, which live on the host, are committed either way.
         """
         for key, new in self.items():
             old = self._settled.get(key)
             if new.dim() and new is not old:
                 before = torch.zeros_like(new) if old is None or old.shape != new.shape else old
-                torch.where(fine, new, before, out=new)  # nobody has seen it yet
+                torch.where(fine, new, before, out=new)  # safe: `new` has not been read yet
         self.commit()

@@ -1,7 +1,7 @@
-"""Terms: what a part asks of the parts that it goes with, told by traits, so that no part is known by name.
+"""Constraints: what a part requires of the parts it is combined with, in terms of traits instead of part names.
 
-A trait is a promise that some parts make: TRAITS says in words which there are, and `tests/laws` has a law for each. A term
-needs a trait, or bars it, and says why in a sentence that names whoever takes part by his role.
+A trait is a promise that some parts make: TRAITS lists all of them, and `tests/laws` has a law for each. A constraint
+requires or excludes a trait, and gives the reason in a sentence that refers to the parts by their roles.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,54 +12,54 @@ from gossamer.core.errors import RecipeError
 
 TRAITS: dict[str, str] = {
     # of what is sent
-    "unbiased": "what gets through is right on average",
-    "contracts": "what does not get through is less than what was given",
-    "bounds residual": "what error feedback holds back stays bounded, although it can be more than was given",
-    "whole": "all parameters must lie in one block",
-    "exact": "everything gets through",
-    "own size": "what travels is as large as the codec says, whatever the size of the gradients",
-    "sparse": "some elements get through as they are, and nothing of the others",
-    "votes": "a rank has one vote on each element, whatever the size of what it gives",
-    "own feedback": "what is done with the second encoding's error was said, and does not follow from the memory",
+    "unbiased": "the expected sent value is the input",
+    "contracts": "the compression error is smaller than the input",
+    "bounds residual": "the residual of error feedback stays bounded, although it can be larger than the input",
+    "whole": "all parameters must be in one bucket",
+    "exact": "nothing is lost",
+    "own size": "the codec sets the magnitude of what is sent, whatever that of the gradients",
+    "sparse": "some elements are sent exactly, and the others not at all",
+    "votes": "each rank has one vote per element, whatever the magnitude of its gradient",
+    "own feedback": "the recipe sets what happens to the second encoding's error, and the memory does not",
     "part feedback": "not all of the second encoding's error is added to a later mean",
     "two levels": "ranks that share a node average among themselves, and nodes among each other",
     # of what is kept
-    "memory": "something is kept from one step to the next",
-    "mends bias": "what did not get through is sent later",
-    "fades": "what did not get through is sent later, and less of it at every step, as a running mean forgets",
-    "adds momentum": "what is sent or given has momentum of its own",
-    "bias allowed": "bias is let through, on request",
-    "wants unbiased": "it is right only around what is right on average",
-    "remembers all": "a copy is kept of what every rank has sent on average, so that none may be missing",
-    "parts models": "each rank steps with a gradient of its own, so that models part",
-    "owes steps": "under plain SGD, a rank's model and 1/N of what it owes add up to the same on all ranks",
+    "memory": "state is kept from one step to the next",
+    "mends bias": "the residual is sent later",
+    "fades": "the residual is sent later, and decays at every step like a running mean",
+    "adds momentum": "the sent or returned gradient has momentum of its own",
+    "bias allowed": "bias is allowed, on request",
+    "wants unbiased": "it requires an unbiased exchange",
+    "remembers all": "the mean of all that ranks have sent is kept, so that no rank may be missing",
+    "parts models": "each rank steps with a gradient of its own, so that models diverge",
+    "owes steps": "under plain SGD, a rank's model and 1/N of its residual add up to the same on all ranks",
     # of when
-    "averages gradients": "gradients are averaged before each descent, at every step",
-    "mixes": "models are pulled together, and never agree exactly",
-    "rank to rank": "models go from rank to rank, whichever nodes these share",
-    "counts alike": "models are averaged as if all ranks counted alike, whatever their weights",
-    "resyncs": "models that have parted are made equal now and then",
-    "meets": "ranks step apart now and then, and what an update makes of their own gradients is agreed on afterwards",
-    "is async": "each rank counts steps of its own and waits for nobody, until all do something together",
-    "lags": "the mean that a step takes is that of the gradients of the step before",
-    "waits for few": "the latest ranks are not waited for; they make up for what they missed",
-    "rounds": "models are averaged every so many steps, and it can be told another number: `every`",
+    "averages gradients": "gradients are averaged before each optimizer step, at every step",
+    "mixes": "models are mixed between ranks, and never agree exactly",
+    "rank to rank": "models are sent from rank to rank, whatever nodes they are on",
+    "counts alike": "models are averaged with equal weights, whatever the ranks' weights",
+    "resyncs": "models that have diverged are made equal now and then",
+    "meets": "ranks step with their own gradients now and then, and average the steps of the update afterwards",
+    "is async": "each rank counts its own steps and waits for no other, until a request of all ranks",
+    "lags": "a step uses the mean gradient of the step before",
+    "waits for few": "a step does not wait for the slowest ranks, which apply missed updates later",
+    "rounds": "models are averaged every `every` steps, which a controller can change",
     "batch": "it can grow the batch: `micro_batches` and `rate`",
     "accumulates": "several micro-batches make one step",
-    "own step": "the model moves otherwise than the optimizer says, by another rate or by a step of its own",
+    "own step": "the model does not move by the optimizer's step alone, but by another rate or a step of the schedule's own",
     # of how much, and for whom
-    "control": "the recipe may change as training goes",
-    "moves schedule": "its schedule may change, and with it what the optimizer does",
-    "directs": "what the optimizer is given is made of the mean, and is no mean any more",
-    "sends momentum": "a momentum travels in place of the gradient",
-    "hears rate": "what it decides may depend on the optimizer's learning rates",
-    "follows rate": "it asks for the learning rate of a block",
-    "singles out": "some parameters go another way than the rest",
+    "control": "the recipe may change during training",
+    "moves schedule": "its schedule may change, and with it the optimizer's steps",
+    "directs": "the optimizer gets a direction computed from the mean, and not the mean",
+    "sends momentum": "a momentum is sent in place of the gradient",
+    "hears rate": "its decisions may depend on the optimizer's learning rates",
+    "follows rate": "it uses the learning rate of a bucket",
+    "singles out": "some parameters use another exchange than the rest",
 }
 
 
 class Constraint(NamedTuple):
-    """One of these traits must be there among all that go together, or none may be."""
+    """Requires one of these traits among all parts of a recipe, or excludes all of them."""
 
     traits: frozenset[str]
     wanted: bool
@@ -67,12 +67,12 @@ class Constraint(NamedTuple):
 
     @property
     def roles(self) -> set[str]:
-        """Those that the sentence names."""
+        """The roles that the sentence names."""
         return {field.partition(".")[0] for _, field, _, _ in Formatter().parse(self.because) if field}
 
 
 def requires(*traits: str, because: str) -> Constraint:
-    """One of these traits must be there. The sentence may name roles: '{exchange} is biased; use ...'.
+    """A constraint that requires one of these traits. The reason may name roles: '{exchange} is biased; use ...'.
 
     >>> requires("unbiased", because="{memory} requires an unbiased exchange, and {exchange} is biased").wanted
     True
@@ -81,7 +81,7 @@ def requires(*traits: str, because: str) -> Constraint:
 
 
 def excludes(*traits: str, because: str) -> Constraint:
-    """None of these traits may be there."""
+    """A constraint that allows none of these traits."""
     return Constraint(_known(traits), False, because)
 
 
@@ -95,7 +95,7 @@ def _known(traits: Iterable[str]) -> frozenset[str]:
 
 
 def those(**claims: bool) -> frozenset[str]:
-    """The traits that are claimed, underlines for blanks.
+    """The traits whose arguments are true, with underscores in place of spaces.
 
     >>> sorted(those(unbiased=True, wants_unbiased=True, contracts=False))
     ['unbiased', 'wants unbiased']
@@ -104,7 +104,7 @@ def those(**claims: bool) -> frozenset[str]:
 
 
 class Constrained(Protocol):
-    """Whoever has a role among those that go together: a part, or a host."""
+    """Anything with traits and constraints: a part, a group of rules, or an integration."""
 
     @property
     def traits(self) -> frozenset[str]: ...
@@ -113,9 +113,9 @@ class Constrained(Protocol):
 
 
 def agree(parties: Mapping[str, Constrained]) -> None:
-    """Refuse parties that cannot be right together; what must not be there is told before what is missing.
+    """Raise RecipeError if a constraint is violated; exclusions are reported before missing traits.
 
-    A term that speaks of a role that nobody has is not judged: a rule is made before it is known under which schedule.
+    A constraint that names an absent role is skipped: a rule is made before its schedule is known.
 
     >>> class Picky(NamedTuple):
     ...     traits: frozenset[str] = frozenset()

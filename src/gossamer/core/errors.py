@@ -1,4 +1,4 @@
-"""Errors that speak to the user: what is wrong, where, and what to do."""
+"""The exceptions of gossamer. Each message says what is wrong, where, and what to do."""
 
 import re
 
@@ -10,42 +10,42 @@ class GossamerError(Exception):
 
 
 class RecipeError(GossamerError, ValueError):
-    """A recipe that cannot be read, or a combination that cannot be right. However long that is, the words are few."""
+    """A recipe cannot be read, or its parts must not be combined. Long messages are cut."""
 
     def __init__(self, message: str) -> None:
         super().__init__(cut(message, 2000))
 
 
 class UnknownPartError(RecipeError):
-    """A word that nothing is registered by: a package that nobody has asked yet may have it."""
+    """No part is registered under this name; a plugin that is not loaded yet may have it."""
 
 
 class WireError(GossamerError, ValueError):
-    """Bytes from the network that are not what their codec writes."""
+    """Bytes from the network are not what their codec writes."""
 
 
 class AttachError(GossamerError, RuntimeError):
-    """A model, an optimizer or a training loop that a recipe cannot be bound to."""
+    """A recipe cannot be bound to this model, optimizer or training loop."""
 
 
 class PeerError(GossamerError, RuntimeError):
-    """Another rank is missing, late beyond the deadline, or does something else than this one."""
+    """Another rank is missing, later than the deadline, or makes other requests than this one."""
 
 
 class DeadlockError(GossamerError, RuntimeError):
-    """Every program waits for another: nothing can ever happen again."""
+    """All programs wait for each other, so that none can go on."""
 
 
 class CheckpointError(GossamerError, ValueError):
-    """A checkpoint that does not belong to this recipe, model or world."""
+    """A checkpoint does not fit this recipe, model or number of ranks."""
 
 
 class OutputError(GossamerError, FileExistsError):
-    """A file that is not ours to write over."""
+    """A file exists that gossamer must not overwrite."""
 
 
 def plainly(error: BaseException) -> str:
-    """What somebody else's error says, in one line: without the place in their source, and their advice to themselves.
+    """The first line of another library's error, without its source location and its advice to developers.
 
     >>> plainly(RuntimeError("[/src/gloo/pair.cc:537] Connection closed by peer. This is typically caused by bugs. GLHF!"))
     'Connection closed by peer'

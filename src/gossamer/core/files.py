@@ -1,4 +1,4 @@
-"""Files: what we may write over, and how much of another's we read.
+"""Reads and writes files safely: never overwrites files of others, never reads more than a limit.
 
 We write where nothing is, or over a file of ours, which its first bytes say. Another's file stays as it is unless its
 owner insists, and what is no regular file is never written over. We read regular files only, and up to a limit: a pipe
@@ -22,14 +22,14 @@ _SPECIAL = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a 
 
 
 class FileKind(NamedTuple):
-    """What a file of ours is, and the bytes of its head that say so: any of the marks."""
+    """A kind of file that gossamer writes, and the byte marks in its head, any of which identifies it."""
 
     name: str
     marks: tuple[bytes, ...]
 
 
 def writable(path: Path, kind: FileKind, force: bool = False) -> Path:
-    """Where to write: the path, or the file of ours that it is a link to. An OutputError says why it must not be."""
+    """The path to write to: `path`, or the gossamer file that it links to. Raises OutputError if it must not be written."""
     mode = _mode(path)
     if mode is None:
         return path
@@ -46,7 +46,7 @@ def writable(path: Path, kind: FileKind, force: bool = False) -> Path:
 
 
 def is_ours(path: Path, kind: FileKind) -> bool:
-    """Whether it is a regular file, and its head has the mark."""
+    """True if `path` is a regular file with one of the marks in its head."""
     try:
         with _opened(path, _NO_LINK) as file:
             head = file.read(HEAD)
@@ -56,14 +56,14 @@ def is_ours(path: Path, kind: FileKind) -> bool:
 
 
 def write(path: Path, content: str | bytes, kind: FileKind, force: bool = False) -> None:
-    """Write all of a file, or none of it."""
+    """Write a file atomically."""
     with replacing(path, kind, force) as file:
         file.write(content if isinstance(content, bytes) else content.encode())
 
 
 @contextmanager
 def replacing(path: Path, kind: FileKind, force: bool = False) -> Generator[BinaryIO]:
-    """A file to write to, which takes its place in one step: neither a full disk nor a power cut costs the old one."""
+    """Open a temporary file that replaces `path` atomically, so that a full disk or a power cut keeps the old file."""
     target = writable(path, kind, force)
     half = target.with_name(f".gossamer-{target.stem[:40]}-{uuid.uuid4().hex[:8]}.part")
     try:
@@ -75,17 +75,17 @@ def replacing(path: Path, kind: FileKind, force: bool = False) -> Generator[Bina
     except BaseException as error:
         half.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename == str(half):
-            error.filename, error.filename2 = str(path), None  # nobody knows the other name
+            error.filename, error.filename2 = str(path), None  # the user knows only this name
         raise
 
 
 def half_written(folder: Path, stems: str) -> list[Path]:
-    """What was being written to files with such stems (a glob) when its writer was killed."""
+    """The temporary files left by killed writers, for target files with these stems (a glob)."""
     return list(folder.glob(f".gossamer-{stems}-????????.part"))
 
 
 def read(path: Path, most: int) -> str:
-    """All of a text file. An OSError says why it is not read."""
+    """Read a text file of at most `most` bytes; raises OSError otherwise."""
     try:
         with _opened(path) as file:
             if os.fstat(file.fileno()).st_size > most:
@@ -99,7 +99,7 @@ def read(path: Path, most: int) -> str:
 
 @contextmanager
 def _opened(path: Path, flags: int = 0) -> Generator[BinaryIO]:
-    """Without waiting for a pipe's other end."""
+    """Open a regular file without blocking on a pipe."""
     with open(os.open(path, os.O_RDONLY | _NO_WAIT | flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")

@@ -1,4 +1,4 @@
-"""Groups: a program among some ranks, and whose turn a request is."""
+"""Process groups: run a program among some of the ranks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def within(program: Program[T], ranks: Sequence[int]) -> Program[T]:
-    """The same program among some ranks: rank i in it is `ranks[i]`. To be run by those ranks, each with its own part.
+    """The same program among some ranks: rank i in it is `ranks[i]`. Each of those ranks runs its own program.
 
     What it starts runs among them too. Within a group, ranks are those of the group, so that groups nest.
 
@@ -43,7 +43,7 @@ def within(program: Program[T], ranks: Sequence[int]) -> Program[T]:
 
 
 def among(verb: Verb, ranks: tuple[int, ...]) -> Verb:
-    """A request as it is among these ranks; what all have to themselves stays as it is."""
+    """The same request among these ranks; requests that involve no other rank stay as they are."""
     match verb:
         case AllReduce() | AllGather() | AllToAll() | Send() | Receive() | TakeTicket() | WaitQuorum():
             return replace(verb, among=ranks if verb.among is None else tuple(ranks[i] for i in verb.among))
@@ -54,32 +54,32 @@ def among(verb: Verb, ranks: tuple[int, ...]) -> Verb:
 
 
 def members(verb: Shared, size: int) -> Sequence[int]:
-    """Who takes part, in a world of this size."""
+    """The ranks that take part in a request, in a world of this size."""
     return range(size) if verb.among is None else verb.among
 
 
 def plain(verb: Shared, size: int) -> Shared:
-    """The same request; if all ranks in their order take part, the group has no name of its own."""
+    """The same request with `among=None` if all ranks take part in their order."""
     everybody = verb.among is not None and verb.among == tuple(range(size))
     return replace(verb, among=None) if everybody else verb
 
 
 def place(verb: Verb, rank: int, size: int) -> tuple[int, int]:
-    """This rank's place among those who take part, and how many they are."""
+    """This rank's index in the request's group, and the group's size."""
     if not isinstance(verb, Shared) or verb.among is None:
         return rank, size
     return verb.among.index(rank), len(verb.among)
 
 
 def refuse_group(verb: Shared, rank: int, size: int) -> None:
-    """Find a group that this rank cannot ask anything of."""
+    """Raise ValueError if the request's group is invalid or does not contain this rank."""
     ranks = verb.among
     if ranks is None:
         return
     if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= r < size for r in ranks):
-        raise ValueError(f"a group is of different ranks from 0 to {size - 1}, not {listed(ranks)}")
+        raise ValueError(f"a group must hold distinct ranks from 0 to {size - 1}, got {listed(ranks)}")
     if rank not in ranks:
-        raise ValueError(f"rank {rank} asks the group {listed(ranks)}, to which it does not belong")
+        raise ValueError(f"rank {rank} made a request in the group {listed(ranks)}, to which it does not belong")
 
 
 def listed(ranks: Sequence[int]) -> str:
@@ -91,5 +91,5 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def named(ranks: Any) -> str:
-    """Behind a request's name, whom it is asked among; nothing if that is everybody."""
+    """The suffix of a request's name that gives its group; empty if all ranks take part."""
     return f" in the group {listed(ranks)}" if ranks is not None else ""

@@ -1,15 +1,15 @@
-"""Shares: how many samples each rank takes, or how many steps in a round, so that all are done at the same time."""
+"""Load balancing: how many samples, or local steps, each rank takes so that all finish at the same time."""
 
 from collections.abc import Sequence
 from math import isfinite
 
 from gossamer.core.errors import GossamerError
 
-WORTH = 0.1  # by how much a step must get shorter before shares change
+WORTH = 0.1  # the relative saving of step time at which shares change
 
 
 def divided(samples: int, seconds: Sequence[float], most: Sequence[int]) -> list[int]:
-    """`samples` among ranks that take so many seconds for one: n_i is about S / seconds_i, at least 1, at most `most`.
+    """Divide `samples` among ranks by their seconds per sample: n_i is about S / seconds_i, at least 1, at most `most`.
 
     They sum to `samples`. One after the other goes to the rank that would then be done first, the lowest of equal ones, and so
     the last to be done is as early as it can be.
@@ -30,12 +30,12 @@ def divided(samples: int, seconds: Sequence[float], most: Sequence[int]) -> list
 
 
 def step_seconds(shares: Sequence[int], seconds: Sequence[float]) -> float:
-    """When the last rank is done."""
+    """The seconds until the slowest rank is done."""
     return max(n * s for n, s in zip(shares, seconds, strict=True))
 
 
 def planned(samples: int, seconds: Sequence[float], most: Sequence[int], now: Sequence[int]) -> list[int]:
-    """Shares for these speeds; those of `now`, if they are for as many samples and other ones would hardly be faster.
+    """The samples of each rank for these speeds; `now` if it sums to as many samples and others would hardly be faster.
 
     >>> planned(12, [1.0, 1.9], [12, 12], now=[8, 4])
     [8, 4]
@@ -46,7 +46,7 @@ def planned(samples: int, seconds: Sequence[float], most: Sequence[int], now: Se
 
 
 def local_steps(every: int, seconds: Sequence[float], now: Sequence[int]) -> list[int]:
-    """How many of a round's `every` steps each rank takes, whose step takes so many seconds: the fastest takes all of them, and
+    """How many of a round's `every` steps each rank takes, given the seconds of a step: the fastest rank takes all of them, and
     the others as many as fit into that time or a tenth more, one at least.
 
     Those of `now`, if others would hardly come to more steps a second, or if some rank has not been timed.
@@ -65,7 +65,7 @@ def local_steps(every: int, seconds: Sequence[float], now: Sequence[int]) -> lis
 
 
 def check(samples: int, seconds: float, most: int | None, size: int) -> None:
-    """What a rank may say of itself."""
+    """Raise GossamerError if what a rank reports of itself is invalid."""
     if samples < size:
         raise GossamerError(
             f"{samples} sample(s) for {size} ranks: each needs one at least; say samples={size} or more"
@@ -75,4 +75,4 @@ def check(samples: int, seconds: float, most: int | None, size: int) -> None:
             f"seconds must be what one sample takes this rank, a number above 0, got {seconds!r}; time a few batches, and divide"
         )
     if most is not None and most < 1:
-        raise GossamerError(f"most must be at least 1 sample, got {most}; leave it out if all fit into memory")
+        raise GossamerError(f"most must be at least 1 sample, got {most}; omit it if all samples fit into memory")

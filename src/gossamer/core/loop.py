@@ -1,4 +1,4 @@
-"""The loop: a training as schedules see it, and what that asks of whoever trains the model."""
+"""The interface between a schedule and the worker that runs it."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -11,12 +11,12 @@ from gossamer.core.contracts import Context, Exchange, Memory, Update
 from gossamer.core.verbs import LateUpdate, OptimizerStep, Present, Program
 
 Message = Callable[[Bucket, State, Context], Program[list[Tensor]]]
-"""What a block says to peers: a program that sends, and returns the wires that came. It is given the block as it is now,
-what its mixer keeps, and the context; whatever it does before it first asks the network is done at once."""
+"""A program that sends a bucket's message to peers and returns the wires received. It gets the bucket as it is now,
+its mixer's state and the context; its work before the first request is done at once."""
 
 
 class BucketView(Protocol):
-    """A block of the model, and what is kept about it."""
+    """A bucket of the model and its state."""
 
     states: dict[str, State]
 
@@ -39,7 +39,7 @@ class BucketView(Protocol):
 
 
 class Host(Protocol):
-    """Whoever trains a model, as a loop needs it; `which` counts the model's blocks."""
+    """What a loop needs of the worker that trains the model; `which` holds indices of buckets."""
 
     rank: int
     size: int
@@ -90,21 +90,21 @@ class Host(Protocol):
 
 
 class Loop:
-    """The training that a schedule drives, or that of some blocks: a list holds one item for each of them.
+    """The training as a schedule sees it, for all buckets or some of them: each list holds one item per bucket.
 
-    Averages are launched and land, messages to peers are posted and collected. Both may happen steps apart; what is on its
-    way is kept by block, and travels with a checkpoint.
+    Averages are launched and waited for, messages to peers are posted and collected. Both may happen steps apart; what is in
+    flight is kept by bucket, and saved in checkpoints.
     """
 
     def __init__(self, host: Host, which: Sequence[int] | None = None, counts: float = 1.0) -> None:
         self.host, self._which, self._counts = host, which, counts
 
     def part(self, which: Iterable[int]) -> "Loop":
-        """The same training, of some of these blocks: every schedule of a whole model works on them."""
+        """The same training restricted to some buckets."""
         return Loop(self.host, [self.which[i] for i in which], self._counts)
 
     def counting(self, times: float) -> "Loop":
-        """The same training, in which what this rank launches counts so many times, besides what its data weigh."""
+        """The same training, in which this rank's averages have `times` the weight."""
         return Loop(self.host, self._which, self._counts * times)
 
     @property
@@ -117,7 +117,7 @@ class Loop:
 
     @property
     def step(self) -> int:
-        """1 at the first optimizer step."""
+        """The number of the current step; 1 at the first."""
         return self.host.step
 
     @property
@@ -126,74 +126,74 @@ class Loop:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.host.size
 
     @property
     def weights(self) -> Sequence[float]:
-        """What each rank's step counts, 1 on average; none where all count alike."""
+        """The weight of each rank's step, 1 on average; empty where all are equal."""
         return self.host.weights
 
     @property
     def weight(self) -> float:
-        """What this rank's step counts."""
+        """The weight of this rank's step."""
         return self.weights[self.rank] if self.weights else 1.0
 
     @property
     def lrs(self) -> list[float]:
-        """The learning rate of each block's parameters; of the optimizer's first group, unless a part `follows_rate`."""
+        """The learning rate of each bucket; that of the optimizer's first group, unless a part `follows_rate`."""
         return [self.host.rate(i) for i in self.which]
 
     @property
     def gains(self) -> list[float]:
-        """How many times its learning rate each block moves in the end under a gradient that stays: momentum adds up."""
+        """By how many times the learning rate each bucket moves under a constant gradient, with momentum summed up."""
         return [self.host.gain(i) for i in self.which]
 
     @property
     def decays(self) -> list[float]:
-        """By how much of itself, times the learning rate, the optimizer shrinks each block at a step."""
+        """The optimizer's weight decay of each bucket."""
         return [self.host.decay(i) for i in self.which]
 
     @property
     def update(self) -> Update | None:
-        """What the recipe makes of gradients."""
+        """The recipe's update, if it has one."""
         return self.host.update
 
     @property
     def updates(self) -> list[State]:
-        """What that keeps, per block; once the optimizer has descended, after this step."""
+        """The update's state, per bucket; after the optimizer step, that of after this step."""
         return self.host.updates(self.which)
 
     @property
     def states(self) -> list[State]:
-        """The schedule's own state, per block."""
+        """The schedule's own state, per bucket."""
         return [p.states["schedule"] for p in self.places]
 
     @property
     def mixing(self) -> list[State]:
-        """What the schedule's mixer keeps, per block."""
+        """The state of the schedule's mixer, per bucket."""
         return [p.states["mixer"] for p in self.places]
 
     @property
     def live(self) -> dict[str, Any]:
-        """What a schedule keeps beside the steps and no checkpoint holds: a program that is under way."""
+        """What a schedule keeps between steps but not in checkpoints, such as running programs."""
         return self.host.live
 
     def blocks(self) -> list[Bucket]:
-        """Copies of the parameters, and where they lie."""
+        """Buckets with copies of the parameters."""
         return [Bucket(p.read(), p.layout) for p in self.places]
 
     def parameters(self) -> list[Tensor]:
-        """Copies of the parameters, flat."""
+        """Flat copies of the parameters."""
         return [p.read() for p in self.places]
 
     def write(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """Write this rank's parameters; returns them as they were taken: the very tensors, or what rounding left of them."""
+        """Write this rank's parameters; returns the values as stored: the same tensors, or rounded ones."""
         self._write(values)
         return [p.read() if p.narrow else value for p, value in zip(self.places, values)]
 
     def assign(self, values: Sequence[Tensor]) -> None:
-        """Write parameters on which all ranks have agreed, or which they pull towards what they agreed on."""
+        """Write parameters that all ranks have agreed on, or that were pulled towards such."""
         self._write(values)
         self.host.agreed()
 
@@ -204,32 +204,32 @@ class Loop:
     # -- averages ----------------------------------------------------------------------------------------------------
 
     def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
-        """Put a block's gradient on its way, for `average_gradients` to join; through memory and exchange, or `over` another
-        exchange and past them.
+        """Start averaging a bucket's gradient; `average_gradients` waits for it. Uses memory and exchange, or `over` another
+        exchange in place of both.
         """
         yield from self.host.send(self.which[index], flat, over)
 
     def average_gradients(self) -> Program[None]:
-        """Join what backward started; afterwards every gradient is the agreed mean."""
+        """Wait for the averages that backward started; afterwards every gradient is the agreed mean."""
         yield from self.host.average_gradients()
 
     def average(self, values: Sequence[Tensor], over: Exchange | None = None) -> Program[list[Tensor] | None]:
-        """Through memory and exchange, or `over` another exchange and past them; None where any rank's values were not
+        """Average through memory and exchange, or `over` another exchange in place of both; None where any rank's values were not
         finite, and no memory was touched.
 
-        The values are given away: the means may be written over them.
+        The means may be written over the values.
         """
         yield from self.launch(values, over)
         return (yield from self.land())
 
     def local_average(self, values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
-        """Over an exchange among a few ranks, past memory. The others hear nothing of it, so no controller does either, and
-        what is not finite is left to the next average of all.
+        """Average over an exchange among some ranks, without memory. Other ranks and the controller do not see it, and
+        values that are not finite are left to the next average of all ranks.
         """
         return (yield from self.host.local_average(self.which, values, over))
 
     def launch(self, values: Sequence[Tensor], over: Exchange | None = None) -> Program[None]:
-        """Start averaging what is given away; `land` gets the result later."""
+        """Start averaging values that the caller gives up; `land` returns the result later."""
         if self._counts != 1:
             values = [value.mul_(self._counts) for value in values]
         yield from self.host.launch(self.which, values, over)
@@ -238,121 +238,121 @@ class Loop:
         return (yield from self.host.land(self.which))
 
     def in_flight(self) -> bool:
-        """Whether an average has been launched and has not landed."""
+        """True if an average was launched and its result has not been taken."""
         return self.host.in_flight(self.which)
 
     # -- what did not get through ------------------------------------------------------------------------------------
 
     def residuals(self) -> list[Tensor]:
-        """What each block's memory owes, as the step that plain SGD would take with it; zero where nothing is kept.
+        """Each bucket's residual, as the step that plain SGD would take with it; zero where no memory keeps one.
 
-        Once the optimizer has descended, it is what is owed after this step.
+        After the optimizer step, it is the residual after this step.
         """
         return self.host.residuals(self.which)
 
     def settle(self) -> None:
-        """What was owed has been paid: memories start from zero."""
+        """Reset the residuals to zero, after they were applied."""
         self.host.settle(self.which)
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def post(self, message: Message, models: Sequence[Tensor] | None = None) -> Program[None]:
-        """Start what every block says to peers; `collect` gets what came. `models` are the blocks, where they are known."""
+        """Start sending every bucket's message to peers; `collect` returns the replies. `models` are the parameters, if known."""
         yield from self.host.post(self.which, message, models)
 
     def collect(self) -> Program[list[list[Tensor]]]:
-        """Wait for what was posted: the wires that came, for each block; none where nothing was posted."""
+        """Wait for the posted messages and return the wires received, per bucket; empty where nothing was posted."""
         return (yield from self.host.collect(self.which))
 
     def arrived(self) -> list[list[Tensor]]:
-        """The wires that have come and have not been collected."""
+        """The wires that were received and not yet collected."""
         return self.host.arrived(self.which)
 
     def has_posted(self) -> bool:
-        """Whether something was posted and has not been collected."""
+        """True if messages were posted and not yet collected."""
         return self.host.has_posted(self.which)
 
     def has_come(self) -> bool:
-        """Whether something was posted, and to collect it would be to wait for nobody, or for longer than a deadline already.
-        For who goes at its own pace only: the answer is a matter of time.
+        """True if `collect()` would not block, or if the messages are later than the deadline.
+        Only for schedules that are `is_async`: the answer depends on timing.
         """
         return self.host.has_come(self.which)
 
     def wait(self) -> Program[None]:
-        """Wait for what was posted, and keep what came for `collect`."""
+        """Wait for the posted messages, and keep the wires received for `collect`."""
         yield from self.host.wait(self.which)
 
     # -- the optimizer -----------------------------------------------------------------------------------------------
 
     def reset_optimizer(self) -> None:
-        """Make the optimizer forget all it knows of the parameters, its counters too."""
+        """Reset the optimizer's state for the parameters, counters included."""
         self.host.reset_optimizer()
 
     def average_optimizer(self) -> Program[None]:
-        """Average the optimizer's buffers over all ranks, densely."""
+        """Average the optimizer's buffers over all ranks, uncompressed."""
         yield from self.host.average_optimizer()
 
     # -- steps that do not wait for all ----------------------------------------------------------------------------------
 
     @property
     def rates(self) -> list[float]:
-        """The learning rate of each of the optimizer's groups."""
+        """The learning rate of each of the optimizer's parameter groups."""
         return self.host.rates
 
     def context(self, step: int) -> Context:
-        """Where I sit at a step that need not be the one I compute: in no units, and with no memory around."""
+        """The context of this rank at any step, without a loss scale and without a memory."""
         return self.host.plain_context(step)
 
     def deliver(self, mean: Tensor, finite: bool, rates: Sequence[float]) -> None:
-        """The step's agreed gradient, for the optimizer to take with these rates; where it is not finite, nobody takes it."""
+        """Give the optimizer the agreed gradient and these learning rates; if it is not finite, no rank applies it."""
         self.host.deliver([mean], finite, rates)
 
     def hand_over(self, means: Sequence[Tensor] | None) -> None:
-        """These means are what the optimizer takes at this step; without any, no parameter has a gradient."""
+        """Give the optimizer these means at this step; with None, no parameter has a gradient."""
         self.host.deliver(means or [], True, self.host.rates)
 
     def missed(self, update: LateUpdate) -> Program[None]:
-        """A step ended without this rank: the optimizer makes up for it, and the next step is counted."""
+        """Apply the update of a step that ended without this rank, and count it."""
         yield OptimizerStep(update)
         self.host.step += 1
 
     def count_on(self, step: int) -> None:
-        """The step under way has a later number: this rank takes fewer steps than the ranks count together."""
+        """Set the current step's number to a later one: this rank takes fewer steps than the ranks count together."""
         self.host.step = step
 
     def drop(self, step: int) -> None:
-        """This rank's gradient of a step was not waited for."""
+        """Record that this rank's gradient of a step was not waited for."""
         self.host.drop(step)
 
     def accept(self, ranks: Sequence[int]) -> None:
-        """A step ended that is made of the gradients of these ranks."""
+        """Record that a step ended with the gradients of these ranks."""
         self.host.accept(ranks)
 
     def age(self, steps: int) -> None:
-        """What has landed was made of this rank's model as it was so many steps ago."""
+        """Record that the result just taken is from this rank's model of `steps` steps ago."""
         self.host.age(steps)
 
     @property
     def present(self) -> Present:
-        """Who is there."""
+        """The ranks that take part now."""
         return self.host.present
 
     def regroup(self, present: Present) -> None:
-        """These are there from now on, and ranks are counted among them."""
+        """Continue with these ranks only, numbered among themselves."""
         self.host.regroup(present)
 
     def catch_up(self, step: int) -> None:
-        """This rank goes on where others are."""
+        """Continue at the step of the other ranks."""
         self.host.step = step
 
     def give_up(self) -> None:
-        """A round came to nothing: what the optimizer keeps that is not finite goes with it."""
+        """Drop a round: reset optimizer state that is not finite."""
         self.host.give_up()
 
     def measures(self, step: int) -> bool:
-        """Whether the error is to be measured of what starts at this step."""
+        """True if the compression error of what starts at this step is to be measured."""
         return self.host.measures(step)
 
     def measure(self, block: Bucket, add_sent: Callable[[Tensor, float], None]) -> None:
-        """Note what got lost of a block that this rank gave."""
+        """Record the compression error of a bucket that this rank sent."""
         self.host.measure(block, add_sent)

@@ -1,11 +1,11 @@
-"""Exchanges of a schedule's own, past the codecs."""
+"""Exchanges that schedules define themselves, without codecs."""
 
 from gossamer.core.bucket import Layout
 from gossamer.core.contracts import Exchange
 
 
 class LosslessExchange(Exchange):
-    """An exchange through which everything gets: numbers travel as they are."""
+    """An exchange that sends numbers uncompressed."""
 
     @property
     def unbiased(self) -> bool:

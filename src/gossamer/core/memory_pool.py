@@ -1,6 +1,6 @@
-"""Buffers: memory that serves again, step after step.
+"""A pool of buffers that are reused at every step.
 
-On a CPU new memory of a block's size costs more than most passes over it: each of its pages is mapped, and cleared, when
+On a CPU new memory of a bucket's size costs more than most passes over it: each of its pages is mapped, and cleared, when
 it is first touched. A GPU's allocator keeps what it has, so there this only hands requests on.
 """
 
@@ -14,13 +14,13 @@ from torch import Tensor
 from gossamer.core.torch_private import private_name
 
 _use_count: Callable[[int], int] = private_name(torch._C, "_storage_Use_Count", "finds out which memory is free again")
-_SMALL = 65_536  # bytes; less than this the process keeps itself
+_SMALL = 65_536  # bytes; smaller buffers are kept by the process's own allocator
 _LINE = 64  # bytes that a processor reads at once
-_LENGTHS = 64  # of which memory is kept; where lengths follow the data, no two may be the same
+_LENGTHS = 64  # distinct lengths to keep buffers for; lengths that depend on the data may never repeat
 
 
 def uninitialised(length: int, device: torch.device) -> Tensor:
-    """Bytes whose content is arbitrary. On a CPU they come from NumPy, which asks for huge pages, of which there are few to map."""
+    """An uninitialised byte tensor. On a CPU it comes from NumPy, which asks for huge pages, of which there are few to map."""
     if device.type != "cpu" or length < _SMALL:
         return torch.empty(length, dtype=torch.uint8, device=device)
     raw = np.empty(length + _LINE, np.uint8)
@@ -29,23 +29,23 @@ def uninitialised(length: int, device: torch.device) -> Tensor:
 
 
 def holders(tensor: Tensor) -> int:
-    """How many tensors share its memory, itself included; only good to be compared with what it was."""
+    """The number of tensors that share its memory, itself included; only to be compared with an earlier count."""
     return _use_count(tensor.untyped_storage()._cdata)
 
 
 class MemoryPool:
-    """Lends memory, and takes it back when no tensor lies in it any more: nobody returns anything.
+    """Hands out buffers, and reuses each once no tensor uses its memory any more.
 
-    So what is assigned to a state, or travels, is safe as long as somebody holds it; and a draft that is dropped gives its
-    memory back, as does the state that a draft replaces.
+    So a buffer that is in a state, or in flight, is safe as long as it is referenced; and a pending state that is dropped gives its
+    memory back, as does the state that it replaces.
     """
 
     def __init__(self) -> None:
         self._buffers = dict[int, list[tuple[Tensor, int]]]()  # by length: the memory, and its holders when it is free
-        self._lock = Lock()  # lanes and the training loop's thread may ask at once
+        self._lock = Lock()  # comm threads and the training loop's thread may ask at once
 
     def of(self, length: int, device: torch.device) -> Tensor:
-        """So many bytes, of arbitrary content."""
+        """An uninitialised buffer of `length` bytes."""
         if device.type != "cpu" or length < _SMALL:
             return uninitialised(length, device)
         with self._lock:
@@ -60,5 +60,5 @@ class MemoryPool:
             return buffer.view(-1)
 
     def like(self, tensor: Tensor) -> Tensor:
-        """A tensor of this one's shape and kind, of arbitrary content."""
+        """An uninitialised tensor of the same shape, dtype and device."""
         return self.of(tensor.numel() * tensor.element_size(), tensor.device).view(tensor.dtype).view(tensor.shape)

@@ -1,4 +1,4 @@
-"""Parts: frozen values that print as the text they are read from, and are found by name.
+"""Parts: frozen values that are registered by name and print as the text that they are parsed from.
 
 `repr` and `parse` are inverses: `parse("gather(qsgd(bits=4))")` is `Gather(Qsgd(bits=4))`, and prints as that text.
 """
@@ -45,38 +45,38 @@ class Part(ABC):  # noqa: B024  (its contracts below are abstract; what a part m
 
     @property
     def traits(self) -> frozenset[str]:
-        """What this part promises, in words of `core.constraints.TRAITS`."""
+        """What this part promises: names from `core.constraints.TRAITS`."""
         return those(follows_rate=self.follows_rate)
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
-        """What it asks of the parts that it goes with."""
+        """What this part requires of the parts it is combined with."""
         return ()
 
     @property
     def follows_rate(self) -> bool:
-        """True if this part asks for a block's learning rate, so that parameters of two optimizer groups must not share one."""
+        """True if this part uses a bucket's learning rate, so that parameters of two optimizer groups must not share a bucket."""
         return False
 
     @property
     def ranks_per_node(self) -> int:
-        """How many ranks share a node, numbered node by node, where this part goes by that."""
+        """The number of ranks on each node, numbered node by node; None if this part does not depend on it."""
         return max((inner.ranks_per_node for inner in _inside(self)), default=1)
 
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
-        """The groups of ranks it will talk among in a world of this size, besides all of them: equal on all ranks, in one
+        """The groups of ranks that this part communicates in, besides the group of all ranks: equal on all ranks, in the same
         order. A fabric makes them before training begins.
         """
         return tuple(dict.fromkeys(g for inner in _inside(self) for g in inner.groups(size)))
 
     def fits(self, binding: Binding) -> None:
-        """Raise AttachError for a world in which this part would not do what it says, with the fix."""
+        """Raise AttachError, with the fix, if this part would not work as documented in this binding."""
         for inner in _inside(self):
             inner.fits(binding)
 
 
 def _inside(part: Part) -> list[Part]:
-    """The parts among its fields."""
+    """The fields of a part that are parts."""
     return [v for f in fields(part) if isinstance(v := getattr(part, f.name), Part)]  # pyright: ignore[reportArgumentType]
 
 
@@ -88,7 +88,7 @@ class Registry:
 
     def add(self, part: type[Part]) -> None:
         if part.name in self._parts:
-            raise ValueError(f"two parts are called {part.name!r}: {self._parts[part.name]} and {part}")
+            raise ValueError(f"two parts have the name {part.name!r}: {self._parts[part.name]} and {part}")
         self._parts[part.name] = part
 
     def get(self, name: str) -> type[Part] | None:
@@ -106,7 +106,7 @@ registry = Registry()
 def part(name: str, sample: str = "") -> Callable[[type[P]], type[P]]:
     """Make a class a part: a frozen dataclass, registered under `name`.
 
-    The `sample` is what documentation shows and laws try; who has arguments without a default must give one.
+    The `sample` is what documentation shows and laws try; a part with required arguments must give one.
     """
 
     def register(cls: type[P]) -> type[P]:
@@ -120,7 +120,7 @@ def part(name: str, sample: str = "") -> Callable[[type[P]], type[P]]:
 
 
 def _fitting(then: Callable[[Any], None] | None) -> Callable[[Any], None]:
-    """Check every field against its annotation, also when a part is made in Python; then the part's own checks, and that no
+    """Check every field against its annotation, also when a part is made in Python; then run the part's checks, and check that no
     number is infinite.
     """
 
@@ -131,7 +131,7 @@ def _fitting(then: Callable[[Any], None] | None) -> Callable[[Any], None]:
             object.__setattr__(self, f.name, _fit(value, hints[f.name], f"{self.name}: {f.name}"))
         if then is not None:
             then(self)
-        for f in fields(self):  # last, for what a part says itself says more # pyright: ignore[reportArgumentType]
+        for f in fields(self):  # last, since a part's own message says more # pyright: ignore[reportArgumentType]
             value = getattr(self, f.name)
             require(
                 not isinstance(value, float) or math.isfinite(value),
@@ -142,7 +142,7 @@ def _fitting(then: Callable[[Any], None] | None) -> Callable[[Any], None]:
 
 
 def require(condition: bool, message: str) -> None:
-    """Refuse a value at construction, with the reason and the fix."""
+    """Raise RecipeError with `message` unless `condition` holds."""
     if not condition:
         raise RecipeError(message)
 
@@ -157,7 +157,7 @@ def nearest(word: str, known: Sequence[str]) -> str:
 def parse(text: str, names: Mapping[str, Callable[..., Any]] | None = None) -> Any:
     """Read a part, or a sum of parts (as a tuple), from text.
 
-    `names` adds words for the terms of the sum, such as presets. Where a word is both, the first term is the preset if
+    `names` adds names for the terms of the sum, such as presets. Where a name is both, the first term is the preset if
     its arguments fit, and any later term is the part. Nothing is executed: the text is read as a Python expression and
     bound by signature.
     """
@@ -166,7 +166,7 @@ def parse(text: str, names: Mapping[str, Callable[..., Any]] | None = None) -> A
     except RecipeError:
         raise
     except (SyntaxError, ValueError) as error:
-        why = error.msg if isinstance(error, SyntaxError) else error  # without the file and line that there are not
+        why = error.msg if isinstance(error, SyntaxError) else error  # without file and line, which a text has not
         raise RecipeError(f"{shown(text)} cannot be read: {why}. A recipe looks like 'gather(qsgd(bits=4))'.") from None
 
 
@@ -190,7 +190,7 @@ def _read_first(node: ast.expr, names: Mapping[str, Callable[..., Any]]) -> Any:
         except RecipeError:
             accepted = _signature(names[word])
             if len(node.args) <= len(accepted) and all(k.arg in accepted for k in node.keywords):
-                raise refusal from None  # the preset was meant, so its refusal helps
+                raise refusal from None  # the user meant the preset, so show its error
             raise
 
 
@@ -216,8 +216,8 @@ def _read(node: ast.expr, names: Mapping[str, Callable[..., Any]]) -> Any:
             return _call(word, args, keywords, names)
         case _:
             raise RecipeError(
-                f"{shown(ast.unparse(node))} has no place in a recipe: "
-                "only numbers, strings, tuples and calls of named parts do."
+                f"{shown(ast.unparse(node))} is not allowed in a recipe: "
+                "use only numbers, strings, tuples and calls of named parts."
             )
 
 
@@ -226,7 +226,7 @@ def _call(word: str, args: list[ast.expr], keywords: list[ast.keyword], names: M
     named = dict[str, Any]()
     for keyword in keywords:
         if keyword.arg is None:
-            raise RecipeError(f"{word}: '**' has no place in a recipe")
+            raise RecipeError(f"{word}: '**' is not allowed in a recipe; write each argument by name")
         named[keyword.arg] = _read(keyword.value, {})
     if word in names:
         return _bind(names[word], word, values, named, list(_signature(names[word])))
@@ -283,7 +283,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _fit(value: Any, hint: Any, where: str) -> Any:
-    """Check a value against an annotation; an int is welcome where a float is asked for."""
+    """Check a value against an annotation; an int is accepted for a float."""
     if hint is Any or matches(value, hint):
         return value
     if type(value) is int and abs(value) <= sys.float_info.max and matches(float(value), hint):
@@ -303,7 +303,7 @@ def matches(value: Any, hint: Any) -> bool:
     if hint in (int, float):
         return type(value) is hint
     if isinstance(value, Part) and isinstance(hint, type) and issubclass(hint, Part):
-        return value.kind == hint.kind  # a part of the right kind but the wrong sort is refused by the part itself
+        return value.kind == hint.kind  # a wrong subclass of the right kind is refused by the part itself
     return isinstance(hint, type) and isinstance(value, hint)
 
 
@@ -324,7 +324,7 @@ def _describe(hint: Any) -> str:
 
 
 def _arguments(value: Part) -> list[str]:
-    """Fields without a default come first and bare; the others by name, and only where they differ."""
+    """A part's arguments as text: required ones first and positional, others by name and only where they differ."""
     out = list[str]()
     for f in fields(value):  # pyright: ignore[reportArgumentType]
         item = getattr(value, f.name)

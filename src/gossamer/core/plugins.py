@@ -1,4 +1,4 @@
-"""What others wrote: a module that somebody names, and installed packages that say in their metadata that they have parts.
+"""Loads parts of third parties: modules that the user names, and installed packages with a `gossamer.parts` entry point.
 
 A package offers a module that registers parts, presets or workloads by an entry point of the group `gossamer.parts`.
 """
@@ -18,11 +18,11 @@ from gossamer.core.text import cut
 
 GROUP = "gossamer.parts"
 HOUSE = str(Path(__file__).parents[1])
-origins: dict[str, str] = {}  # of modules that a package offers: its name
+origins: dict[str, str] = {}  # module name -> name of the package that offers it
 
 
 class ImportingError(GossamerError, ValueError):
-    """What somebody named cannot be imported, or brings nothing."""
+    """A module or file that the user named cannot be imported, or registers nothing."""
 
 
 def import_named(said: str) -> None:
@@ -31,10 +31,10 @@ def import_named(said: str) -> None:
         if said.endswith(".py"):
             _run_file(Path(said))
             return
-        if os.getcwd() not in sys.path:  # as `python -m` has it
+        if os.getcwd() not in sys.path:  # as `python -m` does
             sys.path.insert(0, os.getcwd())
         importlib.import_module(said)
-    except Exception as error:  # of code that is not ours: whatever it raises
+    except Exception as error:  # third-party code may raise anything
         raise ImportingError(f"{said} cannot be imported: {_told(error)}") from None
 
 
@@ -47,12 +47,12 @@ def _run_file(path: Path) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent.absolute()))  # for what lies beside it
+    sys.path.insert(0, str(path.parent.absolute()))  # so that it can import its neighbours
     spec.loader.exec_module(module)
 
 
 def _told(error: Exception) -> str:
-    """What was raised, and where in the code that is not ours."""
+    """The exception raised, and its location in the third-party code."""
     where = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(("<frozen", HOUSE))]
     place = f" ({where[-1].filename}, line {where[-1].lineno})" if where else ""
     return cut(f"{type(error).__name__}: {error}{place}", 600)
@@ -60,14 +60,14 @@ def _told(error: Exception) -> str:
 
 @cache
 def load_plugins() -> bool:
-    """Import what installed packages offer, once; returns whether there was anything. A broken one is a warning."""
+    """Import the modules that installed packages offer, once; returns True if any were. One that fails gives a warning."""
     found = list(entry_points(group=GROUP))
     for offer in found:
         origins[offer.module] = _owner(offer)
         try:
             offer.load()
         except Exception as error:
-            said = f"{_owner(offer)} offers {offer.value} to gossamer, and it cannot be loaded: {_told(error)}"
+            said = f"{_owner(offer)} offers {offer.value} to gossamer, which cannot be loaded: {_told(error)}"
             warnings.warn(said, RuntimeWarning, stacklevel=2)
     return bool(found)
 
@@ -77,7 +77,7 @@ def _owner(offer: EntryPoint) -> str:
 
 
 def origin(module: str) -> str:
-    """Where a part comes from: nothing if it is the house's own, else the package that offers it, or its module.
+    """The package or module that a part comes from; empty for gossamer's own parts.
 
     >>> origin("gossamer.codecs.qsgd"), origin("my_parts")
     ('', 'my_parts')

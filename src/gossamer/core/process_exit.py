@@ -1,4 +1,4 @@
-"""How a process of ours ends: at once. To take torch down piece by piece would cost another second."""
+"""Ends a process at once: a regular shutdown of torch would take another second."""
 
 import atexit
 import os
@@ -8,14 +8,14 @@ from typing import NoReturn
 
 
 def exit_in_order(code: int) -> NoReturn:
-    """All is done; what others want to do at the exit of Python is done too."""
+    """Run the `atexit` handlers, then exit at once."""
     atexit._run_exitfuncs()
     exit_now(code)
 
 
 def exit_now(code: int) -> NoReturn:
-    """All that was said is out, and nothing else happens any more: no thread that is left keeps the process."""
+    """Flush the output and exit at once; remaining threads do not delay it."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # a reader that has left, or a full disk: there is nobody to tell
+        with suppress(OSError):  # a closed pipe or a full disk: the error cannot be reported
             stream.flush()
     os._exit(code)

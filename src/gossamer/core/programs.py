@@ -1,6 +1,6 @@
-"""Running programs: one to its end, by a call that answers, or with its requests made by somebody else.
+"""Runs programs: to the end with a function that answers, or with each request passed on to another program.
 
-Whatever answers, a request that fails raises in the program, where it was asked: a part may know what to do.
+A request that fails raises inside the program that made it, which may handle the error.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def drive(program: Program[T], answer: Callable[[Verb], Any]) -> T:
 
 
 def through(program: Program[T], ask: Callable[[Verb], Program[Any]]) -> Program[T]:
-    """The program, with its requests made by somebody else; what is thrown into that is thrown into the program."""
+    """The program with each request passed to `ask`; exceptions from `ask` are thrown into the program."""
     answer: Any = None
     error: BaseException | None = None
     while True:

@@ -1,6 +1,6 @@
-"""Ranges: the values of a part's argument that are worth trying.
+"""Search ranges: the values of a part's argument that are worth trying.
 
-An argument says so where it is declared, and whoever searches finds it there:
+They are declared in the argument's annotation, where a search finds them:
 
     ratio: Annotated[float, LogRange(0.001, 0.1)] = 0.01
 """
@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, final, get_args, get_origin, get_type_hints
 
-DIGITS = 3  # that count, of a value between the ends: recipes are read by people
+DIGITS = 3  # significant digits of a value between the ends, so that recipes stay readable
 
 
 class Values(ABC):
-    """What one argument may be.
+    """The values to try for one argument.
 
     Law: each of them makes a legal part of the part's sample, and is written and read back as it is.
     """
@@ -27,12 +27,12 @@ class Values(ABC):
     @property
     @abstractmethod
     def ends(self) -> tuple[Any, ...]:
-        """The outermost values; all of them where they have no order."""
+        """The lowest and the highest value; all values where they have no order."""
 
 
 @dataclass(frozen=True)
 class Span(Values):
-    """Numbers between two ends, which belong to it: whole ones, if the ends are."""
+    """Numbers between two ends, both included; integers if the ends are."""
 
     low: float
     high: float
@@ -41,7 +41,7 @@ class Span(Values):
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise ValueError(f"a range needs two numbers, the lower one first, not {self.low} and {self.high}")
         if type(self.low) is not type(self.high):
-            raise ValueError(f"is it whole numbers, or any? write both ends alike, not {self.low} and {self.high}")
+            raise ValueError(f"both ends of a range must be integers or both floats, not {self.low} and {self.high}")
 
     @property
     def whole(self) -> bool:
@@ -52,7 +52,7 @@ class Span(Values):
         return self.low, self.high
 
     def at(self, place: float) -> float:
-        if self.whole:  # each of them has as much room as the others, on its scale
+        if self.whole:  # all integers have equal room on the scale
             return max(self.low, min(self.high, math.floor(self._between(self.low, self.high + 1, place))))
         return max(self.low, min(self.high, float(f"{self._between(self.low, self.high, place):.{DIGITS}g}")))
 
@@ -62,7 +62,7 @@ class Span(Values):
 
 @final
 class Range(Span):
-    """Numbers of which equal differences count alike.
+    """Numbers on a linear scale.
 
     >>> Range(0.3, 0.9).at(0.5), Range(2, 8).at(0.99), str(Range(2, 8))
     (0.6, 8, '2 to 8')
@@ -77,7 +77,7 @@ class Range(Span):
 
 @final
 class LogRange(Span):
-    """Positive numbers of which equal factors count alike.
+    """Positive numbers on a logarithmic scale.
 
     >>> LogRange(0.001, 0.1).at(0.5), LogRange(1, 64).at(0.5), str(LogRange(0.001, 0.1))
     (0.01, 8, '0.001 to 0.1, by factors')
@@ -86,7 +86,7 @@ class LogRange(Span):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.low <= 0:
-            raise ValueError(f"equal factors need positive numbers, not {self.low}; take Range")
+            raise ValueError(f"LogRange needs positive numbers, not {self.low}; use Range")
 
     def _between(self, low: float, high: float, place: float) -> float:
         return low * (high / low) ** place
@@ -108,7 +108,7 @@ class Choice(Values):
 
     def __init__(self, *values: Any) -> None:
         if not values or len(set(values)) < len(values):
-            raise ValueError(f"a choice is between different values, not {values}")
+            raise ValueError(f"the values of a Choice must differ, got {values}")
         object.__setattr__(self, "values", values)
 
     def at(self, place: float) -> Any:
@@ -125,7 +125,7 @@ class Choice(Values):
 
 @cache
 def ranges_of(part: type) -> dict[str, Values]:
-    """The arguments of a part that say what is worth trying, and what that is.
+    """The search range of each argument of a part that declares one.
 
     >>> from gossamer.codecs import TopK
     >>> str(ranges_of(TopK)["ratio"])

@@ -1,4 +1,4 @@
-"""Randomness without state: every draw follows from (run seed, step, name, rank).
+"""Random numbers without state: every draw is a function of (run seed, step, name, rank).
 
 No global generator is touched, so a resumed run needs no generator state, and two libraries never disturb each other.
 """
@@ -13,7 +13,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class CounterRng:
-    """My dice at one step.
+    """The random numbers of one rank at one step.
 
     >>> mine = CounterRng(seed=7, step=3, rank=0)
     >>> mine.key("layer.weight") == CounterRng(7, 3, 1).key("layer.weight")
@@ -27,23 +27,23 @@ class CounterRng:
     rank: int
 
     def key(self, name: str) -> Key:
-        """Two hashed 32-bit keys that no other rank, step or name has: for rounding, which must be independent."""
+        """Two hashed 32-bit keys, different on each rank: for rounding, which must be independent."""
         return self._key(name, self.rank)
 
     def shared_key(self, name: str) -> Key:
-        """Two hashed 32-bit keys that every rank has at this step: for supports, hashes and start vectors."""
+        """Two hashed 32-bit keys, equal on all ranks: for supports, hashes and start vectors."""
         return self._key(name, -1)
 
     def shared_normal(self, name: str, *shape: int) -> torch.Tensor:
-        """Standard normal numbers (float32, CPU) that are the same on every rank."""
+        """Standard normal numbers (float32, CPU), equal on all ranks."""
         return torch.randn(*shape, generator=_generator(self.shared_key(name)), dtype=torch.float32)
 
     def uniform(self, name: str, *shape: int) -> torch.Tensor:
-        """Numbers in [0, 1) (float64, CPU) that no other rank has."""
+        """Uniform numbers in [0, 1) (float64, CPU), different on each rank."""
         return torch.rand(*shape, generator=_generator(self.key(name)), dtype=torch.float64, device="cpu")
 
     def again(self) -> "CounterRng":
-        """Other dice for a second encoding in the same step."""
+        """Other random numbers, for a second encoding in the same step."""
         return CounterRng(self.seed ^ 0x5EC0, self.step, self.rank)
 
     def _key(self, name: str, rank: int) -> Key:

@@ -1,4 +1,4 @@
-"""What a schedule promises: one training step."""
+"""The contract of a schedule: one training step."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -15,30 +15,30 @@ from gossamer.core.verbs import Program
 
 
 class Share(NamedTuple):
-    """What a rank adds to a model that is known in sums: that of the values, by that of the weights."""
+    """A rank's share of the consensus model, which is the sum of all values divided by the sum of all weights."""
 
     value: Tensor
     weight: Tensor
 
 
 class Schedule(Part):
-    """One training step: what is exchanged before and after the optimizer descends.
+    """One training step: what is exchanged before and after the optimizer step.
 
-    Law: `step` yields Descend once, besides the steps that a rank has missed; all ranks start the same programs in the same
-    order; what was launched lands by schedule, never by arrival, unless ranks go at their `is_async`; after a step that is
+    Law: `step` yields OptimizerStep once, besides the steps that a rank has missed; all ranks start the same programs in the same
+    order; results are taken at scheduled steps, never by arrival, unless the schedule `is_async`; after a step that is
     `is_synced`, all ranks hold bit-equal models.
     """
 
     kind: ClassVar[str] = "schedule"
 
     lane: ClassVar[str] = ""
-    """The lane of what a schedule keeps beside the steps; empty where it keeps nothing there."""
+    """The name of the comm thread for programs that run between steps; empty where there are none."""
 
     outlives: ClassVar[bool] = False
-    """True if ranks may die and come back, and it goes on with those who are there."""
+    """True if ranks may be lost and come back, and training goes on with the ranks that are present."""
 
     serves: ClassVar[bool] = False
-    """True if some rank on that lane answers whoever calls first, until all who may call have left."""
+    """True if some rank on that comm thread answers requests in order of arrival, until all clients have left."""
 
     @property
     def traits(self) -> frozenset[str]:
@@ -54,59 +54,59 @@ class Schedule(Part):
 
     @property
     def averages_gradients(self) -> bool:
-        """True if gradients are averaged before each descent, and may start on their way during backward."""
+        """True if gradients are averaged before each optimizer step, and may be sent during backward."""
         return False
 
     @property
     def mixes(self) -> bool:
-        """True if models are pulled together, and never agree exactly."""
+        """True if models are mixed between ranks and never agree exactly."""
         return False
 
     def between_nodes(self, per_node: int) -> "Schedule":
-        """The same schedule where so many ranks share a node: as it is, where averages are all that it asks for."""
+        """The same schedule for nodes of `per_node` ranks; unchanged where it only asks for averages."""
         return self
 
     @property
     def counts_alike(self) -> bool:
-        """True if some average on the way is not of what ranks count, but as if all counted alike."""
+        """True if some average gives all ranks equal weight, whatever their weights."""
         return self.mixes or self.drives is not None
 
     @property
     def is_async(self) -> bool:
-        """True if each rank counts steps of its own: it waits for nobody, and what is on its way lands whenever it comes."""
+        """True if each rank counts its own steps, waits for no other rank, and takes results as they arrive."""
         return False
 
     @property
     def skips_steps(self) -> bool:
-        """True if a rank may take fewer steps than it counts, so that only the ends of rounds find all ranks at one."""
+        """True if a rank may take fewer steps than it counts, so that all ranks are at the same step only at ends of rounds."""
         return False
 
     @property
     def works_alone(self) -> bool:
-        """True if it is run on a rank that is alone as well; else that one trains plainly."""
+        """True if the schedule also runs in a world of one rank; else that rank trains without it."""
         return self.averages_gradients
 
     @property
     def nests(self) -> bool:
-        """True if it can go on inside of another schedule's rounds: it keeps no state of its own, and no lane."""
+        """True if it can run inside another schedule's rounds: it has no state of its own, and no comm thread."""
         return False
 
     @property
     def hands_over(self) -> bool:
-        """True if another schedule may go on after any step at which a controller is asked: all models are equal then, nothing
-        is on its way, and nothing that it keeps is missed.
+        """True if another schedule may take over after any step at which a controller is asked: all models are equal then, nothing
+        is in flight, and no state of it is needed later.
         """
         steps = range(self.prelude + 1, self.prelude + self.period + 1)
         return not self.lane and not self.trains_elsewhere and any(map(self.is_synced, steps))
 
     @property
     def accumulate(self) -> int:
-        """How many micro-batches make one step."""
+        """The number of micro-batches in one step."""
         return 1
 
     @property
     def lr_factor(self) -> float:
-        """What the learning rate is multiplied by while this schedule is in force."""
+        """The factor on the learning rate while this schedule is in force."""
         return 1.0
 
     @property
@@ -115,7 +115,7 @@ class Schedule(Part):
         return None
 
     def averages(self, step: int) -> bool:
-        """True if gradients are averaged before this step's descent, among all ranks or those that are `together`."""
+        """True if gradients are averaged before this optimizer step, among all ranks or those that are `together`."""
         return self.averages_gradients
 
     def together(self, rank: int, size: int) -> tuple[int, ...]:
@@ -125,12 +125,12 @@ class Schedule(Part):
         return tuple(range(size))
 
     def is_compressed(self, step: int) -> bool:
-        """True if this step's mean is written coarsely on purpose, and others are not."""
+        """True if this step's mean is compressed and that of other steps is not."""
         return False
 
     @property
     def trains_elsewhere(self) -> bool:
-        """True if gradients are taken at another model than is judged, one that all ranks hold alike."""
+        """True if gradients are computed at another model than the one that is evaluated, equal on all ranks."""
         return False
 
     def policy(self, key: str) -> Policy:
@@ -138,20 +138,20 @@ class Schedule(Part):
 
     @property
     def period(self) -> int:
-        """After how many steps it asks for the same again, the rounds of its mixer apart."""
+        """The number of steps after which its requests repeat, not counting the rounds of its mixer."""
         return 1
 
     @property
     def prelude(self) -> int:
-        """How many steps come before that, in another way."""
+        """The number of first steps, before its requests repeat."""
         return 0
 
     def fragment_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, int]:
-        """The fragment of the model that each parameter is of: those of different ones never travel in one block."""
+        """The fragment of the model that each parameter belongs to; different fragments never share a bucket."""
         return dict.fromkeys(shapes, 0)
 
     def ends_round(self, step: int) -> bool:
-        """True if this is the last step of a round: after it is the time to judge, or to keep, the models."""
+        """True if this is the last step of a round, after which models should be evaluated or saved."""
         return True
 
     def is_synced(self, step: int) -> bool:
@@ -159,50 +159,50 @@ class Schedule(Part):
         return self.averages_gradients
 
     def resyncs(self, step: int) -> bool:
-        """True if models that a memory lets part are equal after this step all the same."""
+        """True if models that a memory lets diverge are made equal at this step."""
         return False
 
     def consensus_share(self, loop: Loop) -> list[Share] | None:
-        """The model that the theory is about, as this rank's share of it; None where it is what every rank holds."""
+        """This rank's share of the consensus model, per bucket; None where every rank holds that model."""
         if self.averages_gradients:
             return None
         return [Share(x, torch.ones((), dtype=torch.float32)) for x in loop.parameters()]
 
     def moves_in(self, loop: Loop) -> None:
-        """A checkpoint of another number of ranks was loaded: hold the model that what was kept of it speaks of."""
+        """Set the model to the one that the state describes, after a checkpoint of another number of ranks was loaded."""
 
     def begin(self, loop: Loop) -> Program[None]:
-        """Before the forward pass: start what runs beside the steps."""
+        """Start the programs that run between steps. Called before the forward pass."""
         yield from ()
 
     def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
-        """A block's gradient is there."""
+        """Handle a bucket's gradient, which is complete."""
         yield from loop.send(index, flat)
 
     @abstractmethod
     def step(self, loop: Loop) -> Program[None]: ...
 
     def close(self, loop: Loop) -> Program[None]:
-        """The round that it goes on in ends: take in what is on its way."""
+        """Take the results in flight, at the end of the enclosing schedule's round."""
         yield from ()
 
     def quiesce(self, loop: Loop) -> Program[None]:
-        """Wait for messages that are under way, without letting them land: afterwards the state is all there is."""
+        """Wait for messages in flight without applying them; afterwards the state is complete."""
         yield from loop.wait()
 
     def rest(self, loop: Loop) -> Program[None]:
-        """This rank takes no step for a while, and waits for nobody; others may go on, and must not wait for it."""
+        """Pause this rank's steps without waiting for others, which must not wait for it."""
         yield from ()
 
     def reopen(self, loop: Loop) -> Program[None]:
-        """What ran beside the steps is over, and begins anew: keep what it came to."""
+        """Restart the programs between steps after they ended, and keep their results."""
         yield from ()
 
     def outlive(self, loop: Loop, failure: Exception) -> Program[None]:
-        """Something that ranks do together has failed: go on with those who are there, where that can be; else raise it."""
+        """Continue with the ranks that are present after a collective failed; raise the failure where that is impossible."""
         yield from ()
         raise failure
 
     def leave(self, loop: Loop) -> Program[None]:
-        """This rank asks nobody for anything any more; called by whoever ends its lanes, perhaps after a failure."""
+        """End this rank's requests. Called before its comm threads end, perhaps after a failure."""
         yield from ()

@@ -1,4 +1,4 @@
-"""Moments: how far a device has come. It runs behind the host, one stream of work beside another."""
+"""Stream events: marks and timers on a device, which runs asynchronously to the host."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class StreamMark:
-    """All that a device has been given up to now, by whoever makes this. A CPU has done so already."""
+    """A mark after all work that the current stream has been given so far. On a CPU that work is done already."""
 
     def __init__(self, device: torch.device) -> None:
         cuda = device.type == "cuda"
@@ -15,18 +15,18 @@ class StreamMark:
         self._device = device
 
     def precedes(self) -> None:
-        """What the caller gives the device from now on begins after it. Nobody waits but the device."""
+        """Make the current stream wait for the mark. The host does not wait."""
         if self._event is not None:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
     def wait(self) -> None:
-        """The host waits for it."""
+        """Make the host wait for the mark."""
         if self._event is not None:
             self._event.synchronize()
 
 
 class StepTimer:
-    """A stretch of a device's own time: from here to `end`, which it may come to long after the host; then it has `seconds`."""
+    """Times a stretch of device work, from here to `end`; `seconds` is known once the device has reached the end."""
 
     def __init__(self, device: torch.device, time: float) -> None:
         self._device, self._began, self._ended = device, _Point(device, time), None
@@ -36,12 +36,12 @@ class StepTimer:
 
     @property
     def seconds(self) -> float | None:
-        """None while the device is on its way. Nobody waits."""
+        """The measured seconds; None until the device has reached the end. Does not wait."""
         return None if self._ended is None else self._ended.since(self._began)
 
 
 class _Point:
-    """A device's own time by an event of its stream; a CPU's, by the host's clock."""
+    """A point in time: a stream event on a device, the host's clock on a CPU."""
 
     def __init__(self, device: torch.device, time: float) -> None:
         self._time, self._event = time, None
@@ -56,17 +56,17 @@ class _Point:
 
 
 def read_numbers(*tensors: Tensor) -> list[float]:
-    """Numbers that the host wants to know, in one question: each time it waits for all that the device was given."""
+    """Read scalars from the device in one transfer, which waits for all work the device was given."""
     return torch.cat([t.reshape(-1).double() for t in tensors]).tolist() if tensors else []
 
 
 def copied_to(tensor: Tensor, device: torch.device) -> Tensor:
-    """The host's tensor, on its way to a device; the host goes on."""
+    """Copy a host tensor to a device without waiting."""
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def record_stream_use(tensors: Iterable[Tensor]) -> None:
-    """The caller's stream reads these, which may be another's memory: it is not to be given away before it has."""
+    """Tell the allocator that the current stream reads these tensors, so that their memory is not reused too early."""
     for tensor in tensors:
         if tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))

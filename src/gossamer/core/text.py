@@ -1,4 +1,4 @@
-"""Texts that others write, read within limits of size and depth: whatever they hold, an error soon says what is wrong."""
+"""Parses texts from users within limits of size and depth, so that any bad input gives a quick, clear error."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ _STRINGS = re.compile(
 
 
 def cut(text: str, most: int = 200) -> str:
-    """The text, if it is short; else its beginning and its end.
+    """Shorten a text to at most `most` characters, keeping its beginning and its end.
 
     >>> cut("abcdefghijklmnopqrstuvwxyz", 12)
     'abcdef...xyz'
@@ -28,12 +28,12 @@ def cut(text: str, most: int = 200) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as an error message quotes it."""
+    """A value as shown in an error message."""
     return cut(repr(value))
 
 
 def terms(text: str) -> list[ast.expr]:
-    """The terms of a sum. A SyntaxError or a ValueError says why the text is none.
+    """Parse the terms of a sum; raises SyntaxError or ValueError otherwise.
 
     >>> [ast.unparse(term) for term in terms("a + b(c + 1)")]
     ['a', 'b(c + 1)']
@@ -46,14 +46,14 @@ def terms(text: str) -> list[ast.expr]:
         else:
             found.append(node)
     if len(found) > MOST_TERMS:
-        raise ValueError(f"it has {len(found)} parts, and {MOST_TERMS} are the most")
+        raise ValueError(f"it has {len(found)} parts; at most {MOST_TERMS} are allowed")
     for node in found:
         _check(node)
     return found
 
 
 def term(text: str) -> ast.expr:
-    """One expression; a sum is one, too."""
+    """Parse one expression, which may be a sum."""
     node = _expression(text)
     _check(node)
     return node
@@ -61,10 +61,10 @@ def term(text: str) -> ast.expr:
 
 def _expression(text: str) -> ast.expr:
     if len(text) > LONGEST:
-        raise ValueError(f"it has {len(text)} characters, and {LONGEST} are the most")
+        raise ValueError(f"it has {len(text)} characters; at most {LONGEST} are allowed")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # what Python doubts, such as '\d', is an error here, and never printed
+            warnings.simplefilter("error")  # Python's syntax warnings, such as for '\d', are errors here
             return ast.parse(text.strip(), mode="eval").body
     except (RecursionError, MemoryError, Warning) as error:
         raise ValueError(str(error) if isinstance(error, Warning) else "it is nested too deeply") from None
@@ -75,7 +75,7 @@ def _expression(text: str) -> ast.expr:
 
 
 def _check(node: ast.expr) -> None:
-    """Level by level: whoever comes after may then use recursion."""
+    """Raise ValueError for nesting that is too deep, so that later code may use recursion."""
     level, depth = [node], 0
     while level:
         depth += 1
@@ -91,7 +91,7 @@ _DEEP = ast.expr | ast.keyword
 
 
 def table(text: str) -> dict[str, Any]:
-    """A TOML table. A ValueError says why the text is none.
+    """Parse a TOML table; raises ValueError otherwise.
 
     >>> table("recipe = 'bf16'")
     {'recipe': 'bf16'}

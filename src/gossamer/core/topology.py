@@ -1,4 +1,4 @@
-"""Topologies: who is whose neighbour in which round, and what a graph must be for models to agree in the end."""
+"""Topologies: each rank's neighbours in each round, and checks that models can reach consensus."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from gossamer.core.parts import Part
 
 
 class Peers(NamedTuple):
-    """One rank's neighbours in one round: it sends `share` of its mass to each of `to`, and hears from `source`.
+    """One rank's neighbours in one round: it sends `share` of its mass to each of `to`, and receives from `source`.
 
     Where the shares differ, there is one for each of `to`, in that order.
     """
@@ -21,19 +21,19 @@ class Peers(NamedTuple):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """That of each of `to`."""
+        """The share sent to each of `to`."""
         return self.share if isinstance(self.share, tuple) else (self.share,) * len(self.to)
 
     @property
     def keep(self) -> float:
-        """What is left of its mass."""
+        """The share of its mass that the rank keeps."""
         return 1 - (sum(self.share) if isinstance(self.share, tuple) else self.share * len(self.to))
 
 
 class Topology(Part):
-    """Who is whose neighbour in which round: pure arithmetic, no process groups.
+    """Each rank's neighbours in each round: pure arithmetic, no process groups.
 
-    Law: `j in peers(i).to` iff `i in peers(j).source`; nobody is its own neighbour; every rank keeps some of its mass. After
+    Law: `j in peers(i).to` iff `i in peers(j).source`; no rank is its own neighbour; every rank keeps some of its mass. After
     `prelude` rounds it repeats itself every `period` rounds, over which news from any rank gets to every other. If it is
     `alike`, all ranks have as many peers in a round, hear from as many, and share as much.
     """
@@ -42,23 +42,23 @@ class Topology(Part):
 
     @property
     def alike(self) -> bool:
-        """True if a rank can tell from its own neighbours how much any other one shares."""
+        """True if all ranks have equal numbers of peers and equal shares in a round."""
         return False
 
     @property
     def prelude(self) -> int:
-        """How many rounds come before those that repeat."""
+        """The number of first rounds, before the rounds repeat."""
         return 0
 
     @property
     def stages(self) -> tuple["Topology", ...]:
-        """The topologies that it is one after the other: itself, unless it changes for good. What asks something of every
-        round asks it of each of them.
+        """The topologies it consists of, one after the other; itself, unless it changes for good. A check of every
+        round checks each of them.
         """
         return (self,)
 
     def period(self, size: int) -> int:
-        """After how many rounds it repeats itself; a topology that changes from round to round says so."""
+        """The number of rounds after which it repeats; 1 unless it changes from round to round."""
         return 1
 
     @abstractmethod
@@ -71,7 +71,7 @@ class Topology(Part):
 
 
 def refuse_unsound(topology: Topology, size: int) -> None:
-    """Raise AttachError for a graph on which mass is lost, messages wait for nobody, or news stops on its way."""
+    """Raise AttachError for a graph that loses mass, has unmatched messages, or is not connected."""
     heard: dict[int, set[int]] = {rank: set() for rank in range(size)}
     for round in rounds(topology, size):
         found = [topology.peers(rank, size, round) for rank in range(size)]
@@ -83,12 +83,12 @@ def refuse_unsound(topology: Topology, size: int) -> None:
 
 
 def rounds(topology: Topology, size: int) -> range:
-    """Those that repeat."""
+    """One period of rounds, after the prelude."""
     return range(topology.prelude, topology.prelude + topology.period(size))
 
 
 def is_undirected(topology: Topology, size: int) -> bool:
-    """Whether in every round each rank hears from those it sends to."""
+    """True if in every round each rank receives from the ranks that it sends to."""
     found = (
         stage.peers(rank, size, round)
         for stage in topology.stages
@@ -99,7 +99,7 @@ def is_undirected(topology: Topology, size: int) -> bool:
 
 
 def sides(topology: Topology, size: int) -> tuple[frozenset[int], frozenset[int]]:
-    """The two halves of a graph all of whose edges lie between them, rank 0's first; AttachError where there are none."""
+    """The two sides of a bipartite graph, rank 0's first; raises AttachError if it is not bipartite."""
     near = [
         {other for s in topology.stages for round in rounds(s, size) for other in s.peers(rank, size, round).to}
         for rank in range(size)
@@ -113,8 +113,8 @@ def sides(topology: Topology, size: int) -> tuple[frozenset[int], frozenset[int]
                 edge.append(other)
             elif side[other] == side[rank]:
                 raise AttachError(
-                    f"{topology} is not bipartite: ranks {rank} and {other} of {size} are neighbours and on one side of it, so "
-                    "that ranks which wait for answers could wait in a circle, for ever; use bipartite(), or a graph without "
+                    f"{topology} is not bipartite: ranks {rank} and {other} of {size} are neighbours on the same side, so "
+                    "that ranks waiting for answers could deadlock in a circle; use bipartite(), or a graph without "
                     "a circle of odd length, such as two_way(ring()) of an even number of ranks"
                 )
     first = frozenset(rank for rank, of in side.items() if of == 0)
@@ -126,7 +126,7 @@ def _refuse_shares(topology: Topology, round: int, found: Sequence[Peers]) -> No
         if len(peers.shares) != len(peers.to) or min((peers.keep, *peers.shares)) <= 0:
             raise AttachError(
                 f"{topology} is not column-stochastic: in round {round}, rank {rank} gives {_listed(peers.to)} "
-                f"{peers.share} and keeps {peers.keep:.3g}; what it gives and what it keeps must be positive, and add up to 1"
+                f"{peers.share} and keeps {peers.keep:.3g}; these shares must be positive and add up to 1"
             )
 
 
@@ -138,18 +138,18 @@ def _refuse_strangers(topology: Topology, round: int, found: Sequence[Peers]) ->
     for rank, peers in enumerate(found):
         if sorted(peers.source) != senders[rank] or rank in senders[rank]:
             raise AttachError(
-                f"{topology}: in round {round}, rank {rank} listens to {_listed(peers.source)}, and what is sent to it comes "
-                f"from {_listed(senders[rank])}; `source` must be all who have it in `to`, and nobody is its own neighbour"
+                f"{topology}: in round {round}, rank {rank} receives from {_listed(peers.source)}, but messages to it come "
+                f"from {_listed(senders[rank])}; `source` must be the ranks that have it in `to`, without itself"
             )
 
 
 def _refuse_islands(topology: Topology, size: int, heard: Mapping[int, set[int]]) -> None:
-    """Whether rank 0 hears of all, and all hear of rank 0: then all hear of all."""
+    """Raise AttachError unless rank 0 reaches all ranks and is reached by all, so that the graph is connected."""
     told: dict[int, set[int]] = {rank: set() for rank in range(size)}
     for rank, sources in heard.items():
         for source in sources:
             told[source].add(rank)
-    for words, edges in ("never hears of", heard), ("is never heard by", told):
+    for words, edges in ("never receives news of", heard), ("never sends news to", told):
         if missing := sorted(set(range(size)) - _reached(edges)):
             raise AttachError(
                 f"{topology} is not connected: among {size} ranks, over its period of {topology.period(size)} rounds, rank 0 "
@@ -158,7 +158,7 @@ def _refuse_islands(topology: Topology, size: int, heard: Mapping[int, set[int]]
 
 
 def _reached(edges: Mapping[int, set[int]]) -> set[int]:
-    """Whom one gets to from rank 0."""
+    """The ranks that can be reached from rank 0."""
     reached, edge = {0}, [0]
     while edge:
         new = edges[edge.pop()] - reached

@@ -1,4 +1,4 @@
-"""What gossamer uses of torch's inside: each name in one module, and looked for when that is imported."""
+"""Access to private names of torch, each used in one module and looked up when that module is imported."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 
 
 def private_name(owner: Any, name: str, use: str) -> Any:
-    """A private name of torch's, which the next release may not have; then one sentence says so, and no training begins.
+    """Look up a private name of torch; raises ImportError with a clear message in releases of torch without it.
 
     >>> private_name(torch._C, "_no_such_thing", "tells backward passes apart")
     Traceback (most recent call last):

@@ -1,7 +1,7 @@
-"""What an algorithm can ask of the network.
+"""Requests that an algorithm can make of the network.
 
-An algorithm is a generator. It yields one of the verbs below and is sent the answer; nothing in it knows which
-fabric answers. The functions at the end are the typed face for authors: `mean = yield from all_reduce(x)`.
+An algorithm is a generator. It yields one of the requests below and is sent the answer; it does not depend on the
+fabric that answers. The functions at the end are the typed form for authors: `mean = yield from all_reduce(x)`.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -16,14 +16,14 @@ from gossamer.core.errors import WireError
 T = TypeVar("T")
 ReduceOp = Literal["sum", "max", "min"]
 Among = tuple[int, ...] | None
-"""Who takes part in a request: these ranks, or everybody. Ranks in the request and in its answer are counted in the group:
+"""The ranks that take part in a request; None for all. Ranks in the request and in its answer are numbered in the group:
 0 is its first. All of a group make the same requests in the same order; see `core.groups` for whole programs.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class AllReduce:
-    """Give a tensor, get the reduction of all ranks' tensors; the given tensor may be overwritten."""
+    """Reduce a tensor over all ranks; the given tensor may be overwritten."""
 
     tensor: Tensor
     op: ReduceOp = "sum"
@@ -35,10 +35,10 @@ Read = Callable[[int, Tensor], None]
 
 @dataclass(frozen=True, eq=False)
 class AllGather:
-    """Give a wire, get every rank's wire in rank order; all wires have the same length.
+    """Gather every rank's wire in rank order; all wires have the same length.
 
     With `read`, nothing is answered: read(j, wire) is called as the wires come, in the order of `receive_order`, each while the
-    next one travels. `agreed` says that the ranks have just agreed on the length, so that a new one is nothing strange.
+    next one travels. `agreed` says that the ranks have just agreed on the length, so that a new length is no error.
     """
 
     wire: Tensor
@@ -49,7 +49,7 @@ class AllGather:
 
 @dataclass(frozen=True, eq=False)
 class LazyWire:
-    """A wire of known length that is made when its turn comes, while the one before it travels."""
+    """A wire of known length that is made just before it is sent, while the one before it travels."""
 
     make: Callable[[], Tensor]
     length: int
@@ -60,15 +60,15 @@ class LazyWire:
     def keep(self) -> Tensor:
         wire = self.make()
         if wire.numel() != self.length:
-            raise WireError(f"a wire of {self.length} bytes was promised, and one of {wire.numel()} made")
+            raise WireError(f"a LazyWire declared {self.length} bytes, and its function made {wire.numel()}")
         return wire
 
 
 @dataclass(frozen=True, eq=False)
 class AllToAll:
-    """Give one wire per rank, or the promise of one, get one from every rank; `lengths[j]` bytes come from rank j.
+    """Send one wire (or LazyWire) to each rank and receive one from each; `lengths[j]` bytes come from rank j.
 
-    Promises are kept for the own rank, the next one, the one after that, and so on. `read` is as in an all-gather.
+    Lazy wires are made for the own rank, the next one, the one after that, and so on. `read` is as in an all-gather.
     """
 
     wires: Sequence[Tensor | LazyWire]
@@ -79,7 +79,7 @@ class AllToAll:
 
 @dataclass(frozen=True, eq=False)
 class Send:
-    """Hand a wire to one rank and go on; the wire must not be written to afterwards.
+    """Send a wire to one rank without waiting; the wire must not be written to afterwards.
 
     `awaits` are the (rank, length) pairs that this program will receive next. A backend that knows of them before the wire
     leaves can carry both directions of a link at once.
@@ -93,9 +93,9 @@ class Send:
 
 @dataclass(frozen=True, eq=False)
 class Receive:
-    """Wait for the next wire of `length` bytes from one rank, or, if the source is None, from whoever is first.
+    """Wait for the next wire of `length` bytes from one rank, or from the first rank to send if the source is None.
 
-    Then the answer is the rank and its wire. Who is first is a matter of time, so what is made of it must bear that.
+    Then the answer is the rank and its wire. Which rank is first depends on timing, so the result must not rely on it.
     """
 
     source: int | None
@@ -105,7 +105,7 @@ class Receive:
 
 @dataclass(frozen=True)
 class TakeTicket:
-    """Draw the next ticket of a counter all ranks share; the first ticket is 1."""
+    """Take the next ticket of a counter that all ranks share; the first ticket is 1."""
 
     name: str
     among: Among = None
@@ -113,10 +113,10 @@ class TakeTicket:
 
 @dataclass(frozen=True)
 class WaitQuorum:
-    """Wait until `count` tickets are drawn, and learn which ranks drew them, in order: `TicketHolders`.
+    """Wait until `count` tickets are taken; the answer is the ranks that took them, in order: `TicketHolders`.
 
-    `fallback` are (seconds, tickets): so long after the request so many are enough, and whoever sees that first closes the
-    counter for all, with as many as are drawn by then.
+    `fallback` holds (seconds, tickets): that long after the request, so many are enough, and the first rank to see that closes the
+    counter for all, with as many as are taken by then.
     """
 
     name: str
@@ -126,7 +126,7 @@ class WaitQuorum:
 
 
 class TicketHolders(tuple[int, ...]):
-    """Ranks that drew tickets, in order, and how long after the request each was seen."""
+    """The ranks that took tickets, in order, and how long after the request each was seen."""
 
     seconds: tuple[float, ...] = ()
 
@@ -139,7 +139,7 @@ class TicketHolders(tuple[int, ...]):
 
 @dataclass(frozen=True, eq=False)
 class Compute:
-    """Do local work; `seconds` is what it costs on a virtual clock."""
+    """Do local work that takes `seconds` on a virtual clock."""
 
     work: Callable[[], Any]
     label: str
@@ -148,16 +148,16 @@ class Compute:
 
 @dataclass(frozen=True)
 class Now:
-    """What time it is, in seconds since nobody knows when; on a virtual clock, that."""
+    """Read the clock, in seconds since an arbitrary start; the virtual clock in a simulation."""
 
 
 def send_order(rank: int, size: int) -> list[int]:
-    """In which order a rank makes wires for all others: its own first, then the next rank's, ..."""
+    """The order in which a rank makes wires for all others: its own first, then the next rank's, ..."""
     return [(rank + i) % size for i in range(size)]
 
 
 def receive_order(rank: int, size: int) -> list[int]:
-    """In which order a rank reads what all others sent: its own first, then that of the rank before it, ..."""
+    """The order in which a rank reads the wires received: its own first, then that of the rank before it, ..."""
     return [(rank - i) % size for i in range(size)]
 
 
@@ -166,23 +166,23 @@ def kept(wire: Tensor | LazyWire) -> Tensor:
 
 
 class Handle(Generic[T]):
-    """A program under way: join it to get its result."""
+    """A running program; join it to get its result."""
 
     def done(self) -> bool:
         raise NotImplementedError
 
     def failed(self) -> bool:
-        """Whether it has ended with an error, which joining it raises."""
+        """True if the program ended with an error, which joining it raises."""
         return False
 
     def overdue(self) -> bool:
-        """Whether it takes longer than a deadline: who never waits for it would not learn that the others stand still."""
+        """True if the program takes longer than the deadline, for callers that never wait for it."""
         return False
 
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """Put a program on a comm lane; lanes run their programs one after the other, in the order of starting."""
+    """Start a program on a comm thread, which runs its programs one after the other, in the order of starting."""
 
     program: "Program[Any]"
     label: str = ""
@@ -199,7 +199,7 @@ class Join:
 
 @dataclass(frozen=True, eq=False)
 class LateUpdate:
-    """What all ranks agreed on for a step: the gradient, None where nobody applies it, and each parameter group's rate."""
+    """The agreed gradient of a step (None if no rank applies it) and the rate of each parameter group."""
 
     gradient: Tensor | None
     rates: Sequence[float]
@@ -207,9 +207,9 @@ class LateUpdate:
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """The optimizer steps now. Answered with False where the user's scaler skipped the step.
+    """Let the optimizer step now. The answer is False where the user's scaler skipped the step.
 
-    With `missed`, it first makes up for a step that ended without this rank; that is no step of this rank's own.
+    With `missed`, apply the update of a step that ended without this rank instead; that is no step of this rank's own.
     """
 
     missed: LateUpdate | None = None
@@ -217,18 +217,18 @@ class OptimizerStep:
 
 @dataclass(frozen=True, eq=False)
 class Regroup:
-    """After a failure, go on with those who are there: who is lost is left out, and who has come back is taken in.
+    """Continue after a failure with the ranks that are present: lost ranks are left out, returned ranks are admitted.
 
-    Answered with `Present`. Where nobody may be lost, or it is no help, the failure is raised.
+    The answer is `Present`. Where no rank may be lost, or it does not help, the failure is raised.
     """
 
     failure: Exception
 
 
 class Present(NamedTuple):
-    """Who is there: this rank's place among them, their numbers, and in which of its lives each is.
+    """The ranks that are present: this rank's index among them, their numbers, and the incarnation of each.
 
-    `joins` says that this rank came when others were at work.
+    `joins` is true if this rank joined while others were training.
     """
 
     place: int
@@ -238,23 +238,23 @@ class Present(NamedTuple):
 
     @staticmethod
     def all_of(rank: int, size: int) -> "Present":
-        """Where nobody may be lost."""
+        """All ranks, where none may be lost."""
         return Present(rank, tuple(range(size)), (0,) * size)
 
     @property
     def life(self) -> int:
-        """Another one than before, where this rank was given up for lost."""
+        """This rank's incarnation; a new one after it was declared lost."""
         return self.lives[self.place]
 
     def without(self, others: "Present") -> list[int]:
-        """Who is here, and not among the others; or in another life."""
+        """The ranks that are not among `others`, or have another incarnation there."""
         there = {*zip(others.ranks, others.lives)}
         return [rank for rank, life in zip(self.ranks, self.lives) if (rank, life) not in there]
 
 
 Shared = (
     AllReduce | AllGather | AllToAll | Send | Receive | TakeTicket | WaitQuorum
-)  # which several ranks have a part in
+)  # requests that several ranks take part in
 Verb = Shared | Compute | Now | Start | Join | OptimizerStep | Regroup
 Program = Generator[Verb, Any, T]
 
@@ -274,12 +274,12 @@ def all_to_all(
 
 
 def read_all_gather(wire: Tensor, read: Read) -> Program[None]:
-    """An all-gather that reads each wire while the next one travels."""
+    """All-gather, reading each wire while the next one travels."""
     yield AllGather(wire, read)
 
 
 def read_all_to_all(wires: Sequence[Tensor | LazyWire], lengths: Sequence[int], read: Read) -> Program[None]:
-    """An all-to-all that makes each wire while the one before it travels, and reads each while the next one does."""
+    """All-to-all, making each wire while the one before it travels, and reading each while the next one does."""
     yield AllToAll(wires, lengths, read)
 
 
@@ -292,7 +292,7 @@ def receive(source: int, length: int) -> Program[Tensor]:
 
 
 def receive_first(length: int) -> Program[tuple[int, Tensor]]:
-    """Whoever's wire is there first: its rank, and the wire."""
+    """Receive the first wire to arrive from any rank; returns the rank and the wire."""
     return (yield Receive(None, length))
 
 
@@ -321,7 +321,7 @@ def regroup(failure: Exception) -> Program[Present]:
 
 
 def all_gather_ragged(wire: Tensor, limit: int) -> Program[list[Tensor]]:
-    """Gather wires whose lengths depend on the data: lengths first (8 bytes), then wires padded to the longest.
+    """Gather wires of data-dependent lengths: lengths first (8 bytes), then wires padded to the longest.
 
     `limit` is the most bytes any rank may announce; more is a corrupt length, refused before anything is allocated.
     """
@@ -338,7 +338,7 @@ def all_gather_ragged(wire: Tensor, limit: int) -> Program[list[Tensor]]:
 
 
 def all_to_all_ragged(wires: Sequence[Tensor], limit: int) -> Program[list[Tensor]]:
-    """Exchange wires whose lengths depend on the data: lengths first (8 bytes a rank), then the wires themselves."""
+    """Exchange wires of data-dependent lengths: lengths first (8 bytes a rank), then the wires themselves."""
     own = torch.tensor([w.numel() for w in wires], dtype=torch.int64, device=wires[0].device)
     announced = yield from all_to_all([n.view(torch.uint8) for n in own.split(1)], [8] * len(wires))
     lengths = [int(a.clone().view(torch.int64)) for a in announced]

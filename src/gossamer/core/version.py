@@ -1,3 +1,3 @@
-"""The version, where every floor can read it: checkpoints say who wrote them."""
+"""The version of gossamer, which checkpoints record."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""A wire is one contiguous uint8 tensor; what is read from it is checked for length first."""
+"""Wires: contiguous uint8 tensors; every read checks the length first."""
 
 import math
 
@@ -9,25 +9,25 @@ from gossamer.core.errors import WireError
 
 
 def pack(*pieces: Tensor) -> Tensor:
-    """Lay tensors end to end as bytes."""
+    """Concatenate tensors as bytes."""
     views = [p.contiguous().view(-1).view(torch.uint8) for p in pieces]
     return views[0] if len(views) == 1 else torch.cat(views)
 
 
 def expect(wire: Tensor, length: int, what: str) -> None:
-    """Refuse a wire that does not have exactly the length its codec writes."""
+    """Raise WireError unless a wire has exactly the expected length."""
     if wire.dtype != torch.uint8 or wire.dim() != 1 or wire.numel() != length:
         raise WireError(
             f"{what}: expected {length} bytes, got {wire.numel()} of {wire.dtype}. "
-            "The peers run different recipes or versions, or the bytes were damaged on the way."
+            "The ranks run different recipes or versions, or the bytes were damaged on the network."
         )
 
 
 def take(wire: Tensor, dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
-    """Read a tensor off the front of a wire; returns it and the rest."""
+    """Read a tensor from the front of a wire; returns it and the rest."""
     length = math.prod(shape) * dtype.itemsize
     if wire.numel() < length:
-        raise WireError(f"the wire ends early: {length} bytes of {dtype} expected, {wire.numel()} left")
+        raise WireError(f"the wire ends too early: expected {length} bytes of {dtype}, {wire.numel()} left")
     head, rest = wire[:length], wire[length:]
     if head.storage_offset() % dtype.itemsize:
         head = head.clone()  # a view of another width must start on a multiple of it

@@ -1,7 +1,7 @@
-"""Floor 6: what a recipe sends, counted without training.
+"""Counts the bytes that a recipe sends, without training.
 
-First the schedule is rehearsed on a model of one number, to see when it asks for what. Then each thing that it asks for
-is done once, by one rank after the other, as if all others did what it does. The exchanges run as they are, on tensors of
+First a dry run of the schedule on a model of one number finds its requests and their steps. Then each request
+is run once, by one rank after the other, as if all others did the same. The exchanges run unchanged, on tensors of
 full length; only encoding and decoding are left out where a wire's length is known without them.
 """
 

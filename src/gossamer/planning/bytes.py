@@ -1,4 +1,4 @@
-"""The bytes of a step: those of each thing that the schedule asks for, as often as it does."""
+"""The bytes per step: those of each request of the schedule, times how often it is made."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ LATER = 10**9  # the step whose messages are counted, after any codec's warm-up
 def bytes_per_step(
     recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int, *, momenta: int = 1
 ) -> float:
-    """What one rank of `size` sends per step, on average over ranks and over whole rounds of the schedule.
+    """The bytes that one rank of `size` sends per step, averaged over ranks and over whole rounds of the schedule.
 
     `shapes` may hold the parameters themselves: `dict(model.named_parameters())`. Where the schedule averages the optimizer's
     state as well (`slowmo(48, buffers="average")`), that is `momenta` tensors of each parameter: none for plain SGD, one with
@@ -59,7 +59,7 @@ def bytes_between(
     *,
     momenta: int = 1,
 ) -> float:
-    """What one node of `per_node` ranks sends to others per step, through its network card, on average over nodes.
+    """The bytes that one node of `per_node` ranks sends to other nodes per step, averaged over nodes.
 
     >>> bytes_between("allreduce", {"w": (1000,)}, 4, per_node=2)
     6000.0
@@ -71,7 +71,7 @@ def bytes_between(
 
 
 class Count(NamedTuple):
-    """Bytes that all ranks together send, and how many of these stay within a node."""
+    """The bytes that all ranks send together, and how many of them stay within a node."""
 
     sent: int = 0
     inside: int = 0
@@ -94,7 +94,7 @@ def _counted(
     per_node: int,
     momenta: int,
 ) -> tuple[Count, int]:
-    """What whole rounds of the schedule send, and how many steps they are."""
+    """The bytes of whole rounds of the schedule, and the number of their steps."""
     parsed = Recipe.of(recipe)
     parameters = {
         n: torch.empty(s, device="meta", dtype=torch.float32) if isinstance(s, tuple) else s for n, s in shapes.items()
@@ -121,19 +121,19 @@ def _counted(
 
 
 class _Counter:
-    """Does each thing that a schedule asked for once, by one rank after the other."""
+    """Runs each request of a schedule once, by one rank after the other, and counts its bytes."""
 
     def __init__(self, buckets: Sequence[BucketState], size: int, per_node: int, begins: bool) -> None:
         self._channels, self._size, self._per_node = buckets, size, per_node
-        self._begins = begins  # a mixer's first messages are unlike all others
+        self._begins = begins  # a mixer's first messages differ from all others
 
     def averaged(self, averages: Iterable[AverageRequest]) -> Count:
-        """Averages of the same blocks send the same each time."""
+        """Count averages. Averages of the same buckets send the same each time."""
         return _sum(self._average(asked).times(often) for asked, often in Counter(averages).items())
 
     def mailed(self, mail: Iterable[MessageRequest]) -> Count:
-        """Messages with which every rank would send as much of a small block as with others send as much of a large one too,
-        and are not written again.
+        """Count messages. Those that send as many bytes as others for a small bucket send as many for a large one too,
+        so they are encoded once.
         """
         known, done = dict[Any, Count](), list[Count]()
         for which, message in mail:
@@ -160,7 +160,7 @@ class _Counter:
         return message(block, kept, context)
 
     def asked(self, verbs: Iterable[Verb]) -> Count:
-        """Requests that are as long whatever the model."""
+        """Count requests whose length does not depend on the model."""
         return _sum(self._moved(verb, rank) for verb in verbs for rank in range(self._size))
 
     def _average(self, asked: AverageRequest) -> Count:
@@ -171,7 +171,7 @@ class _Counter:
         return self._sent(program, asked.which)
 
     def _sent(self, program: Callable[[BucketState, Tensor, Context], Program[Any]], which: Iterable[int]) -> Count:
-        """What is sent if these channels go through the program once; like channels are done once."""
+        """Count the bytes of the program for these buckets; equal buckets are run once."""
         done, like = list[Count](), dict[Any, list[BucketState]]()
         for c in (self._channels[i] for i in which):
             shapes = tuple(s.shape for s in c.layout.segments)
@@ -190,7 +190,7 @@ class _Counter:
         return _sum(done)
 
     def _alone(self, program: Program[Any], context: Context) -> Count:
-        """What a rank sends when every other rank answers as it would itself."""
+        """Count what a rank sends if every other rank answers as it would itself."""
         done = list[Count]()
 
         def answer(verb: Verb) -> Any:
@@ -206,7 +206,7 @@ class _Counter:
 
 
 def _hears_lengths(bucket: BucketState, size: int) -> bool:
-    """Whether a rank tells others of its group how long something is, which none of them would know by itself."""
+    """True if a rank announces wire lengths that others in its group cannot know."""
     codecs = [c for c in codecs_in(bucket.exchange) if isinstance(c, Codec)]
     return bool(bucket.exchange.groups(size)) and any(c.wire_bytes(bucket.layout) is None for c in codecs)
 
@@ -227,5 +227,5 @@ def _averaging(bucket: BucketState, block: Bucket, context: Context) -> Program[
 
 
 def _done(program: Program[Any], size: int) -> None:
-    """To its end, with nothing counted."""
+    """Run a program to its end without counting."""
     drive(program, lambda verb: answer_of(verb, size))

@@ -1,4 +1,4 @@
-"""What a request is answered with when every other rank says what this one does."""
+"""Answers to requests as if every other rank sent the same as this one."""
 
 from typing import Any
 

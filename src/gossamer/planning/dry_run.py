@@ -1,4 +1,4 @@
-"""A schedule without training: what it asks for, and when."""
+"""Runs a schedule without training, and records its requests and their steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,12 +35,12 @@ from gossamer.recipe import Recipe
 from gossamer.runtime.buckets import BucketState
 from gossamer.runtime.params import Plain
 
-MOST = 1_000_000  # steps, which take ten seconds or so
+MOST = 1_000_000  # steps, which take about ten seconds
 LEAST = 60  # steps to rehearse: whole periods of every topology that has up to six kinds of rounds
 
 
 def span(recipe: Recipe) -> tuple[int, int]:
-    """The first and the last step to rehearse: whole rounds, after the warm-up."""
+    """The first and the last step of the dry run: whole rounds, after the warm-up."""
     every = recipe.schedule.period
     warmup = ceil(recipe.schedule.prelude / every) * every
     require(
@@ -50,14 +50,14 @@ def span(recipe: Recipe) -> tuple[int, int]:
 
 
 class AverageRequest(NamedTuple):
-    """Some blocks were averaged; past the recipe, through an exchange of the schedule's own, if one is named."""
+    """An average of some buckets; through the schedule's own exchange `over`, if given."""
 
     which: tuple[int, ...]
     over: Exchange | None = None
 
 
 class MessageRequest(NamedTuple):
-    """Some blocks said something to peers."""
+    """Messages of some buckets to peers."""
 
     which: tuple[int, ...]
     message: Message
@@ -65,7 +65,7 @@ class MessageRequest(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class NotingExchange(LosslessExchange):
-    """Stands in for a block's exchange: it tells that it was asked."""
+    """Stands in for a bucket's exchange and records that it was called."""
 
     name: ClassVar[str] = "noting"
 
@@ -79,7 +79,7 @@ class NotingExchange(LosslessExchange):
 
 @dataclass(eq=False)
 class DeferredProgram(Handle[Any]):
-    """A program that is run when somebody joins it, or claims what it waits for."""
+    """A program that runs when it is joined, or when its result is requested."""
 
     program: Program[Any]
     result: Any = None
@@ -90,7 +90,7 @@ class DeferredProgram(Handle[Any]):
 
 
 class DryRun:
-    """A run of a model of so many numbers, a block each: it notes what a schedule asks for, and asks nobody."""
+    """A run on a model of a few numbers, one bucket each, that records a schedule's requests and sends nothing."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class DryRun:
         self.present = Present.all_of(0, size)
         self._flights, self._wires = dict[int, Tensor](), dict[int, list[Tensor]]()
         self._loop = Loop(self)
-        self._last: DeferredProgram | None = None  # what was started last
+        self._last: DeferredProgram | None = None  # the program started last
         self._over: Exchange | None = None  # what gradients go through that go past the recipe
 
     def _channel(self, index: int, fragment: int) -> BucketState:
@@ -145,7 +145,7 @@ class DryRun:
                     return answer_of(verb, self.size)
                 case _:
                     raise GossamerError(
-                        f"{self.recipe.schedule} asks the network itself ({type(verb).__name__}); only what it asks of its "
+                        f"{self.recipe.schedule} makes the request {type(verb).__name__} itself; only requests through its "
                         "loop can be counted: use loop.average, loop.launch or loop.post"
                     )
 
@@ -159,7 +159,7 @@ class DryRun:
         return handle.result
 
     def _alone(self, program: Program[Any], sent: list[Verb]) -> Any:
-        """Run what was started on a lane, and note what it sends: an exchange's messages apart, as much for any model."""
+        """Run a program of a comm thread and record its requests, except those of exchanges, whose size depends on the model."""
 
         def answer(verb: Verb) -> Any:
             match verb:
@@ -189,7 +189,7 @@ class DryRun:
 
     @property
     def update(self) -> Update | None:
-        return None  # nothing is made of numbers that nobody has
+        return None  # a dry run has no numbers to measure
 
     def updates(self, which: Sequence[int]) -> list[State]:
         return [{} for _ in which]

@@ -1,4 +1,4 @@
-"""Exchanges whose codecs write nothing: the same requests, and no work."""
+"""Exchanges with codecs that only compute sizes: the same requests without encoding."""
 
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, TypeVar, get_type_hints
@@ -16,7 +16,7 @@ P = TypeVar("P", bound=Part)
 
 @dataclass(frozen=True, repr=False)
 class SizesOnly(AsItsCodec, Codec):
-    """Stands in for a codec: its wires are as long, and nobody has written or reads them."""
+    """Stands in for a codec, with wires of the same length and no content."""
 
     name: ClassVar[str] = "sizes_only"
 
@@ -33,7 +33,7 @@ class SizesOnly(AsItsCodec, Codec):
 
     def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         length = self.wire_bytes(block.layout)
-        if length is None:  # it depends on the data, so it takes the codec itself
+        if length is None:  # it depends on the data, so run the codec itself
             return self.codec.encode(block, state, context)
         return torch.empty(length, dtype=torch.uint8)
 
@@ -43,7 +43,7 @@ class SizesOnly(AsItsCodec, Codec):
 
 @dataclass(frozen=True, repr=False)
 class SizesOnlySum(AsItsCodec, LinearCodec):
-    """Stands in for a codec whose messages are summed on their way; one that cannot tell their lengths runs as it is."""
+    """Stands in for a codec whose messages are summed; a codec that does not know their lengths runs itself."""
 
     name: ClassVar[str] = "sizes_only_sum"
 
@@ -66,7 +66,7 @@ def _add_nothing(into: Tensor, weight: float) -> None:
 
 
 def sizes_only(part: P) -> P:
-    """The same exchange around codecs that write sizes only."""
+    """The same part with codecs that only compute sizes."""
     hints, changed = get_type_hints(type(part)), dict[str, Part]()
     for f in fields(part):  # pyright: ignore[reportArgumentType]
         value = getattr(part, f.name)

@@ -1,4 +1,4 @@
-"""Floor 5: a recipe bound to the parameters of one rank; it knows nothing of processes."""
+"""Runs a recipe on the parameters of one rank, independently of processes and networks."""
 
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.runtime import checkpoint

@@ -1,4 +1,4 @@
-"""Sending: how a channel's values leave through its memory and its exchange, and what becomes of their mean when it is there."""
+"""Averaging: sends a bucket's values through its memory and its exchange, and handles the mean."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 class Averaging:
-    """Starts programs on the lane, and joins them; what they will change waits in drafts."""
+    """Starts averages on the comm thread and joins them; their state changes wait in pending states."""
 
     def __init__(self, worker: "Worker") -> None:
         self._worker = worker
 
     def program(self, index: int, flat: Tensor) -> tuple[Program[Carried], list[PendingState]]:
-        """What sends one channel's values on their way, and the state that waits for all of them to arrive.
+        """The program that averages one bucket's values, and the pending states to commit when all buckets have arrived.
 
         The mean may be written over the values.
         """
         worker, bucket = self._worker, self._worker.buckets[index]
         measures = worker.measures(worker.step)
         block = Bucket(flat, bucket.layout, None if measures else flat)
-        # Nothing of an earlier step is on its way.
+        # No average of an earlier step is in flight.
         worker.unit = loss_scale.follow(worker.buckets, worker.unit, worker.scale)
         kept, carried, found = (
             PendingState(bucket.states["memory"]),
@@ -43,7 +43,7 @@ class Averaging:
 
         def send(block: Bucket, context: Context) -> Program[ReduceResult]:
             result = yield from bucket.exchange.average(block, carried, context)
-            if bucket.memory.parts_models:  # what is judged must be what all ranks have
+            if bucket.memory.parts_models:  # the largest value must be one that all ranks have
                 found.append(peak(result.mean) if result.largest is None else result.largest)
             elif bucket.memory.hands_on and result.largest is not None:
                 found.append(result.largest)
@@ -57,7 +57,7 @@ class Averaging:
         return _carry(average, flat, found), [kept, carried]
 
     def launch(self, flight: InFlight, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
-        """Start what sends these values; past the recipe, through `over`, if that is given."""
+        """Start averaging these values; through `over` instead of the recipe's exchange and memory, if that is given."""
         worker, bucket = self._worker, self._worker.buckets[index]
         if over is None:
             program, drafts = self.program(index, flat)
@@ -68,7 +68,7 @@ class Averaging:
         flight.add(index, handle, drafts)
 
     def near(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
-        """Average among a few ranks; whether all of it is finite nobody asks."""
+        """Average among some ranks, without a check that the means are finite."""
         flight = InFlight()
         for index, value in zip(which, values, strict=True):
             yield from self.launch(flight, index, value, over)
@@ -79,16 +79,16 @@ class Averaging:
         return means
 
     def settle(self, flight: InFlight) -> Program[None]:
-        """Wait for a flight, if it is still on its way; memories move on with it."""
+        """Wait for an average in flight, and commit the memories' pending states."""
         if flight.handles:
             (yield from self.arrive(flight)).commit()
             if flight.lost:
                 self._worker.momenta.heal()
 
     def arrive(self, flight: InFlight) -> Program[PendingCommit]:
-        """All or nothing: memories may move on only if every channel's agreed mean is finite, which all ranks see alike.
+        """Wait for all means of a step. Memories may be committed only if every bucket's mean is finite, on which all ranks agree.
 
-        They have not yet: what was averaged may be thrown away.
+        They are not committed here: the means may still be dropped.
         """
         worker, peaks = self._worker, list[Tensor]()
         handles, flight.handles = flight.handles, {}
@@ -106,7 +106,7 @@ class Averaging:
 
 
 def _carry(average: Program[Tensor], given: Tensor, found: Sequence[Tensor]) -> Program[Carried]:
-    """`given` is kept here until the program is joined: a lane may be done with it before its device is.
+    """Run an average; `given` is kept until the program is joined, since the device may read it after the comm thread is done.
 
     `found` is the mean's largest magnitude, if the exchange came across it.
     """
@@ -115,7 +115,7 @@ def _carry(average: Program[Tensor], given: Tensor, found: Sequence[Tensor]) -> 
 
 
 def _with(average: Program[Tensor], kept: PendingState, found: list[Tensor], size: int) -> Program[Tensor]:
-    """A mean, and the mean of what a memory owed that is in force no more: paid in full, once."""
+    """Average, and add the mean of the residuals of a memory that was replaced, once and in full."""
     mean = yield from average
     total = yield from all_reduce(kept.pop(ARREARS).clone())
     found.clear()

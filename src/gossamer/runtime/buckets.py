@@ -1,4 +1,4 @@
-"""Channels: the blocks a model is cut into, and the way each of them goes."""
+"""Buckets: cuts a model into buckets, each with its own exchange, memory and state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,22 +15,22 @@ from gossamer.recipe import Recipe
 from gossamer.runtime.optimizers import Optimizing
 from gossamer.runtime.params import Param
 
-LONGEST = 2**31 - 1  # elements of a block that cannot be cut: its places are counted in 32 bits
-LEAST = 4 * 2**20  # bytes of a block that is worth messages of its own
+LONGEST = 2**31 - 1  # elements of a bucket that cannot be cut: indices have 32 bits
+LEAST = 4 * 2**20  # bytes of a bucket that is worth messages of its own
 ROLES = ("memory", "exchange", "schedule", "mixer", "update")
 
 
 @dataclass(eq=False)
 class BucketState:
-    """Parameters that travel together, and all that is remembered about them."""
+    """A bucket's parameters, their exchange and memory, and all state that is kept for them."""
 
     layout: Layout
     params: tuple[Param, ...]
     exchange: Exchange
     memory: Memory
     shift: float
-    fragment: int = 0  # of the model, which the schedule cut it into
-    group: int = 0  # the optimizer's parameter group that gives the learning rate, where anything asks for it
+    fragment: int = 0  # the schedule's fragment of the model
+    group: int = 0  # the optimizer's parameter group, for parts that use its learning rate
     states: dict[str, State] = field(default_factory=lambda: {role: {} for role in ROLES})
 
     @property
@@ -47,19 +47,19 @@ class BucketState:
 
     @property
     def narrow(self) -> bool:
-        """True if parameters have fewer bits than the block, so that writing them rounds."""
+        """True if parameters have fewer bits than the bucket, so that writing them rounds."""
         return any(param.dtype != self.layout.dtype for param in self.params)
 
     def read(self) -> Tensor:
-        """The parameters' values as one new flat tensor, in the block's precision."""
+        """The parameters' values as one new flat tensor, in the bucket's precision."""
         return self.gather([param.values for param in self.params])
 
     def gather(self, tensors: "list[Tensor]") -> Tensor:
-        """One flat tensor of copies, in the block's precision."""
+        """Copy tensors into one flat tensor, in the bucket's precision."""
         return torch.cat([t.detach().reshape(-1).to(self.layout.dtype) for t in tensors], out=self._new())
 
     def gradients(self) -> Tensor:
-        """The parameters' gradients as one new flat tensor, in the block's precision; zero where there is none."""
+        """The parameters' gradients as one new flat tensor, in the bucket's precision; zero where there is none."""
         pairs = [(param, param.gradient) for param in self.params]
         return self.gather([torch.zeros_like(param.values) if grad is None else grad for param, grad in pairs])
 
@@ -70,9 +70,9 @@ class BucketState:
                 param.write(view)
 
     def pieces(self) -> list[Tensor]:
-        """The parameters themselves, flat and in the block's order.
+        """The parameters themselves, flat and in the bucket's order.
 
-        None where they are not laid out as the block is, nor on a GPU, which gains nothing by small passes.
+        Empty where their memory layout differs from the bucket's, and on a GPU, which gains nothing by small passes.
         """
         values = [param.values for param in self.params]
         if self.narrow or self.device.type != "cpu" or not all(v.is_contiguous() for v in values):
@@ -80,9 +80,9 @@ class BucketState:
         return [v.view(-1) for v in values]
 
     def put_gradient(self, mean: Tensor) -> None:
-        """Hand the optimizer views of the agreed gradient; no copy unless the parameter is narrower, or laid out otherwise.
+        """Give the optimizer views of the agreed gradient; copies only where the parameter's dtype or memory layout differs.
 
-        They are new at each step: of one that lives on, somebody has kept it.
+        The views are new at each step; a view that outlives its step was kept by user code.
         """
         for param, (_, view) in zip(self.params, Bucket(mean, self.layout).tensors(), strict=True):
             if param.trains:
@@ -95,7 +95,7 @@ class BucketState:
         return self._new().zero_()
 
     def _new(self) -> Tensor:
-        """A flat tensor of arbitrary content."""
+        """An uninitialised flat tensor of the bucket's length."""
         length = self.layout.numel * self.layout.dtype.itemsize
         return self.layout.buffers.of(length, self.device).view(self.layout.dtype)
 
@@ -107,13 +107,13 @@ def build(
     size: int,
     model: Mapping[str, Param] | None = None,
 ) -> list[BucketState]:
-    """Cut a model into channels: backward order, one way, one of `groups` and one fragment each, no longer than a bucket.
+    """Cut a model into buckets in backward order, each with one exchange and memory, one of `groups`, one fragment and a size limit.
 
-    `size` is that of the world, which some memories follow; `model` all of which these leaves are a part, if they are.
+    `size` is that of the world, which some memories depend on; `model` is the whole model, if these params are a part of it.
     """
     fragments = recipe.schedule.fragment_of({name: param.shape for name, param in (model or params).items()})
     limit = _full(recipe, model or params, size)
-    together = "whole" in recipe.schedule.traits  # one message closes the step, whatever the rates
+    together = "whole" in recipe.schedule.traits  # one message ends the step, whatever the rates
     finished = list[list[str]]()
     filling = dict[object, list[str]]()
     for name in reversed(list(params)):
@@ -130,7 +130,7 @@ def build(
         bucket.append(name)
         if not (together or exchange.whole) and sum(prod(params[n].shape) for n in bucket) * dtype.itemsize >= limit:
             del filling[key]
-    # A channel can travel once its last parameter is there, so channels go in the order they are filled.
+    # A bucket can be sent once its last gradient is ready, so buckets are sent in the order in which they fill.
     position = {n: i for i, n in enumerate(reversed(list(params)))}
     finished.sort(key=lambda names: position[names[-1]])
     return [
@@ -140,7 +140,7 @@ def build(
 
 
 def _full(recipe: Recipe, model: Mapping[str, Param], size: int) -> int:
-    """The bytes from which on a channel takes no more parameters."""
+    """The size in bytes at which a bucket takes no more parameters."""
     said = int(recipe.bucket_mb * 2**20)
     if recipe.bucket is not None:
         return said
@@ -153,12 +153,12 @@ def _block_dtype(param: Param) -> torch.dtype:
 
 
 def are_cut_alike(some: Sequence[BucketState], others: Sequence[BucketState]) -> bool:
-    """Whether each of them holds the parameters that its counterpart does, in the same order."""
+    """True if both lists of buckets hold the same parameters in the same order."""
     return [c.names for c in some] == [c.names for c in others]
 
 
 def retell(recipe: Recipe, buckets: Sequence[BucketState], size: int) -> None:
-    """The same channels, when a controller that does not cut the model has chosen other codecs for some of it."""
+    """Apply a controller's choice of codecs to the same buckets, where it does not change the cut."""
     for c in buckets:
         shapes = {s.name: s.shape for s in c.layout.segments}
         exchange, layout = _told(recipe, shapes, c.layout)
@@ -169,23 +169,23 @@ def retell(recipe: Recipe, buckets: Sequence[BucketState], size: int) -> None:
 
 
 def settle(bucket: BucketState, size: int) -> None:
-    """Chunks get other owners: what an owner owes to the mean moves into its memory, where it counts 1/size."""
+    """Move the residuals of chunk owners into their memories, with weight 1/size, before chunks change owners."""
     for key in owners(bucket, bucket.states["exchange"]):
         bucket.memory.inherit(bucket.states["memory"], bucket.states["exchange"].pop(key), size)
 
 
 def owners(bucket: BucketState, exchange: State) -> list[str]:
-    """The entries that live with the owners of chunks."""
+    """The keys of the state entries that chunk owners keep."""
     return [key for key in exchange if bucket.exchange.policy(word(key)) == "owner"]
 
 
 def word(key: str) -> str:
-    """What an entry is called, without its parameter; with it where the state names it itself, after a colon."""
+    """The name of an entry without its parameter; with it where the state's own key has it after a colon."""
     return key.split("/", maxsplit=1)[0]
 
 
 def _told(recipe: Recipe, shapes: Mapping[str, tuple[int, ...]], layout: Layout) -> tuple[Exchange, Layout]:
-    """The exchange of parameters that travel together, and who writes each of them, if their controller chose for some."""
+    """The exchange of a bucket, and its layout with the controller's codec for each parameter, if it chose any."""
     first = next(iter(shapes))
     ruled = any(rule.holds_for(first, shapes[first]) for rule in recipe.rules)
     if recipe.controller.cuts or ruled or recipe.routes.keys().isdisjoint(shapes):
@@ -208,7 +208,7 @@ def _channel(recipe: Recipe, members: Mapping[str, Param], group: int, fragment:
     if whole and layout.numel > LONGEST:
         raise AttachError(
             f"{exchange} would send {layout.numel:,} elements as one, from {first!r} on, and at most {LONGEST:,} can be: use an "
-            "exchange that cuts the model into buckets, such as gather(topk())"
+            "exchange that works on smaller buckets, such as gather(topk())"
         )
     shift = memory.follow(exchange.omega(layout, size))
     return BucketState(layout, tuple(members.values()), exchange, memory, shift, fragment, group)

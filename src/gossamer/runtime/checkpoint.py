@@ -1,4 +1,4 @@
-"""What a worker remembers, as plain tensors by parameter name; and what becomes of it in another world."""
+"""Saves a worker's state as plain tensors by parameter name, and loads it, also for another number of ranks."""
 
 import json
 import re
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def save(worker: "Worker") -> dict[str, Any]:
-    """Everything but parameters and optimizer, in the host's memory.
+    """The worker's state without parameters and optimizer, in host memory.
 
     Tensors of one rank carry its number, so no two ranks' keys are equal.
     """
@@ -54,12 +54,12 @@ def save(worker: "Worker") -> dict[str, Any]:
 
 
 def load(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, Any]]") -> None:
-    """Take up where a checkpoint left off. A world of another size needs the dictionaries of all its old ranks."""
+    """Restore a checkpoint. In a world of another size, the dictionaries of all old ranks are needed."""
     prepare(worker, saved)()
 
 
 def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, Any]]") -> Callable[[], None]:
-    """Check a checkpoint, and make all of it ready; what is returned puts it in force, and cannot fail.
+    """Check a checkpoint and prepare its state; the returned function applies it and cannot fail.
 
     So an error leaves the worker as it was, and ranks can agree before any of them changes.
     """
@@ -96,14 +96,14 @@ def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, 
 
 
 def carry_over(old: Sequence[BucketState], new: Sequence[BucketState], size: int) -> None:
-    """After a controller's change: every parameter keeps its memory, whatever channel it now lies in."""
+    """Move each parameter's memory to its new bucket after a controller's change."""
     everything = dict[str, Tensor]()
     for bucket in old:
         settle(bucket, size)
         for role in ROLES:
             for key, tensor in _split(bucket.states[role], bucket).items():
                 everything[f"{role}/{key}"] = tensor
-    record_stream_use(everything.values())  # a lane made them, and they are let go of here
+    record_stream_use(everything.values())  # a comm thread made them, and they are released here
     for bucket in new:
         for role in ROLES:
             bucket.states[role] = _join(
@@ -113,9 +113,9 @@ def carry_over(old: Sequence[BucketState], new: Sequence[BucketState], size: int
 
 
 def turn(buckets: Sequence[BucketState], others: Sequence[BucketState], size: int) -> None:
-    """After a controller's change that leaves the cut as it is: the same channels go the way of others, and nothing is copied.
+    """Give the same buckets other exchanges and memories after a controller's change that keeps the cut; nothing is copied.
 
-    An exchange of the same sort goes on with what the one before it owes.
+    An exchange of the same kind keeps the residual of the one before it.
     """
     for bucket, other in zip(buckets, others, strict=True):
         if type(bucket.exchange) is not type(other.exchange):
@@ -125,21 +125,21 @@ def turn(buckets: Sequence[BucketState], others: Sequence[BucketState], size: in
 
 
 def _move_edges(bucket: BucketState, states: Mapping[str, State], worker: "Worker") -> None:
-    """Chunks may have had other edges: what this rank owes of elements that are another's now moves into its memory."""
+    """Move this rank's residuals of elements that another rank owns now into its memory: chunks may have had other bounds."""
     for key in owners(bucket, states["exchange"]):
         owed = states["exchange"][key]
         mine = _my_chunk(owed, bucket, worker)
         others, states["exchange"][key] = owed - mine, mine
         if others.any() and not bucket.memory.inherit(states["memory"], others, worker.size):
             raise CheckpointError(
-                f"rank {worker.rank} owes elements that another rank owns here, for the checkpoint is of other buckets or of an "
+                f"rank {worker.rank} has residuals of elements that another rank owns now: the checkpoint is of other buckets or of an "
                 f"older gossamer, and {bucket.memory} cannot take it over; give the dictionaries of all ranks: "
                 "load_state_dict([d0, d1, ...])"
             )
 
 
 def _entries(state: State, bucket: BucketState, role: str, worker: "Worker") -> dict[str, Tensor]:
-    """What a state holds, by parameter; of shards, by pieces of parameters."""
+    """A state's entries by parameter; those of shards by pieces of parameters."""
     own = {key: tensor for key, tensor in state.items() if _policy(bucket, role, key, worker) == "shard"}
     out = _split({key: tensor for key, tensor in state.items() if key not in own}, bucket)
     for key, shard in own.items():
@@ -159,17 +159,17 @@ def _split(state: State, bucket: BucketState) -> dict[str, Tensor]:
             out |= {f"{key}/{s.name}": tensor for s in bucket.layout.segments}
         elif tensor.numel() != bucket.layout.numel:
             raise CheckpointError(
-                f"{key!r} of the block of {bucket.name!r} has {tensor.numel()} elements, and the block {bucket.layout.numel}: a "
-                f"part keeps numbers, what is as long as its block, and else what one parameter has, as '{key}:NAME'"
+                f"{key!r} of the bucket of {bucket.name!r} has {tensor.numel()} elements, and the bucket {bucket.layout.numel}: a "
+                f"part may keep scalars, tensors as long as its bucket, and tensors of one parameter under '{key}:NAME'"
             )
         else:
-            # one dimension at least: a tensor of none is a scalar that all parameters share
+            # at least one dimension: a tensor without is a scalar that all parameters share
             out |= {f"{key}/{n}": torch.atleast_1d(view) for n, view in Bucket(tensor, bucket.layout).tensors()}
     return out
 
 
 def _join(bucket: BucketState, entries: Mapping[str, Tensor]) -> State:
-    """The inverse of `_split`; what a parameter lacks is zero."""
+    """The inverse of `_split`; missing parameters are zero."""
     state: State = {}
     for key in dict.fromkeys(word(k) for k in entries):
         if ":" in key:
@@ -196,12 +196,12 @@ def _join(bucket: BucketState, entries: Mapping[str, Tensor]) -> State:
 
 
 def _home(tensor: Tensor, bucket: BucketState) -> Tensor:
-    """A copy, where it is read: on the parameters' device, and on the host if it is a number, wherever a file was loaded to."""
+    """Copy a loaded tensor to where it is read: scalars to the host, others to the parameters' device."""
     return tensor.to(bucket.device if tensor.dim() else "cpu", copy=True)
 
 
 def _policy(bucket: BucketState, role: str, key: str, worker: "Worker") -> Policy:
-    """What the part that keeps an entry says of it."""
+    """The policy that the part declares for an entry of its state."""
     schedule = worker.recipe.schedule
     keepers = {
         "memory": bucket.memory,
@@ -228,7 +228,7 @@ def _restore(bucket: BucketState, role: str, found: Manifest, worker: "Worker") 
 
 
 def _shards(bucket: BucketState, role: str, own: Iterable[Mapping[str, Tensor]], worker: "Worker") -> State:
-    """Out of the pieces of all ranks that are here."""
+    """This rank's shards, assembled from the pieces of all given ranks."""
     entries = {key: tensor for kept in own for key, tensor in kept.items()}
     found: State = {}
     for key in dict.fromkeys(map(word, entries)):
@@ -241,7 +241,7 @@ def _shards(bucket: BucketState, role: str, own: Iterable[Mapping[str, Tensor]],
 def _combined(
     bucket: BucketState, role: str, own: Sequence[Mapping[str, Tensor]], policies: Sequence[Policy], worker: "Worker"
 ) -> dict[str, Tensor]:
-    """What all ranks' entries come to."""
+    """Combine the entries of all ranks by their policies."""
     out = dict[str, Tensor]()
     for key in own[0]:
         policy = _policy(bucket, role, key, worker)
@@ -254,7 +254,7 @@ def _combined(
 
 
 def _my_chunk(flat: Tensor, bucket: BucketState, worker: "Worker") -> Tensor:
-    """Zero but for the chunk that this rank owns."""
+    """A copy that is zero outside the chunk that this rank owns."""
     mine = torch.zeros_like(flat)
     source, target = (Bucket(t, bucket.layout).chunks(worker.size)[worker.rank].flat for t in (flat, mine))
     target.copy_(source)
@@ -266,7 +266,7 @@ def _role(entries: Mapping[str, Tensor], role: str) -> dict[str, Tensor]:
 
 
 def _pending(worker: "Worker") -> list[dict[str, State]]:
-    """What has arrived but not landed, per channel."""
+    """The results that have arrived but are not applied yet, per bucket."""
     out: list[dict[str, State]] = [{} for _ in worker.buckets]
     flights, everything = worker.flights, range(len(worker.buckets))
     for i, mean in flights.landing().items():

@@ -1,4 +1,4 @@
-"""Does a checkpoint fit this run? What may differ: the number of ranks, devices, and how the model is cut into channels."""
+"""Checks that a checkpoint fits this run. Only the number of ranks, the devices and the cut into buckets may differ."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gossamer.runtime.worker import Worker
 
 
-BY_BLOCK = ("pending", "lost")  # what is on its way, which other blocks need not have
+BY_BLOCK = ("pending", "lost")  # results in flight, which other buckets need not have
 
 
 def parameters(worker: "Worker") -> dict[str, str]:
@@ -28,13 +28,13 @@ def cut(buckets: Sequence[BucketState]) -> list[list[str]]:
 
 
 def read_recipe(text: str, worker: "Worker") -> Recipe:
-    """A saved recipe, with the bucket of this run: how a model is cut may change, for memories go by parameter."""
+    """Read a saved recipe, with the bucket size of this run: the cut may change, since memories are saved by parameter."""
     if text == repr(worker.origin):
         return worker.origin
     try:
         return replace(Recipe.of(text), bucket=worker.origin.bucket)
     except RecipeError as error:
-        raise CheckpointError(f"the checkpoint's recipe cannot be read here: {error}") from None
+        raise CheckpointError(f"the checkpoint's recipe cannot be read: {error}") from None
 
 
 def check_recipe(worker: "Worker", saved: str) -> None:
@@ -51,21 +51,21 @@ def check_model(worker: "Worker", then: Mapping[str, str]) -> None:
         if now.get(name) == then.get(name):
             continue
         if name in now and name in then:
-            what = f"{name!r} was {then[name]} and is {now[name]} now"
+            what = f"{name!r} was {then[name]} and is now {now[name]}"
         elif name in now:
-            what = f"it knows nothing of {name!r}; a layer that was frozen then must be frozen until it is loaded"
+            what = f"it has no {name!r}; a layer that was frozen when it was saved must be frozen until it is loaded"
         else:
-            what = f"{name!r} is missing here, or frozen"
+            what = f"{name!r} is missing in this model, or frozen"
         raise CheckpointError(f"the checkpoint is of another model: {what}")
 
 
 def check_whole(worker: "Worker", found: Manifest, buckets: Sequence[BucketState], states: Sequence[Any]) -> None:
-    """What is not a debt cannot be zero where it is missing: an anchor, or a mass. Shards were put together of what is there."""
+    """Raise CheckpointError if an entry that cannot default to zero is missing, such as an anchor or a mass."""
     wires = [key for entries in found.own.values() for key, t in entries.items() if t.dtype == torch.uint8]
     if wires and found.head["size"] == worker.size and json.loads(found.head["cut"]) != cut(buckets):
         raise CheckpointError(
-            "messages were on their way when the checkpoint was saved, and this run cuts the model into others; load it "
-            f"with the buckets and parameter groups of then: {found.head['recipe']}"
+            "messages were in flight when the checkpoint was saved, and this run cuts the model into other buckets; load it "
+            f"with the buckets and parameter groups of the saved recipe: {found.head['recipe']}"
         )
     entries = {**found.equal, **next(iter(found.own.values()))}
     fragments = {name: c.fragment for c in buckets for name in c.names}

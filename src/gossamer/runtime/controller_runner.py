@@ -1,4 +1,4 @@
-"""Steering: what a controller is told, what it decides, and how that comes into force."""
+"""Runs a controller: collects its facts, asks for its decision, and applies the next recipe."""
 
 from collections.abc import Sequence
 from math import prod
@@ -24,46 +24,46 @@ if TYPE_CHECKING:
 
 
 class ControllerRunner:
-    """The controller's side of a worker. Without a controller nothing is computed for one, and nothing is sent."""
+    """Runs the controller of a worker. Without a controller it computes and sends nothing."""
 
     def __init__(self, worker: "Worker") -> None:
         self._worker = worker
         self.state: State = {}
-        self.next: Recipe | None = None  # decided, and in force when nothing is in flight any more
-        self._own = dict[int, Tensor]()  # numbers of this rank's own gradients, by channel
+        self.next: Recipe | None = None  # decided; applied when no average is in flight
+        self._own = dict[int, Tensor]()  # statistics of this rank's own gradients, by bucket
 
     @property
     def due(self) -> Recipe:
-        """The recipe that will be in force when nothing is in flight any more."""
+        """The recipe that will be in force when no average is in flight."""
         return self.next or self._worker.recipe
 
     def note(self, index: int, flat: Tensor) -> None:
-        """A channel's gradient is about to leave."""
+        """Compute the statistics of a bucket's gradient before it is sent."""
         controller = self._worker.recipe.controller
         if controller.counts:
             bucket = self._worker.buckets[index]
             self._own[index] = numbers(controller, self._unscaled(flat, bucket), bucket.exchange)
 
     def ask(self) -> Program[Handle[Any] | None]:
-        """Start summing what was noted, over all ranks."""
+        """Start summing the statistics over all ranks."""
         if not self._own:
             return None
         own, self._own = [self._own[i] for i in sorted(self._own)], {}
         return (yield summed(own, self._worker.step))
 
     def told(self, handle: Handle[Any] | None) -> Program[Sequence[Tensor]]:
-        """The sums, for each channel."""
+        """Wait for the sums; returns them per bucket."""
         return () if handle is None else (yield from join(handle))
 
     def look_alone(self) -> list[Tensor]:
-        """A host alone sends nothing; who may change the optimizer's steps must see the gradients all the same."""
+        """The gradients of a single rank, which sends nothing, for a controller that may change the optimizer's steps."""
         worker = self._worker
         if not worker.recipe.controller.moves_schedule:
             return []
         return [c.gradients() for c in worker.buckets]
 
     def mean_loss(self) -> Program[float | None]:
-        """Of this step's batches, over all ranks that told theirs; None where nobody did, or nobody wants to know."""
+        """This step's mean loss over the ranks that reported one; None where none did, or the controller does not use it."""
         worker = self._worker
         if not worker.recipe.controller.hears_loss:
             return None
@@ -84,12 +84,12 @@ class ControllerRunner:
         state: State | None = None,
         loss: float | None = None,
     ) -> Recipe | None:
-        """The controller's next recipe, where it is another one; its own state may wait in a draft."""
+        """Ask the controller for the next recipe; its state change may wait in a pending state."""
         worker, controller = self._worker, self._worker.recipe.controller
         if "control" not in controller.traits:
-            return None  # before all means are copied, free of the loss scale, for nobody
+            return None  # before all means are unscaled and copied in vain
         blocks = [self._unscaled(mean, c) for mean, c in zip(means, worker.buckets)]
-        if controller.counts and not sums:  # a rank alone: its own gradients are the means
+        if controller.counts and not sums:  # a single rank: its own gradients are the means
             sums = [numbers(controller, b, c.exchange) for b, c in zip(blocks, worker.buckets, strict=True)]
         facts = Facts(worker.step, max(worker.rates), blocks, sums, loss, self._groups())
         decided = controller.decide(facts, worker.recipe, self.state if state is None else state)
@@ -99,7 +99,7 @@ class ControllerRunner:
         return PendingState(self.state)
 
     def adopt(self, recipe: Recipe) -> list[BucketState]:
-        """Put another recipe in force; returns the channels there were."""
+        """Put another recipe in force; returns the old buckets."""
         worker = self._worker
         old, before, self.next, worker.recipe = worker.buckets, worker.recipe, None, recipe
         if begins_anew(before.schedule, recipe.schedule):
@@ -108,7 +108,7 @@ class ControllerRunner:
             worker.on_decision(worker.step, worker.rank, describe(before, recipe, len(worker.params)))
         if not recipe.controller.cuts:
             retell(recipe, worker.buckets, worker.size)
-        elif _cut(recipe) != _cut(before):  # else all go on as they went
+        elif _cut(recipe) != _cut(before):  # else all buckets stay as they are
             hand_over(old, before, recipe, worker.size)
             cut = build(recipe, worker.params, worker.rate_groups(), worker.size)
             if are_cut_alike(old, cut):
@@ -119,7 +119,7 @@ class ControllerRunner:
         return old
 
     def adopt_for(self, means: list[Tensor] | None) -> list[Tensor] | None:
-        """Put in force what was decided while these were under way; returns them as the new channels are laid out."""
+        """Apply the recipe decided while these means were in flight; returns them in the layout of the new buckets."""
         if self.next is None or self._worker.flights.averages:
             return means
         old = self.adopt(self.next)
@@ -130,7 +130,7 @@ class ControllerRunner:
         return [c.gather([named[s.name] for s in c.layout.segments]) for c in self._worker.buckets]
 
     def restore(self, recipe: Recipe, due: Recipe, state: State) -> None:
-        """A controller's choice, from a checkpoint."""
+        """Restore a controller's choice and state from a checkpoint."""
         worker, self.state = self._worker, state
         self.next = due if due != recipe else None
         if worker.recipe != recipe:
@@ -146,13 +146,13 @@ class ControllerRunner:
         return out
 
     def _unscaled(self, gradient: Tensor, bucket: BucketState) -> Bucket:
-        """Free of the loss scale."""
+        """A bucket of the gradient divided by the loss scale."""
         scale = self._worker.scale
         return Bucket(gradient / scale if scale != 1 else gradient, bucket.layout)
 
 
 def _cut(recipe: Recipe) -> tuple[Any, ...]:
-    """What says how a model is cut into channels, and which way each of them goes."""
+    """The parts of a recipe that determine the cut into buckets and each bucket's exchange and memory."""
     schedule = recipe.schedule
     kind = type(schedule), schedule.averages_gradients, schedule.drives
     return recipe.exchange, recipe.memory, recipe.routes, recipe.bucket, recipe.follows_rate, kind

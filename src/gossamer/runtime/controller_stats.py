@@ -1,4 +1,4 @@
-"""Sums: what a controller wants to know of all ranks' own blocks, in one small message a step."""
+"""Controller statistics: sums each rank's numbers about its own gradients in one small message a step."""
 
 from collections.abc import Sequence
 
@@ -14,19 +14,19 @@ LABEL = "numbers"
 
 
 def numbers(controller: Controller, block: Bucket, exchange: Exchange) -> Tensor:
-    """What the controller notes of one block."""
+    """The controller's statistics of one bucket."""
     own = controller.local(block, exchange).detach().reshape(-1).double()
     wanted = controller.counts * (len(block.layout.segments) if controller.counts_each else 1)
     if own.numel() != wanted:
         raise GossamerError(
-            f"{controller} says that it counts {wanted} number(s) of a block, and `local` gave {own.numel()} of "
+            f"{controller} declares {wanted} number(s) for a bucket, and its `local` returned {own.numel()} for "
             f"{block.name!r}"
         )
     return own
 
 
 def summed(own: Sequence[Tensor], step: int) -> Start:
-    """The request that sums them over all ranks: one row for each block."""
+    """The request that sums the statistics over all ranks: one row for each bucket."""
     return Start(_sum([*own]), LABEL, step)
 
 

@@ -1,8 +1,8 @@
-"""Weight decay beside momentum that the recipe keeps: it goes the gradient's way, or it would count many times less.
+"""Weight decay with momentum in the recipe: the decay is sent with the gradient, or it would be many times too weak.
 
 An optimizer adds decay x to what it is given, which is 1 / (1 - m) times the gradient in the end where a part of the recipe has
 momentum m. So the decay enters each rank's gradient before that leaves. The optimizer adds it as ever; that much is taken out
-of the mean before, so that no host needs to know of it.
+of the mean before, so that no integration needs to know of it.
 """
 
 from collections.abc import Sequence
@@ -20,41 +20,41 @@ if TYPE_CHECKING:
     from gossamer.runtime.worker import Worker
 
 _OPTIM = torch.optim
-# Whose weight decay is a part of the gradient, unless a group says that it is decoupled.
+# Optimizers that add weight decay to the gradient, unless a group says that it is decoupled.
 _COUPLED = (
     _OPTIM.SGD, _OPTIM.Adam, _OPTIM.RAdam, _OPTIM.NAdam, _OPTIM.Adamax, _OPTIM.RMSprop, _OPTIM.Adagrad, _OPTIM.Adadelta, _OPTIM.ASGD
 )  # fmt: skip
-# Whose shrinks parameters beside the gradient: it is what it would be beside momentum of the optimizer's own.
+# Optimizers with decoupled weight decay, which needs no change here.
 _DECOUPLED = "AdamW", "Adafactor", "Muon"
 
 
 class Decay:
-    """What a worker's optimizer decays of parameters whose gradients meet momentum in the recipe."""
+    """The weight decay of parameters whose gradients pass through momentum in the recipe."""
 
     def __init__(self, worker: "Worker") -> None:
         self._worker = worker
 
     def refuse_unknown(self) -> None:
-        """Raise AttachError for an optimizer of which nobody can say what its weight decay does."""
+        """Raise AttachError for an optimizer whose kind of weight decay is unknown."""
         part = next((p for c in self._worker.buckets if (p := _with_momentum(c)) is not None), None)
         if part is None or self._worker.recipe.update is not None:
             return
         for optimizer in optimizers.members(self._worker.optimizer):
             if _is_coupled(optimizer) is None and any(map(_decay_of, optimizer.param_groups)):
                 raise AttachError(
-                    f"{part} with {type(_inner(optimizer)).__name__}: if that adds its weight decay to gradients, it would count many "
-                    "times less than without the momentum in the recipe, and which optimizers do is known of torch's only; use one of "
-                    "those, or weight_decay=0 and the decay as a term of the loss"
+                    f"{part} with {type(_inner(optimizer)).__name__}: if this optimizer adds weight decay to gradients, it would be many "
+                    "times weaker than without the momentum in the recipe, and only for torch's optimizers this is known; use one of "
+                    "those, or weight_decay=0 and add the decay to the loss"
                 )
 
     def enter(self, index: int, flat: Tensor) -> None:
-        """The gradient of a channel is about to leave: its decay leaves with it. `flat` is written to."""
+        """Add the weight decay to a bucket's gradient before it is sent. Writes to `flat`."""
         factors = self._factors([index])
         if factors:
             self._add(self._worker.buckets[index], flat, factors, 1.0)
 
     def take_out(self, means: Sequence[Tensor]) -> None:
-        """What the optimizer is about to add; the means, one of each channel, are written to."""
+        """Subtract from the means the decay that the optimizer will add. Writes to the means, one per bucket."""
         factors = self._factors(range(len(means)))
         for bucket, mean in zip(self._worker.buckets, means) if factors else ():
             self._add(bucket, mean, factors, -1.0)
@@ -70,9 +70,9 @@ class Decay:
                     view.add_(param.values, alpha=times * factor)
 
     def _factors(self, which: Sequence[int]) -> dict[int, float]:
-        """By parameter, what of it its optimizer adds to the gradient; none where no part between them has momentum."""
+        """The coupled weight decay of each parameter; empty where no part of the recipe has momentum."""
         worker = self._worker
-        if worker.recipe.update is not None:  # which makes a step of its own, with decay beside it
+        if worker.recipe.update is not None:  # an update makes a step of its own, with decoupled decay
             return {}
         if all(_with_momentum(worker.buckets[i]) is None for i in which):
             return {}
@@ -81,19 +81,19 @@ class Decay:
 
 
 def _with_momentum(bucket: "BucketState") -> object | None:
-    """The part that adds momentum to what this channel sends."""
+    """The part that adds momentum to this bucket's gradient, if any."""
     parts = bucket.memory, bucket.exchange
     return next((part for part in parts if "adds momentum" in part.traits), None)
 
 
 def _decay_of(group: dict[str, Any]) -> float:
-    """What an optimizer's parameter group adds of its parameters to their gradients, where it is coupled."""
+    """The coupled weight decay of an optimizer's parameter group."""
     decay = 0.0 if group.get("decoupled_weight_decay") else float(group.get("weight_decay", 0.0))
     return -decay if group.get("maximize") else decay
 
 
 def _is_coupled(optimizer: Any) -> bool | None:
-    """Whether an optimizer adds its weight decay to gradients; None if nobody knows."""
+    """True if an optimizer adds its weight decay to gradients; None if unknown."""
     inner = _inner(optimizer)
     if any(kind.__name__ in _DECOUPLED for kind in type(inner).__mro__):
         return False
@@ -101,5 +101,5 @@ def _is_coupled(optimizer: Any) -> bool | None:
 
 
 def _inner(optimizer: Any) -> Any:
-    """The one that steps, where another one shares its state among ranks."""
+    """The inner optimizer of one that shards its state among ranks."""
     return getattr(optimizer, "optim", optimizer)

@@ -1,4 +1,4 @@
-"""How unlike the ranks' gradients are: what decides between many gradients at one point and local steps."""
+"""Measures how much the ranks' gradients differ, to choose between minibatch averaging and local steps."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -9,11 +9,11 @@ from torch import Tensor
 from gossamer.core.errors import GossamerError
 from gossamer.core.verbs import Program, all_reduce
 
-LITTLE, MUCH = 0.5, 5.0  # of zeta over the mean gradient; where docs/heterogeneity.md saw the best recipe change
+LITTLE, MUCH = 0.5, 5.0  # values of `ratio` at which the best recipe changed in docs/heterogeneity.md
 
 
 class Heterogeneity(NamedTuple):
-    """How unlike the ranks' gradients are at one model.
+    """How much the ranks' gradients differ at one model.
 
     `unlike` estimates zeta^2 = mean_m |grad F_m - grad F|^2, without bias, so that it may be below zero where ranks are alike;
     `noise` the variance of one micro-batch's gradient within a rank, its trace; `gradient` |grad F|^2. `diversity` is
@@ -32,14 +32,14 @@ class Heterogeneity(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """zeta, in lengths of the mean gradient."""
+        """zeta divided by the norm of the mean gradient."""
         if self.unlike <= 0:
             return 0.0
         return (self.unlike / self.gradient) ** 0.5 if self.gradient > 0 else float("inf")
 
     @property
     def advice(self) -> str:
-        """What it speaks for; measured at the start of training, for the ratio grows as gradients fall."""
+        """The kind of recipe to use. Measure at the start of training, since the ratio grows as gradients shrink."""
         if self.ratio < LITTLE:
             return "the ranks are much alike: local steps, such as local_sgd or slowmo"
         if self.ratio < MUCH:
@@ -81,7 +81,7 @@ def heterogeneity(gradients: Iterable[Tensor], size: int) -> Program[Heterogenei
 
 
 def gradients_of(losses: Iterable[Tensor], parameters: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The gradient of each loss, flat; what hooks and `.grad` know of gradients is left alone."""
+    """The flat gradient of each loss, computed without changing `.grad` or running hooks."""
     for loss in losses:
         found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         flat = torch.cat([g.reshape(-1) for g in found])

@@ -1,4 +1,4 @@
-"""What is on its way and will land at a later step: averages, and messages to peers. All of it is known by block."""
+"""Averages and messages in flight, which complete at a later step, by bucket."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,19 +9,21 @@ from torch import Tensor
 from gossamer.core.bucket import PendingState
 from gossamer.core.verbs import Handle, Program, join
 
-Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, taken while other channels travel
+Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, computed while other buckets travel
 Wires = list[Tensor]
 
 
 @dataclass(eq=False)
 class InFlight:
-    """Averages that were launched together: all of them land, or none."""
+    """Averages that were launched together: the results of all are used, or of none."""
 
-    handles: dict[int, Handle[Carried]] = field(default_factory=dict[int, Any])  # by block; gone when all have arrived
-    drafts: list[PendingState] = field(default_factory=list[PendingState])  # what they will change
-    given: list[Tensor] = field(default_factory=list[Tensor])  # the largest absolute values of what this rank gave
-    means: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # those that have arrived
-    lost: bool = False  # some mean is not finite
+    handles: dict[int, Handle[Carried]] = field(
+        default_factory=dict[int, Any]
+    )  # by bucket; empty when all have arrived
+    drafts: list[PendingState] = field(default_factory=list[PendingState])  # the state changes to commit
+    given: list[Tensor] = field(default_factory=list[Tensor])  # the largest absolute values of this rank's input
+    means: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # the means that have arrived
+    lost: bool = False  # true if a mean is not finite
 
     def add(self, index: int, handle: Handle[Carried], drafts: Sequence[PendingState]) -> None:
         self.handles[index] = handle
@@ -29,7 +31,7 @@ class InFlight:
 
 
 class InFlightTable:
-    """A block is in one flight at a time, and waits for one message at a time."""
+    """The averages and messages in flight; each bucket has at most one of each."""
 
     def __init__(self) -> None:
         self._flights = dict[int, InFlight]()
@@ -44,14 +46,14 @@ class InFlightTable:
 
     @property
     def lost(self) -> list[int]:
-        """The blocks whose averages have arrived and are not finite."""
+        """The buckets whose averages have arrived and are not finite."""
         return [i for i, flight in self._flights.items() if flight.lost]
 
     def add(self, which: Iterable[int], flight: InFlight) -> None:
         self._flights |= dict.fromkeys(which, flight)
 
     def of(self, which: Iterable[int]) -> list[InFlight]:
-        """The flights of some blocks, each once."""
+        """The averages in flight that contain some buckets, each once."""
         return list(dict.fromkeys(self._flights[i] for i in which if i in self._flights))
 
     def pop(self, which: Iterable[int]) -> None:
@@ -59,7 +61,7 @@ class InFlightTable:
             self._flights.pop(i, None)
 
     def landing(self) -> dict[int, Tensor]:
-        """The means that have arrived, by block."""
+        """The means that have arrived, by bucket."""
         return {i: f.means[i] for i, f in self._flights.items() if not f.lost and i in f.means}
 
     # -- messages ----------------------------------------------------------------------------------------------------
@@ -75,18 +77,18 @@ class InFlightTable:
         return any(i in self._handles or i in self._arrived for i in which)
 
     def has_come(self, which: Sequence[int]) -> bool:
-        """Whether there are messages of these blocks, and all of them are there, or so late that somebody must wait for them."""
+        """True if these buckets have messages in flight, and all have arrived or are later than the deadline."""
         handles = [self._handles[i] for i in which if i in self._handles]
         return self.has_posted(which) and all(h.done() or h.overdue() for h in handles)
 
     def join_messages(self, which: Iterable[int]) -> Program[None]:
-        """Wait for them, and keep what came."""
+        """Wait for the messages of these buckets, and keep the wires received."""
         for i in which:
             if i in self._handles:
                 self._arrived[i] = yield from join(self._handles.pop(i))
 
     def collect(self, which: Sequence[int]) -> list[Wires]:
-        """The wires that came, by block; nothing where nothing was posted."""
+        """The wires received, by bucket; empty where nothing was posted."""
         if not any(i in self._arrived for i in which):
             return []
         return [self._arrived.pop(i, []) for i in which]
@@ -97,7 +99,7 @@ class InFlightTable:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def restore(self, landing: dict[int, Tensor], lost: Iterable[int], arrived: dict[int, Wires]) -> None:
-        """As it was when all had arrived and nothing had landed."""
+        """Restore the state in which all averages and messages had arrived and none were used."""
         self._flights = {i: InFlight(means={i: mean}) for i, mean in landing.items()}
         self._flights |= {i: InFlight(lost=True) for i in lost}
         self._handles, self._arrived = {}, dict(arrived)

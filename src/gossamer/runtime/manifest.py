@@ -1,4 +1,4 @@
-"""What a saved dictionary says about itself, and whether it is true."""
+"""The manifest of a checkpoint: its header and table of contents, and their checks."""
 
 import json
 import re
@@ -24,15 +24,15 @@ HEAD = {
     "step": int,
     "seed": int,
     "size": int,
-    "unit": float,  # the loss scale of the gradients that memories are made of
+    "unit": float,  # the loss scale of the memories' state
     "parameters": str,  # name, type and shape of each
-    "cut": str,  # the parameters of each channel
+    "cut": str,  # the parameters of each bucket
 }
 TABLE = re.compile(r"rank(\d{1,9})/contents")
 
 
 class Manifest(NamedTuple):
-    """A checkpoint of which all is there: its head, what is equal on all ranks, and what is each rank's own."""
+    """A complete checkpoint: its header, the entries equal on all ranks, and each rank's own entries."""
 
     head: Mapping[str, Any]
     equal: dict[str, Tensor]
@@ -40,12 +40,12 @@ class Manifest(NamedTuple):
 
 
 def seal(saved: dict[str, Any], rank: int) -> None:
-    """Add a rank's table of contents: what there is, of which type and shape, and its check sum."""
+    """Add a rank's table of contents: the type, shape and checksum of each entry."""
     saved[f"rank{rank}/contents"] = json.dumps({key: describe(value) for key, value in sorted(saved.items())})
 
 
 def describe(value: Any) -> str:
-    """Type, shape and check sum; entries that are equal, and hardly any others, are described alike.
+    """An entry's type, shape and checksum, as text.
 
     >>> describe(torch.zeros(2, 3)), describe(7)
     ('float32 [2, 3] a3c1ca20', 'int 6abf4a82')
@@ -53,21 +53,21 @@ def describe(value: Any) -> str:
     if not isinstance(value, Tensor):
         plain = type(value) in (str, bool, float) or _is(
             value, int
-        )  # nothing else is saved, and who knows how it prints
+        )  # only these types are saved; others may have an unstable repr
         return f"{type(value).__name__} {crc32(repr(value).encode()) if plain else 0:08x}"
     kind = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     try:
         raw = value.detach().contiguous().cpu().view(-1).view(torch.uint8)
-    except RuntimeError:  # sparse, or without data: nothing that a worker saves
+    except RuntimeError:  # sparse, or without data: a worker saves no such tensor
         return f"{kind} {value.layout}"
     return f"{kind} {crc32(raw.numpy().data) if raw.numel() else 0:08x}"
 
 
 def unseal(saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], rank: int, size: int) -> Manifest:
-    """Look through dictionaries, and take out what one rank of a world of this size needs; nothing is trusted."""
+    """Check saved dictionaries, and select the entries that one rank of a world of this size needs."""
     dictionaries = [_checked_head(d) for d in ([saved] if isinstance(saved, Mapping) else list(saved))]
     if not dictionaries:
-        raise CheckpointError("no dictionary of any rank was given; load_state_dict takes what state_dict returned")
+        raise CheckpointError("load_state_dict got an empty list; pass the dictionaries that state_dict returned")
     head = {key: dictionaries[0][key] for key in HEAD}
     for d in dictionaries[1:]:
         _check_same_moment(head, d)
@@ -127,7 +127,7 @@ def _other_format(saved: Mapping[str, Any]) -> str:
 
 
 def _is(value: Any, kind: type) -> bool:
-    """Of this very type, and no number of ten thousand digits."""
+    """True if the value has exactly this type, and is no huge integer."""
     return type(value) is kind and (kind is not int or abs(value) < 2**63)
 
 
@@ -144,7 +144,7 @@ def _check_same_moment(head: Mapping[str, Any], other: Mapping[str, Any]) -> Non
 
 
 def _check_table(saved: Mapping[str, Any], rank: int, seen: dict[str, str]) -> None:
-    """Everything that a rank saved is there as it was, nothing is there besides, and ranks agree on what they share."""
+    """Raise CheckpointError if a rank's entries differ from its table of contents, or ranks differ in shared entries."""
     table = _table(saved, rank)
     for key, said in table.items():
         if key not in saved:
@@ -159,7 +159,7 @@ def _check_table(saved: Mapping[str, Any], rank: int, seen: dict[str, str]) -> N
     own = [key for key in saved if key.startswith(("equal/", f"rank{rank}/")) and not TABLE.fullmatch(key)]
     for key in (*own, *HEAD):
         if key not in table:
-            raise CheckpointError(f"the checkpoint is damaged: {key!r} is there, and rank {rank} did not save it")
+            raise CheckpointError(f"the checkpoint is damaged: it has an entry {key!r} that rank {rank} did not save")
 
 
 def _table(saved: Mapping[str, Any], rank: int) -> dict[str, str]:

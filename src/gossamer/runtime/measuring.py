@@ -1,4 +1,4 @@
-"""How much of what a rank gave got lost on the way."""
+"""Measures the compression error."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from gossamer.core.bucket import Bucket
 
 
 def relative_errors(block: Bucket, add_sent: Callable[[Tensor, float], None]) -> dict[str, float]:
-    """|what got lost| / |what was given|, by parameter; the host asks its device once."""
+    """The relative compression error |lost| / |input| of each parameter, with one transfer from the device."""
     lost = block.flat.clone()
     add_sent(lost, -1.0)
     names = [s.name for s in block.layout.segments]

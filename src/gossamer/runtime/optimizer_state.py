@@ -1,4 +1,4 @@
-"""Momenta: what an optimizer remembers of the gradients, and what becomes of it when ranks agree on a model."""
+"""The optimizer's state for our parameters: averages, resets and counts its momentum buffers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,19 +14,19 @@ from gossamer.core.verbs import AllReduce, Program, all_reduce, join, start
 from gossamer.runtime.optimizers import Optimizing
 from gossamer.runtime.params import Param, Plain
 
-# What torch's optimizers count per parameter: for a scalar parameter these have the shape of a momentum.
+# Step counters of torch's optimizers: for a scalar parameter they have the shape of a momentum.
 COUNTERS = ("step", "eta", "mu", "mu_product")
 LABEL = "optimizer"
 
 
 class OptimizerState:
-    """What the optimizer remembers of our parameters."""
+    """The optimizer's state for our parameters."""
 
     def __init__(self, params: Mapping[str, Param], optimizer: Optimizing) -> None:
         self._leaves, self._optimizer, self._buffers = params, optimizer, MemoryPool()
 
     def tensors(self) -> list[Tensor]:
-        """Those that follow the gradient, not the counters."""
+        """The momentum buffers, without counters."""
         found = list[Tensor]()
         for param in self._leaves.values():
             values: dict[str, Any] = self._optimizer.state.get(param.parameter, {})
@@ -39,16 +39,16 @@ class OptimizerState:
             _begin_anew(state, group)
 
     def heal(self) -> None:
-        """A momentum that is not finite would spoil all rounds to come; the round it spoilt is dropped, and so is it.
+        """Reset the state of parameters whose momentum is not finite, after the round that it made non-finite was dropped.
 
-        Counters go with it: a momentum that is corrected as an old one, and is new, makes steps several times too long.
+        Counters are reset too: bias correction with an old counter and a new momentum makes steps several times too long.
         """
         for state, group in self._states():
             if not all(t.isfinite().all() for t in state.values() if isinstance(t, Tensor)):
                 _begin_anew(state, group)
 
     def _states(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """What the optimizer keeps of each of our parameters, and the parameter's group."""
+        """The optimizer's state of each of our parameters, and the parameter's group."""
         ours = {id(param.parameter) for param in self._leaves.values()}
         for group in self._optimizer.param_groups:
             for p in group["params"]:
@@ -56,7 +56,7 @@ class OptimizerState:
                     yield self._optimizer.state.get(p, {}), group
 
     def average(self, size: int, weight: float = 1.0, step: int = 0) -> Program[None]:
-        """Densely, over all ranks; this one's count `weight` times."""
+        """Average the buffers over all ranks, uncompressed, with this rank's weight `weight`."""
         tensors = self.tensors()
         if not (yield from self._all_hold_the_same(tensors, step)) or not tensors:
             return
@@ -70,7 +70,7 @@ class OptimizerState:
             tensor.copy_(mean.view_as(tensor))
 
     def _all_hold_the_same(self, tensors: Sequence[Tensor], step: int) -> Program[bool]:
-        """A rank whose every step so far was skipped has none yet; then there is nothing to average."""
+        """True if all ranks hold equally many buffers; a rank that has skipped every step so far has none."""
         mine = crc32(repr([tuple(t.shape) for t in tensors]).encode())
         device = next(iter(self._leaves.values())).device
         held = torch.tensor([mine, -mine], dtype=torch.int64, device=device)
@@ -80,22 +80,19 @@ class OptimizerState:
 
 
 def together(dtypes: Iterable[torch.dtype]) -> torch.dtype:
-    """In which precision tensors of these types are averaged."""
+    """The precision in which tensors of these types are averaged."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 def requests(layouts: Sequence[Layout], momenta: int) -> list[AllReduce]:
-    """What `average` asks, where the optimizer keeps so many tensors of each parameter: do all hold the same, and their mean."""
-    asked, length = (
-        [AllReduce(torch.empty(2, dtype=torch.int64, device="meta"), "max")],
-        momenta * sum(s.numel for s in layouts),
-    )
+    """The requests of `average` for `momenta` buffers per parameter: the check that all hold them, and their mean."""
+    asked, length = [AllReduce(torch.empty(2, dtype=torch.int64, device="meta"), "max")], momenta * sum(s.numel for s in layouts)
     wide = together(layout.dtype for layout in layouts)
     return [*asked, AllReduce(torch.empty(length, dtype=wide, device="meta"))] if length else asked
 
 
 def kept_by(optimizer: Optimizer) -> int:
-    """How many tensors it keeps of each parameter, the most of any group: found by a step of another one made like it."""
+    """The number of buffers that an optimizer keeps per parameter, found by a step of a copy; the maximum over groups."""
     most = 0
     for group in optimizer.param_groups:
         p = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float32, device="cpu"))
@@ -107,7 +104,7 @@ def kept_by(optimizer: Optimizer) -> int:
 
 
 def gain(group: Mapping[str, Any]) -> float:
-    """How many times the gradient a step of torch's SGD is in the end, if the gradient stays as it is."""
+    """The factor by which momentum lengthens a step of torch's SGD under a constant gradient."""
     momentum = float(group.get("momentum", 0.0))
     if momentum == 0:
         return 1.0
@@ -116,7 +113,7 @@ def gain(group: Mapping[str, Any]) -> float:
 
 
 def _begin_anew(state: dict[str, Any], group: Mapping[str, Any]) -> None:
-    """As a new optimizer has it: empty, since optimizers make their state at a parameter's first step.
+    """Reset a parameter's state to that of a new optimizer: empty, since optimizers make it at a parameter's first step.
 
     Only so do counters, and all that is kept besides momenta, fit each other again, in optimizers that we do not know as
     well. Adagrad makes its state before.

@@ -1,4 +1,4 @@
-"""Optimizers: what a worker asks of one, and several that make one step together."""
+"""Optimizers: the interface that a worker needs, and several optimizers combined into one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 
 
 class Optimizing(Protocol):
-    """What is asked of an optimizer, or of several."""
+    """The interface of an optimizer, or of several combined."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]: ...
@@ -16,7 +16,7 @@ class Optimizing(Protocol):
 
 
 class Together:
-    """Several optimizers that share a model's parameters among them, seen as one; the order of their groups is fixed."""
+    """Several optimizers for one model, combined into one; the order of their groups is fixed."""
 
     def __init__(self, members: Sequence[Optimizer]) -> None:
         self.members = tuple(members)
@@ -31,5 +31,5 @@ class Together:
 
 
 def members(optimizer: Optimizing) -> tuple[Any, ...]:
-    """One by one."""
+    """The combined optimizers, or the single one."""
     return optimizer.members if isinstance(optimizer, Together) else (optimizer,)

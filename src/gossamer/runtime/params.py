@@ -1,4 +1,4 @@
-"""Leaves: what trains, as this rank holds it. A whole parameter, or its own part of one that other ranks hold the rest of."""
+"""Params: the trained parameters as this rank holds them, whole or sharded."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 class Param(ABC):
-    """A tensor that trains: how it is read, written, and given a gradient.
+    """A trained parameter: how to read it, write it, and set its gradient.
 
-    `parameter` is what autograd and the optimizer know it by. Where a rank holds a part of it only, it holds a part of
-    whatever is laid out as it is: of its gradient, of its momenta. `local` is that part.
+    `parameter` is the tensor that autograd and the optimizer use. Where a rank holds only a part of it, it holds a part of
+    every tensor with the same layout: its gradient and its momenta. `local` is that part.
 
-    Law: what `local` gives is never kept. Who loads, moves or shards a model may put other storage behind the same
+    Law: the result of `local` is never kept. Loading, moving or sharding a model may put other storage behind the same
     parameter, between any two steps.
     """
 
@@ -23,11 +23,11 @@ class Param(ABC):
 
     @abstractmethod
     def local(self, tensor: Tensor) -> Tensor:
-        """This rank's part of a tensor that is laid out as the parameter is; to be written to as well."""
+        """This rank's part of a tensor with the parameter's layout, as a writable view."""
 
     @abstractmethod
     def hand(self, part: Tensor) -> None:
-        """The optimizer shall find this as this rank's part of the gradient: the very tensor, where that can be."""
+        """Set this rank's part of the gradient for the optimizer, without a copy where possible."""
 
     @property
     def values(self) -> Tensor:
@@ -52,15 +52,15 @@ class Param(ABC):
 
     @property
     def trains(self) -> bool:
-        """False if it has been frozen since."""
+        """False if the parameter was frozen later."""
         return self.parameter.requires_grad
 
     def write(self, values: Tensor) -> None:
-        """Copied, never bound anew: others hold views."""
+        """Copy values into the parameter in place, since other code may hold views of it."""
         self.values.copy_(values)
 
     def takes(self, view: Tensor) -> bool:
-        """Whether a part of a block can be its gradient as it is; else the parameter is narrower, or laid out otherwise."""
+        """True if a view of a bucket can be the gradient without a copy: same dtype and memory layout."""
         return view.dtype == self.dtype and self.local(self.parameter).is_contiguous()
 
     def put_gradient(self, mean: Tensor) -> None:
@@ -72,7 +72,7 @@ class Param(ABC):
 
 @final
 class Plain(Param):
-    """A parameter that this rank holds all of."""
+    """A parameter that this rank holds whole."""
 
     def local(self, tensor: Tensor) -> Tensor:
         return tensor

@@ -1,4 +1,4 @@
-"""What is held back until a step has been taken."""
+"""State changes that wait for the optimizer step."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from gossamer.recipe import Recipe
 
 @dataclass
 class PendingCommit:
-    """What an averaged gradient will change, once the optimizer has taken it."""
+    """The state changes of an averaged gradient, to commit after the optimizer step."""
 
     drafts: list[PendingState] = field(default_factory=list[PendingState])
     decided: Recipe | None = None
@@ -18,6 +18,6 @@ class PendingCommit:
             draft.commit()
 
     def settle(self) -> None:
-        """The optimizer has descended, so what was drafted holds; what was decided waits for the end of the step."""
+        """Commit the pending states after the optimizer step; the controller's decision waits for the end of the step."""
         self.commit()
         self.drafts = []

@@ -1,12 +1,12 @@
-"""What a controller changed, in a line for the log: a recipe's text, which names every parameter, would not fit."""
+"""Describes a controller's change in one log line, since a recipe's text, which names every parameter, may be too long."""
 
 from gossamer.recipe import Recipe
 
-FEW = 3  # parameters that are named; of more, their number says enough
+FEW = 3  # parameters to list by name; more are given by their number
 
 
 def describe(before: Recipe, now: Recipe, parameters: int) -> str:
-    """The parts that differ, as they are now.
+    """The parts of the recipe that changed, with their new values.
 
     >>> mild = Recipe.of("allreduce(powersgd(rank=8)) + error_feedback()")
     >>> harsh = Recipe.of("allreduce(powersgd(rank=1)) + error_feedback()")

@@ -1,4 +1,4 @@
-"""Succession: what becomes of what one recipe has kept when another one comes into force."""
+"""Hands the state of one recipe over to the next when a controller changes the recipe."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from gossamer.runtime.buckets import BucketState, owners
 
 
 def hand_over(buckets: Sequence[BucketState], before: Recipe, after: Recipe, size: int) -> None:
-    """Leave in the channels what the next recipe goes on with: of memories debts, and of schedules of another kind nothing."""
+    """Keep in the buckets the state that the next recipe uses: residuals of memories, and no state of other kinds of schedules."""
     for bucket in buckets:
         first = bucket.layout.segments[0]
         exchange, memory = after.way(first.name, first.shape)
@@ -22,7 +22,7 @@ def hand_over(buckets: Sequence[BucketState], before: Recipe, after: Recipe, siz
             _settle(bucket, size)
         state = bucket.states["memory"]
         if crosses(before.schedule, after.schedule):
-            _replace(bucket, "memory", {})  # what was learned of gradients is nothing that is known of models
+            _replace(bucket, "memory", {})  # state learned from gradients does not apply to models
         elif memory != bucket.memory:
             _replace(bucket, "memory", memory.succeed(bucket.memory, state))
         if begins_anew(before.schedule, after.schedule):
@@ -31,16 +31,16 @@ def hand_over(buckets: Sequence[BucketState], before: Recipe, after: Recipe, siz
 
 
 def _settle(bucket: BucketState, size: int) -> None:
-    """What owners owe to the mean moves to their memories; where those keep no such thing, the next average pays it."""
+    """Move the residuals of chunk owners into their memories; where those keep none, the next average adds them."""
     state, exchange = bucket.states["memory"], bucket.states["exchange"]
     for key in owners(bucket, exchange):
         owed = exchange.pop(key)
         if not bucket.memory.inherit(state, owed, size):
             state[ARREARS] = torch.add(state.get(ARREARS, torch.zeros_like(owed)), owed, alpha=size)
-        record_stream_use([owed])  # a lane made it, and it is let go of here
+        record_stream_use([owed])  # a comm thread made it, and it is released here
 
 
 def _replace(bucket: BucketState, role: str, state: State) -> None:
     before, bucket.states[role] = bucket.states[role], state
     gone: list[Tensor] = [tensor for key, tensor in before.items() if state.get(key) is not tensor]
-    record_stream_use(gone)  # a lane made them, and they are let go of here
+    record_stream_use(gone)  # a comm thread made them, and they are released here

@@ -1,4 +1,4 @@
-"""The descent: what stands between the agreed gradients and the optimizer's step, the same on every host."""
+"""The update step: from the agreed gradients to the optimizer step, the same in every integration."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,18 +15,16 @@ if TYPE_CHECKING:
 
 
 class UpdateStep:
-    """Puts means where the optimizer looks for them, makes directions of them, and sets the rates that they are taken with."""
+    """Sets the parameters' gradients to the means, applies the recipe's update, and sets the learning rates of the step."""
 
     def __init__(self, worker: "Worker") -> None:
         self._worker = worker
-        self._rates = dict[Any, list[float]]()  # those of an optimizer that is stepping, as its user set them
-        self._drafts = dict[
-            int, PendingState
-        ]()  # what this step's gradients have changed of updates' states as they left
-        self._taken = list[tuple[Tensor, Tensor]]()  # parameters that have moved, and the directions that they took
+        self._rates = dict[Any, list[float]]()  # the user's rates of an optimizer that is stepping
+        self._drafts = dict[int, PendingState]()  # pending states of updates, from sending this step's gradients
+        self._taken = list[tuple[Tensor, Tensor]]()  # parameters that were moved, and their directions
 
     def put(self) -> None:
-        """The agreed means become the parameters' gradients; where there are none at this step, neither are these."""
+        """Set the parameters' gradients to the agreed means; to None where this step has none."""
         if not self._worker.means:
             for param in self._worker.params.values():
                 if param.trains:
@@ -36,7 +34,7 @@ class UpdateStep:
             bucket.put_gradient(mean)
 
     def outgoing(self, index: int, flat: Tensor, scale: float) -> Tensor:
-        """What travels in place of a channel's gradient, which is given away, and is so many times as long as it should be."""
+        """The tensor to send in place of a bucket's gradient, which may be overwritten and is multiplied by `scale`."""
         update, bucket = self._worker.recipe.update, self._worker.buckets[index]
         if update is None:
             return flat
@@ -44,16 +42,16 @@ class UpdateStep:
         return update.sent(Bucket(flat, bucket.layout), self._drafts[index], scale)
 
     def redirect(self) -> list[PendingState]:
-        """What the recipe's update makes of the gradients, clipped and unscaled as they are now, takes their place.
+        """Replace the gradients, after unscaling and clipping, with the directions of the recipe's update.
 
-        Returns its state, to be settled if the optimizer takes them.
+        Returns its pending states, to commit if the optimizer steps.
         """
         update, drafts = self._worker.recipe.update, list[PendingState]()
         if update is None:
             return drafts
         for i, bucket in enumerate(self._worker.buckets):
             flat = bucket.gradients()
-            if self._worker.size == 1:  # it has not left, and what would have left is all there is
+            if self._worker.size == 1:  # a single rank sends nothing, so its outgoing tensor is the mean
                 flat = self.outgoing(i, flat, 1.0)
             drafts.append(self._drafts.pop(i, None) or PendingState(bucket.states["update"]))
             mean, model = Bucket(flat, bucket.layout), Bucket(bucket.read(), bucket.layout)
@@ -67,7 +65,7 @@ class UpdateStep:
         )
 
     def enter(self, optimizer: Any) -> None:
-        """The optimizer is about to step: its rates are those of the schedule in force."""
+        """Set the optimizer's rates to those of the schedule, before its step."""
         factor = self._worker.recipe.schedule.lr_factor
         if factor != 1:
             self._rates[optimizer] = [group["lr"] for group in optimizer.param_groups]
@@ -78,7 +76,7 @@ class UpdateStep:
             self._take(optimizer)
 
     def _take(self, optimizer: Any) -> None:
-        """Make the steps that an adaptive optimizer would divide once more; it leaves parameters without gradients alone."""
+        """Apply whole steps that an adaptive optimizer would rescale again, and clear the gradients so that it skips them."""
         ours = {id(param.parameter) for param in self._worker.params.values()}
         for group in optimizer.param_groups:
             for p in group["params"]:
@@ -89,7 +87,7 @@ class UpdateStep:
                     p.grad = None
 
     def leave(self, optimizer: Any) -> None:
-        """It has had its turn, and its rates are its user's again."""
+        """Restore the user's rates after the optimizer step."""
         for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):
             group["lr"] = rate
         for p, direction in self._taken:
@@ -97,7 +95,7 @@ class UpdateStep:
         self._taken.clear()
 
     def make_up(self, missed: LateUpdate, step: Callable[[], object], before: Callable[[], None] | None = None) -> None:
-        """Apply what this rank was too late for, with the rates that were agreed on; `before` is what the user does first."""
+        """Apply an update that this rank missed, with the agreed rates; `before` is what the user does before a step."""
         if missed.gradient is None:
             return
         self._worker.set_rates(missed.rates)

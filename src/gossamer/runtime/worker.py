@@ -1,4 +1,4 @@
-"""The worker: drives a recipe's parts over a model's channels, as requests that any fabric can answer."""
+"""The worker: runs a recipe's parts on a model's buckets, through requests that any fabric can answer."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -42,71 +42,69 @@ class Worker:
         size: int,
         seed: int = 0,
     ) -> None:
-        self.origin = recipe  # as it was given; a controller may put another in force
+        self.origin = recipe  # as given by the user; a controller may put another in force
         self.recipe = recipe = recipe.bound({name: param.shape for name, param in params.items()})
-        self.rank, self.size, self.seed = rank, size, seed  # its place among those who are there, and how many they are
+        self.rank, self.size, self.seed = rank, size, seed  # index and number among the ranks present
         self.number, self.present = rank, Present.all_of(rank, size)
         self.params, self.optimizer = dict(params), optimizer
         self.momenta = OptimizerState(self.params, optimizer)
-        self.step = 1  # the step that is being computed
-        self.scale = 1.0  # what gradients are multiplied by: a loss scaler's factor
-        self.weights: Sequence[
-            float
-        ] = ()  # what each rank's values are multiplied by before they are averaged; none: by 1
-        self.unit = 1.0  # the factor of the gradients that memories are made of
+        self.step = 1  # the current step
+        self.scale = 1.0  # the loss scaler's factor on gradients
+        self.weights: Sequence[float] = ()  # the factor on each rank's values before averaging; empty: 1
+        self.unit = 1.0  # the loss scale of the memories' state
         self.means: list[Tensor] = []
         self.finite = True
-        self.loss: Tensor | float | None = None  # of this step's batch, as far as the training loop tells it
+        self.loss: Tensor | float | None = None  # this step's loss, if the training loop reports it
         self.besides: Callable[[list[Tensor]], Program[list[Tensor]]] | None = (
-            None  # what else a host asks of its device at a step
+            None  # further scalars that an integration reads from the device at a step
         )
-        self.told = list[float]()  # and the answer
-        # How a host gives its parameters the means; their own gradients then make room for what a controller needs.
+        self.told = list[float]()  # and their values
+        # How an integration sets the parameters' gradients to the means; this frees their own gradients' memory.
         self.hand_over: Callable[[], None] | None = None
         self.assigned = False  # did this step write parameters that all ranks agreed on?
-        self.measure_every = 0  # steps after which compression errors are measured anew; 0: never
+        self.measure_every = 0  # interval in steps of measuring compression errors; 0: never
         self.measured = 0  # the step of the last measurement
         self.errors: dict[str, float] = {}  # relative compression error of each parameter, when last measured
-        self.skipped = self.dropped_rounds = 0  # steps that did not descend, and averages of models that nobody took
-        self.spoilt = Counter[int]()  # how many averages each rank has spoilt with values that are not finite
-        self.row = Counter[int]()  # and how many it has in a row, up to the last
+        self.skipped = self.dropped_rounds = 0  # steps without optimizer step, and dropped averages of models
+        self.spoilt = Counter[int]()  # the number of averages that each rank made non-finite
+        self.row = Counter[int]()  # and how many of them in a row, up to the last average
         self.buckets = build(recipe, self.params, self.rate_groups(), self.size)
         self._refuse_misfits()
         self.loop = Loop(self)
         self.descent, self.steering, self.sending = UpdateStep(self), ControllerRunner(self), Averaging(self)
         self.decays = Decay(self)
         self.decays.refuse_unknown()
-        self.live = dict[str, Any]()  # what the schedule keeps beside the steps
-        self.dropped = list[int]()  # steps for whose end this rank's gradient was not waited for
-        self.accepted = Counter[
-            int
-        ]()  # of how many steps each rank's gradient was a part, where not all are waited for
+        self.live = dict[str, Any]()  # what the schedule keeps between steps
+        self.dropped = list[int]()  # steps that ended without this rank's gradient
+        self.accepted = Counter[int]()  # the number of steps with each rank's gradient, where not all are waited for
         self.last_accepted: tuple[int, ...] = ()
-        self.closed = 0  # how many steps those are
-        self.ages = Counter[int]()  # how many steps old models were that have landed, where that is a matter of time
-        self.on_age: Callable[[int, int, int], None] | None = None  # told step, rank, and how many steps
-        self.samples = list[Any]()  # what this rank's host says of the batch under way
-        self.dropped_samples = dict[int, list[Any]]()  # and of those that came too late, by step
-        self.on_drop: Callable[[int, int, Sequence[Any]], None] | None = None  # told step, rank, and samples
+        self.closed = 0  # the number of those steps
+        self.ages = Counter[int]()  # the ages in steps of models received, where they depend on timing
+        self.on_age: Callable[[int, int, int], None] | None = None  # called with step, rank, age in steps
+        self.samples = list[Any]()  # the current batch's samples, as reported by the integration
+        self.dropped_samples = dict[int, list[Any]]()  # and those of batches that came too late, by step
+        self.on_drop: Callable[[int, int, Sequence[Any]], None] | None = None  # called with step, rank, samples
         self.on_late: Callable[[int], None] | None = None
         self.on_presence: Callable[[int, int, Sequence[int], Sequence[int]], None] | None = (
-            None  # told step, rank, who is lost, and who has come back
+            None  # called with step, rank, lost ranks, returned ranks
         )
-        self.on_decision: Callable[[int, int, str], None] | None = None  # told step, rank, and what holds from then on
+        self.on_decision: Callable[[int, int, str], None] | None = (
+            None  # called with step, rank, description of the new recipe
+        )
         self.flights = InFlightTable()
-        self._gradients = InFlight()  # this step's, on their way
+        self._gradients = InFlight()  # this step's averages
         self._held = PendingCommit()
 
     @property
     def weight(self) -> float:
-        """What this rank counts, where others count 1 on average."""
+        """This rank's weight; the average over ranks is 1."""
         return self.weights[self.rank] if self.weights else 1.0
 
-    # -- what schedules see ------------------------------------------------------------------------------------------
+    # -- for schedules ------------------------------------------------------------------------------------------
 
     @property
     def device(self) -> torch.device:
-        """Where what is not about one parameter is computed."""
+        """The device for tensors that belong to no single parameter."""
         return next(iter(self.params.values())).device
 
     @property
@@ -118,7 +116,7 @@ class Worker:
 
     def gain(self, index: int) -> float:
         bucket = self.buckets[index]
-        memory = bucket.memory.gain if self.size > 1 else 1.0  # alone, nothing goes through it
+        memory = bucket.memory.gain if self.size > 1 else 1.0  # a single rank does not use it
         return gain(self.optimizer.param_groups[bucket.group]) * memory
 
     def decay(self, index: int) -> float:
@@ -136,7 +134,7 @@ class Worker:
         self.assigned = True
 
     def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
-        """Put one channel's gradient on its way; the mean may be written over it."""
+        """Start averaging a bucket's gradient; the mean may be written over it."""
         flat = self._weighted(flat)
         self.steering.note(index, flat)
         given = self.descent.outgoing(index, flat, self.scale) if over is None else flat
@@ -176,7 +174,7 @@ class Worker:
             self.on_age(self.step, self.rank, steps)
 
     def regroup(self, present: Present) -> None:
-        """Ranks are counted among those who are there; who owned a chunk of theirs owns another one now."""
+        """Continue with the ranks present, numbered among themselves; owners of chunks change."""
         before, self.present = self.present, present
         if before.ranks != present.ranks:
             for bucket in self.buckets:
@@ -200,7 +198,7 @@ class Worker:
     def launch(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange | None = None) -> Program[None]:
         values = [self._weighted(value) for value in values]
         flight = InFlight(given=[peak(value) for value in values])
-        if self.size == 1:  # its mean, without codec or memory
+        if self.size == 1:  # the mean over one rank, without codec or memory
             flight.means, flight.lost = dict(zip(which, values, strict=True)), not all_finite(values)
             self.flights.add(which, flight)
             return
@@ -251,7 +249,7 @@ class Worker:
             state = bucket.states["memory"]
             if (debt := bucket.memory.residual(state)) is not None:
                 bucket.memory.inherit(state, debt[0], -1.0)
-                record_stream_use([debt[0]])  # a lane made it, and it is let go of here
+                record_stream_use([debt[0]])  # a comm thread made it, and it is released here
 
     def in_flight(self, which: Sequence[int]) -> bool:
         return bool(self.flights.of(which))
@@ -281,22 +279,22 @@ class Worker:
         yield from self.flights.join_messages(which)
 
     def quiesce(self) -> Program[None]:
-        """Wait for what is in flight, without letting it land: afterwards the state is all there is."""
+        """Wait for averages and messages in flight without using their results; afterwards the state is complete."""
         for flight in self.flights.averages:
             yield from self.sending.settle(flight)
         yield from self.recipe.schedule.quiesce(self.loop)
 
     def rest(self) -> Program[None]:
-        """It takes no step for a while."""
+        """Pause this rank's steps."""
         yield from self.recipe.schedule.rest(self.loop)
 
     def reopen(self) -> Program[None]:
-        """What was beside its steps is over."""
+        """Restart the schedule's programs between steps, which have ended."""
         yield from self.recipe.schedule.reopen(self.loop)
         self.live.clear()
 
     def leave(self) -> Program[None]:
-        """Its lanes are about to end."""
+        """End the schedule's requests, before the comm threads end."""
         if self.size > 1:
             yield from self.recipe.schedule.leave(self.loop)
 
@@ -306,7 +304,7 @@ class Worker:
     def average_optimizer(self) -> Program[None]:
         yield from self.momenta.average(self.size, self.weight, self.step)
 
-    # -- what hosts call ---------------------------------------------------------------------------------------------
+    # -- for integrations -------------------------------------------------------------------------------------------
 
     def context(self, index: int) -> Context:
         rng = CounterRng(self.seed, self.step, self.rank)
@@ -322,7 +320,7 @@ class Worker:
             group["lr"] = rate
 
     def measures(self, step: int) -> bool:
-        """Is the error measured of what starts at this step? Asked at the start, for it may run when others have begun.
+        """True if the compression error of what starts at this step is measured. Asked at the start, since it may run at later steps.
 
         It is that of the first step at or after each multiple of `measure_every` at which anything starts: rounds of local
         steps need not end at a multiple.
@@ -333,28 +331,28 @@ class Worker:
         return bool(every) and step == self.measured
 
     def measure(self, block: Bucket, add_sent: Callable[[Tensor, float], None]) -> None:
-        """Note what got lost of each parameter. On the lane's thread: others may be reading the errors there were."""
+        """Record each parameter's compression error. Runs on the comm thread: other threads may read the old errors."""
         self.errors = self.errors | relative_errors(block, add_sent)
 
     def begin(self) -> Program[None]:
-        """Before the forward pass."""
+        """Begin a step, before the forward pass."""
         yield from self.recipe.schedule.begin(self.loop)
 
     def ready(self, index: int, flat: Tensor) -> Program[None]:
-        """One channel's gradient is there, and given away."""
+        """Handle a bucket's gradient, which is complete and may be overwritten."""
         self.decays.enter(index, flat)
         yield from self.recipe.schedule.ready(self.loop, index, flat)
 
     def steps(self) -> Program[None]:
-        """One step of the recipe's schedule."""
+        """Run one step of the recipe's schedule."""
         return self.recipe.schedule.step(self.loop)
 
     def train_step(
         self, gradients: Sequence[Tensor], descend: Callable[[], bool], step: Callable[[], object]
     ) -> Program[None]:
-        """One whole step, for fabrics that need no hooks: send gradients, run the schedule, descend when it says so.
+        """Run one whole step without hooks: send gradients, run the schedule, call the optimizer when it says so.
 
-        `step` is the optimizer's, for what this rank has missed.
+        `step` is the optimizer's, for updates that this rank has missed.
         """
         if self.recipe.schedule.averages(self.step) and self.size > 1:
             for i, flat in enumerate(gradients):
@@ -369,19 +367,19 @@ class Worker:
         self.end_step(descended)
 
     def redirect(self) -> None:
-        """The optimizer is about to take the gradients: make of them what the recipe says.
+        """Apply the recipe's update to the gradients, before the optimizer step.
 
-        Of means that are not finite nothing is made: whoever skips steps must see them. Own gradients wait for no verdict.
+        Means that are not finite stay as they are, so that a loss scaler sees them. Own gradients are not checked.
         """
         if self.finite or not self.recipe.schedule.averages(self.step):
             self._held.drafts += self.descent.redirect()
 
     def discard(self) -> None:
-        """Nobody will use this step's gradients: memories and controllers are as if they had not been."""
+        """Drop this step's gradients and the changes that memories and controllers made for them."""
         self._held = PendingCommit()
 
     def end_step(self, descended: bool = True) -> None:
-        """Count the step, let memories move on, and adopt what the controller decided in it."""
+        """Count the step, commit the memories' states, and apply the controller's decision."""
         held, self._held = self._held, PendingCommit()
         held.commit()
         self.samples, self.loss = [], None
@@ -389,13 +387,13 @@ class Worker:
         self.skipped += not descended
         self.step += 1
         self.assigned = False
-        if self.steering.next is not None and not self.flights.averages:  # else it waits until those have landed
+        if self.steering.next is not None and not self.flights.averages:  # else it waits until those are done
             self.steering.adopt(self.steering.next)
 
     def name_spoilers(self, fine: bool, among: Among = None) -> Program[None]:
-        """An average is not finite: count whose doing it was. `fine`: what this rank gave is finite.
+        """Count which ranks made an average non-finite. `fine`: this rank's input is finite.
 
-        Of gradients those hear of it who average them together.
+        For gradients this runs among the ranks that average them together.
         """
         flag = torch.tensor([not fine], dtype=torch.uint8, device=self.device)
         answers = yield from all_gather(flag, among)
@@ -405,12 +403,12 @@ class Worker:
         self.row = Counter({rank: self.row[rank] + 1 for rank in guilty})
 
     def follow(self, params: Mapping[str, Param]) -> None:
-        """Parameters that were frozen train from now on, in channels of their own."""
+        """Add parameters that are no longer frozen, in buckets of their own."""
         self.params |= params
         self.buckets += build(self.recipe, params, self.rate_groups(), self.size, self.params)
 
     def is_sending(self) -> bool:
-        """Whether anything is on its way that will land at a later step."""
+        """True if an average or message is in flight that completes at a later step."""
         return bool(self.flights.averages) or self.flights.messages
 
     def by_name(self, means: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -419,14 +417,14 @@ class Worker:
         return {name: view for c, mean in pairs for name, view in Bucket(mean, c.layout).tensors()}
 
     def residual_norm(self) -> float:
-        """The length of everything this rank still owes, free of the loss scale (and of the rate, with units="update")."""
+        """The norm of this rank's residuals, without the loss scale (and the rate, with units="update")."""
         debts = [debt for c in self.buckets if (debt := c.memory.residual(c.states["memory"])) is not None]
         debts += [(owed, 1.0) for c in self.buckets if (owed := c.states["memory"].get(ARREARS)) is not None]
         norms = read_numbers(*(debt.double().norm() for debt, _ in debts))
         return sum((norm / (self.unit * unit)) ** 2 for norm, (_, unit) in zip(norms, debts, strict=True)) ** 0.5
 
     def _refuse_misfits(self) -> None:
-        """What is in force now, and one recipe of each sort that its controller may put in force, must fit this world."""
+        """Raise AttachError unless the recipe, and each kind of recipe that its controller may apply, fits this world."""
         sorts = {
             (type(r.exchange), r.memory, type(r.schedule)): r for r in reversed([self.recipe, *self.recipe.reached])
         }
@@ -436,9 +434,9 @@ class Worker:
             recipe.fits(Binding(self.size, [c.layout for c in cut], [*optimizers.members(self.optimizer)]))
 
     def rate_groups(self) -> dict[str, int]:
-        """The optimizer's group of each parameter, where a part of the recipe follows its rate; else they need not be told apart.
+        """The optimizer's group of each parameter, where a part of the recipe uses its rate; else empty.
 
-        Not the rates: two groups that start with one may part later.
+        Groups and not rates: two groups with equal rates may differ later.
         """
         if not self.recipe.follows_rate:
             return dict.fromkeys(self.params, 0)

@@ -90,7 +90,7 @@ def test_what_installed_packages_offer_is_found_and_a_broken_one_is_a_warning(sh
     assert code == 0
     assert rows["two_bits"]["origin"] == "offered-for-gossamer"
     assert "origin" not in rows["qsgd"]
-    assert "broken-for-gossamer offers broken to gossamer, and it cannot be loaded: ModuleNotFoundError" in err
+    assert "broken-for-gossamer offers broken to gossamer, which cannot be loaded: ModuleNotFoundError" in err
     assert "no_such_module" in err
     program = "import gossamer; print(gossamer.Recipe.of('two_bits'))"
     import subprocess

@@ -58,7 +58,7 @@ WRONG = [
     ("train folder.toml", "folder.toml cannot be read: Is a directory"),
     ("train noise.toml", "noise.toml is not valid TOML"),
     ("train broken.toml", "broken.toml is not valid TOML"),
-    ("train wrong.toml", "wrong.toml: there is no entry 'exchnge'"),
+    ("train wrong.toml", "wrong.toml: a recipe file has no entry 'exchnge'"),
     ("train blank.toml", "blank.toml: a recipe needs an exchange"),
     ("train biased.toml", "biased.toml: gather(topk()) is biased"),
     ("train loop.toml", "loop.toml cannot be read: Too many levels of symbolic links"),

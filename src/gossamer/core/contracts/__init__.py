@@ -1,4 +1,4 @@
-"""What each kind of part promises. Every contract ends with its law; `tests/laws` is those laws."""
+"""The contract of each kind of part. Every contract ends with its law, which `tests/laws` checks."""
 
 from gossamer.core.contracts.codec import AsItsCodec, Codec, Levelled, LinearCodec
 from gossamer.core.contracts.context import Context, ReduceResult

@@ -1,4 +1,4 @@
-"""How a block is written: alone, for anyone to read, or as messages that add up."""
+"""The contracts of codecs: `Codec` writes wires that any rank can read, `LinearCodec` messages that can be summed."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from gossamer.core.verbs import Program
 
 
 class _Encoding(Lossy):
-    """What codecs promise, whether they write alone or together."""
+    """The properties that both kinds of codecs have."""
 
     kind: ClassVar[str] = "codec"
 
@@ -35,24 +35,24 @@ class _Encoding(Lossy):
 
     @property
     def bounds_residual(self) -> bool:
-        """True if what error feedback around it holds back stays bounded, although it does not contract."""
+        """True if the residual of error feedback around it stays bounded, although it does not contract."""
         return False
 
     @property
     @abstractmethod
     def bucket_mb(self) -> float:
-        """How many megabytes of gradient to put in one block, unless the recipe says otherwise; measured."""
+        """The default size of a bucket in megabytes, found by measurement."""
 
 
 class Codec(_Encoding):
-    """I write alone, anyone can read.
+    """Encodes a bucket on each rank; any rank can decode the wire.
 
-    `encode` turns a block into one wire; `accumulate` adds `weight` times what a wire says to a flat tensor.
+    `encode` turns a bucket into one wire; `accumulate` adds `weight` times the decoded wire to a flat tensor.
     `wire_bytes` is the wire's length, known without the data, or None where it depends on the data; `wire_limit`
     bounds it then.
 
     Law: decoding never reads past a wire nor trusts it; a non-finite element in makes a non-finite element out;
-    zero in makes exactly zero out; if `unbiased`, the expected decoding is the block, else the codec contracts.
+    zero in makes exactly zero out; if `unbiased`, the expected decoding is the bucket, else the codec contracts.
     """
 
     @property
@@ -74,13 +74,13 @@ class Codec(_Encoding):
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None: ...
 
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
-        """Write what a wire says over a flat tensor."""
+        """Decode a wire into a flat tensor, overwriting it."""
         self.accumulate(wire, layout, out.zero_(), 1.0)
 
     def mean(self, wires: Sequence[Tensor], layout: Layout, out: Tensor) -> Tensor | None:
-        """Write the mean of what some wires say, added in their order, over a flat tensor.
+        """Write the mean of decoded wires, added in their order, into a flat tensor.
 
-        Returns its largest magnitude, if it came across it.
+        Returns the mean's largest magnitude, if that is known without another pass.
         """
         out.zero_()
         for wire in wires:
@@ -89,20 +89,20 @@ class Codec(_Encoding):
         return None
 
     def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
-        """A wire's own numbers (float32) of which the largest is what no element exceeds in magnitude, and finite if and
+        """The scales in a wire (float32). The largest bounds the magnitude of every element, and is finite if and
         only if all elements are; None where that takes a look at all of them.
         """
         return None
 
     def decode(self, wire: Tensor, like: Bucket) -> Tensor:
-        """What a wire says, as a new flat tensor."""
+        """Decode a wire into a new flat tensor."""
         out = torch.empty_like(like.flat)
         self.overwrite(wire, like.layout, out)
         return out
 
 
 class Levelled(Codec):
-    """Rounds each element at random to one of evenly spaced levels of a norm; of how many may change from step to step.
+    """Rounds each element at random to one of evenly spaced levels of a norm; the number of levels may change between steps.
 
     Law: unbiased, and E|decode - x|^2 <= sum(spread(x)) / (4 s^2) at s levels on each side of zero; in one norm more levels
     cost more bytes.
@@ -111,12 +111,12 @@ class Levelled(Codec):
     @property
     @abstractmethod
     def steps(self) -> int:
-        """Levels on each side of zero."""
+        """The number of levels on each side of zero."""
 
     @property
     @abstractmethod
     def widths(self) -> tuple[float, ...]:
-        """All the bits an element may take on the wire, its sign included, ascending; norms are counted apart."""
+        """The possible bits per element on the wire, sign included, ascending; norms are counted separately."""
 
     @abstractmethod
     def of_width(self, bits: float) -> "Levelled":
@@ -124,15 +124,15 @@ class Levelled(Codec):
 
     @abstractmethod
     def spread(self, block: Bucket) -> Tensor:
-        """For each parameter of a block the sum over its elements of the squared norm that they are rounded against, in
-        double precision; not finite where the block is not. Each run (`Layout.runs`) is as if written by itself.
+        """For each parameter of a bucket the sum over its elements of the squared norm that they are rounded against, in
+        double precision; not finite where the bucket is not. Each run (`Layout.runs`) is as if written by itself.
         """
 
 
 class LinearCodec(_Encoding):
-    """What we write adds up: the exchange is a sum of messages, perhaps in several rounds.
+    """Encodes buckets as messages that can be summed over ranks, perhaps in several rounds.
 
-    Law: the mean is bit-equal on all ranks; permuting the ranks changes it by rounding only; what got through of mine,
+    Law: the mean is bit-equal on all ranks; permuting the ranks changes it by rounding only; the sent part of each rank's input,
     averaged over ranks, is the mean.
     """
 
@@ -142,19 +142,19 @@ class LinearCodec(_Encoding):
 
     @property
     def sum_rounding(self) -> float:
-        """How much of a number each addition may round off on its way, for nobody to keep."""
+        """The relative rounding error of each addition in the reduction, which no memory keeps."""
         return 0.0
 
     @property
     def draws_alike(self) -> bool:
-        """True if all ranks draw the same, so that what is lost by chance is not averaged over them."""
+        """True if all ranks draw equal random numbers, so that averaging does not reduce the random error."""
         return False
 
     def policy(self, key: str) -> Policy:
         return "mean"
 
     def sum_bytes(self, layout: Layout, size: int) -> list[int] | None:
-        """The length of each message that `average` sums over so many ranks, where it can be told without the work."""
+        """The length of each message that `average` sums over `size` ranks; None where it depends on the data."""
         return None
 
     @abstractmethod
@@ -162,7 +162,7 @@ class LinearCodec(_Encoding):
 
 
 class AsItsCodec:
-    """Promises what the codec inside does."""
+    """Forwards the properties of the codec inside."""
 
     codec: Any
 

@@ -1,4 +1,4 @@
-"""What parts are told at each step, and what comes out of an exchange."""
+"""The context that parts get at each step, and the result of an exchange."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,33 +10,37 @@ from gossamer.core.rng import CounterRng
 
 
 class Context(NamedTuple):
-    """Where I sit: my rank, the size of the world, the step, and my dice; and what a memory and an exchange tell each other."""
+    """The rank, world size, step and random numbers of a call, and settings that a memory and an exchange pass each other."""
 
     rank: int
     size: int
     step: int
     rng: CounterRng
-    rescale: float = 1.0  # what an exchange keeps counts so many times now: the memory's own units have changed
-    lr: float = 1.0  # the learning rate the block's parameters will be stepped with
-    shift: float = 0.0  # the rate at which a memory around the exchange follows what was sent; 0: there is none
-    feedback: float | None = None  # how much of what it leaves out an exchange shall add later; None: no memory says
-    scale: float = 1.0  # what gradients come multiplied by, for who compares them with a number: a loss scaler's factor
-    is_compressed: bool = (
-        False  # this step's mean was written coarsely, and others are not: nobody learns a gradient's size of it
+    rescale: float = 1.0  # the factor on an exchange's own state, after the memory's units have changed
+    lr: float = 1.0  # the learning rate of the bucket's parameters at this step
+    shift: float = (
+        0.0  # the rate at which a memory around the exchange follows the sent values; 0: there is no such memory
     )
-    own: bool = False  # what comes is this rank's own gradient: no mean was agreed on at this step
+    feedback: float | None = (
+        None  # the share of its second encoding's error that an exchange adds later; None: no memory sets it
+    )
+    scale: float = 1.0  # the loss scaler's factor, by which gradients are multiplied
+    is_compressed: bool = (
+        False  # this step's mean is compressed and others are not: do not estimate a gradient's size from it
+    )
+    own: bool = False  # the gradient is this rank's own: there is no agreed mean at this step
 
 
 @dataclass(frozen=True, eq=False)
 class ReduceResult:
-    """The outcome of an exchange: what all ranks agreed on, and, on demand, what got through of mine.
+    """The result of an exchange: the agreed mean and, on demand, the part of this rank's input that was sent.
 
-    The mean belongs to whoever gets it, who may write to it. `largest`, where an exchange has found it on its way, is one
+    The receiver owns the mean and may write to it. `largest`, where an exchange found it without another pass, is one
     number that no element of the mean exceeds in magnitude, and that is finite if and only if they all are. `drained` says that
-    what got through of mine is taken out of the block already, which had asked for that.
+    the sent part is already subtracted from the bucket, which had `drains` set.
     """
 
     mean: Tensor
-    add_sent: Callable[[Tensor, float], None]  # into += weight * (what got through of mine)
+    add_sent: Callable[[Tensor, float], None]  # into += weight * (the sent part of this rank's input)
     largest: Tensor | None = None
     drained: bool = False

@@ -1,4 +1,4 @@
-"""How much, as training goes, and what may be looked at to say so."""
+"""The contract of controllers, which change the recipe during training, and the facts that they decide by."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from gossamer.core.parts import Part
 
 
 class ParamGroup(NamedTuple):
-    """A parameter group of the optimizer: its learning rate, and the parameters of the model that it has."""
+    """A parameter group of the optimizer: its learning rate and its parameters."""
 
     lr: float
     names: Sequence[str]
@@ -21,14 +21,14 @@ class ParamGroup(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a controller may look at: numbers that are bit-equal on every rank."""
+    """The inputs of a controller's decision: numbers that are bit-equal on every rank."""
 
     step: int
     lr: float  # the largest learning rate of all parameter groups
     blocks: Sequence[Bucket]  # this step's agreed mean gradients
-    sums: Sequence[Tensor] = ()  # of each block, what `local` told of it, summed over all ranks; in double precision
-    loss: float | None = None  # of this step's batches, the mean over the ranks that told it, for who `hears_loss`
-    groups: Sequence[ParamGroup] = ()  # the optimizer's, in its order; none: all parameters have one rate
+    sums: Sequence[Tensor] = ()  # for each bucket, the result of `local` summed over all ranks, in double precision
+    loss: float | None = None  # mean loss of this step over the ranks that reported it, if the controller `hears_loss`
+    groups: Sequence[ParamGroup] = ()  # the optimizer's groups, in its order; empty: all parameters have one rate
 
     @property
     def param_groups(self) -> Sequence[ParamGroup]:
@@ -38,16 +38,16 @@ class Facts(NamedTuple):
 
     @property
     def mean_lr(self) -> float:
-        """The mean learning rate of all elements: what noise costs that every element adds, each at its own rate."""
+        """The mean learning rate over all elements, by which noise in each element enters the model."""
         groups = self.param_groups
         rates, numel = {g.lr for g in groups}, sum(g.numel for g in groups)
-        if len(rates) == 1 or not numel:  # without a rounding where there is one rate
+        if len(rates) == 1 or not numel:  # avoids rounding where there is one rate
             return self.lr
         return sum(g.lr * g.numel for g in groups) / numel
 
 
 class Controller(Part):
-    """How much, as training goes: a pure function from facts and state to another recipe.
+    """Changes the recipe during training: a pure function from facts and state to another recipe.
 
     Law: equal facts give equal recipes on all ranks; with equal levels it changes nothing, bit for bit.
     """
@@ -62,49 +62,49 @@ class Controller(Part):
     def constraints(self) -> tuple[Constraint, ...]:
         if not self.counts:
             return ()
-        because = "{controller} counts what ranks' own gradients tell as they leave, and under {schedule} none do; use every_step()"
+        because = "{controller} needs statistics of each rank's gradients, and {schedule} sends no gradients; use every_step()"
         return (requires("averages gradients", because=because),)
 
     @property
     def moves_schedule(self) -> bool:
-        """True if it may change the schedule, and so what the optimizer does; else only what is sent."""
+        """True if it may change the schedule, and so the optimizer's steps; else it changes only what is sent."""
         return False
 
     @property
     def hears_rate(self) -> bool:
-        """False if it never looks at learning rates; a host that does not know them refuses all others."""
+        """False if it never reads learning rates; integrations that do not know them refuse all others."""
         return True
 
     @property
     def hears_loss(self) -> bool:
-        """True if it goes by the loss that the training loop tells, where averages of models land."""
+        """True if it uses the loss that the training loop reports, at steps where averages of models are taken."""
         return False
 
     @property
     def cuts(self) -> bool:
-        """True if parameters that it sends another way travel apart from the rest. Else they stay in their block, whose codec
+        """True if parameters that it reroutes get buckets of their own. Else they stay in their bucket, whose codec
         is told which of its parameters are written otherwise (`Layout.knobs`): other choices then cost nothing.
         """
         return True
 
     @property
     def counts(self) -> int:
-        """How many numbers `local` tells of a block; with 0 nothing is computed, and nothing sent."""
+        """The length of the result of `local` for a bucket; with 0 nothing is computed or sent."""
         return 0
 
     @property
     def counts_each(self) -> bool:
-        """True if so many numbers are told of each parameter of a block."""
+        """True if `local` gives `counts` numbers for each parameter of a bucket."""
         return False
 
     def local(self, block: Bucket, exchange: Exchange) -> Tensor:
-        """What this rank tells of its own gradient, free of the loss scale, as it leaves over this exchange: so many numbers
+        """Statistics of this rank's own unscaled gradient before it is sent over this exchange: `counts` numbers
         (for each parameter, in their order). All ranks' are summed, in one small all-reduce a step, and come as `Facts.sums`.
         """
-        raise NotImplementedError(f"{self} counts {self.counts} number(s) of a block, and does not say which")
+        raise NotImplementedError(f"{self} sets counts={self.counts} and does not define `local`; override it")
 
     def reach(self, recipe: Any) -> Iterable[Any]:
-        """What it may put in force under this recipe, without itself; all of it is checked when the recipe is made."""
+        """All recipes that it may change this recipe to, without the controller; they are checked when the recipe is made."""
         return ()
 
     @abstractmethod

@@ -1,13 +1,13 @@
-"""What is said of an entry of a state: what becomes of it in a world of another size, and what it is measured in."""
+"""Policies of state entries: how an entry is loaded into a world of another size, and its unit."""
 
 from typing import Literal
 
 Policy = Literal["equal", "mean", "owner", "shard", "drop"]
-"""What becomes of a state entry when the world changes its size. It is equal on all ranks; every new rank gets the mean
-of the old ranks' entries; each element lives with the owner of its chunk, in an entry as long as the block ("owner") or as
+"""How a state entry is loaded into a world of another size. It is equal on all ranks; every new rank gets the mean
+of the old ranks' entries; each element is kept by the owner of its chunk, in an entry as long as the bucket ("owner") or as
 the chunk ("shard"); or it starts anew."""
 
 
 Unit = Literal["gradient", "none"]
-"""What a state entry is measured in: as gradients are, which a loss scaler multiplies; or otherwise. Whoever drives a part
-multiplies the former when the loss scale changes, so that no part knows of it."""
+"""The unit of a state entry: that of gradients, which a loss scaler multiplies, or another. The worker
+rescales the former when the loss scale changes, so that parts need not handle it."""

@@ -1,4 +1,4 @@
-"""Who talks to whom, to agree on an average."""
+"""The contract of exchanges, which average buckets over ranks."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -13,7 +13,7 @@ from gossamer.core.verbs import Program
 
 
 class Exchange(Lossy):
-    """Who talks to whom, to agree on an average.
+    """Averages buckets over ranks, through messages between them.
 
     Law: all ranks get bit-equal means; the bytes in the ledger are the bytes handed to the backend.
     """
@@ -52,43 +52,43 @@ class Exchange(Lossy):
 
     @property
     def bounds_residual(self) -> bool:
-        """True if what error feedback around it holds back stays bounded, although it does not contract."""
+        """True if the residual of error feedback around it stays bounded, although it does not contract."""
         return False
 
     @property
     def owes(self) -> bool:
-        """True if it keeps a debt that no memory can take over, and nobody but itself can pay."""
+        """True if it keeps a residual that only itself can apply, and no memory can take over."""
         return False
 
     @property
     def sum_rounding(self) -> float:
-        """How much of a number each addition may round off on its way, for nobody to keep."""
+        """The relative rounding error of each addition in the reduction, which no memory keeps."""
         return 0.0
 
     @property
     def encodes_mean(self) -> bool:
-        """True if the mean is written by the codec too, on its way to everybody."""
+        """True if the mean is encoded too, before it is sent to all ranks."""
         return False
 
     @property
     def adds_up(self) -> bool:
-        """True if what it sends are sums on their way, all-reduces that is: they may be formed group by group."""
+        """True if it sends only all-reduced sums, which may be formed group by group."""
         return False
 
     @property
     def bucket_mb(self) -> float:
-        """How many megabytes of gradient to put in one block, unless the recipe says otherwise; measured."""
+        """The default size of a bucket in megabytes, found by measurement."""
         return 25.0
 
     def least_blocks(self, size: int) -> int:
-        """Into how many blocks at least to cut a model among `size` ranks, if they are of some megabytes and the recipe does
+        """The minimum number of buckets for a model among `size` ranks, if they are of some megabytes and the recipe does
         not say otherwise: the first of them travel while backward computes the last.
         """
         return 1
 
     @abstractmethod
     def omega(self, layout: Layout, size: int) -> float:
-        """The relative variance among `size` ranks: sum of E|what got through - x|^2 <= omega * sum of |x|^2, both over
+        """The relative variance among `size` ranks: sum of E|sent - x|^2 <= omega * sum of |x|^2, both over
         ranks; inf where it is biased.
         """
 
@@ -103,7 +103,7 @@ class Exchange(Lossy):
 
 
 class CodecExchange(AsItsCodec, Exchange):
-    """An exchange of what one codec writes."""
+    """An exchange that uses one codec."""
 
     def omega(self, layout: Layout, size: int) -> float:
-        return self.codec.omega(layout)  # a bound for each rank is one for their sum
+        return self.codec.omega(layout)  # a bound for each rank also bounds their sum

@@ -1,4 +1,4 @@
-"""How much gets through, and of what: codecs and exchanges say it in the same words."""
+"""The properties that codecs and exchanges share: how lossy they are, and for which inputs."""
 
 from abc import abstractmethod
 
@@ -6,7 +6,7 @@ from gossamer.core.parts import Part
 
 
 class Lossy(Part):
-    """What codecs and exchanges promise alike: how much gets through, and of what."""
+    """A part that may lose information: the base of codecs and exchanges."""
 
     @property
     @abstractmethod
@@ -14,30 +14,30 @@ class Lossy(Part):
 
     @property
     def exact(self) -> bool:
-        """True if everything gets through."""
+        """True if nothing is lost."""
         return False
 
     @property
     def any_size(self) -> bool:
-        """True if small and large gradients are written alike; else there are some too small, or too large, for it."""
+        """True if gradients of any magnitude are encoded equally well; else some are too small or too large for it."""
         return True
 
     @property
     def votes(self) -> bool:
-        """True if a rank has one vote on each element, whatever the size of what it gives: no rank can count more than others."""
+        """True if each rank has one vote per element, whatever the magnitude of its gradient, so ranks cannot be weighted."""
         return False
 
     @property
     def own_size(self) -> bool:
-        """True if what travels is as large as its own number says, so that of small gradients nothing does, or too much."""
+        """True if the sent magnitude is set by the part's argument, not by the gradient, so that small gradients send none or too much."""
         return False
 
     @property
     def sparse(self) -> bool:
-        """True if some elements get through as they are, and nothing of the others."""
+        """True if some elements are sent exactly, and the others not at all."""
         return False
 
     @property
     def whole(self) -> bool:
-        """True if it must see all parameters in one block (a global top-k)."""
+        """True if it needs all parameters in one bucket (a global top-k)."""
         return False

@@ -1,4 +1,4 @@
-"""What is kept of what did not get through."""
+"""The contract of memories, which keep the residual: the part of the gradient that was not sent."""
 
 from abc import abstractmethod
 from typing import ClassVar, Protocol
@@ -14,23 +14,23 @@ from gossamer.core.verbs import Program
 
 
 class Sender(Protocol):
-    """The rest of the way: what a memory hands its block to."""
+    """The function that a memory passes its bucket to: the rest of the exchange."""
 
     def __call__(self, block: Bucket, context: Context) -> Program[ReduceResult]: ...
 
 
 ARREARS = "arrears"
-"""The entry of what a memory that is in force no more owed, for the next average to pay."""
+"""The entry for the residual of a memory that was replaced; the next average adds it."""
 
 UNBALANCED = (
-    "{memory} over {exchange}: the second encoding's error follows the memory's own rate, or their books would not balance; "
+    "{memory} over {exchange}: the second encoding's error must follow the memory's own rate, or the residuals would be wrong; "
     "leave feedback out"
 )
-"""Why a memory bars an exchange that was told what to do with the error of a second encoding."""
+"""Why a memory excludes an exchange with its own `feedback` setting for the second encoding's error."""
 
 
 class Memory(Part):
-    """Middleware around an exchange; it keeps what did not get through. Stacks like an onion.
+    """Wraps an exchange and keeps the residual: the part that was not sent. Memories can be nested.
 
     Law: with error feedback, the sum of all means plus the mean residual equals the sum of all mean inputs. State is
     assigned, never written into, so that a skipped step leaves no trace.
@@ -44,27 +44,27 @@ class Memory(Part):
 
     @property
     def hands_on(self) -> bool:
-        """True if `around` returns the mean as the exchange gave it."""
+        """True if `around` returns the exchange's mean unchanged."""
         return False
 
     @property
     def begins(self) -> bool:
-        """True if what it sends first is of another kind than all that comes after."""
+        """True if its first messages are of another kind than all later ones."""
         return False
 
     @property
     def parts_models(self) -> bool:
-        """True if `around` returns what only this rank steps with, so that models part."""
+        """True if `around` returns a gradient of this rank only, so that models diverge."""
         return False
 
     @property
     def gain(self) -> float:
-        """How many times a mean that stays comes out in the end: more than once, if the memory has momentum."""
+        """The total gain on a constant mean: above 1 if the memory has momentum."""
         return 1.0
 
     @property
     def owes(self) -> bool:
-        """True if what it keeps is a debt: of numbers that it was given, and that have not got through."""
+        """True if it keeps a residual: input values that were not sent yet."""
         return False
 
     def policy(self, key: str) -> Policy:
@@ -74,20 +74,20 @@ class Memory(Part):
         return "gradient"
 
     def follow(self, omega: float) -> float:
-        """The rate at which this memory follows what was sent, given the exchange's relative variance; 0: it does not."""
+        """The rate at which this memory follows the sent values, given the exchange's relative variance; 0: it does not."""
         return 0.0
 
     def residual(self, state: State) -> tuple[Tensor, float] | None:
-        """What did not get through of this rank's own, and the units it is in; None if that is not kept."""
+        """This rank's residual and the factor of its units; None if it is not kept."""
         return None
 
     def inherit(self, state: State, owed: Tensor, times: float) -> bool:
-        """Take over so many times what is owed to this rank's blocks, in the units of the state; False if nothing is kept."""
+        """Add `times` the residual `owed` to the state, in the state's units; False if this memory keeps no residual."""
         return False
 
     def succeed(self, before: "Memory", state: State) -> State:
-        """What it begins with in place of a memory that kept `state`: all of that if it is one of its own kind, else what was
-        owed, for the next average to pay.
+        """The initial state when it replaces a memory that kept `state`: all of that if it is of the same kind, else the
+        residual, which the next average adds.
         """
         if type(before) is type(self):
             return dict(state)

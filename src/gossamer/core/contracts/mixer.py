@@ -1,4 +1,4 @@
-"""Who talks to whom, where models never agree exactly."""
+"""The contract of mixers, which average models with peers, so that they never agree exactly."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ from gossamer.core.verbs import Program
 
 
 class Mixer(Part):
-    """Who talks to whom, to pull parameters together without ever agreeing exactly; what a schedule that mixes is made of.
+    """Mixes the model with those of peers, as in gossip; the part that a schedule which mixes is made of.
 
-    `push` takes the model a rank holds and returns a program that sends and receives; `absorb` takes the wires that came
+    `push` takes the model a rank holds and returns a program that sends and receives; `absorb` takes the wires received
     (none, perhaps, after a local step: a rank then holds less than its share) and gives the model that the rank holds.
-    `wrote` is then told the model as the parameters took it: the very tensor, but where they have fewer bits than the block.
+    `wrote` then gets the model as stored in the parameters: the same tensor, unless they have fewer bits than the bucket.
     What was pushed is absorbed before the next push. `follow` does as `absorb` and `wrote` do, and writes the model, piece by
     piece where the parameters lie: a mixer that passes over a model often saves most of the way to memory by it.
 
@@ -30,12 +30,12 @@ class Mixer(Part):
 
     @property
     def begins(self) -> bool:
-        """True if what it sends first is of another kind than all that comes after."""
+        """True if its first messages are of another kind than all later ones."""
         return False
 
     @property
     def prelude(self) -> int:
-        """How many rounds come before its peers repeat themselves."""
+        """The number of rounds before its peers repeat."""
         return 0
 
     def policy(self, key: str) -> Policy:
@@ -43,7 +43,7 @@ class Mixer(Part):
 
     @abstractmethod
     def numerator(self, block: Bucket, state: State) -> Tensor:
-        """What sums to the same total over all ranks whatever is mixed; `block` is the model."""
+        """The conserved quantity: its sum over all ranks does not change by mixing; `block` is the model."""
 
     @abstractmethod
     def push(self, block: Bucket, state: State, context: Context, round: int) -> Program[list[Tensor]]: ...
@@ -57,7 +57,7 @@ class Mixer(Part):
     def follow(
         self, pieces: Callable[[], Sequence[Tensor]], layout: Layout, state: State, arrived: Sequence[Tensor]
     ) -> Sequence[Tensor] | None:
-        """`pieces` gives the parameters themselves, one after the other. Returns the model, if it now lies in one piece as well;
-        None, and all is as it was, where parameters cannot be followed.
+        """Mix straight into the parameters, given one after the other by `pieces`. Returns the model, if it is now in one piece as well;
+        None, with nothing changed, where this is not possible.
         """
         return None

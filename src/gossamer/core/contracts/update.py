@@ -1,4 +1,4 @@
-"""What is made of an agreed gradient before the optimizer takes it."""
+"""The contract of updates, which transform the agreed gradient before the optimizer step."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -14,29 +14,29 @@ from gossamer.core.parts import Part
 _ONE_MOMENTUM = (
     excludes(
         "adds momentum",
-        because="{update} sends a momentum, and {memory} over {exchange} would make another one of it: leave that one out, with "
+        because="{update} sends a momentum, and {memory} over {exchange} would add a second one: leave that one out, with "
         "momentum=0.0 or error_feedback()",
     ),
     excludes(
         "follows rate",
-        because="{update} sends a momentum, whose length does not follow the learning rate, and {memory} under {schedule} does; use "
+        because="{update} sends a momentum that does not scale with the learning rate, and {memory} under {schedule} needs that; use "
         "error_feedback() and every_step()",
     ),
     excludes(
         "waits for few",
-        because="{update} sends a momentum that all ranks share, and under {schedule} late ranks do not have it; use every_step()",
+        because="{update} sends a momentum that all ranks must share, and under {schedule} late ranks miss it; use every_step()",
     ),
 )
-"""What an update that sends a momentum bars."""
+"""The constraints of an update that sends a momentum."""
 
 
 class Update(Part):
-    """What is made of an agreed gradient, before the optimizer takes it: after unscaling, and after the user's clipping.
+    """Transforms an agreed gradient before the optimizer step, after unscaling and the user's clipping.
 
-    It may also say what travels in place of each rank's own gradient, as its momentum: the mean of that is what comes back.
+    It may also send another tensor in place of each rank's gradient, such as a momentum; then the mean of that is what it gets.
 
-    Law: equal means, models and states give equal directions, bit for bit; a gradient of zeros gives zeros. What is sent of
-    one is as long as the loss scale says. State is assigned, never written into.
+    Law: equal means, models and states give equal directions, bit for bit; a gradient of zeros gives zeros. What is sent for
+    one scales with the loss scale. State is assigned, never written into.
     """
 
     kind: ClassVar[str] = "update"
@@ -47,13 +47,13 @@ class Update(Part):
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
-        made = "{update} makes a direction of an agreed gradient, and under {schedule} there is none: use every_step()"
+        made = "{update} needs an agreed gradient, and {schedule} averages none: use every_step()"
         terms = (requires("averages gradients", because=made),)
         return (*terms, *_ONE_MOMENTUM) if self.sends_momentum else terms
 
     @property
     def sends_momentum(self) -> bool:
-        """True if a momentum travels in place of the gradient; then nobody else may have one."""
+        """True if it sends a momentum in place of the gradient; then no other part may have one."""
         return False
 
     @property
@@ -67,27 +67,27 @@ class Update(Part):
         return "equal"
 
     def sent(self, gradient: Bucket, state: State, scale: float) -> Tensor:
-        """What travels in place of a gradient of this rank's, which is given away, and which a loss scaler has multiplied by
-        `scale`, as it must what is returned.
+        """The tensor to send in place of this rank's gradient, which it may overwrite, and which a loss scaler has multiplied by
+        `scale`; the result must be scaled alike.
         """
         return gradient.flat
 
     @abstractmethod
     def direction(self, mean: Bucket, model: Bucket, state: State, context: Context) -> Tensor:
-        """What the optimizer is given in place of the mean; `model` is a copy, and nobody else's."""
+        """The direction that the optimizer gets in place of the mean; `model` is a copy that it may overwrite."""
 
 
 class StepsApart(Update):
-    """An update that makes steps of a rank's own gradients too (`context.own`), under a schedule on which ranks meet now and
-    then: what their steps came to is averaged, and all go on from one model.
+    """An update that also steps with a rank's own gradients (`context.own`), under a schedule on which ranks meet now and
+    then: the sums of their steps are averaged, and all continue from one model.
 
     Law: after a meeting all ranks hold bit-equal models and momenta.
     """
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
-        because = "{update} makes steps of agreed gradients, or of own ones where ranks meet; under {schedule} they do not: use "
-        twice = "{update} has a momentum, and {memory} over {exchange} adds another one: leave that one out, with momentum=0.0 or "
+        because = "{update} needs agreed gradients, or own ones and meetings of all ranks; {schedule} has neither: use "
+        twice = "{update} has a momentum, and {memory} over {exchange} adds a second one: leave that one out, with momentum=0.0 or "
         return (
             requires("averages gradients", "meets", because=because + "every_step() or zero_one(1000)"),
             excludes("adds momentum", because=twice + "error_feedback()"),
@@ -95,14 +95,14 @@ class StepsApart(Update):
 
     @abstractmethod
     def gone(self, state: State) -> Tensor | None:
-        """What this rank's own steps came to since ranks last met, given away and kept no more; None where it took none."""
+        """Take the sum of this rank's own steps since the last meeting out of the state; None where it took none."""
 
     @abstractmethod
     def meet(self, start: Tensor, mean: Tensor, rate: float, state: State) -> Tensor:
-        """The model that all go on from: `start`, which is given away, moved by the mean of what ranks' steps came to, at
+        """The model after a meeting: `start`, which may be overwritten, moved by the mean of the ranks' summed steps, at
         learning rates that add up to `rate`.
         """
 
     @abstractmethod
     def forget(self, state: State) -> None:
-        """What ranks did since they last met is lost, and was given away: they go on from where they were."""
+        """Drop the steps since the last meeting: ranks continue from their state before them."""
