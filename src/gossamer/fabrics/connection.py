@@ -60,22 +60,20 @@ def refuse(verb: Verb, size: int, rank: int, device: torch.device) -> None:
     match verb:
         case AllReduce(tensor) | AllGather(tensor) | Send(_, tensor) if tensor.device != device:
             raise ValueError(
-                f"rank {rank}: {type(verb).__name__} of a tensor on {tensor.device}, but the comm thread takes tensors on {device}"
+                f"{type(verb).__name__} of a tensor on {tensor.device}, but the comm thread takes tensors on {device}"
             )
         case AllReduce(tensor, _) if tensor.dtype not in _SUMMABLE:
             raise TypeError(
-                f"rank {rank}: no backend can reduce {tensor.dtype}; convert the tensor, for instance to int32 or float32"
+                f"no backend can reduce {tensor.dtype}; convert the tensor, for instance to int32 or float32"
             )
         case AllGather(wire) | Send(_, wire):
             _expect_wire(wire)
         case AllToAll(wires, lengths):
             if not len(wires) == len(lengths) == size:
-                raise ValueError(
-                    f"rank {rank}: AllToAll with {len(wires)} wires and {len(lengths)} lengths for {size} ranks"
-                )
+                raise ValueError(f"AllToAll with {len(wires)} wires and {len(lengths)} lengths for {size} ranks")
             if wires[rank].numel() != lengths[rank]:
                 raise ValueError(
-                    f"rank {rank}: AllToAll expects {lengths[rank]} bytes from its own wire, which has {wires[rank].numel()}"
+                    f"AllToAll expects {lengths[rank]} bytes from its own wire, which has {wires[rank].numel()}"
                 )
             for wire in wires:
                 if isinstance(wire, Tensor):
@@ -84,9 +82,7 @@ def refuse(verb: Verb, size: int, rank: int, device: torch.device) -> None:
             pass
     peer = verb.to if isinstance(verb, Send) else verb.source if isinstance(verb, Receive) else 0
     if peer is not None and peer >= size:
-        raise ValueError(
-            f"rank {rank}: {type(verb).__name__} with rank {peer}, but there are {size} ranks, counted from 0"
-        )
+        raise ValueError(f"{type(verb).__name__} with rank {peer}, but there are {size} ranks, counted from 0")
 
 
 def made(wire: Tensor | LazyWire) -> Tensor:

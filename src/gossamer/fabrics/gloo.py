@@ -209,7 +209,7 @@ class Gloo:
         work, out = self._posted[source].popleft()
         if out.numel() != length:
             raise ValueError(
-                f"rank {self.rank}: Receive of {length} bytes from rank {source}, but the last Send awaits {out.numel()} bytes of it"
+                f"Receive of {length} bytes from rank {source}, but the last Send awaits {out.numel()} bytes of it"
             )
         if work is not None:
             work.wait(FOR_EVER)
