@@ -119,11 +119,11 @@ class CommThread:
             )
         if handle.arrives(self._pulse.soon):
             return
-        with self._pulse.monitor(lambda: self._asks_for(handle)) as vigil:
+        with self._pulse.monitor(lambda: self._asks_for(handle)) as monitor:
             while not handle.arrives(self._pulse.often):
-                if verdict := vigil.verdict(lambda words: self._driver.doomed(self._at(handle), words)):
+                if verdict := monitor.verdict(lambda words: self._driver.doomed(self._at(handle), words)):
                     break
-                self._tell_of(vigil)
+                self._tell_of(monitor)
             else:
                 return
         self._fail(self._at(handle), TimeoutError(verdict), inside=False)
@@ -149,9 +149,9 @@ class CommThread:
 
         if poll(over, min(self._pulse.soon, left()), self.halt):
             return
-        with self._pulse.monitor(lambda: self._asks_for(handle)) as vigil:
+        with self._pulse.monitor(lambda: self._asks_for(handle)) as monitor:
             while left() > 0 and not poll(over, min(self._pulse.often, left()), self.halt):
-                if self.halt.is_set() or vigil.verdict(lambda words: self._driver.doomed(self._at(handle), words)):
+                if self.halt.is_set() or monitor.verdict(lambda words: self._driver.doomed(self._at(handle), words)):
                     return
 
     def _at(self, handle: Task) -> Task | None:
@@ -161,13 +161,13 @@ class CommThread:
     def _asks_for(self, handle: Task) -> bool:
         return self._driver.asking or handle.ended.is_set()
 
-    def _tell_of(self, vigil: WaitMonitor) -> None:
+    def _tell_of(self, monitor: WaitMonitor) -> None:
         """Warn once if ranks that are alive take longer than the deadline."""
-        working = vigil.working()
-        if vigil.is_late() and working and not vigil.warned:
-            vigil.warned = True
+        working = monitor.working()
+        if monitor.is_late() and working and not monitor.warned:
+            monitor.warned = True
             warnings.warn(
-                f"rank {self._pulse.store.rank} has waited {vigil.deadline:g} seconds at {self._place()}: {ranks(working)} "
+                f"rank {self._pulse.store.rank} has waited {monitor.deadline:g} seconds at {self._place()}: {ranks(working)} "
                 f"{'is' if len(working) == 1 else 'are'} alive and busy elsewhere, so it continues to wait",
                 RuntimeWarning,
                 stacklevel=3,

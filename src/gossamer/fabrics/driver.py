@@ -362,9 +362,9 @@ class NetworkDriver:
         """
         own = inside and not isinstance(error, _Trouble)
         reason = f"{type(error).__name__}: {plainly(error)}" if own else str(error)
-        inquiry = FailureReport(self._fabric, self._position(handle, reason), self.patience)
+        report = FailureReport(self._fabric, self._position(handle, reason), self.patience)
         # The store's host may be gone in a way that blocks its clients; this thread must not wait for them.
-        asking = threading.Thread(target=inquiry.ask, daemon=True)
+        asking = threading.Thread(target=report.ask, daemon=True)
         may_wait(asking, self._fabric.raw)
         asking.start()
         for group in [*self._groups.values()]:  # wakes the peers that wait for us
@@ -373,10 +373,10 @@ class NetworkDriver:
             return error
         asking.join(self.patience + (_SLOW if self._pulse.answers() else 0.5))
         handed = traffic(handle.verb, self._store.rank, self._store.size)[0] if handle and handle.verb else 0
-        place = f"rank {self._store.rank} of {self._store.size}: {inquiry.mine}, {handed} bytes"
-        report = PeerError(f"{place}. {inquiry.answer(self._pulse.answers())}")
-        report.__cause__ = error.__cause__
-        return report
+        place = f"rank {self._store.rank} of {self._store.size}: {report.mine}, {handed} bytes"
+        peer_error = PeerError(f"{place}. {report.answer(self._pulse.answers())}")
+        peer_error.__cause__ = error.__cause__
+        return peer_error
 
 
 def _waits_for_all(verb: Verb) -> bool:

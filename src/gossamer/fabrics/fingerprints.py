@@ -45,8 +45,8 @@ class CollectiveFingerprint(NamedTuple):
     @staticmethod
     def read(store: SharedStore, key: str, text: str) -> "CollectiveFingerprint":
         try:
-            said: Any = json.loads(text)
-            step, label, request, verb, sends, expects, trouble, among, by_itself = said
+            fields: Any = json.loads(text)
+            step, label, request, verb, sends, expects, trouble, among, by_itself = fields
             fits = all(isinstance(n, int) for n in (step, request, *sends, *expects, *among))
             fits = fits and all(isinstance(word, str) for word in (label, verb, trouble))
             fits = fits and isinstance(by_itself, bool)

@@ -31,8 +31,8 @@ class RankStatus(NamedTuple):
     @staticmethod
     def read(store: SharedStore, name: str, text: str) -> "RankStatus":
         try:
-            said: Any = json.loads(text)
-            beats, state, done, moves = said
+            fields: Any = json.loads(text)
+            beats, state, done, moves = fields
             fits = isinstance(beats, int) and isinstance(moves, int) and state in ("works", "waits", "left")
             fits = fits and isinstance(done, dict) and all(isinstance(n, int) for n in done.values())
         except (ValueError, TypeError, RecursionError):
@@ -110,8 +110,8 @@ class Heartbeat:
         while not self._ended:
             beats += 1
             try:
-                said = RankStatus(beats, "waits" if self._is_idle() else "works", moves=self.moves)
-                self.store.raise_flag(f"pulse/{self.store.rank}", said.write())
+                status = RankStatus(beats, "waits" if self._is_idle() else "works", moves=self.moves)
+                self.store.raise_flag(f"pulse/{self.store.rank}", status.write())
                 if self._waits:
                     self._look()
             except RuntimeError as error:

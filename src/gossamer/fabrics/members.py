@@ -45,8 +45,8 @@ class Generation(NamedTuple):
     def read(store: SharedStore, key: str) -> "Generation":
         (text,) = store.read([key])
         try:
-            said: Any = json.loads(text)
-            number, began, ranks, lives = said
+            fields: Any = json.loads(text)
+            number, began, ranks, lives = fields
             fits = all(isinstance(n, int) for n in (number, began, *ranks, *lives)) and len(ranks) == len(lives) > 0
             fits = fits and list(ranks) == sorted(set(ranks)) and ranks[0] >= 0 and ranks[-1] < store.size
         except (ValueError, TypeError, RecursionError):

@@ -332,7 +332,7 @@ class TorchFabric:
             shutdown.delete_farewells(self._store, left, self._keeps_store and shutdown.has_store_host())
 
     def note(self, step: int, verb: str, label: str, numbers: Traffic, among: Among, seconds: float) -> int:
-        """Write an answered request into the ledger; lanes share it."""
+        """Write an answered request into the ledger; comm threads share it."""
         with self._lock:
             handed, sent, received, inside = numbers
             return self.ledger.note(
