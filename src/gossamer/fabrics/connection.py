@@ -45,7 +45,7 @@ class Connection(Protocol):
         ...
 
     def hang_up(self, patience: float) -> None:
-        """Close it, while no request is under way; peers that wait for this rank fail. Waits at most `patience` seconds for sends."""
+        """Close it, while no request is under way; peers that wait for this rank fail. Sends get `patience` seconds."""
         ...
 
 

@@ -178,7 +178,7 @@ class Members:
         return epoch.living.get(self.rank) == self.life
 
     def _moving(self, awaited: list[int]) -> dict[int, int]:
-        """The ranks whose heartbeat changes within `LOOK` seconds, with their incarnation; returns early if all awaited ones do."""
+        """Ranks with a changing heartbeat, and their incarnation; looks for `LOOK` seconds, or until all awaited ones change."""
         first, moving = self.beats(), dict[int, int]()
         until = time.monotonic() + LOOK
         while time.monotonic() < until and not all(r in moving for r in awaited):

@@ -74,7 +74,7 @@ def write_by_words(
 def read_tails(
     record: Words, most: int, rice: Bytes, levels: int, words: int, alive: Words, codes: Bytes, at: int
 ) -> int:
-    """Add the tails to the codes of unfinished elements; returns the end position, or one beyond `most` if the wire is corrupt."""
+    """Add the tails to the codes of unfinished elements; returns the end, or a position beyond `most` if corrupt."""
     wide()
     k, more = 1, True
     while more and at <= most:
