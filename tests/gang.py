@@ -172,7 +172,7 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # by torch 2.6 itself, in dcp.save
-    warnings.filterwarnings("ignore", "rank .* at work elsewhere")  # so it is, where others compute on the same cores
+    warnings.filterwarnings("ignore", "rank .* busy elsewhere")  # so it is, where others compute on the same cores
     while True:
         try:
             fn, args = pickle.loads(pipe.recv_bytes())

@@ -52,8 +52,8 @@ def test_a_rank_that_works_is_waited_for_and_named_once(gang4: Gang, check: int,
         total, said = outcomes[rank]
         assert total == 4.0
         assert said == [
-            f"rank {rank} has waited for 1.5 seconds at step 7, 'head': rank 0 is alive and at work elsewhere; "
-            "it goes on waiting"
+            f"rank {rank} has waited 1.5 seconds at step 7, 'head': rank 0 is alive and busy elsewhere, "
+            "so it continues to wait"
         ]
 
 
@@ -99,7 +99,7 @@ def test_a_rank_that_freezes_while_a_lane_is_opened_is_named_in_time() -> None:
     for rank in (0, 2):
         name, text, seconds = outcomes[rank]
         assert name == "PeerError"
-        assert "No word from rank 1: dead, frozen, cut off, or not here yet." in text
+        assert "No answer from rank 1: dead, frozen, cut off, or not started yet." in text
         assert seconds < 2 * DEADLINE + 2.0 + SLACK
 
 

@@ -102,7 +102,7 @@ def test_nothing_and_oneself_cross_no_network() -> None:
 def test_another_length_than_was_awaited_is_an_error() -> None:
     nccl, _ = connection()
     nccl.answer(Send(1, wire(5), [(2, 5)]))
-    with pytest.raises(ValueError, match="6 bytes asked of rank 2"):
+    with pytest.raises(ValueError, match="6 bytes from rank 2"):
         nccl.answer(Receive(2, 6))
 
 

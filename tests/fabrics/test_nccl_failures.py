@@ -84,7 +84,7 @@ def test_a_rank_that_does_not_come_is_named_and_the_group_aborted(gang2: Gang) -
     (kind, text, seconds, ended), (_, nothing, _, other) = gang2.run(missed, False)
     assert (kind, nothing) == ("PeerError", "no error")
     assert "rank 0 of 2: step 12, 'block.7', Compute 'encode'" in text
-    assert "Rank 1 is alive, and at work elsewhere" in text
+    assert "Rank 1 is alive, and busy elsewhere" in text
     assert seconds < 1.0 + 2.0 + SLACK
     assert ended == ["aborted"]
     assert other == ["shut down"]

@@ -87,7 +87,7 @@ def test_a_group_without_a_backend_is_refused_on_every_rank(gang2: Gang) -> None
 def test_what_is_refused_on_one_rank_is_told_to_the_others(gang2: Gang) -> None:
     zero, one = gang2.run(opens, _one_has_mpi, ["", ""])
     assert zero[0] == "PeerError"
-    assert "rank 1 cannot go on: the model is on cuda:1, and the process group has no backend" in zero[1]
+    assert "rank 1 cannot start: the model is on cuda:1, and the process group has no backend" in zero[1]
     assert one[0] == "AttachError"
 
 

@@ -21,14 +21,14 @@ def door() -> Iterator[socket.socket]:
 
 
 def test_a_process_that_is_gone_refuses(door: socket.socket) -> None:
-    assert "that hosts it, as a rule rank 0, is gone" in reach.at(*door.getsockname())
+    assert "that hosts it (usually rank 0) has ended" in reach.at(*door.getsockname())
 
 
 def test_a_frozen_process_has_a_kernel_that_takes_connections() -> None:
     store = TCPStore(HERE, 0, None, True, wait_for_workers=False)
     said = why_silent(PrefixStore("lane", PrefixStore("gossamer", store)))
-    assert said.startswith(f"the machine at {HERE}:{store.port} does")
-    assert "is frozen or stands still" in said
+    assert said.startswith(f"the machine at {HERE}:{store.port} is up")
+    assert "(usually rank 0) is frozen" in said
 
 
 def test_out_of_reach_may_be_the_own_link(door: socket.socket) -> None:
@@ -40,8 +40,10 @@ def test_out_of_reach_may_be_the_own_link(door: socket.socket) -> None:
             other.setblocking(False)
             other.connect_ex(door.getsockname())
         said = reach.at(*door.getsockname())
-    assert "is on a machine that is gone or cut off, or this rank's own link is cut" in said
+    assert "is down or cut off, or this rank itself is cut off" in said
 
 
 def test_a_store_without_an_address_names_all_that_it_may_be() -> None:
-    assert "is gone, frozen or cut off, or this rank's own link is" in why_silent(PrefixStore("a", HashStore()))
+    assert "has ended, is frozen or cut off, or this rank itself is cut off" in why_silent(
+        PrefixStore("a", HashStore())
+    )

@@ -165,7 +165,9 @@ def letters(rank: int, size: int) -> list[Any]:
 
 @pytest.mark.gang
 def test_a_letter_that_was_awaited_is_the_one_received(gang2: Any) -> None:
-    assert gang2.run(letters) == [[f"4 bytes asked of rank {1 - r}, from which 5 were awaited"] for r in range(2)]
+    assert gang2.run(letters) == [
+        [f"Receive of 4 bytes from rank {1 - r}, but the last Send awaits 5 bytes of it"] for r in range(2)
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])

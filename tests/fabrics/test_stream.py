@@ -46,7 +46,7 @@ def test_every_lane_stands_on_the_device_of_the_tensors(cuda: Cuda) -> None:
 
 def test_a_tensor_of_another_device_is_refused_with_its_device(cuda: Cuda) -> None:
     fabric = TorchFabric(device=GPU)
-    with pytest.raises(ValueError, match="AllReduce of a tensor on cpu, in a lane for tensors on cuda:3"):
+    with pytest.raises(ValueError, match="AllReduce of a tensor on cpu, but the comm thread takes tensors on cuda:3"):
         fabric.run(verbs.all_reduce(torch.ones(1)))
     fabric.close()
 

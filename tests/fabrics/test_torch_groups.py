@@ -87,7 +87,10 @@ def refused(rank: int, size: int) -> list[str]:
 def test_a_group_that_nobody_made_or_one_is_no_member_of_is_refused(gang4: Gang) -> None:
     for rank, (stranger, unmade, *wrong) in enumerate(gang4.run(refused)):
         assert stranger == f"rank {rank} made a request in the group {'2,3' if rank < 2 else '0,1'}, to which it does not belong"
-        assert f"there is no group {rank},{3 - rank} on lane 'comm': a part says in `groups`" in unmade
+        assert (
+            f"no group {rank},{3 - rank} on comm thread 'comm': the part that uses it must list it in `groups`"
+            in unmade
+        )
         assert all("different ranks from 0 to 3" in text for text in wrong)
 
 
@@ -131,14 +134,14 @@ def test_ranks_of_a_group_that_disagree_learn_how_and_the_others_too(gang4: Gang
     outcomes = gang4.run(differs, kind)
     assert [name for name, *_ in outcomes] == ["PeerError"] * 4
     assert "in the group 2,3, collective 1" in outcomes[2][1]
-    assert "the ranks are about to do different things" in outcomes[2][1]
+    assert "the ranks are about to run different collectives" in outcomes[2][1]
     if kind == "wires":
         assert "Rank 3 sends 20 bytes to rank 2, which expects 10." in outcomes[2][1]
     mine = "AllReduce sum of 10 float32 in the group 0,1, collective 1" if kind == "size" else "in the group 0,1"
     for _, text, seconds in outcomes[:2]:
         # whose neighbour is already gone may still be in its own group: its last bytes went with the neighbour's lanes
         assert "AllReduce sum of 5 float32, collective 1" in text or mine in text
-        assert "the ranks are about to do different things" in text
+        assert "the ranks are about to run different collectives" in text
         assert "in the group 2,3" in text
         assert seconds < AMPLE
 
@@ -162,7 +165,7 @@ def test_a_deadline_names_the_group_and_who_is_missing(gang4: Gang) -> None:
     outcomes = gang4.run(never_comes)
     for rank, (name, text, seconds) in enumerate(outcomes[:3]):
         assert name == "PeerError"
-        assert "Rank 3 is alive, and at work elsewhere" in text
+        assert "Rank 3 is alive, and busy elsewhere" in text
         assert seconds < 1.5 + 2.0 + SLACK
         assert f"rank {rank} of 4: step 8, 'head', AllReduce sum of 4 float32" in text
     assert "in the group 2,3, collective 1" in outcomes[2][1]
@@ -202,7 +205,7 @@ def test_a_rank_that_dies_within_a_group_is_named_on_all_ranks(victim: int) -> N
             name, text, seconds = outcome
             assert name == "PeerError"
             assert f"rank {rank} of 4: step 5, 'embedding'" in text
-            assert f"No word from rank {victim}:" in text
+            assert f"No answer from rank {victim}:" in text
             assert "in the group" in text
             assert seconds < DEADLINE + 2.0 + SLACK
 
@@ -223,7 +226,7 @@ def leaves_early(rank: int, size: int) -> tuple[str, str, float]:
 def test_a_member_that_has_left_is_told_from_one_that_is_late(gang4: Gang) -> None:
     name, text, seconds = gang4.run(leaves_early)[2]
     assert name == "PeerError"
-    assert "detached or ended: do all ranks take equally many steps?" in text
+    assert "detached or ended: check that all ranks take equally many steps." in text
     assert "in the group 2,3, collective 11" in text
     assert seconds < AMPLE
 

@@ -91,7 +91,7 @@ def test_what_is_wrong_is_reported_and_takes_nothing_else_with_it(nursery: Nurse
     assert kernel.startswith("kernels, quantise: ranks 0, 1: of ")
     assert "values differ, the first at 0: " in kernel
     assert dead.startswith("recipes over NCCL, topk: rank 0: ")
-    assert "no sign of life from rank 1" in dead
+    assert "no heartbeat from rank 1" in dead
     assert dead.endswith("rank 1: its process ended with code 9")
     assert strayed.startswith("recipes over staged gloo, allreduce: ranks 0, 1: at step 7, 0.bias differs")
     assert apart.startswith("mean losses, qsgd: over NCCL they are ")

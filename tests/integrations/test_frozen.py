@@ -96,13 +96,13 @@ def test_the_other_rank_learns_in_time_who_is_frozen(
     text, waited = noticed((recipe, victim))[other]
     assert f"rank {other} of 2: step" in text
     # Rank 0 hosts the store: when it stands still, nobody can ask where the others are.
-    assert ("No word from rank 1:" if victim else "The store does not answer") in text
+    assert ("No answer from rank 1:" if victim else "The store does not answer") in text
     assert waited < DEADLINE + 3.0 + SLACK  # of which 1.5 go by until it is clear who does not answer
 
 
 def test_a_learner_that_is_late_does_not_train_on_alone(noticed: Callable[[Any], list[Any]]) -> None:
     text, waited, steps = noticed(LATE)[0]
     assert "rank 0 of 2: step 4" in text  # that of the round
-    assert "No word from rank 1:" in text
+    assert "No answer from rank 1:" in text
     assert steps == 7  # it waits in the last step of a second round
     assert waited < DEADLINE + 3.0 + SLACK

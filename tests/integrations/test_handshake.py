@@ -171,7 +171,7 @@ def test_peers_that_never_come_are_named_in_time() -> None:
         gang.close()
     for rank in (0, 2):
         text, seconds = outcomes[rank]
-        assert "No word from rank 1:" in text
+        assert "No answer from rank 1:" in text
         assert seconds < 1.0 + 2.0 + SLACK
 
 

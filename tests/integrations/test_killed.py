@@ -68,7 +68,7 @@ def test_every_survivor_learns_of_a_death_in_time(
             assert f"rank {rank} of 3" in text
             # Rank 0 hosts the store: with it gone nobody can ask where the others are.
             assert re.search(
-                rf"No word from ranks? [^:]*\b{victim}\b" if victim else "The store does not answer", text
+                rf"No answer from ranks? [^:]*\b{victim}\b" if victim else "The store does not answer", text
             ), text
             assert waited < DEADLINE + 3.0 + SLACK
             assert leaving < 3.0 + SLACK
@@ -103,5 +103,5 @@ def test_backward_under_ddp_ends_with_the_error_too() -> None:
     for rank in (0, 2):
         text, waited = outcomes[rank]
         assert f"rank {rank} of 3" in text
-        assert "No word from rank 1" in text
+        assert "No answer from rank 1" in text
         assert waited < DEADLINE + 3.0 + SLACK

@@ -274,7 +274,7 @@ def test_the_store_outlives_rank_0_and_without_it_all_are_told(learners: Callabl
     for rank in range(2):
         error = crew.hear(rank)
         assert isinstance(error, PeerError)
-        assert "the store that tells who is there does not answer" in str(error)
+        assert "the store that holds the list of members does not answer" in str(error)
 
 
 def test_a_recipe_that_waits_for_all_is_refused() -> None:
@@ -292,7 +292,7 @@ def test_a_recipe_that_waits_for_all_is_refused() -> None:
 def test_what_the_environment_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "4", "WORLD_SIZE": "4", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(GossamerError, match="ranks are numbered from 0 to 3"):
+    with pytest.raises(GossamerError, match="set RANK to a number from 0 to 3"):
         gossamer.members()
     monkeypatch.delenv("MASTER_PORT")
     with pytest.raises(GossamerError, match="MASTER_PORT is ''"):

@@ -88,7 +88,7 @@ def test_the_others_learn_who_is_gone_and_where(
             continue
         text, waited, refused = outcome
         assert f"rank {rank} of 3: step 4, '{call}'" in text
-        assert (f"No word from rank {victim}:" if victim else "The store does not answer") in text
+        assert (f"No answer from rank {victim}:" if victim else "The store does not answer") in text
         assert waited < DEADLINE + 2.0 + SLACK
         if where != "load":
             assert "load the checkpoint before it" in text

@@ -1,1 +1,1 @@
-"""Floor 2: the only code that answers requests: torch.distributed, the simulator, and the ledger both write."""
+"""Layer 2: answers the programs' requests, over torch.distributed or in the simulator; both write a ledger."""

@@ -1,4 +1,4 @@
-"""A collective in one process: the requests of all ranks, checked against one another and answered together."""
+"""Runs a collective in one process: compares the requests of all ranks, and answers them together."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -44,20 +44,20 @@ def mismatch(verbs: list[Collective], ranks: Sequence[int]) -> str:
 
 
 class Refused(Exception):
-    """A rank could not make one of its wires, or not read one."""
+    """A rank failed to make or to read one of its wires."""
 
     def __init__(self, rank: int, reason: Exception) -> None:
         self.rank, self.reason = rank, reason
 
 
 def answers(verbs: Sequence[Any]) -> list[Any]:
-    """What each rank gets; `Refused` if one of them cannot go on."""
+    """The answer for each rank; raises `Refused` if a rank fails to make or read a wire."""
     match verbs[0]:
         case AllReduce(_, op):
             total = _reduce([v.tensor for v in verbs], op)
             return [total, *(total.clone() for _ in verbs[1:])]
         case AllGather():
-            wires = [v.wire.clone() for v in verbs]  # a program may go on writing to what it gave
+            wires = [v.wire.clone() for v in verbs]  # a program may still write to the tensor that it passed
             return [_read(rank, v, list(wires)) for rank, v in enumerate(verbs)]
         case _:
             sent = [_made(rank, v) for rank, v in enumerate(verbs)]
@@ -65,7 +65,7 @@ def answers(verbs: Sequence[Any]) -> list[Any]:
 
 
 def _made(rank: int, verb: AllToAll) -> dict[int, Tensor]:
-    """Promises are kept in the order they are on a real network."""
+    """Make the wires of a rank, in the same order as on a real network."""
     try:
         return {j: kept(verb.wires[j]).clone() for j in send_order(rank, len(verb.wires))}
     except Exception as reason:
@@ -84,7 +84,7 @@ def _read(rank: int, verb: AllGather | AllToAll, wires: list[Tensor]) -> list[Te
 
 
 def _reduce(tensors: list[Tensor], op: str) -> Tensor:
-    """In rank order, so that the result does not depend on who came first."""
+    """Reduce in rank order, so that the result does not depend on the order of arrival."""
     combine = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}[op]
     total = tensors[0].clone()
     for t in tensors[1:]:

@@ -1,4 +1,4 @@
-"""A lane: one thread that drives started programs, one after the other, each to its end."""
+"""A comm thread: runs started programs one after the other, each to its end."""
 
 import queue
 import threading
@@ -18,9 +18,9 @@ from gossamer.fabrics.stream import StreamOrder, settle_on
 
 
 class Task(Handle[Any]):
-    """A started program: waiting in its lane, under way, or ended with a result or an error.
+    """A started program: queued on its comm thread, running, or ended with a result or an error.
 
-    One `by_itself` is a single request, which the training loop asks for where it stands.
+    A task `by_itself` is a single request that the training loop makes outside of a started program.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Task(Handle[Any]):
         self.by_itself = by_itself
         self.program, self.label, self.step, self.lane = program, label, step, lane
         self.order = StreamOrder.of(program, lane.device)
-        self.verb: Verb | None = None  # what it waits for
+        self.verb: Verb | None = None  # the request that it waits for
         self.result: Any = None
         self.error: BaseException | None = None
         self.ended = threading.Event()
@@ -45,27 +45,27 @@ class Task(Handle[Any]):
         return not self.ended.is_set() and time.monotonic() - self.began >= self.lane.deadline
 
     def arrives(self, seconds: float) -> bool:
-        """Wait for its end, and for what it has left to a GPU, no longer than this; False if time was too short."""
+        """Wait at most `seconds` for its end and for its GPU work; True if both are done."""
         until = time.monotonic() + seconds
         if not self.ended.wait(seconds):
             return False
         return self.order is None or self.error is not None or self.order.arrives(until - time.monotonic())
 
     def end(self, result: Any, error: BaseException | None) -> None:
-        if not self.ended.is_set():  # the first word counts: a lane given up may come back later
+        if not self.ended.is_set():  # the first result counts: an abandoned comm thread may still end its program
             self.result, self.error = result, error
             self.ended.set()
 
     def give_up(self, error: BaseException) -> None:
-        """It may have ended, and left a GPU waiting for a peer."""
+        """Set an error, also on a task that has ended while its GPU work waits for a peer."""
         self.error = self.error or error
         self.ended.set()
 
 
 class Driver(Protocol):
-    """What does a lane's work: runs a program, and finds out about a failure."""
+    """Runs the programs of a comm thread, and reports failures."""
 
-    asking: bool  # of others, on the network; else the program computes
+    asking: bool  # True during a network request, False while the program computes
 
     def drive(self, handle: Task, halt: threading.Event) -> Any: ...
     def account(self, handle: Task | None, error: BaseException, inside: bool) -> BaseException: ...
@@ -76,8 +76,8 @@ class Driver(Protocol):
 class CommThread:
     """Runs programs in the order they come in.
 
-    The first failure breaks a lane for good: after it the ranks would no longer agree on which collective is next, and
-    a reduction could pair up with the wrong one without a word.
+    The first failure ends a comm thread for good: after it the ranks could disagree on the next collective, and a
+    reduction could be matched with the wrong one without an error.
     """
 
     def __init__(self, name: str, driver: Driver, pulse: Heartbeat, device: torch.device) -> None:
@@ -88,7 +88,7 @@ class CommThread:
         self._now: Task | None = None
         self._lock = threading.Lock()
         self._failing = False
-        self.halt = threading.Event()  # set once the lane is broken or closed, so that nobody polls on
+        self.halt = threading.Event()  # set when the thread is broken or closed, to end all polling
         self._thread = threading.Thread(target=self._work, name=f"gossamer-{name}", daemon=True)
         self._thread.start()
 
@@ -104,36 +104,41 @@ class CommThread:
         handle.end(None, self.broken)
 
     def wait(self, handle: Task) -> None:
-        """Wait until a handle has ended; where there is no more hope, give the lane up, so that it ends with an error."""
+        """Wait until a task has ended; if it cannot end any more, end the comm thread and the task with an error."""
         if not handle.done():
             self._wait(handle)
-        if self._failing and handle.order is not None:  # a GPU does not tell what it had done from what was cut short
+        if self._failing and handle.order is not None:  # on a GPU, complete work cannot be told from aborted work
             self.halt.wait(3.0)
             handle.give_up(self.broken or self._stuck())
 
     def _wait(self, handle: Task) -> None:
         if threading.current_thread() is self._thread:
-            raise RuntimeError(f"lane {self.name!r} joins {handle.label!r}, which waits behind it: a deadlock")
+            raise RuntimeError(
+                f"deadlock: a program on comm thread {self.name!r} joins {handle.label!r}, which is queued behind it; start it "
+                "on another comm thread"
+            )
         if handle.arrives(self._pulse.soon):
             return
-        with self._pulse.monitor(lambda: self._asks_for(handle)) as vigil:
+        with self._pulse.monitor(lambda: self._asks_for(handle)) as monitor:
             while not handle.arrives(self._pulse.often):
-                if verdict := vigil.verdict(lambda words: self._driver.doomed(self._at(handle), words)):
+                if verdict := monitor.verdict(lambda words: self._driver.doomed(self._at(handle), words)):
                     break
-                self._tell_of(vigil)
+                self._tell_of(monitor)
             else:
                 return
         self._fail(self._at(handle), TimeoutError(verdict), inside=False)
-        if not handle.ended.wait(3.0):  # its own thread may be failing at this very moment
+        if not handle.ended.wait(3.0):  # its thread may be about to set an error
             handle.end(None, self.broken or self._stuck())
 
     def _stuck(self) -> GossamerError:
-        return GossamerError(f"lane {self.name!r} is stuck")
+        return GossamerError(
+            f"comm thread {self.name!r} did not end within 3 seconds after a failure: end this process and start all ranks again"
+        )
 
     def see_through(self, handle: Task, until: float) -> None:
-        """Let what was started come to its end, while there is hope, and no longer than `until`.
+        """Wait until a task has ended, or cannot end any more, or time is over (`until`).
 
-        A quorum that is waited for may never come together again.
+        A task that waits for a quorum is not waited for: the quorum may never be complete.
         """
 
         def over() -> bool:
@@ -144,37 +149,37 @@ class CommThread:
 
         if poll(over, min(self._pulse.soon, left()), self.halt):
             return
-        with self._pulse.monitor(lambda: self._asks_for(handle)) as vigil:
+        with self._pulse.monitor(lambda: self._asks_for(handle)) as monitor:
             while left() > 0 and not poll(over, min(self._pulse.often, left()), self.halt):
-                if self.halt.is_set() or vigil.verdict(lambda words: self._driver.doomed(self._at(handle), words)):
+                if self.halt.is_set() or monitor.verdict(lambda words: self._driver.doomed(self._at(handle), words)):
                     return
 
     def _at(self, handle: Task) -> Task | None:
-        """Where the lane stands: its thread may be further on than a GPU that waits for a peer."""
+        """The task that is waited for: `handle` if its thread has ended it but the GPU has not, else the running task."""
         return handle if handle.ended.is_set() else self._now
 
     def _asks_for(self, handle: Task) -> bool:
         return self._driver.asking or handle.ended.is_set()
 
-    def _tell_of(self, vigil: WaitMonitor) -> None:
-        """Say once that others take longer than the deadline, which they may."""
-        working = vigil.working()
-        if vigil.is_late() and working and not vigil.warned:
-            vigil.warned = True
+    def _tell_of(self, monitor: WaitMonitor) -> None:
+        """Warn once if ranks that are alive take longer than the deadline."""
+        working = monitor.working()
+        if monitor.is_late() and working and not monitor.warned:
+            monitor.warned = True
             warnings.warn(
-                f"rank {self._pulse.store.rank} has waited for {vigil.deadline:g} seconds at {self._place()}: {ranks(working)} "
-                f"{'is' if len(working) == 1 else 'are'} alive and at work elsewhere; it goes on waiting",
+                f"rank {self._pulse.store.rank} has waited {monitor.deadline:g} seconds at {self._place()}: {ranks(working)} "
+                f"{'is' if len(working) == 1 else 'are'} alive and busy elsewhere, so it continues to wait",
                 RuntimeWarning,
                 stacklevel=3,
             )
 
     def _place(self) -> str:
         now = self._now
-        return "the end" if now is None else f"step {now.step}, {now.label or 'unlabelled'!r}"
+        return "the end of its programs" if now is None else f"step {now.step}, {now.label or 'unlabelled'!r}"
 
     def close(self, patience: float) -> bool:
-        """End the lane; what has not ended ends with an error. False if it is stuck in the backend."""
-        self._stop(GossamerError(f"lane {self.name!r} was closed"))
+        """End the thread; tasks that have not ended get an error. False if the thread is stuck in the backend."""
+        self._stop(GossamerError(f"comm thread {self.name!r} was closed"))
         if threading.current_thread() is not self._thread:
             self._thread.join(patience)
         return not self._thread.is_alive()
@@ -192,11 +197,11 @@ class CommThread:
                             result = self._driver.drive(handle, self.halt)
                 except BaseException as error:
                     self._fail(handle, error, inside=True)
-                    self._driver.hang_up()  # wakes the peers that wait for us
+                    self._driver.hang_up()  # peers that wait for this rank fail at once
                     return
                 self._now = None
                 handle.end(result, None)
-                del handle, result  # an idle lane keeps nothing alive
+                del handle, result  # an idle comm thread keeps no tensors alive
 
     def _fail(self, handle: Task | None, error: BaseException, inside: bool) -> None:
         with self._lock:
@@ -206,7 +211,7 @@ class CommThread:
         self._stop(self._driver.account(handle, error, inside))
 
     def _stop(self, error: BaseException) -> None:
-        """Take no more programs; all that have not ended end with this error."""
+        """Accept no more programs, and end all unfinished tasks with this error."""
         with self._lock:
             self.broken = self.broken or error
             waiting: list[Task | None] = [self._now]

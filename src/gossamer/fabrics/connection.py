@@ -1,6 +1,6 @@
-"""A connection: what answers a lane's verbs on a connection of its own. There are three, of one shape.
+"""The interface of a connection, which answers a comm thread's network requests. There are three.
 
-`gloo` for tensors on the CPU, `nccl` for those on a GPU, and `staged` for those on a GPU whose ranks have gloo between them.
+`gloo` is for tensors on the CPU, `nccl` for tensors on a GPU, `staged` for tensors on a GPU that travel over gloo.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from gossamer.core.verbs import (
 
 OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
-# What gloo and NCCL both add up; gloo takes bool too but leaves values in it that are not booleans.
+# Types that both gloo and NCCL add up; gloo also takes bool, but leaves values in it that are not booleans.
 _FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 _SUMMABLE = _FLOATS | {torch.int32, torch.int64, torch.uint8, torch.int8}
 
@@ -33,7 +33,7 @@ Crossing = AllReduce | AllGather | AllToAll | Send | Receive
 
 
 class Connection(Protocol):
-    """Answers requests one after the other, in the lane's thread."""
+    """Answers requests one after the other, on the comm thread."""
 
     rank: int
     size: int
@@ -41,11 +41,11 @@ class Connection(Protocol):
     def answer(self, verb: Crossing) -> Any: ...
 
     def tear(self) -> None:
-        """From any thread: end all that waits on this connection, with an error. It cannot be used any more."""
+        """End all waits on this connection with an error, from any thread. It cannot be used any more."""
         ...
 
     def hang_up(self, patience: float) -> None:
-        """Let go of it, where nothing is under way; peers that wait for us shall fail. `patience` in seconds, none after a failure."""
+        """Close it, while no request is under way; peers that wait for this rank fail. Sends get `patience` seconds."""
         ...
 
 
@@ -56,19 +56,25 @@ def read_all(wires: Sequence[Tensor], read: Read, rank: int) -> list[Tensor]:
 
 
 def refuse(verb: Verb, size: int, rank: int, device: torch.device) -> None:
-    """Find what a backend would answer by hanging, by aborting, or with wrong numbers."""
+    """Raise an error for a request that a backend would answer by hanging, by aborting, or with wrong numbers."""
     match verb:
         case AllReduce(tensor) | AllGather(tensor) | Send(_, tensor) if tensor.device != device:
-            raise ValueError(f"{type(verb).__name__} of a tensor on {tensor.device}, in a lane for tensors on {device}")
+            raise ValueError(
+                f"{type(verb).__name__} of a tensor on {tensor.device}, but the comm thread takes tensors on {device}"
+            )
         case AllReduce(tensor, _) if tensor.dtype not in _SUMMABLE:
-            raise TypeError(f"no backend reduces {tensor.dtype}; convert it, to int32 or float32 for instance")
+            raise TypeError(
+                f"no backend can reduce {tensor.dtype}; convert the tensor, for instance to int32 or float32"
+            )
         case AllGather(wire) | Send(_, wire):
             _expect_wire(wire)
         case AllToAll(wires, lengths):
             if not len(wires) == len(lengths) == size:
-                raise ValueError(f"{len(wires)} wires and {len(lengths)} lengths given to {size} ranks")
+                raise ValueError(f"AllToAll with {len(wires)} wires and {len(lengths)} lengths for {size} ranks")
             if wires[rank].numel() != lengths[rank]:
-                raise ValueError(f"{lengths[rank]} bytes expected of a wire of {wires[rank].numel()} to oneself")
+                raise ValueError(
+                    f"AllToAll expects {lengths[rank]} bytes from its own wire, which has {wires[rank].numel()}"
+                )
             for wire in wires:
                 if isinstance(wire, Tensor):
                     _expect_wire(wire)
@@ -76,7 +82,7 @@ def refuse(verb: Verb, size: int, rank: int, device: torch.device) -> None:
             pass
     peer = verb.to if isinstance(verb, Send) else verb.source if isinstance(verb, Receive) else 0
     if peer is not None and peer >= size:
-        raise ValueError(f"there is no rank {peer} among {size}")
+        raise ValueError(f"{type(verb).__name__} with rank {peer}, but there are {size} ranks, counted from 0")
 
 
 def made(wire: Tensor | LazyWire) -> Tensor:
@@ -88,4 +94,4 @@ def made(wire: Tensor | LazyWire) -> Tensor:
 
 def _expect_wire(wire: Tensor) -> None:
     if wire.dtype != torch.uint8 or wire.dim() != 1:
-        raise TypeError(f"a wire is one row of uint8, not {wire.dtype} of shape {tuple(wire.shape)}")
+        raise TypeError(f"a wire must be a 1-D uint8 tensor, got {wire.dtype} of shape {tuple(wire.shape)}")

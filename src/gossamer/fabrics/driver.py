@@ -1,4 +1,4 @@
-"""Runs a program on a lane: hands its verbs to whoever answers them, and explains what goes wrong."""
+"""Runs a program on a comm thread: sends each verb to its connection or store, and reports failures."""
 
 import threading
 import time
@@ -48,11 +48,11 @@ from gossamer.fabrics.timers import request_timer_of
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_SLOW = 4.0  # seconds that a rank in trouble gives a slow store
+_SLOW = 4.0  # more seconds that a failed rank waits for a slow store
 
 
 class Parent(Protocol):
-    """What a driver asks of the fabric it belongs to."""
+    """The methods of a fabric that its drivers call."""
 
     @property
     def per_node(self) -> int: ...
@@ -68,17 +68,17 @@ class _Trouble(Exception):
 
 
 class _Own(Exception):
-    """The program's own making or reading of a wire failed, in the midst of a request."""
+    """The program's own code failed while it made or read a wire, within a request."""
 
     def __init__(self, reason: Exception) -> None:
         self.reason = reason
 
 
-Make = Callable[[Meet, Among], Connection]  # a connection of everybody, or of some ranks
+Make = Callable[[Meet, Among], Connection]  # connects all ranks, or some
 
 
 class NetworkDriver:
-    """Answers a lane's verbs on connections and a store of its own; what concerns all lanes is on the fabric's."""
+    """Answers the verbs of one comm thread, on its own connections and its own part of the fabric's store."""
 
     def __init__(
         self, parent: Parent, lane: str, store: SharedStore, pulse: Heartbeat, check: int, device: torch.device
@@ -89,15 +89,18 @@ class NetworkDriver:
         self._world = RankGroup(None, self._store, store)
         self._groups: dict[Among, RankGroup] = {None: self._world}
         self.asking = False
-        self.patience = PATIENCE  # that others have, in trouble, to say where they are
+        self.patience = PATIENCE  # seconds that the others have, after a failure, to report their position
 
     def open(self, number: int, says: str, make: Make, halt: threading.Event) -> None:
-        """Connect this lane. All ranks do so at once; making a group blocks without saying for whom, so meet first."""
+        """Connect this comm thread; all ranks do so together.
+
+        The ranks meet in the store first, since creating a group blocks without saying which rank is missing.
+        """
         self._agree(self._fabric, f"open/{number}", says, halt)
         self._connect(self._world, make, halt)
 
     def form(self, number: int, groups: Sequence[tuple[int, ...]], make: Make, halt: threading.Event) -> None:
-        """Make the connections of groups, one after the other; all ranks do so, also those who belong to none."""
+        """Connect groups of ranks, one after the other; all ranks call this, also those in no group."""
         self._agree(self._store, f"groups/{number}", f"makes the groups {', '.join(map(listed, groups))}", halt)
         for ranks in groups:
             if self._store.rank in ranks and ranks not in self._groups:
@@ -126,22 +129,22 @@ class NetworkDriver:
             group.hang_up(patience)
 
     def tear(self) -> None:
-        """From any thread: peers that wait for this lane fail at once."""
+        """Break all connections, from any thread; peers that wait for this comm thread fail at once."""
         for group in [*self._groups.values()]:
             group.tear()
 
     def clear_up(self) -> None:
-        """Delete what this rank has posted, if all have read it."""
+        """Delete the keys that this rank has posted, if all ranks have read them."""
         for group in self._groups.values():
             if group.came_out:
                 group.clear()
 
     def left(self) -> list[str]:
-        """Keys and counters that are for whoever leaves last to delete."""
+        """Keys and counters that the last rank to leave deletes."""
         return [key.removeprefix(self._fabric.place) for group in self._groups.values() for key in group.left()]
 
     def done(self) -> dict[str, int]:
-        """How many collectives each group has had, by this lane's name and its own."""
+        """Number of collectives of each group, by the names of comm thread and group."""
         return {self._called(group): group.collectives for group in self._groups.values()}
 
     def _called(self, group: RankGroup) -> str:
@@ -155,7 +158,7 @@ class NetworkDriver:
             self._parent.busy(time.thread_time() - began)
 
     def _drive(self, handle: Task, halt: threading.Event) -> Any:
-        """As `core.programs.drive`, but that a program never hears of trouble, and stops where the lane does."""
+        """Like `core.programs.drive`, but a network failure is not thrown into the program, and a closed comm thread ends it."""
         program, answer, error = handle.program, None, None
         for group in self._groups.values():
             group.before = 0
@@ -167,14 +170,14 @@ class NetworkDriver:
             handle.verb, answer, error = verb, None, None
             try:
                 answer = self._answer(verb, handle, halt)
-            except _Trouble:  # not for the program to handle: the lane is lost
+            except _Trouble:  # not for the program to handle: the comm thread is lost
                 with suppress(RuntimeError):
                     program.close()
                 raise
             except Exception as failure:
                 error = failure
             if halt.is_set():
-                raise _Trouble("the lane was closed")
+                raise _Trouble("the comm thread was closed")
 
     def _answer(self, verb: Verb, handle: Task, halt: threading.Event) -> Any:
         match verb:
@@ -188,7 +191,8 @@ class NetworkDriver:
                 return self._parent.join(other)
             case OptimizerStep() | Regroup():
                 raise RuntimeError(
-                    "only the program that a host drives may yield Descend or Regroup, not one on a lane"
+                    f"{type(verb).__name__} in a program on comm thread {self._lane!r}: only the program that the integration "
+                    "runs on the training thread may yield OptimizerStep or Regroup"
                 )
             case _:
                 refuse_group(verb, self._store.rank, self._store.size)
@@ -223,7 +227,7 @@ class NetworkDriver:
             alone.connect(Gloo(None, 0, 1))
         if among not in self._groups:
             raise ValueError(
-                f"there is no group {listed(among or ())} on lane {self._lane!r}: a part says in `groups` among whom it talks"
+                f"no group {listed(among or ())} on comm thread {self._lane!r}: the part that uses it must list it in `groups`"
             )
         return self._groups[among]
 
@@ -244,7 +248,7 @@ class NetworkDriver:
         return answer
 
     def _guarded(self, verb: Crossing) -> Crossing:
-        """Tell the program's own errors, and its own work, from the network's."""
+        """Separate errors and computing time of the program's callbacks from those of the network."""
         match verb:
             case AllGather(_, read) if read is not None:
                 return replace(verb, read=self._own(read))
@@ -267,7 +271,7 @@ class NetworkDriver:
         return guarded
 
     def _poll(self, ready: Callable[[], bool], halt: threading.Event) -> None:
-        """Ask the store again and again, without a deadline: whoever joins watches over it."""
+        """Poll the store without a deadline; the thread that joins the program has one."""
         self.asking = True
         try:
             poll(lambda: ready() or self._fabric.flag_is_up("broken"), float("inf"), halt)
@@ -275,7 +279,10 @@ class NetworkDriver:
             self.asking = False
 
     def _closed(self, group: RankGroup, verb: WaitQuorum, halt: threading.Event) -> TicketHolders:
-        """No deadline here: a quorum may take as long as a step takes; whoever joins has one."""
+        """Wait until a quorum has its tickets.
+
+        There is no deadline here: a quorum may take as long as a step; the thread that joins the program has one.
+        """
         holders: tuple[int, ...] | None = None
         began, seen = time.monotonic(), list[float]()
         group.tickets.sweep()
@@ -294,17 +301,19 @@ class NetworkDriver:
 
         self._poll(ready, halt)
         if holders is None:
-            raise _Trouble("another rank has left this lane")
+            raise _Trouble("another rank has left this comm thread")
         return TicketHolders.seen(holders, seen[: len(holders)])
 
     def _compare(self, group: RankGroup, handle: Task, halt: threading.Event) -> None:
-        """Before a group's first collectives, and later ones that are unusual, see that all its ranks are about to do the
-        same: gloo aborts the process where sizes differ, and adds up different buckets of one size without a word.
+        """Check that all ranks of a group are about to do the same collective.
+
+        Done before the group's first collectives and before later ones of an unusual size: gloo aborts the process where
+        sizes differ, and adds up different buckets of one size without an error.
         """
         mine, store, key = self._position(handle), group.store, f"check/{group.collectives}"
         posts = _network(lambda: read_all(store, key, self._meet_all(group, store, key, mine.write(), halt)))
         if not all(mine.agrees(store.rank, post, other) for other, post in posts.items()):
-            raise _Trouble("the ranks are about to do different things")
+            raise _Trouble("the ranks are about to run different collectives")
 
     def _is_to_be_compared(self, group: RankGroup, verb: Verb, handle: Task) -> bool:
         if len(group.ranks) == 1 or not self._check:
@@ -315,10 +324,10 @@ class NetworkDriver:
     def _meet_all(
         self, group: RankGroup, store: SharedStore, key: str, text: str, halt: threading.Event
     ) -> dict[int, str]:
-        """Post a text and read everybody else's."""
+        """Post a text and read the texts of all other ranks."""
         posts = group.meet(store, key, text, lambda ready: self._poll(ready, halt))
         if len(posts) < store.size - 1:
-            raise _Trouble("not all ranks have come to it")
+            raise _Trouble("not all ranks have reached it")
         return posts
 
     def _position(self, handle: Task | None, trouble: str = "") -> CollectiveFingerprint:
@@ -328,11 +337,11 @@ class NetworkDriver:
         return position(handle.step, handle.label, number, handle.verb, handle.by_itself)._replace(trouble=trouble)
 
     def _asked(self, verb: Verb | None) -> RankGroup:
-        """Whom a request is asked of; everybody, if of nobody."""
+        """The group that a request involves; all ranks for a request of no group."""
         return self._groups.get(verb.among, self._world) if isinstance(verb, Shared) else self._world
 
     def doomed(self, handle: Task | None, words: Mapping[int, RankStatus]) -> str:
-        """Why a wait is in vain: a rank has left that never comes to the collective that is waited for."""
+        """Why a wait cannot succeed: a rank has left before the collective; empty if it can."""
         verb = handle.verb if handle else None
         group = self._asked(verb)
         coming, name = group.collectives + isinstance(verb, WaitQuorum), self._called(group)
@@ -340,22 +349,22 @@ class NetworkDriver:
         away = [r for r, word in gone.items() if word.done.get(name, 0) < coming]
         match verb:
             case AllReduce() | AllGather() | AllToAll() if away:
-                return "not all ranks come to it"
+                return "a rank has left before it"
             case WaitQuorum() if len(away) > len(group.ranks) - min([verb.count, *(n for _, n in verb.fallback)]):
-                return "too few ranks are left for it"
+                return "too few ranks are left for its quorum"
             case _:
                 return ""
 
     def account(self, handle: Task | None, error: BaseException, inside: bool) -> BaseException:
-        """Tell the others that this lane is lost, learn where they are, and make the error that says so.
+        """Tell the others that this comm thread is lost, ask for their positions, and return the error that reports them.
 
-        An error of the program's own goes to its joiner as it is, without waiting for anybody.
+        An error of the program itself is returned unchanged, without waiting for other ranks.
         """
         own = inside and not isinstance(error, _Trouble)
         reason = f"{type(error).__name__}: {plainly(error)}" if own else str(error)
-        inquiry = FailureReport(self._fabric, self._position(handle, reason), self.patience)
-        # The store's host may be gone in a way that makes its clients wait; nobody may wait for them.
-        asking = threading.Thread(target=inquiry.ask, daemon=True)
+        report = FailureReport(self._fabric, self._position(handle, reason), self.patience)
+        # The store's host may be gone in a way that blocks its clients; this thread must not wait for them.
+        asking = threading.Thread(target=report.ask, daemon=True)
         may_wait(asking, self._fabric.raw)
         asking.start()
         for group in [*self._groups.values()]:  # wakes the peers that wait for us
@@ -364,14 +373,14 @@ class NetworkDriver:
             return error
         asking.join(self.patience + (_SLOW if self._pulse.answers() else 0.5))
         handed = traffic(handle.verb, self._store.rank, self._store.size)[0] if handle and handle.verb else 0
-        place = f"rank {self._store.rank} of {self._store.size}: {inquiry.mine}, {handed} bytes"
-        told = PeerError(f"{place}. {inquiry.answer(self._pulse.answers())}")
-        told.__cause__ = error.__cause__
-        return told
+        place = f"rank {self._store.rank} of {self._store.size}: {report.mine}, {handed} bytes"
+        peer_error = PeerError(f"{place}. {report.answer(self._pulse.answers())}")
+        peer_error.__cause__ = error.__cause__
+        return peer_error
 
 
 def _waits_for_all(verb: Verb) -> bool:
-    """Whether nobody comes out of it before all have come to it: an empty one crosses no network."""
+    """True if no rank can finish it before all have started it; an empty one crosses no network."""
     match verb:
         case AllReduce(tensor, _):
             return tensor.numel() > 0
@@ -382,7 +391,7 @@ def _waits_for_all(verb: Verb) -> bool:
 
 
 def _network(ask: Callable[[], Any]) -> Any:
-    """What goes wrong in here is the network's doing, or a peer's."""
+    """Call `ask`, and count its failure as one of the network or of a peer."""
     try:
         return ask()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Seats: where this process sits in a group, and how its lanes reach the others."""
+"""This process's rank in a group, and the way its comm threads connect to the others."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from gossamer.fabrics.staged import Staged
 from gossamer.fabrics.store import default_store
 
 _DAY = 86_400.0  # seconds
-_made = Counter[str]()  # seats taken so far in each group, to tell their keys in the store apart
+_made = Counter[str]()  # endpoints created so far in each group, to keep their keys in the store apart
 
 Crowd = dist.ProcessGroup | Members | None
-"""Who may meet: a process group, members of whom some may die, or this process alone."""
+"""The ranks to connect to: a process group, elastic members, or None for this process alone."""
 
 
 class Timeouts(NamedTuple):
-    """How long others are waited for."""
+    """How long a rank waits for the others."""
 
     deadline: float
     patience: Patience
@@ -36,9 +36,10 @@ class Timeouts(NamedTuple):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """`place` and `count` are among those who are there; `rank` and `size` those that all began with.
+    """This process in a group: its rank, and the path of its tensors.
 
-    Where there is no way for tensors to go, `refusal` says why: it is an error once the others have been told.
+    `rank` and `size` are those of the start; `place` and `count` are among the present members. If tensors have no path,
+    `refusal` is the error, which is raised after the other ranks have been told.
     """
 
     group: Crowd
@@ -63,12 +64,12 @@ class Endpoint:
             return Endpoint(group, device, *seat, "alone", refusal)
 
     def way(self, served: bool) -> Path:
-        """That of a lane. On one that is `served` somebody answers whoever is first, which NCCL cannot: it goes by the host."""
+        """The path of a comm thread; a `served` one receives from any rank, which NCCL cannot, so it goes through the host."""
         return "staged" if served and self.path == "nccl" else self.path
 
     @property
     def hosts_the_store(self) -> bool:
-        """Whether the others need this process for their store. That of members goes with no rank."""
+        """True if the store ends with this process and others need it. The store of elastic members has its own process."""
         return self.size > 1 and self._theirs is not None and shutdown.hosts_the_store()
 
     @property
@@ -80,7 +81,7 @@ class Endpoint:
         return None if isinstance(self.group, Members) else self.group
 
     def make_store(self) -> SharedStore:
-        """A part of the store for what meets in these seats, this time."""
+        """A new part of the store for this group."""
         if self.group is None:
             return SharedStore.alone()
         if isinstance(self.group, Members):
@@ -91,7 +92,7 @@ class Endpoint:
         return SharedStore(default_store(), self.rank, self.size).under(f"{name}/{_made[name]}")
 
     def connect(self, way: Path, waits: Timeouts, meet: Meet, among: Among) -> Connection:
-        """A lane's own connection of these ranks; all of them have come to make it."""
+        """Connect a comm thread to these ranks; all of them call this together."""
         if self.refusal is not None:
             raise self.refusal
         ranks = range(self.count) if among is None else among
@@ -102,7 +103,7 @@ class Endpoint:
             if among is None:
                 where = nccl.card_of(self.device)
                 nccl.refuse_shared({rank: where} | meet(where))
-            # A rank that lives is waited for, of which NCCL's watchdog knows nothing.
+            # A rank that is alive is waited for beyond the deadline, but NCCL's watchdog does not know of it.
             deadline = waits.deadline if waits.patience == "work" else max(waits.deadline, _DAY)
             everyone = dist.get_process_group_ranks(self.group)
             group = nccl.new_group([everyone[r] for r in ranks], size, deadline, self.device)

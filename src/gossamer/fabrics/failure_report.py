@@ -1,4 +1,4 @@
-"""The inquiry: what a rank in trouble finds out about the others, for an error that says who is missing."""
+"""Collects what the other ranks do after a failure, for an error that names the missing ranks."""
 
 import threading
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from gossamer.fabrics.heartbeat import rank_statuses
 from gossamer.fabrics.reach import why_silent
 from gossamer.fabrics.shared_store import SharedStore, poll
 
-PATIENCE = 1.0  # seconds that a rank in trouble gives the others to say where they are
+PATIENCE = 1.0  # seconds that a failed rank gives the others to report their position
 
 
 class FailureReport:
-    """What a rank in trouble asks of the others, while there is time: where are you, have you left, do you live?"""
+    """Asks the other ranks, after a failure, for their position, and whether they have left or are alive."""
 
     def __init__(self, store: SharedStore, mine: CollectiveFingerprint, patience: float = PATIENCE) -> None:
         self._store, self.mine, self._patience = store, mine, patience
@@ -44,14 +44,14 @@ class FailureReport:
         return read_all(self._store, "end", posts)
 
     def answer(self, slow: bool) -> str:
-        """What is known by now; `slow` says that the store has answered a while ago."""
+        """The findings so far, in words; `slow` means that the store has answered not long ago."""
         if self._wrong is not None:
             return str(self._wrong)
         if self._done:
             return explain(self._store.rank, self._store.size, self.mine, self._found, self._left, self._alive)
         if slow and not self._refused:
             return (
-                "The store that knows where the others are answers too slowly to say it: is its host, as a rule rank 0, or the "
-                "network overloaded? Give more time, attach(deadline=...)."
+                "The store answers too slowly to report the positions of the other ranks. Check whether its host (usually rank 0) "
+                "or the network is overloaded, or give more time: attach(deadline=...)."
             )
         return f"The store does not answer: {why_silent(self._store.raw)}."

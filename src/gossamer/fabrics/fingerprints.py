@@ -1,4 +1,4 @@
-"""Where each rank stands, in words: to compare before a collective, and to explain a failure after it."""
+"""Describes the position of each rank, to compare ranks before a collective and to explain a failure."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -23,17 +23,17 @@ from gossamer.fabrics.shared_store import SharedStore
 
 
 class CollectiveFingerprint(NamedTuple):
-    """One rank's place in one lane. Two ranks agree if all is equal, and each expects what the other sends it."""
+    """One rank's position on one comm thread. Two agree if all fields are equal, and each expects what the other sends."""
 
     step: int
     label: str
-    request: int  # how many collectives this lane has done before, with those whom it asks
+    request: int  # number of collectives on this comm thread and group so far
     verb: str
     sends: Sequence[int] = ()
     expects: Sequence[int] = ()
     trouble: str = ""
-    among: Sequence[int] = ()  # whom it asks; nobody in particular if empty
-    by_itself: bool = False  # asked by the training loop, at whatever step each rank is
+    among: Sequence[int] = ()  # the group's ranks; empty for all ranks
+    by_itself: bool = False  # requested by the training loop, so that steps may differ
 
     def __str__(self) -> str:
         trouble = f" ({self.trouble})" if self.trouble else ""
@@ -45,8 +45,8 @@ class CollectiveFingerprint(NamedTuple):
     @staticmethod
     def read(store: SharedStore, key: str, text: str) -> "CollectiveFingerprint":
         try:
-            said: Any = json.loads(text)
-            step, label, request, verb, sends, expects, trouble, among, by_itself = said
+            fields: Any = json.loads(text)
+            step, label, request, verb, sends, expects, trouble, among, by_itself = fields
             fits = all(isinstance(n, int) for n in (step, request, *sends, *expects, *among))
             fits = fits and all(isinstance(word, str) for word in (label, verb, trouble))
             fits = fits and isinstance(by_itself, bool)
@@ -66,19 +66,19 @@ class CollectiveFingerprint(NamedTuple):
         return self.sends[theirs] == other.expects[mine] and self.expects[theirs] == other.sends[mine]
 
     def meets(self, other: "CollectiveFingerprint") -> bool:
-        """Whether both are about to ask the same of the same ranks, but for what each sends to whom."""
+        """True if both are about to make the same request of the same ranks, sizes apart."""
         here, there = (*self[1:4], tuple(self.among)), (*other[1:4], tuple(other.among))
         if here != there or self.by_itself != other.by_itself or len(self.sends) != len(other.sends):
             return False
         return self.by_itself or self.step == other.step
 
     def place_of(self, rank: int) -> int:
-        """Of a rank among those whom it asks."""
+        """Index of a rank in the group."""
         return list(self.among).index(rank) if rank in self.among else rank
 
 
 def read_all(store: SharedStore, key: str, posts: Mapping[int, str]) -> dict[int, CollectiveFingerprint]:
-    """The positions that were posted at a meeting, by rank."""
+    """Parse the positions that the ranks have posted, by rank."""
     return {rank: CollectiveFingerprint.read(store, f"{key}/{rank}", text) for rank, text in posts.items()}
 
 
@@ -99,13 +99,13 @@ def _describe(verb: Verb | None) -> str:
         case Send(to, wire):
             return f"Send of {wire.numel()} bytes to rank {_global(verb, to)}"
         case Receive(None, length):
-            return f"Receive of {length} bytes from whoever is first"
+            return f"Receive of {length} bytes from any rank"
         case Receive(source, length):
             return f"Receive of {length} bytes from rank {_global(verb, source)}"
         case TakeTicket(name):
-            return f"Claim of {name!r}"
+            return f"TakeTicket {name!r}"
         case WaitQuorum(name, count):
-            return f"Closed {name!r} at {count}"
+            return f"WaitQuorum {name!r} of {count}"
         case Compute(_, label):
             return f"Compute {label!r}"
         case Join():
@@ -117,7 +117,7 @@ def _describe(verb: Verb | None) -> str:
 
 
 def _global(verb: Send | Receive, rank: int | None) -> int | None:
-    """A rank as all know it."""
+    """The global rank of a group's rank."""
     known = verb.among is not None and rank is not None and rank < len(verb.among)
     return verb.among[rank] if known else rank  # pyright: ignore[reportOptionalSubscript, reportArgumentType, reportCallIssue]
 
@@ -130,26 +130,28 @@ def explain(
     left: Collection[int] = (),
     alive: Collection[int] = (),
 ) -> str:
-    """Say who is missing, who has left, who is busy, and who is where."""
+    """Describe which ranks are missing, have left or are busy, and the position of each other rank."""
     lines = list[str]()
     silent = [r for r in range(size) if r != rank and r not in others and r not in left]
     if missing := [r for r in silent if r not in alive]:
-        logs = "its log says last, and whether its machine answers"
+        logs = "the end of its log, and whether its machine answers"
         if len(missing) > 1:
-            logs = "their logs say last, and whether their machines answer"
+            logs = "the ends of their logs, and whether their machines answer"
         lines.append(
-            f"No word from {ranks(missing)}: dead, frozen, cut off, or not here yet. See what {logs}, then start all ranks "
-            "again, from a checkpoint; where one was only slow, with more time: attach(deadline=...)."
+            f"No answer from {ranks(missing)}: dead, frozen, cut off, or not started yet. Check {logs}; then start all ranks "
+            "again from a checkpoint. If a rank was only slow, give more time: attach(deadline=...)."
         )
     if busy := [r for r in silent if r in alive]:
-        lines.append(f"{ranks(busy).capitalize()} {_is(busy)} alive, and at work elsewhere.")
+        lines.append(f"{ranks(busy).capitalize()} {_is(busy)} alive, and busy elsewhere.")
     if gone := [r for r in left if r not in others]:
         has = "has" if len(gone) == 1 else "have"
-        lines.append(f"{ranks(gone).capitalize()} {has} detached or ended: do all ranks take equally many steps?")
+        lines.append(
+            f"{ranks(gone).capitalize()} {has} detached or ended: check that all ranks take equally many steps."
+        )
     for other, position in sorted(others.items()):
         same = mine.agrees(mine.place_of(rank), position, mine.place_of(other)) and not position.trouble
         lines.append(
-            f"Rank {other} is at {'the same place' if same else position}.{_differing(rank, mine, other, position)}"
+            f"Rank {other} is at {'the same position' if same else position}.{_differing(rank, mine, other, position)}"
         )
     return " ".join(lines)
 
@@ -159,7 +161,7 @@ def _is(numbers: list[int]) -> str:
 
 
 def _differing(rank: int, mine: CollectiveFingerprint, other: int, theirs: CollectiveFingerprint) -> str:
-    """What two ranks of one all-to-all see differently."""
+    """The sizes on which two ranks of one all-to-all disagree, in words."""
     if not mine.sends or not mine.meets(theirs):
         return ""
     here, there = mine.place_of(rank), mine.place_of(other)

@@ -1,4 +1,4 @@
-"""gloo: a connection of sends and receives between hosts, for tensors in their memory."""
+"""A connection over gloo, for tensors in the host's memory."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -28,10 +28,10 @@ from gossamer.fabrics.connection import OPS, Crossing, made, read_all
 from gossamer.fabrics.pending_sends import FOR_EVER, PendingSends
 
 _AT_ONCE = timedelta(milliseconds=1)
-_LETTER, _ROUND, _RECEIPT, _RING, _NOTHING = range(5)  # kinds of wires, told apart by their tags
-_LONG = 32_768  # bytes; a shorter wire is through before its receiver could say so
+_LETTER, _ROUND, _RECEIPT, _RING, _NOTHING = range(5)  # kinds of messages, part of their tags
+_LONG = 32_768  # bytes; a shorter wire arrives before its receiver could confirm it
 
-NewBuffer = Callable[[int], Tensor]  # as many bytes of the host's memory
+NewBuffer = Callable[[int], Tensor]  # returns that many bytes of host memory
 
 
 def heap(length: int) -> Tensor:
@@ -39,16 +39,16 @@ def heap(length: int) -> Tensor:
 
 
 def kept() -> NewBuffer:
-    """Memory that serves again when what came has been read."""
+    """Buffers from a pool: memory is used again when the received tensor is freed."""
     buffers = MemoryPool()
     return lambda length: buffers.of(length, torch.device("cpu"))
 
 
 class Gloo:
-    """Blocking, straight-line calls on one process group; with a single rank nothing reaches a backend.
+    """Answers requests with blocking calls on one process group; a single rank needs no backend.
 
-    The group's own methods are called, not the functions around them: those rename themselves from version to version,
-    and know only groups that are registered. What arrives is written to `new`.
+    It calls the group's own methods, not the functions of torch.distributed: those change their names between versions, and
+    take registered groups only. Received tensors are written to buffers of `new`.
     """
 
     def __init__(self, group: Any, rank: int, size: int, new: NewBuffer | None = None) -> None:
@@ -60,7 +60,7 @@ class Gloo:
         self._own = deque[Tensor]()  # sent by this rank to itself
         self._posted = defaultdict[int, deque[tuple[Any, Tensor]]](
             deque
-        )  # by source: receives under way, and where they are written
+        )  # by source: receives under way, and their buffers
 
     def answer(self, verb: Crossing) -> Any:
         if self._outbox.error is not None:
@@ -80,23 +80,23 @@ class Gloo:
                 return self._receive_first(length) if source is None else self._receive(source, length)
 
     def tear(self) -> None:
-        """Close all connections of a gloo group, from any thread: all that waits on it, here and there, fails at once.
+        """Close all connections of a gloo group, from any thread: waits on it fail at once, on this rank and its peers.
 
-        gloo has no call for that. But where it gives up waiting for one receive, it closes the whole group.
+        gloo has no call for that. But when a receive times out, it closes the whole group.
         """
-        group = self._group  # another thread may let go of it meanwhile
+        group = self._group  # another thread may close it meanwhile
         if not isinstance(self._group, ProcessGroupGloo):
             return
         for rank in range(self.size):
-            if rank != self.rank:  # to a rank that is gone already this fails, and closes nothing else
+            if rank != self.rank:  # for a rank that has ended already this fails, without other effects
                 with suppress(RuntimeError, ValueError):
                     group.recv([torch.zeros(1, dtype=torch.uint8)], rank, _tag(_NOTHING, 1)).wait(_AT_ONCE)
 
     def hang_up(self, patience: float) -> None:
-        """Let go of the group; a gloo group then closes its connections, and peers that wait for it fail at once.
+        """Release the group; a gloo group then closes its connections, and peers that wait for it fail at once.
 
-        Only to be called where no collective is under way on it. Letters get some time to leave. No thread may be left
-        waiting in gloo: one that wakes while the interpreter is taken down aborts the process.
+        Call it only while no collective is under way. Sends get some time to end. No thread may stay in a gloo wait: one
+        that wakes while the interpreter shuts down aborts the process.
         """
         if self._group is None:
             return
@@ -127,7 +127,7 @@ class Gloo:
         return list(out.split(wire.numel()))
 
     def _read_all_gather(self, wire: Tensor, read: Read) -> list[Tensor]:
-        """A ring of our own: gloo's would not let go of a wire before all are there."""
+        """Gather in a ring, and read each wire when it arrives; gloo's all-gather returns only all wires together."""
         if self.size == 1 or wire.numel() == 0:
             return read_all(self._all_gather(wire), read, self.rank)
         ahead, behind = (self.rank + 1) % self.size, (self.rank - 1) % self.size
@@ -147,22 +147,22 @@ class Gloo:
     def _all_to_all(
         self, wires: Sequence[Tensor | LazyWire], lengths: Sequence[int], read: Read | None
     ) -> list[Tensor]:
-        """The own slot never travels. A rank with nothing to say still takes part: the others may have."""
+        """Exchange wires between all ranks. A rank's wire to itself is not sent; a rank without data still takes part."""
         if self.size > 1:
             return self._in_pairs(wires, lengths, read)
         answer = [made(wires[0])]
         return answer if read is None else read_all(answer, read, self.rank)
 
     def _in_pairs(self, wires: Sequence[Tensor | LazyWire], lengths: Sequence[int], read: Read | None) -> list[Tensor]:
-        """In round i everybody sends to the rank i ahead and hears from the rank i behind.
+        """Exchange wires in rounds: in round i every rank sends to the rank i ahead and receives from the rank i behind.
 
-        So no link ever carries two flows at once: on a slow network they share it badly, and gloo's own all-to-all, which
-        sends to all at the same time, takes half as long again. While a round's wires travel, the last round's is read and
-        the next round's is made.
+        So no link carries two flows at once: on a slow network they share it badly, and gloo's own all-to-all, which sends
+        to all ranks at the same time, takes 1.5 times as long. While the wires of a round travel, the wire of the last round
+        is read and the wire of the next round is made.
 
-        A send is done when the kernel has taken the bytes, and it takes half a megabyte. So who gets a long wire says when
-        all of it is there, and only then does the next one leave: without that, at 100 Mbit/s, the rest of each wire
-        shared the link with the next, ranks fell out of step, and links stood still for a third of the time.
+        A send ends when the operating system has taken the bytes, and it buffers half a megabyte. So the receiver of a long
+        wire confirms that all of it has arrived, and only then the next wire is sent. Without that, at 100 Mbit/s, the rest
+        of each wire shared the link with the next, ranks fell out of step, and links were idle for a third of the time.
         """
         answer = dict[int, Tensor]()
         take = answer.__setitem__ if read is None else read
@@ -200,19 +200,23 @@ class Gloo:
     def _receive(self, source: int, length: int) -> Tensor:
         if source == self.rank:
             if not self._own or self._own[0].numel() != length:
-                raise ValueError(f"rank {source} receives {length} bytes from itself that it has not sent")
+                raise ValueError(
+                    f"rank {source} receives {length} bytes from itself, but has not sent them: send them first"
+                )
             return self._own.popleft()
         if not self._posted[source]:
             self._post(source, length)
         work, out = self._posted[source].popleft()
         if out.numel() != length:
-            raise ValueError(f"{length} bytes asked of rank {source}, from which {out.numel()} were awaited")
+            raise ValueError(
+                f"Receive of {length} bytes from rank {source}, but the last Send awaits {out.numel()} bytes of it"
+            )
         if work is not None:
             work.wait(FOR_EVER)
         return out
 
     def _receive_first(self, length: int) -> tuple[int, Tensor]:
-        """Whoever's letter is there. What was awaited of somebody is that one's."""
+        """Receive the first message of any rank; messages that a Send awaits from a rank are not meant."""
         if self._own or self._group is None:
             return self.rank, self._receive(self.rank, length)
         out = self._new(length)
@@ -221,8 +225,10 @@ class Gloo:
         return int(work._source_rank()), out
 
     def _post(self, source: int, length: int) -> None:
-        """Tell the backend what will be received. gloo asks the sender for it on the same wire on which the own letters
-        leave: behind a long one, the other direction would stand still until it is through.
+        """Post a receive to the backend, before this rank sends.
+
+        gloo asks the sender for it over the connection that also carries this rank's messages: a request behind a long
+        message would leave the other direction idle until that message is sent.
         """
         if source == self.rank:
             return
@@ -232,7 +238,9 @@ class Gloo:
 
 
 def _tag(kind: int, length: int) -> int:
-    """What a wire is called on the network. Of another length it has another name: gloo ends the process where a wire is
-    longer than what waits for it, and takes a shorter one without a word; so it waits, and is missed in the end.
+    """The tag of a wire, different for each kind and length.
+
+    gloo ends the process if a wire is longer than its receive buffer, and accepts a shorter one without an error. With
+    different tags such a receive waits instead, and the heartbeat ends it.
     """
     return (kind << 28) + length % 2**28

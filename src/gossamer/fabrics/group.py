@@ -1,4 +1,4 @@
-"""A group of a lane's ranks: the connection between them, and how far they have come together."""
+"""A group of ranks on one comm thread: their connection, and the number of their collectives."""
 
 from collections.abc import Callable
 
@@ -13,26 +13,26 @@ Wait = Callable[[Callable[[], bool]], object]  # until something is ready
 
 
 class RankGroup:
-    """Everybody, or those who were named. All of them ask the same of one another, in the same order; nobody else need know.
+    """All ranks, or some, that run the same collectives with one another in the same order.
 
-    So each group counts its own collectives, has its own usual sizes, and compares on a store of its own.
+    Each group counts its own collectives, has its own history of sizes, and compares on its own part of the store.
     """
 
     def __init__(self, among: Among, lane: SharedStore, fabric: SharedStore) -> None:
-        """`lane` is the store of the lane, and `fabric` that of all lanes: one may claim what another waits for."""
+        """`lane` is the store of this comm thread; `fabric` is that of all, since they share tickets."""
         self.among = among
         self.ranks = range(lane.size) if among is None else among
         self.store = lane if among is None else lane.among(among)
         self.tickets = Tickets((fabric if among is None else fabric.among(among)).under("tickets"))
         self.usual = SizeHistory()
-        self.collectives = self.before = 0  # in all, and of the program under way
-        self.came_out = False  # of a collective after the last meeting, to which all had come
-        self._posted = list[tuple[SharedStore, str]]()  # keys of the last meeting, which others may still read
+        self.collectives = self.before = 0  # in all, and of the running program
+        self.came_out = False  # True once a collective that waits for all ranks has ended since the last `meet`
+        self._posted = list[tuple[SharedStore, str]]()  # keys of the last `meet`, which other ranks may still read
         self._connection: Connection | None = None
 
     @property
     def name(self) -> str:
-        """What other ranks know it by; nothing for everybody."""
+        """The group's name in messages; empty for all ranks."""
         return "" if self.among is None else listed(self.among)
 
     @property
@@ -44,10 +44,10 @@ class RankGroup:
         self._connection = connection
 
     def meet(self, store: SharedStore, key: str, text: str, wait: Wait) -> dict[int, str]:
-        """Post a text and read everybody else's, by place in the group; fewer, if there is no more hope."""
+        """Post a text and read those of the other ranks, by index in the group; fewer texts after a failure."""
         posts = store.meet(key, text, wait)
         if len(posts) == store.size - 1:
-            self.clear()  # who has come here has read what was posted before
+            self.clear()  # all ranks are here, so they have read what was posted before
             self._posted.append((store, f"{key}/{store.rank}"))
             self.came_out = False
         return posts
@@ -58,7 +58,7 @@ class RankGroup:
         self._posted.clear()
 
     def left(self) -> list[str]:
-        """Keys and counters that are there as long as anybody may come, from where the whole store begins."""
+        """Full names of keys and counters that must stay until all ranks have left."""
         return [*self.tickets.open(), *(store.place + key for store, key in self._posted)]
 
     def tear(self) -> None:

@@ -1,4 +1,4 @@
-"""The pulse: every rank shows that it lives and what it does, and a rank that waits long looks at who else does."""
+"""Heartbeats: every rank posts its status, and a rank that waits long reads the statuses of the others."""
 
 import json
 import threading
@@ -11,18 +11,18 @@ from gossamer.fabrics.shared_store import SharedStore
 from gossamer.fabrics.stuck import may_wait
 
 Patience = Literal["alive", "work"]
-"""What the deadline counts: only the silence of a rank and the standstill of all, or the work of the others too."""
+"""What the deadline limits: only missing heartbeats and a standstill of all ranks ("alive"), or every wait ("work")."""
 
-OFTEN = 0.5  # seconds between two beats; one small request each
-_SOON = 1.0  # seconds that a wait may take without a look at the others: no step on a fast network asks the store
+OFTEN = 0.5  # seconds between two heartbeats; each is one small request
+_SOON = 1.0  # seconds of a wait before the other ranks' statuses are read: steps on a fast network read none
 
 
 class RankStatus(NamedTuple):
-    """What a rank last said of itself: how often it has said something, and what it does."""
+    """The last status of a rank: the number of its heartbeats, and what it does."""
 
     beats: int
     state: str  # "works", "waits" (long, for others) or "left"
-    done: Mapping[str, int] = {}  # of a rank that has left: how many collectives each lane has had
+    done: Mapping[str, int] = {}  # of a rank that has left: number of collectives of each comm thread
     moves: int = 0  # requests that crossed the network so far
 
     def write(self) -> str:
@@ -31,8 +31,8 @@ class RankStatus(NamedTuple):
     @staticmethod
     def read(store: SharedStore, name: str, text: str) -> "RankStatus":
         try:
-            said: Any = json.loads(text)
-            beats, state, done, moves = said
+            fields: Any = json.loads(text)
+            beats, state, done, moves = fields
             fits = isinstance(beats, int) and isinstance(moves, int) and state in ("works", "waits", "left")
             fits = fits and isinstance(done, dict) and all(isinstance(n, int) for n in done.values())
         except (ValueError, TypeError, RecursionError):
@@ -43,7 +43,7 @@ class RankStatus(NamedTuple):
 
 
 def rank_statuses(store: SharedStore) -> dict[int, RankStatus]:
-    """The other ranks' last words; a rank that has never said any is not among them."""
+    """The last status of each other rank that has posted one."""
     if store.size == 1:
         return {}
     keys = {r: f"pulse/{r}" for r in store.others}
@@ -54,23 +54,23 @@ def rank_statuses(store: SharedStore) -> dict[int, RankStatus]:
 
 
 class Heartbeat:
-    """A thread that says twice a second that this rank lives, and looks at the others while this rank waits for them.
+    """A thread that posts this rank's status twice a second, and reads those of the others while this rank waits for them.
 
-    A process that computes in torch, or in Python, goes on beating; one that is stopped, swapped out or dead does not,
-    nor one in native code that keeps Python's lock all the time. Nobody but this thread asks the store for it, since a
-    store whose host stands still never answers.
+    A process that computes in torch or in Python goes on with its heartbeat; one that is stopped, swapped out or dead does
+    not, nor one in native code that holds Python's lock all the time. Only this thread asks the store for statuses, since a
+    store with a frozen host never answers.
     """
 
     def __init__(self, store: SharedStore, deadline: float, patience: Patience, vital: bool) -> None:
         self.store, self.deadline, self.patience = store, deadline, patience
-        self.vital = vital  # whether the store goes only with one of these ranks
+        self.vital = vital  # True if the store ends only with one of these ranks, so that its loss is a failure
         self.often = min(OFTEN, deadline / 5)
         self.soon = min(_SOON, deadline / 4)
-        self.heard = dict[int, tuple[RankStatus, float]]()  # by rank: the last word, and when it was seen to change
-        self.answered = 0.0  # when the store did so last
-        self.broken = False  # a lane, on some rank
-        self.lost: RuntimeError | None = None  # why the store cannot be asked any more
-        self.moves = 0  # of this rank
+        self.heard = dict[int, tuple[RankStatus, float]]()  # by rank: the last status, and the time of its last change
+        self.answered = 0.0  # time of the store's last answer
+        self.broken = False  # True if a comm thread of some rank has failed
+        self.lost: RuntimeError | None = None  # why the store cannot be reached any more
+        self.moves = 0  # requests of this rank that crossed the network
         self._waits = list[Callable[[], bool]]()
         self._lock = threading.Lock()
         self._wake, self._ended = threading.Event(), False
@@ -80,7 +80,7 @@ class Heartbeat:
             self._thread.start()
 
     def close(self) -> bool:
-        """Beat no more; False if the store holds up the last beat."""
+        """Stop the heartbeat; False if the thread still waits for the store."""
         self._ended = True
         self._wake.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -88,12 +88,12 @@ class Heartbeat:
         return not self._thread.is_alive()
 
     def answers(self) -> bool:
-        """Whether the store has answered of late, if slowly."""
+        """True if the store has answered within the deadline."""
         return self.lost is None and time.monotonic() - self.answered < self.deadline
 
     @contextmanager
     def monitor(self, asks: Callable[[], bool]) -> Generator["WaitMonitor"]:
-        """Around a long wait; `asks` tells whether what is waited for asks the network now, or computes on this rank."""
+        """Watch the other ranks during a long wait; `asks` is True while the task waits for the network, not for this rank."""
         with self._lock:
             if not self._waits:
                 self.heard = {}
@@ -110,8 +110,8 @@ class Heartbeat:
         while not self._ended:
             beats += 1
             try:
-                said = RankStatus(beats, "waits" if self._is_idle() else "works", moves=self.moves)
-                self.store.raise_flag(f"pulse/{self.store.rank}", said.write())
+                status = RankStatus(beats, "waits" if self._is_idle() else "works", moves=self.moves)
+                self.store.raise_flag(f"pulse/{self.store.rank}", status.write())
                 if self._waits:
                     self._look()
             except RuntimeError as error:
@@ -133,14 +133,14 @@ class Heartbeat:
 
 
 def _changed(before: tuple[RankStatus, float] | None, word: RankStatus, now: float) -> float:
-    """When a word was last seen to change; a first look does not tell."""
+    """Time of a status's last change; 0 at the first look, which cannot tell."""
     if before is None:
         return 0.0
     return before[1] if before[0] == word else now
 
 
 class WaitMonitor:
-    """One long wait: whether it is still worth it."""
+    """One long wait, and the decision when to end it."""
 
     def __init__(self, pulse: Heartbeat, asks: Callable[[], bool]) -> None:
         self.pulse, self.deadline, self._asks = pulse, pulse.deadline, asks
@@ -149,7 +149,7 @@ class WaitMonitor:
         self.warned = False
 
     def verdict(self, doomed: Callable[[Mapping[int, RankStatus]], str]) -> str:
-        """Why to wait no longer; empty while there is hope. `doomed` finds it in what the others said."""
+        """Why the wait must end; empty while it may go on. `doomed` gives reasons found in the other ranks' statuses."""
         now, pulse = time.monotonic(), self.pulse
         heard = pulse.heard
         if pulse.store.size == 1 or pulse.patience == "work" or (pulse.lost is not None and not pulse.vital):
@@ -157,23 +157,23 @@ class WaitMonitor:
         if pulse.lost is not None or now - max(self.began, pulse.answered) >= self.deadline:
             return "the store does not answer"
         if pulse.broken:
-            return "another rank has left this lane"
-        said = {r: word for r, (word, _) in heard.items()}
-        moves = pulse.moves + sum(word.moves for word in said.values())
-        if moves != self._moves or not self._asks() or any(word.state == "works" for word in said.values()):
+            return "another rank has left this comm thread"
+        statuses = {r: status for r, (status, _) in heard.items()}
+        moves = pulse.moves + sum(status.moves for status in statuses.values())
+        if moves != self._moves or not self._asks() or any(status.state == "works" for status in statuses.values()):
             self._moved, self._moves = now, moves
-        if why := doomed(said):
+        if why := doomed(statuses):
             return why
         silent = [r for r in pulse.store.others if now - self._alive_at(r) >= self.deadline and not self._has_left(r)]
         if silent:
-            return f"no sign of life from {ranks(silent)} for {self.deadline:g} seconds"
-        return f"nothing moves, for {self.deadline:g} seconds" if now - self._moved >= self.deadline else ""
+            return f"no heartbeat from {ranks(silent)} for {self.deadline:g} seconds"
+        return f"no rank has made progress for {self.deadline:g} seconds" if now - self._moved >= self.deadline else ""
 
     def is_late(self) -> bool:
         return time.monotonic() - self.began >= self.deadline
 
     def working(self) -> list[int]:
-        """Who keeps us waiting, and has shown of late that it lives."""
+        """Ranks that work elsewhere and have posted a status recently."""
         late = time.monotonic() - self.deadline / 2
         return [r for r, (word, changed) in self.pulse.heard.items() if word.state == "works" and changed > late]
 

@@ -12,9 +12,9 @@ from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Among, Receive, 
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """One request. `handed` is what was given to the backend, `sent` and `received` what crosses this rank's link.
+    """One request: `handed` bytes went to the backend, `sent` and `received` bytes cross this rank's link.
 
-    `inside` is how much of `sent` stays within the node; `among` says which ranks took part, if not all.
+    `inside` is the part of `sent` that stays within the node; `among` lists the ranks that took part, if not all.
     """
 
     step: int
@@ -31,7 +31,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a controller put in force from this step on, in words."""
+    """A controller's decision that is in force from this step on, in words."""
 
     step: int
     rank: int
@@ -40,7 +40,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Drop:
-    """A gradient that came too late for its step, and the samples it was of, as far as the training loop has said."""
+    """A gradient that was too late for its step, and its samples, if the training loop named them."""
 
     step: int
     rank: int
@@ -49,7 +49,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Age:
-    """A model has landed that answers this rank's own of so many steps ago."""
+    """A reply to this rank's model has arrived, `age` steps after the model was sent."""
 
     step: int
     rank: int
@@ -58,7 +58,7 @@ class Age:
 
 @dataclass(frozen=True)
 class Presence:
-    """From this step on ranks are missing that were there, or are there that were missing."""
+    """Ranks that were lost at this step, and ranks that came back."""
 
     step: int
     rank: int
@@ -67,9 +67,9 @@ class Presence:
 
 
 class Ledger:
-    """All entries of one rank, or of all ranks of a simulation; totals are kept even when entries are dropped.
+    """The entries of one rank, or of all ranks of a simulation; totals count also the entries beyond `keep`.
 
-    `per_node` ranks share a node, and its network card; they are numbered node by node.
+    `per_node` ranks share a node and its network card; ranks are numbered node by node.
     """
 
     def __init__(self, keep: int = 100_000, per_node: int = 1) -> None:
@@ -82,12 +82,12 @@ class Ledger:
         self.handed = self.sent = self.received = self.requests = 0
         self.inside = 0  # of what was sent
         self.seconds = 0.0
-        self.exposed_seconds = 0.0  # time that the training loop stood still for the network
+        self.exposed_seconds = 0.0  # time that the training loop waited for the network
         self._verbs = dict[str, tuple[int, int]]()
         self.busy_seconds = 0.0  # processor time of programs between their requests: encoding and decoding
 
     def note(self, entry: LedgerEntry) -> int:
-        """Returns the entry's place."""
+        """Add an entry and return its index."""
         self.requests += 1
         self.handed += entry.handed
         self.sent += entry.sent
@@ -101,27 +101,27 @@ class Ledger:
         return self.requests - 1
 
     def decide(self, step: int, rank: int, decision: str) -> None:
-        """From this step on requests are those of another recipe."""
+        """Add a controller's decision: from this step on, requests are those of another recipe."""
         if len(self.decisions) < self.keep:
             self.decisions.append(Decision(step, rank, decision))
 
     def drop(self, step: int, rank: int, samples: Sequence[Any]) -> None:
-        """This rank's gradient of a step was not used."""
+        """Add a dropped gradient: this rank's gradient of a step was not used."""
         if len(self.drops) < self.keep:
             self.drops.append(Drop(step, rank, [*samples]))
 
     def age(self, step: int, rank: int, age: int) -> None:
-        """What landed at this step is so many steps old."""
+        """Add the age, in steps, of a model that arrived at this step."""
         if len(self.ages) < self.keep:
             self.ages.append(Age(step, rank, age))
 
     def presence(self, step: int, rank: int, lost: Sequence[int], back: Sequence[int]) -> None:
-        """Some ranks are lost, or have come back."""
+        """Add ranks that were lost, or came back, at this step."""
         if len(self.presences) < self.keep:
             self.presences.append(Presence(step, rank, [*lost], [*back]))
 
     def amend(self, place: int, seconds: float) -> None:
-        """How long a request took that was noted before it was over."""
+        """Set the seconds of a request that was noted before it ended."""
         self.seconds += seconds
         if place < len(self.entries):
             self.entries[place] = replace(self.entries[place], seconds=seconds)
@@ -135,30 +135,30 @@ class Ledger:
         return iter(self.entries)
 
     def write(self, path: Path) -> None:
-        """One JSON object per line; decisions, drops, ages and who was lost or came back stand last."""
-        told = (*self.entries, *self.decisions, *self.drops, *self.ages, *self.presences)
-        lines = [json.dumps(asdict(line), default=str) + "\n" for line in told]
+        """Write one JSON object per line: entries first, then decisions, drops, ages and presences."""
+        records = (*self.entries, *self.decisions, *self.drops, *self.ages, *self.presences)
+        lines = [json.dumps(asdict(line), default=str) + "\n" for line in records]
         path.write_text("".join(lines))
 
     @staticmethod
     def read(path: Path) -> "Ledger":
         ledger = Ledger()
         for line in path.read_text().splitlines():
-            said = json.loads(line)
-            if "decision" in said:
-                ledger.decide(**said)
+            record = json.loads(line)
+            if "decision" in record:
+                ledger.decide(**record)
                 continue
-            if "dropped" in said:
-                ledger.drop(said["step"], said["rank"], said["dropped"])
+            if "dropped" in record:
+                ledger.drop(record["step"], record["rank"], record["dropped"])
                 continue
-            if "age" in said:
-                ledger.age(**said)
+            if "age" in record:
+                ledger.age(**record)
                 continue
-            if "lost" in said:
-                ledger.presence(**said)
+            if "lost" in record:
+                ledger.presence(**record)
                 continue
-            among = said.pop("among", None)
-            ledger.note(LedgerEntry(**said, among=None if among is None else tuple(among)))
+            among = record.pop("among", None)
+            ledger.note(LedgerEntry(**record, among=None if among is None else tuple(among)))
         return ledger
 
     def by_verb(self) -> dict[str, tuple[int, int]]:
@@ -167,7 +167,7 @@ class Ledger:
 
 
 class Traffic(NamedTuple):
-    """Bytes handed to the backend, sent over this rank's link, and received over it; and how many of those sent stay inside."""
+    """Bytes handed to the backend, sent and received over this rank's link, and sent within the node (`inside`)."""
 
     handed: int
     sent: int
@@ -176,10 +176,10 @@ class Traffic(NamedTuple):
 
 
 def traffic(verb: Verb, rank: int, size: int, per_node: int = 1) -> Traffic:
-    """What a request of this rank moves, in a world of this size with so many ranks a node.
+    """The bytes that a request of this rank moves, with `size` ranks and `per_node` ranks per node.
 
-    All-reduce and all-gather are counted as rings: 2 (N-1)/N of the tensor, and N-1 wires, each way. Those go to the next
-    rank of the group, and so leave the node where it is another node's.
+    All-reduce and all-gather are counted as rings: 2 (N-1)/N of the tensor, and N-1 wires, each way. A ring sends to the
+    next rank of the group; the bytes leave the node if that rank is on another node.
     """
     if not isinstance(verb, Shared):
         return Traffic(0, 0, 0)

@@ -1,4 +1,4 @@
-"""The links of a simulation: what a request costs."""
+"""The links of a simulation, and the seconds that a request takes on them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from gossamer.fabrics.ledger import traffic
 
 @dataclass(frozen=True)
 class Network:
-    """Links with a latency (seconds) and a rate (bytes per second, per node or one for all).
+    """Links with a latency (seconds) and a rate (bytes per second, one for all nodes or one for each).
 
-    `per_node` ranks share a node's link; what they tell each other goes at the rate `inside`, and at once.
+    `per_node` ranks share a node's link; traffic between them has the rate `inside` and no latency.
     """
 
     latency: float = 0.0
@@ -28,16 +28,16 @@ class Network:
         return self.rate[self.node_of(rank)] if isinstance(self.rate, tuple) else self.rate
 
     def seconds(self, verbs: Sequence[Collective], ranks: Sequence[int], size: int) -> float:
-        """What a collective costs once everybody is there: messages one after the other, at the slowest link's pace."""
+        """Seconds of a collective once all ranks have reached it: the latencies, and the slowest link's transfer time."""
         hops = 0 if len({*map(self.node_of, ranks)}) < 2 else len(ranks) - 1
         crossed = max(self._crossing(verbs, ranks, size), default=0.0)
         return self.latency * (2 * hops if isinstance(verbs[0], AllReduce) else hops) + crossed
 
     def _crossing(self, verbs: Sequence[Collective], ranks: Sequence[int], size: int) -> list[float]:
-        """How long each link is busy: those of the nodes, and those of the ranks inside."""
+        """Seconds that each link is busy: the links between nodes, and those of ranks within a node."""
         sent, received, inside = Counter[int](), Counter[int](), list[float]()
         moved = [traffic(v, r, size, self.per_node) for v, r in zip(verbs, ranks, strict=True)]
-        kept = Counter[int]()  # of what a node receives, what was sent inside
+        kept = Counter[int]()  # bytes received by a node that were sent within it
         for rank, t in zip(ranks, moved, strict=True):
             sent[rank // self.per_node] += t.sent - t.inside
             received[rank // self.per_node] += t.received

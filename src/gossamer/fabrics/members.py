@@ -1,7 +1,8 @@
-"""Members: who trains together now. Some may die and come back; the store that tells who is there outlives them all.
+"""Elastic members: the ranks that train together now, of which some may die and come back.
 
-Every process beats in the store. When one is lost, or one comes, whoever notices writes down who the members are from now on:
-an epoch. The first word counts (compare and set), all read it, and meet anew under its name.
+Every process writes a heartbeat to a store that outlives all ranks. When a rank is lost or joins, the rank that notices it
+proposes the next generation: the list of members from now on. The first proposal wins (compare and set). All members read it
+and connect again under its number.
 """
 
 import json
@@ -19,14 +20,17 @@ from gossamer.fabrics.reach import why_silent
 from gossamer.fabrics.shared_store import SharedStore
 from gossamer.fabrics.stuck import may_wait
 
-BEAT = 0.1  # seconds between two beats
-LOOK = 1.0  # seconds in which whoever lives has shown it
-FUTILE = 3  # times a minute that the same members meet anew: a failure that comes back is no death
+BEAT = 0.1  # seconds between two heartbeats
+LOOK = 1.0  # seconds in which every living rank has written a heartbeat
+FUTILE = 3  # regroups a minute with the same members; after that, the failure is not a lost rank, and is raised
 LEFT = "left"
 
 
 class Generation(NamedTuple):
-    """Who are members, and in which of its lives each is. All who were there when it `began` have met from the start."""
+    """The members from one regroup to the next, and the incarnation of each (how often its process has started).
+
+    `began` is the number of the generation in which training started.
+    """
 
     number: int
     began: int
@@ -41,8 +45,8 @@ class Generation(NamedTuple):
     def read(store: SharedStore, key: str) -> "Generation":
         (text,) = store.read([key])
         try:
-            said: Any = json.loads(text)
-            number, began, ranks, lives = said
+            fields: Any = json.loads(text)
+            number, began, ranks, lives = fields
             fits = all(isinstance(n, int) for n in (number, began, *ranks, *lives)) and len(ranks) == len(lives) > 0
             fits = fits and list(ranks) == sorted(set(ranks)) and ranks[0] >= 0 and ranks[-1] < store.size
         except (ValueError, TypeError, RecursionError):
@@ -53,44 +57,43 @@ class Generation(NamedTuple):
 
 
 class Members:
-    """Processes of which some may die and come back; see `gossamer.members`, which makes one.
+    """A set of processes of which some may die and come back; `gossamer.members` creates it.
 
-    `attach` takes it in place of a process group, under recipes that go on without a rank. A rank whose connection breaks is
-    lost at once; one that only falls silent, after `silence` seconds.
+    `attach` takes it in place of a process group, with recipes that can continue without a rank. A rank is lost at once when
+    its connection breaks, and after `silence` seconds when it only stops sending heartbeats.
     """
 
     def __init__(self, store: Store, rank: int, size: int, silence: float = 10.0) -> None:
         self.rank, self.size, self.silence = rank, size, silence
         self.epoch = Generation(0, 0, (), ())
         self.store = SharedStore(store, rank, size).under("gossamer/members")
-        self.joins = False  # were the others at work when this process came?
-        self.lost: str | None = None  # why the store cannot be asked any more
-        self.life, self._deadline = 0, 0.0  # each start of this rank is another life
-        self.wake: Callable[[], None] | None = None  # ends what this process waits for in the midst of a collective
-        self._futile = list[float]()  # when the same members met anew
+        self.joins = False  # True if other ranks were training when this process entered
+        self.lost: str | None = None  # why the store cannot be reached any more
+        self.life, self._deadline = 0, 0.0  # the incarnation: each start of this rank is another one
+        self.wake: Callable[[], None] | None = None  # ends a collective that this process waits in, with an error
+        self._futile = list[float]()  # times at which the same members regrouped
         self._over = threading.Event()
         self._heart: threading.Thread | None = None
 
     @property
     def place(self) -> int:
-        """This rank's among those who are there."""
+        """Index of this rank among the present members."""
         return self.epoch.ranks.index(self.rank)
 
     @property
     def meeting(self) -> SharedStore:
-        """What the members of this epoch have to themselves."""
+        """Part of the store for the members of this generation only."""
         part = self.store.under(f"epoch/{self.epoch.number}")
         return SharedStore(part.raw, self.place, len(self.epoch.ranks), part.place)
 
     @property
     def beginning(self) -> SharedStore:
-        """What was said when all began."""
+        """Part of the store that was written when training started."""
         return self.store.under(f"epoch/{self.epoch.began}")
 
-    # -- coming and going ----------------------------------------------------------------------------------------------
-
+    # -- join and leave ------------------------------------------------------------------------------------------------
     def enter(self, deadline: float) -> None:
-        """Come in: together with all others, or to those who are at work. They are waited for as long as the deadline."""
+        """Join the members: start together with all ranks, or join those that train. Waits at most `deadline` seconds."""
         self.leave()
         self._deadline, until = deadline, time.monotonic() + deadline
         try:
@@ -111,7 +114,10 @@ class Members:
         self.epoch, self.joins = latest, latest.began < latest.number
 
     def regroup(self, failure: Exception) -> None:
-        """After a failure: whoever does not beat is left out, and who has come is taken in; `failure` if that is no help."""
+        """Agree on the next generation after a failure: without ranks that have no heartbeat, with ranks that have come.
+
+        Raises `failure` if the same members have failed too often.
+        """
         try:
             latest = self.latest()
             if latest.number == self.epoch.number:
@@ -121,11 +127,11 @@ class Members:
             raise error if error is failure else self._gone(error) from None
         if self._is_in(latest):
             self.epoch = latest
-        else:  # this process stood still for so long that it was taken for dead
+        else:  # this process was stopped for so long that the others took it for dead
             self.enter(self._deadline)
 
     def leave(self) -> None:
-        """Beat no more, and say so."""
+        """Stop the heartbeat, and write to the store that this rank has left."""
         self._over.set()
         heart, self._heart = self._heart, None
         if heart is None or heart is threading.current_thread():
@@ -150,20 +156,19 @@ class Members:
         self._propose(self.epoch, moving, self.epoch.began)
 
     def _propose(self, latest: Generation, moving: dict[int, int], began: int) -> None:
-        """The members of the next epoch, unless somebody was faster; those of the last one are told to come."""
+        """Propose the next generation, and call the members of the last one; an earlier proposal wins."""
         number, ranks = latest.number + 1, sorted(moving)
         epoch = Generation(number, began, tuple(ranks), tuple(moving[r] for r in ranks))
         self.store.raw.compare_set(f"epoch/{number}", "", json.dumps(epoch))
         self._call(latest.number)
 
     def _call(self, number: int) -> None:
-        """What the members of an epoch do together is over: their lanes look for this flag."""
+        """End the work of one generation: its comm threads look for this flag."""
         self.store.raise_flag(f"epoch/{number}/broken", "")
 
-    # -- who is there --------------------------------------------------------------------------------------------------
-
+    # -- present ranks -------------------------------------------------------------------------------------------------
     def latest(self) -> Generation:
-        """Who was written down last."""
+        """The latest generation in the store."""
         found = self.epoch
         while self.store.flag_is_up(key := f"epoch/{found.number + 1}"):
             found = Generation.read(self.store, key)
@@ -173,7 +178,7 @@ class Members:
         return epoch.living.get(self.rank) == self.life
 
     def _moving(self, awaited: list[int]) -> dict[int, int]:
-        """Whose beats change while we look, and in which life: as soon as all who are awaited have moved, or in the end."""
+        """Ranks with a changing heartbeat, and their incarnation; looks for `LOOK` seconds, or until all awaited ones change."""
         first, moving = self.beats(), dict[int, int]()
         until = time.monotonic() + LOOK
         while time.monotonic() < until and not all(r in moving for r in awaited):
@@ -184,7 +189,7 @@ class Members:
         return moving
 
     def beats(self) -> dict[int, str]:
-        """What each rank said last."""
+        """The last heartbeat of each rank."""
         keys = {r: f"beat/{r}" for r in range(self.size)}
         complete = self.store.are_there([*keys.values()])
         there = [r for r, key in keys.items() if complete or self.store.flag_is_up(key)]
@@ -196,8 +201,7 @@ class Members:
             raise self.store.malformed(f"beat/{rank}", text)
         return int(life)
 
-    # -- the heart -----------------------------------------------------------------------------------------------------
-
+    # -- heartbeat -----------------------------------------------------------------------------------------------------
     def _beat(self, count: int) -> None:
         self.store.raise_flag(f"beat/{self.rank}", f"{self.life} {count}")
 
@@ -214,8 +218,9 @@ class Members:
                 return
 
     def _watch(self, before: dict[int, tuple[str, float]]) -> dict[int, tuple[str, float]]:
-        """Call all together where a member has been silent for too long: no connection may tell of it, and a collective that
-        nobody joins, since this rank was late for it, would never end.
+        """Make all members regroup if one has had no heartbeat for `silence` seconds; returns the last heartbeats seen.
+
+        A broken connection may not show it, and a collective that this rank joins too late would never end.
         """
         now, epoch = time.monotonic(), self.epoch
         heard = {r: before[r] if before.get(r, ("", 0.0))[0] == t else (t, now) for r, t in self.beats().items()}
@@ -225,21 +230,22 @@ class Members:
                 self.wake()
         return heard
 
-    # -- what goes wrong -----------------------------------------------------------------------------------------------
-
+    # -- errors --------------------------------------------------------------------------------------------------------
     def _missing(self, moving: dict[int, int]) -> str:
         away = [r for r in range(self.size) if r not in moving]
         return (
-            f"rank {self.rank} has waited for {self._deadline:g} seconds, and nobody is at work: {named(away)} of {self.size} "
-            f"{'is' if len(away) == 1 else 'are'} not here. All start together; who comes later needs others that train"
+            f"rank {self.rank} waited {self._deadline:g} seconds, and no rank trains: {named(away)} of {self.size} "
+            f"{'has' if len(away) == 1 else 'have'} not started. Start all ranks together; a rank can join later only while "
+            "others train"
             if away
-            else f"rank {self.rank} has waited for {self._deadline:g} seconds, and was not let in; is the store very slow?"
+            else f"rank {self.rank} waited {self._deadline:g} seconds and could not join the members: check that the store "
+            "answers fast enough"
         )
 
     def _gone(self, error: RuntimeError) -> RuntimeError:
         if isinstance(error, PeerError):
             return error
         return PeerError(
-            f"rank {self.rank}: the store that tells who is there does not answer: {why_silent(self.store.raw, 'the process that holds it')}. Nobody can be told "
-            "of one another without it"
+            f"rank {self.rank}: the store that holds the list of members does not answer: "
+            f"{why_silent(self.store.raw, 'the process that hosts it')}. Ranks cannot find one another without it"
         )

@@ -1,4 +1,4 @@
-"""NCCL: a connection between GPUs. Its calls put kernels on a stream; nobody waits for them here."""
+"""A connection over NCCL, between GPUs. Its calls queue kernels on a stream and do not wait for them."""
 
 import os
 import socket
@@ -20,18 +20,18 @@ from gossamer.core.verbs import AllGather, AllReduce, AllToAll, LazyWire, Read, 
 from gossamer.fabrics.connection import OPS, Crossing, made, read_all
 from gossamer.fabrics.store import default_store
 
-GRACE = 60.0  # seconds that NCCL's watchdog, which may end the process, waits longer than we do
+GRACE = 60.0  # seconds that NCCL's watchdog, which may end the process, waits longer than gossamer
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-_FAREWELL = 5.0  # seconds that the end of a communicator may take; some wait for their peers on the same machine
+_FAREWELL = 5.0  # seconds that closing a communicator may take; it may wait for peers on the same machine
 
-_made = Counter[tuple[int, ...]]()  # groups made so far of these ranks, to tell their keys in the store apart
+_made = Counter[tuple[int, ...]]()  # groups created so far of these ranks, to keep their keys in the store apart
 
 
 def new_group(ranks: Sequence[int], size: int, deadline: float, device: torch.device) -> Any:
-    """A NCCL group of these global ranks, connected; all of them make theirs at once, and in the same order.
+    """Create and connect a NCCL group of these global ranks; all of them call this together, in the same order.
 
-    Made directly, as gloo's is (see `book`), so that nothing keeps it but its connection. The communicator is made here,
-    where all ranks have met, and not by whatever is sent first.
+    It is created directly, like gloo's (see `rendezvous`), so that only its connection keeps it alive. The communicator is
+    created here, where all ranks have met, and not at the first send.
     """
     members = tuple(ranks)
     _made[members] += 1
@@ -51,10 +51,11 @@ def new_group(ranks: Sequence[int], size: int, deadline: float, device: torch.de
 
 @contextmanager
 def _left_to_us() -> Generator[None]:
-    """Between machines NCCL notices that a peer is gone long before any deadline, and torch would end the process then.
+    """Make torch leave NCCL's errors to gossamer, for a group that is created within this context.
 
-    That it shall not is said by a variable which torch reads when a group is made (0: NoHandling; pytorch#155916), and which
-    torchrun sets to the contrary. Whoever's deadline is over says who is missing, and aborts.
+    Between machines NCCL notices a lost peer long before any deadline, and torch would then end the process. A variable that
+    torch reads when a group is created prevents it (0: NoHandling; pytorch#155916); torchrun sets it to another value. A rank
+    whose deadline is over reports the missing ranks and aborts.
     """
     before = os.environ.get(_HANDLING)
     os.environ[_HANDLING] = "0"
@@ -67,18 +68,18 @@ def _left_to_us() -> Generator[None]:
 
 
 class Nccl:
-    """Requests become kernels on the lane's stream, in the order they come in.
+    """Answers requests by kernels on the comm thread's stream, in order.
 
-    NCCL's send is a kernel that spins until its receiver is there, so sends and receives go in groups: all that a program
-    sends before it receives again, and all that the first of these sends awaits, is one exchange. Nothing that
-    is sent may wait for a later program to be read.
+    NCCL's send is a kernel that spins until its receiver is there, so sends and receives are grouped: all sends of a program
+    before its next receive, and the receives that the first of these sends awaits, are one exchange. A message must be
+    received in the same program, not in a later one.
     """
 
     def __init__(self, group: Any, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size = rank, size
         self._group: Any = group
         self._device = device
-        self._leaving = list[tuple[int, Tensor]]()  # of the next exchange
+        self._leaving = list[tuple[int, Tensor]]()  # sends of the next exchange
         self._coming = list[tuple[int, Tensor]]()
         self._arrived = defaultdict[int, deque[Tensor]](deque)
         self._torn = False
@@ -100,13 +101,13 @@ class Nccl:
                 return self._receive(source, length)
 
     def tear(self) -> None:
-        """Kernels that wait for a peer end; what they should have written is not there. Peers are not woken by it."""
+        """Abort kernels that wait for a peer; their results are undefined. Peers do not notice it."""
         group, self._torn = self._group, True
         if group is not None:
             _within(_FAREWELL, group.abort)
 
     def hang_up(self, patience: float) -> None:
-        """A communicator in order is destroyed, which sees through what its peers still read; else it is aborted."""
+        """Destroy a working communicator, which completes its sends; abort a broken one."""
         group, self._group = self._group, None
         if group is None or self._torn:
             return
@@ -134,7 +135,7 @@ class Nccl:
     def _all_to_all(
         self, wires: Sequence[Tensor | LazyWire], lengths: Sequence[int], read: Read | None
     ) -> list[Tensor]:
-        """The own slot never travels. A rank with nothing to say still takes part: the others may have."""
+        """Exchange wires between all ranks. A rank's wire to itself is not sent; a rank without data still takes part."""
         ready = {j: made(wires[j]) for j in send_order(self.rank, self.size)}
         there = [0 if j == self.rank else ready[j].numel() for j in range(self.size)]
         back = [0 if j == self.rank else n for j, n in enumerate(lengths)]
@@ -146,7 +147,7 @@ class Nccl:
         return answer if read is None else read_all(answer, read, self.rank)
 
     def _send(self, to: int, wire: Tensor, awaits: Sequence[tuple[int, int]]) -> None:
-        """It leaves with the others of its round; where none is awaited and nothing has begun one, at once."""
+        """Send with the other messages of its exchange; at once if no message is awaited."""
         alone = not awaits and not self._coming
         for source, length in awaits:
             self._await(source, length)
@@ -160,14 +161,16 @@ class Nccl:
     def _receive(self, source: int | None, length: int) -> Tensor:
         if source is None:
             raise ValueError(
-                "NCCL cannot receive from whoever is first; let gossamer send by way of the CPU: "
+                "NCCL cannot receive from any rank, only from a given one; let gossamer send through the CPU: "
                 "process_group=torch.distributed.new_group(backend='gloo')"
             )
         if not self._arrived[source] and source != self.rank:  # a rank that only receives
             self._await(source, length)
             self._exchange()
         if not self._arrived[source] or self._arrived[source][0].numel() != length:
-            raise ValueError(f"{length} bytes asked of rank {source}, which are not what was sent or awaited")
+            raise ValueError(
+                f"Receive of {length} bytes from rank {source}, which do not match what was sent or awaited"
+            )
         return self._arrived[source].popleft()
 
     def _await(self, source: int, length: int) -> None:
@@ -175,7 +178,7 @@ class Nccl:
             self._coming.append((source, torch.empty(length, dtype=torch.uint8, device=self._device)))
 
     def _exchange(self) -> None:
-        """One group of sends and receives: all at once, in no order."""
+        """Run all pending sends and receives as one group."""
         leaving, coming = self._leaving, self._coming
         self._leaving, self._coming = [], []
         group = self._group
@@ -192,20 +195,20 @@ class Nccl:
 
 
 def machine() -> str:
-    """What NCCL calls this machine."""
+    """NCCL's name for this machine."""
     return os.environ.get("NCCL_HOSTID") or socket.gethostname()
 
 
 def card_of(device: torch.device) -> str:
-    """Which GPU of which machine this is; empty where it does not say so."""
+    """The GPU's id and its machine; empty if the GPU has no id."""
     try:
         return f"{torch.cuda.get_device_properties(device).uuid} of {machine()}"
-    except Exception:  # as versions, builds and drivers have it: then NCCL will find out
+    except Exception:  # depends on versions, builds and drivers; NCCL then reports the error itself
         return ""
 
 
 def refuse_shared(cards: Mapping[int, str]) -> None:
-    """NCCL would fail in words of its own."""
+    """Raise an error if two ranks share a GPU, which NCCL refuses with a less clear message."""
     holders = defaultdict[str, list[int]](list)
     for rank, where in sorted(cards.items()):
         holders[where].append(rank)
@@ -213,13 +216,13 @@ def refuse_shared(cards: Mapping[int, str]) -> None:
         if where and len(ranks) > 1:
             raise AttachError(
                 f"ranks {', '.join(map(str, ranks))} share one GPU, {where}, and NCCL refuses that: give each rank a GPU of its "
-                "own, such as device = torch.device('cuda', int(os.environ['LOCAL_RANK'])), or let gossamer send by way of the "
+                "own, such as device = torch.device('cuda', int(os.environ['LOCAL_RANK'])), or let gossamer send through the "
                 "CPU: process_group=torch.distributed.new_group(backend='gloo')"
             )
 
 
 def _within(seconds: float, call: Callable[[], object]) -> bool:
-    """Call what may block, in a thread that can be left; False if it has not returned in time, or failed."""
+    """Run a call that may block in a thread; False if it has not returned in time, or failed."""
     fine = list[bool]()
 
     def run() -> None:

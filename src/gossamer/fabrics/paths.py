@@ -1,4 +1,4 @@
-"""Paths: which way a lane's tensors go. It follows from where they lie and from what the group has for that device."""
+"""Chooses the path of a comm thread's tensors, from their device and the group's backend for that device."""
 
 from typing import Literal
 
@@ -12,7 +12,10 @@ Path = Literal["alone", "gloo", "nccl", "staged"]
 
 
 def path(group: dist.ProcessGroup | Members | None, size: int, device: torch.device) -> Path:
-    """Never from the group's name alone: it may have several backends, and be called "undefined"."""
+    """The path for a group's tensors on a device.
+
+    The group's backend name does not suffice: a group may have several backends, and the name "undefined".
+    """
     if group is None or size == 1:
         return "alone"
     if isinstance(group, Members):
@@ -25,7 +28,7 @@ def path(group: dist.ProcessGroup | Members | None, size: int, device: torch.dev
     if device.type == "cuda" and "gloo" in has.values():
         return "staged"
     raise AttachError(
-        f"the model is on {device}, and the process group has no backend that gossamer can use for it (it has "
+        f"the model is on {device}, and the process group has no backend that gossamer can use there (it has "
         f"{', '.join(f'{b} for {d}' for d, b in has.items()) or 'none'}): call torch.distributed.init_process_group"
         f"('{'cpu:gloo,cuda:nccl' if device.type == 'cuda' else 'gloo'}'), or give "
         "process_group=torch.distributed.new_group(backend='gloo')"
@@ -33,7 +36,7 @@ def path(group: dist.ProcessGroup | Members | None, size: int, device: torch.dev
 
 
 def backends(group: dist.ProcessGroup) -> dict[str, str]:
-    """The backend of each type of device, by name.
+    """The backend name of each device type.
 
     >>> _read("cpu:gloo,cuda:nccl")
     {'cpu': 'gloo', 'cuda': 'nccl'}

@@ -1,4 +1,4 @@
-"""Letters on their way: kept alive until the backend has no more need of them."""
+"""Sends in flight: keeps their tensors alive until the backend has sent them."""
 
 import threading
 from datetime import timedelta
@@ -7,15 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-FOR_EVER = timedelta(days=1000)  # a backend's own patience: the pulse tells when to wait no longer
+FOR_EVER = timedelta(days=1000)  # timeout of the backend itself: the heartbeat decides when to stop waiting
 
 
 class PendingSends:
-    """Waits for sends where nobody else does.
+    """Waits for sends in a thread of its own.
 
-    A backend may hold a letter back until its reader asks for it, perhaps several programs later; so neither the
-    sending program nor its lane can wait. gloo cannot be asked whether a send is done, only be waited for: a thread
-    does that.
+    A backend may hold a message back until its receiver asks for it, perhaps several programs later; so neither the
+    sending program nor its comm thread can wait. gloo cannot be asked whether a send is done, only waited for.
     """
 
     def __init__(self) -> None:
@@ -31,7 +30,7 @@ class PendingSends:
         self._letters.put((work, wire))
 
     def close(self, patience: float) -> bool:
-        """Let the last letters leave, within reason; False if some have not."""
+        """Wait for the last sends, at most `patience` seconds; False if some are still in flight."""
         if self._thread is None:
             return True
         if not self._closing:

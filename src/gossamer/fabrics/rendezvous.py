@@ -1,4 +1,4 @@
-"""The address book: how gloo's processes find one another, in one meeting and without blocking in the store."""
+"""Exchanges gloo's addresses between processes in one round, without blocking in the store."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _LONGEST = 65_536  # bytes of one rank's addresses
 
 
 class RendezvousStore(Store):
-    """What gloo believes to be a store: what a rank writes is posted once it asks for what others have written."""
+    """A store for gloo: a rank's keys are posted together when it first asks for keys of other ranks."""
 
     def __init__(self, meet: Meet) -> None:
         super().__init__()
@@ -31,7 +31,9 @@ class RendezvousStore(Store):
             self._exchange()
         for key in keys:
             if key not in self._all:
-                raise PeerError(f"no rank has written {key!r}: do all ranks run the same version of torch?")
+                raise PeerError(
+                    f"cannot connect gloo: no rank has written the key {key!r}; run the same version of torch on all ranks"
+                )
 
     def get(self, key: str) -> bytes:
         self.wait([key])
@@ -56,23 +58,24 @@ def _entries(rank: int, text: str) -> dict[str, bytes]:
         read = {str(key): bytes.fromhex(value) for key, value in entries.items()}
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise PeerError(
-            f"what stands in the store as rank {rank}'s addresses is no address book: {text[:80]!r}"
+            f"cannot connect gloo: the addresses of rank {rank} in the store cannot be read: {text[:80]!r}. Check that all "
+            "ranks run the same version of gossamer, and that no other program writes to the store"
         ) from None
     return read
 
 
 def gloo(meet: Meet, rank: int, size: int, seconds: float) -> Any:
-    """A gloo group of these ranks, connected. `seconds` is how long its connections may take.
+    """Create and connect a gloo group of these ranks; its connections may take `seconds` seconds.
 
-    Made directly: new_group names groups of some ranks after how many others a process happens to know, so its ranks may
-    miss each other, and a name may come back with its old addresses.
+    It is not made by `new_group`, which names a group by the number of groups that a process knows: its ranks could miss
+    each other, and a name could come back with old addresses.
     """
     failure: list[Exception] = []
 
     def noting(text: str) -> dict[int, str]:
         try:
             return meet(text)
-        except Exception as error:  # gloo would tell of it in its own words
+        except Exception as error:  # gloo would replace its message
             failure.append(error)
             raise
 

@@ -1,4 +1,4 @@
-"""What ranks tell one another outside of the collectives: who is where, who claimed what."""
+"""A key-value store for what ranks exchange outside of collectives: statuses, positions, tickets."""
 
 import threading
 import time
@@ -9,11 +9,11 @@ from torch.distributed import HashStore, PrefixStore, Store  # pyright: ignore[r
 
 from gossamer.core.errors import PeerError
 
-LONGEST = 2**20  # bytes of a word; no rank writes as long a one
+LONGEST = 2**20  # bytes of a value; no rank writes a longer one
 
 
 def poll(ready: Callable[[], bool], seconds: float, halt: threading.Event) -> bool:
-    """Ask again and again, ever more slowly, until it is so (True), or time is up or we are told to stop (False)."""
+    """Call `ready` at growing intervals until it returns True; False if time is over or `halt` is set."""
     began, pause = time.monotonic(), 0.001
     while not ready():
         waited = time.monotonic() - began
@@ -26,16 +26,16 @@ def poll(ready: Callable[[], bool], seconds: float, halt: threading.Event) -> bo
 class SharedStore:
     """A key-value store that all ranks of one fabric write to and read from.
 
-    A client of a TCPStore serves one request at a time, so nothing here ever blocks in the store: waiting is asking
-    again. Keys are short and values are plain text; a key lives as long as the store, unless somebody deletes it.
-    Whoever reaches the store's port can write to it, so what is read is text of a limited length, and no more than that.
+    A client of a TCPStore serves one request at a time, so no method blocks in the store: waiting is polling. Keys are short
+    and values are plain text; a key lives as long as the store, unless a rank deletes it. Any program that reaches the
+    store's port can write to it, so values are read as text of limited length only.
     """
 
     def __init__(self, store: Store, rank: int, size: int, place: str = "") -> None:
         self.rank = rank
         self.size = size
         self.raw = store
-        self.place = place  # of its keys, for errors that name them
+        self.place = place  # prefix of its keys, for errors that name them
 
     @staticmethod
     def alone() -> "SharedStore":
@@ -46,11 +46,11 @@ class SharedStore:
         return [r for r in range(self.size) if r != self.rank]
 
     def under(self, prefix: str) -> "SharedStore":
-        """A part of this store; the connection is shared, since a second one can take seconds of name look-ups."""
+        """A part of this store, over the same connection: a second one can take seconds of name look-ups."""
         return SharedStore(PrefixStore(prefix, self.raw), self.rank, self.size, f"{self.place}{prefix}/")
 
     def among(self, ranks: tuple[int, ...]) -> "SharedStore":
-        """A part of this store for some ranks only, who are counted in their order."""
+        """A part of this store for a group of ranks, which are numbered in their order."""
         part = self.under(f"group/{','.join(map(str, ranks))}")
         return SharedStore(part.raw, ranks.index(self.rank), len(ranks), part.place)
 
@@ -71,7 +71,7 @@ class SharedStore:
             self.raw.delete_key(name)
 
     def read(self, names: Sequence[str]) -> list[str]:
-        """What is written under names that are there, in one request where the store can."""
+        """The values of existing keys, in one request if the store supports it."""
         store: Any = self.raw  # not all that it can is known to type checkers
         if len(names) > 1 and store.has_extended_api():
             values: list[bytes] = store.multi_get(list(names))
@@ -88,14 +88,14 @@ class SharedStore:
             raise self.malformed(name, repr(value)) from None
 
     def malformed(self, name: str, value: str) -> PeerError:
-        """The error for a word that no rank writes."""
+        """The error for a value that no rank writes."""
         return PeerError(
-            f"the store's key {self.place + name!r} holds what no rank of gossamer writes: {value[:80]}. "
-            "Does something else write to this store, or another version of gossamer?"
+            f"the store's key {self.place + name!r} holds a value that gossamer does not write: {value[:80]}. Check that no "
+            "other program writes to this store, and that all ranks run the same version of gossamer"
         )
 
     def meet(self, key: str, text: str, wait: Callable[[Callable[[], bool]], object]) -> dict[int, str]:
-        """Post a text, wait as told for everybody else's, and read those that are there, by rank."""
+        """Post a text, wait for those of all other ranks, and return the texts that are there, by rank."""
         self.raw.set(f"{key}/{self.rank}", text)
         keys, arrived = {r: f"{key}/{r}" for r in self.others}, False
 

@@ -1,4 +1,4 @@
-"""Taking leave: no rank fails because another one has finished before it."""
+"""Ends ranks in the right order: no rank fails because another one has ended before it."""
 
 import json
 import os
@@ -18,28 +18,28 @@ from gossamer.fabrics.stuck import let_go
 from gossamer.fabrics.tickets import keys_of
 
 _hosted = list[tuple[SharedStore, float]]()  # stores of fabrics that this process has closed, and their deadlines
-_staying = 0  # the process that will stay; a forked one is another
+_staying = 0  # id of the process that will stay; a forked process has another
 
 
 def hosts_the_store() -> bool:
-    """Whether the store goes when this process ends: that of rank 0, unless a torchrun agent keeps it."""
+    """True if the store ends with this process: rank 0 hosts it, unless a torchrun agent does."""
     return dist.get_rank() == 0 and has_store_host()
 
 
 def has_store_host() -> bool:
-    """Whether a rank's process hosts the store, and so goes last."""
+    """True if a rank's process hosts the store, and so must end last."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def without_failure() -> bool:
-    """Whether no exception is on its way through this thread, nor has ended the program: nobody waits after a failure."""
+    """True if no exception is being handled or has ended the program; after a failure no rank waits for others."""
     return sys.exc_info()[0] is None and getattr(sys, "last_value", None) is None
 
 
 def at_exit(close: Callable[[], None]) -> "Finalize[None]":
-    """Close a fabric at the end of this process, unless that is cancelled; and afterwards stay for the others.
+    """Register a fabric's `close` for the end of this process; after it, the process waits for the other ranks.
 
-    Not with `atexit`, which processes that multiprocessing has started never come to.
+    It does not use `atexit`, which processes started by multiprocessing do not run.
     """
     global _staying
     if _staying != os.getpid():
@@ -50,8 +50,8 @@ def at_exit(close: Callable[[], None]) -> "Finalize[None]":
 
 
 def stay_for(store: SharedStore, deadline: float) -> None:
-    """At the end of this process, wait until all ranks have left this store, or one has failed."""
-    for earlier in list(_hosted):  # nothing waits for those that are over: what they left behind goes
+    """Register a store: at its end, this process waits until all ranks have left the store, or one has failed."""
+    for earlier in list(_hosted):  # all ranks have left this store: delete its last key
         if earlier[0].flag_is_up("over"):
             earlier[0].take_down("over")
             _hosted.remove(earlier)
@@ -59,9 +59,9 @@ def stay_for(store: SharedStore, deadline: float) -> None:
 
 
 def delete_farewells(store: SharedStore, left: Sequence[str], hosted: bool) -> None:
-    """The last rank that leaves takes everybody's last words down, and what they say is `left`, so that no keys stay behind.
+    """Delete all remaining keys, if this is the last rank that leaves; else post the list of this rank's keys (`left`).
 
-    A host that stays for the others is told by one key that they are through; it deletes that at its next fabric's end.
+    If a rank hosts the store, one key tells it that all have left; it deletes that key when its next fabric ends.
     """
     if left:
         store.raise_flag(f"left/{store.rank}", json.dumps(left))
@@ -73,25 +73,25 @@ def delete_farewells(store: SharedStore, left: Sequence[str], hosted: bool) -> N
         store.take_down(f"pulse/{rank}")
         store.take_down(f"left/{rank}")
     store.take_down("signed-off")
-    if hosted:  # the last word: the host may end as soon as it has read it, and the store with it
+    if hosted:  # must come last: the host and its store may end as soon as the host has read it
         store.raise_flag("over", "")
 
 
 def _left(store: SharedStore) -> list[str]:
-    """What all ranks have left behind."""
+    """The keys that all ranks have listed for deletion."""
     there = [key for rank in range(store.size) if store.flag_is_up(key := f"left/{rank}")]
     found = dict[str, None]()
     for key, text in zip(there, store.read(there) if there else [], strict=True):
         try:
-            said: Any = json.loads(text)
-            found |= {str(name): None for name in said}
+            names: Any = json.loads(text)
+            found |= {str(name): None for name in names}
         except (ValueError, TypeError, RecursionError):
             raise store.malformed(key, text) from None
     return [*found]
 
 
 def _all_have_left(store: SharedStore) -> bool:
-    """Nothing is read here that whoever leaves last may be deleting."""
+    """True if all ranks have left or one has failed; reads no key that the last rank may be deleting."""
     return store.flag_is_up("over") or store.flag_is_up("broken")
 
 
@@ -99,6 +99,6 @@ def _stay() -> None:
     hosted, began, never = list(_hosted), time.monotonic(), threading.Event()
     _hosted.clear()
     for store, deadline in hosted if without_failure() else ():
-        with suppress(RuntimeError):  # the store is gone: nobody waits for it any more
+        with suppress(RuntimeError):  # the store is gone: no rank needs it any more
             poll(partial(_all_have_left, store), began + deadline - time.monotonic(), never)
     let_go()

@@ -1,8 +1,8 @@
-"""The simulator: N programs, one process, a virtual clock.
+"""The simulator: N programs in one process, on a virtual clock.
 
-Each rank has a compute lane (its program) and comm lanes (what it starts), as on the torch fabric. A collective ends
-when its last rank has arrived, plus what it costs; a message arrives after its wire's time on the sender's link. No
-threads, no wall clock: the same programs give the same numbers and the same times, always.
+Each rank has a compute thread (its program) and comm threads (the programs it starts), all simulated, as on the torch fabric.
+A collective begins when its last rank arrives and takes the time of its bytes and latency; a message arrives after its wire's
+time on the sender's link. Real threads and real time play no part: equal programs give equal results and equal times.
 """
 
 import heapq
@@ -45,7 +45,7 @@ from gossamer.fabrics.links import Network
 
 @dataclass(eq=False)
 class SimHandle(Handle[Any]):
-    """A started program's result and the virtual time it was ready."""
+    """A started program's result, and the virtual time at which it was ready."""
 
     label: str
     finished: float | None = None
@@ -59,7 +59,7 @@ class SimHandle(Handle[Any]):
 
 @dataclass(eq=False)
 class _Task:
-    """A program on its way, on one lane of one rank."""
+    """A program that runs on one comm thread, or the compute thread, of one rank."""
 
     rank: int
     lane: str
@@ -74,7 +74,7 @@ class _Task:
 
 @dataclass
 class SimResult:
-    """What a simulation gives back: each rank's result, the time its program ended, and the ledger of all ranks."""
+    """The outcome of a simulation: each rank's result, the time its program ended, and the ledger of all ranks."""
 
     results: list[Any]
     clocks: list[float]
@@ -110,7 +110,7 @@ class _Simulation:
         self.tickets: defaultdict[_Counter, list[int]] = defaultdict(list)
         self.drawn_at: defaultdict[_Counter, list[float]] = defaultdict(list)
         self.closing: defaultdict[_Counter, list[tuple[WaitQuorum, _Task]]] = defaultdict(list)
-        self.decided = dict[_Counter, tuple[int, float]]()  # with how many tickets, and when, where fewer might do
+        self.decided = dict[_Counter, tuple[int, float]]()  # number of tickets and time, for quorums with a fallback
         self.failures = list[Exception]()  # in the order of virtual time
 
     def run(self, programs: Sequence[Program[Any]]) -> SimResult:
@@ -120,7 +120,7 @@ class _Simulation:
         while self.ready:
             heapq.heappop(self.ready)[2]()
         if self.failures and any(t.handle.error or not t.handle.done() for t in mains):
-            raise self.failures[0]  # whoever waits for the rank that failed is no news
+            raise self.failures[0]  # that other ranks wait for the failed one is not the cause
         if not all(t.handle.done() for t in mains):
             raise DeadlockError(self.explain(mains))
         return SimResult([t.handle.result for t in mains], [t.clock for t in mains], self.ledger)
@@ -133,7 +133,7 @@ class _Simulation:
         heapq.heappush(self.ready, (clock, next(self.order), act))
 
     def advance(self, task: _Task) -> None:
-        """Give a task its answer and take its next request."""
+        """Resume a task with its answer, and handle its next request."""
         try:
             verb = task.program.throw(task.error) if task.error else task.program.send(task.answer)
         except StopIteration as stop:
@@ -196,7 +196,11 @@ class _Simulation:
             case Regroup(failure):
                 self.wake(task, task.clock, error=failure)
             case OptimizerStep():
-                self.wake(task, task.clock, error=GossamerError("Descend is answered by a host, not by a fabric"))
+                self.wake(
+                    task,
+                    task.clock,
+                    error=GossamerError("OptimizerStep is answered by a host (an integration), not by a fabric"),
+                )
         return None
 
     def compute(self, task: _Task, verb: Compute) -> None:
@@ -222,7 +226,7 @@ class _Simulation:
         return None
 
     def meet(self, task: _Task, verb: Collective) -> None:
-        """A lane's collectives of one group meet in order: my k-th with everybody else's k-th."""
+        """Match a collective with those of the other ranks, in order: the k-th of each rank on one comm thread and group."""
         meetings, ranks = self.meetings[task.lane, verb.among], members(verb, self.size)
         meeting = next((m for m in meetings if task.rank not in m), None)
         if meeting is None:
@@ -248,14 +252,14 @@ class _Simulation:
             self.note(task, verb, seconds)
         try:
             found = answers(verbs)
-        except Refused as refused:  # by one rank's own making or reading of a wire; the others wait for it in vain
+        except Refused as refused:  # one rank failed to make or read a wire; the others wait for it without end
             self.wake(tasks[refused.rank], began + seconds, error=refused.reason)
             return
         for task, answer in zip(tasks, found, strict=True):
             self.wake(task, began + seconds, answer)
 
     def send(self, task: _Task, verb: Send) -> None:
-        """The sender goes on at once; its node's link is busy until the wire is out."""
+        """Send a message: the sender continues at once, and its node's link is busy until the wire is out."""
         to, network = members(verb, self.size)[verb.to], self.network
         node, seconds = network.node_of(task.rank), verb.wire.numel() / network.inside
         out, latency = task.clock + seconds, 0.0
@@ -276,8 +280,8 @@ class _Simulation:
         ranks = members(verb, self.size)
         source = None if verb.source is None else ranks[verb.source]
         route = _Route(source, task.rank, task.lane, verb.among)
-        who = "whoever is first" if source is None else f"rank {source}"
-        task.waits = f"a message of {verb.length} bytes from {who}{named(verb.among)}"
+        sender = "any rank" if source is None else f"rank {source}"
+        task.waits = f"a message of {verb.length} bytes from {sender}{named(verb.among)}"
         self.note(task, verb, 0.0)
         if source is not None and self.mail[route]:
             return self.deliver(route, task, verb)
@@ -289,7 +293,7 @@ class _Simulation:
         return None
 
     def look(self, route: "_Route", clock: float) -> None:
-        """What is there by now goes to a rank that takes whoever is first."""
+        """Deliver the earliest message that has arrived to a rank that receives from any rank."""
         if route not in self.readers:
             return
         task, verb = self.readers[route]
@@ -306,8 +310,8 @@ class _Simulation:
         if wire.numel() == verb.length:
             answer = wire if verb.source is not None else (members(verb, self.size).index(source), wire)
             return self.wake(task, arrival, answer)
-        said = f"rank {source} sends {wire.numel()} bytes to rank {route.to}, which expects {verb.length}"
-        return self.wake(task, arrival, error=PeerError(f"{said} (at {task.handle.label!r}, step {task.step})"))
+        wrong = f"rank {source} sends {wire.numel()} bytes to rank {route.to}, which expects {verb.length}"
+        return self.wake(task, arrival, error=PeerError(f"{wrong} (at {task.handle.label!r}, step {task.step})"))
 
     def claim(self, task: _Task, verb: TakeTicket) -> None:
         counter = verb.name, verb.among
@@ -351,19 +355,21 @@ class _Simulation:
     def explain(self, mains: list[_Task]) -> str:
         lines = [
             f"rank {t.rank} waits for {t.waits or 'nothing'}"
-            + "".join(f"; its {lane} lane waits for {b.waits}" for (r, lane), b in self.busy.items() if r == t.rank)
+            + "".join(
+                f"; its comm thread {lane!r} waits for {b.waits}" for (r, lane), b in self.busy.items() if r == t.rank
+            )
             for t in mains
             if not t.handle.done()
         ]
         ended = [f"rank {t.rank} has ended" for t in mains if t.handle.done()]
-        return "deadlock: nobody can go on.\n  " + "\n  ".join(lines + ended)
+        return "deadlock: no rank can continue.\n  " + "\n  ".join(lines + ended)
 
 
 _Counter = tuple[str, Among]
 
 
 class _Route(NamedTuple):
-    """A message's way; from nobody in particular, where a rank takes whoever is first."""
+    """Sender, receiver, comm thread and group of a message; `source` is None for a receive from any rank."""
 
     source: int | None
     to: int
@@ -376,13 +382,16 @@ def _once(verb: Verb) -> Program[Any]:
 
 
 def _relented(verb: WaitQuorum, asked: float, at: Sequence[float], now: float) -> tuple[int, float] | None:
-    """With how many tickets, and when, fewer than wanted are enough by now for whoever asked then."""
+    """Number of tickets and time at which a fallback of a quorum, asked for at `asked`, is met; None if none is."""
     due = [max(asked + seconds, at[least - 1]) for seconds, least in verb.fallback if len(at) >= least]
     return (len(at), now) if due and min(due) <= now else None
 
 
 def _astray(tasks: list[_Task]) -> str:
-    """Requests of one size can still belong to different blocks or steps; their sum would be nonsense."""
+    """Why these tasks are at different buckets or steps; empty if they are not.
+
+    Requests of one size can still belong to different buckets or steps, and their sum would be meaningless.
+    """
     first = tasks[0]
     for t in tasks:
         if (t.step, t.handle.label) != (first.step, first.handle.label) and t.step and first.step:

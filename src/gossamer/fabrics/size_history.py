@@ -1,19 +1,19 @@
-"""What a lane usually asks: where it asks otherwise, the ranks had better compare first."""
+"""Remembers the sizes of a comm thread's collectives, so that ranks compare unusual ones before they begin."""
 
 from gossamer.core.verbs import AllGather, AllReduce, Verb
 
-BucketView = tuple[str, int, str]  # the program's label, how many collectives it had before, and the verb
+BucketView = tuple[str, int, str]  # the program's label, the number of its collectives so far, and the verb
 
-_MANY = 10_000  # places; a lane whose labels never come again is not watched for ever
+_MANY = 10_000  # entries; bounds the memory of a comm thread whose labels never repeat
 
 
 class SizeHistory:
-    """The sizes that each collective of a lane has had, and which collective followed which.
+    """The sizes of each collective of a comm thread, and the order of collectives.
 
-    gloo ends the process where sizes differ between ranks. All ranks run the same programs in the same order, so what is
-    new here is new on every rank: all see it alike, compare, and pay nothing at all other steps. A rank that takes another
-    turn than the others, if only from one usual size to another, sees something new, and waits to compare it. An all-to-all
-    is not watched: its sizes may change on some ranks only. Nor is a length that the ranks have just agreed on.
+    gloo ends the process where sizes differ between ranks. All ranks run the same programs in the same order, so a new size
+    is new on every rank: all ranks compare it, and other steps cost nothing. A rank that leaves the usual order, even from
+    one usual size to another, sees something new and waits to compare it. An all-to-all is not watched, since its sizes may
+    change on some ranks only; nor is a length that the ranks have just agreed on.
     """
 
     def __init__(self) -> None:
@@ -22,10 +22,10 @@ class SizeHistory:
         self._last: object = None
 
     def breaks_with(self, label: str, before: int, verb: Verb, by_itself: bool) -> bool:
-        """Whether a collective is unlike all that were at its place, or follows another one than ever before; note it.
+        """True if a collective has a new size or follows another collective than before; remembers it.
 
-        A started program's first time is no news: it follows from the set-up, which was compared. What is asked by itself
-        comes from the training loop, where one rank may take a turn of its own.
+        The first collective of a started program is not new: it follows from the set-up, which was compared. A request
+        `by_itself` comes from the training loop, where one rank may differ from the others.
         """
         size = _size(verb)
         if size is None:
@@ -46,7 +46,7 @@ class SizeHistory:
 
 
 def _size(verb: Verb) -> tuple[object, ...] | None:
-    """What must be equal on all ranks; None where nothing must."""
+    """The values that must be equal on all ranks; None if there are none."""
     match verb:
         case AllReduce(tensor, op):
             return tensor.numel(), tensor.dtype, op

@@ -1,4 +1,4 @@
-"""A GPU's tensors over gloo: what travels goes through pinned memory of the host, around a gloo connection."""
+"""A connection for GPU tensors over gloo, through pinned host memory."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,21 +12,21 @@ from gossamer.fabrics.gloo import Gloo
 
 
 def pinned(length: int) -> Tensor:
-    """Bytes of the host's memory that a GPU copies to and from by itself. What is freed, torch keeps for the next."""
+    """Pinned host memory of `length` bytes; torch caches it when it is freed."""
     return torch.empty(length, dtype=torch.uint8, pin_memory=True)
 
 
 class Staged:
-    """Copies down, waits for the copy in the lane's thread, lets gloo carry it, and copies up what has come.
+    """Copies tensors to the host, sends them over gloo, and copies received tensors to the GPU.
 
-    On slow links the copies cost little; and deadlines, errors that name a rank, and peers that wake are gloo's.
+    On slow links the copies cost little. Deadlines and errors that name a rank work as for gloo.
     """
 
     def __init__(self, group: Any, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size = rank, size
         self._device = device
         self._gloo = Gloo(group, rank, size, new=pinned)
-        self._rising = list[Tensor]()  # what the GPU may still be copying up
+        self._rising = list[Tensor]()  # host tensors that the GPU may still be copying
 
     def answer(self, verb: Crossing) -> Any:
         match verb:
@@ -64,10 +64,10 @@ class Staged:
     def _all_to_all(
         self, wires: Sequence[Tensor | LazyWire], lengths: Sequence[int], read: Read | None
     ) -> list[Tensor]:
-        """The own slot stays where it is."""
+        """Exchange wires between all ranks; a rank's wire to itself stays on the GPU."""
         own = list[Tensor]()
 
-        def descent(j: int) -> LazyWire:
+        def host_wire(j: int) -> LazyWire:
             def make() -> Tensor:
                 wire = made(wires[j])
                 if j != self.rank:
@@ -77,30 +77,30 @@ class Staged:
 
             return LazyWire(make, 0 if j == self.rank else wires[j].numel())
 
-        def risen(source: int, came: Tensor) -> Tensor:
+        def on_device(source: int, came: Tensor) -> Tensor:
             return own[0] if source == self.rank else self._up(came)
 
         def raise_and_read(source: int, came: Tensor) -> None:
             assert read is not None
-            read(source, risen(source, came))
+            read(source, on_device(source, came))
 
-        below = [descent(j) for j in range(self.size)]
+        below = [host_wire(j) for j in range(self.size)]
         back = [0 if j == self.rank else n for j, n in enumerate(lengths)]
         came = self._gloo.answer(AllToAll(below, back, None if read is None else raise_and_read))
-        return [risen(j, wire) for j, wire in enumerate(came)]
+        return [on_device(j, wire) for j, wire in enumerate(came)]
 
     def _down(self, tensor: Tensor) -> Tensor:
-        """A copy in the host's memory. Waiting for it lets other threads have the interpreter."""
+        """A copy in host memory. Other Python threads can run while this one waits for it."""
         host = pinned(tensor.numel() * tensor.element_size()).view(tensor.dtype).view(tensor.shape)
         host.copy_(tensor, non_blocking=True)
         copied = torch.cuda.Event(blocking=True)
         copied.record(torch.cuda.current_stream(self._device))
         copied.synchronize()
-        self._rising.clear()  # it came before, on the same stream
+        self._rising.clear()  # these copies were queued earlier, on the same stream
         return host
 
     def _up(self, host: Tensor) -> Tensor:
-        """A copy on the device, there for whoever reads it on the lane's stream."""
+        """A copy on the device, ready for kernels on the comm thread's stream."""
         tensor = torch.empty(host.shape, dtype=host.dtype, device=self._device)
         tensor.copy_(host, non_blocking=True)
         self._rising.append(host)

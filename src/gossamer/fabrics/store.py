@@ -1,4 +1,4 @@
-"""The store that torch's process groups meet in."""
+"""The default store of torch.distributed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,4 +10,4 @@ from gossamer.core.torch_private import private_name
 default_store: Callable[[], Any] = private_name(
     distributed_c10d, "_get_default_store", "lets the ranks of a group meet"
 )
-"""The store that `init_process_group` was given, or made."""
+"""Returns the store that `init_process_group` received or created."""

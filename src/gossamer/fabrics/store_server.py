@@ -1,6 +1,6 @@
-"""The store in a process of its own, so that it outlives every rank: `gossamer.members` starts one where there is none.
+"""Hosts the store in a process of its own, so that it outlives every rank; `gossamer.members` starts it if none runs.
 
-It ends by itself: `REST` seconds after all have left, or `PATIENCE` seconds after the last sign of life of anybody.
+The process ends by itself: `REST` seconds after all ranks have left, or `PATIENCE` seconds after the last heartbeat.
 """
 
 import os
@@ -16,24 +16,24 @@ from gossamer.core.errors import AttachError
 from gossamer.fabrics.members import LEFT, Members
 
 REST, PATIENCE = 30.0, 600.0
-_started = list[subprocess.Popen[bytes]]()  # kept, so that nobody is warned of them
+_started = list[subprocess.Popen[bytes]]()  # kept, so that Python does not warn about them
 
 
 def members(silence: float = 10.0) -> Members:
-    """Those who train together, of whom some may die and come back: for `attach`, in place of a process group.
+    """Join a set of ranks of which some may die and come back; pass it to `attach` in place of a process group.
 
-    Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as `init_process_group` does, which is not called then. A process that
-    is started again with the same RANK takes up where the others are: it gets their model, and counts steps from theirs.
+    Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as `init_process_group` does; do not call that one. A process that
+    is started again with the same RANK continues where the others are: it gets their model and their step.
 
-    They find one another in a store at MASTER_ADDR. If none answers there, rank 0 starts one in a process of its own, which
-    outlives it. Where that process or its machine is gone, all end with an error: choose a machine that stays.
+    The ranks find one another through a store at MASTER_ADDR. If none answers there, rank 0 starts one in a process of its
+    own, which outlives rank 0. If that process or its machine dies, all ranks end with an error: choose a machine that stays.
 
-    A rank that dies is left out at once; one that is cut off without a word after `silence` seconds.
+    A rank that dies is left out at once; a rank that is cut off or frozen, after `silence` seconds.
     """
     rank, size, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     host = os.environ.get("MASTER_ADDR") or "127.0.0.1"
     if not 0 <= rank < size:
-        raise AttachError(f"RANK is {rank} and WORLD_SIZE {size}: ranks are numbered from 0 to {size - 1}")
+        raise AttachError(f"RANK is {rank} and WORLD_SIZE is {size}: set RANK to a number from 0 to {size - 1}")
     if rank == 0 and not _answers(host, port):
         command = [sys.executable, "-m", "gossamer.fabrics.store_server", str(port), str(size)]
         quiet = subprocess.DEVNULL
@@ -43,13 +43,14 @@ def members(silence: float = 10.0) -> Members:
 
 
 def _number(name: str) -> int:
-    said = os.environ.get(name, "")
-    if not (said.isascii() and said.isdigit()):
+    value = os.environ.get(name, "")
+    if not (value.isascii() and value.isdigit()):
         raise AttachError(
-            f"{name} is {said!r}: members() reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; give each process its own RANK, as "
+            f"the environment variable {name} is {value!r}, not a number: members() reads RANK, WORLD_SIZE, MASTER_ADDR and "
+            "MASTER_PORT; start each process with its own RANK, for instance "
             "RANK=2 WORLD_SIZE=4 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 python train.py"
         )
-    return int(said)
+    return int(value)
 
 
 def _answers(host: str, port: int) -> bool:
@@ -61,15 +62,15 @@ def _answers(host: str, port: int) -> bool:
 
 
 def hold(port: int, size: int) -> None:
-    """Hold a store until nobody needs it."""
+    """Host a store until no rank needs it."""
     store = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=300), wait_for_workers=False)
-    reader, said, since = Members(store, 0, size), dict[int, str](), time.monotonic()
+    reader, beats, since = Members(store, 0, size), dict[int, str](), time.monotonic()
     while True:
         time.sleep(1.0)
-        before, said = said, reader.beats()
-        if said != before:
+        before, beats = beats, reader.beats()
+        if beats != before:
             since = time.monotonic()
-        over = len(said) == size and all(text.endswith(LEFT) for text in said.values())
+        over = len(beats) == size and all(text.endswith(LEFT) for text in beats.values())
         if time.monotonic() - since > (REST if over else PATIENCE):
             return
 

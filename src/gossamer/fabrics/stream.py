@@ -1,4 +1,4 @@
-"""A lane's CUDA stream, and a program's way to it and back. Written with care, but not yet run on a GPU."""
+"""Orders the CUDA streams of the training loop and of a comm thread around a started program. Not yet run on a GPU."""
 
 import inspect
 import time
@@ -14,14 +14,14 @@ from torch import Tensor
 from gossamer.core.verbs import Program
 from gossamer.fabrics.timers import timed_event
 
-_PAUSES = (0.001, 0.005)  # seconds between two looks at an event: at first, and after a while
-_SHORT = 0.05  # seconds that are no while
+_PAUSES = (0.001, 0.005)  # seconds between two queries of an event: at first, and after `_SHORT` seconds
+_SHORT = 0.05
 
 
 def settle_on(device: torch.device) -> torch.cuda.Stream | None:
-    """For a lane's thread, when it begins: from now on it stands on this device, and has a stream there.
+    """Set the current device of a new comm thread, and return a stream for it; None if the device has no streams.
 
-    None where the device has no streams. What is sent shall not wait behind what computes, so its kernels go first.
+    The stream has high priority, so that sends do not wait behind kernels that compute.
     """
     if device.type != "cuda":
         return None
@@ -30,10 +30,10 @@ def settle_on(device: torch.device) -> torch.cuda.Stream | None:
 
 
 class StreamOrder:
-    """Orders a started program after what its starter has queued, and its joiner after the program.
+    """Orders a started program after the kernels that its starter has queued, and its joiner after the program.
 
-    Memory is ordered too: what the program was given lives until it is joined, since the allocator would hand it out
-    again in the order of the starter's stream; what it returns is marked as used on the joiner's stream.
+    It also keeps memory valid. The program's tensors live until it is joined, since the allocator would reuse them in the
+    order of the starter's stream; the tensors of its result are marked as used on the joiner's stream.
     """
 
     def __init__(self, program: Program[Any], device: torch.device) -> None:
@@ -54,9 +54,9 @@ class StreamOrder:
             self._end = timed_event(self._device)
 
     def arrives(self, seconds: float) -> bool:
-        """Whether all that the ended program has queued is done within so many seconds; True at once if it failed.
+        """True if the kernels of the ended program are done within `seconds`; True at once if it failed.
 
-        The host asks again and again: a wait in CUDA could not be left where a peer is missing.
+        The host polls, since a wait in CUDA could not be ended if a peer is missing.
         """
         began = time.monotonic()
         while self._end is not None and not self._end.query():
@@ -67,7 +67,7 @@ class StreamOrder:
         return True
 
     def land(self, result: Any) -> tuple[Any, Any]:
-        """Let the joiner's stream go on; returns the events of when it could have, and when it can."""
+        """Make the joiner's stream wait for the program; returns the events at which it began to wait, and can go on."""
         current = torch.cuda.current_stream(self._device)
         ready = timed_event(self._device)
         if self._end is not None:
@@ -80,7 +80,7 @@ class StreamOrder:
 
 
 def _given(program: Program[Any]) -> Iterator[Any]:
-    """What a program was given, and the programs inside of it."""
+    """The local variables of a program, and of the programs that it runs."""
     for value in inspect.getgeneratorlocals(cast("GeneratorType[Any, Any, Any]", program)).values():
         yield value
         if isinstance(value, GeneratorType):

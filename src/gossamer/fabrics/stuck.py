@@ -1,7 +1,7 @@
-"""Threads that a store holds up: they are let go before the interpreter is taken down.
+"""Releases threads that wait for a store, before the interpreter shuts down.
 
-A client of a store waits without end for a host that stands still. When the host dies at last, the waiting thread wakes; if
-the interpreter is being taken down at that moment, Python ends the thread inside of C++, which aborts the process.
+A client of a store waits without end for a frozen host. When the host dies at last, the waiting thread wakes; if the
+interpreter is shutting down at that moment, Python ends the thread inside of C++, which aborts the process.
 """
 
 import os
@@ -14,18 +14,18 @@ from weakref import WeakKeyDictionary
 
 from gossamer.fabrics.reach import address
 
-PATIENCE = 2.0  # seconds in which a thread ends whose connection has been closed
+PATIENCE = 2.0  # seconds that a thread may take to end after its connection is closed
 
-_asking = WeakKeyDictionary[threading.Thread, Any]()  # threads that ask a store, and which
+_asking = WeakKeyDictionary[threading.Thread, Any]()  # threads that wait for a store, and the store
 
 
 def may_wait(thread: threading.Thread, store: Any) -> None:
-    """This thread asks this store, and nobody may wait for it."""
+    """Register a thread that may wait for a store without end; no other thread may join it without a timeout."""
     _asking[thread] = store
 
 
 def let_go() -> None:
-    """At the end of this process: no answer is needed any more, so close the connections that threads still wait on."""
+    """Close the connections that registered threads still wait on; called at the end of the process."""
     held = {thread: address(store) for thread, store in [*_asking.items()] if thread.is_alive()}
     for connection in _connections({port for found in held.values() if found for port in found[1:]}):
         with connection, suppress(OSError):
@@ -36,7 +36,7 @@ def let_go() -> None:
 
 
 def _connections(ports: set[Any]) -> Iterator[socket.socket]:
-    """Ours to these ports, each as another handle of it. Torch gives no access to those of its stores."""
+    """This process's connections to these ports, as duplicated sockets; torch gives no access to those of its stores."""
     for name in os.listdir("/dev/fd") if ports else ():
         with suppress(OSError):  # no socket, not connected, or the handle of this list
             found = socket.socket(fileno=os.dup(int(name)))

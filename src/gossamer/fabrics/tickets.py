@@ -1,18 +1,18 @@
-"""Tickets: counters that ranks draw numbers from, kept only as long as somebody may ask for them."""
+"""Tickets: counters from which ranks take numbers, deleted when no rank can ask for them any more."""
 
 from collections import deque
 
 from gossamer.fabrics.shared_store import SharedStore
 
-# A late rank's claim may be under way when its counter has closed; it must not make keys anew that were just deleted.
+# A late rank may take a ticket after its counter was closed; it must not create keys again that were just deleted.
 KEPT = 32
 
 
 class Tickets:
-    """One lane's view of the counters on a store.
+    """The counters on a store, as one comm thread uses them.
 
-    Who has come out of a collective knows that all ranks had come to it, and so had read what they read before it. Rank 0
-    deletes those counters, `KEPT` of them later. All others are `open` until everybody has left.
+    After a collective, every rank knows that all ranks have reached it, and so have read the counters of before. Rank 0
+    deletes those, `KEPT` counters later. All others are `open` until all ranks have left.
     """
 
     def __init__(self, store: SharedStore) -> None:
@@ -28,11 +28,14 @@ class Tickets:
         return ticket
 
     def drawn(self, name: str) -> int:
-        """How many tickets there are by now."""
+        """Number of tickets taken so far."""
         return self._raw.add(name, 0)
 
     def settled(self, name: str, count: int | None) -> int:
-        """With how many tickets a counter was closed; 0 while it is open. Who gives a number closes it, unless another has."""
+        """Number of tickets with which a counter was closed; 0 while it is open.
+
+        A rank that passes a `count` closes the counter with it, unless another rank has closed it before.
+        """
         key = f"{name}/closed"
         if count is None and not self._store.are_there([key]):
             return 0
@@ -44,7 +47,7 @@ class Tickets:
         return int(text)
 
     def holders(self, name: str, count: int) -> tuple[int, ...] | None:
-        """The ranks that drew the first `count` tickets, in order; None while fewer are drawn."""
+        """The ranks that took the first `count` tickets, in order; None while fewer are taken."""
         keys = [f"{name}/{i}" for i in range(1, count + 1)]
         if not self._store.are_there(keys):
             return None
@@ -60,22 +63,22 @@ class Tickets:
         return int(text)
 
     def all_have_come(self) -> None:
-        """A collective is through on this lane."""
+        """Note that a collective has ended on this comm thread: all ranks have read the counters before it."""
         self._done.extend(self._read)
         self._read.clear()
 
     def sweep(self) -> None:
-        """Delete what nobody will ask for again; costs a few requests, so best done while waiting."""
+        """Delete counters that no rank needs any more; costs a few requests, so best done while waiting."""
         while len(self._done) > KEPT:
             name = self._done.popleft()
             if self._rank == 0:
                 self._store.take_all_down(keys_of(name, self._raw.add(name, 0)))
 
     def open(self) -> list[str]:
-        """The counters that this rank knows of, from where the whole store begins."""
+        """The counters that this rank knows of, by their full keys in the store."""
         return [self._store.place + name for name in dict.fromkeys([*self._done, *self._read, *self._claimed])]
 
 
 def keys_of(name: str, count: int) -> list[str]:
-    """Of a counter from which so many tickets were drawn, or fewer."""
+    """The keys of a counter from which at most `count` tickets were taken."""
     return [name, f"{name}/closed", *(f"{name}/{i}" for i in range(1, count + 1))]

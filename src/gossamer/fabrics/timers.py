@@ -1,6 +1,6 @@
-"""Watches: how long a request took, and how long the training loop stood still.
+"""Timers: the seconds of a request, and the seconds that the training loop waits for the network.
 
-On a GPU that is the time between two events, known once both have happened; on a CPU the host's.
+On a GPU they measure the time between two events, known once both have happened; on a CPU they use the host's clock.
 """
 
 import threading
@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import torch
 
-Tell = Callable[[float], None]  # is told the seconds
-Note = Callable[[float], int]  # writes down what took so many seconds; returns the place
-Amend = Callable[[int, float], None]  # is told the place, and the seconds it took after all
+Tell = Callable[[float], None]  # takes seconds
+Note = Callable[[float], int]  # adds a ledger entry with its seconds; returns its index
+Amend = Callable[[int, float], None]  # sets the seconds of the entry at an index
 
 
 class RequestTimer(Protocol):
-    """For one lane: `begin` and `end` are called in its thread, `settle` in any."""
+    """Times the requests of one comm thread; it calls `begin` and `end`, any thread calls `settle`."""
 
     def begin(self) -> Any: ...
 
@@ -28,7 +28,7 @@ class RequestTimer(Protocol):
 
 
 class HostRequestTimer:
-    """The host's clock, for requests that the host waits for."""
+    """Times requests with the host's clock, for requests that the host waits for."""
 
     def begin(self) -> float:
         return perf_counter()
@@ -41,7 +41,7 @@ class HostRequestTimer:
 
 
 class EventRequestTimer:
-    """A stream's clock, for requests that the host only puts there: they are noted now, and how long they took later."""
+    """Times requests with CUDA events, for requests queued on a stream: notes them at once, and their seconds later."""
 
     def __init__(self, device: torch.device, amend: Amend) -> None:
         self._device, self._amend = device, amend
@@ -63,12 +63,12 @@ class EventRequestTimer:
 
 
 class ExposedTime(Protocol):
-    """For the training loop: whatever it waits for in `counted`, it waits for the network."""
+    """Times how long the training loop waits for the network: all waits within `counted`."""
 
     def counted(self) -> AbstractContextManager[None]: ...
 
     def gap(self, ready: Any, arrived: Any) -> None:
-        """A stream could have gone on at one event, and can at another."""
+        """Count a wait of a stream from the event `ready` to the event `arrived`."""
         ...
 
 
@@ -89,7 +89,7 @@ class HostExposedTime:
 
 
 class EventExposedTime:
-    """The host may wait for a backward pass as well; what counts is that the GPU had nothing else to do."""
+    """Counts the time in which the GPU was idle, not that of the host, which may also wait for the backward pass."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -98,7 +98,7 @@ class EventExposedTime:
 
     @contextmanager
     def counted(self) -> Generator[None]:
-        while self._gaps and _both_have_happened(*self._gaps[0]):  # of earlier waits
+        while self._gaps and _both_have_happened(*self._gaps[0]):  # from earlier waits
             self._tell(_seconds(*self._gaps.popleft()))
         self._counts = True
         try:
@@ -120,7 +120,7 @@ def _seconds(began: Any, ended: Any) -> float:
 
 
 def timed_event(device: torch.device) -> Any:
-    """An event on the current stream of a device, of which the time is known."""
+    """Record a timed event on the current stream of a device."""
     event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event

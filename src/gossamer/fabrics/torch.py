@@ -45,18 +45,18 @@ CPU = torch.device("cpu")
 class TorchFabric:
     """Runs programs over a torch.distributed process group (None: the default group, or this process alone).
 
-    Over `Members` as well, of whom some may die and come back: a program asks to `regroup` then. `rank` and `size` stay those
-    that all began with; who asks the network is counted by its place among those who are there.
+    It also takes `Members`, of which some may die and come back: then a program may yield `Regroup`. `rank` and `size` stay
+    those of the start; collectives count ranks by their index among the present members.
 
-    `device` is where the tensors lie that programs give to the network, and where they find what has come.
+    `device` is the device of the tensors that programs send and receive.
 
-    Every lane is a thread with a process group of its own. All ranks of the group make their fabrics, and open lanes,
-    in the same order. The first `check` collectives of a lane, and later ones of an unusual size, are compared across
-    ranks before they begin, so that ranks which disagree learn how instead of hanging, aborting or adding up the wrong
-    things; 0 turns that off.
+    Every comm thread (`lane`) has a process group of its own. All ranks of the group create their fabrics, and open comm
+    threads, in the same order. The first `check` collectives of a comm thread, and later ones of an unusual size, are
+    compared across ranks before they begin: ranks that disagree get an error that says how, instead of hanging, aborting
+    or adding up the wrong tensors. `check=0` turns that off.
 
-    A wait ends with an error when a rank has given no sign of life for `deadline` seconds, when all ranks have waited so
-    long, or when one has left; a rank that lives and works elsewhere is waited for, after a warning. With
+    A wait ends with an error when a rank has sent no heartbeat for `deadline` seconds, when all ranks have waited for that
+    long, or when one has left. After a warning, a rank that is alive and busy elsewhere is waited for. With
     `patience="work"` no wait is longer than the deadline.
     """
 
@@ -73,10 +73,10 @@ class TorchFabric:
         self.device = device
         self.ledger = Ledger() if ledger is None else ledger
         if patience not in get_args(Patience):
-            raise ValueError(f"patience is 'alive' or 'work', not {patience!r}")
+            raise ValueError(f"patience must be 'alive' or 'work', got {patience!r}")
         self._waits, self._check = Timeouts(deadline, patience), check
         self._lock = threading.Lock()
-        self._errand: tuple[str, int] | None = None  # what is asked by itself is for this, at that step
+        self._errand: tuple[str, int] | None = None  # purpose and step of requests outside of a started program
         self.standstill = exposed_time_of(device, self._expose)
         self._members = group if isinstance(group, Members) else None
         if self._members is not None:
@@ -88,11 +88,11 @@ class TorchFabric:
             raise
 
     def renew(self, group: dist.ProcessGroup | None = None) -> None:
-        """Go on with the ranks of another group, also after a failure; None is the default group.
+        """Continue with the ranks of another group, also after a failure; None is the default group.
 
-        What has not ended ends with an error, as when the fabric is closed. Then it is as one that is made anew, with the
-        lanes, the settings and the ledger that it had: whoever was not with us makes one, and opens as many lanes. Groups of
-        some ranks are to be formed again, since there are others now; ranks that do not come along close theirs.
+        Programs that have not ended end with an error, as in `close`. Then the fabric is as a new one with the same comm
+        threads, settings and ledger. A rank that was not in the old group creates a fabric and opens as many comm threads; a
+        rank that is not in the new group closes its fabric. Groups of some ranks must be formed again.
         """
         lanes, served = [*self._lanes], self._served
         self.close()
@@ -100,7 +100,7 @@ class TorchFabric:
 
     @property
     def present(self) -> Present:
-        """Who is there."""
+        """The present ranks."""
         if self._members is None:
             return Present.all_of(self.rank, self.size)
         members = self._members
@@ -108,12 +108,12 @@ class TorchFabric:
 
     @property
     def group(self) -> Crowd:
-        """Who meets here."""
+        """The process group, or the members; None for this process alone."""
         return self._seat.group
 
     @property
     def members(self) -> Members | None:
-        """Who may die and come back, if any may."""
+        """The elastic members; None over a process group."""
         return self._members
 
     def _regroup(self, failure: Exception) -> Present:
@@ -130,21 +130,21 @@ class TorchFabric:
                 failure = error
 
     def _wake(self) -> None:
-        """From any thread: all that waits in a collective ends with an error."""
+        """End all collectives under way with an error, from any thread."""
         for driver in [*self._drivers.values()]:
             driver.tear()
 
     def _meet(self, group: Crowd, lanes: Sequence[str], served: frozenset[str] = frozenset()) -> None:
-        """Come together with the ranks of a group, and open these lanes. Nothing is left of an earlier group's."""
+        """Connect to the ranks of a group, and open these comm threads. Nothing is kept of an earlier group."""
         if group is None and dist.is_initialized():
             group = dist.group.WORLD
         seat = self._seat = Endpoint.in_group(group, self.device)
         self.rank, self.size = seat.rank, seat.size
         self._lanes = dict[str, CommThread]()
         self._drivers = dict[str, NetworkDriver]()
-        self._last = dict[str, weakref.ref[Task]]()  # what was started last on each lane
-        self._served = frozenset[str]()  # lanes on which somebody answers whoever is first
-        self.before_close: Callable[[], None] | None = None  # what is to be said to the others before the lanes end
+        self._last = dict[str, weakref.ref[Task]]()  # the last task of each comm thread
+        self._served = frozenset[str]()  # comm threads that receive from any rank
+        self.before_close: Callable[[], None] | None = None  # called before the comm threads end
         if self._members is not None:
             self._members.wake = self._wake
         self._closed = False
@@ -154,7 +154,7 @@ class TorchFabric:
         self._hosts, self._keeps_store = seat.hosts_the_store, seat.keeps_the_store
         vital = self._keeps_store or self._members is not None
         self._pulse = Heartbeat(self._store, *self._waits, vital)
-        # A thread that wakes while the interpreter is taken down aborts the process: end the lanes before.
+        # A thread that wakes while the interpreter shuts down aborts the process: end the comm threads before.
         self._at_exit = shutdown.at_exit(self.close)
         try:
             for lane in lanes:
@@ -164,21 +164,22 @@ class TorchFabric:
             raise
 
     def open_lane(self, name: str, served: bool = False) -> None:
-        """Open another lane; all ranks do so, in the same order.
+        """Open another comm thread; all ranks call this, in the same order.
 
-        On one that is `served` somebody answers whoever is first. NCCL cannot, so that one goes by way of the host.
+        With `served`, programs on it may receive from any rank. NCCL cannot, so its tensors go through the host's memory.
         """
         if name in self._lanes:
-            raise ValueError(f"there is a lane {name!r} already")
+            raise ValueError(f"comm thread {name!r} is open already: choose another name")
         way, refusal, (deadline, patience) = self._seat.way(served), self._seat.refusal, self._waits
         says = (
-            f"opens lane {name!r} over {way} with deadline {deadline:g}, patience {patience!r} and check {self._check}"
+            f"opens comm thread {name!r} over {way} with deadline {deadline:g}, patience {patience!r} and "
+            f"check {self._check}"
         )
-        if refusal is not None:  # which the others are told where they would else wait
-            says = f"cannot go on: {refusal}"
+        if refusal is not None:  # tell the others, which would wait otherwise
+            says = f"cannot start: {refusal}"
         number, driver = len(self._lanes), NetworkDriver(self, name, self._store, self._pulse, self._check, self.device)
         if self._members is not None:
-            driver.patience = 0.0  # who is gone is found out anyway, and then all go on
+            driver.patience = 0.0  # lost ranks are found by their heartbeat, and the others continue
         lane = CommThread(name, driver, self._pulse, self.device)
         self._drivers[name], self._lanes[name] = driver, lane
         self._served |= {name} if served else frozenset()
@@ -189,7 +190,7 @@ class TorchFabric:
             )
 
         try:
-            self.join(self.start(program(), f"opening lane {name!r}", lane=name))
+            self.join(self.start(program(), f"opening comm thread {name!r}", lane=name))
         except PeerError:
             if refusal is not None:
                 raise refusal from None
@@ -197,13 +198,16 @@ class TorchFabric:
         self._form(name, self._groups)
 
     def form(self, groups: Iterable[tuple[int, ...]], per_node: int = 1) -> None:
-        """Make groups of ranks, on all lanes that there are and will be. All ranks do so, with the same groups in one order.
+        """Connect groups of ranks, on all present and later comm threads; all ranks pass the same groups in the same order.
 
-        From now on the ledger takes so many ranks to share a node.
+        From now on the ledger counts `per_node` ranks per node.
         """
         self.ledger.per_node = max(per_node, self.ledger.per_node)
         if self._members is not None and (groups := [*groups]):
-            raise AttachError("groups of some ranks among members(), who may die: use a recipe without them")
+            raise AttachError(
+                "the recipe needs groups of some ranks, which members() does not support, since members may die: use a recipe "
+                "without groups, or a process group"
+            )
         new = [
             g for g in dict.fromkeys(groups) if len(g) > 1 and g != tuple(range(self.size)) and g not in self._groups
         ]
@@ -221,29 +225,32 @@ class TorchFabric:
             yield Compute(lambda: driver.form(number, groups, make, halt), f"making {len(groups)} groups")
 
         if groups:
-            self.join(self.start(program(), f"making groups on lane {lane!r}", lane=lane))
+            self.join(self.start(program(), f"making groups on comm thread {lane!r}", lane=lane))
 
     @property
     def per_node(self) -> int:
-        """How many ranks share a node, as far as the ledger goes."""
+        """Number of ranks per node, as counted by the ledger."""
         return self.ledger.per_node
 
     def start(self, program: Program[T], label: str = "", step: int = 0, lane: str = "comm") -> Handle[T]:
-        """Put a program on a lane and go on."""
+        """Start a program on a comm thread, and return its handle without waiting."""
         return self._put(program, label, step, lane)
 
     def _put(self, program: Program[T], label: str, step: int, lane: str, by_itself: bool = False) -> Handle[T]:
         if lane not in self._lanes:
-            raise ValueError(f"no lane {lane!r}; open are {', '.join(self._lanes)}. Open it on all ranks first.")
+            raise ValueError(
+                f"comm thread {lane!r} is not open; open are {', '.join(self._lanes)}. Call open_lane({lane!r}) on all ranks "
+                "first"
+            )
         handle = Task(program, label, step, self._lanes[lane], by_itself)
         self._last[lane] = weakref.ref(handle)
         handle.lane.put(handle)
         return handle
 
     def join(self, handle: Handle[T]) -> T:
-        """Wait for a started program, at most as long as the deadline; its exceptions are raised here."""
+        """Wait for a started program and return its result; its exceptions are raised here."""
         if not isinstance(handle, Task):
-            raise TypeError(f"{handle!r} is no handle of this fabric")
+            raise TypeError(f"join() takes a handle that start() of this fabric returned, got {handle!r}")
         handle.lane.wait(handle)
         if handle.error is not None:
             raise handle.error
@@ -253,15 +260,15 @@ class TorchFabric:
         return handle.result
 
     def run(self, program: Program[T], errand: str = "", step: int = 0) -> T:
-        """Drive a program on this thread; what it asks of the network is answered on lane "comm", and known by its errand."""
+        """Run a program on this thread; its network requests run on comm thread "comm", labelled with `errand`."""
         with self.during(errand, step) if errand else nullcontext():
             return drive(program, self._answer)
 
     @contextmanager
     def during(self, errand: str, step: int) -> Generator[None]:
-        """What `run` asks of the network in here is for this, at that step: errors and the ledger say so.
+        """Label the network requests of `run` in this context with a purpose and a step, for errors and the ledger.
 
-        An errand may run others, `checkpoint.save` a consensus: it is known by what it was to begin with.
+        In nested contexts the outer label stays: the consensus that `checkpoint.save` runs is labelled as the save.
         """
         before = self._errand
         self._errand = before or (errand, step)
@@ -271,10 +278,10 @@ class TorchFabric:
             self._errand = before
 
     def close(self) -> None:
-        """End all lanes. Programs that have not ended do so with an error; a lane stuck in the backend is left.
+        """End all comm threads. Programs that have not ended get an error; a thread stuck in the backend is left.
 
-        Others may be behind, so what was started is seen through and letters are waited for until they are read, at most
-        as long as the deadline; not after a failure. The rank that hosts the store goes last, see `shutdown`.
+        Other ranks may be behind, so without a failure this waits for started programs to end and for sent messages to be
+        read, at most as long as the deadline. The rank that hosts the store ends last, see `shutdown`.
         """
         self._end()
         self._part()
@@ -300,7 +307,7 @@ class TorchFabric:
         if fine and self._hosts:
             shutdown.stay_for(self._store, self._waits.deadline)
         ended = [name for name, lane in self._lanes.items() if lane.close(patience=0.5)]
-        for name in self._served - set(ended):  # it waits for a call, and callers for its answer
+        for name in self._served - set(ended):  # it waits for a request, and other ranks for its answer
             self._drivers[name].tear()
         if self._pulse.close() and fine and len(ended) == len(self._lanes):
             self._say_goodbye()
@@ -312,8 +319,9 @@ class TorchFabric:
         return all(lane.broken is None for lane in self._lanes.values())
 
     def _say_goodbye(self) -> None:
-        """Whoever waits for this rank, or notices that it is gone, shall find a word of it. (A broken lane has told where
-        it was; and its store may hold up whoever talks to it.)
+        """Write to the store that this rank has left, for ranks that wait for it.
+
+        Not called after a failure: then the comm thread has reported its position, and the store may not answer.
         """
         done = {key: count for driver in self._drivers.values() for key, count in driver.done().items()}
         with suppress(RuntimeError):  # the store's host may be gone already
@@ -324,7 +332,7 @@ class TorchFabric:
             shutdown.delete_farewells(self._store, left, self._keeps_store and shutdown.has_store_host())
 
     def note(self, step: int, verb: str, label: str, numbers: Traffic, among: Among, seconds: float) -> int:
-        """Write an answered request into the ledger; lanes share it."""
+        """Write an answered request into the ledger; comm threads share it."""
         with self._lock:
             handed, sent, received, inside = numbers
             return self.ledger.note(
@@ -332,12 +340,12 @@ class TorchFabric:
             )
 
     def amend(self, place: int, seconds: float) -> None:
-        """It is known how long a request took."""
+        """Set the seconds of a request that was noted before it ended."""
         with self._lock:
             self.ledger.amend(place, seconds)
 
     def busy(self, seconds: float) -> None:
-        """Processor time that a program took on its lane: encoding and decoding, in the main."""
+        """Add processor time of a program on its comm thread: mainly encoding and decoding."""
         with self._lock:
             self.ledger.busy_seconds += seconds
 
@@ -357,7 +365,10 @@ class TorchFabric:
             case Regroup(failure):
                 return self._regroup(failure)
             case OptimizerStep():
-                raise RuntimeError("Descend is for a host to answer: it knows the optimizer, a fabric does not")
+                raise RuntimeError(
+                    "a fabric cannot answer OptimizerStep, since it does not know the optimizer: run the program through an "
+                    "integration (gossamer.attach)"
+                )
             case _:
                 return self.join(self._put(_alone(verb), *(self._errand or ("", 0)), "comm", by_itself=True))
 

@@ -1,4 +1,4 @@
-"""Fast code for wires: encode, decode and select, bit-equal on CPU and GPU.
+"""Kernels that encode, decode and select, with bit-equal results on CPU and GPU.
 
 Each kernel exists as readable torch operations (`reference`), as a Numba loop (`cpu`) and, where it pays, as a Triton
 program (`gpu`). The functions here check their arguments and pick the twin by the tensor's device.

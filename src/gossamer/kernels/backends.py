@@ -1,4 +1,4 @@
-"""Which twin of a kernel runs: Numba on CPUs, Triton on GPUs, plain torch operations everywhere else.
+"""Chooses the implementation of a kernel: Numba on CPUs, Triton on GPUs, plain torch operations elsewhere.
 
 A kernel family is one module name (`ternary`, `sign`, ...) in up to three packages: `reference` (always complete),
 `cpu` and `gpu`. A twin that does not exist falls back to the reference.
@@ -28,14 +28,14 @@ _forced: ContextVar[Backend | None] = ContextVar("gossamer_kernel_backend", defa
 
 @lru_cache(maxsize=1)
 def backends() -> tuple[Backend, ...]:
-    """Backends that this installation can run; the torch reference is always there."""
+    """Backends that this installation can run; always includes the torch reference."""
     optional: tuple[Backend, ...] = ("numba", "triton")
     return ("torch", *(name for name in optional if find_spec(name) is not None))
 
 
 @contextmanager
 def using(backend: Backend) -> Generator[None]:
-    """Forces one backend inside the `with` block, for tests and benchmarks."""
+    """Force one backend inside the `with` block, for tests and benchmarks."""
     if backend not in get_args(Backend):
         raise ValueError(f"unknown kernel backend {backend!r}; there are {', '.join(get_args(Backend))}")
     if backend not in backends():
@@ -60,7 +60,7 @@ def chosen(device: torch.device) -> Backend:
 
 
 def triton_runs(device: torch.device) -> bool:
-    """Whether Triton compiles and launches there: one kernel is tried on each device, and one sentence said if it fails."""
+    """True if Triton compiles and launches on a device; tries one kernel, and warns once if it fails."""
     with _trying:
         if device not in _verdicts:
             _verdicts[device] = _try_triton(device)
@@ -84,7 +84,7 @@ def _try_triton(device: torch.device) -> bool:
 
 
 def twin(family: str, function: str, device: torch.device) -> Callable[..., Any]:
-    """The function of that family for tensors on that device."""
+    """The function of a kernel family for tensors on a device."""
     return _load(chosen(device), family, function)
 
 
@@ -106,7 +106,7 @@ def _find(backend: Backend, family: str, function: str) -> Callable[..., Any]:
 
 
 def _where_it_lies(launch: Callable[..., Any]) -> Callable[..., Any]:
-    """Triton launches on the current device, whatever device its arguments lie on."""
+    """Make the tensors' device current, since Triton launches on the current device."""
 
     @wraps(launch)
     def there(x: Tensor | list[Tensor] | tuple[Tensor, ...], *rest: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Are these numbers, all of them?"""
+"""Checks that all values are finite."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -17,7 +17,7 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
 
 
 def peak(tensor: Tensor) -> Tensor:
-    """The largest absolute value; not finite where any value is not."""
+    """The largest absolute value; not finite if any value is not."""
     if tensor.numel() == 0:
         return tensor.new_zeros((), dtype=torch.float64)
     if tensor.dtype != torch.float32 or tensor.numel() < _FEW:
@@ -26,5 +26,5 @@ def peak(tensor: Tensor) -> Tensor:
 
 
 def all_peaks_finite(peaks: Sequence[Tensor]) -> bool:
-    """One question to the device for all of them."""
+    """True if all peaks are finite, with one device synchronisation for all."""
     return all(map(isfinite, read_numbers(*peaks)))

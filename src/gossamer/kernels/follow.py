@@ -1,4 +1,4 @@
-"""A step on x, taken where z = x / w was: what push-sum does to a model, in one pass over it."""
+"""The push-sum update of a model: a step on x, computed at z = x / w, in one pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small numbers: what eight bits say, relative to their bucket's top, and in which steps a top is written.
+"""Eight-bit number formats, relative to their bucket's top, and the formats in which a top is written.
 
 A code is a sign, an exponent and a mantissa. Codes of one exponent are `2 ** mantissa` evenly spaced numbers, and the
 next ones are twice as far apart; below the least exponent they stay evenly spaced down to zero. Powers of two have no
@@ -31,12 +31,12 @@ class Form(NamedTuple):
 
     @property
     def flat(self) -> bool:
-        """True if all are evenly spaced."""
+        """True if all numbers are evenly spaced."""
         return self.least > 127 + self.top.as_integer_ratio()[0].bit_length() - 1
 
     @property
     def quantum(self) -> float:
-        """The smallest number but zero."""
+        """The smallest positive number."""
         return 2.0 ** (self.least - 127 - self.mantissa)
 
     @property
@@ -64,17 +64,17 @@ class Steps(NamedTuple):
 
 
 def any_top(form: Form) -> Steps:
-    """The largest magnitude as it is."""
+    """Tops as float32: the largest magnitude itself."""
     return Steps(0, -1, 0, form.top * _GUARD)
 
 
 def brain_tops(form: Form) -> Steps:
-    """In 16 bits (bfloat16), rounded up."""
+    """Tops in 16 bits (bfloat16), rounded up."""
     return Steps(0xFFFF, ~0xFFFF, 0, form.top * _GUARD)
 
 
 def power_tops(form: Form) -> Steps:
-    """In 8 bits: the form's top times a power of two, of which the least that no element exceeds."""
+    """Tops in 8 bits: the form's top times the smallest power of two that no element exceeds."""
     return Steps(_FIELD // 255 - 1 - form.fraction, -(1 << 23), form.fraction, form.top)
 
 
@@ -95,7 +95,7 @@ def run_of(bucket: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)
 def meanings(form: Form, device: torch.device) -> Tensor:
-    """What each of 256 codes says, before its bucket's top is known. Copied to a device, which waits, and so made once."""
+    """The number of each of 256 codes, not yet scaled by its bucket's top; cached, since the copy to a device blocks."""
     if form.flat:
         return torch.arange(256, device="cpu").to(torch.int8).float().to(device)
     code = torch.arange(128, device="cpu")
@@ -106,7 +106,7 @@ def meanings(form: Form, device: torch.device) -> Tensor:
 
 
 def squeezed(tops: Tensor, form: Form) -> Tensor:
-    """Tops that are the form's times a power of two, as one byte each: the power plus 127; 255 where they are not finite."""
+    """Write tops that are the form's top times a power of two as one byte: the power plus 127; 255 if not finite."""
     field = tops.view(torch.int32) >> 23
     return torch.where(field == 255, 255, (field - raised(form)).clamp(min=0)).to(torch.uint8)
 
@@ -118,7 +118,7 @@ def stretched(powers: Tensor, form: Form) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _tops(form: Form, device: torch.device) -> Tensor:
-    """What each of 256 bytes says. Copied to a device, which waits, and so made once."""
+    """The top of each of 256 bytes; cached, since the copy to a device blocks."""
     field = (torch.arange(256, dtype=torch.int32, device="cpu") + raised(form)).clamp(max=255)
     field[255] = 255
     bits = torch.where(field == 255, INFINITE, (field << 23) + form.fraction)
@@ -126,7 +126,7 @@ def _tops(form: Form, device: torch.device) -> Tensor:
 
 
 def raised(form: Form) -> int:
-    """How much more the exponent of a form's top is than that of one."""
+    """Exponent of the form's top, relative to that of 1."""
     return (_bits(form.top) >> 23) - 127
 
 

@@ -1,4 +1,4 @@
-"""The dice of all stochastic kernels: a keyed 32-bit hash of the element's index."""
+"""The random numbers of all stochastic kernels: a keyed 32-bit hash of the element's index."""
 
 from __future__ import annotations
 

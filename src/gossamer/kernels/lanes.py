@@ -23,7 +23,7 @@ def lane_fields(top: int, size: int) -> tuple[int, int]:
 
 
 def lane_count(n: int, top: int, size: int) -> int:
-    """int32 lanes that n levels take."""
+    """Number of int32 lanes that n levels take."""
     return -(-n // lane_fields(top, size)[1])
 
 
@@ -38,7 +38,7 @@ def lanes_pack(levels: Tensor, top: int, size: int) -> Tensor:
 
 
 def lanes_unpack(lanes: Tensor, n: int, top: int, size: int) -> Tensor:
-    """The n sums of levels (int32) after lanes of `size` workers were added up.
+    """The n sums of levels (int32), from the sum of the lanes of `size` workers.
 
     Reads 4 / fields and writes 4 bytes per element.
     """

@@ -1,4 +1,4 @@
-"""Where every bit lies: the arithmetic that all backends share.
+"""The position of every bit of a wire: arithmetic that all backends share.
 
 All wires are planar. A vector is cut into blocks; inside a block whose rows are `width` bytes wide, byte j holds the
 elements j, j + width, j + 2 * width, ... so that loads, arithmetic and stores are contiguous on every machine.
@@ -82,7 +82,7 @@ def edges(bounds: tuple[int, ...]) -> npt.NDArray[np.int64]:
 
 @lru_cache(maxsize=1024)
 def edges_on(bounds: tuple[int, ...], device: torch.device) -> Tensor:
-    """The same table as a tensor on a device."""
+    """Segment boundaries as a tensor on a device."""
     return torch.tensor(bounds, dtype=torch.int64, device=device)
 
 
@@ -94,7 +94,7 @@ def lengths_on(bounds: tuple[int, ...], device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=256)
 def divisor(number: float, device: torch.device) -> Tensor:
-    """A number to divide by. By a plain one torch does not divide on GPUs: it multiplies by its reciprocal.
+    """A divisor as a tensor: on GPUs torch would replace division by a Python number with a multiplication.
 
     What is read from a wire is the same everywhere, to the bit. Means over ranks are not: networks add in orders of their
     own, so those are divided by plain numbers.
@@ -110,7 +110,7 @@ def require_bounds(bounds: tuple[int, ...], n: int) -> int:
 
 
 class Turns(NamedTuple):
-    """How the rows of a count sketch turn the layers of a vector, and where their dice lie.
+    """The rotation of a vector's layers in each row of a count sketch, and the positions of its random numbers.
 
     Hash number row * layers + layer says by how much a row turns a layer: its 23 top bits, as a fraction of the columns.
     The numbers after those are words of signs, `words` of them for each layer of each row.
@@ -139,7 +139,7 @@ class Turns(NamedTuple):
 
 
 class Coded(NamedTuple):
-    """Where the records of levels lie: after the length of each (2 bytes), and the parameter of each block (1).
+    """The positions of the records of levels: behind the length of each (2 bytes) and the parameter of each block (1).
 
     What is left over when whole words of 64 levels are cut off is a record of its own.
     """
@@ -157,17 +157,17 @@ class Coded(NamedTuple):
 
     @property
     def first(self) -> int:
-        """Where the first record begins."""
+        """Position of the first record."""
         return 2 * self.records + self.blocks
 
     @property
     def bits(self) -> int:
-        """Of the largest number that is written."""
+        """Bits of the largest number that is written."""
         return (2 * self.levels).bit_length()
 
     @property
     def most(self) -> int:
-        """Bytes of all, at most: a block's shortest code is no longer than all bits of its numbers, and one."""
+        """Upper bound of all bytes: a block's shortest code has at most the bits of its numbers, plus one each."""
         return self.first + self.records + self.n * (self.bits + 1) // 8
 
     def _cut(self, length: int) -> int:

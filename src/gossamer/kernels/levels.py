@@ -1,4 +1,4 @@
-"""Uniform levels, any number of them, in a Rice code: the nearer to zero the shorter.
+"""Uniform levels of any number, in a Rice code: levels near zero take fewer bits.
 
 0, -1, 1, -2, 2, ... are written as 0, 1, 2, 3, 4, ... in records of 4096 elements; what is left over when whole words of 64 are
 cut off is a record of its own. Each block of 256 has a parameter r: r low bits of each number, and its quotient in unary (q ones
@@ -28,14 +28,14 @@ def level_codes(x: Tensor, levels: int, bucket: int, norms: Tensor, key: Key, of
 
 
 def levels_most(n: int, levels: int) -> int:
-    """Bytes of n levels, at most."""
+    """Upper bound of the bytes of n levels."""
     return layout.Coded(n, levels).most
 
 
 def levels_encode(
     x: Tensor, levels: int, bucket: int, norms: Tensor, key: Key, out: Tensor, measure: bool = False, offset: int = 0
 ) -> int:
-    """Writes the levels that `quantise_encode` would pack, of as many as one likes up to 127, to the front of `out`.
+    """Write the levels of `quantise_encode`, up to any number from 1 to 127, in a Rice code to the front of `out`.
 
     Returns how many bytes these are, for which the host waits. To `measure` is to write norms by magnitude first, as `quantise`
     does. Reads 4 bytes per element.

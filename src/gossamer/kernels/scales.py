@@ -23,7 +23,7 @@ def absmax(x: Tensor, bounds: Bounds) -> Tensor:
 
 
 def divide(x: Tensor, by: int) -> Tensor:
-    """x / by, in place; and max |x| of what then is there, as `absmax` has it. Reads and writes 4 bytes per element.
+    """Divide x by `by` in place, and return max |x| of the result, as `absmax` does. Reads and writes 4 bytes per element.
 
     Doubles go through torch.
     """
@@ -45,14 +45,14 @@ def absmax_and_rms(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
 
 
 def clipped_scales(x: Tensor, bounds: Bounds, clip: float) -> Tensor:
-    """min(clip * rms, max |x|) per segment; with a clip of 0 max |x|."""
+    """min(clip * rms, max |x|) per segment; max |x| if clip is 0."""
     if clip == 0:
         return absmax(x, bounds)
     return clipped(*absmax_and_rms(x, bounds), clip)
 
 
 def clipped(largest: Tensor, deviation: Tensor, clip: float) -> Tensor:
-    """The largest magnitude, or fewer deviations; where there is no deviation nothing is clipped."""
+    """The largest magnitude, clipped to a number of deviations; not clipped where the deviation is 0."""
     return torch.where(deviation > 0, torch.minimum(clip * deviation, largest), largest)
 
 

@@ -1,4 +1,4 @@
-"""Choosing elements by magnitude, and adding chosen elements back."""
+"""Selects elements by magnitude, and adds selected elements to a vector."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def topk(x: Tensor, k: int) -> Tensor:
 
 
 def topk_each(x: Tensor, bounds: Bounds, counts: tuple[int, ...], out: Tensor | None = None) -> Tensor:
-    """`topk` in every segment, all in one call: the indices in x (int32, ascending) of each segment's largest.
+    """`topk` of every segment in one call: the indices in x (int32, ascending) of each segment's largest |x|.
 
     They are written to `out`, if there is one.
     """
@@ -56,7 +56,7 @@ def topk_each(x: Tensor, bounds: Bounds, counts: tuple[int, ...], out: Tensor | 
 
 
 def sparse_mean(indices: Sequence[Tensor], values: Sequence[Tensor], out: Tensor) -> Tensor:
-    """out = the mean of sparse vectors, each given by indices and values, which are added in their order; returns max |out|.
+    """out = the mean of sparse vectors (indices and values), added in their order; returns max |out|.
 
     An index outside is answered as by `scatter_add`. On a CPU, where indices ascend, out is written once and not read.
     """
@@ -90,7 +90,7 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, weight: float = 1.
 
 
 def within(indices: Tensor, values: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Both as they are if all indices lie in [0, n), for those who add them up themselves; outside as `scatter_add`."""
+    """Check that all indices lie in [0, n), and return both arguments; an index outside is handled as in `scatter_add`."""
     if indices.device.type != "cpu":
         return spoil_outside(indices, values, n)
     if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < n:

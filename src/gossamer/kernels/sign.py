@@ -1,4 +1,4 @@
-"""One bit per element, with a scale for each segment; with error feedback in a single pass over memory."""
+"""One sign bit per element and one scale per segment, with or without error feedback, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sign_bytes(n: int) -> int:
 
 
 def sign_encode(x: Tensor, bounds: Bounds, power: Literal[1, 2], out: Tensor) -> Tensor:
-    """Writes the sign bits over `out`; returns mean |x| of each segment (power 1), or its root mean square (power 2).
+    """Write the sign bits to `out`; returns mean |x| of each segment (power 1), or its root mean square (power 2).
 
     sign(0) is +1 and its bit is 1. Sums are float64 in one fixed order: bit-equal everywhere. An element that is not finite
     makes a scale that is not. Reads 4 and writes 1/8 bytes per element.
@@ -38,7 +38,7 @@ def sign_decode(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor) -> No
 
 
 def sign_feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
-    """Sign bits and mean |p| per segment of p = g + e, where e is what the last message did not say.
+    """Sign bits and mean |p| per segment of p = g + e, where e is the residual of the last message.
 
     `pending` holds the last p and is overwritten: e = pending - scale_prev * sign(pending), taken late so that one
     pass is enough. sign(0) is +1 and its bit is 1. Sums are float64 in one fixed order: bit-equal everywhere.

@@ -31,7 +31,7 @@ def sketch_encode(x: Tensor, rows: int, columns: int, key: Key) -> Tensor:
 
 
 def sketch_estimate(table: Tensor, n: int, key: Key, out: Tensor | None = None) -> Tensor:
-    """The n elements that a table was made of, each the median of what the rows say; of finite tables only.
+    """Estimate the n elements of a table, each as the median of the rows' estimates; for finite tables only.
 
     They are written to `out`, if that is given.
 
@@ -52,6 +52,6 @@ def _shape(n: int, rows: int, columns: int) -> tuple[int, int]:
         raise ValueError(f"a sketch has an odd number of rows and at least one column, got {rows} and {columns}")
     if Turns(n, rows, columns, (0, 0)).hashes >= 2**32:
         raise ValueError(
-            f"{rows} rows of {columns} columns for {n} elements take more dice than 32 bits count; use more columns"
+            f"{rows} rows of {columns} columns for {n} elements need more random numbers than 32 bits can count; use more columns"
         )
     return rows, columns

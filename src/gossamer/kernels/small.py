@@ -1,4 +1,4 @@
-"""Small numbers: a byte for each element, relative to the largest of its bucket; see `forms.py`."""
+"""Eight-bit numbers: one byte per element, relative to the largest of its bucket; see `forms.py`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LONGEST = 4096  # elements of one bucket: a GPU's program holds it whole
 
 
 def small_encode(x: Tensor, form: Form, steps: Steps, bucket: int, key: Key | None, tops: Tensor, out: Tensor) -> None:
-    """Writes the top of each bucket, and of each element the number of the form that is next to it in units of that.
+    """Write each bucket's top to `tops`, and the code of each element, relative to the top, to `out`.
 
-    With a key one of its two neighbours, at random such that it is right on average; without, the nearest one, and of two
-    the even one. The bytes of one element are its code; a bucket whose top is not finite has any codes. Tops below 2^-100
+    With a key, an element becomes one of its two neighbours, at random and unbiased; without, the nearest one, and the even
+    one of a tie. The bytes of one element are its code; a bucket whose top is not finite has any codes. Tops below 2^-100
     count as zero. Tops of one byte are those of `forms.squeezed`, for steps that are powers of two. Reads 4 bytes and writes 1
     per element.
     """
@@ -28,7 +28,7 @@ def small_encode(x: Tensor, form: Form, steps: Steps, bucket: int, key: Key | No
 
 
 def small_accumulate(wire: Tensor, form: Form, bucket: int, tops: Tensor, out: Tensor, weight: float = 1.0) -> None:
-    """out += weight * top / form.top * (what the code says), in place; a bucket whose top is not finite becomes NaN.
+    """out += weight * top / form.top * meaning(code), in place; a bucket with a top that is not finite becomes NaN.
 
     Reads 5 and writes 4 bytes per element.
     """
@@ -36,7 +36,7 @@ def small_accumulate(wire: Tensor, form: Form, bucket: int, tops: Tensor, out: T
 
 
 def small_decode(wire: Tensor, form: Form, bucket: int, tops: Tensor, out: Tensor) -> None:
-    """To the bit what `small_accumulate` adds to zeros, without a pass that writes them."""
+    """out = what `small_accumulate` adds to zeros, bit for bit, without a pass that writes zeros."""
     _read(wire, form, bucket, tops, out, 1.0, True)
 
 

@@ -44,7 +44,7 @@ def ternary(x: Tensor, bounds: Bounds, clip: float, key: Key, scales: Tensor, ou
 
 
 def ternary_levels(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, top: int = 1, offset: int = 0) -> Tensor:
-    """The same rounding to int8 levels in [-top, top], unpacked: floor(x * top / scale + u).
+    """Round as `ternary_encode` does, to int8 levels in [-top, top], unpacked: floor(x * top / scale + u).
 
     With top = 1 these are the trits of `ternary_encode`. Reads 4 and writes 1 byte per element.
     """

@@ -1,4 +1,4 @@
-"""Calls kernels once on a few elements: what must be compiled, or loaded from a cache, is there when training begins."""
+"""Calls each kernel once on a few elements, so that it is compiled before training begins."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LENGTHS = {"cpu": (64,), "cuda": (4096, 4099)}
 
 
 def warmup(*families: str, device: torch.device | str = "cpu") -> None:
-    """Compiles kernels (or loads them from the cache), so that the first training step does not wait.
+    """Compile kernels, or load them from the cache, so that the first training step does not wait.
 
     All of them, or those of some families: "scales", "ternary", "quantise" (4 bits in buckets of 512), "levels", "sign",
     "select", "indices", "lanes", "sketch", "small" (int8 and e4m3, at random), "follow" (in single precision). On a GPU a few variants are left to the first

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def _ensure_cache() -> None:
-    """Numba caches beside the source or in the user's cache; where neither can be written, a private folder will do."""
+    """Set a temporary cache folder for Numba if neither the source folder nor the user's cache can be written."""
     if "NUMBA_CACHE_DIR" in os.environ or "numba" in sys.modules:
         return
     beside = Path(__file__).parent / "__pycache__"

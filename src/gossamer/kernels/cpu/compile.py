@@ -1,4 +1,4 @@
-"""The one way in which loops are compiled here."""
+"""Compiles all Numba loops with the same options."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def reduction(function: Callable[P, R]) -> Callable[P, R]:
-    """As `kernel`, but the additions of a sum may be reordered, in a way that is fixed on one host."""
+    """Like `kernel`, but the additions of a sum may be reordered, in a way that is fixed on one host."""
     return cast(Callable[P, R], numba.njit(nogil=True, cache=True, fastmath={"reassoc"})(function))

@@ -1,4 +1,4 @@
-"""A step on x, taken where z = x / w was: each number is read once, and nothing waits in memory in between."""
+"""The push-sum update: a step on x, computed at z = x / w, in one pass without temporary tensors."""
 
 from __future__ import annotations
 

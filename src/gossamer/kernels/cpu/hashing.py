@@ -9,7 +9,7 @@ from gossamer.kernels.cpu.compile import kernel
 
 @kernel
 def fraction(counter: np.uint32, k1: np.uint32) -> np.int32:
-    """The 23 top bits of a word."""
+    """The top 23 bits of a word."""
     return np.int32(np.uint32(word(counter, k1) >> np.uint32(9)))
 
 
@@ -27,5 +27,5 @@ def word(counter: np.uint32, k1: np.uint32) -> np.uint32:
 
 
 def start(key: tuple[int, int], offset: int) -> tuple[np.uint32, np.uint32]:
-    """First counter and second key word of a run of elements."""
+    """The first counter and the second key word of a run of elements."""
     return np.uint32((key[0] + offset) & 0xFFFFFFFF), np.uint32(key[1])

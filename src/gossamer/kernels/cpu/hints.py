@@ -1,4 +1,4 @@
-"""What Numba has no word for: two hints to the machine, which change speed and never a result, and a few instructions."""
+"""LLVM features that Numba lacks: hints that change speed and never a result, and a few instructions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINE = 64  # bytes per cache line
 
 
 def _wide(context: Any) -> Any:
-    """Called in a kernel, asks LLVM for the widest vectors there are; for some hosts it prefers half of that.
+    """Ask LLVM for the widest vectors, when called in a kernel; on some hosts it prefers half of that.
 
     Measured on an AVX-512 Xeon: the hash-bound encoders run 1.5 times as fast.
     """
@@ -34,7 +34,7 @@ wide = cast(Callable[[], None], intrinsic(_wide))
 
 
 def _inlined(context: Any) -> Any:
-    """Called in a kernel, has it copied into those that call it, so that what they know of its arguments is known in it."""
+    """Inline the kernel that calls it into its callers, so that constant arguments are known in it."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.function.attributes.add("alwaysinline")
@@ -48,7 +48,7 @@ inlined = cast(Callable[[], None], intrinsic(_inlined))
 
 @kernel
 def prefetch(x: Any, start: int, stop: int) -> None:
-    """Asks for x[start:stop] to be brought near, while the kernel is still busy with the stretch before it.
+    """Prefetch x[start:stop] into the cache, while the kernel works on the stretch before it.
 
     Measured: a hash-bound encoder gains a quarter, since waiting and computing then overlap.
     """

@@ -51,7 +51,7 @@ def decode(wire: Tensor, count: int, n: int) -> Tensor | None:
 
 
 def _words(raw: Bytes) -> Words:
-    """The bytes as words with room to read one word beyond."""
+    """The bytes as words, padded by one word."""
     words = np.zeros(raw.size // 8 + 2, np.uint64)
     words.view(np.uint8)[: raw.size] = raw
     return words
@@ -124,7 +124,7 @@ def _low_bits(rice: Bytes, count: int) -> int:
 
 @kernel
 def _read(rice: Bytes, low: Words, unary: Words, n: int, indices: Ints, lowest: Bytes) -> int:
-    """Bits of the unary stream that were used; -1 if the stream does not spell indices.size indices below n."""
+    """Decode indices, and return the bits used of the unary stream; -1 if it does not hold indices.size indices below n."""
     count, at = 0, 0
     index, end = np.int64(-1), np.int64(-1)
     for w in range(unary.size):

@@ -1,4 +1,4 @@
-"""Integer lanes, a stretch of lanes at a time so that they stay in cache while their fields are filled."""
+"""Integer lanes: fills a stretch of lanes at a time, which stays in cache."""
 
 from __future__ import annotations
 

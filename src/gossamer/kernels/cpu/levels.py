@@ -1,4 +1,4 @@
-"""Uniform levels per bucket, of any number, in a Rice code: a record after the other is rounded into a buffer in L1, and coded."""
+"""Uniform levels of any number per bucket, in a Rice code: rounds one record at a time into a buffer in L1, and codes it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _encode(
     first: int,
     wire: Bytes,
 ) -> int:
-    """Returns the wire's length. Norms are found, if they are to be measured, where a bucket begins."""
+    """Encode, and return the wire's length; with `measure`, compute each bucket's norm first."""
     wide()
     codes, alive = np.zeros(LEVEL_RECORD, np.uint8), np.zeros(WORDS, np.uint64)
     words, room = np.zeros(LEVEL_MOST // 8 + 2, np.uint64), np.zeros(ROOM, np.uint8)
@@ -98,7 +98,7 @@ def _read(
     out: Floats,
     anew: bool,
 ) -> bool:
-    """Whether the wire is one; of another length, nothing is written."""
+    """Decode, and return True if the wire is valid; writes nothing if its length is wrong."""
     wide()
     if not _is_whole(wire, records, first):
         return False
@@ -134,7 +134,7 @@ def _read(
 
 @kernel
 def _is_whole(wire: Bytes, records: int, first: int) -> bool:
-    """Whether records of the lengths it says fill it."""
+    """True if the lengths of the records add up to the wire's length."""
     total, longest = first, 0
     for record in range(records):
         length = _length(wire, record)
@@ -149,7 +149,7 @@ def _length(wire: Bytes, record: int) -> int:
 
 @kernel
 def _end(lo: int, n: int) -> int:
-    """Where the record ends that begins there: what is left over of whole words is one of its own."""
+    """End of the record that begins at a position; elements beyond whole words form a record of their own."""
     whole = n // 64 * 64
     return min(lo + LEVEL_RECORD, whole) if lo < whole else n
 

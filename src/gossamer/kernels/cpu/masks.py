@@ -1,4 +1,4 @@
-"""Words of 64 bits, one for each of 64 bytes that lie side by side: comparing all at once, and squeezing bits together."""
+"""Masks of 64 bits, one bit per byte: compares 64 bytes at once, and moves selected bits together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FLAGS = ir.VectorType(ir.IntType(1), 64)
 
 
 def _all(builder: Any, byte: Any) -> Any:
-    """A vector of one byte, 64 times."""
+    """A vector that repeats one byte 64 times."""
     first = builder.insert_element(ir.Constant(_BYTES, ir.Undefined), byte, ir.Constant(ir.IntType(32), 0))
     where = ir.Constant(ir.VectorType(ir.IntType(32), 64), [0] * 64)
     return builder.shuffle_vector(first, ir.Constant(_BYTES, ir.Undefined), where)
@@ -73,7 +73,7 @@ add_where = cast(Callable[[Bytes, int, np.uint64, np.uint8], None], intrinsic(_a
 
 
 def _squeezed(builder: Any, values: Any, flags: Any) -> Any:
-    """Those of 64 bytes that are flagged, side by side, and zeros behind them: an instruction of AVX-512."""
+    """Move the flagged ones of 64 bytes to the front, followed by zeros: an instruction of AVX-512."""
     kind, name = ir.FunctionType(_BYTES, [_BYTES, _BYTES, _FLAGS]), "llvm.x86.avx512.mask.compress.v64i8"
     known = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
     return builder.call(known, [values, ir.Constant(_BYTES, None), builder.bitcast(flags, _FLAGS)])
@@ -122,7 +122,7 @@ ones = cast(Callable[[np.uint64], int], intrinsic(_ones))
 
 
 def _instruction(name: str) -> Callable[[np.uint64, np.uint64], np.uint64]:
-    """One that only x86 has, by the name that LLVM gives it."""
+    """An x86 instruction, by its name in LLVM."""
 
     def describe(context: Any, word: Any, mask: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -137,7 +137,7 @@ def _instruction(name: str) -> Callable[[np.uint64, np.uint64], np.uint64]:
 
 @kernel
 def squeeze_by_shifts(word: np.uint64, mask: np.uint64) -> np.uint64:
-    """The bits of a word where a mask has ones, side by side from the lowest on (Hacker's Delight 7-4)."""
+    """Move the bits of a word that a mask selects to the lowest positions (Hacker's Delight 7-4)."""
     word &= mask
     skipped = np.uint64(~mask << np.uint64(1))
     for step in range(6):
@@ -155,7 +155,7 @@ def squeeze_by_shifts(word: np.uint64, mask: np.uint64) -> np.uint64:
 
 @kernel
 def spread_by_shifts(word: np.uint64, mask: np.uint64) -> np.uint64:
-    """The lowest bits of a word, in their order where a mask has ones."""
+    """Move the lowest bits of a word to the positions that a mask selects; the inverse of `squeeze_by_shifts`."""
     out = np.uint64(0)
     while mask:
         lowest = mask & (~mask + np.uint64(1))
@@ -167,7 +167,7 @@ def spread_by_shifts(word: np.uint64, mask: np.uint64) -> np.uint64:
 
 
 def _has_instructions() -> bool:
-    """Whether this host does both in an instruction: AMD's first two Zens do it in some hundred steps."""
+    """True if this host has fast instructions for both; AMD's Zen 1 and Zen 2 take about a hundred cycles."""
     slow = llvm.get_host_cpu_name() in ("znver1", "znver2")
     return platform.machine() in ("x86_64", "AMD64") and bool(llvm.get_host_cpu_features().get("bmi2")) and not slow
 

@@ -1,4 +1,4 @@
-"""Packing a few blocks of codes into planes, and back."""
+"""Packs a few blocks of codes into planes, and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def full_rows(wire: Bytes, bits: int, n: int) -> Rows:
 
 
 def _packer(width: int) -> Move:
-    """Plane writer of one width: only constant shifts are done on bytes, variable ones on 64-bit lanes."""
+    """Compile a plane writer for one width: bytes are shifted by constants only, 64-bit lanes by variables."""
     rows, mask = 8 // width, (1 << width) - 1
 
     @kernel
@@ -41,7 +41,7 @@ def _packer(width: int) -> Move:
 
 
 def _unpacker(width: int, known: int = 0) -> Read:
-    """Plane reader of one width: shifts each code up and puts the plane's bits below.
+    """Compile a plane reader for one width: it shifts each code up and inserts the plane's bits below.
 
     `keep` is 0 for the first plane of a block, which forgets the block before it, and 255 for the others. Of full blocks
     the length is known: loops of a length that the compiler knows take half the time.

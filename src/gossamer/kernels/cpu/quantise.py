@@ -1,4 +1,4 @@
-"""Uniform levels per bucket: each block of 512 is rounded into a buffer in L1, then packed."""
+"""Uniform levels per bucket: rounds each block of 512 into a buffer in L1, then packs it."""
 
 from __future__ import annotations
 
@@ -146,7 +146,10 @@ def _read(
 
 
 def _reader(anew: bool) -> Say:
-    """Writes what codes say over the elements, or adds it to them. To 0.0 it is added as well, so that there is no -0.0."""
+    """Compile a reader that writes decoded codes to `out`, or adds them.
+
+    A reader that writes adds to 0.0, so that there is no -0.0.
+    """
 
     @kernel
     def say(

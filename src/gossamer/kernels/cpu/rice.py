@@ -1,4 +1,4 @@
-"""Levels in a Rice code, a record at a time: 64 levels are compared with one number at once, which makes one word of bits."""
+"""Rice code of levels, one record at a time: 64 levels are compared with a number at once, which gives one word of bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gossamer.kernels.layout import LEVEL_BLOCK, LEVEL_ZEROS
 
 @kernel
 def fold(codes: Bytes, levels: np.uint8, size: int) -> None:
-    """0, -1, 1, -2, 2, ... become 0, 1, 2, 3, 4, ...; what follows is zero, up to the end of its word."""
+    """Map 0, -1, 1, -2, 2, ... to 0, 1, 2, 3, 4, ...; fill up the last word with zeros."""
     wide()
     for i in range(size):
         level = np.int8(np.uint8(codes[i] - levels))
@@ -24,7 +24,7 @@ def fold(codes: Bytes, levels: np.uint8, size: int) -> None:
 
 @kernel
 def unfold(codes: Bytes, levels: np.uint8, size: int) -> np.uint8:
-    """The inverse; returns the largest that was found."""
+    """The inverse of `fold`; returns the largest code."""
     wide()
     top = np.uint8(0)
     for i in range(size):
@@ -37,7 +37,7 @@ def unfold(codes: Bytes, levels: np.uint8, size: int) -> np.uint8:
 
 @kernel
 def parameters(codes: Bytes, bits: int, size: int, out: Bytes) -> None:
-    """Of each block the smallest parameter of the shortest code, unary parts counted with their ends."""
+    """The Rice parameter of each block: the smallest one that gives the shortest code."""
     wide()
     for block in range(out.size):
         inside = min(LEVEL_BLOCK, size - block * LEVEL_BLOCK)
@@ -55,7 +55,7 @@ def parameters(codes: Bytes, bits: int, size: int, out: Bytes) -> None:
 
 @kernel
 def code(codes: Bytes, rice: Bytes, levels: int, size: int, alive: Words, room: Bytes, out: Words) -> int:
-    """The record of some folded codes, of whole words or of less than one; returns its bits."""
+    """Write the record of folded codes, of whole words or of less than one, and return its bits."""
     wide()
     if size < 64:
         at, held = _write_few(codes, int(rice[0]), levels, size, alive, out)
@@ -68,7 +68,7 @@ def code(codes: Bytes, rice: Bytes, levels: int, size: int, alive: Words, room: 
 
 @kernel
 def _write_whole(codes: Bytes, rice: Bytes, levels: int, count: int, alive: Words, out: Words) -> int:
-    """The planes in which every element has a bit: as many whole words of them."""
+    """Write the planes in which every element has a bit, as whole words."""
     at = np.uint64(0)
     for plane in range(8):
         for block in range(rice.size):
@@ -90,7 +90,7 @@ def _write_whole(codes: Bytes, rice: Bytes, levels: int, count: int, alive: Word
 
 @kernel
 def _write_few(codes: Bytes, r: int, levels: int, size: int, alive: Words, out: Words) -> tuple[int, np.uint64]:
-    """The same planes of less than a word."""
+    """Write the planes in which every element has a bit, for less than a word of elements."""
     at, held = 0, np.uint64(0)
     alive[0] = np.uint64(0)
     if r != LEVEL_ZEROS:
@@ -105,7 +105,7 @@ def _write_few(codes: Bytes, r: int, levels: int, size: int, alive: Words, out: 
 
 @kernel
 def uncode(record: Words, most: int, rice: Bytes, levels: int, size: int, alive: Words, codes: Bytes) -> int:
-    """Folded codes out of a record of at most so many bits; returns the bits that were read, or more than that if it is none.
+    """Decode a record of at most `most` bits; returns the bits read, or more than `most` if the record is corrupt.
 
     Behind the record lies room for a plane of all its elements.
     """

@@ -12,13 +12,13 @@ from gossamer.kernels.layout import TINY
 
 @kernel
 def gain_of(scale: np.float32, top: np.float32) -> np.float32:
-    """As `layout.gains`; torch divides a number by a tensor so."""
+    """Like `layout.gains` for one scale; divides as torch divides a number by a tensor."""
     return np.float32(0) if scale < np.float32(TINY) else np.float32(np.float32(1) / scale) * top
 
 
 @kernel
 def unit_of(scale: np.float32, weight: np.float32, top: np.float32) -> np.float32:
-    """As `layout.units`."""
+    """Like `layout.units` for one scale."""
     unit = np.float32(np.float32(scale * weight) / top)
     return np.float32(unit + np.float32(unit - unit))
 

@@ -26,7 +26,7 @@ def divide(x: Tensor, by: int) -> Tensor:
 
 
 def divisor(by: int) -> tuple[np.float32, bool]:
-    """A number to divide by; or one to multiply with, and True: of a power of two that is the same, and faster."""
+    """The divisor and False; for a power of two its reciprocal and True: multiplying is exact then, and faster."""
     exact = by & (by - 1) == 0
     return np.float32(1.0 / by if exact else by), exact
 
@@ -93,7 +93,7 @@ def _absmax_and_rms(x: Floats, bits: Ints, edges: Longs, top: Ints, rms: Floats)
 
 @kernel
 def top_and_rms(x: Floats, bits: Ints) -> tuple[np.int32, np.float32]:
-    """Of one segment, a stretch that stays in L1 at a time."""
+    """max |x| and root mean square of one segment, in stretches that stay in L1."""
     total = np.zeros(1, np.float64)
     best = np.int32(0)
     for lo in range(0, x.size, _CHUNK):

@@ -53,7 +53,7 @@ def topk_each(x: Tensor, bounds: tuple[int, ...], counts: tuple[int, ...], out: 
 
 
 def sparse_mean(out: Tensor, indices: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor | None:
-    """None if the indices of one do not ascend, or leave the vector; then nothing has been written."""
+    """out = the mean of sparse vectors; None, with nothing written, if indices do not ascend or lie outside."""
     places = np.concatenate([i.numpy() for i in indices])
     starts = np.cumsum([0, *(i.numel() for i in indices)])
     if not _ascend(places, starts, out.numel()):
@@ -71,14 +71,14 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, weight: float) -> 
 
 
 def _survivors(values: Floats, bar: int, most: int) -> tuple[Ints, Floats]:
-    """Those that reach the bar, with their places; more than `most` if there are more, but not all of them."""
+    """The elements that reach the threshold, with their positions; stops soon after `most` of them."""
     indices, chosen = np.empty(most + _WORD, np.int32), np.empty(most + _WORD, np.float32)
     count = _compact(values, values.view(np.int32), np.int32(bar), most, indices, chosen)
     return indices[:count].copy(), chosen[:count].copy()
 
 
 def _lower_bound(values: Floats, k: int) -> int:
-    """A magnitude that, judging from a sample, more than k elements reach."""
+    """A magnitude that more than k elements reach, estimated from a sample."""
     stride = max(values.size // min(values.size // 64, 200 * values.size // k), 1)
     keys = _keys(np.ascontiguousarray(values[::stride]).view(np.int32))
     expected = k * keys.size / values.size
@@ -162,7 +162,7 @@ def _scatter_add(out: Floats, indices: Ints, values: Floats, weight: np.float32)
 
 @kernel
 def _topk_each(x: Floats, bits: Ints, edges: Longs, counts: Longs, indices: Ints, survivors: Floats, out: Ints) -> None:
-    """As `topk` in every segment; what it asks NumPy for is asked for in here, many times faster."""
+    """Like `topk` for every segment, compiled, which is many times faster than its NumPy calls."""
     done = 0
     for s in range(counts.size):
         a, b, k = edges[s], edges[s + 1], counts[s]
@@ -187,7 +187,7 @@ def _topk_each(x: Floats, bits: Ints, edges: Longs, counts: Longs, indices: Ints
 
 @kernel
 def _bar(bits: Ints, k: int) -> np.int32:
-    """`_lower_bound`, in here."""
+    """Like `_lower_bound`, compiled."""
     n = bits.size
     stride = max(n // min(n // 64, 200 * n // k), 1)
     sample = np.empty((n + stride - 1) // stride, np.int32)
@@ -201,7 +201,7 @@ def _bar(bits: Ints, k: int) -> np.int32:
 
 @kernel
 def _kth(keys: Ints, k: int) -> np.int32:
-    """The k-th largest, bit by bit from the top: to count is a loop that vectorises, to sort is not."""
+    """The k-th largest, found bit by bit from the top: counting vectorises, sorting does not."""
     found = np.int32(0)
     for bit in range(30, -1, -1):
         bar = np.int32(found | np.int32(np.int32(1) << np.int32(bit)))

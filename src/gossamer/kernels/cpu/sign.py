@@ -1,4 +1,4 @@
-"""Sign bits, with and without error feedback: 512 elements at a time, so that all but the first touch is in L1."""
+"""Sign bits, with and without error feedback: works on 512 elements at a time, which stay in L1."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _encode(x: Floats, edges: Longs, power: int, wire: Bytes, scales: Floats) ->
 
 @kernel
 def _pack_rest(x: Floats, wire: Bytes, written: int) -> None:
-    """The last, shorter block."""
+    """Pack the last block, which is not full."""
     rest = x.size % PLANE_BLOCK
     if rest:
         width = wire.size - written
@@ -120,7 +120,7 @@ def _sum(x: Floats, sums: Doubles, group: int) -> None:
 
 @kernel
 def _sum_squares(x: Floats, sums: Doubles, group: int) -> None:
-    """The same of squares, which are exact in double precision."""
+    """Like `_sum` for squares, which are exact in double precision."""
     wide()
     whole = x.size // 64
     rows = x[: whole * 64].reshape(whole, 64)
@@ -143,7 +143,7 @@ def _sum_squares(x: Floats, sums: Doubles, group: int) -> None:
 
 @kernel
 def _total(sums: Doubles) -> float:
-    """Adds halves onto halves as if padded with zeros to powers of two: first the groups, then the 64 lanes."""
+    """Pairwise sum, as if padded with zeros to a power of two: first over groups, then over the 64 lanes."""
     half = 1
     while half * 2 < sums.shape[0]:
         half *= 2

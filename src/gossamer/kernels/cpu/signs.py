@@ -1,4 +1,4 @@
-"""64 numbers and a bit of each of 64 words: where it is one, the number changes its sign.
+"""Changes the signs of 64 numbers at once, where the bits of a word are one.
 
 In one piece, because a loop of so few is looked at for overlaps, and for a rest, for longer than it takes.
 """
@@ -34,7 +34,7 @@ def _load(builder: Any, place: Any) -> Any:
 
 
 def _signed(context: Any, builder: Any, given: Any, rng: Any, i: Any) -> Any:
-    """64 numbers as bits; what is given, and the words, are each (kind, array, where)."""
+    """64 numbers with changed signs, as bits; numbers and words are each (kind, array, position)."""
     first = builder.insert_element(
         ir.Constant(_BITS, ir.Undefined), builder.trunc(i, ir.IntType(32)), ir.Constant(ir.IntType(32), 0)
     )
@@ -72,7 +72,7 @@ def _middle(context: Any, table: Any, cells: Any, words: Any, i: Any, out: Any, 
 
 
 def _of_five(builder: Any, a: Any, b: Any, c: Any, d: Any, e: Any) -> Any:
-    """Of two pairs neither the least nor the largest is the middle; what that is of the other three, it is of all."""
+    """The median of five: drops the smallest and the largest of two pairs, and takes the median of the other three."""
 
     def less(x: Any, y: Any) -> Any:
         return builder.select(builder.fcmp_ordered("<", x, y), x, y)

@@ -1,4 +1,4 @@
-"""Count sketches: a stretch of a layer is signed into a buffer that stays in L1, and added where its row turns it to."""
+"""Count sketches: changes the signs of a stretch of a layer in a buffer in L1, and adds it at its row's rotation."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _add(x: Floats, layers: int, first_word: int, counter: np.uint32, k1: np.uin
 def _estimate_by_five(
     table: Floats, columns: int, layers: int, first_word: int, counter: np.uint32, k1: np.uint32, out: Floats
 ) -> None:
-    """As `_estimate` of five rows, the table being laid end to end; whole words' runs of which no row is cut in two at once."""
+    """Like `_estimate`, for five rows: estimates runs of whole words at once where no row wraps around."""
     wide()
     words, some, said = (
         np.empty(5 * SIGN_WORDS, np.uint32),
@@ -96,7 +96,7 @@ def _estimate_by_five(
 
 @kernel
 def _ask(row: Floats, place: int, words: Words, i: int, out: Floats) -> None:
-    """What a row says of less than a word's run, or of one that is cut in two."""
+    """A row's estimates for less than a word's run, or for a run that wraps around."""
     for g in range(out.size):
         cell = place + g
         value = row[cell - row.size if cell >= row.size else cell]
@@ -137,7 +137,7 @@ def _first(first_word: int, row: int, columns: int, a: int, counter: np.uint32) 
 
 @kernel
 def _turned(a: int, row: int, columns: int, counter: np.uint32, k1: np.uint32) -> np.int64:
-    """Where in its row a stretch begins."""
+    """The column at which a stretch begins."""
     shift = (np.int64(fraction(np.uint32(counter + np.uint32(row)), k1)) * np.int64(columns)) >> np.int64(23)
     place = np.int64(a) + shift
     return place - np.int64(columns) if place >= columns else place
@@ -163,7 +163,7 @@ def _sign(values: Floats, words: Words, out: Floats) -> None:
 
 @kernel
 def _add_signed(values: Floats, words: Words, into: Floats) -> None:
-    """Both at once, where a stretch is not cut in two."""
+    """Change signs and add in one pass, for a stretch that does not wrap around."""
     wide()
     whole = values.size // SIGN_WORDS
     for i in range(whole):
@@ -183,7 +183,7 @@ def _plus(values: Floats, into: Floats) -> None:
 
 @kernel
 def _middle(said: Table, out: Floats) -> None:
-    """The median of what the rows say, each row being sorted as far as it takes."""
+    """The median of the rows' estimates, by a partial sort."""
     rows = said.shape[0]
     for done in range(rows // 2 + 1):
         for j in range(rows - 1, done, -1):

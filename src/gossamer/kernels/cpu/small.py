@@ -1,4 +1,4 @@
-"""A byte for each element: a bucket is measured, and rounded while it is still near.
+"""Eight-bit numbers: measures a bucket, and rounds it while it is still in cache.
 
 Kernels are compiled for one form, and for the usual length of buckets: loops of a length that the compiler knows take half
 the time. What they close over is plain values, or they would not be found in the cache.
@@ -45,13 +45,13 @@ def read(wire: Tensor, form: Form, bucket: int, tops: Tensor, weight: float, out
 
 
 def _usual(bucket: int) -> int:
-    """A length to compile for, or 0, for all others."""
+    """The bucket length to compile for; 0 for uncommon lengths."""
     return bucket if bucket in _USUAL else 0
 
 
 @kernel
 def _whole(x: np.float32, gain: np.float32, random: np.int32, form: Form, rng: bool) -> np.int32:
-    """The code of a whole number, given what to multiply x by, and 23 random bits."""
+    """The code of an evenly spaced form, from x, its factor and 23 random bits."""
     inlined()
     y, top = np.float32(x * gain), np.float32(form.top)
     y = y if y < top else top
@@ -63,7 +63,7 @@ def _whole(x: np.float32, gain: np.float32, random: np.int32, form: Form, rng: b
 
 @kernel
 def _floating(x: np.float32, gain: np.float32, random: np.int32, form: Form, rng: bool) -> np.int32:
-    """The code of a number with an exponent."""
+    """The code of a form with an exponent."""
     inlined()
     m, least, top = np.int32(form.mantissa), np.int32(form.least), np.float32(form.top)
     y = np.float32(np.abs(x) * gain)
@@ -108,7 +108,7 @@ def _pairs(
     rng: bool,
     out: Bytes,
 ) -> None:
-    """Two elements have one random word, of which each has a half."""
+    """Encode pairs of elements, which share one random word."""
     wide()
     inlined()
     for j in range(length):
@@ -153,7 +153,7 @@ def _rest(
     rng: bool,
     out: Bytes,
 ) -> None:
-    """Runs, of which the last is not whole."""
+    """Encode runs, of which the last one is not full."""
     inlined()
     for lo in range(a, b, run):
         both = min(max(b - lo - half, 0), run - half)
@@ -163,7 +163,7 @@ def _rest(
 
 @kernel
 def _largest(bits: Ints, a: int, length: int) -> np.int32:
-    """Of the magnitudes of a bucket, or infinity."""
+    """The largest magnitude of a bucket; infinity if one is not finite."""
     wide()
     inlined()
     top = np.int32(0)
@@ -221,7 +221,7 @@ def _encoder(form: Form, rng: bool, known: int, powers: bool) -> Encode:
 
 @kernel
 def _power_of(bits: np.int32, up: int) -> np.uint8:
-    """As `forms.squeezed`."""
+    """Like `forms.squeezed`."""
     inlined()
     field = np.int32(bits >> np.int32(23))
     return np.uint8(255) if field == 255 else np.uint8(max(field - up, 0))
@@ -229,7 +229,7 @@ def _power_of(bits: np.int32, up: int) -> np.uint8:
 
 @kernel
 def _top_of(power: np.uint8, up: int, fraction: int) -> np.float32:
-    """As `forms.stretched`."""
+    """Like `forms.stretched`."""
     inlined()
     field = 255 if power == 255 else min(int(power) + up, 255)
     return float_of(np.int32(INFINITE) if field == 255 else np.int32((field << 23) + fraction))
@@ -243,7 +243,7 @@ def _gain(top: np.float32, lift: np.float32) -> np.float32:
 
 @kernel
 def _meaning(code: np.int32, form: Form, flat: bool) -> np.float32:
-    """What a code says, before its bucket's top is known."""
+    """The number that a code stands for, not yet scaled by its bucket's top."""
     inlined()
     if flat:
         return np.float32(code)
@@ -258,7 +258,7 @@ def _meaning(code: np.int32, form: Form, flat: bool) -> np.float32:
 
 @kernel
 def _say(wire: Bytes, a: int, length: int, unit: np.float32, form: Form, flat: bool, anew: bool, out: Floats) -> None:
-    """Writes what codes say over the elements, or adds it to them. To 0.0 it is added as well, so that there is no -0.0."""
+    """Write decoded codes to `out`, or add them; writing adds to 0.0, so that there is no -0.0."""
     wide()
     inlined()
     for j in range(length):

@@ -1,4 +1,4 @@
-"""The tails of a Rice code: is a quotient at least 2, at least 3, ..., of those of which the bit before was a one.
+"""The tails of a Rice code: bits that say if a quotient is at least 2, at least 3, and so on.
 
 They are written in one of two ways, to the same bits. Where a host moves bytes together in an instruction, those that go on lie side
 by side, and each plane costs as much as it says: encoding takes a quarter less. Elsewhere, and to read them, their bits are moved
@@ -33,7 +33,7 @@ _FEW = 64  # levels of which twice a quotient, and one, fit into a byte
 
 @kernel
 def append(flags: np.uint64, count: int, out: Words, at: int, held: np.uint64) -> tuple[int, np.uint64]:
-    """Adds so many bits to those that are held of a word that is not full yet."""
+    """Append bits to a word that is not full yet."""
     bit = np.uint64(at & 63)
     held |= flags << bit
     out[np.uint64(at >> 6)] = held
@@ -43,7 +43,7 @@ def append(flags: np.uint64, count: int, out: Words, at: int, held: np.uint64) -
 
 @kernel
 def bits(record: Words, at: int) -> np.uint64:
-    """64 bits from any place on."""
+    """Read 64 bits from any position."""
     word, bit = np.uint64(at >> 6), np.uint64(at & 63)
     return (record[word] >> bit) | ((record[word + np.uint64(1)] << np.uint64(1)) << (np.uint64(63) - bit))
 
@@ -52,7 +52,7 @@ def bits(record: Words, at: int) -> np.uint64:
 def write_by_words(
     codes: Bytes, rice: Bytes, levels: int, words: int, alive: Words, room: Bytes, out: Words, at: int, held: np.uint64
 ) -> tuple[int, np.uint64]:
-    """Appends the tails of those that are alive; the last word is returned, and not in `out` yet."""
+    """Write the tails of the unfinished elements, and return the last word, which is not in `out` yet."""
     wide()
     k, more = 1, True
     while more:
@@ -74,7 +74,7 @@ def write_by_words(
 def read_tails(
     record: Words, most: int, rice: Bytes, levels: int, words: int, alive: Words, codes: Bytes, at: int
 ) -> int:
-    """Adds what the tails say to the codes of those that are alive; returns where they end, or a place behind `most`."""
+    """Add the tails to the codes of unfinished elements; returns the end, or a position beyond `most` if corrupt."""
     wide()
     k, more = 1, True
     while more and at <= most:
@@ -97,7 +97,10 @@ def read_tails(
 def write_side_by_side(
     codes: Bytes, rice: Bytes, levels: int, words: int, alive: Words, room: Bytes, out: Words, at: int, held: np.uint64
 ) -> tuple[int, np.uint64]:
-    """The same. Of each quotient twice as much is kept, and one if it is not the largest, which ends without a zero."""
+    """Like `write_by_words`, for elements side by side.
+
+    Of each quotient twice as much is kept, and one if it is not the largest, which ends without a zero.
+    """
     wide()
     if levels >= _FEW:
         return write_by_words(codes, rice, levels, words, alive, room, out, at, held)
@@ -122,7 +125,7 @@ def write_side_by_side(
 
 @kernel
 def _first(count: int) -> np.uint64:
-    """So many ones, from the lowest bit on, or all."""
+    """A mask of `count` ones from the lowest bit on; all ones if `count` is too large."""
     return np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - min(count, 64))
 
 

@@ -1,4 +1,4 @@
-"""Base-3 coding: a few blocks at a time are rounded into a buffer that stays in L1, then folded five to a byte."""
+"""Base-3 coding: rounds a few blocks at a time into a buffer in L1, then packs five trits per byte."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _measure_and_encode(
     magnitudes: Ints,
     wire: Bytes,
 ) -> None:
-    """Each segment is measured when its turn comes: what is short enough is in cache when it is encoded."""
+    """Measure each segment just before it is encoded, so that a short segment is still in cache."""
     wide()
     one, guard, gain = np.int32(ONE), np.float32(GUARD), np.float32(0)
     full = x.size // TERNARY_BLOCK
@@ -122,7 +122,7 @@ def _measure_and_encode(
 
 @kernel
 def _measure(x: Floats, bits: Ints, clip: np.float32, scales: Floats, magnitudes: Ints, segment: int) -> None:
-    """As `scales.clipped_scales`."""
+    """Like `scales.clipped_scales`."""
     if clip == np.float32(0):
         magnitudes[segment] = top_bits(bits)
         return
@@ -134,7 +134,7 @@ def _measure(x: Floats, bits: Ints, clip: np.float32, scales: Floats, magnitudes
 
 @kernel
 def _fold_rest(trits: Bytes, n: int, wire: Bytes) -> None:
-    """The last block, which is not full; its trits lie where their chunk has them."""
+    """Pack the last block, which is not full."""
     full = n // TERNARY_BLOCK
     rest, done = n - full * TERNARY_BLOCK, full * _WIDTH
     if rest:
@@ -198,7 +198,10 @@ def _read(wire: Bytes, edges: Longs, scales: Floats, weight: np.float32, out: Fl
 
 
 def _reader(anew: bool) -> Say:
-    """Writes what trits say over the elements, or adds it to them. To 0.0 it is added as well, so that there is no -0.0."""
+    """Compile a reader that writes decoded trits to `out`, or adds them.
+
+    A reader that writes adds to 0.0, so that there is no -0.0.
+    """
 
     @kernel
     def say(out: Floats, a: int, b: int, trits: Bytes, begin: int, unit: np.float32) -> None:

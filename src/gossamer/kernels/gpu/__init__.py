@@ -1,1 +1,1 @@
-"""Triton programs for GPUs, bit-equal to the reference; what is missing here runs as torch operations."""
+"""Triton kernels for GPUs, bit-equal to the reference; kernels missing here run as torch operations."""

@@ -1,4 +1,4 @@
-"""The hash, and stochastic rounding with it."""
+"""The hash of element indices, and stochastic rounding with it."""
 
 # Triton's language is not typed Python.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -19,7 +19,7 @@ def codes(x, gain, top, base, counter, k1):
 
 @triton.jit
 def fraction(x, k1):
-    """The 23 top bits of a word."""
+    """The top 23 bits of a word."""
     return (word(x, k1) >> 9).to(tl.int32)
 
 
@@ -37,7 +37,7 @@ def word(x, k1):
 
 
 def words(key: tuple[int, int], offset: int) -> tuple[int, int]:
-    """First counter and second key word as signed 32-bit integers, the type in which launches take them."""
+    """The first counter and the second key word as signed 32-bit integers, the type that launches take."""
 
     def signed(x: int) -> int:
         return (x + 2**31) % 2**32 - 2**31

@@ -1,4 +1,4 @@
-"""How every program is launched.
+"""Launch options of all programs.
 
 Where a product is not exact, fusing its addition would change the last bit. And left to itself the assembler keeps fewer
 registers than a program needs, to have more programs at a time, and spills a few to memory; told a limit, it takes what

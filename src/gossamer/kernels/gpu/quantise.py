@@ -57,13 +57,13 @@ def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out
 
 
 def _span(bucket: int, n: int) -> int:
-    """The bucket, cut where one holds all anyway: programs are compiled for it, and so for few numbers only."""
+    """The bucket length for which programs are compiled, cut if one bucket holds all, so that there are few lengths."""
     return min(bucket, 1 << n.bit_length())
 
 
 @triton.jit(do_not_specialize=["buckets"])
 def _max_norms(bits, out, n, buckets, BUCKET: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Some rows of one bucket each; a bucket longer than a row is the work of several programs."""
+    """Norms of a few buckets, one per row; several programs share a bucket longer than a row."""
     PARTS: tl.constexpr = (BUCKET + COLUMNS - 1) // COLUMNS
     bucket = tl.program_id(0) // PARTS * ROWS
     column = (tl.program_id(0) % PARTS).to(tl.int64) * COLUMNS
@@ -101,7 +101,7 @@ def _plane(
     x, gains, first, size, top, counter, k1,
     BUCKET: tl.constexpr, BLOCKS: tl.constexpr, WIDTH: tl.constexpr, BELOW: tl.constexpr
 ):  # fmt: skip
-    """The bytes of the plane that holds bits BELOW to BELOW + WIDTH of each code, and their number per block."""
+    """The bytes of the plane with bits BELOW to BELOW + WIDTH of each code, and their number per block."""
     block, lane = tl.arange(0, BLOCKS)[:, None], tl.arange(0, 64 * WIDTH)[None, :]
     length = (size * WIDTH + 7) // 8
     byte = tl.zeros([BLOCKS, 64 * WIDTH], tl.int32)
@@ -135,7 +135,7 @@ def _read(
 
 @triton.jit
 def bucket_of(first, place, BUCKET: tl.constexpr):
-    """Buckets of places, counted from the one in which their program starts: 32 bits are enough."""
+    """Bucket of each position, relative to the first bucket of the program, so that 32 bits are enough."""
     into = first % BUCKET
     if BUCKET < 1 << 30:
         return (into.to(tl.int32) + place) // BUCKET
@@ -144,7 +144,7 @@ def bucket_of(first, place, BUCKET: tl.constexpr):
 
 @triton.jit
 def codes_at(wire, block, place, size, BITS: tl.constexpr):
-    """The codes of the elements at each place of some blocks, gathered from their planes; 0 where a block has ended."""
+    """The codes at each position of some blocks, gathered from their planes; 0 beyond the end of a block."""
     start = block * (64 * BITS)
     code = tl.zeros_like(block + place)
     for step in tl.static_range(4):
@@ -158,7 +158,7 @@ def codes_at(wire, block, place, size, BITS: tl.constexpr):
 
 @triton.jit
 def _part_at(wire, start, place, size, length, WIDTH: tl.constexpr):
-    """What one plane, whose rows are `length` bytes long, says of the elements at each place."""
+    """The bits of one plane, with rows of `length` bytes, for the element at each position."""
     row = tl.zeros_like(start + place)
     for passed in tl.static_range(1, 8 // WIDTH):  # cheaper than a division
         row = tl.where(place >= passed * length, passed, row)

@@ -1,4 +1,4 @@
-"""Which segment an element lies in, asked once for a whole program.
+"""Finds the segments of a program's elements, with one search per program.
 
 A program covers one stretch of a vector. Its start is a 64-bit number, added to the pointers once; places inside are
 32-bit. Nearly every stretch lies in one segment; where it does not, the few that it touches are walked.
@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def touched(edges, first, size, count, steps):
-    """The first and the last segment of a stretch, by one binary search for both; steps is at least log2(count)."""
+    """The first and the last segment of a stretch, by one binary search; steps is at least log2(count)."""
     ends = first + tl.arange(0, 2) * (size - 1)
     low = tl.zeros([2], tl.int32)
     high = low + (count - 1)
@@ -27,7 +27,7 @@ def touched(edges, first, size, count, steps):
 
 @triton.jit
 def entry_of(table, edges, first, place, low, high):
-    """The table's entry for the segment of each place of a stretch that touches the segments low to high."""
+    """The table entry of each position's segment, in a stretch that touches the segments low to high."""
     entry = tl.zeros_like(place).to(tl.float32) + tl.load(table + low)
     for s in range(low + 1, high + 1):
         begin = (tl.load(edges + s) - first).to(tl.int32)
@@ -37,7 +37,7 @@ def entry_of(table, edges, first, place, low, high):
 
 @triton.jit
 def of_segment(edges, s, first, place, STRETCH: tl.constexpr):
-    """Which places of a stretch lie in segment s."""
+    """Mask of the positions of a stretch that lie in segment s."""
     begin = (tl.maximum(tl.load(edges + s), first) - first).to(tl.int32)
     end = (tl.minimum(tl.load(edges + s + 1), first + STRETCH) - first).to(tl.int32)
     return (place >= begin) & (place < end)

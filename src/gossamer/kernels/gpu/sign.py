@@ -1,4 +1,4 @@
-"""Sign bits, with and without error feedback; what scales are made of is summed by the reference's torch operations, in its order."""
+"""Sign bits, with and without error feedback; the sums for scales use the reference's torch operations, in its order."""
 
 # Triton's language is not typed Python.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false

@@ -1,4 +1,4 @@
-"""Count sketches: a program adds up some cells of one row, layer after layer, or asks all rows about some elements."""
+"""Count sketches: a program sums some cells of one row over the layers, or estimates some elements from all rows."""
 
 # Triton's language is not typed Python.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -72,14 +72,14 @@ def _estimate(
 
 @triton.jit
 def shift_of(turn, columns, counter, k1):
-    """By how many places a row turns a layer."""
+    """Number of columns by which a row rotates a layer."""
     rng = fraction(turn.to(tl.uint32) + counter.to(tl.uint32), k1)
     return ((rng.to(tl.int64) * columns) >> 23).to(tl.int32)
 
 
 @triton.jit
 def negative(turn, place, first_word, per_layer, counter, k1):
-    """Whether the element at a place of a layer changes its sign in a row."""
+    """True if an element of a layer changes its sign in a row."""
     at = turn.to(tl.uint32) * per_layer.to(tl.uint32) + ((place >> 11) * 64 + (place & 63)).to(tl.uint32)
     rng = word(at + first_word.to(tl.uint32) + counter.to(tl.uint32), k1)
     return ((rng >> (31 - ((place >> 6) & 31)).to(tl.uint32)) & 1) == 1

@@ -1,4 +1,4 @@
-"""A byte for each element: a program holds a few buckets whole, and reads them once."""
+"""Eight-bit numbers: a program holds a few whole buckets, and reads them once."""
 
 # Triton's language is not typed Python.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -41,7 +41,7 @@ def read(wire: Tensor, form: Form, bucket: int, tops: Tensor, weight: float, out
 
 
 def _warps(columns: int) -> int:
-    """Enough threads for a long bucket's elements to have registers."""
+    """Number of warps, enough to hold a long bucket in registers."""
     return 8 if columns > _STRETCH else 4
 
 
@@ -52,7 +52,7 @@ def _shape(bucket: int) -> tuple[int, int]:
 
 @triton.jit
 def _places(n, bucket, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Where a program begins, the places of its elements from there, and which of them there are."""
+    """First position of a program, offsets of its elements, and the mask of those that exist."""
     first = tl.program_id(0).to(tl.int64) * ROWS * bucket
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     place = row * bucket + column
@@ -92,7 +92,7 @@ def _encode(
 
 @triton.jit
 def _fraction(first, place, bucket, counter, k1, COLUMNS: tl.constexpr):
-    """Two elements of a run have one random word, of which each has a half."""
+    """Random bits of each element; two elements of a run share one random word."""
     run = tl.minimum(bucket, 128)
     half = (run + 1) // 2
     second = tl.arange(0, COLUMNS)[None, :] % run >= half

@@ -1,1 +1,1 @@
-"""Every kernel in plain torch operations: the readable definition, and the fallback on any device."""
+"""All kernels in plain torch operations: the readable definition, and the fallback on any device."""

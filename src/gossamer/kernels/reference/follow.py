@@ -1,4 +1,4 @@
-"""A step on x, taken where z = x / w was, as torch does it: in pieces that are still near at the next pass over them."""
+"""The push-sum update: a step on x, computed at z = x / w, in pieces that stay in cache between passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rice coding of gaps, all positions computed at once."""
+"""Rice coding of gaps: computes all positions at once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def decode(wire: Tensor, count: int, n: int) -> Tensor | None:
 
 
 def _parameters(gaps: Tensor) -> Tensor:
-    """The cheapest parameter of each block; the smallest one if several are."""
+    """The Rice parameter of each block: the smallest one that gives the shortest code."""
     blocks = pad(gaps, (0, -gaps.numel() % INDEX_BLOCK)).view(-1, INDEX_BLOCK)
     sizes = torch.full((blocks.shape[0], 1), INDEX_BLOCK, dtype=torch.int64, device=gaps.device)
     sizes[-1:] = gaps.numel() - INDEX_BLOCK * (blocks.shape[0] - 1)

@@ -1,4 +1,4 @@
-"""Uniform levels per bucket, of any number, and their Rice code: all places computed at once."""
+"""Uniform levels of any number per bucket, and their Rice code: computes all positions at once."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _decode(wire: Tensor, plan: Coded) -> Tensor | None:
 
 
 class _Reader:
-    """The bits of all records, and how many of each have been read."""
+    """Reads the bits of all records, and counts the bits read of each."""
 
     def __init__(self, bits: Tensor, most: Tensor, plan: Coded) -> None:
         self._bits, self._most, self._of_record = bits, most, _cut(plan, LEVEL_RECORD, bits.device)
@@ -105,7 +105,7 @@ class _Reader:
         return bool(((self._read + 7) // 8 * 8 == self._most).all())
 
     def plane(self, has: Tensor) -> Tensor:
-        """The next bit of each element that has one; nothing but zeros once a record has come to its end."""
+        """The next bit of each element that has one; zeros after the end of a record."""
         of_record = self._of_record[has]
         counts = of_record.bincount(minlength=self._read.numel())
         places = (
@@ -119,7 +119,7 @@ class _Reader:
 
 
 def _parameters(folded: Tensor, plan: Coded) -> Tensor:
-    """Of each block the smallest parameter of the shortest code, unary parts counted with their ends."""
+    """The Rice parameter of each block: the smallest one that gives the shortest code."""
     block = _cut(plan, LEVEL_BLOCK, folded.device)
     sizes = block.bincount(minlength=plan.blocks)
     quotients = [_sums(folded >> r, block, plan) for r in range(plan.bits)]
@@ -134,12 +134,12 @@ def _sums(numbers: Tensor, block: Tensor, plan: Coded) -> Tensor:
 
 
 def _cut(plan: Coded, length: int, device: torch.device) -> Tensor:
-    """Of each element the number of its run of so many; of those that fill no word the last."""
+    """The index of the run in which each element lies; elements that fill no word belong to the last one."""
     place = torch.arange(plan.n, device=device)
     whole = plan.n // 64 * 64
     return torch.where(place < whole, place // length, -(-whole // length))
 
 
 def _shift(lengths: Tensor) -> Tensor:
-    """The sum of all before."""
+    """The exclusive cumulative sum."""
     return lengths.cumsum(0) - lengths

@@ -1,4 +1,4 @@
-"""Folding a vector into planar rows and back."""
+"""Folds a vector into planar rows and back."""
 
 from __future__ import annotations
 

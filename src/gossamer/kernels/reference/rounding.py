@@ -1,4 +1,4 @@
-"""From floats to fixed point with 23 fraction bits."""
+"""Conversion of floats to fixed point with 23 fraction bits."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ _NAN = 0x7F800001  # one key for every NaN, above infinity
 
 
 def magnitudes(x: Tensor) -> Tensor:
-    """|x| as integers in the same order, NaN on top."""
+    """|x| as integers in the same order; NaN is the largest."""
     return (x.view(torch.int32) & 0x7FFFFFFF).clamp_(max=_NAN)
 
 
@@ -37,7 +37,7 @@ def topk_each(x: Tensor, bounds: tuple[int, ...], counts: tuple[int, ...], out: 
 
 
 def sparse_mean(out: Tensor, indices: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """None: there is no shorter way here than to add one after the other."""
+    """Return None: there is no faster way here than adding one vector after the other."""
 
 
 def scatter_add(out: Tensor, indices: Tensor, values: Tensor, weight: float) -> bool:

@@ -1,4 +1,4 @@
-"""Count sketches: what each row of a table adds up, and the median of what the rows say."""
+"""Count sketches: the sums in each row of a table, and the median of the rows' estimates."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def estimate(table: Tensor, turns: Turns, out: Tensor) -> None:
 
 
 def _groups(turns: Turns, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    """Some layers at a time: the first one's number, and all of theirs."""
+    """Groups of layers, to bound memory: the number of the first layer, and the group's elements."""
     count = max(_TOGETHER // turns.columns, 1)
     for first in range(0, turns.layers, count):
         yield first, torch.arange(first, min(first + count, turns.layers), device=device)
 
 
 def _places(turns: Turns, layers: Tensor, back: bool = False) -> Tensor:
-    """Where in its row each element of a layer lies, or which element lies at each place."""
+    """The column of each element of a layer, or the element of each column."""
     shifts = (mix3(_turn(turns, layers), turns.key) >> 9) * turns.columns >> 23
     along = torch.arange(turns.columns, device=layers.device)
     return (along - shifts if back else along + shifts) % turns.columns
 
 
 def _signed(values: Tensor, layers: Tensor, turns: Turns) -> Tensor:
-    """Of some elements of each layer, in each row, the sign changes."""
+    """Change the signs of the elements that each row's hash selects."""
     place = torch.arange(turns.columns, device=layers.device)
     words = _turn(turns, layers) * turns.words + place // SIGNS * SIGN_WORDS + place % SIGN_WORDS
     rng = mix3(turns.first_word + words, turns.key) >> (31 - place % SIGNS // SIGN_WORDS)

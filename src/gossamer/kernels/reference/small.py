@@ -1,4 +1,4 @@
-"""A byte for each element, relative to the largest of its bucket."""
+"""Eight-bit numbers: one byte per element, relative to the largest of its bucket."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _floating(y: Tensor, x: Tensor, form: Form, random: Tensor | None) -> Tensor
 
 
 def _fractions(n: int, bucket: int, key: tuple[int, int], device: torch.device) -> Tensor:
-    """23 bits for each element, of which the first 16 are random: half a word, whose other half another element has."""
+    """23 bits for each element, of which the first 16 are random; two elements share one random word."""
     place = torch.arange(n, dtype=torch.int64, device=device)
     run, half = run_of(bucket)
     second = place % bucket % run >= half
