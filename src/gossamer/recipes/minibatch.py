@@ -21,7 +21,7 @@ def minibatch(micro_batches: int = 8) -> Recipe:
 
 @preset
 def accelerated(micro_batches: int = 8) -> Recipe:
-    """Accelerated minibatch SGD: gradient accumulation with Nesterov-type acceleration, for convex problems.
+    """Accelerated minibatch SGD: gradient accumulation with accelerated steps (AC-SA), for convex problems.
 
     Use: on convex problems with few rounds, under plain SGD. Differences between the ranks' data do not slow it down. Evaluate
     and save the model under `comm.consensus()`.
