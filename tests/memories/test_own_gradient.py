@@ -226,7 +226,7 @@ def test_narrow_models_train_too(mode: str) -> None:
 
 REFUSED = {
     "gather(topk()) + own_gradient()": ("models part", "resync(500)"),
-    "gather(topk()) + own_gradient() + local_sgd(8)": ("never meet again", "resync(500)"),
+    "gather(topk()) + own_gradient() + local_sgd(8)": ("never averages them", "resync(500)"),
     "topk + own_gradient('errors', reset_error=False)": ("applied again at every step", "allow_repeats=True"),
     "topk + own_gradient(reset_error=False)": ("is about mode='errors'", "leave it out"),
     "topk + own_gradient() + resync(sync='flush')": ("does not say it in such steps", "own_gradient(units='update')"),
