@@ -144,7 +144,7 @@ def test_a_node_is_never_first(ask) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("nodes(scatter(qsgd()), 0)", "per_node is how many ranks a node has, 1 or more, got 0"),
+        ("nodes(scatter(qsgd()), 0)", "per_node must be the number of ranks per node, 1 or more, got 0"),
         ("nodes(push_sum(), 2)", "between must be an? exchange"),
         ("nodes(scatter(qsgd()), 2, inside=fp32())", "inside must be an? exchange"),
         ("nodes(scatter(qsgd(), feedback=0.5), 2)", "leave feedback out"),
@@ -153,7 +153,7 @@ def test_a_node_is_never_first(ask) -> None:
         ("nodes(scatter(topk()), 2) + diana()", "unbiased"),
         (
             "nodes(allreduce(fp32()), 2) + gossip()",
-            "models go from rank to rank there, .* leave the nodes out; or take",
+            "sends models from rank to rank, not by nodes.* leave the nodes out; or use",
         ),
         ("ad_psgd + per_node(2)", "models go from rank to rank"),
         ("qsgd + per_node(0)", "ranks is how many a node has, 1 or more, got 0"),
@@ -214,7 +214,7 @@ def refusal_of(text: str) -> str:
 def test_every_preset_trains_in_two_levels_or_is_refused_with_the_reason(name: str) -> None:
     text = f"{example(name)!r} + per_node(2)"
     if why := refusal_of(text):
-        assert re.search(r"rank to rank|talks to the server|left to the memory|speaks of nodes of", why)
+        assert re.search(r"rank to rank|talks to the server|the memory keeps the residual|speaks of nodes of", why)
         return
     recipe = Recipe.of(text)
     gossips = recipe.schedule.drives is not None  # between nodes of one size

@@ -90,9 +90,7 @@ class OwnGradient(ResidualMemory):
         if not self.parts_models:
             plain = "{memory} works on gradients, and {schedule} averages none; use error_feedback()"
             return (*around, requires("averages gradients", because=plain))
-        alone = (
-            "{memory} lets the ranks' models differ, and {schedule} never averages them; use {memory} + resync(500)"
-        )
+        alone = "{memory} lets the ranks' models differ, and {schedule} never averages them; use {memory} + resync(500)"
         seen = "{controller} needs the same gradient on all ranks, and with {memory} each rank has its own; use error_feedback()"
         made = "{update} needs the same gradient on all ranks, and with {memory} each rank has its own; use error_feedback()"
         return (
