@@ -1,4 +1,4 @@
-"""Atoms: what a gradient is a sum of. Bases that all ranks know, of which places and coefficients travel."""
+"""Bases for ATOMO: how a tensor is written as a sum of atoms. For shared bases indices and coefficients are sent."""
 
 from abc import abstractmethod
 from functools import lru_cache
@@ -20,11 +20,11 @@ _TRIED = 3  # shapes, and blocks of each
 
 
 class Atoms(Protocol):
-    """Tensors of one shape, taken apart."""
+    """Decomposition of tensors of one shape."""
 
     @property
     def weights(self) -> Tensor:
-        """Of every atom of every tensor, how much it would be missed: |coefficient| |atom|."""
+        """Weight of every atom of every tensor: |coefficient| |atom|."""
         ...
 
     def rows(self, which: slice, places: Tensor, gains: Tensor) -> Tensor:
@@ -35,7 +35,7 @@ class Atoms(Protocol):
 
 
 class Basis(Part):
-    """What a tensor is a sum of.
+    """A basis: a way to write tensors as sums of atoms.
 
     Law: the sum of all atoms is the tensor. The sum of their squared weights is at most `stretch` times the tensor's square.
     """
@@ -44,32 +44,32 @@ class Basis(Part):
 
     @property
     def stretch(self) -> float:
-        """The most by which the atoms' squares exceed the tensor's; 1 for orthonormal atoms."""
+        """Upper bound of (sum of squared weights) / |tensor|^2; 1 for orthonormal atoms."""
         return 1.0
 
     def takes(self, shape: Shape) -> bool:
-        """True if tensors of this shape can be taken apart."""
+        """True if the basis applies to tensors of this shape."""
         return True
 
     @abstractmethod
     def count(self, shape: Shape) -> int:
-        """How many atoms such a tensor has."""
+        """Number of atoms of a tensor of this shape."""
 
     @abstractmethod
     def width(self, shape: Shape) -> int:
-        """How many numbers of four bytes travel for an atom."""
+        """Number of 4-byte words sent per atom."""
 
     @abstractmethod
     def apart(self, tensors: Tensor, rng: CounterRng, name: str) -> Atoms:
-        """Take tensors of one shape apart; the first dimension says which. All are finite, and none exceeds one by much."""
+        """Decompose tensors of one shape, stacked along the first dimension. All are finite, and none is much larger than 1."""
 
     @abstractmethod
     def add(self, rows: Tensor, shape: Shape, into: Tensor, weight: float) -> None:
-        """Add so many times what some rows say to a flat tensor."""
+        """Add `weight` times the atoms in some rows to a flat tensor."""
 
 
 class SharedBasis(Basis):
-    """A basis that all ranks know: inherit, and say how a tensor becomes coefficients, and coefficients a tensor.
+    """A fixed basis, the same on all ranks: inherit from it and define `analysis` and `synthesis`.
 
     It may be any, also one of more atoms than the tensor has elements; it is tried when a recipe meets a model. Law:
     `synthesis(analysis(x))` is x to 1e-5; synthesis is linear, and the same on all ranks.
@@ -84,7 +84,7 @@ class SharedBasis(Basis):
         """The tensor of this shape with these coefficients, in their precision."""
 
     def norms(self, shape: Shape) -> Tensor | None:
-        """The length of each atom, or none where all are one."""
+        """The norm of each atom, or None if all are 1."""
         return None
 
     def count(self, shape: Shape) -> int:
@@ -117,7 +117,7 @@ class SharedBasis(Basis):
 
 
 class _Coefficients:
-    """Atoms of a shared basis: a place and a coefficient each."""
+    """Atoms of a shared basis: an index and a coefficient each."""
 
     def __init__(self, coefficients: Tensor, norms: Tensor | None) -> None:
         self.coefficients = coefficients
@@ -199,7 +199,7 @@ class DCT(SharedBasis):
         return self._turned(coefficients[None], turned_back=True).view(shape)
 
     def _turned(self, flat: Tensor, turned_back: bool) -> Tensor:
-        """Runs of `length`, and what is left as a shorter one."""
+        """Runs of `length`, and the rest as a shorter one."""
         full = flat.shape[1] // self.length * self.length
         pieces = list[Tensor]()
         for piece, length in ((flat[:, :full], self.length), (flat[:, full:], flat.shape[1] - full)):

@@ -1,4 +1,4 @@
-"""SparseLoCo's codec: the largest elements of each tile, and of them 2 bits."""
+"""SparseLoCo's codec: the top-k elements of each tile, in 2 bits each."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple, final
@@ -35,9 +35,9 @@ class TileTopK(Codec):
 
     Use: for pseudo-gradients under error_feedback(decay=0.95), as the preset `sparse_loco` does: messages are 146 times shorter.
 
-    Not for: gradients at every step of large values apart: four means are too few; take topk().
+    Not for: gradients at every step, whose values four bins represent badly: use topk().
 
-    Wire: of each element kept 12 bits of its place and 2 bits, and 16 bytes a tensor: 112 bytes of a full tile.
+    Wire: per kept element 12 bits of index and 2 bits of value, and 16 bytes per tensor: 112 bytes for a full tile.
 
     >>> from gossamer.core.rng import CounterRng
     >>> block, codec = Bucket.of({"w": torch.tensor([0.1, 4.0, 0.2, -4.0])}), TileTopK(keep=2)
@@ -115,7 +115,7 @@ class TileTopK(Codec):
 
 
 def _binned(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of each bin, and the bin of each value."""
+    """Return the mean of each bin, and the bin of each value."""
     size = values.abs().max()
     unit = values / torch.where(size > 0, size, torch.ones_like(size))  # squares of what is tiny would be nothing
     apart = unit - unit.mean()
