@@ -170,7 +170,7 @@ class Atomo(Codec):
     def _open(
         self, wire: Tensor, layout: Layout, groups: "Sequence[_SameShape]", dense: int
     ) -> tuple[Tensor, list[Tensor]]:
-        """What travels as it is, and each other tensor's rows."""
+        """Split a message: the elements sent in full, and the rows of each other tensor."""
         members = [g for g in groups for _ in g.segments]
         if self.draws == "systematic" or not groups:
             expect(wire, self.wire_bytes(layout) or 0, "atomo")
@@ -192,7 +192,7 @@ class Atomo(Codec):
         return head, rows
 
     def _kept(self, shape: Shape) -> tuple[Basis, float]:
-        """In which basis such a tensor is taken apart, and how many atoms are kept: none if it travels as it is."""
+        """Basis and number of kept atoms for a tensor of this shape; 0 atoms if it is sent in full."""
         if not self.basis.takes(shape):
             return self.basis, 0.0
         numel, basis, budget = prod(shape), self.basis, self.atoms
@@ -203,7 +203,7 @@ class Atomo(Codec):
         return basis, budget if budget is not None and ceil(budget) * basis.width(shape) < numel else 0.0
 
     def _ways(self, layout: Layout) -> "tuple[list[_SameShape], list[Segment]]":
-        """Tensors of one shape together; and those that travel as they are."""
+        """Tensors grouped by shape, and the segments that are sent in full."""
         by_shape, plain = dict[Shape, list[Segment]](), list[Segment]()
         for s in layout.segments:
             if s.numel and self._kept(s.shape)[1]:
@@ -224,12 +224,12 @@ class _SameShape(NamedTuple):
 
     @property
     def width(self) -> int:
-        """How many numbers of four bytes travel for an atom."""
+        """Number of 4-byte words sent per atom."""
         return self.basis.width(self.shape)
 
     @property
     def there(self) -> int:
-        """How many atoms each tensor has."""
+        """Number of atoms of each tensor."""
         return self.basis.count(self.shape)
 
 
@@ -238,7 +238,7 @@ def _numbers(counts: list[int], device: torch.device) -> Tensor:
 
 
 def _scales(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """For every tensor the power of two that its largest element exceeds, and not by twice; NaN if any is not finite.
+    """Scale of every tensor: the largest power of two not above its largest element; NaN if some element is not finite.
 
     A power of two takes no digit away: an atom that is certain arrives as it was.
     """
@@ -249,7 +249,7 @@ def _scales(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
 
 
 def _sized(group: _SameShape, flat: Tensor, scale: Tensor) -> Tensor:
-    """The tensors divided by their scales, one behind the other; zeros where any element is not finite."""
+    """The tensors divided by their scales, concatenated; zeros for a tensor with an element that is not finite."""
     views = [flat[s.offset : s.offset + s.numel].view(1, *group.shape) for s in group.segments]
     tensors = views[0] if len(views) == 1 else torch.cat(views)
     sized = tensors / scale.view(-1, *[1] * len(group.shape))

@@ -28,8 +28,8 @@ class Atoms(Protocol):
         ...
 
     def rows(self, which: slice, places: Tensor, gains: Tensor) -> Tensor:
-        """What travels for these atoms of some of the tensors, as many of each, each so many times itself: in float32,
-        tensor by tensor, one row an atom.
+        """Encode the chosen atoms of some tensors, the same number of each, multiplied by `gains`: in float32, tensor by tensor,
+        one row per atom.
         """
         ...
 

@@ -203,7 +203,7 @@ def _groups(codec: PowerSGD, segments: tuple[Segment, ...]) -> "tuple[list[_Same
 
 @lru_cache(maxsize=1024)
 def _places(runs: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    """The elements of these runs; made once, on the host."""
+    """Indices of the elements of these runs; made once, on the host."""
     elements = [torch.arange(a, b) for a, b in runs]
     return torch.cat([torch.empty(0, dtype=torch.int64), *elements]).to(device)
 
@@ -280,13 +280,13 @@ def _warm_start(group: _SameRank, state: State, context: Context, like: Tensor) 
 
 
 def _shift(x: Tensor) -> Tensor:
-    """How many powers of two a matrix is larger than one; none where it is near enough to be multiplied by another one."""
+    """Exponent of two that scales a matrix near to one; 0 where its product with another matrix is safe anyway."""
     exponent = torch.frexp(x.abs().amax()).exponent
     return exponent.masked_fill(exponent.abs() <= NEAR, 0)
 
 
 def _moved(x: Tensor, powers: Tensor, out: Tensor | None = None) -> Tensor:
-    """So many powers of two larger, which changes no other bit; in two steps, for one may be more than there is."""
+    """Multiply by a power of two, exactly; in two steps, since one factor may overflow."""
     half = torch.div(powers, 2, rounding_mode="floor")
     return torch.ldexp(torch.ldexp(x, half), powers - half, out=out)
 
@@ -302,7 +302,7 @@ def _remember(group: _SameRank, q: Tensor, old: Tensor, state: State) -> Tensor:
 
 
 def _kept_before(q: Tensor | None, start: Tensor) -> Tensor:
-    """What the state holds, as large as it is, of the rows that this step started from."""
+    """The stored Q, unscaled, of the rows that this step started from."""
     return start if q is None or q.shape[0] < start.shape[0] else q[: start.shape[0]]
 
 
@@ -317,13 +317,13 @@ def _orthogonal(p: Tensor) -> Tensor:
 
 
 def _size(q: Tensor) -> Tensor:
-    """Of each matrix a power of two of its size."""
+    """A power of two about as large as each matrix."""
     tops = q.abs().amax(dim=(1, 2), keepdim=True)
     return torch.ldexp(torch.ones_like(tops), torch.frexp(tops).exponent.clamp(-126, 127))
 
 
 def _last_size(group: _SameRank, state: State) -> Tensor:
-    """That of each matrix's last Q, which all ranks have: half precision is counted in it."""
+    """The same for each matrix's last Q, which all ranks have: the unit of half precision."""
     return torch.cat([_size(state[f"q:{s.name}"][: group.rank].unsqueeze(0)) for s in group.segments])
 
 

@@ -103,7 +103,7 @@ def _is_matrix(s: Segment) -> bool:
 
 
 def _counts(layout: Layout) -> tuple[int, int, int]:
-    """Rows of matrices, their elements, and those of all else."""
+    """Number of matrix rows, of their elements, and of all other elements."""
     matrices = [s for s in layout.segments if _is_matrix(s)]
     bits = sum(s.numel for s in matrices)
     return sum(s.numel // s.row for s in matrices), bits, layout.numel - bits
@@ -115,7 +115,7 @@ def _pieces(flat: Tensor, layout: Layout) -> Iterator[tuple[Segment, Tensor]]:
 
 
 def _two(rows: Tensor) -> Tensor:
-    """The mean of each row's elements below zero, and of the others."""
+    """Means of each row's elements below zero, and of its other elements."""
     room = torch.empty_like(
         rows
     )  # once: where memory comes from the system anew, that takes longer than the arithmetic
