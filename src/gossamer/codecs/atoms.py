@@ -111,8 +111,8 @@ class SharedBasis(Basis):
             lost = float((back - given).norm() / given.norm())
             if not lost <= _NEAR:
                 raise AttachError(
-                    f"{self}: synthesis(analysis(x)) is not x for tensors of {shape}: {lost:.1e} of it is lost, and {_NEAR:.0e} "
-                    "is the most. A gradient would be learned wrong; mend the basis, or let `takes` decline such shapes."
+                    f"{self}: synthesis(analysis(x)) is not x for tensors of {shape}: the relative error is {lost:.1e}, the limit "
+                    f"{_NEAR:.0e}. Gradients would be wrong; correct the basis, or let `takes` return False for such shapes."
                 )
 
 
@@ -135,13 +135,13 @@ def _read(rows: Tensor) -> tuple[Tensor, Tensor]:
 @final
 @part("entry")
 class EntryAtom(Basis):
-    """Every element is an atom.
+    """Entry-wise basis: every element is an atom.
 
     Use: where few elements hold most of a gradient, as in embeddings, and for vectors.
 
-    Not for: gradients of full matrices, of which a few directions hold more: see `svd`.
+    Not for: gradients of full matrices, where a few directions hold more: see `svd`.
 
-    Wire: 8 bytes an atom: a place and a value.
+    Wire: 8 bytes per atom: an index and a value.
 
     >>> EntryAtom().count((3, 4)), EntryAtom().width((3, 4))
     (12, 2)
@@ -170,14 +170,14 @@ class EntryAtom(Basis):
 @final
 @part("dct")
 class DCT(SharedBasis):
-    """Waves: the real discrete cosine transform (DCT-II, orthonormal) of every `length` consecutive elements.
+    """Cosine basis: the orthonormal DCT-II of every `length` consecutive elements.
 
-    Use: where neighbours are alike, as in the kernels of a convolution.
+    Use: where neighbouring elements are similar, as in the kernels of a convolution.
 
-    Not for: gradients whose order means nothing, such as a linear layer's: `entry` had as little variance there, in every
-    layer of a small Transformer, and `svd` a quarter of it or less.
+    Not for: gradients without a meaningful order of elements, such as a linear layer's: `entry` had the same variance there, in
+    every layer of a small Transformer, and `svd` a quarter of it or less.
 
-    Wire: 8 bytes an atom: a place and a coefficient.
+    Wire: 8 bytes per atom: an index and a coefficient.
 
     >>> flat = DCT(length=4).analysis(torch.ones(1, 8))
     >>> [round(c, 3) for c in flat[0].tolist()]
@@ -212,7 +212,7 @@ class DCT(SharedBasis):
 
 @lru_cache(maxsize=64)
 def waves(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One wave a row. Made on the host and copied, which waits: so any stream may read it."""
+    """DCT basis vectors, one per row. Made on the host and copied synchronously, so that any stream may read them."""
     k = torch.arange(length, dtype=torch.float64, device="cpu")
     waves = torch.cos(pi / length * torch.outer(k, k + 0.5)) * (2 / length) ** 0.5
     waves[0] /= 2**0.5

@@ -58,7 +58,7 @@ class FP32(Codec, LinearCodec):
         return [self.wire_bytes(layout)]
 
     def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
-        # A copy: the mean may be written over the block while the wire is still on its way.
+        # A copy: the mean may be written over the bucket while the message is still in flight.
         return pack(block.new().copy_(block.flat))
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:

@@ -17,7 +17,7 @@ from gossamer.core.wire import expect, pack, take
 @final
 @part("dct_topk")
 class DCTTopK(Codec):
-    """Keep the `keep` largest coefficients of the cosine transform of every tile of `side` by `side` elements.
+    """Send the `keep` largest DCT coefficients of every tile of `side` by `side` elements.
 
     q = top_k(D X D'), C(X) = D' q D, with D orthonormal: |x - C(x)|^2 <= (1 - k/n) |x|^2. Vectors have tiles of `side` elements;
     a smaller tensor is one tile, and tiles are padded with zeros at the edges. A movement that neighbours share lies in few

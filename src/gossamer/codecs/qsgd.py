@@ -121,7 +121,7 @@ class QSGD(Levelled):
         return replace(self, bits=4, levels=round(2 ** (bits - 1) - 1))
 
     def spread(self, block: Bucket) -> Tensor:
-        """Buckets cross parameters, and each of these has its share of theirs; with each run they begin anew."""
+        """Noise per parameter: quantisation buckets cross parameters, which share their noise; each run starts a new one."""
         runs, flat = block.layout.runs, block.flat.float()
         norms = [kernels.bucket_norms(flat[at : at + run.numel], self.bucket, self.norm) for _, run, at in runs]
         squares = torch.nn.functional.pad(torch.cat(norms).double().square(), (0, 1))

@@ -19,11 +19,11 @@ from gossamer.core.wire import expect, take
 class Sign(Codec):
     """Signs, with one scale s per parameter: every element becomes -s or +s.
 
-    `scale="l1"`: s = |x|_1 / n, the nearest that signs come to x; what is left is 1 - |x|_1^2 / (n |x|_2^2) of its square:
-    .363 of a Gaussian. `scale="l2"`: s = |x|_2 / sqrt(n), as long as x itself; what is left can be up to twice what there
-    was, where few elements are large, and error feedback around it stays bounded all the same. With one element in a
-    hundred not zero, the residual under "l2" was 18 times the gradient, from step 100 on; under "l1" 174 times, and growing.
-    `scale="one"`: s = 1: votes. An element of exactly 0 votes by the toss of a coin then, else it is +s.
+    `scale="l1"`: s = |x|_1 / n, the scale of least error, 1 - |x|_1^2 / (n |x|_2^2) of |x|^2: .363 for a Gaussian.
+    `scale="l2"`: s = |x|_2 / sqrt(n), with the norm of x; the squared error can be up to 2 |x|^2 where few elements are large, but
+    error feedback stays bounded. With one element in a hundred not zero, the residual under "l2" was 18 times the gradient,
+    from step 100 on; under "l1" 174 times, and growing. `scale="one"`: s = 1, for votes. An element of exactly 0 then gets a
+    random sign, otherwise +s.
 
     Use: "l1" and "l2" with error_feedback(), for 32 times fewer bytes; "l2" for momenta, "one" with signs() and no memory.
 

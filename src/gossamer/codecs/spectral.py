@@ -21,12 +21,12 @@ _PROBES = 16  # vectors that tell how much lies outside of the head
 class SVD(Basis):
     """Singular directions of a matrix: G = sum_k u_k (u_k^T G), u_k orthonormal; tensors are first dimension by the rest.
 
-    With singular vectors for u_k, few atoms hold most of a gradient. The `head` strongest are found by two passes of
-    subspace iteration. The others are not looked for: they are known by their number and by what they weigh together, and
-    one that is kept is a direction drawn at random among all that are orthogonal to the head. Averaged over the dice that is
-    what they sum to, so nothing is biased; the variance is that of equal weights. `head=0` finds all, exactly.
+    With singular vectors as u_k, few atoms hold most of a gradient. The `head` strongest are found by two passes of
+    subspace iteration. The others are not computed: only their number and their total weight are known, and a kept one is
+    a random direction orthogonal to the head. Its expectation is their sum, so the result is unbiased; the variance is that of
+    equal weights. `head=0` computes all directions, exactly.
 
-    Use: for the matrices of a model. Of a small Transformer's gradients after 12 steps, with three atoms a matrix, the
+    Use: for the matrices of a model. For a small Transformer's gradients after 12 steps, with three atoms per matrix, the
     variance was .4 to 17 times the gradient's square in the layers, and 20 to 79 entry by entry at equal bytes.
 
     Not for: vectors and small matrices, which are sent in full, nor embeddings, where single entries are better: a variance of
@@ -71,7 +71,7 @@ class SVD(Basis):
 
 
 class _Directions:
-    """The head's directions, as rows, with a weight each; behind them those that are not known, with one weight for all."""
+    """The head's directions as rows, each with its weight; then the unknown directions, with equal weights."""
 
     def __init__(
         self, matrices: Tensor, upright: bool, head: Tensor, shares: Tensor, rng: CounterRng, name: str

@@ -77,7 +77,7 @@ class Strom(Codec):
         flat, quantum = block.flat.float(), self.threshold * context.scale
         places = (~(flat.abs() < quantum)).nonzero().view(-1)  # what is no number travels as well
         words = torch.where(flat[places] < 0, ~places, places)  # the sign of a place is its element's
-        head = (peak(flat) * 0 + quantum).float().view(1)  # no number, if there is one in the block
+        head = (peak(flat) * 0 + quantum).float().view(1)  # NaN if the bucket holds NaN or inf
         return pack(torch.tensor([len(places)], dtype=torch.int32, device=flat.device), head, words.int())
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:

@@ -25,12 +25,12 @@ class Ternary(Codec, LinearCodec):
     Unbiased for the clipped gradient f; with L = 1 its variance is s |f|_1 - |f|^2. `clip=0` switches clipping off.
     An element's position between two levels is rounded down to 2^-23 of a level: it is unbiased to that precision only.
 
-    sigma is the deviation about zero, the root mean square. Then clipping touches at most d / c^2 of d elements, takes no
-    sign away, and leaves <f, g> >= min(1, c sigma / max |g|) |g|^2: what is sent may be shorter than g, never against it. Of
-    a Gaussian it leaves .988 along g; of a small Transformer's gradients .73 to .95 in matrices of the layers, but .19 and
-    .28 in the head and the embedding, where a few rows hold nearly all: a rule can send those another way. The paper's
-    deviation about the mean (`deviation="centred"`) is the same for tensors whose mean is small, and has no such bound: of
-    elements between 1 and 1.01 it leaves .007. So it is refused, unless `none(allow_biased=True)` insists.
+    sigma is the deviation about zero, the root mean square. Then clipping changes at most d / c^2 of d elements, no sign, and
+    <f, g> >= min(1, c sigma / max |g|) |g|^2: the clipped gradient may be shorter than g, but never points against it. Its
+    share along g is .988 for a Gaussian; for a small Transformer's gradients .73 to .95 in matrices of the layers, but .19 and
+    .28 in the head and the embedding, where a few rows hold nearly all: a rule can send those through another exchange. The
+    paper's deviation about the mean (`deviation="centred"`) is the same for tensors with a small mean, and has no such bound:
+    for elements between 1 and 1.01 the share is .007. So it is refused, except with `none(allow_biased=True)`.
 
     Use: for 20 times fewer bytes without a memory; more `levels` have less noise and need more bytes.
 

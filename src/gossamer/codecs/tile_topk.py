@@ -19,19 +19,18 @@ BINS, WIDTH = 4, 1.5  # bins of so many standard deviations, the third of them a
 class _Piece(NamedTuple):
     tiles: Tiling
     kept: int  # elements of all its tiles
-    own: slice  # of the block
+    own: slice  # of the bucket
     codes: int  # bytes of theirs
 
 
 @final
 @part("tile_topk")
 class TileTopK(Codec):
-    """Keep the `keep` largest magnitudes of every tile of `side` by `side` elements, written in 2 bits each.
+    """Send the `keep` elements of largest magnitude of every tile of `side` by `side`, in 2 bits each.
 
-    Of a tensor's values that are kept, m is the mean and s the standard deviation; each goes into one of four bins of 1.5 s,
-    those around m - 3 s, m - 1.5 s, m and m + 1.5 s, and is read as the mean of its bin. So |x - C(x)|^2 < |x|^2, and what rounding
-    takes is in the residual. Vectors have tiles of as many elements; a tensor that
-    is smaller is one tile. `bits=32` writes values as they are.
+    With mean m and standard deviation s of a tensor's kept values, each value goes into one of four bins of 1.5 s, around
+    m - 3 s, m - 1.5 s, m and m + 1.5 s, and is decoded as the mean of its bin. So |x - C(x)|^2 < |x|^2, and the residual keeps
+    the rounding error. Vectors have tiles of as many elements; a smaller tensor is one tile. `bits=32` sends values unrounded.
 
     Use: for pseudo-gradients under error_feedback(decay=0.95), as the preset `sparse_loco` does: messages are 146 times shorter.
 

@@ -20,11 +20,10 @@ class AdaComm(Controller):
     """Set rounds to ceil(sqrt((lr_0 / lr)^power (F - floor) / (F_0 - floor)) H_0) local steps, every `interval` steps or more.
 
     F is the loss of the rounds' last batches, averaged over ranks and over the rounds since the last decision, F_0 that of the first
-    `interval`; H_0 the `every` of the recipe's schedule, H at most `most`. Long rounds save time while the loss is large, short
-    ones keep the noise of local steps small when it is not. If a round would not get shorter although the loss did not rise,
-    and the learning rate is what it was, H is halved. `power=3` is the theory's, under which a rate cut tenfold makes rounds 31
-    times as long. `lr` is the mean of all elements' rates, where parameter groups have rates of their own. `floor` is what the loss
-    cannot fall below, if that is known.
+    `interval`; H_0 is `every` of the recipe's schedule, and H is at most `most`. Long rounds save time while the loss is large,
+    short ones keep the noise of local steps small when it is low. If a round would not get shorter although the loss did not rise
+    and the learning rate did not change, H is halved. `power=3` is the theory's: a rate cut tenfold makes rounds 31 times as long.
+    `lr` is the mean over all elements, where parameter groups have different rates. `floor` is a known lower bound of the loss.
 
     The training loop calls `comm.log(loss=loss)` in each step, best before `optimizer.step()`. Rounds end at multiples of their length, counted from
     the first step of training, so that the first one after a change may be shorter.

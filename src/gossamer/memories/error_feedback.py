@@ -84,7 +84,7 @@ class ErrorFeedback(ResidualMemory):
             return (yield from self.pass_by(block, send, context))
         units = self.units_of(state, context)
         pending = self._pending(block, state, self.decay * units.now / units.before)
-        # If the mean may not overwrite the block, the caller still reads the block after it has been sent.
+        # If the mean may not overwrite the bucket, the caller still reads the bucket after it has been sent.
         given = block.with_older(pending, drains=block.into is not None)
         result = yield from send(given, context._replace(rescale=units.rescale, feedback=1.0))
         if not result.drained:

@@ -106,7 +106,7 @@ class OwnGradient(ResidualMemory):
         rescale = self.units_of(state, context).rescale
         old = self._due(state, rescale)
         pending = block.new().copy_(block.flat) if old is None else torch.add(block.flat, old, out=block.new())
-        # The exchange may overwrite the block with the mean.
+        # The exchange may overwrite the bucket with the mean.
         own = block.new().copy_(block.flat) if self.mode == "sum" else None
         result = yield from send(block.with_older(pending), context._replace(rescale=rescale, feedback=1.0))
         result.add_sent(pending, -1.0)
