@@ -328,7 +328,7 @@ REFUSED = {
     "allreduce(fp32()) + dqsgd(10)": r"evenly spaced levels, such as qsgd\(\), and allreduce\(fp32\(\)\) has none",
     "scatter(qsgd(), answer=qsgd(bits=6)) + dqsgd(10)": "none, or two",
     "scatter(qsgd()) + dqsgd(0)": "steps must be at least 1",
-    "scatter(qsgd()) + dqsgd(10, bits=9.0)": "bits must lie between 2.0 and 8.0, got 9.0 (the sign included)",
+    "scatter(qsgd()) + dqsgd(10, bits=9.0)": "bits must lie between 2.0 and 8.0, got 9.0 \\(the sign included\\)",
     "scatter(qsgd()) + dqsgd(10, least=1.0)": "2 <= least <= most <= 8",
     "scatter(qsgd()) + dqsgd(10, most=9.0)": "2 <= least <= most <= 8",
     "scatter(qsgd()) + dqsgd(10, error=0.0)": "error must be positive",
