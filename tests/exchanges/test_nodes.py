@@ -155,7 +155,7 @@ def test_a_node_is_never_first(ask) -> None:
             "nodes(allreduce(fp32()), 2) + gossip()",
             "sends models from rank to rank, not by nodes.* leave the nodes out; or use",
         ),
-        ("ad_psgd + per_node(2)", "models go from rank to rank"),
+        ("ad_psgd + per_node(2)", "sends models from rank to rank"),
         ("qsgd + per_node(0)", "ranks is how many a node has, 1 or more, got 0"),
         ("qsgd + per_node(2) + per_node(4)", "two parts say how many ranks a node has"),
         ("nodes(scatter(qsgd()), 2) + per_node(4)", "speaks of nodes of 2 ranks, and here they have 4"),
