@@ -207,7 +207,10 @@ def test_it_prints_as_what_it_is(text: str, read: str) -> None:
     ("text", "why"),
     [
         ("ad_psgd + per_node(2)", r"pairwise\(\): the schedule sends models from rank to rank"),
-        ("nodes(allreduce(fp32()), 2) + gossip()", r"Apply per_node to the whole gossip recipe, 'sgp \+ per_node\(4\)'"),
+        (
+            "nodes(allreduce(fp32()), 2) + gossip()",
+            r"Apply per_node to the whole gossip recipe, 'sgp \+ per_node\(4\)'",
+        ),
         ("nodes(allreduce(fp32()), 2) + slowmo(4, inner=push_sum())", "sends models from rank to rank, not by nodes"),
         ("allreduce + gossip(per_node=0)", "1 or more, got 0"),
     ],
