@@ -338,8 +338,8 @@ def test_a_bf16_model_learns_and_an_infinity_leaves_no_trace(spoil: bool) -> Non
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("atomo(svd())", "say the budget, either as atoms"),
-        ("atomo(svd(), atoms=3, share=0.1)", "say the budget, either as atoms"),
+        ("atomo(svd())", "pass a budget: either atoms"),
+        ("atomo(svd(), atoms=3, share=0.1)", "pass a budget: either atoms"),
         ("atomo(svd(), atoms=0)", "with none nothing would be learned"),
         ("atomo(svd(), atoms=-1)", "atoms must be more than 0"),
         ("atomo(entry(), share=1.5)", "share must lie between 0 and 1"),

@@ -210,7 +210,7 @@ def test_values_out_of_range_are_refused(text: str, said: str) -> None:
 @pytest.mark.parametrize("exchange", ["allreduce(count_sketch(columns=1000))", "fetch_sgd(columns=1000, momentum=0.0)"])
 def test_a_sketch_that_is_no_shorter_than_the_model_is_refused_with_the_fix(exchange: str) -> None:
     recipe = f"{exchange} + momentum_correction(momentum=0.0)" if "allreduce" in exchange else exchange
-    with pytest.raises(AttachError, match=r"5,000 cells .* 4,000 elements; use fewer columns, or leave them out"):
+    with pytest.raises(AttachError, match=r"5,000 cells .* 4,000 elements; use fewer columns, or leave columns out"):
         make(recipe, 2, lambda: Flat(4000), sgd())
     make(recipe, 2, lambda: Flat(6000), sgd())
 

@@ -359,7 +359,7 @@ def test_what_would_all_travel_as_it_is_is_refused(codec: str, shape: tuple[int,
     [
         ("powersgd(rank=0)", "at least 1"),
         ("powersgd(ratio=1.5)", "ratio must be at least min_ratio"),
-        ("powersgd(rank=2, ratio=8.0)", "say either, not both"),
+        ("powersgd(rank=2, ratio=8.0)", "pass rank or ratio, not both"),
         ("powersgd(start='pca')", "svd"),
         ("powersgd(factors='fp8')", "fp16"),
     ],

@@ -207,10 +207,10 @@ def test_bits_are_those_on_the_wire_the_sign_included() -> None:
 
 
 REFUSED = {
-    "qsgd(levels=5)": "want code='rice', got 5 in code='fixed'",
+    "qsgd(levels=5)": "need code='rice', got 5 with code='fixed'",
     "qsgd(code='rice', levels=0)": "levels must be between 1 and 127",
     "qsgd(code='rice', levels=128)": "levels must be between 1 and 127",
-    "qsgd(bits=3, code='rice', levels=5)": "say bits or levels",
+    "qsgd(bits=3, code='rice', levels=5)": "pass bits or levels",
     "qsgd(bits=1, code='rice')": "one bit has no level at zero",
     "qsgd(bits=9)": "bits must be between 1 and 8",
 }

@@ -108,7 +108,7 @@ def test_the_loss_is_told_by_log_before_a_step_or_after_it(gang2: Gang, how: str
     ("text", "reason"),
     [
         ("allreduce + adacomm(8)", r"use local_sgd\(16\) or slowmo\(16\)"),
-        ("allreduce + cocod(8) + adacomm(8)", "of another length"),
+        ("allreduce + cocod(8) + adacomm(8)", "of variable length"),
         ("allreduce + local_sgd(8) + adacomm(0)", "at least 1 step"),
         ("allreduce + local_sgd(8) + adacomm(8, most=0)", "at least 1 step"),
     ],

@@ -107,7 +107,7 @@ def test_the_batch_grows_with_the_noise_and_the_rate_with_it_up_to_the_most() ->
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("qsgd + adascale()", "leaves noise of its own"),
+        ("qsgd + adascale()", "adds its own noise"),
         ("qsgd + noise_batch(4)", r"accordion_batch\(\)"),
         ("local_sgd(4) + adascale()", "none"),
         ("allreduce + adascale(slack=1.0)", r"\[0.01, 1\)"),

@@ -134,7 +134,7 @@ def test_letters_between_nodes_reach_all_ranks_of_a_node() -> None:
 @pytest.mark.parametrize("ask", [lambda: receive_first(3), lambda: take_ticket("k")])
 def test_a_node_is_never_first(ask) -> None:
     nodes = [Node.of(r, 4, 2) for r in range(4)]
-    with pytest.raises(GossamerError, match="who is first is none of them"):
+    with pytest.raises(GossamerError, match="cannot be split over its ranks"):
         simulate([as_one(ask(), n, torch.device("cpu"), MemoryPool()) for n in nodes])
 
 
@@ -144,7 +144,7 @@ def test_a_node_is_never_first(ask) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("nodes(scatter(qsgd()), 0)", "per_node is how many ranks a node has, 1 or more, got 0"),
+        ("nodes(scatter(qsgd()), 0)", "per_node must be the number of ranks per node, 1 or more, got 0"),
         ("nodes(push_sum(), 2)", "between must be an? exchange"),
         ("nodes(scatter(qsgd()), 2, inside=fp32())", "inside must be an? exchange"),
         ("nodes(scatter(qsgd(), feedback=0.5), 2)", "leave feedback out"),
@@ -153,9 +153,9 @@ def test_a_node_is_never_first(ask) -> None:
         ("nodes(scatter(topk()), 2) + diana()", "unbiased"),
         (
             "nodes(allreduce(fp32()), 2) + gossip()",
-            "models go from rank to rank there, .* leave the nodes out; or take",
+            "sends models from rank to rank, not by nodes.* leave the nodes out; or use",
         ),
-        ("ad_psgd + per_node(2)", "models go from rank to rank"),
+        ("ad_psgd + per_node(2)", "sends models from rank to rank"),
         ("qsgd + per_node(0)", "ranks must be at least 1, got 0"),
         ("qsgd + per_node(2) + per_node(4)", "two parts set the ranks per node"),
         ("nodes(scatter(qsgd()), 2) + per_node(4)", "is for nodes of 2 ranks, and here nodes have 4"),
@@ -214,7 +214,7 @@ def refusal_of(text: str) -> str:
 def test_every_preset_trains_in_two_levels_or_is_refused_with_the_reason(name: str) -> None:
     text = f"{example(name)!r} + per_node(2)"
     if why := refusal_of(text):
-        assert re.search(r"rank to rank|talks to the server|left to the memory|is for nodes of", why)
+        assert re.search(r"rank to rank|talks to the server|the memory keeps the residual|is for nodes of", why)
         return
     recipe = Recipe.of(text)
     gossips = recipe.schedule.drives is not None  # between nodes of one size

@@ -90,7 +90,7 @@ def test_what_it_would_spoil_is_refused(recipe: str, said: str) -> None:
 
 
 def test_two_momenta_are_refused_unless_insisted_on() -> None:
-    with pytest.raises(AttachError, match=r"would average that again; use .* momentum=0 .* beside_momentum=True"):
+    with pytest.raises(AttachError, match=r"would average it again; use .* momentum=0 .* beside_momentum=True"):
         make(f"{SPARSE} + ef21()", 2, optimizer=sgd())
     make(f"{SPARSE} + ef21(beside_momentum=True)", 2, optimizer=sgd())
     make(f"{SPARSE} + ef21(eta=1.0)", 2, optimizer=sgd())

@@ -225,10 +225,10 @@ def test_narrow_models_train_too(mode: str) -> None:
 
 
 REFUSED = {
-    "gather(topk()) + own_gradient()": ("models part", "resync(500)"),
-    "gather(topk()) + own_gradient() + local_sgd(8)": ("never meet again", "resync(500)"),
+    "gather(topk()) + own_gradient()": ("models differ", "resync(500)"),
+    "gather(topk()) + own_gradient() + local_sgd(8)": ("never averages them", "resync(500)"),
     "topk + own_gradient('errors', reset_error=False)": ("applied again at every step", "allow_repeats=True"),
-    "topk + own_gradient(reset_error=False)": ("is about mode='errors'", "leave it out"),
+    "topk + own_gradient(reset_error=False)": ("is only for mode='errors'", "leave it out"),
     "topk + own_gradient() + resync(sync='flush')": (
         "does not keep them in such units",
         "own_gradient(units='update')",
@@ -237,10 +237,10 @@ REFUSED = {
     "topk + resync(sync='flush')": ("applies residuals", "sync='average'"),
     "gather(ternary()) + own_gradient() + resync()": ("can diverge", "gather(topk())"),
     "topk + own_gradient() + resync() + accordion(gather(topk()), gather(topk(ratio=0.1)), 9)": (
-        "each has its own",
+        "each rank has its own",
         "error_feedback()",
     ),
-    "topk + own_gradient() + resync() + signs()": ("direction of an agreed gradient", "error_feedback()"),
+    "topk + own_gradient() + resync() + signs()": ("same gradient on all ranks", "error_feedback()"),
     "topk + resync(0)": ("at least 1 step", "500"),
     "gather(dropping(ratio=0.0)) + error_feedback()": ("must lie in (0, 1]", "one percent"),
     "gather(dropping(warmup=-1)) + error_feedback()": ("0 steps or more", "1000"),

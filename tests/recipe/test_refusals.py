@@ -14,8 +14,8 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     # wires that cannot be summed, or only summed
     "allreduce(topk())": ("cannot be summed on their way", "gather(topk())"),
     "allreduce(qsgd())": ("cannot be summed on their way", "scatter(qsgd())"),
-    "gather(powersgd())": ("only their sum can be read from", "allreduce(powersgd())"),
-    "scatter(powersgd())": ("only their sum can be read from", "allreduce(powersgd())"),
+    "gather(powersgd())": ("only their sum can be read", "allreduce(powersgd())"),
+    "scatter(powersgd())": ("only their sum can be read", "allreduce(powersgd())"),
     "scatter(topk(scope='global')) + error_feedback()": ("chunks have no global top-k", "gather(topk(scope='global'))"),
     # bias without a memory
     "gather(topk())": ("without error feedback training need not converge", "gather(topk()) + error_feedback()"),
@@ -34,7 +34,7 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "scatter(qsgd(), feedback=1.0) + diana()": ("follows the memory's own rate", "leave feedback out"),
     "scatter(bf16(), feedback=0.0) + error_feedback()": ("residuals would be wrong", "leave feedback out"),
     "scatter(ternary(deviation='centred'))": ("error feedback around it can diverge", "none(allow_biased=True)"),
-    "scatter(qsgd(), answer=powersgd())": ("only their sum can be read from",),
+    "scatter(qsgd(), answer=powersgd())": ("only their sum can be read",),
     "scatter(qsgd(), answer=topk(scope='global'))": ("chunks have no global top-k",),
     "scatter(bf16(), answer=topk())": ("is biased", "error_feedback()"),
     "scatter(qsgd(), answer=ternary()) + diana()": ("needs an unbiased exchange", "ternary(clip=0.0)"),

@@ -43,7 +43,7 @@ KEPT = ("ef_signsgd", "onebit_sgd", "gtopk", "dgc", "ef21", "strom(0.1)", "adaco
 REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     # what is said of a codec and is not so
     "fp8(format='e4m3fnuz')": ("got 'e4m3fnuz'", "one of 'e4m3', 'e5m2'"),
-    "fp8(scale='ocp')": ("cuts off the largest of a block", "use scale='e8m0'"),
+    "fp8(scale='ocp')": ("clips the largest element of a block", "use scale='e8m0'"),
     "int8(scale='ocp')": ("got 'ocp'", "one of 'fp32', 'bf16'"),
     "scatter(fp8(rounding='nearest')) + diana()": ("is biased", "error_feedback()"),
     "int8(block=0)": ("got 0", "128 elements"),

@@ -206,9 +206,12 @@ def test_it_prints_as_what_it_is(text: str, read: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("ad_psgd + per_node(2)", r"pairwise\(\): models go from rank to rank there"),
-        ("nodes(allreduce(fp32()), 2) + gossip()", r"Say it of a whole recipe that gossips, 'sgp \+ per_node\(4\)'"),
-        ("nodes(allreduce(fp32()), 2) + slowmo(4, inner=push_sum())", "models go from rank to rank there"),
+        ("ad_psgd + per_node(2)", r"pairwise\(\): the schedule sends models from rank to rank"),
+        (
+            "nodes(allreduce(fp32()), 2) + gossip()",
+            r"Apply per_node to the whole gossip recipe, 'sgp \+ per_node\(4\)'",
+        ),
+        ("nodes(allreduce(fp32()), 2) + slowmo(4, inner=push_sum())", "sends models from rank to rank, not by nodes"),
         ("allreduce + gossip(per_node=0)", "1 or more, got 0"),
     ],
 )

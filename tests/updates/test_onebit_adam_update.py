@@ -138,7 +138,7 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], torch.optim.Optimizer], str]] = {
     "other betas": (lambda m: adamw(m, betas=(0.8, 0.99)), "beta1=0.8, beta2=0.99, eps=1e-08 in the recipe"),
     "Adam with decay": (
         lambda m: torch.optim.Adam(m.parameters(), weight_decay=0.1),
-        "use AdamW, whose decay is apart",
+        "use AdamW, which decouples the decay",
     ),
 }
 

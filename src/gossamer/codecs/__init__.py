@@ -1,4 +1,4 @@
-"""Floor 2: how a block is written. One codec per file, one import line here."""
+"""Layer 2: codecs, which encode a bucket as bytes. One codec per file, one import line here."""
 
 from gossamer.codecs.adacomp import AdaComp
 from gossamer.codecs.atomo import Atomo

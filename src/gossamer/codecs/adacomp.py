@@ -1,4 +1,4 @@
-"""AdaComp: of every bin those elements travel that this step's gradient carries above the largest of all."""
+"""AdaComp: signs of the elements of each bin whose residual plus twice the gradient reaches the bin's maximum."""
 
 from functools import lru_cache
 from typing import Annotated, NamedTuple, final
@@ -19,21 +19,20 @@ _LONGEST = 2**15  # elements of a bin, whose places leave a bit for the sign
 @final
 @part("adacomp")
 class AdaComp(Codec):
-    """Of every bin those elements travel, as signs, that this step's gradient carries above the largest of all.
+    """Send signs of the elements of each bin with |G + g| >= max |G|, for gradient g and G = g + residual.
 
-    Of each bin of G, the gradient and all that a memory has kept, these are the k with |G_k + g_k| >= max |G|; g is this
-    step's gradient, which so counts twice. They are as large as their mean in their parameter: of all choices of one number the one that loses least. (The paper's,
-    the mean of the bins' largest, is the same where each bin sends but that, and adds more than it leaves out where bins are
-    unlike.) How many travel follows from the gradients: one or a few of a bin while they are alike from step to step, more
-    where the last one points elsewhere. Nothing is sorted. Biased: error feedback is needed.
+    Decoded elements have the mean magnitude of all sent elements of their parameter: of all single values the one with the least
+    error. (The paper's value, the mean of the bins' maxima, is the same where each bin sends only its maximum, and adds more than
+    it leaves out where bins differ.) The number of sent elements follows the gradients: one or a few per bin while they are
+    similar from step to step, more where the last one points elsewhere. Nothing is sorted. Biased: error feedback is needed.
 
-    Use: where nobody wants to choose how much to send; the authors took bins of 50 for convolutions, and of 500 for all else.
+    Use: where you do not want to choose a ratio; the authors used bins of 50 for convolutions, and of 500 for all else.
 
-    Not for: who must know the length of a message before, such as a GPU's host; nor without a memory, where everything
-    above half of a bin's largest travels.
+    Not for: GPUs: the host must know the length of a message in advance. Nor without a memory: then everything above half of a
+    bin's maximum is sent.
 
-    Wire: 4 bytes of float32 a parameter, and for each element that travels and for each bin one byte (bins up to 128
-    elements) or two; lengths depend on the data, and cost one small gather more.
+    Wire: 4 bytes of float32 per parameter, and for each sent element and for each bin one byte (bins up to 128 elements) or two;
+    lengths depend on the data, and cost one more small gather.
 
     >>> from gossamer.core.rng import CounterRng
     >>> block = Bucket.of({"w": torch.tensor([0.1, -3.0, 0.2, 0.0, 1.0, 0.3])})
@@ -83,7 +82,7 @@ class AdaComp(Codec):
         return pack(scales.float(), self._written(counts), self._written(words))
 
     def _chosen(self, block: Bucket, flat: Tensor) -> Tensor:
-        """Which elements travel; what is no number does."""
+        """Mask of the elements to send; NaN and inf are always sent."""
         size, twice = flat.abs(), (flat + (flat if block.latest is None else block.latest.float())).abs_()
         below = torch.empty_like(flat, dtype=torch.bool)
         for s in block.layout.segments:
@@ -105,7 +104,7 @@ class AdaComp(Codec):
         which = torch.arange(bins.number, device=into.device).repeat_interleave(counts)
         inside = words >> 1
         if bool((inside >= bins.length[which]).any()):
-            raise WireError("adacomp: a place lies outside of its bin; the bytes were damaged on the way")
+            raise WireError("adacomp: an index lies outside of its bin; the bytes were damaged on the way")
         values = scales[bins.segment[which]] * (1 - 2 * (words & 1))
         into.index_add_(0, bins.begin[which] + inside, values.to(into.dtype), alpha=weight)
 
@@ -119,7 +118,7 @@ class AdaComp(Codec):
 
 
 class _Bins(NamedTuple):
-    """The bins of a block's parameters, one after the other."""
+    """The bins of a bucket's parameters, one after the other."""
 
     segment: Tensor  # each bin's parameter,
     begin: Tensor  # its first element,

@@ -1,4 +1,4 @@
-"""ATOMO: a gradient as a sum of atoms, of which a few are kept at random."""
+"""ATOMO: a gradient as a sum of atoms, a few of which are kept at random."""
 
 from collections.abc import Iterator, Sequence
 from math import ceil, prod
@@ -23,27 +23,27 @@ from gossamer.core.wire import expect, pack, take
 @final
 @part("atomo", sample="atomo(entry(), share=0.25)")
 class Atomo(Codec):
-    """ATOMO: keep few of the atoms that a tensor is a sum of, at random, and those that weigh more more often.
+    """ATOMO: write a tensor as a sum of atoms and keep a random few, larger ones with higher probability.
 
     g = sum_k c_k a_k;  decoded sum over the kept of c_k / p_k a_k, atom k being kept with probability p_k. Unbiased whatever p
     is, with variance sum w_k^2 (1 / p_k - 1), w_k = |c_k| |a_k|. The p_k = min(1, theta w_k) make it least for a budget sum p_k,
-    which is said in `atoms` for every tensor, or as a `share` of the bytes that the tensor has.
+    given as a number of `atoms` for every tensor, or as a `share` of the tensor's bytes.
 
-    How atoms are drawn does not change the p_k, nor the variance where atoms are orthogonal. `draws="systematic"`: always so
-    many, whole ones, so that the length of a message is known. `draws="independent"`: each by dice of its own, as in the
-    paper: so many on average; it may be none. The length then costs one small message more, and on a GPU a wait.
+    The way of drawing does not change the p_k, nor the variance where atoms are orthogonal. `draws="systematic"`: always the same
+    number of atoms, so that the length of a message is known. `draws="independent"`: each atom independently, as in the paper:
+    that number on average, possibly none. The length then costs one more small message, and on a GPU the host waits.
 
     Entry by entry, a budget of |g|_1 / |g|_inf is TernGrad, and one of |g|_1 / |g|_2 is QSGD of one level.
-    Tensors for which so many atoms are no shorter than they themselves travel as they are, and so do those that the basis
-    does not take, such as vectors for `svd()`. One whose share has no room for an atom is taken apart into entries.
+    Tensors that the atoms would not shorten are sent in full, and so are those that the basis does not take, such as vectors for
+    `svd()`. A tensor whose share is less than one atom is sparsified entry by entry.
 
-    Use: for very few bytes without a memory, in the basis in which a gradient is short: `svd()` for matrices. Take `share`
-    under `scatter`, so that bytes do not grow with the number of ranks: a chunk of a matrix is a smaller matrix.
+    Use: for very few bytes without a memory, in a basis of few large atoms: `svd()` for matrices. Take `share` under `scatter`,
+    so that bytes do not grow with the number of ranks: a chunk of a matrix is a smaller matrix.
 
-    Not for: training that counts its steps: all that is left out comes back as noise, some times the gradient itself.
+    Not for: training whose steps count: all that is left out adds noise, often several times the gradient itself.
 
-    Wire: 4 bytes for each element that travels as it is; then the atoms: `svd()` 4 (n + m) bytes each, `entry()` and
-    `dct()` 8. Independent draws begin with 4 bytes a tensor: how many there are.
+    Wire: 4 bytes for each element that is sent in full; then the atoms: `svd()` 4 (n + m) bytes each, `entry()` and `dct()` 8.
+    Independent draws begin with 4 bytes per tensor, the number of its atoms.
 
     >>> from gossamer.codecs import SVD
     >>> from gossamer.core.rng import CounterRng
@@ -64,7 +64,7 @@ class Atomo(Codec):
     def __post_init__(self) -> None:
         require(
             (self.atoms is None) != (self.share is None),
-            "atomo: say the budget, either as atoms (of every tensor; the paper uses 1 to 4 of svd()) or as share (of its bytes)",
+            "atomo: pass a budget: either atoms (per tensor; the paper uses 1 to 4 of svd()) or share (of its bytes)",
         )
         require(
             self.atoms is None or 0 < self.atoms < float("inf"),
@@ -76,7 +76,7 @@ class Atomo(Codec):
         )
         require(
             self.draws == "independent" or self.atoms is None or self.atoms == int(self.atoms),
-            f"atomo: systematic draws keep whole atoms, and {self.atoms} is no whole number; round it, or use draws='independent'",
+            f"atomo: atoms must be a whole number with draws='systematic', got {self.atoms}; round it, or use draws='independent'",
         )
 
     @property
@@ -92,7 +92,7 @@ class Atomo(Codec):
         return 25.0
 
     def omega(self, layout: Layout) -> float:
-        """No more than if all atoms were as likely: count / budget - 1."""
+        """Upper bound, attained if all atoms are equally likely: count / budget - 1."""
         groups, _ = self._ways(layout)
         return max((g.basis.stretch * g.there / g.budget - 1 for g in groups), default=0.0)
 
@@ -103,7 +103,7 @@ class Atomo(Codec):
             return
         largest = max(filled, key=lambda s: s.numel)
         raise AttachError(
-            f"{self} would send every tensor of this model as it is, and save nothing: {self._why(largest)}. "
+            f"{self} would send every tensor of this model in full, and save nothing: {self._why(largest)}. "
             f"Use fewer atoms, another basis, such as entry(), or another codec, such as fp32()."
         )
 
@@ -170,7 +170,7 @@ class Atomo(Codec):
     def _open(
         self, wire: Tensor, layout: Layout, groups: "Sequence[_SameShape]", dense: int
     ) -> tuple[Tensor, list[Tensor]]:
-        """What travels as it is, and each other tensor's rows."""
+        """Split a message: the elements sent in full, and the rows of each other tensor."""
         members = [g for g in groups for _ in g.segments]
         if self.draws == "systematic" or not groups:
             expect(wire, self.wire_bytes(layout) or 0, "atomo")
@@ -192,7 +192,7 @@ class Atomo(Codec):
         return head, rows
 
     def _kept(self, shape: Shape) -> tuple[Basis, float]:
-        """In which basis such a tensor is taken apart, and how many atoms are kept: none if it travels as it is."""
+        """Basis and number of kept atoms for a tensor of this shape; 0 atoms if it is sent in full."""
         if not self.basis.takes(shape):
             return self.basis, 0.0
         numel, basis, budget = prod(shape), self.basis, self.atoms
@@ -203,7 +203,7 @@ class Atomo(Codec):
         return basis, budget if budget is not None and ceil(budget) * basis.width(shape) < numel else 0.0
 
     def _ways(self, layout: Layout) -> "tuple[list[_SameShape], list[Segment]]":
-        """Tensors of one shape together; and those that travel as they are."""
+        """Tensors grouped by shape, and the segments that are sent in full."""
         by_shape, plain = dict[Shape, list[Segment]](), list[Segment]()
         for s in layout.segments:
             if s.numel and self._kept(s.shape)[1]:
@@ -215,7 +215,7 @@ class Atomo(Codec):
 
 
 class _SameShape(NamedTuple):
-    """Tensors of one shape, what they are taken apart into, and how many atoms of each are kept."""
+    """Tensors of one shape, their basis, and the number of atoms kept of each."""
 
     shape: Shape
     basis: Basis
@@ -224,12 +224,12 @@ class _SameShape(NamedTuple):
 
     @property
     def width(self) -> int:
-        """How many numbers of four bytes travel for an atom."""
+        """Number of 4-byte words sent per atom."""
         return self.basis.width(self.shape)
 
     @property
     def there(self) -> int:
-        """How many atoms each tensor has."""
+        """Number of atoms of each tensor."""
         return self.basis.count(self.shape)
 
 
@@ -238,7 +238,7 @@ def _numbers(counts: list[int], device: torch.device) -> Tensor:
 
 
 def _scales(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
-    """For every tensor the power of two that its largest element exceeds, and not by twice; NaN if any is not finite.
+    """Scale of every tensor: the largest power of two not above its largest element; NaN if some element is not finite.
 
     A power of two takes no digit away: an atom that is certain arrives as it was.
     """
@@ -249,7 +249,7 @@ def _scales(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
 
 
 def _sized(group: _SameShape, flat: Tensor, scale: Tensor) -> Tensor:
-    """The tensors divided by their scales, one behind the other; zeros where any element is not finite."""
+    """The tensors divided by their scales, concatenated; zeros for a tensor with an element that is not finite."""
     views = [flat[s.offset : s.offset + s.numel].view(1, *group.shape) for s in group.segments]
     tensors = views[0] if len(views) == 1 else torch.cat(views)
     sized = tensors / scale.view(-1, *[1] * len(group.shape))

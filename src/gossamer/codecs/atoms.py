@@ -1,4 +1,4 @@
-"""Atoms: what a gradient is a sum of. Bases that all ranks know, of which places and coefficients travel."""
+"""Bases for ATOMO: how a tensor is written as a sum of atoms. For shared bases indices and coefficients are sent."""
 
 from abc import abstractmethod
 from functools import lru_cache
@@ -20,22 +20,22 @@ _TRIED = 3  # shapes, and blocks of each
 
 
 class Atoms(Protocol):
-    """Tensors of one shape, taken apart."""
+    """Decomposition of tensors of one shape."""
 
     @property
     def weights(self) -> Tensor:
-        """Of every atom of every tensor, how much it would be missed: |coefficient| |atom|."""
+        """Weight of every atom of every tensor: |coefficient| |atom|."""
         ...
 
     def rows(self, which: slice, places: Tensor, gains: Tensor) -> Tensor:
-        """What travels for these atoms of some of the tensors, as many of each, each so many times itself: in float32,
-        tensor by tensor, one row an atom.
+        """Encode the chosen atoms of some tensors, the same number of each, multiplied by `gains`: in float32, tensor by tensor,
+        one row per atom.
         """
         ...
 
 
 class Basis(Part):
-    """What a tensor is a sum of.
+    """A basis: a way to write tensors as sums of atoms.
 
     Law: the sum of all atoms is the tensor. The sum of their squared weights is at most `stretch` times the tensor's square.
     """
@@ -44,32 +44,32 @@ class Basis(Part):
 
     @property
     def stretch(self) -> float:
-        """The most by which the atoms' squares exceed the tensor's; 1 for orthonormal atoms."""
+        """Upper bound of (sum of squared weights) / |tensor|^2; 1 for orthonormal atoms."""
         return 1.0
 
     def takes(self, shape: Shape) -> bool:
-        """True if tensors of this shape can be taken apart."""
+        """True if the basis applies to tensors of this shape."""
         return True
 
     @abstractmethod
     def count(self, shape: Shape) -> int:
-        """How many atoms such a tensor has."""
+        """Number of atoms of a tensor of this shape."""
 
     @abstractmethod
     def width(self, shape: Shape) -> int:
-        """How many numbers of four bytes travel for an atom."""
+        """Number of 4-byte words sent per atom."""
 
     @abstractmethod
     def apart(self, tensors: Tensor, rng: CounterRng, name: str) -> Atoms:
-        """Take tensors of one shape apart; the first dimension says which. All are finite, and none exceeds one by much."""
+        """Decompose tensors of one shape, stacked along the first dimension. All are finite, and none is much larger than 1."""
 
     @abstractmethod
     def add(self, rows: Tensor, shape: Shape, into: Tensor, weight: float) -> None:
-        """Add so many times what some rows say to a flat tensor."""
+        """Add `weight` times the atoms in some rows to a flat tensor."""
 
 
 class SharedBasis(Basis):
-    """A basis that all ranks know: inherit, and say how a tensor becomes coefficients, and coefficients a tensor.
+    """A fixed basis, the same on all ranks: inherit from it and define `analysis` and `synthesis`.
 
     It may be any, also one of more atoms than the tensor has elements; it is tried when a recipe meets a model. Law:
     `synthesis(analysis(x))` is x to 1e-5; synthesis is linear, and the same on all ranks.
@@ -84,7 +84,7 @@ class SharedBasis(Basis):
         """The tensor of this shape with these coefficients, in their precision."""
 
     def norms(self, shape: Shape) -> Tensor | None:
-        """The length of each atom, or none where all are one."""
+        """The norm of each atom, or None if all are 1."""
         return None
 
     def count(self, shape: Shape) -> int:
@@ -111,13 +111,13 @@ class SharedBasis(Basis):
             lost = float((back - given).norm() / given.norm())
             if not lost <= _NEAR:
                 raise AttachError(
-                    f"{self}: synthesis(analysis(x)) is not x for tensors of {shape}: {lost:.1e} of it is lost, and {_NEAR:.0e} "
-                    "is the most. A gradient would be learned wrong; mend the basis, or let `takes` decline such shapes."
+                    f"{self}: synthesis(analysis(x)) is not x for tensors of {shape}: the relative error is {lost:.1e}, the limit "
+                    f"{_NEAR:.0e}. Gradients would be wrong; correct the basis, or let `takes` return False for such shapes."
                 )
 
 
 class _Coefficients:
-    """Atoms of a shared basis: a place and a coefficient each."""
+    """Atoms of a shared basis: an index and a coefficient each."""
 
     def __init__(self, coefficients: Tensor, norms: Tensor | None) -> None:
         self.coefficients = coefficients
@@ -135,13 +135,13 @@ def _read(rows: Tensor) -> tuple[Tensor, Tensor]:
 @final
 @part("entry")
 class EntryAtom(Basis):
-    """Every element is an atom.
+    """Entry-wise basis: every element is an atom.
 
     Use: where few elements hold most of a gradient, as in embeddings, and for vectors.
 
-    Not for: gradients of full matrices, of which a few directions hold more: see `svd`.
+    Not for: gradients of full matrices, where a few directions hold more: see `svd`.
 
-    Wire: 8 bytes an atom: a place and a value.
+    Wire: 8 bytes per atom: an index and a value.
 
     >>> EntryAtom().count((3, 4)), EntryAtom().width((3, 4))
     (12, 2)
@@ -170,14 +170,14 @@ class EntryAtom(Basis):
 @final
 @part("dct")
 class DCT(SharedBasis):
-    """Waves: the real discrete cosine transform (DCT-II, orthonormal) of every `length` consecutive elements.
+    """Cosine basis: the orthonormal DCT-II of every `length` consecutive elements.
 
-    Use: where neighbours are alike, as in the kernels of a convolution.
+    Use: where neighbouring elements are similar, as in the kernels of a convolution.
 
-    Not for: gradients whose order means nothing, such as a linear layer's: `entry` had as little variance there, in every
-    layer of a small Transformer, and `svd` a quarter of it or less.
+    Not for: gradients without a meaningful order of elements, such as a linear layer's: `entry` had the same variance there, in
+    every layer of a small Transformer, and `svd` a quarter of it or less.
 
-    Wire: 8 bytes an atom: a place and a coefficient.
+    Wire: 8 bytes per atom: an index and a coefficient.
 
     >>> flat = DCT(length=4).analysis(torch.ones(1, 8))
     >>> [round(c, 3) for c in flat[0].tolist()]
@@ -199,7 +199,7 @@ class DCT(SharedBasis):
         return self._turned(coefficients[None], turned_back=True).view(shape)
 
     def _turned(self, flat: Tensor, turned_back: bool) -> Tensor:
-        """Runs of `length`, and what is left as a shorter one."""
+        """Runs of `length`, and the rest as a shorter one."""
         full = flat.shape[1] // self.length * self.length
         pieces = list[Tensor]()
         for piece, length in ((flat[:, :full], self.length), (flat[:, full:], flat.shape[1] - full)):
@@ -212,7 +212,7 @@ class DCT(SharedBasis):
 
 @lru_cache(maxsize=64)
 def waves(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One wave a row. Made on the host and copied, which waits: so any stream may read it."""
+    """DCT basis vectors, one per row. Made on the host and copied synchronously, so that any stream may read them."""
     k = torch.arange(length, dtype=torch.float64, device="cpu")
     waves = torch.cos(pi / length * torch.outer(k, k + 0.5)) * (2 / length) ** 0.5
     waves[0] /= 2**0.5

@@ -1,4 +1,4 @@
-"""DIANA's own quantiser: an element is kept with its share of its bucket's norm, and then is as large as that norm."""
+"""DIANA's own quantiser: keep each element with probability |x_k| / norm, and send its sign and the bucket's norm."""
 
 from typing import Annotated, Literal, final
 
@@ -16,20 +16,20 @@ from gossamer.core.wire import expect, pack, take
 @final
 @part("bernoulli", sample="bernoulli(bucket=4)")
 class Bernoulli(Codec):
-    """Of every bucket, each element is kept with probability |x_k| / |x|_p, and then travels as sign(x_k) |x|_p.
+    """Keep each element of a bucket with probability |x_k| / |x|_p, and decode it as sign(x_k) |x|_p.
 
     Unbiased; E|Q(x) - x|^2 = |x|_1 |x|_p - |x|^2 per bucket of d elements, at most d - 1 times |x|^2 for the sum norm (p = 1)
     and sqrt(d) - 1 times for the Euclidean one (p = 2). It keeps |x|_1 / |x|_p elements on average: one for p = 1, at most
     sqrt(d) for p = 2. For p = infinity, which keeps more, and for two bits an element whatever p, there is
     `qsgd(bits=2, norm='max')`.
 
-    Use: with `diana()` on convex problems where bytes count and steps do not: two numbers for a bucket.
+    Use: with `diana()` on convex problems where bytes matter more than steps: about two numbers per bucket.
 
-    Not for: training whose loss is counted in steps: its variance is that of one element for all. Nor GPUs: the host
-    does not know the length of what they write.
+    Not for: training whose steps count: its variance is high. Nor GPUs: the host does not know the length of a message in
+    advance.
 
-    Wire: 4 bytes for how many are kept, 4 of float32 norm a bucket, and 4 of place and sign for each element kept; lengths
-    depend on the dice, and cost one small gather more.
+    Wire: 4 bytes for the number of kept elements, 4 of float32 norm per bucket, and 4 of index and sign for each kept element;
+    lengths are random, and cost one more small gather.
 
     >>> from gossamer.core.rng import CounterRng
     >>> block = Bucket.of({"w": torch.tensor([0.0, -3.0, 0.0, 0.0])})
@@ -89,7 +89,7 @@ class Bernoulli(Codec):
         signed = take(rest, torch.int32, count)[0].long()
         places = torch.where(signed < 0, ~signed, signed)
         if places.numel() and not bool(((places[1:] > places[:-1]).all()) & (places[-1] < layout.numel)):
-            raise WireError(f"bernoulli: places must ascend, and lie below {layout.numel}")
+            raise WireError(f"bernoulli: indices must ascend, and lie below {layout.numel}")
         norms = norms.to(into.dtype)
         values = norms[places // self.bucket]
         into.index_add_(0, places, torch.where(signed < 0, -values, values), alpha=weight)
@@ -97,7 +97,7 @@ class Bernoulli(Codec):
         into[: layout.numel][_each(spoilt, self.bucket, layout.numel)] = torch.nan
 
     def _norms(self, flat: Tensor) -> Tensor:
-        """Of each bucket, in the precision that it travels in: an element is kept with its share of that."""
+        """Norm of each bucket, in the precision in which it is sent, since probabilities must use the same value."""
         count = self._buckets(flat.numel())
         padded = torch.zeros(count * self.bucket, dtype=flat.dtype, device=flat.device)
         padded[: flat.numel()] = flat

@@ -1,4 +1,4 @@
-"""Plain numbers: full precision, and half the bytes."""
+"""Plain floats: float32 (or float64), bfloat16 and float16."""
 
 from typing import final
 
@@ -22,9 +22,9 @@ def _read(name: str, wire: Tensor, dtype: torch.dtype, layout: Layout) -> Tensor
 @final
 @part("fp32")
 class FP32(Codec, LinearCodec):
-    """Every bit: float32, or float64 for a double-precision model.
+    """Full precision: float32, or float64 for a double-precision model.
 
-    Use: on fast links, as the baseline, and under a rule for what is small or sensitive.
+    Use: on fast links, as the baseline, and in a rule for small or sensitive parameters.
 
     Not for: slow links: it saves nothing.
 
@@ -58,7 +58,7 @@ class FP32(Codec, LinearCodec):
         return [self.wire_bytes(layout)]
 
     def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
-        # A copy: the mean may be written over the block while the wire is still on its way.
+        # A copy: the mean may be written over the bucket while the message is still in flight.
         return pack(block.new().copy_(block.flat))
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
@@ -74,7 +74,7 @@ class FP32(Codec, LinearCodec):
 
 
 class _Half(Codec, LinearCodec):
-    """What bf16 and fp16 share: rounding to the nearest 16-bit number."""
+    """Shared code of bf16 and fp16: rounding to the nearest 16-bit number."""
 
     @property
     def unbiased(self) -> bool:
@@ -94,7 +94,7 @@ class _Half(Codec, LinearCodec):
         return self._new(block).copy_(block.flat).view(torch.uint8)
 
     def _new(self, block: Bucket) -> Tensor:
-        """Room for the block's numbers in 16 bits."""
+        """Buffer for the bucket's numbers in 16 bits."""
         return block.layout.buffers.of(2 * block.numel, block.flat.device).view(_dtype(self))
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
@@ -126,7 +126,7 @@ def _dtype(codec: _Half) -> torch.dtype:
 @final
 @part("bf16")
 class BF16(_Half):
-    """Brain floats: the range of float32 with 8 bits of precision.
+    """bfloat16: the range of float32 with 8 bits of precision.
 
     Use: to halve the bytes with nothing to tune, and the range of float32.
 
@@ -146,7 +146,7 @@ class BF16(_Half):
 @final
 @part("fp16")
 class FP16(_Half):
-    """Half floats: 11 bits of precision, but nothing beyond 65504; larger gradients become inf and skip the step.
+    """float16: 11 bits of precision, up to 65504; larger gradients become inf, and the step is skipped.
 
     Use: to halve the bytes where 8 bits of precision are too few.
 

@@ -1,4 +1,4 @@
-"""Count sketch: where the largest elements of a sum lie is read from a small table, and then they are asked for."""
+"""Count sketch: find the largest elements of a sum in a small summed table, then fetch them exactly."""
 
 from math import ceil
 from typing import Literal, final
@@ -20,20 +20,20 @@ from gossamer.kernels.finite import peak
 @final
 @part("count_sketch")
 class CountSketch(LinearCodec):
-    """The k largest elements of the mean, found in a sum of sketches and fetched exactly in a second round.
+    """Top-k of the mean: found in a sum of count sketches, then fetched exactly in a second all-reduce.
 
     S = sum_i sketch(x_i), tables of `rows` by `columns`;  I = the P k largest |median over rows of S|, P = `candidates`;
-    X = mean_i x_i[I], exactly;  what gets through of mine is x_i where X is among its k largest, k = ceil(ratio n).
-    The values come from the second round: those of a sketch are too noisy to train with, and diverge. Every step has hashes
-    of its own, the same on all ranks. `choice="heavymix"` is the paper's choice of candidates, for which its theorem holds:
+    X = mean_i x_i[I], exactly;  the sent part of a rank's bucket is x_i where X is among its k largest, k = ceil(ratio n).
+    The values come from the second round: those of a sketch are too noisy to train with, and diverge. Every step has its own
+    hashes, the same on all ranks. `choice="heavymix"` is the paper's choice of candidates, for which its theorem holds:
     those whose estimate is above |x|^2 / (P k), and random ones in place of the rest. Biased: error feedback is needed.
 
-    Without `columns` the table has two cells for every candidate. A block that would not get shorter travels as it is.
+    Without `columns` the table has two cells for every candidate. A bucket that would not get shorter is sent in full.
 
-    Use: where few elements hold most of the gradient, and ranks are many: all agree on them, whatever N.
+    Use: among many ranks, where few elements hold most of the gradient: all ranks send the same ones, whatever N.
 
-    Not for: gradients without large elements, of which it finds noise, nor two ranks or few: there `gather(topk())` says more
-    in as many bytes.
+    Not for: gradients without large elements, where it finds noise, nor few ranks: there `gather(topk())` sends more elements in
+    as many bytes.
 
     Wire: all-reduces of 4 rows columns, and of 4 P k bytes (8 P k for float64).
 
@@ -62,7 +62,7 @@ class CountSketch(LinearCodec):
         odd = 1 <= self.rows < 100 and self.rows % 2 == 1
         require(
             odd,
-            f"count_sketch: rows must be odd, or there is no middle one, and below 100, got {self.rows}; 5 is usual",
+            f"count_sketch: rows must be odd (for the median) and below 100, got {self.rows}; 5 is usual",
         )
         require(
             self.columns is None or self.columns >= 1,
@@ -92,8 +92,8 @@ class CountSketch(LinearCodec):
         longest = max((layout.numel for layout in binding.layouts), default=0)
         if self.columns is not None and longest and self.rows * self.columns >= longest:
             raise AttachError(
-                f"{self}: a sketch of {self.rows * self.columns:,} cells is no shorter than the longest block of this model, which "
-                f"has {longest:,} elements; use fewer columns, or leave them out to follow the block"
+                f"{self}: a sketch of {self.rows * self.columns:,} cells is no shorter than the longest bucket of this model, which "
+                f"has {longest:,} elements; use fewer columns, or leave columns out to follow the bucket's length"
             )
 
     def sum_bytes(self, layout: Layout, size: int) -> list[int]:
@@ -123,7 +123,7 @@ class CountSketch(LinearCodec):
         return ReduceResult(mean, add_sent, peak(values))
 
     def _choose(self, table: Tensor, block: Bucket, key: Key) -> Tensor:
-        """The places of the candidates, ascending."""
+        """Ascending indices of the candidates."""
         count = self._asked(block.layout)
         apart = block.into is not block.flat and block.flat.dtype == torch.float32  # where the mean will be
         room = block.for_mean() if apart else block.layout.buffers.of(4 * block.numel, table.device).view(torch.float32)
@@ -158,7 +158,7 @@ def _as_it_is(block: Bucket, context: Context) -> Program[ReduceResult]:
 
 
 def _once(values: Tensor, places: Tensor) -> Tensor:
-    """Zero in place of a value whose place, in ascending order, has been before."""
+    """Zero for all but the first value of each index; indices are ascending."""
     again = torch.zeros_like(places, dtype=torch.bool)
     again[1:] = places[1:] == places[:-1]
     return values.masked_fill(again, 0.0)

@@ -1,4 +1,4 @@
-"""DeMo's codec: of each tile's cosine transform, only the largest coefficients travel."""
+"""DeMo's codec: the top-k DCT coefficients of each tile."""
 
 from collections.abc import Iterator
 from typing import Annotated, final
@@ -17,17 +17,17 @@ from gossamer.core.wire import expect, pack, take
 @final
 @part("dct_topk")
 class DCTTopK(Codec):
-    """Keep the `keep` largest coefficients of the cosine transform of every tile of `side` by `side` elements.
+    """Send the `keep` largest DCT coefficients of every tile of `side` by `side` elements.
 
     q = top_k(D X D'), C(X) = D' q D, with D orthonormal: |x - C(x)|^2 <= (1 - k/n) |x|^2. Vectors have tiles of `side` elements;
-    a tensor that is smaller is one tile, and what a tile lacks at an edge is zero. What moves many neighbours alike lies in few
-    coefficients, and all of it goes at once.
+    a smaller tensor is one tile, and tiles are padded with zeros at the edges. A movement that neighbours share lies in few
+    coefficients, and is sent at once.
 
     Use: under DeMo: gather(dct_topk()) + error_feedback(decay=0.999) + signs(), the preset `demo`.
 
-    Not for: gradients whose neighbours have nothing to do with each other: there topk() is as good and costs no transform.
+    Not for: gradients with uncorrelated neighbours: there topk() is as good and costs no transform.
 
-    Wire: of each coefficient 4 bytes of float32 and 12 bits of its place in the tile.
+    Wire: per coefficient 4 bytes of float32 and 12 bits for its index in the tile.
 
     >>> from gossamer.core.rng import CounterRng
     >>> block, codec = Bucket.of({"w": torch.ones(64, 64)}), DCTTopK(keep=1)

@@ -1,4 +1,4 @@
-"""Gradient dropping: top-k whose ratio falls from everything, or from a quarter, to a few."""
+"""Gradient dropping: top-k with a warm-up from all elements, or from a quarter of them, to the ratio."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -25,22 +25,22 @@ _PAIR = 8  # bytes of a value and its index
 @final
 @part("dropping", sample="dropping(warmup=0)")
 class Dropping(Codec):
-    """Top-k that drops less at first: of R = 1 - ratio, at step t (from 0) it drops R^(warmup / (1 + t)), R from `warmup` on.
+    """Top-k with a warm-up: with R = 1 - ratio, step t (from 0) drops R_t = R^(warmup / (1 + t)), from `warmup` on R.
 
-    k = ceil((1 - R_t) n) of every tensor, or of a "block" or the model ("global") as `topk` has it, exactly; ties go to the
-    lowest index. While 1.2 (1 - R_t) exceeds 0.1 in the
-    warm-up (with 99 percent and 1000 steps, in the first 115), and wherever pairs are no shorter, the block travels dense,
-    and all of it. Biased: |x - C(x)|^2 <= (1 - k/n) |x|^2. Without warm-up it is `topk`.
+    k = ceil((1 - R_t) n) of every tensor, or of a bucket ("block") or the model ("global") as in `topk`, exactly; ties go to the
+    lowest index. While 1.2 (1 - R_t) exceeds 0.1 in the warm-up (with 99 percent and 1000 steps, in the first 115), and wherever
+    (value, index) pairs are no shorter, the whole bucket is sent dense. Biased: |x - C(x)|^2 <= (1 - k/n) |x|^2. Without warm-up
+    it is `topk`.
 
     With `fall="quarters"` it keeps 1/4 at first, then 1/16, 1/64, ... until that would be less than the ratio, each for an equal
     share of the warm-up: the five densities of Deep Gradient Compression for one in a thousand, the last of which stays.
 
-    Use: for high drop rates, which do harm while a model learns its first things; with `own_gradient()`,
-    `error_feedback()`, or, in quarters, `momentum_correction()`.
+    Use: for high drop rates, which do harm at the start of training; with `own_gradient()`, `error_feedback()`, or, in
+    quarters, `momentum_correction()`.
 
-    Not for: runs of about as many steps as the warm-up, which would be dense for a tenth of it; nor many ranks.
+    Not for: runs of about as many steps as the warm-up, a tenth of which is dense; nor many ranks.
 
-    Wire: 8 k bytes, of values and int32 indices, or 4 n; with a warm-up lengths change, and cost one small gather more.
+    Wire: 8 k bytes, of values and int32 indices, or 4 n; with a warm-up lengths change, and cost one more small gather.
 
     >>> codec = Dropping(warmup=1000)
     >>> [round(codec.kept(step), 4) for step in (1, 100, 1000, 5000)]
@@ -75,7 +75,7 @@ class Dropping(Codec):
         return float("inf")
 
     def kept(self, step: int) -> float:
-        """The share of elements that shall travel at a step, from 1 on."""
+        """The share of elements to send at a step (steps count from 1)."""
         if step >= self.warmup:
             return self.ratio
         if self.fall == "quarters":
@@ -84,7 +84,7 @@ class Dropping(Codec):
 
     @property
     def _stages(self) -> int:
-        """How many densities a warm-up in quarters has before the ratio."""
+        """Number of densities in a warm-up in quarters, before the ratio."""
         return max(ceil(log(self.ratio, 0.25) - 1e-9) - 1, 1)
 
     def wire_bytes(self, layout: Layout) -> int | None:
@@ -118,7 +118,7 @@ class Dropping(Codec):
     def _open(self, wire: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         if wire.dtype != torch.uint8 or wire.numel() not in self._lengths(layout):
             raise WireError(
-                f"dropping: at no step are {wire.numel()} bytes of {wire.dtype} a block of {layout.numel} elements. "
+                f"dropping: {wire.numel()} bytes of {wire.dtype} encode no bucket of {layout.numel} elements at any step. "
                 "The peers run different recipes or versions, or the bytes were damaged on the way."
             )
         values, rest = take(wire, torch.float32, wire.numel() // _PAIR)
@@ -142,5 +142,5 @@ def _all_lengths(codec: Dropping, segments: tuple[Segment, ...], dtype: torch.dt
 
 
 def _dense(layout: Layout) -> int:
-    """The length of a dense wire, which no other one has."""
+    """The length of a dense message, which no other message has."""
     return FP32().wire_bytes(layout)

@@ -1,4 +1,4 @@
-"""Floats of eight bits, with a scale for each block."""
+"""8-bit floats, with one scale per block of elements."""
 
 from typing import Annotated, final
 
@@ -13,20 +13,20 @@ _FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
 @final
 @part("fp8")
 class FP8(ScaledCodec):
-    """Floats of eight bits: 4 of exponent and 3 of mantissa (`e4m3`, up to 448), or 5 and 2 (`e5m2`, up to 57344).
+    """8-bit floats: 4 bits of exponent and 3 of mantissa (`e4m3`, up to 448), or 5 and 2 (`e5m2`, up to 57344).
 
-    The largest of a block becomes the format's largest number. Unbiased with `rounding="stochastic"`, to 2^-17 of the distance of
-    two neighbours; "nearest" errs half as much, and always the same way, which is too little to need error feedback.
-    Codes are the bytes of torch's `float8_e4m3fn` and `float8_e5m2`, and are made without them: any torch, CPU and GPU will do.
+    The largest element of a block is scaled to the format's largest number. Unbiased with `rounding="stochastic"`, to 2^-17 of the
+    distance of two neighbours; "nearest" has half the error, always the same way, which is too small to need error feedback.
+    The bytes are those of torch's `float8_e4m3fn` and `float8_e5m2`, but need no support for these: any torch, CPU or GPU works.
 
-    `scale="e8m0"` is a power of two, rounded up, as in MXFP8 with `block=32`. `scale="ocp"` is OCP's rule, by which the largest
-    may be cut off by an eighth: it is biased, wants `rounding="nearest"` and error feedback, and is there to compare.
+    `scale="e8m0"` is a power of two, rounded up, as in MXFP8 with `block=32`. `scale="ocp"` is OCP's rule, which may clip the
+    largest element by an eighth: it is biased, needs `rounding="nearest"` and error feedback, and is meant for comparison.
 
-    Use: where elements of a block differ by orders of magnitude: each keeps its own three bits, small or large. On a log-normal
-    gradient it errs half as much as `int8`, in blocks of 1024 a sixth.
+    Use: where elements of a block differ by orders of magnitude: each has the same relative precision. On a log-normal
+    gradient it has half the error of `int8`, in blocks of 1024 a sixth.
 
-    Not for: gradients like Gaussian ones, on which `int8` is 16 times as exact in as many bytes; `e5m2` errs four times as much as
-    `e4m3`, and is for those who must have it.
+    Not for: nearly Gaussian gradients, on which `int8` has a sixteenth of the error in as many bytes. `e5m2` has four times the
+    error of `e4m3`: take it only where the format is required.
 
     Wire: d + 4 ceil(d / block) bytes; 2 for each block with `scale="bf16"`, 1 with "e8m0" and "ocp".
 
@@ -50,18 +50,18 @@ class FP8(ScaledCodec):
     def __post_init__(self) -> None:
         require(
             self.format in _FORMATS,
-            f"fp8: format must be 'e4m3' or 'e5m2', got {self.format!r}; others, as those of torch's fnuz dtypes, have other zeros "
-            "and limits, and are not written here. These two need no dtype of torch",
+            f"fp8: format must be 'e4m3' or 'e5m2', got {self.format!r}; others, such as torch's fnuz dtypes, are not supported. "
+            "These two need no dtype of torch",
         )
         self.writes.require_block()
         require_rounding("fp8", self.rounding)
         require(
             self.scale in ("fp32", "bf16", "e8m0", "ocp"),
-            f"fp8: scale must be 'fp32', 'bf16', 'e8m0' or 'ocp', got {self.scale!r}; a block has one, and 'e8m0' is one byte",
+            f"fp8: scale must be 'fp32', 'bf16', 'e8m0' or 'ocp', got {self.scale!r}; each block has one scale, and 'e8m0' takes one byte",
         )
         require(
             self.scale != "ocp" or self.rounding == "nearest",
-            "fp8: scale='ocp' cuts off the largest of a block, so that stochastic rounding is not right on average either; "
+            "fp8: scale='ocp' clips the largest element of a block, so that stochastic rounding is biased too; "
             "use scale='e8m0', a power of two that is rounded up, or rounding='nearest' with error_feedback()",
         )
 

@@ -1,4 +1,4 @@
-"""GradiVeQ: slices of a gradient in the few directions that they had of late."""
+"""GradiVeQ: projections of gradient slices on principal directions of earlier gradients."""
 
 from functools import lru_cache
 from typing import Annotated, NamedTuple, final
@@ -21,22 +21,22 @@ SWEEPS = 8  # of the subspace iteration, which begins with the directions of bef
 @final
 @part("gradiveq", sample="gradiveq(length=16, ratio=3, learn=1)")
 class GradiVeQ(LinearCodec):
-    """Slices of matrices in the principal directions of those before: what travels is linear, so it adds up on its way.
+    """Project slices of matrices on principal directions of earlier gradients; the projections are linear, so they can be summed.
 
-    A matrix's rows are cut into equal slices s of at most `length` elements, which all begin at like places. For `learn`
-    steps the gradient travels in full, and C = sum s s^T of the agreed mean is taken; U are its leading directions, one for
-    every `ratio` elements of a slice, and all ranks find the same. For the next `every` steps U^T s travels, and the mean is
-    U mean(U^T s); then it begins anew. What lies across U gets through at the next learning, with error feedback, or not at
-    all. Vectors, and matrices with fewer slices than a slice has elements, travel as they are.
+    A matrix's rows are cut into equal slices s of at most `length` elements, at the same positions in every row. For `learn`
+    steps the gradient is sent in full, and C = sum s s^T of the mean is accumulated; U are its leading eigenvectors, one for
+    every `ratio` elements of a slice, the same on all ranks. For the next `every` steps U^T s is sent, and the mean is
+    U mean(U^T s); then it starts again. The part orthogonal to U is sent in the next learning phase with error feedback, else it
+    is lost. Vectors, and matrices with fewer slices than a slice has elements, are sent in full.
 
     Use: with error_feedback() where ring all-reduces are fast, and gradients keep their directions for hundreds of steps: it
-    does two thin products a step, and looks for no direction in between.
+    does two thin products a step, and computes no directions in between.
 
-    Not for: the first hundreds of steps, in which directions turn: powersgd() follows them at every step, and says a matrix
-    in less. Nor models of short rows.
+    Not for: the first hundreds of steps, in which directions change: powersgd() follows them at every step, and sends fewer
+    bytes per matrix. Nor models of short rows.
 
-    Wire: for `every` steps an all-reduce of 4 / ratio bytes for each element of matrices, and 4 of all others; for `learn`
-    steps 4 bytes an element. Memory: `length` / ratio elements for each of a slice, for each matrix.
+    Wire: for `every` steps an all-reduce of 4 / ratio bytes per element of matrices, and 4 per other element; for `learn`
+    steps 4 bytes per element. Memory: `length` / ratio elements per element of a slice, for each matrix.
 
     >>> from gossamer.core.rng import CounterRng
     >>> block, state = Bucket.of({"w": torch.outer(torch.arange(1.0, 9.0), torch.ones(8))}), dict[str, Tensor]()
@@ -74,18 +74,18 @@ class GradiVeQ(LinearCodec):
         return float("inf")
 
     def fits(self, binding: Binding) -> None:
-        """Without a matrix it would be a slow way to send everything as it is."""
+        """Refuse a model without a matrix: all of it would be sent in full."""
         segments = [s for layout in binding.layouts for s in layout.segments]
         if any(s.numel for s in segments) and not any(s.numel and len(s.shape) > 1 for s in segments):
             raise AttachError(
-                f"{self}: the model has no matrix, and vectors travel as they are; use allreduce(fp32()), or scatter(qsgd())"
+                f"{self}: the model has no matrix, and vectors are sent in full; use allreduce(fp32()), or scatter(qsgd())"
             )
 
     def policy(self, key: str) -> Policy:
         return "equal"
 
     def sum_bytes(self, layout: Layout, size: int) -> list[int]:
-        """While nothing is learned."""
+        """Bytes of a step outside of the learning phase."""
         slices, plain = _cut(self, layout.segments)
         count = sum(s.rows * s.kept for s in slices) + sum(end - begin for begin, end in plain)
         return [count * layout.dtype.itemsize] if count else []
@@ -104,7 +104,7 @@ class GradiVeQ(LinearCodec):
         return result
 
     def _along(self, cut: "_Cut", block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
-        """What lies along the known directions, and all that is not cut."""
+        """Average the projections, and in full all elements that are not cut into slices."""
         bases = [state[f"basis:{s.name}"] for s in cut.slices]
         own = [s.of(block.flat) @ basis.t() for s, basis in zip(cut.slices, bases, strict=True)]
         rest = [block.flat[begin:end].clone() for begin, end in cut.plain]

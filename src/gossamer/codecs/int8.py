@@ -1,4 +1,4 @@
-"""Whole numbers of eight bits, with a scale for each block."""
+"""8-bit integers, with one scale per block of elements."""
 
 from typing import Annotated, Literal, final
 
@@ -11,18 +11,19 @@ from gossamer.kernels.forms import INT8
 @final
 @part("int8")
 class Int8(ScaledCodec):
-    """Whole numbers between -127 and 127, in units of 1/127 of the largest of their block.
+    """8-bit integers from -127 to 127, in units of 1/127 of the largest element of their block.
 
-    Unbiased with `rounding="stochastic"`, to 2^-17 of a unit: one of the two next to x, at random such that it is right on
-    average. "nearest" errs half as much, and always the same way; that is too little to need error feedback.
+    Unbiased with `rounding="stochastic"`, to 2^-17 of a unit: x is rounded to one of its two neighbours at random. "nearest" has
+    half the error, always the same way; that is too small to need error feedback.
 
-    Use: for 3.9 times fewer bytes than dense at the same loss, without a memory: of eight bits these err least where elements are
-    of like sizes, on Gaussian numbers a sixteenth of `fp8`'s squared error. Smaller blocks err less, and are longer.
+    Use: for 3.9 times fewer bytes than dense at the same loss, without a memory: of all 8-bit codecs it has the least error where
+    elements have similar sizes, on Gaussian numbers a sixteenth of `fp8`'s squared error. Smaller blocks have less error and need
+    more bytes.
 
-    Not for: fewer bytes than that: see `qsgd`; nor blocks in which a few elements are far larger than all others, of which little
-    is left but these: see `fp8`.
+    Not for: fewer bytes than that: see `qsgd`; nor blocks with a few elements far larger than all others, which then become zero:
+    see `fp8`.
 
-    Wire: d + 4 ceil(d / block) bytes; 2 for each block with `scale="bf16"`, which is rounded up, so that nothing is cut off.
+    Wire: d + 4 ceil(d / block) bytes; 2 for each block with `scale="bf16"`, which is rounded up, so that nothing is clipped.
 
     >>> import torch
     >>> from gossamer.core.bucket import Bucket
@@ -33,7 +34,7 @@ class Int8(ScaledCodec):
     >>> wire.numel(), Int8().decode(wire, block)
     (8, tensor([127.,  -3.,   0.,   1.]))
 
-    Paper: none; what teams write into hooks of their own.
+    Paper: none; common in teams' own communication hooks.
     """
 
     block: Annotated[int, Choice(32, 64, 128, 256, 512, 1024)] = 128
@@ -45,7 +46,7 @@ class Int8(ScaledCodec):
         require_rounding("int8", self.rounding)
         require(
             self.scale in ("fp32", "bf16"),
-            f"int8: scale must be 'fp32' or 'bf16', got {self.scale!r}; powers of two are scales of fp8",
+            f"int8: scale must be 'fp32' or 'bf16', got {self.scale!r}; power-of-two scales are for fp8",
         )
 
     @property

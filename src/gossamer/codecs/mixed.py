@@ -1,4 +1,4 @@
-"""One block, several codecs of a sort: each parameter is written by the one that a controller chose for it."""
+"""One bucket, several codecs of one kind: a controller chooses the codec of each parameter."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +20,12 @@ _LENGTH = 8  # bytes that say how long a wire is, where that depends on the data
 @final
 @dataclass(frozen=True, repr=False)
 class Mixed(AsItsCodec, Codec):
-    """Stands in for a codec in a block whose layout says, segment by segment, who writes it (`Layout.knobs`).
+    """A codec for a bucket whose layout sets the codec of each segment (`Layout.knobs`).
 
-    Segments side by side with one codec are written as one block. So where all have the same, it is that codec, bit for bit.
-    Not registered, since no recipe names it: recipes have routes, and `worker/buckets.py` makes this of them.
+    Adjacent segments with one codec are encoded together. So where all have the same codec, it equals that codec, bit for bit.
+    Not registered, since no recipe names it: recipes have routes, and `runtime` makes this codec from them.
 
-    Wire: those of the runs end to end; before them, if any depends on the data, 8 bytes a run that say their lengths.
+    Wire: the messages of the runs end to end; before them, if any length depends on the data, 8 bytes per run for its length.
     """
 
     name: ClassVar[str] = "mixed"
@@ -82,13 +82,13 @@ def _of(flat: Tensor, run: Layout, at: int) -> Bucket:
 
 
 def levelled(exchange: Exchange) -> Levelled | None:
-    """The codec with evenly spaced levels that messages are written with, if there is one and no other."""
+    """The exchange's codec with evenly spaced levels, if it has exactly one; else None."""
     found = list(_levelled(exchange))
     return found[0] if len(found) == 1 else None
 
 
 def _levelled(part: object) -> Iterator[Levelled | None]:
-    """Of each exchange inside that sends what codecs write: theirs with levels, after None if messages are written otherwise."""
+    """Yield the codecs with evenly spaced levels of a part's exchanges, after None if messages use another codec."""
     if isinstance(part, CodecExchange):
         codecs = [c.codec if isinstance(c, Mixed) else c for c in vars(part).values() if isinstance(c, Codec)]
         found = [c for c in codecs if isinstance(c, Levelled)]
@@ -104,7 +104,7 @@ def written_by(exchange: E, codec: Codec) -> E:
 
 
 def mixed(exchange: E) -> E:
-    """The same exchange, in which every parameter's codec is the one that its layout names."""
+    """The same exchange, with the codec of each parameter set by its layout."""
     return _replaced(exchange, lambda part: Mixed(part) if isinstance(part, Levelled) else None)
 
 
@@ -112,7 +112,7 @@ P = TypeVar("P", bound=Part)
 
 
 def _replaced(part: P, by: Callable[[Part], Part | None]) -> P:
-    """The same part, with others in the place of those inside that `by` has an answer to."""
+    """The same part, with each inner part replaced for which `by` returns another one."""
     changed = dict[str, Any]()
     for name, value in vars(part).items():
         if isinstance(value, Part):

@@ -22,17 +22,17 @@ _EIGHT = Scaled("natural", POWERS, _BLOCK, "e8m0")
 @final
 @part("natural")
 class Natural(Codec):
-    """Natural compression: each element becomes one of the two powers of two around it, at random and right on average.
+    """Natural compression: round each element at random to one of the two nearest powers of two, without bias.
 
     2^a <= |x| < 2^(a + 1): 2^(a + 1) with probability (|x| - 2^a) / 2^a, else 2^a. Unbiased, with a variance of at most x^2 / 8,
     whatever the gradient's sizes. In 8 bits an exponent is written as its distance to the largest of 4096 elements; what is
     smaller than 2^-126 times that becomes this, or zero, at random as well. `bits=9` is the paper's form: a sign, and the
     exponent as float32 has it; it is read and written by plain torch operations, and slow.
 
-    Use: where elements have all sizes: each is written to a relative error of a third, small or large, with nothing to tune.
+    Use: where elements differ by orders of magnitude: each has a relative error of up to a third, with nothing to tune.
 
-    Not for: as few steps as dense: of a Gaussian gradient it loses 8 %, `int8` in as many bytes a hundredth of one. `bits=9` is
-    there to compare.
+    Not for: training whose steps count: its error on a Gaussian gradient is 8 %, that of `int8` in as many bytes a hundredth of
+    a percent. `bits=9` is meant for comparison.
 
     Wire: d + ceil(d / 4096) bytes; ceil(9 d / 8) with `bits=9`.
 
@@ -92,7 +92,7 @@ class Natural(Codec):
 
 
 def _exponents_and_signs(x: Tensor, key: Key) -> Tensor:
-    """23 random bits are added to each pattern; what they carry into the exponent is the rounding."""
+    """Round by adding 23 random bits to each bit pattern: the carry goes into the exponent."""
     magnitudes = x.view(torch.int32) & 0x7FFFFFFF
     random = (kernels.mix3(torch.arange(x.numel(), device=x.device), key) >> 9).int()
     rounded = (magnitudes + random).clamp(max=_LARGEST)  # the largest power stays one, and infinity is none
@@ -101,7 +101,7 @@ def _exponents_and_signs(x: Tensor, key: Key) -> Tensor:
 
 
 def _signs(x: Tensor) -> Tensor:
-    """One bit each: of a number as large as its bucket's norm the code is certain."""
+    """The signs, one bit each."""
     n = x.numel()
     norms = x.new_ones(-(-n // max(n, 1)))
     return kernels.quantise_encode(torch.ones_like(x).copysign_(x), 1, max(n, 1), norms, (0, 0))

@@ -1,4 +1,4 @@
-"""Dice that are cast where they are needed: on a GPU no number has to come from the host."""
+"""Random numbers generated on the device: on a GPU nothing is copied from the host."""
 
 from functools import lru_cache
 from math import pi
@@ -13,7 +13,7 @@ _WORD = 2.0**-32
 
 
 def uniform(n: int, key: Key, device: torch.device) -> Tensor:
-    """U[0, 1) in double precision, of two words each."""
+    """Uniform numbers in [0, 1) in double precision, from two words each."""
     high, low = kernels.mix3(torch.arange(2 * n, device=device), key).view(2, n)
     return ((high + low * _WORD) * _WORD).clamp_(max=1 - 2.0**-53)
 
@@ -25,7 +25,7 @@ def normal(rows: int, columns: int, key: Key, device: torch.device) -> Tensor:
 
 
 def signs(rows: int, columns: int, key: Key, device: torch.device) -> Tensor:
-    """-1 or 1 in single precision: one bit each."""
+    """Random signs, -1 or 1 in single precision, from one bit each."""
     words = kernels.mix3(torch.arange(-(-rows * columns // 32), device=device), key)
     low = words.view(torch.uint8).view(-1, 8)[:, :4].reshape(-1)
     return _of_bytes(device).index_select(0, low.int()).view(-1)[: rows * columns].view(rows, columns)

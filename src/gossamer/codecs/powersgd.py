@@ -1,4 +1,4 @@
-"""PowerSGD: a matrix becomes the product of two thin ones."""
+"""PowerSGD: approximate each matrix by the product of two low-rank factors."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,23 +25,23 @@ SWEEPS = 10  # of the power iteration on a mean that is known, to start from its
 @final
 @part("powersgd")
 class PowerSGD(LinearCodec):
-    """PowerSGD: one step of power iteration per training step, started where the last one ended.
+    """PowerSGD: low-rank factors by one warm-started step of power iteration per training step.
 
     M_i in R^(n x m), first dimension by the rest:  P = orth(sum_i M_i Q),  Q_i = M_i^T P,  Q = mean_i Q_i,  mean = P Q^T.
-    What got through of mine is P Q_i^T (not the mean: a residual against the mean grows without bound on unequal data).
-    Tensors with fewer than two dimensions, and matrices that would not shrink `min_ratio` times, travel as they are.
+    The sent part of rank i's gradient is P Q_i^T (not the mean: a residual against the mean grows without bound on unequal data).
+    Tensors with fewer than two dimensions, and matrices that would not shrink `min_ratio` times, are sent in full.
 
-    `ratio` gives every matrix a rank of its own, the largest with which it shrinks `ratio` times: r = n m / (ratio (n + m)),
-    at least 1. `start="svd"`: the first block travels in full, and the iteration starts from the leading singular vectors
-    of its mean, where "random" takes some ten steps to find them. `factors="fp16"`: P and Q in half precision, scaled by
-    powers of two that follow from the last Q; the first ones travel in float32.
+    `ratio` gives every matrix its own rank, the largest with which it shrinks `ratio` times: r = n m / (ratio (n + m)),
+    at least 1. `start="svd"`: the first bucket is sent in full, and the iteration starts from the leading singular vectors
+    of its mean; "random" takes about ten steps to find them. `factors="fp16"`: P and Q in half precision, scaled by
+    powers of two that follow from the last Q; the first ones are sent in float32.
 
     Use: on large matrices, where a few directions hold most of the gradient; with `error_feedback()`.
 
-    Not for: vectors and small matrices, which travel as they are, nor processors with no time for matrix products.
+    Not for: vectors and small matrices, which are sent in full, nor busy processors: it multiplies matrices at every step.
 
-    Wire: all-reduces of 4 r (n + m) bytes a matrix, 2 r (n + m) with `factors="fp16"`, in two messages for the whole block;
-    in fp16, what travels as it is takes a third. P and Q are kept transposed.
+    Wire: all-reduces of 4 r (n + m) bytes per matrix, 2 r (n + m) with `factors="fp16"`, in two messages for the whole bucket;
+    with fp16 a third message for the tensors sent in full. P and Q are kept transposed.
 
     >>> from gossamer.core.rng import CounterRng
     >>> from gossamer.core.verbs import AllReduce
@@ -62,10 +62,13 @@ class PowerSGD(LinearCodec):
 
     def __post_init__(self) -> None:
         if self.ratio is not None:
-            require(self.rank == 4, f"powersgd: ratio={self.ratio} finds each matrix its rank; say either, not both")
+            require(
+                self.rank == 4,
+                f"powersgd: ratio={self.ratio} sets the rank of each matrix; pass rank or ratio, not both",
+            )
             require(
                 self.ratio >= self.min_ratio,
-                f"powersgd: ratio must be at least min_ratio, {self.min_ratio}, got {self.ratio}; less is not worth the work",
+                f"powersgd: ratio must be at least min_ratio, {self.min_ratio}, got {self.ratio}; a smaller one does not pay",
             )
         require(self.rank >= 1, f"powersgd: rank must be at least 1, got {self.rank}; the paper uses 1 to 4")
         require(self.min_ratio >= 1, f"powersgd: min_ratio must be at least 1, got {self.min_ratio}; 2 is usual")
@@ -90,16 +93,16 @@ class PowerSGD(LinearCodec):
         return 0.0 if self.factors == "fp32" else torch.finfo(torch.float16).eps / 2
 
     def fits(self, binding: Binding) -> None:
-        """A rank that no matrix has, or no matrix at all, is a mistake: everything would travel as it is."""
+        """Refuse a rank that no matrix has, and a model without a matrix: all of it would be sent in full."""
         shapes = [_matrix(s) for layout in binding.layouts for s in layout.segments]
         most = max((min(n, m) for n, m in shapes), default=0)
         if not most and any(layout.numel for layout in binding.layouts):
             raise AttachError(
-                f"{self}: the model has no matrix, and vectors travel as they are; use allreduce(fp32()), or scatter(qsgd())"
+                f"{self}: the model has no matrix, and vectors are sent in full; use allreduce(fp32()), or scatter(qsgd())"
             )
         if self.ratio is None and 0 < most < self.rank:
             raise AttachError(
-                f"{self}: no matrix of the model has a rank above {most}, so that all would travel as they are; take "
+                f"{self}: no matrix of the model has a rank above {most}, so that all would be sent in full; take "
                 f"rank={max(most // 2, 1)} or less, or ratio="
             )
 
@@ -107,7 +110,7 @@ class PowerSGD(LinearCodec):
         return "equal" if key.startswith("q:") else "mean"
 
     def sum_bytes(self, layout: Layout, size: int) -> list[int]:
-        """After the first step, which may travel in more."""
+        """Bytes after the first step, which may send more."""
         groups, plain = _groups(self, layout.segments)
         factor = (
             sum(g.rank * g.n * len(g.segments) for g in groups),
@@ -164,7 +167,7 @@ class PowerSGD(LinearCodec):
     def _in_full(
         self, groups: "list[_SameRank]", block: Bucket, state: State, context: Context
     ) -> Program[ReduceResult]:
-        """The first block, whose mean says where to start."""
+        """Average the first bucket in full, and start the iteration from its mean."""
         result = yield from FP32().average(block, state, context)
         numbers = torch.nan_to_num(result.mean, 0.0, 0.0, 0.0)  # of a mean that is none, nothing will be kept
         for g in groups:
@@ -173,20 +176,20 @@ class PowerSGD(LinearCodec):
         return result
 
     def rank_of(self, n: int, m: int) -> int:
-        """What a matrix is squeezed to."""
+        """The rank of a matrix's factors."""
         if self.ratio is None:
             return min(n, m, self.rank)
         return max(int(n * m / (self.ratio * max(n + m, 1))), 1)
 
 
 def _matrix(s: Segment) -> tuple[int, int]:
-    """A tensor's first dimension, by the rest; of a vector, none."""
+    """Shape of a tensor as a matrix: first dimension by the rest; None for a vector."""
     return (s.shape[0], s.numel // max(s.shape[0], 1)) if len(s.shape) > 1 else (0, 0)
 
 
 @lru_cache(maxsize=1024)
 def _groups(codec: PowerSGD, segments: tuple[Segment, ...]) -> "tuple[list[_SameRank], tuple[tuple[int, int], ...]]":
-    """Matrices worth compressing, those of one shape together; and where the segments begin and end that travel as they are."""
+    """Matrices to compress, grouped by shape, and begin and end of the segments that are sent in full."""
     by_shape = dict[tuple[int, int], list[Segment]]()
     plain = list[tuple[int, int]]()
     for s in segments:
@@ -200,14 +203,14 @@ def _groups(codec: PowerSGD, segments: tuple[Segment, ...]) -> "tuple[list[_Same
 
 @lru_cache(maxsize=1024)
 def _places(runs: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    """The elements of these runs; made once, on the host."""
+    """Indices of the elements of these runs; made once, on the host."""
     elements = [torch.arange(a, b) for a, b in runs]
     return torch.cat([torch.empty(0, dtype=torch.int64), *elements]).to(device)
 
 
 @dataclass(frozen=True)
 class _SameRank:
-    """Matrices of one shape, and the rank they are squeezed to."""
+    """Matrices of one shape, and the rank of their factors."""
 
     n: int
     m: int
@@ -215,7 +218,7 @@ class _SameRank:
     segments: tuple[Segment, ...]
 
     def views(self, flat: Tensor) -> Iterator[Tensor]:
-        """The matrices, where they lie: each pass over them is made in place, for a copy costs as much as the product."""
+        """Views of the matrices in the bucket: each pass works in place, since a copy costs as much as the product."""
         begin = flat.storage_offset()
         for s in self.segments:
             yield flat.as_strided(
@@ -230,7 +233,7 @@ class _SameRank:
         return thin
 
     def represent(self, flat: Tensor, p: Tensor, drains: bool = False) -> Tensor:
-        """Q^T = P^T M: the matrices in the basis that all ranks agreed on. What of each is in it may be taken out of it at once."""
+        """Q^T = P^T M: the matrices in the common basis; with `drains` P Q^T is subtracted from each at once."""
         own = p.new_empty(len(self.segments), self.rank, self.m)
         for matrix, basis, out in zip(self.views(flat), p, own, strict=True):
             torch.mm(basis, matrix, out=out)
@@ -263,7 +266,7 @@ class _SameRank:
 
 
 def _warm_start(group: _SameRank, state: State, context: Context, like: Tensor) -> Tensor:
-    """Last step's Q^T, near to one; rows that are missing (first step, higher rank) are drawn with the dice all ranks share."""
+    """Last step's Q^T, near to one; missing rows (first step, higher rank) are random, the same on all ranks."""
     rows = list[Tensor]()
     for s in group.segments:
         q = state.get(f"q:{s.name}")
@@ -277,13 +280,13 @@ def _warm_start(group: _SameRank, state: State, context: Context, like: Tensor) 
 
 
 def _shift(x: Tensor) -> Tensor:
-    """How many powers of two a matrix is larger than one; none where it is near enough to be multiplied by another one."""
+    """Exponent of two that scales a matrix near to one; 0 where its product with another matrix is safe anyway."""
     exponent = torch.frexp(x.abs().amax()).exponent
     return exponent.masked_fill(exponent.abs() <= NEAR, 0)
 
 
 def _moved(x: Tensor, powers: Tensor, out: Tensor | None = None) -> Tensor:
-    """So many powers of two larger, which changes no other bit; in two steps, for one may be more than there is."""
+    """Multiply by a power of two, exactly; in two steps, since one factor may overflow."""
     half = torch.div(powers, 2, rounding_mode="floor")
     return torch.ldexp(torch.ldexp(x, half), powers - half, out=out)
 
@@ -299,7 +302,7 @@ def _remember(group: _SameRank, q: Tensor, old: Tensor, state: State) -> Tensor:
 
 
 def _kept_before(q: Tensor | None, start: Tensor) -> Tensor:
-    """What the state holds, as large as it is, of the rows that this step started from."""
+    """The stored Q, unscaled, of the rows that this step started from."""
     return start if q is None or q.shape[0] < start.shape[0] else q[: start.shape[0]]
 
 
@@ -314,18 +317,18 @@ def _orthogonal(p: Tensor) -> Tensor:
 
 
 def _size(q: Tensor) -> Tensor:
-    """Of each matrix a power of two of its size."""
+    """A power of two about as large as each matrix."""
     tops = q.abs().amax(dim=(1, 2), keepdim=True)
     return torch.ldexp(torch.ones_like(tops), torch.frexp(tops).exponent.clamp(-126, 127))
 
 
 def _last_size(group: _SameRank, state: State) -> Tensor:
-    """That of each matrix's last Q, which all ranks have: half precision is counted in it."""
+    """The same for each matrix's last Q, which all ranks have: the unit of half precision."""
     return torch.cat([_size(state[f"q:{s.name}"][: group.rank].unsqueeze(0)) for s in group.segments])
 
 
 def _narrowed(factor: Tensor, context: Context, *units: Tensor | None) -> Tensor:
-    """In half precision; what is too large for it is cut off, so that no sum of all ranks overflows. NaN and inf stay."""
+    """In half precision, clipped so that no sum of all ranks overflows. NaN and inf stay."""
     scaled, most = factor, torch.finfo(torch.float16).max / context.size
     for unit in units:
         if unit is None:
@@ -339,7 +342,7 @@ def _widened(factor: Tensor, unit: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _all_reduce_apart(thin: list[Tensor], rest: list[Tensor]) -> Program[tuple[list[Tensor], list[Tensor]]]:
-    """One message, or two where their numbers are of two kinds."""
+    """All-reduce in one message, or in two for numbers of two dtypes."""
     if {t.dtype for t in thin} == {t.dtype for t in rest} or not thin or not rest:
         summed = yield from _all_reduce_together([*thin, *rest])
         return summed[: len(thin)], summed[len(thin) :]
@@ -348,7 +351,7 @@ def _all_reduce_apart(thin: list[Tensor], rest: list[Tensor]) -> Program[tuple[l
 
 
 def _all_reduce_together(tensors: list[Tensor]) -> Program[list[Tensor]]:
-    """One message for many tensors."""
+    """All-reduce many tensors in one message."""
     if not tensors:
         return []
     flat = torch.cat([t.reshape(-1) for t in tensors])

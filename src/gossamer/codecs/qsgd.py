@@ -1,4 +1,4 @@
-"""QSGD: a few bits per element, a norm per bucket."""
+"""QSGD: stochastic rounding to a few bits per element, with one norm per bucket of elements."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -23,21 +23,21 @@ _LEVELS = (*range(1, 17), 18, 20, 22, 24, 27, 30, 33, 37, 41, 46, 51, 57, 64, 72
 @final
 @part("qsgd")
 class QSGD(Levelled):
-    """QSGD: round each element at random to one of 2^bits - 1 evenly spaced levels of its bucket's norm.
+    """QSGD: stochastic rounding of each element to 2^bits - 1 evenly spaced levels of its bucket's norm.
 
     s = 2^(bits-1) - 1;  level = floor(s x / norm + u), u ~ U[0, 1);  decoded norm * level / s. Unbiased, with variance
     (norm / s)^2 sum f (1 - f), f the fractional part of s |x| / norm. One bit: the two points -norm and +norm.
-    An element's place between two levels counts to 2^-23 of one, and the rest is cut off: only so far it is unbiased.
+    An element's position between two levels is rounded down to 2^-23 of a level: it is unbiased to that precision only.
 
-    Use: for 8 times fewer bytes at 4 bits, without a memory. Smaller buckets are less noisy, and longer.
+    Use: for 8 times fewer bytes at 4 bits, without a memory. Smaller buckets have less noise and need more bytes.
 
-    Not for: fewer than 4 bits without a look at the loss: the noise grows fast, and costs steps. `code="rice"` is for slow links
-    and CPUs: of what a GPU writes the host does not know the length.
+    Not for: fewer than 4 bits without watching the loss: the noise grows fast, and costs steps. `code="rice"` is for slow links
+    and CPUs: on a GPU the host does not know the length of a message in advance.
 
     Wire: ceil(bits d / 8) + 4 ceil(d / bucket) bytes. `bits` are those on the wire, the sign included.
 
     `code="rice"` writes levels near zero in fewer bits, and takes any number of `levels` on each side of zero up to 127; lengths
-    then depend on the data, and cost one small gather more. Bits an element, of 4 in fixed width (7 levels, buckets of 512):
+    then depend on the data, and cost one more small gather. Bits per element, in place of 4 in fixed width (7 levels, buckets of 512):
     Gaussian gradients 3.35, Laplace 2.72, Student's t 2.09, each within .2 of their entropy; in the paper's Elias code 4.22, 3.23
     and 2.58. A small Transformer's 2.91, for blocks of zeros take next to nothing. With `norm="l2"`, where most levels are zero,
     1.4 (Elias 1.6 to 1.7). To write and read it takes 1.7 times as long as fixed width, some 1.7 ns an element more on a
@@ -71,11 +71,12 @@ class QSGD(Levelled):
 
         require(
             self.levels is None or (self.code == "rice" and 1 <= self.levels <= 127),
-            f"qsgd: levels must be between 1 and 127, and want code='rice', got {self.levels} in code={self.code!r}; in fixed width "
-            "bits says how many there are: 2^(bits - 1) - 1 on each side of zero",
+            f"qsgd: levels must be between 1 and 127, and need code='rice', got {self.levels} with code={self.code!r}; in fixed width "
+            "bits sets their number: 2^(bits - 1) - 1 on each side of zero",
         )
         require(
-            self.levels is None or self.bits == 4, "qsgd: say bits or levels; levels are 2^(bits - 1) - 1 otherwise"
+            self.levels is None or self.bits == 4,
+            "qsgd: pass bits or levels, not both; without levels there are 2^(bits - 1) - 1",
         )
         require(
             self.code == "fixed" or self.bits > 1,
@@ -98,7 +99,7 @@ class QSGD(Levelled):
         return self._omega(min(self.bucket, max(layout.numel, 1)))
 
     def _omega(self, n: int) -> float:
-        """The least upper bounds: some bucket of n elements attains them, or nearly so."""
+        """The least upper bounds of the relative variance: some bucket of n elements attains them, or nearly so."""
         s = self.steps
         if self.bits == 1:
             return n - 1.0
@@ -120,7 +121,7 @@ class QSGD(Levelled):
         return replace(self, bits=4, levels=round(2 ** (bits - 1) - 1))
 
     def spread(self, block: Bucket) -> Tensor:
-        """Buckets cross parameters, and each of these has its share of theirs; with each run they begin anew."""
+        """Noise per parameter: quantisation buckets cross parameters, which share their noise; each run starts a new one."""
         runs, flat = block.layout.runs, block.flat.float()
         norms = [kernels.bucket_norms(flat[at : at + run.numel], self.bucket, self.norm) for _, run, at in runs]
         squares = torch.nn.functional.pad(torch.cat(norms).double().square(), (0, 1))

@@ -1,4 +1,4 @@
-"""Random-k: all ranks draw the same few elements, so that what they send adds up without its places."""
+"""Random-k: all ranks send the same random elements, so that messages can be summed without indices."""
 
 from math import ceil
 from typing import Annotated, final
@@ -19,19 +19,19 @@ from gossamer.kernels.finite import peak
 @final
 @part("randk")
 class RandK(LinearCodec):
-    """One element of every run of n / k, drawn anew at each step, the same on all ranks; k = ceil(ratio n).
+    """Send one random element of every run of n / k, new at each step, the same on all ranks; k = ceil(ratio n).
 
-    Every element has the chance that uniform draws give it, 1 / (the length of its run), and they lie far apart. As they
-    are, they are biased: E|x - C(x)|^2 = (1 - k/n) |x|^2, so error feedback is needed. With `scaled=True` each is as many
-    times larger as its run is long: unbiased, with a relative variance of n/k - 1, and no memory.
+    Every element has the probability of a uniform draw, 1 / (the length of its run). Unscaled elements are biased:
+    E|x - C(x)|^2 = (1 - k/n) |x|^2, so error feedback is needed. With `scaled=True` each is multiplied by the length of its run:
+    unbiased, with a relative variance of n/k - 1, and no memory.
 
-    Use: among many ranks, and where top-k costs too much time: nothing is searched, bytes do not grow with N, and an
-    all-reduce does the rest. With `error_feedback()`.
+    Use: among many ranks, and where top-k costs too much time: there is no selection to compute, bytes do not grow with N, and
+    an all-reduce sums the messages. With `error_feedback()`.
 
-    Not for: gradients of which few elements hold most, where top-k sends what matters first. Nor `scaled=True` at low
-    ratios: at one percent its noise is 99 times the gradient.
+    Not for: gradients where few elements hold most of the norm: top-k sends those first. Nor `scaled=True` at low ratios: at one
+    percent its noise is 99 times the gradient.
 
-    Wire: one all-reduce of 4 (k + 1) bytes (8 for float64): the last number says whether all others were finite.
+    Wire: one all-reduce of 4 (k + 1) bytes (8 for float64): the last number tells whether all others were finite.
 
     >>> from gossamer.core.rng import CounterRng
     >>> block = Bucket.of({"w": torch.arange(1.0, 9.0)})

@@ -1,4 +1,4 @@
-"""A byte for each element, and for each block of them a scale: what codecs of eight bits have in common."""
+"""Shared code of the 8-bit codecs: one byte per element, one scale per block of elements."""
 
 from abc import abstractmethod
 from typing import Literal, NamedTuple
@@ -31,9 +31,9 @@ _ROUNDED_UP = {"fp32": 1.0, "bf16": 1 + 2.0**-7, "e8m0": 2.0, "ocp": 1.0}  # at 
 
 
 class Scaled(NamedTuple):
-    """How a codec of eight bits writes: the scales of all blocks, then the codes.
+    """Wire format of an 8-bit codec: the scales of all blocks, then the codes.
 
-    A scale is that of the form's largest number; what is written of it is how much that stands for, or the power of two.
+    A scale is the value of the format's largest number: as a float, or as a power of two.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Scaled(NamedTuple):
         )
 
     def omega(self, layout: Layout) -> float:
-        """A step of the mantissa, where numbers have exponents; and half a smallest number for each element of a block."""
+        """Bound of the relative variance: a step of the mantissa for floats, and half a smallest number per element."""
         n, h = min(self.block, max(layout.numel, 1)), 2.0**-self.form.mantissa
         finest = _ROUNDED_UP[self.scale] * self.form.quantum / self.form.top
         return (0.0 if self.form.flat else h**2 / (4 * (1 + h))) + n * finest**2 / 4
@@ -83,12 +83,12 @@ class Scaled(NamedTuple):
             into.add_(self._narrow(codes, tops, layout), alpha=weight)
 
     def open(self, wire: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """The largest magnitude that each block's codes can say, and the codes."""
+        """The largest magnitude of each block, and the codes."""
         tops, codes = self._take(wire, layout)
         return stretched(tops, self.form) if tops.dtype == torch.uint8 else tops, codes
 
     def _take(self, wire: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """As it is written, or wider."""
+        """Scales (bfloat16 ones as float32) and codes."""
         expect(wire, self.wire_bytes(layout), self.name)
         scales, codes = take(wire, _WIDTHS[self.scale], self._blocks(layout))
         return scales.float() if scales.dtype == torch.bfloat16 else scales, codes
@@ -103,7 +103,7 @@ class Scaled(NamedTuple):
 
 
 class ScaledCodec(Codec):
-    """A codec that writes so; those of a part's own say which form and which scale."""
+    """A codec with the `Scaled` wire format; subclasses set the number format and the scale."""
 
     @property
     @abstractmethod
@@ -135,5 +135,5 @@ class ScaledCodec(Codec):
 def require_rounding(name: str, rounding: str) -> None:
     require(
         rounding in ("stochastic", "nearest"),
-        f"{name}: rounding must be 'stochastic', which is right on average, or 'nearest', which errs half as much, got {rounding!r}",
+        f"{name}: rounding must be 'stochastic' (unbiased) or 'nearest' (half the error, biased), got {rounding!r}",
     )

@@ -17,19 +17,19 @@ from gossamer.core.wire import expect, take
 @final
 @part("sign")
 class Sign(Codec):
-    """Every element becomes -s or +s, with one s for each parameter.
+    """Signs, with one scale s per parameter: every element becomes -s or +s.
 
-    `scale="l1"`: s = |x|_1 / n, the nearest that signs come to x; what is left is 1 - |x|_1^2 / (n |x|_2^2) of its square:
-    .363 of a Gaussian. `scale="l2"`: s = |x|_2 / sqrt(n), as long as x itself; what is left can be up to twice what there
-    was, where few elements are large, and error feedback around it stays bounded all the same. With one element in a
-    hundred not zero, the residual under "l2" was 18 times the gradient, from step 100 on; under "l1" 174 times, and growing.
-    `scale="one"`: s = 1: votes. An element of exactly 0 votes by the toss of a coin then, else it is +s.
+    `scale="l1"`: s = |x|_1 / n, the scale of least error, 1 - |x|_1^2 / (n |x|_2^2) of |x|^2: .363 for a Gaussian.
+    `scale="l2"`: s = |x|_2 / sqrt(n), with the norm of x; the squared error can be up to 2 |x|^2 where few elements are large, but
+    error feedback stays bounded. With one element in a hundred not zero, the residual under "l2" was 18 times the gradient,
+    from step 100 on; under "l1" 174 times, and growing. `scale="one"`: s = 1, for votes. An element of exactly 0 then gets a
+    random sign, otherwise +s.
 
     Use: "l1" and "l2" with error_feedback(), for 32 times fewer bytes; "l2" for momenta, "one" with signs() and no memory.
 
-    Not for: parameters of which most elements are zero: all of them are said to be s long, and what is wrong comes back.
+    Not for: parameters with mostly zero elements: all of them become -s or +s, and the error fills the residual.
 
-    Wire: ceil(d / 8) bytes, and 4 a parameter.
+    Wire: ceil(d / 8) bytes, and 4 per parameter.
 
     >>> from gossamer.core.rng import CounterRng
     >>> block = Bucket.of({"w": torch.tensor([3.0, -1.0, 0.5, 1.5])})
@@ -114,11 +114,11 @@ class Sign(Codec):
 
 
 def _ones(largest: Tensor) -> Tensor:
-    """1 for what is not all zero; of what is not finite something that is not."""
+    """1 for a tensor that is not all zero; not finite if some element is not."""
     return (largest > 0).float() + (largest - largest)
 
 
 def _tossed(flat: Tensor, name: str, context: Context) -> Tensor:
-    """Zeros by the toss of a coin; else half of all votes on nothing would agree."""
+    """Random signs for zeros; with +1 for each zero all votes on zeros would agree."""
     coins = signs(1, flat.numel(), context.rng.key(f"{name}/sign"), flat.device)[0]
     return torch.where(flat == 0, coins, flat)

@@ -1,4 +1,4 @@
-"""1-bit SGD: one bit for each element of a matrix, and two numbers for each of its rows."""
+"""1-bit SGD: one bit per element of a matrix, and two values per row."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal, final
@@ -17,18 +17,18 @@ from gossamer.core.wire import expect, pack, take
 @final
 @part("sign_columns")
 class SignColumns(Codec):
-    """Every element of a matrix's row becomes one of two numbers: the mean of the row's upper elements, or of its lower ones.
+    """Replace each element of a matrix row by one of two values: the mean of the row's upper or of its lower elements.
 
-    `threshold="zero"`: those from zero on, and those below it; where a row has none of a sort, its number is 0. For this
-    split nothing comes nearer: of a Gaussian .36 of the square is left. `threshold="mean"`: mu + dev and mu - dev, with mu the
-    row's mean and dev its mean distance from that; a row that is constant is exact. A row is what one output is made of: the
-    paper's column. Vectors, rows of one element among them, and matrices that a chunk cuts through a row, travel as they are.
+    `threshold="zero"`: upper elements are >= 0, lower ones < 0; the value of an empty set is 0. No other two values have less
+    error for this split: .36 of a Gaussian's square. `threshold="mean"`: mu + dev and mu - dev, with mu the row's mean and dev its
+    mean distance from that; a constant row is exact. A row holds the weights of one output: the paper's column. Vectors, also
+    matrices with rows of one element, and matrices that a chunk cuts through a row, are sent in full.
 
-    Use: with error_feedback(), for matrices whose rows differ in size; else sign() says the same in half as many numbers.
+    Use: with error_feedback(), for matrices whose rows differ in size; else sign() does the same with fewer scales.
 
     Not for: models of vectors, nor matrices of short rows: two numbers for eight elements are more than a byte each.
 
-    Wire: for each matrix 8 bytes a row, a bit for each element of all matrices, and 4 bytes an element of the rest.
+    Wire: for each matrix 8 bytes per row, one bit per element of all matrices, and 4 bytes per element of the rest.
 
     >>> from gossamer.core.rng import CounterRng
     >>> block = Bucket.of({"w": torch.tensor([[3.0, -1.0, 5.0, -2.0], [1.0, 1.0, 1.0, 1.0]])})
@@ -103,7 +103,7 @@ def _is_matrix(s: Segment) -> bool:
 
 
 def _counts(layout: Layout) -> tuple[int, int, int]:
-    """Rows of matrices, their elements, and those of all else."""
+    """Number of matrix rows, of their elements, and of all other elements."""
     matrices = [s for s in layout.segments if _is_matrix(s)]
     bits = sum(s.numel for s in matrices)
     return sum(s.numel // s.row for s in matrices), bits, layout.numel - bits
@@ -115,7 +115,7 @@ def _pieces(flat: Tensor, layout: Layout) -> Iterator[tuple[Segment, Tensor]]:
 
 
 def _two(rows: Tensor) -> Tensor:
-    """The mean of each row's elements below zero, and of the others."""
+    """Means of each row's elements below zero, and of its other elements."""
     room = torch.empty_like(
         rows
     )  # once: where memory comes from the system anew, that takes longer than the arithmetic
@@ -126,6 +126,6 @@ def _two(rows: Tensor) -> Tensor:
 
 
 def _even(middle: Tensor, far: Tensor) -> Tensor:
-    """As far below each row's mean as above it."""
+    """Values at equal distances below and above each row's mean."""
     spread = far.abs().mean(1, keepdim=True)
     return torch.cat([middle - spread, middle + spread], 1)

@@ -1,4 +1,4 @@
-"""Spectral atoms: a matrix is a sum of products of two vectors, found without taking it apart to the end."""
+"""Spectral atoms: a matrix as a sum of rank-one products, without a full SVD."""
 
 from math import prod
 from typing import Annotated, final
@@ -19,20 +19,21 @@ _PROBES = 16  # vectors that tell how much lies outside of the head
 @final
 @part("svd")
 class SVD(Basis):
-    """Directions of a matrix: G = sum_k u_k (u_k^T G), for orthonormal u_k; of tensors the first dimension by the rest.
+    """Singular directions of a matrix: G = sum_k u_k (u_k^T G), u_k orthonormal; tensors are first dimension by the rest.
 
-    With singular vectors for u_k, few atoms hold most of a gradient. The `head` strongest are found by two passes of
-    subspace iteration. The others are not looked for: they are known by their number and by what they weigh together, and
-    one that is kept is a direction drawn at random among all that are orthogonal to the head. Averaged over the dice that is
-    what they sum to, so nothing is biased; the variance is that of equal weights. `head=0` finds all, exactly.
+    With singular vectors as u_k, few atoms hold most of a gradient. The `head` strongest are found by two passes of
+    subspace iteration. The others are not computed: only their number and their total weight are known, and a kept one is
+    a random direction orthogonal to the head. Its expectation is their sum, so the result is unbiased; the variance is that of
+    equal weights. `head=0` computes all directions, exactly.
 
-    Use: for the matrices of a model. Of a small Transformer's gradients after 12 steps, with three atoms a matrix, the
+    Use: for the matrices of a model. For a small Transformer's gradients after 12 steps, with three atoms per matrix, the
     variance was .4 to 17 times the gradient's square in the layers, and 20 to 79 entry by entry at equal bytes.
 
-    Not for: vectors and small matrices, which travel as they are, nor embeddings, which are short entry by entry: 13 times
-    there against 1.7. `head=0` has .75 to .94 of the variance, takes three times as long, and on a GPU the host waits for it.
+    Not for: vectors and small matrices, which are sent in full, nor embeddings, where single entries are better: a variance of
+    1.7 times the gradient's square, 13 times here. `head=0` has .75 to .94 of the variance, takes three times as long, and on a
+    GPU the host waits for it.
 
-    Wire: 4 (n + m) bytes an atom: its two vectors.
+    Wire: 4 (n + m) bytes per atom: its two vectors.
 
     >>> SVD().count((128, 1024)), SVD().width((128, 1024)), SVD().takes((128,))
     (128, 1152, False)
@@ -70,7 +71,7 @@ class SVD(Basis):
 
 
 class _Directions:
-    """The head's directions, as rows, with a weight each; behind them those that are not known, with one weight for all."""
+    """The head's directions as rows, each with its weight; then the unknown directions, with equal weights."""
 
     def __init__(
         self, matrices: Tensor, upright: bool, head: Tensor, shares: Tensor, rng: CounterRng, name: str
@@ -84,7 +85,7 @@ class _Directions:
             self.weights = torch.cat([self.weights, each[:, None].expand(-1, self.unknown)], 1)
 
     def _rest(self, shares: Tensor) -> Tensor:
-        """How large each matrix is without its head, as some random vectors tell.
+        """Norm of each matrix without its head, estimated with random vectors.
 
         The difference of two squares would not tell it of a matrix that is nearly all head.
         """
@@ -115,7 +116,7 @@ class _Directions:
 
 
 def _picked(rows: Tensor, places: Tensor) -> Tensor:
-    """Of each matrix these rows."""
+    """The chosen rows of each matrix."""
     return rows.gather(1, places[..., None].expand(-1, -1, rows.shape[2]))
 
 

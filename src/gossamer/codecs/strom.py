@@ -1,4 +1,4 @@
-"""Strom's threshold: an element that has grown large enough travels as one quantum."""
+"""Strom's threshold: send the sign of each element whose magnitude reaches a threshold."""
 
 from typing import Annotated, final
 
@@ -19,20 +19,20 @@ _WORD = 4  # bytes of a place and its sign
 @final
 @part("strom", sample="strom(threshold=0.5)")
 class Strom(Codec):
-    """Every element of |x| >= t travels as sign(x) t: one quantum a step, however large it is; the rest is for the memory.
+    """Send each element of |x| >= t as sign(x) t; the rest stays in the memory.
 
-    With error feedback an element of gradient g moves by t every t / |g| steps. Gradients above t a step are more than it
-    can send, and pile up: t must be larger than they usually are. Biased: error feedback is needed. A loss scale changes
-    nothing, for the threshold is multiplied by it as gradients are.
+    With error feedback an element of gradient g moves by t every t / |g| steps. Gradients above t per step accumulate in the
+    residual without bound: t must be larger than they usually are. Biased: error feedback is needed. A loss scale changes
+    nothing, since the threshold is multiplied by it too.
 
-    Use: with a threshold found by trying, for that is all there is to say: bytes follow from how much there is to send, and fall as
-    gradients do. A word of four bytes holds place and sign, half of what `topk` needs for one.
+    Use: with a threshold found by trials: the number of bytes follows the gradients, and falls as they do. A word of four bytes
+    holds index and sign, half of what `topk` needs per element.
 
-    Not for: who must know the length of a message before, such as a GPU's host; nor for a threshold out of nowhere: a tenth of
-    the right one sends nearly everything, ten times it waits for ten times as many steps.
+    Not for: GPUs: the host must know the length of a message in advance. Nor with an untested threshold: a tenth of the right one
+    sends nearly everything, ten times it waits for ten times as many steps.
 
-    Wire: 4 bytes for how many travel, 4 of float32 threshold, and 4 of place and sign for each of them; lengths depend on the
-    data, and cost one small gather more.
+    Wire: 4 bytes for the number of elements, 4 of float32 threshold, and 4 of index and sign for each element; lengths depend on
+    the data, and cost one more small gather.
 
     >>> from gossamer.core.rng import CounterRng
     >>> block = Bucket.of({"w": torch.tensor([0.1, -3.0, 0.2, 2.0])})
@@ -77,18 +77,18 @@ class Strom(Codec):
         flat, quantum = block.flat.float(), self.threshold * context.scale
         places = (~(flat.abs() < quantum)).nonzero().view(-1)  # what is no number travels as well
         words = torch.where(flat[places] < 0, ~places, places)  # the sign of a place is its element's
-        head = (peak(flat) * 0 + quantum).float().view(1)  # no number, if there is one in the block
+        head = (peak(flat) * 0 + quantum).float().view(1)  # NaN if the bucket holds NaN or inf
         return pack(torch.tensor([len(places)], dtype=torch.int32, device=flat.device), head, words.int())
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
         count, rest = take(wire, torch.int32, 1)
         head, rest = take(rest, torch.float32, 1)
         if not 0 <= int(count) <= layout.numel:
-            raise WireError(f"strom: {int(count)} of {layout.numel} elements cannot travel")
+            raise WireError(f"strom: the message announces {int(count)} of {layout.numel} elements")
         expect(rest, _WORD * int(count), "strom")
         words = take(rest, torch.int32, int(count))[0].long()
         places = torch.where(words < 0, ~words, words)
         if len(places) and int(places.max()) >= layout.numel:
-            raise WireError(f"strom: a place lies outside [0, {layout.numel})")
+            raise WireError(f"strom: an index lies outside [0, {layout.numel})")
         values = torch.where(words < 0, -head, head).to(into.dtype)
         into.index_add_(0, places, values, alpha=weight)

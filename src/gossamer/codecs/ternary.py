@@ -19,22 +19,22 @@ from gossamer.kernels.scales import clipped, clipped_scales
 @final
 @part("ternary")
 class Ternary(Codec, LinearCodec):
-    """TernGrad: clip at `clip` deviations, then round each element at random to a level of its tensor's scale.
+    """TernGrad: clip at `clip` deviations, then stochastic rounding to the levels of the tensor's scale.
 
     s = min(c sigma, max |g|) per tensor;  t = sign(g) floor(L min(|g|/s, 1) + u), u ~ U[0, 1);  decoded s t / L.
     Unbiased for the clipped gradient f; with L = 1 its variance is s |f|_1 - |f|^2. `clip=0` switches clipping off.
-    An element's place between two levels counts to 2^-23 of one, and the rest is cut off: only so far it is unbiased.
+    An element's position between two levels is rounded down to 2^-23 of a level: it is unbiased to that precision only.
 
-    sigma is the deviation about zero, the root mean square. Then clipping touches at most d / c^2 of d elements, takes no
-    sign away, and leaves <f, g> >= min(1, c sigma / max |g|) |g|^2: what is sent may be shorter than g, never against it. Of
-    a Gaussian it leaves .988 along g; of a small Transformer's gradients .73 to .95 in matrices of the layers, but .19 and
-    .28 in the head and the embedding, where a few rows hold nearly all: a rule can send those another way. The paper's
-    deviation about the mean (`deviation="centred"`) is the same for tensors whose mean is small, and has no such bound: of
-    elements between 1 and 1.01 it leaves .007. So it is refused, unless `none(allow_biased=True)` insists.
+    sigma is the deviation about zero, the root mean square. Then clipping changes at most d / c^2 of d elements, no sign, and
+    <f, g> >= min(1, c sigma / max |g|) |g|^2: the clipped gradient may be shorter than g, but never points against it. Its
+    share along g is .988 for a Gaussian; for a small Transformer's gradients .73 to .95 in matrices of the layers, but .19 and
+    .28 in the head and the embedding, where a few rows hold nearly all: a rule can send those through another exchange. The
+    paper's deviation about the mean (`deviation="centred"`) is the same for tensors with a small mean, and has no such bound:
+    for elements between 1 and 1.01 the share is .007. So it is refused, except with `none(allow_biased=True)`.
 
-    Use: for 20 times fewer bytes without a memory; more `levels` are less noisy, and longer.
+    Use: for 20 times fewer bytes without a memory; more `levels` have less noise and need more bytes.
 
-    Not for: training whose loss is counted in steps: its noise costs some.
+    Not for: training whose steps count: its noise costs some.
 
     Wire: ceil(d / 5) + 4 bytes a tensor for one level (base 3); 4 ceil(d / fields) for more, fields of log2(2 L + 1) bits.
     Under `allreduce` the scale is shared (one all-reduce of 4 bytes a tensor) and levels travel in int32 lanes wide enough
@@ -78,7 +78,7 @@ class Ternary(Codec, LinearCodec):
         return False  # its variance can exceed the gradient itself
 
     def omega(self, layout: Layout) -> float:
-        """Per tensor of d elements at most (sqrt(1 + (d - 1) / L^2) - 1) / 2, with its own scale."""
+        """Bound of the relative variance, per tensor of d elements with its own scale: (sqrt(1 + (d - 1) / L^2) - 1) / 2."""
         if not self.unbiased:
             return float("inf")
         largest = max((1, *(s.numel for s in layout.segments)))
@@ -133,7 +133,7 @@ class Ternary(Codec, LinearCodec):
         return [4 * len(layout.segments), 4 * kernels.lane_count(layout.numel, self.levels, size)]
 
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
-        """The packed-lane form: agree on scales, then sum integers."""
+        """Average with shared scales: all-reduce the scales, then sum integer levels in packed lanes."""
         flat, layout, key = block.flat.float(), block.layout, context.rng.key(f"{block.name}/ternary")
         own = self._scales(flat, layout)
         own = torch.where(own.isfinite(), own, torch.inf)  # a maximum may swallow NaN, never inf

@@ -1,4 +1,4 @@
-"""SparseLoCo's codec: the largest elements of each tile, and of them 2 bits."""
+"""SparseLoCo's codec: the top-k elements of each tile, in 2 bits each."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple, final
@@ -19,25 +19,24 @@ BINS, WIDTH = 4, 1.5  # bins of so many standard deviations, the third of them a
 class _Piece(NamedTuple):
     tiles: Tiling
     kept: int  # elements of all its tiles
-    own: slice  # of the block
+    own: slice  # of the bucket
     codes: int  # bytes of theirs
 
 
 @final
 @part("tile_topk")
 class TileTopK(Codec):
-    """Keep the `keep` largest magnitudes of every tile of `side` by `side` elements, written in 2 bits each.
+    """Send the `keep` elements of largest magnitude of every tile of `side` by `side`, in 2 bits each.
 
-    Of a tensor's values that are kept, m is the mean and s the standard deviation; each goes into one of four bins of 1.5 s,
-    those around m - 3 s, m - 1.5 s, m and m + 1.5 s, and is read as the mean of its bin. So |x - C(x)|^2 < |x|^2, and what rounding
-    takes is in the residual. Vectors have tiles of as many elements; a tensor that
-    is smaller is one tile. `bits=32` writes values as they are.
+    With mean m and standard deviation s of a tensor's kept values, each value goes into one of four bins of 1.5 s, around
+    m - 3 s, m - 1.5 s, m and m + 1.5 s, and is decoded as the mean of its bin. So |x - C(x)|^2 < |x|^2, and the residual keeps
+    the rounding error. Vectors have tiles of as many elements; a smaller tensor is one tile. `bits=32` sends values unrounded.
 
     Use: for pseudo-gradients under error_feedback(decay=0.95), as the preset `sparse_loco` does: messages are 146 times shorter.
 
-    Not for: gradients at every step of large values apart: four means are too few; take topk().
+    Not for: gradients at every step, whose values four bins represent badly: use topk().
 
-    Wire: of each element kept 12 bits of its place and 2 bits, and 16 bytes a tensor: 112 bytes of a full tile.
+    Wire: per kept element 12 bits of index and 2 bits of value, and 16 bytes per tensor: 112 bytes for a full tile.
 
     >>> from gossamer.core.rng import CounterRng
     >>> block, codec = Bucket.of({"w": torch.tensor([0.1, 4.0, 0.2, -4.0])}), TileTopK(keep=2)
@@ -115,7 +114,7 @@ class TileTopK(Codec):
 
 
 def _binned(values: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of each bin, and the bin of each value."""
+    """Return the mean of each bin, and the bin of each value."""
     size = values.abs().max()
     unit = values / torch.where(size > 0, size, torch.ones_like(size))  # squares of what is tiny would be nothing
     apart = unit - unit.mean()

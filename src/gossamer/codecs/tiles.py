@@ -1,4 +1,4 @@
-"""Tiles: a tensor cut into pieces of equal size, with the same number kept of each, so that a place takes few bits."""
+"""Tiles: a tensor cut into equal pieces with the same number of elements kept in each, so that an index takes few bits."""
 
 from functools import lru_cache
 from math import ceil, prod
@@ -14,7 +14,7 @@ PLACES = 4096  # in a tile at most, so that 12 bits name one
 
 
 class Tiling(NamedTuple):
-    """A tensor as a matrix, zeros beyond its edges, of tiles that are `high` by `wide`."""
+    """A tensor as a matrix, padded with zeros, cut into tiles of `high` by `wide`."""
 
     rows: int
     columns: int
@@ -23,7 +23,7 @@ class Tiling(NamedTuple):
 
     @staticmethod
     def of(shape: tuple[int, ...], side: int, run: int) -> "Tiling":
-        """Tiles of `side` by `side`; of a vector, of `run` elements. What is smaller has smaller ones.
+        """Tiles of `side` by `side`, of `run` elements for a vector; a smaller tensor has smaller tiles.
 
         >>> Tiling.of((100, 30), 64, 64), Tiling.of((5,), 64, 64)
         (Tiling(rows=100, columns=30, high=64, wide=30), Tiling(rows=1, columns=5, high=1, wide=5))
@@ -47,18 +47,18 @@ class Tiling(NamedTuple):
 
     @property
     def places(self) -> int:
-        """In one tile."""
+        """Number of elements of a tile."""
         return self.high * self.wide
 
     def apart(self, flat: Tensor) -> Tensor:
-        """A flat tensor, a tile a row."""
+        """Cut a flat tensor into tiles, one per row."""
         (down, across), matrix = self.grid, flat.view(self.rows, self.columns)
         beyond = (0, across * self.wide - self.columns, 0, down * self.high - self.rows)
         padded = torch.nn.functional.pad(matrix, beyond)
         return padded.view(down, self.high, across, self.wide).transpose(1, 2).reshape(self.total, self.places)
 
     def together(self, tiles: Tensor) -> Tensor:
-        """The inverse; what lies beyond the edges is dropped."""
+        """Inverse of `apart`; drops the padding."""
         down, across = self.grid
         matrix = tiles.view(down, across, self.high, self.wide).transpose(1, 2)
         return matrix.reshape(down * self.high, across * self.wide)[: self.rows, : self.columns].reshape(-1)
@@ -84,23 +84,23 @@ def tiling(shape: tuple[int, ...], side: int, run: int) -> Tiling:
 
 
 def largest(tiles: Tensor, keep: int) -> tuple[Tensor, Tensor]:
-    """The places in each tile of the elements of largest magnitude, and these."""
+    """Indices in each tile of the elements of largest magnitude, and the elements."""
     places = tiles.abs().topk(keep, dim=1, sorted=False).indices.sort(1).values
     return places, tiles.gather(1, places)
 
 
 def spread(places: Tensor, values: Tensor, width: int) -> Tensor:
-    """Tiles that are zero but for these values; a wire may name a place twice."""
+    """Tiles with these values and zeros elsewhere; an index may occur twice in a damaged message."""
     return values.new_zeros(values.shape[0], width).scatter_(1, places.clamp(max=width - 1), values)
 
 
 def place_bytes(count: int) -> int:
-    """Two places in three bytes."""
+    """Bytes of `count` indices: two take three bytes."""
     return (3 * count + 1) // 2
 
 
 def write_places(places: Tensor) -> Tensor:
-    """12 bits each.
+    """Write indices in 12 bits each.
 
     >>> read_places(write_places(torch.tensor([1, 4095, 7])), 3).tolist()
     [1, 4095, 7]

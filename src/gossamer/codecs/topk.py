@@ -1,4 +1,4 @@
-"""Top-k: only the largest elements travel."""
+"""Top-k: send only the elements of largest magnitude."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -20,17 +20,17 @@ from gossamer.core.wire import expect, pack, take
 @final
 @part("topk")
 class TopK(Codec):
-    """Keep the k largest magnitudes of every tensor, or of more together; the rest is for the memory to keep.
+    """Send the k elements of largest magnitude of a tensor, a bucket or the model; the memory keeps the rest.
 
     k = ceil(ratio n). Ties go to the lowest index. Biased: |x - C(x)|^2 <= (1 - k/n) |x|^2, so error feedback is needed.
-    n are the elements of a tensor, of a "block" (what travels as one message, so it depends on the bucket and on the number of
-    chunks), or of the model ("global": then it is one block). Tensors of a Transformer differ much in how large their
-    gradients are, and a percent of each spends most of its elements where little happens.
+    n is the number of elements of a tensor, of a bucket ("block": the part sent as one message, so it depends on the number of
+    chunks too), or of the model ("global": one bucket). Gradients of a Transformer's tensors differ much in size, and a percent
+    of each tensor spends most elements on small gradients.
 
     Use: where few elements hold most of the gradient, as in embeddings; with `error_feedback()`.
 
-    Not for: gathers among many ranks, unless the ratio shrinks with their number. `index="rice"` shortens wires,
-    costs one message more, and is for CPUs: of what a GPU writes the host does not know the length.
+    Not for: gathers among many ranks, unless the ratio shrinks with their number. `index="rice"` shortens messages, costs one
+    more message, and is for CPUs: on a GPU the host does not know the length of a message in advance.
 
     Wire: 4 k bytes of float32 values, and 4 k of int32 indices, or their gaps in a block-adaptive Rice code (`index="rice"`,
     typically 3 to 12 bits an index; lengths then depend on the data and cost one small gather more).
@@ -127,5 +127,5 @@ class TopK(Codec):
 
 @lru_cache(maxsize=1024)
 def _shares(ratio: float, bounds: tuple[int, ...]) -> tuple[int, ...]:
-    """How many elements of each segment travel; asked for several times a step."""
+    """Number of elements to send of each segment; cached, since each step needs it several times."""
     return tuple(ceil(ratio * (b - a) * (1 - 1e-12)) for a, b in pairwise(bounds))  # 0.07 * 100 is a little more than 7

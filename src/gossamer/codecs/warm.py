@@ -1,4 +1,4 @@
-"""A codec is tried on a few elements before training, so that the kernels it uses are compiled or loaded by then."""
+"""Warm-up of codecs: encode a few elements before training, so that kernels are compiled or loaded by then."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +19,7 @@ _SHAPES = ({"w": (64, 64)}, {"w": (64, 64), "b": (3,)})
 
 
 def warm(recipe: object, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-    """Encodes and reads some elements with every codec of a recipe, and looks whether they are finite, as training will.
+    """Encode and decode a few elements with every codec of a recipe, and check that they are finite, as training does.
 
     >>> from gossamer.codecs import QSGD
     >>> warm(QSGD(bits=3), torch.device("cpu"))
@@ -32,7 +32,7 @@ def warm(recipe: object, device: torch.device, dtype: torch.dtype = torch.float3
 
 
 def codecs_in(part: object) -> Iterator[Codec | LinearCodec]:
-    """The codecs of a recipe or a part, however deep they are."""
+    """All codecs of a recipe or a part, at any depth."""
     if isinstance(part, (Codec, LinearCodec)):
         yield part
     if is_dataclass(part):
@@ -53,7 +53,7 @@ def _try(codec: Codec | LinearCodec, block: Bucket, context: Context) -> None:
 
 
 def _alone(program: Program[ReduceResult]) -> None:
-    """Runs a sum over the ranks with this one only."""
+    """Run a sum over the ranks with this rank only."""
     answer: Tensor | None = None
     with suppress(StopIteration):
         while True:

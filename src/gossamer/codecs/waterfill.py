@@ -1,4 +1,4 @@
-"""Water-filling: how likely each atom is to be kept, so that the variance is least; and dice that keep it so often."""
+"""Water-filling: the probabilities of keeping atoms that minimise the variance, and samples with these probabilities."""
 
 from math import ceil
 
@@ -11,7 +11,7 @@ _CERTAIN = 1e300  # times any weight that is not zero it is more than one, and t
 
 
 def probabilities(weights: Tensor, budget: float) -> Tensor:
-    """The p in [0, 1], in double precision, with sum p <= budget for which sum w^2 / p is least; for every row of weights.
+    """For every row of weights w the p in [0, 1], sum p <= budget, that minimise sum w^2 / p; in double precision.
 
     p = min(1, theta w). The m largest atoms are certain, and the others share what is left of the budget by their weights:
     m is the first place, in descending order, at which w (budget - m) <= the sum of what is not yet certain. An atom can
@@ -44,10 +44,10 @@ def _largest(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def systematic(p: Tensor, count: int, rng: Tensor) -> tuple[Tensor, Tensor]:
-    """For every row of p, `count` different places of it, each there with its own probability; and which of them count.
+    """Systematic sampling: `count` different indices of each row, index i with probability p_i, and a mask of valid ones.
 
-    The row is laid out as a line on which place i has the length p_i, and is read off at u, u + 1, u + 2, ..., with one
-    u ~ U[0, 1) a row, the dice. As no length exceeds one, no place is read twice. Some do not count where the line is shorter
+    The row is laid out as a line on which index i has the length p_i, and is read off at u, u + 1, u + 2, ..., with one
+    u ~ U[0, 1) per row (`rng`). As no length exceeds one, no index is read twice. Some are not valid where the line is shorter
     than `count`.
     """
     line = p.cumsum(-1)
@@ -57,8 +57,8 @@ def systematic(p: Tensor, count: int, rng: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def independent(p: Tensor, rng: Tensor) -> list[Tensor]:
-    """For every row of p the places that are kept, each by its own U[0, 1). Nothing is drawn again: there may be none.
+    """Independent sampling: the kept indices of each row, each by its own U[0, 1) number; there may be none.
 
-    How many there are is known to the device that drew them: where that is a GPU, the host waits for it.
+    Only the device knows their number: on a GPU the host waits for it.
     """
     return [row.nonzero().view(-1) for row in rng < p]

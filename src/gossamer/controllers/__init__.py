@@ -1,4 +1,4 @@
-"""Floor 4: how much, as training goes. One controller per file, one import line here."""
+"""Layer 4: controllers, which change the recipe during training. One controller per file, one import line here."""
 
 from gossamer.controllers.accordion import Accordion
 from gossamer.controllers.accordion_batch import AccordionBatch

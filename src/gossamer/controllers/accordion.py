@@ -1,4 +1,4 @@
-"""Accordion: compress hard only while training can bear it."""
+"""Accordion: strong compression only outside critical regimes of training."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,17 +15,17 @@ from gossamer.core.parts import part, require
 @final
 @part("accordion", sample="accordion(scatter(qsgd(bits=8)), scatter(qsgd(bits=2)), 100)")
 class Accordion(Controller):
-    """Per parameter: the mild exchange in critical regimes, the harsh one elsewhere.
+    """Use the mild exchange for parameters in a critical regime, the harsh one for all others.
 
-    Over every `interval`-th epoch of `epoch` steps the agreed gradients are summed to D. A parameter is critical if
-    | |D_old| - |D_now| | >= threshold |D_old|. All start mild; a learning rate that falls by `drop` at once makes those that
-    have it mild until the next check. Memories and warm starts are kept on a switch. The gradients that count are the decoded means,
-    which every rank has, so the decision costs no traffic and is the same everywhere. It is part of what `comm.recipe`
-    prints: `route(names, harsh)`.
+    Over every `interval`-th epoch of `epoch` steps the averaged gradients are summed to D. A parameter is critical if
+    | |D_old| - |D_now| | >= threshold |D_old|. All start mild; a learning rate that falls by the factor `drop` in one step makes
+    its parameters mild until the next check. Memories and warm starts are kept on a switch. The controller uses the decoded
+    means, which are the same on every rank, so the decision needs no traffic and is the same everywhere. `comm.recipe` shows it:
+    `route(names, harsh)`.
 
-    Use: where nobody knows how hard to compress.
+    Use: where the right strength of compression is unknown.
 
-    Not for: short runs: it decides first after `interval` + 1 epochs.
+    Not for: short runs: the first decision comes after `interval` + 1 epochs.
 
     Wire: nothing of its own.
 
@@ -48,7 +48,8 @@ class Accordion(Controller):
         for level in (self.mild, self.harsh):
             require(
                 isinstance(level, Exchange),  # pyright: ignore[reportUnnecessaryIsInstance]
-                f"accordion: {level} acts on the whole step; it can be a recipe's exchange, not a controller's level",
+                f"accordion: {level} is no exchange of single buckets, so it cannot be a controller's level; use it as the recipe's "
+                "exchange",
             )
         require(self.epoch >= 1, f"accordion: epoch must be at least 1 step, got {self.epoch}")
         require(self.interval >= 1, f"accordion: interval must be at least 1 epoch, got {self.interval}")

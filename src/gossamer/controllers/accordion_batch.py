@@ -1,4 +1,4 @@
-"""Accordion over the batch: small batches while training is fragile, large ones after."""
+"""Accordion for the batch size: small batches in critical regimes, large ones afterwards."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -14,16 +14,16 @@ from gossamer.core.parts import part, require
 @final
 @part("accordion_batch", sample="accordion_batch(8, 100)")
 class AccordionBatch(Controller):
-    """Accumulate `factor` micro-batches per step once the gradient is in no critical regime; never go back.
+    """Accumulate `factor` micro-batches per step once the gradient has left its critical regime; never go back.
 
-    Checks as `accordion` does, but the whole gradient, since there is one batch for all; with `per="parameter"` every parameter
-    by itself, of which none may be critical. When it grows the batch it multiplies the learning rate by `factor` as well, at the same step.
-    The training loop reads `comm.accumulate`, or wraps its backward in `comm.accumulating()`. A rank alone judges its own
-    gradients, as the optimizer finds them.
+    It checks as `accordion` does, but the norm of the whole gradient, since all parameters share one batch; with
+    `per="parameter"` it checks every parameter, and none may be critical. When the batch grows, the learning rate is multiplied
+    by `factor` at the same step. The training loop reads `comm.accumulate`, or wraps its backward in `comm.accumulating()`. With
+    a single rank it checks that rank's gradients, as the optimizer gets them.
 
-    Use: where large batches train well later on but not at first.
+    Use: where large batches train well later but not at first.
 
-    Not for: short runs, nor loops that do not ask `comm.accumulate`.
+    Not for: short runs, nor loops that do not read `comm.accumulate`.
 
     Wire: nothing of its own; afterwards one exchange serves `factor` times as many samples.
 
@@ -79,5 +79,5 @@ class AccordionBatch(Controller):
         return self._grown(recipe)
 
     def _judged(self, looks: Mapping[str, Look]) -> list[Look]:
-        """A parameter that gets no gradient (frozen, empty, unused) must not hold back the whole batch."""
+        """The norms to check, without parameters that get no gradient (frozen, empty, unused)."""
         return [together(looks.values())] if self.per == "model" else [look for look in looks.values() if look.now > 0]

@@ -1,4 +1,4 @@
-"""AdaComm: rounds that get shorter as the loss falls."""
+"""AdaComm: rounds of local steps that get shorter as the loss falls."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,23 +17,22 @@ from gossamer.core.parts import part, require
 @final
 @part("adacomm", sample="adacomm(6)")
 class AdaComm(Controller):
-    """Rounds of ceil(sqrt((lr_0 / lr)^power (F - floor) / (F_0 - floor)) H_0) steps, decided every `interval` steps or more.
+    """Set rounds to ceil(sqrt((lr_0 / lr)^power (F - floor) / (F_0 - floor)) H_0) local steps, every `interval` steps or more.
 
     F is the loss of the rounds' last batches, averaged over ranks and over the rounds since the last decision, F_0 that of the first
-    `interval`; H_0 the `every` of the recipe's schedule, H at most `most`. Long rounds save time while the loss is large, short
-    ones keep the noise of local steps small when it is not. If a round would not get shorter although the loss did not rise,
-    and the learning rate is what it was, H is halved. `power=3` is the theory's, under which a rate cut tenfold makes rounds 31
-    times as long. `lr` is the mean of all elements' rates, where parameter groups have rates of their own. `floor` is what the loss
-    cannot fall below, if that is known.
+    `interval`; H_0 is `every` of the recipe's schedule, and H is at most `most`. Long rounds save time while the loss is large,
+    short ones keep the noise of local steps small when it is low. If a round would not get shorter although the loss did not rise
+    and the learning rate did not change, H is halved. `power=3` is the theory's: a rate cut tenfold makes rounds 31 times as long.
+    `lr` is the mean over all elements, where parameter groups have different rates. `floor` is a known lower bound of the loss.
 
-    The training loop says `comm.log(loss=loss)` in each step, best before `optimizer.step()`. Rounds end at multiples of their length, counted from
+    The training loop calls `comm.log(loss=loss)` in each step, best before `optimizer.step()`. Rounds end at multiples of their length, counted from
     the first step of training, so that the first one after a change may be shorter.
 
-    Use: for local steps whose length nobody knows: begin with long rounds.
+    Use: where the right length of rounds is unknown: begin with long rounds.
 
-    Not for: loops that do not tell the loss; nor schedules whose averages travel while the next round is computed.
+    Not for: loops that do not log the loss; nor schedules that send an average while the next round is computed.
 
-    Wire: an all-reduce of 16 bytes a round.
+    Wire: an all-reduce of 16 bytes per round.
 
     >>> AdaComm(100)
     adacomm(100)
@@ -53,7 +52,7 @@ class AdaComm(Controller):
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
-        because = "{controller} chooses how many steps a round has, and {schedule} has no rounds that could be of another length; use "
+        because = "{controller} sets the length of rounds, and {schedule} has no rounds of variable length; use "
         return (*super().constraints, requires("rounds", because=because + "local_sgd(16) or slowmo(16)"))
 
     @property
@@ -72,7 +71,7 @@ class AdaComm(Controller):
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         if facts.loss is None:
             raise GossamerError(
-                f"{self} goes by the loss, and none was told of step {facts.step}; call comm.log(loss=loss) before each optimizer.step()"
+                f"{self} needs the loss, and step {facts.step} has none; call comm.log(loss=loss) before each optimizer.step()"
             )
         losses, rounds = float(state.get("losses", 0.0)) + facts.loss, float(state.get("rounds", 0.0)) + 1
         begun = int(state.setdefault("begun", torch.tensor(0)))
@@ -85,7 +84,7 @@ class AdaComm(Controller):
         )
 
     def _length(self, loss: float, lr: float, recipe: Any, state: State) -> int:
-        """Steps of the rounds to come."""
+        """Steps of the next rounds."""
         now, last = int(recipe.schedule.every), state.get("last")
         state["last"] = torch.tensor([loss, lr], dtype=torch.float64)
         if last is None:

@@ -1,4 +1,4 @@
-"""AdaScale: the learning rate of a large batch, by how much its size is worth at the moment."""
+"""AdaScale: scale the learning rate of a large batch by its current gain over one rank's batch."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -22,18 +22,19 @@ MOST = 1024  # times the rate of one rank, whatever the number of ranks
 @final
 @part("adascale")
 class AdaScale(Controller):
-    """The learning rate that is right for one rank's batch, times what a step of all ranks' batches is worth.
+    """Multiply the learning rate tuned for one rank's batch by the gain r of a step with all ranks' batches.
 
-    r = (var + sqr) / (var / S + sqr) of S ranks, with var the variance of a rank's gradient and sqr the squared length of the true
-    one, estimated from sum |g_i|^2 and |mean g|^2: 1 if all ranks tell the same, S if all is noise. The rate follows r where it is
-    off by more than `slack`. A step counts r steps: `comm.progress` is their sum, by which a plan of learning rates must go, and
-    after which training ends: `while comm.progress < steps`.
+    r = (var + sqr) / (var / S + sqr) of S ranks, with var the variance of a rank's gradient and sqr the squared norm of the true
+    gradient, estimated from sum |g_i|^2 and |mean g|^2: 1 if all ranks have equal gradients, S if all is noise. The rate follows r
+    when it is off by more than `slack`. A step counts as r steps: `comm.progress` is their sum; learning rate schedules must
+    use it, and so must the end of training: `while comm.progress < steps`.
 
-    Use: with SGD and a learning rate that was tuned on one rank, on any number of them.
+    Use: with SGD and a learning rate that was tuned on one rank, on any number of ranks.
 
-    Not for: Adam and its like, whose step does not follow the gradient's length; nor ranks whose batches differ in size.
+    Not for: adaptive optimizers such as Adam, whose step is not proportional to the gradient; nor ranks with batches of
+    different sizes.
 
-    Wire: an all-reduce of 16 bytes a block at each step.
+    Wire: an all-reduce of 16 bytes per bucket at each step.
 
     >>> AdaScale(slack=0.1)
     adascale(slack=0.1)
@@ -54,7 +55,7 @@ class AdaScale(Controller):
             *super().constraints,
             requires(
                 "batch",
-                because="{controller} sets the rate of a step of all ranks, and {schedule} has none; use every_step()",
+                because="{controller} sets the rate of steps that all ranks share, and {schedule} has none; use every_step()",
             ),
             needs_a_mean_without_noise("set the rate yourself"),
         )
@@ -75,8 +76,8 @@ class AdaScale(Controller):
         for optimizer in binding.optimizers:
             if any("betas" in group for group in optimizer.param_groups):
                 raise AttachError(
-                    f"{self} with {type(optimizer).__name__}: its steps do not grow with the gradient, so that gains do not tell "
-                    "how long they should be; use torch.optim.SGD, or leave the controller out"
+                    f"{self} with {type(optimizer).__name__}: its steps are not proportional to the gradient, so that gains "
+                    "say nothing about their length; use torch.optim.SGD, or leave the controller out"
                 )
 
     def reach(self, recipe: Any) -> Iterable[Any]:
@@ -85,7 +86,7 @@ class AdaScale(Controller):
                 yield self._at(recipe, float(recipe.schedule.rate), times)
 
     def _place(self, gain: float) -> int:
-        """Rates lie `slack` apart."""
+        """Index of a gain in the grid of rates, which lie `slack` apart."""
         return round(log(gain) / log1p(self.slack))
 
     def _at(self, recipe: Any, one: float, place: int) -> Any:

@@ -1,4 +1,4 @@
-"""How many levels for whom: the least rounding noise for so many bits, or the fewest bits for so much noise.
+"""Allocation of bits: the least rounding noise within a budget of bits, or the fewest bits within a limit of noise.
 
 Of d numbers rounded against a norm whose squares sum to V over them, s levels on each side of zero leave a variance of at
 most V / (4 s^2), and take d (1 + log2(1 + s)) bits. With the weight w of that noise in the end (a late step's counts more),
@@ -23,13 +23,13 @@ _HALVINGS = 32
 
 
 class Demand(NamedTuple):
-    """Groups of numbers: how many there are, and how much noise one level leaves to each, weighed."""
+    """Groups of numbers: the size of each, and its weighted noise with one level."""
 
     sizes: Numbers
     noises: Numbers
 
     def noise(self, bits: Numbers) -> float:
-        """What is left of it at so many bits each, signs included."""
+        """Total noise with these bits per number, signs included."""
         return float((self.noises / levels(bits) ** 2).sum())
 
     def cost(self, bits: Numbers) -> float:
@@ -37,7 +37,7 @@ class Demand(NamedTuple):
 
 
 def levels(bits: Numbers) -> Numbers:
-    """On each side of zero, of so many bits with the sign.
+    """Number of levels on each side of zero, for bits that include the sign.
 
     >>> levels(np.array([2.0, 4.0, 8.0]))
     array([  1.,   7., 127.])
@@ -46,7 +46,7 @@ def levels(bits: Numbers) -> Numbers:
 
 
 def within_budget(demand: Demand, budget: float, least: float, most: float) -> Numbers:
-    """The bits of each group that leave the least noise, with so many for all of them together.
+    """The bits of each group that minimise the noise within a total budget.
 
     >>> within_budget(Demand(np.ones(2), np.array([1.0, 64.0])), 10.0, 2.0, 8.0).round(2)
     array([3.66, 6.34])
@@ -55,7 +55,7 @@ def within_budget(demand: Demand, budget: float, least: float, most: float) -> N
 
 
 def of_widths(demand: Demand, budget: float, widths: Sequence[float]) -> Numbers:
-    """As `within_budget`, of these widths only: one more bit is had where it takes away most noise.
+    """As `within_budget`, with these widths only: each further bit goes where it removes most noise.
 
     >>> of_widths(Demand(np.ones(3), np.array([1.0, 2.0, 64.0])), 10.0, (2.0, 3.0, 4.0, 5.0))
     array([2., 3., 5.])
@@ -77,12 +77,12 @@ def of_widths(demand: Demand, budget: float, widths: Sequence[float]) -> Numbers
 
 
 def within_noise(demand: Demand, noise: float, least: float, most: float) -> Numbers:
-    """The fewest bits of each group that together leave no more noise."""
+    """The fewest bits of each group whose total noise stays within a limit."""
     return _search(demand, lambda bits: demand.noise(bits) <= noise, least, most)
 
 
 def _search(demand: Demand, enough: Callable[[Numbers], bool], least: float, most: float) -> Numbers:
-    """Bits grow with the price's inverse c; the largest c that is not enough, or the smallest that is."""
+    """Bisect the inverse price c, with which bits grow, to where `enough` becomes true."""
     prices, bits = _table(least, most)
     felt = demand.noises > 0
     urgent = np.log(np.where(felt, demand.noises, 1.0) / demand.sizes)
@@ -101,7 +101,7 @@ def _search(demand: Demand, enough: Callable[[Numbers], bool], least: float, mos
 
 @lru_cache(maxsize=64)
 def _table(least: float, most: float) -> tuple[Numbers, Numbers]:
-    """log(s^3 / (1 + s)) at bits from the least to the most; `interp` stays at the ends beyond."""
+    """Table of log(s^3 / (1 + s)) and bits, from `least` to `most`; `interp` clamps outside of it."""
     bits = np.linspace(least, most, _POINTS)
     s = levels(bits)
     return 3 * np.log(s) - np.log1p(s), bits

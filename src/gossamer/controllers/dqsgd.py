@@ -1,4 +1,4 @@
-"""DQ-SGD: at every step as many bits as the remaining steps make worth while."""
+"""DQ-SGD: choose the number of bits at every step, for the least error of the whole run."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ TELLS = 2  # numbers: how far elements are from what they are rounded against, a
 
 
 class BitsGroup(NamedTuple):
-    """Parameters side by side that get the same bits, and their elements."""
+    """Adjacent parameters with the same number of bits, and the number of their elements."""
 
     names: tuple[str, ...]
     size: int
@@ -34,7 +34,7 @@ class BitsGroup(NamedTuple):
 @final
 @part("dqsgd", sample="dqsgd(1000)")
 class DQSGD(Controller):
-    """Chooses the bits of a codec with evenly spaced levels at every step, from the norms of all ranks' gradients.
+    """Choose the bits of a codec with evenly spaced levels at every step, from the norms of all ranks' gradients.
 
     Rounding at step t adds at most v_t = d G_t^2 / (4 s_t^2) to the mean's variance, s_t = 2^(bits - 1) - 1 levels on each side
     of zero and G_t the norms of the quantiser, over N ranks, and those of the mean where it is written again. In the end a
@@ -42,25 +42,25 @@ class DQSGD(Controller):
     an error, have sum a^(T - t) v_t smallest at  s_t^3 / (1 + s_t) = c a^(T - t) G_t^2:  with many levels s_t = k a^((T - t)
     / 2) G_t. So bits follow the norm of the gradients, and grow towards the end by half of log2(1 / a) a step.
 
-    `bits` are those on the wire, an element's sign included and a bucket's norm not, on average over `steps`; what was spent
-    is counted, and what is left is planned anew at every step. `error` asks instead for what rounding may add to the loss:
-    (L lr^2 / 2) sum a^(T - t) v_t <= error, with L the `smoothness`, 1 / lr unless given; `bits` then says nothing. `final` is
-    a^T, at the rate of the first step. `per="layer"` gives every parameter bits of its own, by the same rule with one c;
-    those of fewer than 2048 elements go with the one before. A width is left only for one that is nearer by more than `slack`
-    bits. After `steps` all stays as it is. Of rates that will be cut say when and by how much, as MultiStepLR is told:
-    `milestones`, `gamma`; noise after a cut counts gamma^2 of what it counts before.
+    `bits` are those on the wire, an element's sign included and a bucket's norm not, on average over `steps`; the bits that were
+    sent are counted, and the rest is planned again at every step. `error` instead limits what rounding may add to the loss:
+    (L lr^2 / 2) sum a^(T - t) v_t <= error, with L the `smoothness`, by default 1 / lr; `bits` is then ignored. `final` is
+    a^T, at the rate of the first step. `per="layer"` gives every parameter its own bits, by the same rule with one c;
+    parameters of fewer than 2048 elements share those of the one before. A width changes only for one that is nearer by more
+    than `slack` bits. After `steps` nothing changes any more. If the learning rate will be cut, pass when and by how much, as to
+    MultiStepLR: `milestones`, `gamma`; noise after a cut counts gamma^2 times as much as before.
 
-    Layers are compared by norms averaged over some ten steps. Of the steps to come it is supposed that norms go on as they
-    have gone, as a power of time or exponentially, whichever fits, for as many steps as were seen. A budget is spread evenly
-    where neither can be told, and beyond: so it is no worse than fixed bits. All ranks have the same norms, and decide alike.
-    What is decided stands in `comm.recipe`, as the exchange and as routes. No channel is made anew for it.
+    Layers are compared by norms averaged over about ten steps. Future norms are extrapolated from past ones, as a power of time
+    or exponentially, whichever fits, for as many steps as were seen. Where neither fits, and beyond that, the budget is spread
+    evenly: so it is no worse than fixed bits. All ranks have the same norms, and decide the same. `comm.recipe` shows the
+    decision, as the exchange and as routes. It needs no new bucket state.
 
-    Use: around `qsgd()`, in runs whose length is known, with `per="layer"`: 3 bits then trained a small Transformer as dense did,
-    where 3 bits for all lost some.
+    Use: around `qsgd()`, in runs of known length, with `per="layer"`: 3 bits then trained a small Transformer as well as dense,
+    where 3 bits for all layers lost some quality.
 
-    Not for: runs of unknown length; one layer, or layers that are alike, with a norm that stays as it is.
+    Not for: runs of unknown length; models of one layer or of similar layers, with a constant norm.
 
-    Wire: an all-reduce of 16 bytes a block (a parameter, with `per="layer"`) at each step.
+    Wire: an all-reduce of 16 bytes per bucket (per parameter with `per="layer"`) at each step.
 
     >>> DQSGD(1000, bits=3.5, per="layer")
     dqsgd(1000, bits=3.5, per='layer')
@@ -81,14 +81,16 @@ class DQSGD(Controller):
     gamma: float = 0.1
 
     def __post_init__(self) -> None:
-        require(self.steps >= 1, f"dqsgd: steps must be at least 1, got {self.steps}; say how many there will be")
+        require(
+            self.steps >= 1, f"dqsgd: steps must be at least 1, got {self.steps}; pass the number of steps of the run"
+        )
         require(
             2 <= self.least <= self.most <= 8,
-            f"dqsgd: least and most must be 2 <= least <= most <= 8 bits, got {self.least} and {self.most}",
+            f"dqsgd: must have 2 <= least <= most <= 8 bits, got {self.least} and {self.most}",
         )
         require(
             self.error is not None or self.least <= self.bits <= self.most,
-            f"dqsgd: bits must lie between {self.least} and {self.most}, got {self.bits}: the sign counts; change least or most",
+            f"dqsgd: bits must lie between {self.least} and {self.most}, got {self.bits} (the sign included); change bits, least or most",
         )
         require(self.error is None or self.error > 0, f"dqsgd: error must be positive, got {self.error}")
         require(0 < self.final <= 1, f"dqsgd: final must lie in (0, 1], got {self.final}; 1 forgets nothing")
@@ -99,7 +101,7 @@ class DQSGD(Controller):
         )
         require(
             all(m >= 1 for m in self.milestones) and list(self.milestones) == sorted(set(self.milestones)),
-            f"dqsgd: milestones must be steps after which the rate is cut, in their order, got {self.milestones}",
+            f"dqsgd: milestones must be steps after which the rate is cut, in ascending order, got {self.milestones}",
         )
         require(0 < self.gamma <= 1, f"dqsgd: gamma must lie in (0, 1], got {self.gamma}; 0.1 cuts the rate to a tenth")
 
@@ -134,7 +136,7 @@ class DQSGD(Controller):
         return torch.stack([spread, torch.ones_like(spread)], 1)
 
     def _spread(self, codec: Levelled, block: Bucket) -> Tensor:
-        """In the buckets that there would be if each layer were written by itself."""
+        """The codec's `spread` of a bucket, as if each layer were quantised separately."""
         if self.per == "model":
             return codec.spread(block)
         marks = tuple(i for i, group in enumerate(_layers(block)) for _ in group.names)
@@ -168,7 +170,7 @@ class DQSGD(Controller):
         return [g for block in blocks for g in _layers(block)]
 
     def _noises(self, ours: "Sequence[tuple[Bucket, Tensor]]", recipe: Any, groups: Sequence[BitsGroup]) -> Numbers:
-        """What one level would leave to the variance of each group's mean."""
+        """Variance of each group's mean with one level."""
         codec = levelled(recipe.exchange)
         assert codec is not None
         means = [self._spread(codec, block) if recipe.exchange.encodes_mean else None for block, _ in ours]
@@ -176,7 +178,7 @@ class DQSGD(Controller):
         if self.per == "model":
             means = [None if m is None else m.sum(0, keepdim=True) for m in means]
         rows = torch.cat([t if m is None else torch.cat([t, m.view(-1, 1)], 1) for t, m in zip(told, means)])
-        found = np.array(rows.tolist())  # the one time that the host asks its device
+        found = np.array(rows.tolist())  # the only transfer from the device
         ranks = found[:, 1].clip(min=1)
         noises = found[:, 0] / ranks**2 + (found[:, 2] if recipe.exchange.encodes_mean else 0.0)
         ends = np.cumsum([1 if self.per == "model" else len(g.names) for g in groups])
@@ -189,7 +191,7 @@ class DQSGD(Controller):
     def _plan(
         self, next_step: Demand, raw: float, now: Numbers, widths: Sequence[float], facts: Facts, state: State
     ) -> Numbers:
-        """The bits of the next step: the first of a plan for all that are left."""
+        """The bits of the next step: the first of a plan for all remaining steps."""
         left, gone = self.steps - facts.step, facts.step - int(state.get("step", 0))
         rate, law = self._rate(facts.mean_lr, state), Forecast(self.steps).see(facts.step, raw, state)
         state["step"] = torch.tensor(facts.step)
@@ -214,8 +216,8 @@ class DQSGD(Controller):
         return np.array([self._enough(w, b, widths) for w, b in zip(bits[:groups], now, strict=True)])
 
     def _felt(self, step: int, ahead: Numbers, rate: float, law: Law | None) -> Numbers:
-        """What noise costs in the end, of steps from the next one on: how large gradients are, how much progress wears it off,
-        and by which rate it enters. For a budget, where it cannot be told how large they will be, only the last counts.
+        """Weight of a step's noise in the final error, for the steps ahead: from the forecast size of gradients, the decay of noise
+        by later progress, and the learning rate. Within a budget and without a forecast, only the learning rate counts.
         """
         told = 2 * log(self.gamma) * self._cuts(step + 1, ahead)
         if self.error is None:
@@ -226,35 +228,35 @@ class DQSGD(Controller):
         return np.exp(grown - rate * self._progress(step + 1, ahead) + told)
 
     def _cuts(self, step: int, ahead: Numbers) -> Numbers:
-        """How many milestones are passed from a step on, until so many steps later."""
+        """Number of milestones between `step` and each of the steps ahead."""
         return sum(
             (np.where((ahead + step >= m) & (m > step), 1.0, 0.0) for m in self.milestones), np.zeros_like(ahead)
         )
 
     def _progress(self, step: int, ahead: Numbers) -> Numbers:
-        """How many steps of the rate at a step are left after so many steps more, as each cut makes them shorter."""
+        """Remaining steps after each of the steps ahead, in units of the rate at `step`; each cut makes later steps shorter."""
         lengths = self.gamma ** self._cuts(step, np.arange(self.steps - step, dtype=np.float64))
         left = np.append(np.cumsum(lengths[::-1])[::-1], 0.0)
         return np.interp(ahead + 1, np.arange(len(left)), left) if len(left) > 1 else np.zeros_like(ahead)
 
     def _rate(self, lr: float, state: State) -> float:
-        """How fast progress wears noise off, per step: log(1 / a), which follows the learning rate."""
+        """Decay rate of noise per step: log(1 / a), which follows the learning rate."""
         first = float(state.get("lr", 0.0)) or lr
         state["lr"] = torch.tensor(first, dtype=torch.float64)
         return -log(self.final) / self.steps * (lr / first if first > 0 else 1.0)
 
     def _share(self, lr: float) -> float:
-        """How much of a mean's variance the loss feels: L lr^2 / 2."""
+        """Share of a mean's variance that is added to the loss: L lr^2 / 2."""
         return lr / 2 if self.smoothness is None else self.smoothness * lr**2 / 2
 
     def _enough(self, wanted: float, now: float, widths: Sequence[float]) -> float:
-        """An error is kept to, so widths are rounded up."""
+        """The smallest width of at least `wanted` bits, so that the error limit holds."""
         enough = next((bits for bits in widths if bits >= wanted - 1e-6), widths[-1])
         return now if enough < now < wanted + 1 + self.slack else enough
 
 
 def _averaged(noises: Numbers, state: State) -> Numbers:
-    """Over the last steps; anew if parameters have joined."""
+    """Running average over the last steps; starts again if parameters were added."""
     before = state.get("noises")
     if before is not None and before.numel() == len(noises):
         noises = SMOOTH * np.array(before.tolist()) + (1 - SMOOTH) * noises
@@ -263,7 +265,7 @@ def _averaged(noises: Numbers, state: State) -> Numbers:
 
 
 def _layers(block: Bucket) -> list[BitsGroup]:
-    """The parameters of a block, each small one with the one before."""
+    """The parameters of a bucket in groups: a small one joins the one before."""
     groups = list[BitsGroup]()
     for s in block.layout.segments:
         if groups and (s.numel < SMALL or groups[-1].size < SMALL):
@@ -275,7 +277,7 @@ def _layers(block: Bucket) -> list[BitsGroup]:
 
 
 def _is_ruled(block: Bucket, recipe: Any) -> bool:
-    """Rules go before a controller; a block's parameters go one way."""
+    """True if a rule sets the bucket's exchange: rules override controllers, and one rule holds for a whole bucket."""
     first = next(iter(block.layout.segments), None)
     return first is None or not block.numel or any(r.holds_for(first.name, first.shape) for r in recipe.rules)
 
@@ -294,7 +296,7 @@ def _at(exchange: Exchange, bits: float) -> Exchange:
 
 
 def _put(recipe: Any, groups: Sequence[BitsGroup], chosen: Sequence[float]) -> Any:
-    """What most elements get is the recipe's exchange, and the others' are routes."""
+    """The recipe with the bits of most elements as its exchange, and the others as routes."""
     elements = Counter[float]()
     for group, bits in zip(groups, chosen, strict=True):
         elements[bits] += group.size

@@ -1,4 +1,4 @@
-"""No control: the recipe stays as it is."""
+"""No controller: the recipe stays the same."""
 
 from typing import Any, final
 
@@ -10,9 +10,9 @@ from gossamer.core.parts import part
 @final
 @part("fixed")
 class Fixed(Controller):
-    """The recipe that was given, from the first step to the last.
+    """Keep the recipe from the first step to the last.
 
-    Use: always, unless a recipe should change as training goes.
+    Use: unless a recipe should change during training; it is the default.
 
     >>> Fixed()
     fixed()

@@ -1,4 +1,4 @@
-"""Forecasts: how a positive number goes on, if it has followed time so far."""
+"""Forecasts of a positive number: extrapolate it as a power of time or exponentially."""
 
 from math import log, sqrt
 from typing import NamedTuple
@@ -18,7 +18,7 @@ EXACT = 1e-8  # variance below which points lie on a line
 
 
 class Law(NamedTuple):
-    """A line through the logarithms of what was seen, over the logarithm of time or over time itself."""
+    """A fitted line: log(value) over log(time) (a power law) or over time (exponential)."""
 
     slope: float
     power: bool  # of time; else exponential
@@ -26,22 +26,22 @@ class Law(NamedTuple):
     error: float  # of the slope
 
     def over(self, since: float, until: Numbers) -> Numbers:
-        """What its logarithm changes by."""
+        """Change of log(value) between two times."""
         return self.slope * (np.log(until / since) if self.power else until - since)
 
 
 class Forecast:
-    """A power of time, or an exponential of it, through all that was seen: whichever fits better.
+    """Fits a power law and an exponential to all values seen, and returns the better fit.
 
-    It is None where that cannot be told: of few points, where the end of the line is uncertain by more than a factor of e, and
-    where both laws are likely and end further apart than that. All of it lives in `state`.
+    There is no forecast (None) from few points, where the end of the line is uncertain by more than a factor of e, and where
+    both laws are likely and end further apart than that. It keeps everything in `state`.
     """
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
     def see(self, step: int, value: float, state: State) -> Law | None:
-        """Of a number that was seen at a step, not averaged over any: that would hide how fast it falls."""
+        """Add a step's value and return the forecast. Do not pass running averages: they hide how fast the value falls."""
         sums = np.array(state["trends"].tolist()) if "trends" in state else np.zeros((2, 6))
         if value > 0:
             y = log(value)

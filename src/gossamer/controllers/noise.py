@@ -1,4 +1,4 @@
-"""Noise and signal in gradients, told by how long ranks' own ones are and how long their mean is."""
+"""Gradient noise and signal, estimated from the norms of the ranks' gradients and of their mean."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,13 +11,13 @@ from gossamer.core.constraints import Constraint, requires
 from gossamer.core.contracts import Facts
 from gossamer.core.stream_events import read_numbers
 
-TELLS = 2  # numbers of a block: its squared length, and one for the rank
+TELLS = 2  # numbers per bucket: its squared norm, and a one to count ranks
 MEMORY = 1000.0  # of so many ranks' gradients, in all
 LEAST = 1e-30  # of a variance, that is divided by
 
 
 class Noise(NamedTuple):
-    """Running estimates for the gradient of one rank's batch; and how many such batches a step is made of."""
+    """Running estimates for the gradient of one rank's batch, and the number of such batches per step."""
 
     variance: float
     signal: float  # squared length of the true gradient
@@ -25,7 +25,7 @@ class Noise(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """How many steps with one batch a step with all of them is worth: 1 if all tell the same, S if all is noise."""
+        """Gain of a step with all batches over a step with one: 1 if gradients are equal, S if all is noise."""
         return (self.variance + self.signal) / (self.variance / self.batches + self.signal)
 
     @property
@@ -35,21 +35,22 @@ class Noise(NamedTuple):
 
 
 def needs_a_mean_without_noise(instead: str) -> Constraint:
-    """Of an exchange that adds noise of its own the estimates would be of that, too; `instead` is what else there is to do."""
-    because = "{controller} goes by the length of the mean, and {exchange} leaves noise of its own in it; use allreduce(fp32()), or "
+    """Constraint for exact exchanges: the noise of another one would enter the estimates; `instead` ends the error's advice."""
+    because = "{controller} measures the norm of the mean, and {exchange} adds its own noise to it; use allreduce(fp32()), or "
     return requires("exact", because=because + instead)
 
 
 def tell(block: Bucket) -> Tensor:
-    """What a rank tells of its own gradient."""
+    """A rank's statistics of its own gradient: its squared norm, and a one to count ranks."""
     flat = block.flat.double()
     return torch.stack([flat.square().sum(), flat.new_ones(())])
 
 
 def look(facts: Facts, state: State) -> Noise:
-    """With A = sum |g_i|^2, B = |mean g|^2 and S ranks:  var = (A - S B) / (S - 1),  sqr = B - var / S, both unbiased.
+    """Update the estimates of noise and signal from one step.
 
-    They are averaged over some thousand gradients, without a bias for where they began, and only then kept from below zero.
+    With A = sum |g_i|^2, B = |mean g|^2 and S ranks:  var = (A - S B) / (S - 1),  sqr = B - var / S, both unbiased. They are
+    averaged over about a thousand gradients, with bias correction, and clipped at zero only afterwards.
     """
     total, ranks, mean = _numbers(facts.blocks, facts.sums)
     if ranks < 2:
@@ -64,7 +65,7 @@ def look(facts: Facts, state: State) -> Noise:
 
 
 def _numbers(blocks: Sequence[Bucket], sums: Sequence[Tensor]) -> tuple[float, float, float]:
-    """The one time that the host asks its device."""
+    """Read the statistics from the device, in one transfer."""
     squares = torch.stack([block.flat.double().square().sum() for block in blocks]).sum()
     told = torch.stack([s.view(-1) for s in sums])
     total, ranks, mean = read_numbers(told[:, 0].sum(), told[0, 1], squares.to(told.device))

@@ -1,4 +1,4 @@
-"""A batch that grows with the noise of its gradient."""
+"""A batch size that grows with the gradient noise scale."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -17,19 +17,19 @@ from gossamer.core.parts import part, require
 @final
 @part("noise_batch", sample="noise_batch(4)")
 class NoiseBatch(Controller):
-    """Accumulate `factor` times as many micro-batches per step once noise outweighs signal in the mean; never go back.
+    """Accumulate `factor` times as many micro-batches per step once noise exceeds signal in the mean; never go back.
 
     The noise scale, var / sqr of one rank's gradient, is the number of ranks' batches at which their mean has as much noise as
-    signal: smaller ones waste messages, larger ones computing. Where it exceeds `hysteresis` times the number there is, the
-    batch grows, to `most` micro-batches a step. The learning rate grows by `factor` too, unless `rate=False`: a batch twice as
-    large does to the noise what half the rate does, so it may take the place of a decay. What is known of the noise goes on.
+    signal: smaller batches waste messages, larger ones computation. Where it exceeds `hysteresis` times the current number, the
+    batch grows, up to `most` micro-batches a step. The learning rate grows by `factor` too, unless `rate=False`: a batch twice
+    as large reduces the noise as half the rate does, so it can replace a decay. The noise estimate is kept when the batch grows.
 
-    Use: where a schedule of the batch is not known, in place of milestones. The training loop reads `comm.accumulate`, or wraps its
-    backward in `comm.accumulating()`.
+    Use: where no schedule of the batch size is known, in place of milestones. The training loop reads `comm.accumulate`, or wraps
+    its backward in `comm.accumulating()`.
 
-    Not for: loops that do not ask `comm.accumulate`, nor compressed means, whose noise is not that of the batch.
+    Not for: loops that do not read `comm.accumulate`, nor compressed means, since compression adds its own noise.
 
-    Wire: an all-reduce of 16 bytes a block at each step; afterwards one exchange serves `factor` times as many samples.
+    Wire: an all-reduce of 16 bytes per bucket at each step; afterwards one exchange serves `factor` times as many samples.
 
     >>> NoiseBatch(most=8)
     noise_batch(8)

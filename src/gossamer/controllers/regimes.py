@@ -1,4 +1,4 @@
-"""Critical regimes: when the accumulated gradient changes fast, training is fragile."""
+"""Critical regimes: phases of training in which the accumulated gradient changes fast."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import hypot
@@ -12,20 +12,20 @@ from gossamer.core.contracts import Facts
 
 
 class Look(NamedTuple):
-    """The norm of a parameter's accumulated gradient, in the epoch that was watched before, and now."""
+    """Norms of a parameter's accumulated gradient: in the last watched epoch, and now."""
 
     old: float
     now: float
 
 
 class EpochMonitor:
-    """Accumulates gradients over every `interval`-th epoch, for their norms. All of it lives in `state`."""
+    """Accumulates gradients over every `interval`-th epoch, and compares their norms. It keeps everything in `state`."""
 
     def __init__(self, epoch: int, interval: int) -> None:
         self.epoch, self.interval = epoch, interval
 
     def watch(self, facts: Facts, state: State) -> dict[str, Look] | None:
-        """At the end of a watched epoch after the first: each parameter's norm, and the last one."""
+        """Add a step; at the end of each watched epoch but the first return every parameter's last and current norm."""
         epoch, position = divmod(facts.step - 1, self.epoch)
         begun = state.get("epoch")
         # Where an epoch's last step was skipped, or averaged nothing, its verdict comes with the next step that does.
@@ -40,7 +40,7 @@ class EpochMonitor:
         return late
 
     def _close(self, state: State, last: Sequence[Bucket]) -> dict[str, Look] | None:
-        """The norms of the sums, with the `last` gradients added; one after the other, since there is no room for all."""
+        """Norms of the sums with the `last` gradients added, one parameter after the other to save memory."""
         looks = dict[str, Look]()
         for name, norm in norms(totals(state, last)).items():
             old = state.get(f"old:{name}")
@@ -53,7 +53,7 @@ class EpochMonitor:
 
 
 def totals(state: Mapping[str, Tensor], blocks: Sequence[Bucket]) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter's sum with its gradient added, as a tensor of its own; of one dimension at least, since a state's numbers are the host's."""
+    """Yield each parameter's sum with its gradient added, as a new tensor of at least one dimension (0-dim entries of a state are on the host)."""
     gradients = {name: torch.atleast_1d(gradient) for block in blocks for name, gradient in block.tensors()}
     for key, total in [(k, v) for k, v in state.items() if k.startswith("delta:")]:
         name = key.removeprefix("delta:")
@@ -64,7 +64,7 @@ def totals(state: Mapping[str, Tensor], blocks: Sequence[Bucket]) -> Iterator[tu
 
 
 def norms(sums: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
-    """Of each parameter's sum; the host asks for all of them at once."""
+    """Norm of each parameter's sum, read from the device in one transfer."""
     found = {name: total.double().norm() for name, total in sums}
     return dict(zip(found, torch.stack([*found.values()]).tolist() if found else [], strict=True))
 
@@ -76,7 +76,7 @@ def together(looks: Iterable[Look]) -> Look:
 
 
 def critical(look: Look, threshold: float) -> bool:
-    """ratio = | |D_old| - |D_now| | / |D_old|;  critical if ratio >= threshold, or if |D_old| = 0."""
+    """True if | |D_old| - |D_now| | / |D_old| >= threshold, or if |D_old| = 0."""
     old, now = look
     return old == 0 or abs(old - now) / old >= threshold
 
@@ -84,7 +84,7 @@ def critical(look: Look, threshold: float) -> bool:
 def slowed(facts: Facts, state: State, factor: float) -> set[str]:
     """Parameters whose learning rate fell by `factor` or more since the last step: a step decay, not a smooth schedule.
 
-    Parameter groups that join do so behind those there were. One number is what older checkpoints have of all groups.
+    New parameter groups come after the existing ones. Older checkpoints hold one number for all groups.
     """
     groups, last = facts.param_groups, state.get("lr", torch.zeros(0, dtype=torch.float64))
     state["lr"] = torch.tensor([group.lr for group in groups], dtype=torch.float64)

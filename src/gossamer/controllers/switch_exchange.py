@@ -1,4 +1,4 @@
-"""From a step on: another exchange, and the memory that it needs."""
+"""Switch to another exchange and memory after a number of steps."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,17 +15,17 @@ from gossamer.memories import NoMemory
 @final
 @part("switch_exchange", sample="switch_exchange(2, scatter(qsgd(bits=2)))")
 class SwitchExchange(Controller):
-    """After so many steps that were taken, gradients go another way: through `exchange` and `memory`.
+    """After `steps` steps send gradients through `exchange` and `memory`.
 
-    A memory of the same kind goes on with what it keeps. What another kind owes is paid in full with the first average after the
-    change, once; a memory with momentum, or one that fades, gives way to none but its own kind.
-    Steps that a loss scaler skips are not counted, so that the change falls together with that of an update that counts its own.
+    A memory of the same kind keeps its state. The residual of another kind is sent in full with the first average after the
+    switch, once; a memory with momentum, or with decay, can only be replaced by its own kind.
+    Steps that a loss scaler skips are not counted, so that an update that counts its own steps switches at the same step.
 
-    Use: for methods that begin densely: 1-bit Adam and 1-bit LAMB, or PowerSGD after the first thousand steps.
+    Use: for methods with dense first steps: 1-bit Adam and 1-bit LAMB, or PowerSGD after the first thousand steps.
 
-    Not for: deciding when to compress by what is seen: accordion() does.
+    Not for: switching by measurements: use accordion().
 
-    Wire: nothing of its own; four bytes an element once, where a debt is paid.
+    Wire: nothing of its own; four bytes per element once, if a residual is sent.
 
     >>> from gossamer.codecs import QSGD
     >>> from gossamer.exchanges import Scatter
@@ -42,11 +42,12 @@ class SwitchExchange(Controller):
     def __post_init__(self) -> None:
         require(
             self.steps >= 1,
-            f"switch_exchange: steps must be at least 1, got {self.steps}; else say the exchange in the recipe",
+            f"switch_exchange: steps must be at least 1, got {self.steps}; to use the exchange from the start, write it in the recipe",
         )
         require(
             isinstance(self.exchange, Exchange),  # pyright: ignore[reportUnnecessaryIsInstance]
-            f"switch_exchange: {self.exchange} acts on the whole step; it can be a recipe's exchange, not a controller's",
+            f"switch_exchange: {self.exchange} is no exchange of single buckets, so a controller cannot switch to it; use it as the "
+            "recipe's exchange",
         )
 
     @property

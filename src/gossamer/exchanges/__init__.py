@@ -1,4 +1,4 @@
-"""Floor 3: who talks to whom. One exchange per file, one import line here."""
+"""Layer 3: exchanges, which average a bucket over the ranks. One exchange per file, one import line here."""
 
 from gossamer.exchanges.allreduce import AllReduced
 from gossamer.exchanges.fetch_sgd import FetchSGD

@@ -1,4 +1,4 @@
-"""All-reduce: messages that can be summed on their way."""
+"""All-reduce: messages that can be summed in encoded form."""
 
 from typing import final
 
@@ -11,11 +11,11 @@ from gossamer.core.verbs import Program
 @final
 @part("allreduce", sample="allreduce(fp32())")
 class AllReduced(CodecExchange):
-    """One all-reduce (or the few that the codec asks for). For codecs whose messages add up.
+    """One all-reduce of the encoded messages (or the few that the codec needs).
 
-    Use: for codecs whose messages add up: dense, half precision, low rank, ternary on shared scales.
+    Use: for codecs whose messages can be summed: dense, half precision, low rank, ternary on shared scales.
 
-    Wire: 2 (N-1)/N of the codec's message each way, whatever N.
+    Wire: 2 (N-1)/N of the codec's message each way: at most two messages, whatever N.
 
     >>> from gossamer.codecs import FP32
     >>> AllReduced(FP32())
@@ -43,11 +43,11 @@ class AllReduced(CodecExchange):
         return self.codec.policy(key)
 
     def omega(self, layout: Layout, size: int) -> float:
-        """That of all ranks' tensors laid end to end.
+        """The relative variance of all ranks' tensors laid end to end.
 
-        Scales are shared, so one rank's error has no bound by its own block: a small block is written in the levels of a
+        Scales are shared, so one rank's error has no bound by its own bucket: a small bucket is written in the levels of a
         large one. But the ranks' tensors of d elements are written just as one tensor of N d elements would be, scaled by
-        the largest of all; so the sums over ranks obey that tensor's bound, and some blocks attain it.
+        the largest of all; so the sums over ranks obey that tensor's bound, and some buckets attain it.
         """
         end_to_end = Layout.of({s.name: (size, *s.shape) for s in layout.segments}, layout.dtype)
         return self.codec.omega(end_to_end)

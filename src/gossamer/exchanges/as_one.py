@@ -1,4 +1,4 @@
-"""The ranks of a node as one: their first speaks with other nodes, and tells them every answer."""
+"""The ranks of a node act as one: the first rank communicates with other nodes and forwards every answer to its node."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Node(NamedTuple):
-    """Where a rank lives: its node, its place there, the ranks of its node, and the first rank of every node."""
+    """A rank's node: its number, the rank's place in it, its ranks, and the first rank of every node."""
 
     number: int
     place: int
@@ -40,7 +40,7 @@ class Node(NamedTuple):
 
     @staticmethod
     def of(rank: int, size: int, per_node: int) -> "Node":
-        """Ranks are numbered node by node; the last node may be smaller.
+        """The node of a rank; ranks are numbered node by node, and the last node may be smaller.
 
         >>> Node.of(3, 5, per_node=2)
         Node(number=1, place=1, ranks=(2, 3), leaders=(0, 2, 4))
@@ -51,11 +51,11 @@ class Node(NamedTuple):
 
 
 def as_one(program: Program[T], node: Node, device: torch.device, buffers: MemoryPool) -> Program[T]:
-    """The same program on all ranks of a node, as if they were one rank among so many nodes.
+    """Run a program on all ranks of a node as if the node were one rank among the nodes.
 
-    Only the first rank asks the other nodes; it then tells the answer to its own, as it came: so all of them make the same
-    of it, and what was small on its way between nodes is small inside. Who reads wires one by one gets them when all are
-    there. What the first rank tells lies in `buffers` until it has been told.
+    Only the first rank communicates with other nodes; it then forwards each answer, still encoded, to its node: so all its
+    ranks decode the same bytes, and what is short between nodes is short inside. A program that reads messages one by one gets
+    them when all have arrived. The first rank keeps what it forwards in `buffers` until it is sent.
     """
 
     def ask(verb: Verb) -> Program[Any]:
@@ -67,9 +67,9 @@ def as_one(program: Program[T], node: Node, device: torch.device, buffers: Memor
 
 
 def added_up(program: Program[T], node: Node, buffers: MemoryPool) -> Program[T]:
-    """The same program on all ranks, whose sums are formed inside the nodes first, and then between.
+    """Run a program on all ranks with its all-reduces in two levels: inside the nodes first, then between them.
 
-    Each rank remains one among all: only what it gives to a sum goes another way.
+    Only the all-reduces change: in all other requests each rank remains one among all ranks.
     """
 
     def ask(verb: Verb) -> Program[Any]:
@@ -86,7 +86,7 @@ def added_up(program: Program[T], node: Node, buffers: MemoryPool) -> Program[T]
 
 
 def _ask(verb: Shared, node: Node, device: torch.device, buffers: MemoryPool) -> Program[Any]:
-    """The first rank's answer, on all ranks of the node."""
+    """Do a request between nodes, and return the first rank's answer on all ranks of the node."""
     leads, asked = node.place == 0, among(verb, node.leaders)
     match verb:
         case AllReduce(tensor):
@@ -110,7 +110,7 @@ def _ask(verb: Shared, node: Node, device: torch.device, buffers: MemoryPool) ->
             return (yield from _hear([length], node, device))[0]
         case _:
             raise GossamerError(
-                f"{type(verb).__name__} between nodes: the ranks of a node are one there, and who is first is none of them"
+                f"{type(verb).__name__} between nodes: a node acts as one rank there, and this request cannot be split over its ranks"
             )
 
 
@@ -124,8 +124,8 @@ def _all_reduce(tensor: Tensor, asked: Verb, node: Node, buffers: MemoryPool) ->
 
 
 def _all_to_all(verb: AllToAll, asked: Verb, node: Node, buffers: MemoryPool) -> Program[list[Tensor]]:
-    """What a rank sent to itself has not travelled, and all ranks of a node have made it. They make all that the first one
-    sends, as it does, for whoever makes a wire remembers what he said.
+    """All-to-all between nodes. Every rank of a node encodes all messages, as its first rank does, since an encoder stores
+    what it wrote; the message to the own node is not sent.
     """
     me, count = _index(verb, node), _count(verb, node)
     if node.place == 0:
@@ -147,7 +147,7 @@ def _read(wires: list[Tensor], read: Read | None, verb: Shared, node: Node) -> l
 
 
 def _index(verb: Shared, node: Node) -> int:
-    """The node's place among the nodes that take part."""
+    """Index of the node among the participating nodes."""
     return node.number if verb.among is None else verb.among.index(node.number)
 
 
@@ -156,7 +156,7 @@ def _count(verb: Shared, node: Node) -> int:
 
 
 def _tell(wires: Sequence[Tensor], node: Node, buffers: MemoryPool) -> Program[None]:
-    """To all others of the node, at the price of what is said: they would pay twice for adding zeros."""
+    """Send messages to the other ranks of the node, as an all-to-all: summing them with zeros would cost twice the bytes."""
     if len(node.ranks) > 1 and wires:
         said = wires[0] if len(wires) == 1 else _joined(wires, buffers)
         nothing = said.new_empty(0)

@@ -1,4 +1,4 @@
-"""FetchSGD: momentum and error feedback of sketches, which all ranks share, so that none keeps anything of its own."""
+"""FetchSGD: momentum and error feedback in the sketch, the same on all ranks, so that no rank keeps a state of its own."""
 
 from math import ceil
 from typing import Literal, final
@@ -22,21 +22,21 @@ from gossamer.kernels.finite import peak
 @final
 @part("fetch_sgd")
 class FetchSGD(Exchange):
-    """Only sketches travel; their momentum and what has not been extracted yet are sketches too, the same on all ranks.
+    """Ranks send count sketches only; momentum and residual are sketches too, the same on all ranks.
 
     S = mean_i sketch(g_i);  U = m U + S;  E = E + U;  the mean is D, the k largest estimates in E, k = ceil(ratio n);
     the cells of E and U that sketch(D) touches become zero.  `error="subtract"` subtracts sketch(D) from E instead, as the
-    paper writes; what was extracted as noise then comes back with the other sign, and training diverges sooner.
+    paper writes; noise that was extracted then comes back with the other sign, and training diverges sooner.
     Values are estimates, never exact: with k too large for the table it extracts noise. Hashes stay the same for a whole run,
-    and tables are of one cut of the model: a checkpoint that is loaded with other buckets begins with empty ones.
+    and tables belong to one set of buckets: a checkpoint that is loaded with other buckets starts with empty tables.
 
-    With momentum, weight decay that the optimizer adds to gradients enters each rank's before it is sketched, as in the authors'
-    code: added to the mean it would count (1 - m) times.
+    With momentum, weight decay that the optimizer adds to gradients enters each rank's gradient before it is sketched, as in the
+    authors' code: added to the mean it would count (1 - m) times.
 
-    Use: where ranks can keep nothing from one step to the next, and few elements hold most of the gradient.
+    Use: where ranks can keep no state from one step to the next, and few elements hold most of the gradient.
 
-    Not for: ranks that can: allreduce(count_sketch()) fetches exact values for a fraction more bytes, and trains better.
-    Nor optimizers with momentum, of which it has its own: attach refuses those.
+    Not for: ranks that can keep a state: allreduce(count_sketch()) fetches exact values for a few more bytes, and trains
+    better. Nor optimizers with momentum, since the exchange has its own: attach refuses those.
 
     Wire: one all-reduce of 4 rows columns bytes. Memory: two tables.
 
@@ -55,9 +55,7 @@ class FetchSGD(Exchange):
     def __post_init__(self) -> None:
         require(0 < self.ratio <= 1, f"fetch_sgd: ratio must lie in (0, 1], got {self.ratio}; 0.002 takes one in 500")
         odd = 1 <= self.rows < 100 and self.rows % 2 == 1
-        require(
-            odd, f"fetch_sgd: rows must be odd, or there is no middle one, and below 100, got {self.rows}; 5 is usual"
-        )
+        require(odd, f"fetch_sgd: rows must be odd (for the median) and below 100, got {self.rows}; 5 is usual")
         require(
             self.columns is None or self.columns >= 1,
             f"fetch_sgd: columns must be at least 1, got {self.columns}; leave it out for five cells of each row an element",
@@ -102,8 +100,8 @@ class FetchSGD(Exchange):
         longest = max((layout.numel for layout in binding.layouts), default=0)
         if self.columns is not None and longest and self.rows * self.columns >= longest:
             raise AttachError(
-                f"{self}: a sketch of {self.rows * self.columns:,} cells is no shorter than the longest block of this model, which "
-                f"has {longest:,} elements; use fewer columns, or leave them out to follow the block"
+                f"{self}: a sketch of {self.rows * self.columns:,} cells is no shorter than the longest bucket of this model, which "
+                f"has {longest:,} elements; use fewer columns, or leave columns out to follow the bucket's length"
             )
 
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
@@ -129,7 +127,7 @@ class FetchSGD(Exchange):
         return _echo(block, chosen, values.to(block.flat.dtype) + spoilt)
 
     def _whole(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
-        """A block that is no longer than a sketch of it travels as it is, and is never owed."""
+        """Average a bucket that is no longer than its sketch: it is sent in full, without a residual."""
         total = yield from all_reduce(block.flat.clone())
         velocity = total / context.size + self.momentum * state.get("velocity", 0.0)
         state["velocity"] = velocity
@@ -139,12 +137,12 @@ class FetchSGD(Exchange):
         return 5 * ceil(self.ratio * layout.numel) if self.columns is None else self.columns
 
     def _key(self, block: Bucket, context: Context) -> Key:
-        """The same at every step."""
+        """The hash key, the same at every step."""
         return CounterRng(context.rng.seed, 0, 0).shared_key(f"{block.name}/fetch_sgd")
 
 
 def _echo(block: Bucket, places: Tensor, values: Tensor) -> ReduceResult:
-    """Nobody can tell whose share of a sum was extracted: everybody's alike."""
+    """The result: each rank counts the extracted mean as sent, since a sum of sketches does not tell the ranks apart."""
 
     def add_sent(into: Tensor, weight: float) -> None:
         into.index_add_(0, places, values, alpha=weight)

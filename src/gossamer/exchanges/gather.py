@@ -1,4 +1,4 @@
-"""Gather: everybody reads everybody's message."""
+"""Gather: every rank receives every rank's message."""
 
 from typing import final
 
@@ -13,11 +13,11 @@ from gossamer.core.verbs import Program, all_gather, all_gather_ragged
 @final
 @part("gather", sample="gather(fp32())")
 class Gather(CodecExchange):
-    """All-gather the wires, decode all of them, sum in rank order. For every codec that writes alone.
+    """All-gather the encoded messages, decode all of them, sum in rank order.
 
     Wire: (N-1) messages each way, so it beats a dense all-reduce only while a message is shorter than 8 d / N bytes.
 
-    Use: for sparse messages, for two ranks, and where nothing may be encoded a second time.
+    Use: for sparse messages, for two ranks, and where the mean must not be encoded a second time.
 
     Not for: many ranks: the bytes grow with their number.
 
@@ -31,7 +31,7 @@ class Gather(CodecExchange):
     def __post_init__(self) -> None:
         require(
             isinstance(self.codec, Codec),  # pyright: ignore[reportUnnecessaryIsInstance]
-            f"gather({self.codec}): {self.codec.name} writes messages only their sum can be read from; "
+            f"gather({self.codec}): of {self.codec.name}'s messages only their sum can be read, not one alone; "
             f"use allreduce({self.codec})",
         )
 

@@ -1,4 +1,4 @@
-"""gTop-k: ranks merge their largest elements two by two, and keep as many each time."""
+"""gTop-k: ranks merge their top-k elements pairwise on a tree, and keep k each time."""
 
 from collections.abc import Iterator
 from math import ceil
@@ -22,20 +22,21 @@ _PAIR = 8  # bytes of a value and its place
 @final
 @part("gtopk")
 class GTopK(Exchange):
-    """The k largest of everybody's k largest, found on a tree and sent to all; k = ceil(ratio n) of a whole block.
+    """Global top-k: pairs of ranks add their k largest elements and keep the k largest sums; k = ceil(ratio n) of a bucket.
 
-    Two ranks' elements are added, and the k largest sums go on; the last k go back. What a merge leaves out is kept by the rank that merges, and so by its memory: what got through of mine are my k largest,
-    less all that I have left out of sums. So nothing is lost, and books balance, whatever the number of ranks: one without
-    a partner waits for the next round. (The authors' form takes what is in the end sent for sent by everybody, and loses
-    what was left out on the way.) Biased: error feedback is needed.
+    The k sums go up a tree to rank 0; the last k go back to all ranks. The rank that merges keeps the sums that it drops in its
+    memory: the sent part of a rank's gradient is its k largest elements less all sums that it dropped. So nothing is lost,
+    whatever the number of ranks: a rank without a partner waits for the next round. (The authors' form counts the final k
+    elements as sent by all ranks, and loses what merges dropped.) Biased: error feedback is needed.
 
     Use: in place of `topk` among many ranks: bytes do not grow with their number, and all add the same k elements.
 
-    Not for: few ranks: messages go up the tree one after the other, and down again, where a gather's go at once; nor a first rank
-    on the slowest link, which sends and receives one message in each of log2 N rounds. With k elements for all it learns less in
-    a step than `topk`, which sends k of everybody's.
+    Not for: few ranks: messages go up the tree one after the other, and down again, where a gather sends them at once; nor where
+    rank 0 has the slowest link: it sends and receives one message in each of log2 N rounds. With k elements for all ranks it
+    learns less in a step than `topk`, which sends k of each rank.
 
-    Wire: 4 k bytes of float32 values and 4 k of int32 places, N - 1 times up and N - 1 times down: at most two a rank, on average.
+    Wire: 4 k bytes of float32 values and 4 k of int32 indices, N - 1 times up and N - 1 times down: at most two messages per
+    rank, on average.
 
     >>> GTopK(ratio=0.001)
     gtopk(ratio=0.001)
@@ -92,7 +93,7 @@ class GTopK(Exchange):
 
 
 class _Elements(NamedTuple):
-    """Some elements of a block; a place may come twice if its other values are zero."""
+    """Some elements of a bucket: indices and values; an index may occur twice if all but one of its values are zero."""
 
     places: Tensor
     values: Tensor
@@ -115,7 +116,7 @@ class _Elements(NamedTuple):
 
 
 def _rounds(rank: int, size: int) -> Iterator[tuple[int, bool]]:
-    """With whom a rank merges, and whether it reads what the other sends, until it sends itself. Rank 0 reads to the end."""
+    """Yield a rank's partners in turn, with True if it receives and False if it sends, which is its last round."""
     reach = 1
     while reach < size:
         if rank % (2 * reach):
@@ -127,20 +128,20 @@ def _rounds(rank: int, size: int) -> Iterator[tuple[int, bool]]:
 
 
 def _merge(a: _Elements, b: _Elements) -> tuple[_Elements, _Elements]:
-    """The largest of the sums, as many as either has, and all others."""
+    """Add two sets of elements; return the k largest sums and all other sums."""
     places, order = torch.cat([a.places, b.places]).sort(stable=True)
     values = torch.cat([a.values, b.values])[order]
     new = torch.ones_like(places, dtype=torch.long)
     new[1:] = places[1:] != places[:-1]
     which = new.cumsum(0) - 1
     sums = torch.zeros_like(values).index_add_(0, which, values)
-    there = torch.zeros_like(places).scatter_(0, which, places)  # sums that are none are zero, at place 0
+    there = torch.zeros_like(places).scatter_(0, which, places)  # unused entries are zero, at index 0
     largest = kernels.topk(sums, len(a.places)).long()
     return _Elements(there[largest], sums[largest]), _Elements(there, sums.index_fill(0, largest, 0.0))
 
 
 def _publish(sums: _Elements, block: Bucket, context: Context) -> Program[_Elements]:
-    """From rank 0 down the tree to all."""
+    """Send the final elements from rank 0 down the tree to all ranks."""
     rounds, count = [*_rounds(context.rank, context.size)], len(sums.places)
     if context.rank:
         above, _ = rounds.pop()

@@ -1,4 +1,4 @@
-"""Nodes: dense inside, where links are fast, and as the recipe says between, where they are slow."""
+"""Nodes: a dense average inside nodes, with fast links, and the recipe's exchange between nodes, with slow links."""
 
 from dataclasses import replace
 from math import ceil
@@ -18,32 +18,32 @@ from gossamer.core.verbs import Program
 from gossamer.exchanges.allreduce import AllReduced
 from gossamer.exchanges.as_one import Node, added_up, as_one
 
-BETWEEN, INSIDE = "between.", "inside."  # whose entry of the state it is
+BETWEEN, INSIDE = "between.", "inside."  # prefixes of the two exchanges' state entries
 
 
 @final
 @part("nodes", sample="nodes(scatter(fp32()), 2)")
 class Nodes(Exchange):
-    """Two levels: `per_node` ranks average inside their node, and the nodes average among themselves as if each were one rank.
+    """Two levels: `per_node` ranks average inside their node, then the nodes average as if each were one rank.
 
     M_k = the mean of node k, through `inside`;  the mean of all M_k through `between`, among the first ranks of the nodes,
-    which tell their node every wire that comes. Ranks are numbered node by node; a last node of fewer ranks weighs less.
-    What a node loses on the way, M_k - (what got through of M_k), is lost to each of its ranks, so a memory around is
-    right: the mean of what it keeps is what the mean lacks. Messages that add up, such as low rank, do so inside, too, and no
-    dense M_k is formed: that is `between` of all ranks, and only its sums go two levels. What an owner of a chunk owes to the mean has not got
-    through either, and is left to the memory; without one it is forgotten.
+    which forward every message to their node. Ranks are numbered node by node; a last node of fewer ranks weighs less.
+    A node's compression error, M_k - (the decoded part of M_k), counts for each of its ranks, so a memory works: the mean of
+    the residuals is the error of the mean. Messages that can be summed, such as low rank, are summed inside nodes too, and no
+    dense M_k is formed: that is `between` over all ranks, with only its sums in two levels. The residual of a chunk's owner
+    is left to the memory; without a memory it is lost.
 
-    `per_node(4)` behind a recipe says it of all its exchanges: `qsgd + per_node(4)`. One node alone is `inside`, and nodes of
-    one rank each are `between`, bit for bit.
+    `per_node(4)` after a recipe applies it to all its exchanges: `qsgd + per_node(4)`. A single node uses `inside` alone, and
+    nodes of one rank each use `between` alone, bit for bit.
 
-    Use: several ranks behind one slow network card. There flat recipes pay for each rank, and this one for each node: with
+    Use: for several ranks behind one slow network card. There flat recipes send each rank's bytes, this one each node's: with
     two nodes of four ranks `scatter(qsgd())` sends 8.5 MB a step through a card, and in two levels 2.9.
 
-    Not for: one rank a node, where it is `between` itself; nor ranks whose links are all alike; nor, for its bytes, a ring: it
-    crosses a card but twice as often as it must.
+    Not for: one rank per node, where it equals `between`; nor ranks with equal links; nor to save bytes of a ring all-reduce,
+    which crosses a card only twice as often as necessary.
 
-    Wire: that of `between` among N / g ranks, through the card of a node; inside, that of `inside`, and what `between`
-    brought, once for each other rank.
+    Wire: that of `between` among N / g ranks, through the card of a node; inside, that of `inside`, and the messages of
+    `between` once for each other rank.
 
     >>> from gossamer.codecs import Ternary
     >>> from gossamer.exchanges import Scatter
@@ -56,12 +56,14 @@ class Nodes(Exchange):
     inside: Exchange = AllReduced(FP32())
 
     def __post_init__(self) -> None:
-        require(self.per_node >= 1, f"nodes: per_node is how many ranks a node has, 1 or more, got {self.per_node}")
+        require(
+            self.per_node >= 1, f"nodes: per_node must be the number of ranks per node, 1 or more, got {self.per_node}"
+        )
         for where, exchange in ("between", self.between), ("inside", self.inside):
             require(
                 "own feedback" not in exchange.traits,
-                f"nodes: {exchange} keeps what its answer loses, and {where} nodes that is left to the memory; leave feedback "
-                "out, and use error_feedback() or diana()",
+                f"nodes: {exchange} has its own feedback, but {where} nodes the memory keeps the residual; leave feedback out, and "
+                "use error_feedback() or diana()",
             )
 
     @property
@@ -123,20 +125,20 @@ class Nodes(Exchange):
 
     @property
     def sparse(self) -> bool:
-        """Not where a node loses something: each of its ranks loses that of all its numbers."""
+        """True if `between` is sparse, unless nodes form dense means: then every rank has residuals in all elements."""
         return (self.per_node == 1 or self._adds_up) and self.between.sparse
 
     @property
     def _adds_up(self) -> bool:
-        """Sums inside instead of the dense mean there, which would cost more; where nothing gets lost it is the same."""
+        """True if messages are summed inside nodes too, where a dense mean would cost more; not for exact exchanges."""
         dense = self.inside.adds_up and self.inside.exact
         return dense and self.between.adds_up and not self.between.exact
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
         because = (
-            "{exchange} under {schedule}: models go from rank to rank there, whichever nodes these share. Say it of a whole recipe "
-            "that gossips, 'sgp + per_node(4)'; leave the nodes out; or take '{exchange} + slowmo(48)', whose rounds end with an "
+            "{exchange} under {schedule}: the schedule sends models from rank to rank, not by nodes. Apply per_node to the whole "
+            "gossip recipe, 'sgp + per_node(4)'; leave the nodes out; or use '{exchange} + slowmo(48)', whose rounds end with an "
             "average in two levels"
         )
         return (*super().constraints, excludes("rank to rank", because=because))
@@ -158,7 +160,7 @@ class Nodes(Exchange):
         self.between.fits(binding._replace(size=nodes))
 
     def omega(self, layout: Layout, size: int) -> float:
-        """Both errors, the second one of what is left of the blocks with the first: (1 + w1) (1 + w2) - 1."""
+        """Relative variance of both levels together: (1 + w1) (1 + w2) - 1."""
         if self._adds_up:
             return self.between.omega(layout, size)
         inside = self.inside.omega(layout, min(self.per_node, size))
@@ -168,19 +170,19 @@ class Nodes(Exchange):
     def policy(self, key: str) -> Policy:
         exchange, word = self._whose(key)
         policy = exchange.policy(word)
-        return "mean" if policy == "equal" and exchange is self.inside else policy  # it is, but in one node
+        return "mean" if policy == "equal" and exchange is self.inside else policy  # equal inside one node only
 
     def unit(self, key: str) -> Unit:
         exchange, word = self._whose(key)
         return exchange.unit(word)
 
     def _whose(self, key: str) -> tuple[Exchange, str]:
-        """An entry of the state is that of one of the two."""
+        """The exchange that a state entry belongs to, and its own name for it."""
         between = key.startswith(BETWEEN)
         return (self.between, key.removeprefix(BETWEEN)) if between else (self.inside, key.removeprefix(INSIDE))
 
     def _only(self, size: int) -> tuple[Exchange, str] | None:
-        """Of one node all is inside, and of nodes of one rank all is between: then it is that exchange, and nothing else."""
+        """`inside` if there is one node, `between` if each node has one rank, else None."""
         if size <= self.per_node:
             return self.inside, INSIDE
         return (self.between, BETWEEN) if self.per_node == 1 else None
@@ -197,7 +199,7 @@ class Nodes(Exchange):
         asked = near.mean if weight == 1 else near.mean.mul_(weight)
         first = CounterRng(context.rng.seed, context.step, node.ranks[0])
         place = context._replace(rank=node.number, size=len(node.leaders), rng=first)
-        # Where the mean may be written over the block itself, nobody will ask what got through.
+        # If the mean may be written over the bucket itself, add_sent is not called.
         into = asked if block.into is block.flat else None
         program = _paid(self.between, BETWEEN, Bucket(asked, block.layout, into), state, place)
         far = yield from as_one(program, node, block.flat.device, block.layout.buffers)
@@ -211,18 +213,18 @@ class Nodes(Exchange):
         return ReduceResult(far.mean, add_sent)
 
     def _inside(self, block: Bucket, state: State, context: Context, node: Node) -> Program[ReduceResult]:
-        rng = replace(context.rng, seed=context.rng.seed ^ 0x1D5)  # others than between nodes
+        rng = replace(context.rng, seed=context.rng.seed ^ 0x1D5)  # other random numbers than between nodes
         place = context._replace(rank=node.place, size=len(node.ranks), rng=rng)
         return (yield from within(_paid(self.inside, INSIDE, block, state, place), node.ranks))
 
 
 def _of(groups: tuple[tuple[int, ...], ...], ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Groups of places among these ranks, as ranks."""
+    """Groups of indices into `ranks`, as groups of ranks."""
     return [tuple(ranks[i] for i in group) for group in groups]
 
 
 def _alone(exchange: Exchange, whose: str, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
-    """Average as if there were no levels; its part of the state keeps its name."""
+    """Average through one exchange alone; its state entries keep their prefix."""
     own = _own(state, whose)
     result = yield from exchange.average(block, own, context)
     for key, value in own.items():
@@ -235,9 +237,9 @@ def _own(state: State, whose: str) -> State:
 
 
 def _paid(exchange: Exchange, whose: str, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
-    """Average, and keep no debts: what is owed to the mean has not got through, and so is the memory's.
+    """Average, and hand the owners' residuals over to the memory: they count as not sent.
 
-    A rank's debt counts once in the mean; in what got through of one of so many ranks it counts so many times.
+    An owner's residual counts once in the mean, so N times in what one of N ranks sent.
     """
     own = _own(state, whose)
     result = yield from exchange.average(block, own, context._replace(feedback=float(bool(context.feedback))))

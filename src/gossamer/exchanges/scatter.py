@@ -1,4 +1,4 @@
-"""Scatter: two phases, so that bytes do not grow with the number of workers."""
+"""Scatter: reduce-scatter and all-gather of encoded chunks, so that bytes do not grow with the number of ranks."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,25 +27,25 @@ from gossamer.core.verbs import (
 @final
 @part("scatter", sample="scatter(fp32())")
 class Scatter(CodecExchange):
-    """Cut the block into N chunks; every chunk's owner sums what all send it, encodes the mean again and tells everybody.
+    """Reduce-scatter then all-gather: each rank averages one of N chunks, encodes the mean again and sends it to all ranks.
 
-    All-to-all of N - 1 chunk wires, decode and sum (the own share first, then that of the rank before, and so on round),
-    encode, all-gather. Chunks are encoded and decoded while others travel. The own share never travels and is exact. Chunks
-    are cut between the rows of a matrix where these are short, so that codecs of matrices see matrices.
-    `answer` is the codec of the mean, the same unless given. The noise of N messages shrinks in their mean, that of the
-    answer in nothing: a richer answer to coarse messages costs bytes once, and takes most of the noise away.
+    All-to-all of N - 1 encoded chunks, decode and sum (the rank's own share first, then that of the rank before, and so on
+    round), encode, all-gather. Chunks are encoded and decoded while others are in flight. A rank's own share is not sent and is
+    exact. Chunks are cut between the rows of a matrix where these are short, so that codecs of matrices see matrices.
+    `answer` is the codec of the mean, by default the same. Averaging reduces the noise of the N messages, but nothing reduces
+    that of the answer: a finer codec for the answer costs bytes once, and removes most of the noise.
 
-    `feedback` is how much of the second encoding's error the owner adds to its next mean. By default the memory says:
-    all of it under error feedback, whose books would not balance otherwise (a rounded half, say, errs the same way each
-    time), and DIANA's rate under DIANA, so that all follow one mean. Without a memory it is 0: the error is the noise
-    of an unbiased codec, or as small as a half's; only a codec that needs error feedback has it all the same.
+    `feedback` is the share of the second encoding's error that the owner of a chunk adds to its next mean. By default the
+    memory sets it: 1 under error feedback, where nothing may be lost (rounding to 16 bits, say, errs the same way each time),
+    and DIANA's rate under DIANA, so that all estimates follow one mean. Without a memory it is 0: the error is the noise of an
+    unbiased codec, or as small as that of 16 bits; only for a codec that needs error feedback it is 1 then too.
 
-    `own="encoded"` has the own share written and read like all others, so that every rank says as much in every chunk: a
-    majority vote is none if the owner votes with numbers and all others with signs.
+    `own="encoded"` encodes and decodes the own share like all others, so that every rank has the same weight in every chunk:
+    in a majority vote the owner must not vote with numbers while all others vote with signs.
 
-    Use: for codecs that write alone, from three ranks on.
+    Use: from three ranks on, for codecs whose messages can be decoded one by one.
 
-    Not for: a codec that must see the whole gradient. The mean is encoded a second time, and rounded once more.
+    Not for: a codec that must see the whole gradient. The mean is encoded, and so rounded, a second time.
 
     Wire: (N-1)/N of one message and of one answer each way, whatever N.
 
@@ -65,9 +65,12 @@ class Scatter(CodecExchange):
         for codec in (self.codec, self.answers):
             require(
                 isinstance(codec, Codec),  # pyright: ignore[reportUnnecessaryIsInstance]
-                f"scatter({codec}): {codec.name} writes messages only their sum can be read from; use allreduce({codec})",
+                f"scatter({codec}): of {codec.name}'s messages only their sum can be read, not one alone; use allreduce({codec})",
             )
-            require(not codec.whole, f"scatter({codec}): chunks have no global top-k; use gather({codec})")
+            require(
+                not codec.whole,
+                f"scatter({codec}): chunks have no global top-k, which needs the whole gradient; use gather({codec})",
+            )
         require(
             self.feedback is None or 0 <= self.feedback <= 1,
             f"scatter: feedback must lie in [0, 1], got {self.feedback}; leave it out for the codec's own",
@@ -80,7 +83,7 @@ class Scatter(CodecExchange):
 
     @property
     def answers(self) -> Codec:
-        """What the mean is encoded with."""
+        """The codec that encodes the mean."""
         return self.codec if self.answer is None else self.answer
 
     @property
@@ -117,7 +120,7 @@ class Scatter(CodecExchange):
         return True
 
     def least_blocks(self, size: int) -> int:
-        # Two ranks have one chunk to send each, so that nothing within a block is encoded while something travels.
+        # Two ranks send one chunk each, so that within a bucket no chunk is encoded while another is in flight.
         return 2 if size == 2 else 1
 
     def omega(self, layout: Layout, size: int) -> float:
@@ -133,7 +136,7 @@ class Scatter(CodecExchange):
         codec, rank = self.codec, context.rank
         chunks = block.chunks(context.size)
         wires = {rank: block.flat.new_empty(0, dtype=torch.uint8)}
-        # what nobody needs any more may be added to where it lies
+        # sum in place where the bucket's own chunk is not needed any more
         total = chunks[rank].flat if block.into is block.flat else chunks[rank].new()
 
         def make(j: int) -> Tensor:
@@ -171,7 +174,7 @@ class Scatter(CodecExchange):
         return ReduceResult(mean, add_sent, _largest(scales))
 
     def _answer(self, mean: Bucket, block: Bucket, state: State, context: Context) -> Tensor:
-        """Encode my chunk's mean; what the encoding loses is owed to the next step."""
+        """Encode the mean of this rank's chunk, and store the encoding's error for the next step."""
         again = context._replace(rng=context.rng.again())
         rate = self._rate(context)
         if rate == 0:
@@ -189,7 +192,7 @@ class Scatter(CodecExchange):
         return wire
 
     def _rate(self, context: Context) -> float:
-        if context.feedback == 0:  # a memory's step that neither pays nor owes
+        if context.feedback == 0:  # a memory's step that leaves residuals as they are
             return 0.0
         if self.feedback is not None:
             return self.feedback
@@ -197,13 +200,13 @@ class Scatter(CodecExchange):
 
 
 def _largest(scales: Sequence[Tensor | None]) -> Tensor | None:
-    """Of all chunks, where all say it."""
+    """Largest magnitude of all chunks, or None if some codec does not tell its scales."""
     said = [s for s in scales if s is not None]
     return torch.cat(said).abs().max() if len(said) == len(scales) and any(s.numel() for s in said) else None
 
 
 def _owed(block: Bucket, state: State, context: Context) -> Tensor | None:
-    """What earlier answers of mine left out, in the units that blocks come in today."""
+    """The stored error of this rank's earlier answers, in the bucket's current units."""
     if "owed" not in state:
         return None
     owed = block.like(state["owed"]).chunks(context.size)[context.rank].flat
@@ -213,7 +216,7 @@ def _owed(block: Bucket, state: State, context: Context) -> Tensor | None:
 def to_owners(
     codec: Codec, chunks: Sequence[Bucket], make: Callable[[int], Tensor], read: Read, rank: int
 ) -> Program[None]:
-    """Every chunk to its owner; the next one is encoded, and the last one added, while one travels."""
+    """Send every chunk to its owner; encode the next one and add the last one while one is in flight."""
     own = torch.empty(0, dtype=torch.uint8, device=chunks[rank].flat.device)
     lengths = [codec.wire_bytes(c.layout) for c in chunks]
     if None in lengths:
@@ -229,7 +232,7 @@ def to_owners(
 
 
 def to_all(codec: Codec, wire: Tensor, layouts: Sequence[Layout], read: Read) -> Program[None]:
-    """Every owner tells everybody; chunks differ by an element or a table entry, so the shorter wires are padded."""
+    """Send every owner's mean to all ranks; chunks differ by an element or a table entry, so shorter messages are padded."""
     lengths = [codec.wire_bytes(c) for c in layouts]
     if None in lengths:
         answers = yield from all_gather_ragged(wire, max(codec.wire_limit(c) for c in layouts))

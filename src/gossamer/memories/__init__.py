@@ -1,4 +1,4 @@
-"""Floor 3: what is kept back when a message does not say everything. One memory per file, one import line here."""
+"""Layer 3: memories, which keep what compression leaves out. One memory per file, one import line here."""
 
 from gossamer.memories.diana import DIANA
 from gossamer.memories.ef21 import EF21

@@ -1,4 +1,4 @@
-"""DIANA: send differences to a learned gradient, not gradients."""
+"""DIANA: send the difference between the gradient and its running estimate."""
 
 from typing import Annotated, Literal, NamedTuple, final
 
@@ -15,7 +15,7 @@ from gossamer.memories.learning import Learning
 
 
 class DianaPlan(NamedTuple):
-    """What the theory says of a problem: the memory's rate, the step size, and what the number of steps grows with."""
+    """The theory's values for a problem: rate of the memory, step size, and complexity."""
 
     alpha: float
     gamma: float
@@ -23,7 +23,7 @@ class DianaPlan(NamedTuple):
 
 
 def plan(smooth: float, convex: float, ranks: int, block: int, norm: Literal["l1", "l2", "max"] = "max") -> DianaPlan:
-    """Rates for `ranks` workers whose f_i are smooth-smooth and convex-strongly convex, quantised in blocks of so many.
+    """Rates for `ranks` workers with L-smooth (`smooth`), mu-strongly convex (`convex`) f_i, quantised in blocks of `block`.
 
     a_p = inf |x|^2 / (|x|_1 |x|_p): 1/d for p = 1 (`bernoulli(bucket=d)`), 1/sqrt(d) for p = 2 (`qsgd(2, d, "l2")`),
     2 / (1 + sqrt(d)) for p = infinity (`qsgd(2, d)`).  alpha = a_p / 2;  c = 4 (1 - a_p) / (N a_p^2);
@@ -42,13 +42,13 @@ def plan(smooth: float, convex: float, ranks: int, block: int, norm: Literal["l1
 @final
 @part("diana")
 class DIANA(Learning):
-    """Each worker learns its own gradient h_i; only the quantised difference travels, and it shrinks to nothing.
+    """Each worker sends the quantised difference between its gradient and a running estimate h_i of it (DIANA).
 
     D_i = g_i - h_i;  send Q(D_i);  h_i += a Q(D_i);  g = h + mean Q(D_i) with the old h;  h += a mean Q(D_i);
     v = momentum v + g.  Unbiased, and with full gradients it converges to the exact optimum where Q alone stalls.
     a = 1 / (1 + w) unless given, w the relative variance of the exchange; larger values void the theory. In terms of the
-    paper's alpha_p, which is 1 / (1 + w), it is alpha_p itself. Half of it, which one finds as well, is as right and learns
-    half as fast.
+    paper's alpha_p, which is 1 / (1 + w), it is alpha_p itself. Some texts use half of it, which is as right and learns half as
+    fast.
 
     Why that rate: let sum E|Q(D_i) - D_i|^2 <= w sum |D_i|^2, over ranks. Then sum E|h_i + a Q(D_i) - g_i|^2 <= (1 - 2 a +
     a^2 (1 + w)) sum |D_i|^2, which is (1 - a) sum |D_i|^2 at that rate, and may be more than there was from twice it on.
@@ -56,18 +56,18 @@ class DIANA(Learning):
     elements, and w is that one's. For `allreduce(ternary(clip=0.0))` it is (sqrt(N d) - 1) / 2: with many ranks it learns
     more slowly than `gather`, whose scales are each rank's own.
 
-    `alpha=0` learns nothing, and is the baseline of the paper: with `start="zero"` distributed quantised gradient descent
-    (DQGD), which sends Q(g_i); with `start="first"` differences to each worker's first gradient, which travels in full,
-    once. Both stall where DIANA does not. `gossamer.memories.diana.plan` gives the theory's rate and step size.
+    `alpha=0` keeps h_i fixed, and is the baseline of the paper: with `start="zero"` distributed quantised gradient descent
+    (DQGD), which sends Q(g_i); with `start="first"` differences to each worker's first gradient, which is sent in full, once.
+    Both stall where DIANA does not. `gossamer.memories.diana.plan` gives the theory's rate and step size.
 
-    With `momentum` the optimizer must have none: attach refuses one that has, unless models are what is averaged. Weight decay
-    that it adds to gradients is then a part of f_i, as in the paper's ridge problems: it enters g_i, and counts as it should.
+    With `momentum` the optimizer must have none: attach refuses one that has, unless the schedule averages models. Weight decay
+    that it adds to gradients is then part of f_i, as in the paper's ridge problems: it enters g_i, and counts correctly.
 
     Use: around unbiased quantisers on convex problems, where the exact optimum is wanted.
 
     Not for: small noisy batches, nor biased codecs.
 
-    Wire: that of the exchange inside. Memory: one copy of the gradient per worker and one shared (one more for momentum).
+    Wire: that of the exchange. Memory: two copies of the gradient per worker: its own and the common one (one more for momentum).
 
     >>> DIANA(momentum=0.9)
     diana(momentum=0.9)

@@ -1,4 +1,4 @@
-"""EF21: send differences to what is known of a gradient, through a codec that leaves things out."""
+"""EF21: send the difference between the gradient and its running estimate, through a biased codec."""
 
 from typing import Annotated, Literal, final
 
@@ -19,23 +19,23 @@ from gossamer.memories.learning import Learning
 @final
 @part("ef21")
 class EF21(Learning):
-    """Each rank sends what its gradient differs in from what is known of it; the model moves by all that is known.
+    """Each rank sends the compressed difference between its gradient and a running estimate h_i; the step uses their mean.
 
-    v_i = (1 - eta) v_i + eta g_i, from v_i = g_i on;  send v_i - h_i;  h_i += (what got through of mine);
-    h += (the mean of what did);  the mean is the new h. Nothing that was left out comes back at another place, as it does
-    under error feedback: with full gradients it goes on to the exact optimum, around any codec that contracts, where error
-    feedback stalls. A change of the learning rate needs no care: h is a gradient, and no debt. It is DIANA's memory with
-    rate 1, for codecs that are biased.
+    v_i = (1 - eta) v_i + eta g_i, starting at v_i = g_i;  send v_i - h_i;  h_i += (the decoded part of mine);
+    h += (the mean of the decoded parts);  the mean is the new h. No old gradient is added at another point, as under error
+    feedback: with full gradients it converges to the exact optimum, around any codec that contracts, where error feedback
+    stalls. It needs no care when the learning rate changes: h is a gradient, not a residual. It is DIANA's memory with rate 1,
+    for biased codecs.
 
-    `eta=1` is EF21, for full gradients; smaller ones are EF21-SGDM, whose average of gradients takes their noise away. That
-    average is a momentum: attach refuses an optimizer that has one besides, unless `beside_momentum=True` insists.
-    With `start="first"` each rank's first gradient travels in full, once; else h grows from zero.
+    `eta=1` is EF21, for full gradients; smaller values are EF21-SGDM, where averaging over steps reduces the gradients' noise.
+    That average is a momentum: attach refuses an optimizer with momentum, unless you set `beside_momentum=True`.
+    With `start="first"` each rank's first gradient is sent in full, once; else h grows from zero.
 
-    Use: around top-k, on problems whose gradients are exact or nearly so.
+    Use: around top-k, on problems with exact or nearly exact gradients.
 
-    Not for: minibatches with `eta=1`, whose noise stays in h until it is sent away again.
+    Not for: minibatches with `eta=1`: their noise stays in h until later messages remove it.
 
-    Wire: that of the exchange inside. Memory: two copies of the gradient; with eta below 1 three.
+    Wire: that of the exchange. Memory: two copies of the gradient; with eta below 1 three.
 
     >>> EF21(eta=1.0)
     ef21(eta=1.0)
@@ -83,9 +83,9 @@ class EF21(Learning):
         for optimizer in binding.optimizers if self.eta < 1 and not self.beside_momentum else ():
             if any(group.get("momentum") for group in optimizer.param_groups):
                 raise AttachError(
-                    f"{self} with {type(optimizer).__name__}: what it sends is an average of gradients, which is momentum, and the "
-                    "optimizer would average that again; use torch.optim.SGD with momentum=0 and a rate as much longer, "
-                    "or insist with beside_momentum=True"
+                    f"{self} with {type(optimizer).__name__}: ef21 sends an average of gradients, which is a momentum, and the "
+                    "optimizer would average it again; use torch.optim.SGD with momentum=0 and a rate 1 / (1 - momentum) times as "
+                    "large, or set beside_momentum=True to allow it"
                 )
 
     def around(self, block: Bucket, state: State, send: Sender, context: Context) -> Program[Tensor]:
@@ -93,7 +93,7 @@ class EF21(Learning):
         return (yield from self.learn(given, state, send, context, 1.0))
 
     def _smoothed(self, block: Bucket, state: State) -> Tensor:
-        """The average of this rank's gradients so far."""
+        """The running average of this rank's gradients."""
         before = state.get("smoothed")
         new = block.new().copy_(block.flat)
         state["smoothed"] = new if before is None else torch.lerp(before, new, self.eta, out=new)

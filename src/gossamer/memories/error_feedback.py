@@ -1,4 +1,4 @@
-"""Error feedback: what did not get through today is added to what is sent tomorrow."""
+"""Error feedback: what compression left out at this step is added to the next message."""
 
 from typing import Annotated, Literal, final
 
@@ -17,22 +17,21 @@ from gossamer.memories.residual import ResidualMemory
 @final
 @part("error_feedback")
 class ErrorFeedback(ResidualMemory):
-    """What did not get through today is added to what is sent tomorrow.
+    """Add what compression left out to the next message (the residual).
 
-    p = g + decay e;  send p;  e = p - (what got through of mine). The residual is against my own contribution, not
-    against the mean, so it stays bounded on unequal data. With decay 1 nothing is lost: sum of means + mean residual =
-    sum of mean gradients. An exchange that encodes the mean once more (`scatter`) keeps what that loses in the same way.
+    p = g + decay e;  send p;  e = p - (the decoded part of mine). The residual is the error of the rank's own message, not of
+    the mean, so it stays bounded when ranks' data differ. With decay 1 nothing is lost: sum of means + mean residual = sum of
+    mean gradients. An exchange that encodes the mean again (`scatter`) keeps the second error in the same way.
 
-    The loss scale does not matter to it. `units="update"` also follows the learning rate: what was held back under a large
-    rate weighs as much when it is sent under a small one (the form of the theory; for SGD with rate decays). With Adam,
+    It is independent of the loss scale. `units="update"` also follows the learning rate: an element held back under a large
+    rate keeps that weight when it is sent under a small one (the form of the theory; for SGD with rate decays). With Adam,
     whose step does not scale with the gradient, keep `units="gradient"`.
 
-    Use: around every codec that leaves out the same things each time: top-k, low rank.
+    Use: around every biased codec, which leaves out the same things each time: top-k, low rank.
 
-    Not for: noisy unbiased codecs, around which the residual can grow without end, nor around gossip and backup
-    workers.
+    Not for: noisy unbiased codecs, around which the residual can grow without bound, nor gossip and backup workers.
 
-    Wire: that of the exchange inside. Memory: one copy of the gradient.
+    Wire: that of the exchange. Memory: one copy of the gradient.
 
     >>> ErrorFeedback(units="update")
     error_feedback(units='update')
@@ -85,7 +84,7 @@ class ErrorFeedback(ResidualMemory):
             return (yield from self.pass_by(block, send, context))
         units = self.units_of(state, context)
         pending = self._pending(block, state, self.decay * units.now / units.before)
-        # Where no mean may be written over what is given, somebody is to look at it when it has been sent.
+        # If the mean may not overwrite the bucket, the caller still reads the bucket after it has been sent.
         given = block.with_older(pending, drains=block.into is not None)
         result = yield from send(given, context._replace(rescale=units.rescale, feedback=1.0))
         if not result.drained:
@@ -96,5 +95,5 @@ class ErrorFeedback(ResidualMemory):
     def _pending(self, block: Bucket, state: State, weight: float) -> Tensor:
         residual = state.get("residual")
         if residual is None:
-            return block.new().copy_(block.flat)  # the exchange may write the mean over what is given
+            return block.new().copy_(block.flat)  # the exchange may write the mean over its argument
         return torch.add(block.flat, residual, alpha=weight, out=block.new())

@@ -1,4 +1,4 @@
-"""What memories share that learn gradients: differences travel, and what got through of them is learned."""
+"""Shared code of memories with running estimates of gradients (DIANA, EF21)."""
 
 from typing import Literal
 
@@ -12,11 +12,10 @@ from gossamer.core.verbs import Program, all_reduce
 
 
 class Learning(Memory):
-    """A memory whose entries are "own", h_i, what it has learned of this rank's gradient, and "common", h, which follows
-    the mean of all ranks' h_i.
+    """A memory with two estimates: "own", h_i, of this rank's gradient, and "common", h, of the mean of all ranks' h_i.
 
-    D_i = g_i - h_i;  send D_i;  h_i += a (what got through of mine);  h += a (the mean of what did).
-    With `start="first"` differences are taken to each rank's first gradient, which travels in full, once.
+    D_i = g_i - h_i;  send D_i;  h_i += a (the decoded part of mine);  h += a (the mean of the decoded parts).
+    With `start="first"` h_i starts at each rank's first gradient, which is sent in full, once.
     """
 
     start: Literal["zero", "first"]
@@ -33,13 +32,13 @@ class Learning(Memory):
         return "equal" if key in ("common", "velocity") else "mean"
 
     def inherit(self, state: State, owed: Tensor, times: float) -> bool:
-        """common + owed = mean own, so what was owed leaves own, and mean own becomes common."""
+        """Subtract a previous memory's residual from "own": common + residual = mean own, so mean own becomes common."""
         if "own" in state:
             state["own"] = torch.sub(state["own"], owed, alpha=times)
         return "own" in state
 
     def learn(self, block: Bucket, state: State, send: Sender, context: Context, rate: float) -> Program[Tensor]:
-        """The old h, and the mean of what got through; both memories move by `rate` of it."""
+        """Send the difference; return old h + mean difference, and move both estimates by `rate` of it."""
         if self.begins and "own" not in state:
             return (yield from _first(block, state, context))
         own, common = _learned(block, state)
@@ -54,7 +53,7 @@ class Learning(Memory):
 
 
 def _first(block: Bucket, state: State, context: Context) -> Program[Tensor]:
-    """Everybody's gradient in full: what differences are taken to."""
+    """Average the first gradients in full, and start the estimates from them."""
     own = block.flat.clone()
     mean = (yield from all_reduce(block.flat.clone())).div_(context.size)
     state["own"], state["common"] = own, mean.clone()

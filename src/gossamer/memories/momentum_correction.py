@@ -1,4 +1,4 @@
-"""Momentum correction: momentum is kept where the gradient is, and what is held back holds its momentum back."""
+"""Momentum correction: momentum on each rank before compression, with momentum factor masking."""
 
 from typing import final
 
@@ -17,32 +17,32 @@ from gossamer.memories.residual import ResidualMemory
 @final
 @part("momentum_correction")
 class MomentumCorrection(ResidualMemory):
-    """Each rank adds momentum to its own gradient, and sends of the sum what got through; what did stops there.
+    """Each rank accumulates momentum before compression; sent elements reset their momentum and residual.
 
-    u = m u + g;  v = v + u;  send v;  v -= (what got through of mine);  u = 0 where it did (`masking`).
-    An element that is sent every hundred steps then moves the model as far as momentum would have in a hundred, where
-    momentum behind the exchange would begin anew each time. Masking keeps what is old from moving it on. With momentum 0 it
-    is error feedback. Around `topk` it is Deep Gradient Compression, around `count_sketch` Sketched-SGD.
+    u = m u + g;  v = v + u;  send v;  v -= (the decoded part of mine);  u = 0 where it is not zero (`masking`).
+    An element that is sent every hundred steps then moves the model as far as momentum would in a hundred steps; momentum
+    after the exchange would start again each time. Masking stops old momentum of sent elements. With momentum 0 it is error
+    feedback. Around `topk` it is Deep Gradient Compression, around `count_sketch` Sketched-SGD.
 
-    `clip` scales each parameter's gradient down to a length of clip / sqrt(N) before anything is added: what a residual keeps
-    of a burst would come out later. Each by its own length, since they leave before all are there; without the loss scale.
+    `clip` scales each parameter's gradient down to a norm of clip / sqrt(N) before it is accumulated, so that a burst does not
+    stay in the residual. Each parameter has its own norm, since buckets are sent before all gradients are there; the norm is
+    without the loss scale.
 
-    Weight decay that an optimizer adds to gradients (SGD's, Adam's) enters each rank's gradient before that is clipped and kept,
-    as in Sketched-SGD's code: masking stops the momentum of both alike, and the optimum is that of the objective with the decay.
-    Deep Gradient Compression's code keeps a momentum of the decay alone beside it, which masking does not stop: there decay counts
-    more. AdamW's, which shrinks parameters beside the gradient, is left to it. A DDP hook without the optimizer sees no decay:
-    that counts (1 - m) times.
+    Weight decay that an optimizer adds to gradients (SGD's, Adam's) enters each rank's gradient before clipping and momentum, as
+    in Sketched-SGD's code: masking stops the momentum of both, and the optimum is that of the objective with the decay. Deep
+    Gradient Compression's code keeps a separate momentum of the decay, which masking does not stop: there decay counts more.
+    AdamW's decoupled decay stays in the optimizer. A DDP hook without the optimizer sees no decay: there it counts (1 - m) times.
 
     The optimizer must have no momentum of its own, or it would be added twice: attach refuses one that has (a DDP hook
-    cannot see it). For parameters that travel whole, as biases do, masking would leave no momentum at all: send them by
+    cannot see it). For parameters that are sent in full, such as biases, masking would leave no momentum at all: send them by
     rule('ndim < 2', allreduce(fp32()), momentum_correction(masking=False)).
 
-    Use: where one element in a hundred or fewer gets through, with plain SGD.
+    Use: where one percent of the elements or fewer are sent per step, with plain SGD.
 
-    Not for: Adam and its like, nor exchanges that say a little of everything, whose masks would be full: for those leave
-    masking out, or use error_feedback().
+    Not for: adaptive optimizers such as Adam, nor exchanges that send something of every element, since masking would then stop
+    all momentum: with those use `masking=False`, or error_feedback().
 
-    Wire: that of the exchange inside. Memory: two copies of the gradient.
+    Wire: that of the exchange. Memory: two copies of the gradient.
 
     >>> MomentumCorrection(momentum=0.5)
     momentum_correction(momentum=0.5)
@@ -116,7 +116,7 @@ class MomentumCorrection(ResidualMemory):
             result.add_sent(sent, 1.0)
             pending.sub_(sent)
             velocity.mul_(sent.eq_(0))
-            # Of an element that is zero nothing can be seen to get through; nothing of it is left either.
+            # A zero element cannot be seen in `sent`; its residual is zero too.
             velocity.mul_(torch.ne(pending, 0, out=sent))
         else:
             result.add_sent(pending, -1.0)
@@ -131,9 +131,9 @@ class MomentumCorrection(ResidualMemory):
 
 
 def _clipped(block: Bucket, longest: float) -> Tensor:
-    """Each parameter's values, no longer than that."""
+    """The bucket with each parameter's norm clipped to `longest`."""
     out = block.new().copy_(block.flat)
     for _, values in block.like(out).tensors():
         length = torch.linalg.vector_norm(values, dtype=torch.float64)
-        values.mul_((longest / length).clamp(max=1.0).to(values.dtype))  # of no length nothing is to be scaled
+        values.mul_((longest / length).clamp(max=1.0).to(values.dtype))  # a norm of zero gives inf, clamped to 1
     return out

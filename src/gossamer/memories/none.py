@@ -1,4 +1,4 @@
-"""No memory: what did not get through is forgotten."""
+"""No memory: what compression leaves out is lost."""
 
 from typing import final
 
@@ -14,11 +14,11 @@ from gossamer.core.verbs import Program
 @final
 @part("none")
 class NoMemory(Memory):
-    """Hand the block on and take the mean as it comes. Right for unbiased codecs.
+    """Keep nothing between steps: send the gradient, return the mean. For unbiased codecs.
 
-    A biased codec (top-k, low rank) needs error feedback; `allow_biased=True` lets it through without, for experiments.
+    A biased codec (top-k, low rank) needs error feedback; `allow_biased=True` allows it without, for experiments.
 
-    Use: with codecs that are right on average; it is there unless a recipe says otherwise.
+    Use: with unbiased codecs; it is the default.
 
     >>> NoMemory(allow_biased=True)
     none(allow_biased=True)

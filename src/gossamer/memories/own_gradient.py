@@ -1,4 +1,4 @@
-"""A rank's own gradient in full, beside what all ranks agreed on of everybody's."""
+"""Each rank's own full gradient, combined with the compressed gradients of all ranks."""
 
 from typing import Annotated, Literal, final
 
@@ -17,27 +17,27 @@ from gossamer.memories.residual import ResidualMemory
 @final
 @part("own_gradient")
 class OwnGradient(ResidualMemory):
-    """Error feedback, whose ranks step with their own gradient at once and with the others' as it gets through.
+    """Error feedback where each rank applies its own gradient at once, and other ranks' gradients when they are sent.
 
-    L: this rank's gradient.  A = L + E;  send A;  S: what got through of mine;  E = A - S;  G = sum of all S.
-    The optimizer gets C / N, and C is by `mode`
+    L: this rank's gradient.  A = L + E;  send A;  S: the decoded part of mine;  E = A - S;  G = sum of all S.
+    The optimizer gets C / N, where `mode` sets C:
 
-    "partial"  G + (L - S): own numbers count once, be they sent or not. Under plain SGD x_i + (lr / N) E_i is equal on all
-               ranks: models differ by what is not sent yet, and by no more.
-    "sum"      G + L: own large numbers count twice.
-    "errors"   G + E, and then E = 0: what was not sent is used at home and never sent. `reset_error=False` keeps E, and
-               applies it again at every step; `allow_repeats=True` insists.
-    "none"     G: error feedback, and nothing besides.
+    "partial"  G + (L - S): own elements count once, sent or not. Under plain SGD x_i + (lr / N) E_i is equal on all ranks:
+               models differ by their residuals only.
+    "sum"      G + L: own sent elements count twice.
+    "errors"   G + E, and then E = 0: what was not sent is applied on this rank and never sent. `reset_error=False` keeps E, and
+               applies it again at every step; it needs `allow_repeats=True`.
+    "none"     G: plain error feedback.
 
-    Models part, so a schedule must bring them together: `resync()`. `units="update"` also follows the learning rate, as
-    `error_feedback` does; the invariant then is x_i + E_i / N under any rate, E in steps.
+    The ranks' models drift apart, so a schedule must average them: `resync()`. `units="update"` also follows the learning
+    rate, as `error_feedback` does; then x_i + E_i / N is equal under any rate, with E in units of the update.
 
     Use: around top-k at high drop rates, where plain dropping costs quality.
 
-    Not for: "sum" and "errors" on ranks whose data differ: there "sum" ended at .77 of accuracy and "errors" at .83, where
-    "partial" ended at .94. Clipping and optimizers see a gradient of this rank's own.
+    Not for: "sum" and "errors" on ranks whose data differ: there "sum" ended at an accuracy of .77 and "errors" at .83,
+    "partial" at .94. Clipping and optimizers see a different gradient on each rank.
 
-    Wire: that of the exchange inside. Memory: one copy of the gradient, and another while it travels.
+    Wire: that of the exchange. Memory: one copy of the gradient, and another while it is sent.
 
     >>> OwnGradient("sum")
     own_gradient(mode='sum')
@@ -56,12 +56,12 @@ class OwnGradient(ResidualMemory):
             return
         require(
             self.mode == "errors",
-            f"own_gradient: reset_error is about mode='errors', and the mode is {self.mode!r}; leave it out",
+            f"own_gradient: reset_error is only for mode='errors', and the mode is {self.mode!r}; leave it out",
         )
         require(
             self.allow_repeats,
-            "own_gradient: with reset_error=False a residual that is never sent would be applied again at every step; leave "
-            "it out, or insist with allow_repeats=True",
+            "own_gradient: with reset_error=False a residual that is never sent is applied again at every step; leave "
+            "it out, or set allow_repeats=True to allow it",
         )
 
     @property
@@ -88,13 +88,11 @@ class OwnGradient(ResidualMemory):
             excludes("part feedback", because=UNBALANCED),
         )
         if not self.parts_models:
-            plain = "{memory} keeps back gradients, and under {schedule} none are averaged; use error_feedback()"
+            plain = "{memory} works on gradients, and {schedule} averages none; use error_feedback()"
             return (*around, requires("averages gradients", because=plain))
-        alone = (
-            "{memory} lets models part, and under {schedule} they would never meet again; use {memory} + resync(500)"
-        )
-        seen = "{controller} decides on gradients that all ranks have, and with {memory} each has its own; use error_feedback()"
-        made = "{update} makes a direction of an agreed gradient, and with {memory} each rank has its own; use error_feedback()"
+        alone = "{memory} lets the ranks' models differ, and {schedule} never averages them; use {memory} + resync(500)"
+        seen = "{controller} needs the same gradient on all ranks, and with {memory} each rank has its own; use error_feedback()"
+        made = "{update} needs the same gradient on all ranks, and with {memory} each rank has its own; use error_feedback()"
         return (
             *around,
             requires("resyncs", because=alone),
@@ -108,7 +106,7 @@ class OwnGradient(ResidualMemory):
         rescale = self.units_of(state, context).rescale
         old = self._due(state, rescale)
         pending = block.new().copy_(block.flat) if old is None else torch.add(block.flat, old, out=block.new())
-        # The mean may be written over what is given.
+        # The exchange may overwrite the bucket with the mean.
         own = block.new().copy_(block.flat) if self.mode == "sum" else None
         result = yield from send(block.with_older(pending), context._replace(rescale=rescale, feedback=1.0))
         result.add_sent(pending, -1.0)

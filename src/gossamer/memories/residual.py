@@ -1,4 +1,4 @@
-"""What memories share that keep a residual: they owe it, can take over another's, and may follow the learning rate."""
+"""Shared code of memories with a residual: they can take over another memory's residual, and may follow the learning rate."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from gossamer.core.verbs import Program
 
 
 class ResidualUnits(NamedTuple):
-    """What a residual is measured in: today, and when it was left, at another learning rate perhaps."""
+    """Units of a residual: now, and at the step at which it was stored (the learning rate may differ)."""
 
     now: float
     before: float
@@ -22,9 +22,9 @@ class ResidualUnits(NamedTuple):
 
 
 class ResidualMemory(Memory):
-    """A memory whose entry "residual" is what did not get through yet, in units of its entry "unit", if there is one.
+    """A memory with a state entry "residual": what has not been sent yet, in units of the entry "unit", if there is one.
 
-    If it `follows_rate`, what was held back under a large learning rate weighs as much when it is sent under a small one.
+    With `follows_rate` an element held back under a large learning rate keeps that weight when it is sent under a small one.
     """
 
     @property
@@ -32,13 +32,13 @@ class ResidualMemory(Memory):
         return True
 
     def succeed(self, before: Memory, state: State) -> State:
-        """What another one owed it owes from now on."""
+        """State that takes over the residual of the memory before."""
         if not isinstance(before, ResidualMemory):
             return super().succeed(before, state)
         alike = type(before) is type(self)
         kept = {key: tensor for key, tensor in state.items() if alike or key in ("residual", "unit", ARREARS)}
         if not (self.follows_rate and before.follows_rate):
-            kept.pop("unit", None)  # both are of the step that is just over
+            kept.pop("unit", None)  # both units are those of the last step
         return kept
 
     def residual(self, state: State) -> tuple[Tensor, float] | None:
@@ -53,16 +53,16 @@ class ResidualMemory(Memory):
         return "none" if key == "unit" else "gradient"
 
     def rests(self, context: Context) -> bool:
-        """True at a step of length zero, which neither pays debts nor makes any."""
+        """True at a step with learning rate 0, which leaves the residual as it is."""
         return self.follows_rate and context.lr == 0
 
     def pass_by(self, block: Bucket, send: Sender, context: Context) -> Program[Tensor]:
-        """Send as if nothing were owed, and owe nothing for it."""
+        """Send without the residual, and do not change it."""
         result = yield from send(block, context._replace(feedback=0.0))
         return result.mean
 
     def units_of(self, state: State, context: Context) -> ResidualUnits:
-        """Those of this step, which the state keeps from now on, and those of what it owes."""
+        """Units of this step, which the state stores, and units of the stored residual."""
         now = 1.0 / context.lr if self.follows_rate else 1.0
         before = float(state.get("unit", now))
         if self.follows_rate:

@@ -1,6 +1,6 @@
 """Presets: one named recipe per paper. `gossamer.recipes.powersgd(rank=4)`, or the text "powersgd(rank=4)".
 
-A family is a file here; `gossamer recipes` lists them in the order of these lines.
+Each family has a file here; `gossamer recipes` lists the presets in the order of the imports below.
 """
 
 from collections.abc import Callable

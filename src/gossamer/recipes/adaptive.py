@@ -1,4 +1,4 @@
-"""What changes as training goes."""
+"""Adaptive recipes: controllers that change the compression or the batch size during training."""
 
 from gossamer.codecs import QSGD, PowerSGD, TopK
 from gossamer.controllers import Accordion, AccordionBatch
@@ -12,11 +12,11 @@ from gossamer.recipes.dense import DENSE
 def accordion(epoch: int, mild: int = 4, harsh: int = 1, interval: int = 10, threshold: float = 0.5) -> Recipe:
     """PowerSGD with a high rank in critical regimes and a low one elsewhere.
 
-    Use: where a low rank costs quality, or nobody knows which rank is enough: mild while gradients change fast,
-    harsh elsewhere, parameter by parameter.
+    Use: where a low rank costs quality, or the right rank is unknown: the rank is high while gradients change fast and low
+    elsewhere, for each parameter.
 
-    Not for: short runs: it decides first after `interval` + 1 epochs, and all is mild until then. The bytes counted
-    are those of the mild level.
+    Not for: short runs: the first decision comes after `interval` + 1 epochs, and compression is mild until then. The bytes
+    counted are those of the mild level.
 
     Paper: Agarwal et al., Accordion, MLSys 2021.
     """
@@ -28,11 +28,11 @@ def accordion(epoch: int, mild: int = 4, harsh: int = 1, interval: int = 10, thr
 def accordion_qsgd(epoch: int, mild: int = 8, harsh: int = 4, interval: int = 10, threshold: float = 0.5) -> Recipe:
     """QSGD with more bits in critical regimes and fewer elsewhere.
 
-    Use: where few bits cost quality, or nobody knows how many are enough: `accordion` without matrix products and
+    Use: where few bits cost quality, or the right number of bits is unknown: `accordion` without matrix products and
     without a residual.
 
-    Not for: short runs: it decides first after `interval` + 1 epochs, and all is mild until then. The bytes counted
-    are those of the mild level.
+    Not for: short runs: the first decision comes after `interval` + 1 epochs, and compression is mild until then. The bytes
+    counted are those of the mild level.
 
     Paper: Agarwal et al., Accordion, MLSys 2021.
     """
@@ -44,13 +44,12 @@ def accordion_qsgd(epoch: int, mild: int = 8, harsh: int = 4, interval: int = 10
 def accordion_topk(
     epoch: int, mild: float = 0.1, harsh: float = 0.01, interval: int = 10, threshold: float = 0.5
 ) -> Recipe:
-    """Top-k that keeps more in critical regimes and less elsewhere.
+    """Top-k with a higher ratio in critical regimes and a lower one elsewhere.
 
-    Use: where one percent costs quality, or nobody knows how many are enough: `accordion` for gradients of few large
-    elements.
+    Use: where one percent costs quality, or the right ratio is unknown: `accordion` for gradients with few large elements.
 
-    Not for: short runs: it decides first after `interval` + 1 epochs, and all is mild until then. The bytes counted
-    are those of the mild level. Nor many ranks: bytes grow with their number.
+    Not for: short runs: the first decision comes after `interval` + 1 epochs, and compression is mild until then. The bytes
+    counted are those of the mild level. Nor many ranks: bytes grow with their number.
 
     Paper: Agarwal et al., Accordion, MLSys 2021; its levels are 99 percent and 10, or 2 for a language model.
     """
@@ -60,14 +59,14 @@ def accordion_topk(
 
 @preset
 def accordion_batch(epoch: int, factor: int = 8, interval: int = 10, threshold: float = 0.5) -> Recipe:
-    """A batch that grows once training leaves its critical regimes.
+    """Full gradients of a batch that grows once training leaves its critical regimes.
 
-    Use: where large batches train well later on but not at first: once the batch has grown, one exchange serves
-    `factor` times as many samples.
+    Use: where large batches train well later but not at first: once the batch has grown, one exchange serves `factor` times
+    as many samples.
 
-    Not for: short runs: until it decides, after `interval` + 1 epochs at the earliest, it sends what dense does,
-    and those are the bytes counted. The batch never shrinks again, and the learning rate grows with it; the
-    training loop must ask `comm.accumulate`.
+    Not for: short runs: until the first decision, after `interval` + 1 epochs at the earliest, it sends as many bytes as
+    dense, and those are the bytes counted. The batch never shrinks again, and the learning rate grows with it; the training
+    loop must read `comm.accumulate`.
 
     Paper: Agarwal et al., Accordion, MLSys 2021.
     """

@@ -1,4 +1,4 @@
-"""Models that pass through few neighbours."""
+"""Gossip: ranks average their models with a few neighbours."""
 
 from gossamer.codecs import QSGD
 from gossamer.core.contracts import Codec, Topology
@@ -11,12 +11,12 @@ from gossamer.topologies import Bipartite, Exponential, Ring, TwoWay
 
 @preset
 def slowmo_sgp(every: int = 48, beta: float = 0.7, topology: Topology = Exponential()) -> Recipe:  # noqa: B008
-    """Stochastic gradient push, with an exact average and slow momentum over the rounds.
+    """The model to one neighbour per step; every 48 steps an exact average and slow momentum.
 
-    Use: among many ranks that should not wait for all others at every step, but agree exactly now and then.
+    Use: among many ranks that should not wait for all others at every step, but have equal models from time to time.
 
-    Not for: saving bytes: a whole model still travels to a neighbour at every step. With two ranks gossip is an
-    average of everybody, and gains nothing.
+    Not for: saving bytes: every step still sends a whole model to a neighbour. With two ranks gossip is an average of all
+    ranks, and gains nothing.
 
     Paper: Wang, Tantia, Ballas, Rabbat, SlowMo, ICLR 2020.
     """
@@ -25,15 +25,14 @@ def slowmo_sgp(every: int = 48, beta: float = 0.7, topology: Topology = Exponent
 
 @preset
 def sgp(topology: Topology = Exponential(), every: int = 1, overlap: bool = False) -> Recipe:  # noqa: B008
-    """Stochastic gradient push: mix parameters with one neighbour a step.
+    """The model to one neighbour per step, averaged by push-sum (stochastic gradient push).
 
-    Use: among many ranks, where waiting for all at every step hurts: one message to one neighbour, one hop of
+    Use: among many ranks, where waiting for all at every step costs time: one message to one neighbour, one hop of
     latency, no barrier.
 
     Not for: a network that is slow everywhere: it still sends at least half of dense's bytes, and four hosts at 200
     Mbit/s took four fifths of dense's time to the same loss, where local steps or top-k took a quarter. The ranks'
-    models differ: evaluate under `comm.consensus()`. With two ranks gossip is an average of everybody, and gains
-    nothing.
+    models differ: evaluate under `comm.consensus()`. With two ranks gossip is an average of all ranks, and gains nothing.
 
     Paper: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
     """
@@ -42,13 +41,13 @@ def sgp(topology: Topology = Exponential(), every: int = 1, overlap: bool = Fals
 
 @preset
 def osgp(topology: Topology = Exponential(), every: int = 1) -> Recipe:  # noqa: B008
-    """Stochastic gradient push whose messages travel while the next steps are computed.
+    """The model to one neighbour per step, as `sgp`, sent while the next step is computed.
 
-    Use: in place of `sgp` where a link is slow or moody: messages travel while the next steps are computed.
+    Use: in place of `sgp` where a link is slow or of varying speed: computation hides the messages.
 
-    Not for: saving bytes: it sends what `sgp` does, at least half of dense. What arrives is a round old, and the
-    ranks' models differ: evaluate under `comm.consensus()`. Eight simulated ranks whose data differed by label had .43
-    for a loss after 60 steps, `sgp` .36 and an all-reduce .34; `every=4` had .86. Where data was alike, all had the same.
+    Not for: saving bytes: it sends as many as `sgp`, at least half of dense's. What arrives is a round old, and the
+    ranks' models differ: evaluate under `comm.consensus()`. Eight simulated ranks whose data differed by label had a loss of
+    .43 after 60 steps, `sgp` .36 and an all-reduce .34; `every=4` had .86. Where ranks' data were similar, all had the same.
 
     Paper: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
     """
@@ -57,12 +56,13 @@ def osgp(topology: Topology = Exponential(), every: int = 1) -> Recipe:  # noqa:
 
 @preset
 def gossip_pga(every: int = 16, topology: Topology = Exponential()) -> Recipe:  # noqa: B008
-    """Stochastic gradient push, with an exact average in its place every now and then.
+    """The model to one neighbour per step; every 16 steps an exact average of all ranks.
 
-    Use: on graphs that mix slowly, such as a ring, and where all models shall be equal now and then, to be saved or judged.
+    Use: on topologies that mix slowly, such as a ring, and where all models must be equal from time to time, to save or
+    evaluate them.
 
     Not for: few ranks on `exponential()`, which is an exact average in log2 N rounds anyway: eight simulated ranks gained
-    nothing on `sgp`. An exact average waits for all.
+    nothing over `sgp`. An exact average waits for all ranks.
 
     Paper: Chen et al., Accelerating Gossip SGD with Periodic Global Averaging, ICML 2021.
     """
@@ -71,14 +71,14 @@ def gossip_pga(every: int = 16, topology: Topology = Exponential()) -> Recipe:  
 
 @preset
 def d_psgd(topology: Topology = TwoWay(Ring()), overlap: bool = True) -> Recipe:  # noqa: B008
-    """Decentralised parallel SGD: models are mixed with those of the neighbours while the next gradient is computed.
+    """The model to two neighbours per step, sent while the next gradient is computed (decentralised parallel SGD).
 
-    Use: where computing takes as long as the models of the neighbours travel: nobody waits for them then. In pairs,
-    `topology=bipartite()`, one model travels a step, on a ring two.
+    Use: where a step's computation takes as long as its messages: then no rank waits for them. In pairs,
+    `topology=bipartite()`, each step sends one model, on a ring two.
 
-    Not for: few bytes: on a ring it sends more than an all-reduce does. Nor for ranks whose data differ much, if steps
-    count: eight simulated ranks that had a label or so each were at .50 after 60 steps, an all-reduce at .34, and in pairs
-    at .43, or with `overlap=False` at .36. The ranks' models differ: evaluate under `comm.consensus()`.
+    Not for: saving bytes: on a ring it sends more than an all-reduce does. Nor for ranks whose data differ much, if steps
+    count: eight simulated ranks with about one label each were at a loss of .50 after 60 steps, an all-reduce at .34, and in
+    pairs at .43, or with `overlap=False` at .36. The ranks' models differ: evaluate under `comm.consensus()`.
 
     Paper: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NIPS 2017.
     """
@@ -87,13 +87,13 @@ def d_psgd(topology: Topology = TwoWay(Ring()), overlap: bool = True) -> Recipe:
 
 @preset
 def ad_psgd(topology: Topology = Bipartite(), every: int = 1) -> Recipe:  # noqa: B008
-    """Asynchronous decentralised parallel SGD: ranks average with one neighbour at a time, and nobody waits for anybody.
+    """The model to one neighbour at a time, averaged asynchronously: no rank waits for another (AD-PSGD).
 
-    Use: among ranks of unlike or moody speed that shall not wait for the slowest, and an even number of them.
+    Use: among an even number of ranks of different or varying speed that should not wait for the slowest.
 
-    Not for: ranks of one speed, where `d_psgd(topology=bipartite())` does the same in order, and the same again each time; nor
-    few bytes: a whole model travels for each step. The ranks' models differ, and their steps do: evaluate under
-    `comm.consensus()`, which all ranks enter together.
+    Not for: ranks of equal speed: there `d_psgd(topology=bipartite())` does the same in a fixed order, reproducibly. Nor saving
+    bytes: each step sends a whole model. The ranks' models and step counts differ: evaluate under `comm.consensus()`, which all
+    ranks enter together.
 
     Paper: Lian, Zhang, Zhang, Liu, Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018.
     """
@@ -102,13 +102,13 @@ def ad_psgd(topology: Topology = Bipartite(), every: int = 1) -> Recipe:  # noqa
 
 @preset
 def choco_sgd(codec: Codec = QSGD(), topology: Topology = TwoWay(Ring()), gamma: float | None = None) -> Recipe:  # noqa: B008
-    """Decentralised SGD whose neighbours exchange a few bits an element, or a few elements.
+    """Compressed model differences (4 bits per element) to two neighbours per step (CHOCO-SGD).
 
     Use: on slow links among many ranks that should not wait for all others: with four bits a neighbour costs an eighth
     of a model, and eight simulated ranks learned on a ring as fast as with whole models, with a quarter of the bytes.
 
-    Not for: few ranks, among whom `qsgd` and `topk` send as little and keep models equal; nor few elements where data
-    differ: with 5 % of them eight simulated ranks were at .87 after 60 steps, and with four bits at .43.
+    Not for: few ranks: there `qsgd` and `topk` send as little and keep models equal. Nor top-k where ranks' data differ: with
+    5 % of the elements eight simulated ranks were at a loss of .87 after 60 steps, with four bits at .43.
 
     Paper: Koloskova, Stich, Jaggi, Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
     Communication, ICML 2019.

@@ -1,4 +1,4 @@
-"""Few rounds, for ranks whose data differ."""
+"""Minibatch SGD and its relatives: few communication rounds, for ranks with different data."""
 
 from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
@@ -7,12 +7,12 @@ from gossamer.schedules import Accelerated, EveryStep, InnerOuter
 
 @preset
 def minibatch(micro_batches: int = 8) -> Recipe:
-    """Many gradients at one point, then one step: synchronous training of a batch so many times as large.
+    """Gradient accumulation: several micro-batches, then one exchange and one step.
 
-    Use: ranks whose data differ so much that local steps drift apart, and memory for small batches only. The rate may grow
-    with the batch: `every_step(micro_batches=8, rate=8.0)`.
+    Use: where ranks' data differ so much that local steps drift apart, and memory holds small batches only. The learning rate
+    may grow with the batch: `every_step(micro_batches=8, rate=8.0)`.
 
-    Not for: ranks with data alike: local steps make more of as many gradients.
+    Not for: ranks with similar data: there local steps learn more from the same number of gradients.
 
     Paper: Woodworth, Patel, Srebro, Minibatch vs Local SGD for Heterogeneous Distributed Learning, NeurIPS 2020.
     """
@@ -21,10 +21,10 @@ def minibatch(micro_batches: int = 8) -> Recipe:
 
 @preset
 def accelerated(micro_batches: int = 8) -> Recipe:
-    """Accelerated minibatch SGD: many gradients at one point, and three sequences that make more of few rounds.
+    """Accelerated minibatch SGD: gradient accumulation with accelerated steps (AC-SA), for convex problems.
 
-    Use: convex problems of few rounds, under plain SGD: how unlike the ranks' data are does not matter to it. Judge and keep
-    the model of `comm.consensus()`.
+    Use: on convex problems with few rounds, under plain SGD. Differences between the ranks' data do not slow it down. Evaluate
+    and save the model under `comm.consensus()`.
 
     Not for: deep networks, momentum or Adam.
 
@@ -35,12 +35,12 @@ def accelerated(micro_batches: int = 8) -> Recipe:
 
 @preset
 def inner_outer(every: int = 8, inner: float = 0.5) -> Recipe:
-    """Local steps of a smaller rate, and a step of the full rate over the round.
+    """Local steps with a smaller learning rate, then one outer step with the full rate.
 
-    Use: between `minibatch` and `local_sgd`, where data differ somewhat; with both rates tuned it beat both in the table of
-    the documentation.
+    Use: between `minibatch` and `local_sgd`, where ranks' data differ somewhat. With both rates tuned it beat both of them in
+    the table of the documentation.
 
-    Not for: machines short of memory: it keeps two more copies of the model.
+    Not for: machines with little memory: it keeps two more copies of the model.
 
     Paper: Woodworth, Patel, Srebro, Minibatch vs Local SGD for Heterogeneous Distributed Learning, NeurIPS 2020.
     """

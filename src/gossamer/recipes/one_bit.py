@@ -14,14 +14,14 @@ from gossamer.updates import OneBitAdamUpdate, OneBitLambUpdate, Signs, ZeroOneA
 
 @preset
 def signsgd(momentum: float = 0.0) -> Recipe:
-    """The majority's vote on the sign of each element; with `momentum` on that of each rank's running mean.
+    """Signs of the gradients (of the momenta with `momentum`), combined by majority vote.
 
-    Use: with plain SGD at a hundredth of its usual rate or less, below about 1 Gbit/s, where ranks may be wrong: 32 times fewer
-    bytes whatever their number, and none of them has more than one vote. With `momentum=0.9` it is Signum.
+    Use: with plain SGD at a hundredth of its usual learning rate or less, below about 1 Gbit/s, where some ranks may send wrong
+    gradients: 32 times fewer bytes whatever the number of ranks, and each rank has one vote. With `momentum=0.9` it is Signum.
 
-    Not for: optimizers with momentum, which Signum refuses, nor adaptive ones, nor few ranks with small batches: a sign is right or
-    wrong, whatever the size of what it is of. Of a gradient that is 4 in one batch of four and -1 in the others it goes the
-    wrong way for ever, which `ef_signsgd` does not. Nor embeddings of which few rows are used: the others walk at random.
+    Not for: optimizers with momentum, which Signum refuses, nor adaptive ones, nor few ranks with small batches: a sign ignores
+    the gradient's size. A gradient that is 4 in one batch of four and -1 in the others moves the wrong way for ever; under
+    `ef_signsgd` it does not. Nor embeddings of which few rows are used: the unused rows move at random.
 
     Paper: Bernstein, Wang, Azizzadenesheli, Anandkumar, signSGD, ICML 2018; Bernstein, Zhao, Azizzadenesheli, Anandkumar,
     signSGD with Majority Vote is Communication Efficient and Fault Tolerant, ICLR 2019.
@@ -32,12 +32,13 @@ def signsgd(momentum: float = 0.0) -> Recipe:
 
 @preset
 def ef_signsgd() -> Recipe:
-    """The sign of each element and one size for each parameter, and error feedback for the rest, in both phases.
+    """Signs and one scale per parameter, with error feedback in both phases.
 
-    Use: below about 1 Gbit/s, with SGD at its usual rate: 32 times fewer bytes whatever the number of ranks.
+    Use: below about 1 Gbit/s, with SGD at its usual learning rate: 32 times fewer bytes whatever the number of ranks.
 
-    Not for: adaptive optimizers, whose step does not shrink with the rate as what is held back does: `onebit_adam` is made for
-    those. It keeps a residual as large as the model. Nor embeddings of which few rows are used, whose residuals grow for long.
+    Not for: adaptive optimizers: their step is not proportional to the gradient, as the residual assumes; use `onebit_adam`.
+    Nor embeddings of which few rows are used: the residuals of the other rows grow for long. It keeps a residual as large as
+    the model.
 
     Paper: Karimireddy, Rebjock, Stich, Jaggi, Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019.
     """
@@ -46,17 +47,18 @@ def ef_signsgd() -> Recipe:
 
 @preset
 def demo(keep: int = 32, side: int = 64, decay: float = 0.999) -> Recipe:
-    """Of each rank's momentum its largest waves travel and leave it, and the model takes the signs of their mean.
+    """Top DCT coefficients of the momentum, then the sign of their mean.
 
-    m = decay m + g;  q = the `keep` largest coefficients of the cosine transform of every `side` by `side` of m;  m -= what they
-    make;  x -= lr sign(mean of what they make). So what moves fast is sent, and what moves slowly grows until it is. The mean is
-    that of all ranks; the authors' code divides each coefficient by the number of ranks that sent it.
+    m = decay m + g;  q = the `keep` largest coefficients of the cosine transform of every `side` by `side` tile of m;  m -= the
+    inverse transform of q;  x -= lr sign(mean of the inverse transforms). So fast components are sent at once, and slow ones
+    accumulate until they are large enough. The mean is over all ranks; the authors' code divides each coefficient by the number
+    of ranks that sent it.
 
-    Use: below about 100 Mbit/s among few ranks, with SGD without momentum at a hundredth of its usual rate or less, and weight
-    decay if any.
+    Use: below about 100 Mbit/s among few ranks, with SGD without momentum at a hundredth of its usual learning rate or less, and
+    weight decay if any.
 
-    Not for: optimizers with momentum or Adam's: the momentum is here, and the step is a sign. Nor many ranks:
-    bytes grow with their number.
+    Not for: optimizers with momentum, nor Adam: the recipe has its own momentum, and the step is a sign. Nor many ranks: bytes
+    grow with their number.
 
     Paper: Peng, Quesnelle, Kingma, DeMo: Decoupled Momentum Optimization, 2024.
     """
@@ -65,36 +67,36 @@ def demo(keep: int = 32, side: int = 64, decay: float = 0.999) -> Recipe:
 
 @preset
 def onebit_sgd() -> Recipe:
-    """Signs, with two numbers for each row of a matrix, and error feedback for the rest, in both phases.
+    """Signs and two values per matrix row, with error feedback in both phases.
 
-    Use: below about 1 Gbit/s, for matrices whose rows' gradients differ in size, with SGD: 25 times fewer bytes of a matrix of
-    256 columns.
+    Use: below about 1 Gbit/s, with SGD, for matrices with rows of differently large gradients: 25 times fewer bytes for a
+    matrix of 256 columns.
 
-    Not for: models of short rows or of vectors, which travel as they are, nor many ranks for a small model: a chunk of less than
-    eight rows is no matrix, and bytes grow with their number. It keeps a residual as large as the model.
+    Not for: models of short rows or of vectors, which are sent in full. Nor many ranks for a small model: a chunk of less than
+    eight rows is sent in full, and bytes grow with the number of ranks. It keeps a residual as large as the model.
 
-    Paper: Seide, Fu, Droppo, Li, Yu, 1-Bit Stochastic Gradient Descent, Interspeech 2014; which lets each gradient travel while
-    the next is computed, as `onebit_sgd + delayed()` does, and begins in full precision: `allreduce(fp32()) + delayed() +
+    Paper: Seide, Fu, Droppo, Li, Yu, 1-Bit Stochastic Gradient Descent, Interspeech 2014; which sends each gradient while the
+    next is computed, as `onebit_sgd + delayed()` does, and begins in full precision: `allreduce(fp32()) + delayed() +
     switch_exchange(1000, scatter(sign_columns()), error_feedback())`.
     """
     return Recipe(Scatter(SignColumns()), ErrorFeedback())
 
 
 CARRIER = Scatter(Sign("l2"), own="encoded")
-"""A momentum's signs in two phases, as long as it is, with error feedback on both sides."""
+"""Signs of a momentum and its L2 norm, sent in two phases, with error feedback in both."""
 
 
 @preset
 def onebit_adam(
     warmup: int, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, bias_correction: bool = True
 ) -> Recipe:
-    """Adam for a warm-up; then its second moment is frozen, and its momentum travels as signs.
+    """Adam: full gradients during the warm-up, then the signs of the momentum with a frozen second moment.
 
-    Use: with AdamW, in place of DeepSpeed's OneBitAdam, on long runs below about 1 Gbit/s: from the freeze on a 32nd of dense's
-    bytes, whatever the number of ranks. Say a `warmup` of 15 to 25 percent of all steps.
+    Use: with AdamW, in place of DeepSpeed's OneBitAdam, on long runs below about 1 Gbit/s: after the warm-up 1/32 of dense's
+    bytes, whatever the number of ranks. Set `warmup` to 15 to 25 percent of all steps.
 
-    Not for: short runs: of 20 percent of dense steps alone the whole run's bytes are a fifth. Nor runs whose gradients are
-    still large at the freeze: the frozen second moment makes all later steps too small.
+    Not for: short runs: a warm-up of 20 percent alone sends a fifth of dense's bytes. Nor runs whose gradients are still large
+    at the end of the warm-up: the frozen second moment then makes all later steps too small.
 
     Paper: Tang et al., 1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed, ICML 2021.
     """
@@ -113,14 +115,14 @@ def zero_one_adam(
     eps: float = 1e-8,
     bias_correction: bool = True,
 ) -> Recipe:
-    """Adam whose second moment learns at fewer and fewer steps, then is frozen, while ranks step apart and meet in signs.
+    """Adam: signs of the gradients and rarer and rarer full gradients, then signs of the updates after local steps.
 
     Use: with AdamW, in place of DeepSpeed's ZeroOneAdam, on long runs below about 1 Gbit/s: fewer bytes than `onebit_adam` from
-    the first steps on, and few messages. Let `freeze` be the end of the learning rate's warm-up, and `scaler` the steps in which
-    the rate halves.
+    the first steps on, and few messages. Set `freeze` to the end of the learning rate's warm-up, and `scaler` to the number of
+    steps in which the learning rate halves.
 
-    Not for: short runs, nor ranks whose data differ much: in a round each goes its own way. Nor runs whose gradients are still
-    large at the freeze, as `onebit_adam`.
+    Not for: short runs, nor ranks whose data differ much: their models drift apart in a round. Nor runs whose gradients are
+    still large at the freeze, as `onebit_adam`.
 
     Paper: Lu, Li, Zhang, De Sa, He, Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam, ICLR 2023.
     """
@@ -136,12 +138,12 @@ def onebit_lamb(
     min_coeff: float = 0.01,
     coefficients: Literal["adaptive", "frozen"] = "adaptive",
 ) -> Recipe:
-    """LAMB for a warm-up; then its second moment and trust ratios are frozen, and its momentum travels as signs.
+    """LAMB: full gradients during the warm-up, then the signs of the momentum with frozen second moment and trust ratios.
 
-    Use: with AdamW or SGD, without weight decay of theirs, in place of DeepSpeed's OneBitLamb: for large batches on long runs below
-    about 1 Gbit/s. Say a `warmup` of 15 to 25 percent of all steps.
+    Use: with AdamW or SGD (weight decay 0 in the optimizer), in place of DeepSpeed's OneBitLamb: for large batches on long runs
+    below about 1 Gbit/s. Set `warmup` to 15 to 25 percent of all steps.
 
-    Not for: short runs, as `onebit_adam`; nor rates of Adam's: steps are as long as a tensor times the rate.
+    Not for: short runs, as `onebit_adam`. Nor Adam's learning rates: the length of a step is the tensor's norm times the rate.
 
     Paper: Li, Awan, Tang, Rajbhandari, He, 1-bit LAMB, 2021.
     """

@@ -1,7 +1,8 @@
-"""Local steps, and an average at the end of a round.
+"""Local steps, and an average of the models at the end of each round.
 
-Losses below are held-out ones of `digits` on four simulated ranks after 144 steps in rounds of 12, each at the best of three
-learning rates, over two seeds. Dense has .116, and .125 where each rank has labels of its own; there seeds differ by up to .2.
+Losses below are held-out losses of `digits` on four simulated ranks after 144 steps in rounds of 12, each at the best of three
+learning rates, over two seeds. "By label" means that each rank has its own labels. Dense has .116, and .125 by label; there
+seeds differ by up to .2.
 """
 
 from gossamer.codecs import QSGD, TileTopK
@@ -27,13 +28,13 @@ from gossamer.schedules import (
 
 @preset
 def local_sgd(every: int = 8) -> Recipe:
-    """Local steps, and an average of the models every now and then.
+    """Model averages after every `every` local steps.
 
     Use: on links of high latency, and where even compressed gradients are too much at every step: both costs shrink
     `every` times.
 
-    Not for: links on which dense hides behind backward, as an average of models cannot. Models drift apart between
-    averages, the further the more the ranks' data differ: then take fewer steps. On `digits` .136, and .425 by label.
+    Not for: links on which dense hides behind backward: an average of models cannot. Models drift apart between averages,
+    the more so the more the ranks' data differ: then take fewer steps. On `digits` it lost .136, and .425 by label.
 
     Paper: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019.
     """
@@ -42,15 +43,15 @@ def local_sgd(every: int = 8) -> Recipe:
 
 @preset
 def slowmo(every: int = 12, beta: float = 0.7, alpha: float = 1.0, sharded: bool = False) -> Recipe:
-    """Local steps, an average, and slow momentum over the rounds.
+    """Model averages after local steps, then an outer step with slow momentum.
 
-    Use: across sites and on slow links: messages are rare, and momentum wins back what local steps lose. It takes a
-    codec as well: `slowmo + scatter(qsgd())`. Most where ranks' data differ: on `digits` by label local steps lost .425,
-    and with a beta of 0.3, 0.5 and 0.7 .342, .286 and .324.
+    Use: across sites and on slow links: messages are rare, and the slow momentum recovers quality that local steps lose. It
+    takes a codec as well: `slowmo + scatter(qsgd())`. It helps most where ranks' data differ: on `digits` by label local steps
+    lost .425, and with a beta of 0.3, 0.5 and 0.7 .342, .286 and .324.
 
-    Not for: links on which dense hides behind backward, as an average of models cannot, nor machines short of
-    memory: it keeps two more copies of the model. Nor a dozen rounds of data that is alike: there it lost .137, .149
-    and .199, plain local steps .136.
+    Not for: links on which dense hides behind backward: an average of models cannot. Nor machines with little memory: it
+    keeps two more copies of the model. Nor a dozen rounds where ranks' data are similar: there it lost .137, .149 and .199,
+    plain local steps .136.
 
     Paper: Wang, Tantia, Ballas, Rabbat, SlowMo, ICLR 2020.
     """
@@ -59,13 +60,13 @@ def slowmo(every: int = 12, beta: float = 0.7, alpha: float = 1.0, sharded: bool
 
 @preset
 def overlap_local_sgd(every: int = 8, alpha: float = 0.6, beta: float = 0.7) -> Recipe:
-    """Local steps while the last average is still travelling.
+    """Model averages after local steps, sent during the next round's local steps.
 
-    Use: where an average takes as long as a few local steps, as over one slow link: it travels while they are
-    computed, and nobody waits.
+    Use: where an average takes as long as a few local steps, as over one slow link: it is sent while they are computed, and
+    no rank waits.
 
-    Not for: networks slower than a round, nor a learning rate left as it was: the model moves (1 - alpha) / (1 -
-    alpha beta) times as fast, 0.69 by default. The average is a round old.
+    Not for: networks slower than a round, nor an unchanged learning rate: the model moves (1 - alpha) / (1 - alpha beta)
+    times as fast, 0.69 by default. The average is a round old.
 
     Paper: Wang, Liang, Joshi, Overlap Local-SGD, ICASSP 2020.
     """
@@ -76,13 +77,12 @@ def overlap_local_sgd(every: int = 8, alpha: float = 0.6, beta: float = 0.7) -> 
 def bmuf(
     every: int = 16, momentum: float | None = None, rate: float = 1.0, nesterov: bool = False, sharded: bool = False
 ) -> Recipe:
-    """Local steps, an average, and block momentum that knows no learning rate.
+    """Model averages after local steps, then an outer step with block momentum (independent of the learning rate).
 
-    Use: on slow links with a learning rate that is left as it is, or cut seldom. It takes a codec as well:
-    `bmuf + scatter(qsgd())`.
+    Use: on slow links with a constant or rarely cut learning rate. It takes a codec as well: `bmuf + scatter(qsgd())`.
 
-    Not for: rates that a schedule moves down fast: use `slowmo`, which follows them. On `digits`, momentum 0.5, it lost
-    .147, and .336 by label, where local steps lost .136 and .425.
+    Not for: learning rates that a schedule lowers fast: use `slowmo`, which follows them. On `digits`, momentum 0.5, it lost
+    .147, and .336 by label; local steps lost .136 and .425.
 
     Paper: Chen, Huo, Blockwise Model-Update Filtering, ICASSP 2016.
     """
@@ -91,14 +91,15 @@ def bmuf(
 
 @preset
 def diloco(every: int = 100, rate: float = 0.7, momentum: float = 0.9, sharded: bool = False) -> Recipe:
-    """Very long rounds of local steps, and an outer step of Nesterov momentum.
+    """Model differences after 100 local steps, averaged, then an outer step with Nesterov momentum.
 
-    The outer step is `slowmo(every, momentum, rate, by_lr=False, nesterov=True)`. Its authors take AdamW inside, whose state
-    each rank keeps, and rounds of 500 steps; in the long run a round counts rate / (1 - momentum) times, 7 as they have it.
+    The outer step is `slowmo(every, momentum, rate, by_lr=False, nesterov=True)`. The authors use AdamW as the inner optimizer
+    (each rank keeps its state) and rounds of 500 steps; in the long run a round counts rate / (1 - momentum) times, 7 in the
+    paper.
 
     Use: across sites, for training so long that rounds of hundreds of steps are short.
 
-    Not for: runs of a few rounds: until the momentum has grown the model hardly follows, and afterwards it swings.
+    Not for: runs of a few rounds: the model hardly moves until the outer momentum has grown, and oscillates afterwards.
 
     Paper: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models, 2023.
     """
@@ -114,17 +115,17 @@ def streaming_diloco(
     momentum: float = 0.9,
     bits: int = 4,
 ) -> Recipe:
-    """DiLoCo a fragment of the model at a time, in 4 bits, while the next steps are computed.
+    """DiLoCo's model differences in 4 bits, one fragment of the model at a time, sent during the next local steps.
 
-    Fragments are dealt out layer by layer; `streaming(...)` takes their number, or patterns of names. The outer step is
-    diloco's, whose anchor the model is pulled towards when a fragment lands: a twentieth of a round later, unless `delay` says
-    how many steps.
+    Layers are dealt to the fragments in turn; `streaming(...)` takes the number of fragments, or patterns of names. The outer
+    step is diloco's; when a fragment's average arrives, the model is mixed with its result. It arrives a twentieth of a round
+    later, or `delay` steps later.
 
-    Use: across sites, as `diloco`, where the wire is to be busy all the time and never much: a step sends a fragment at most,
-    and `delay` steps hide it.
+    Use: across sites, as `diloco`, where traffic should be steady and low: a step sends one fragment at most, and the next
+    `delay` steps hide it.
 
-    Not for: runs of a few rounds, as `diloco`. On `digits`, with rate=0.7 and momentum=0.5,
-    it lost .140, `diloco` with these .126.
+    Not for: runs of a few rounds, as `diloco`. On `digits`, with rate=0.7 and momentum=0.5, it lost .140, `diloco` with the
+    same numbers .126.
 
     Paper: Douillard et al., Streaming DiLoCo with Overlapping Communication: Towards a Distributed Free Lunch, 2025.
     """
@@ -136,11 +137,12 @@ def streaming_diloco(
 
 @preset
 def eager_diloco(every: int = 30, rate: float = 0.4, momentum: float = 0.9) -> Recipe:
-    """DiLoCo that waits for nobody: a rank's own way counts at once, that of the others a round later.
+    """DiLoCo without waiting: a rank's own model difference is applied at once, the other ranks' a round later.
 
     Use: across sites where an average takes as long as a round.
 
-    Not for: machines short of memory, nor a few rounds. Evaluate under `comm.consensus()`, which is the model that all agreed on.
+    Not for: machines with little memory, nor runs of a few rounds. Evaluate under `comm.consensus()`: the model on which all
+    ranks agree.
 
     Paper: Kale, Douillard, Donchev, Eager Updates for Overlapped Communication and Computation in DiLoCo, 2025.
     """
@@ -149,15 +151,15 @@ def eager_diloco(every: int = 30, rate: float = 0.4, momentum: float = 0.9) -> R
 
 @preset
 def decoupled_diloco(every: int = 100, quorum: int = 1, rate: float = 0.7, momentum: float = 0.9) -> Recipe:
-    """DiLoCo whose rounds close with the first learners: late ones stop nobody, and are merged later.
+    """DiLoCo whose rounds close once a quorum of ranks has sent its model difference; late ranks are merged later.
 
-    A round is agreed on by `quorum` of the ranks at least, and by all who come while there is slack; it lands a step later.
-    `quorum_rounds(...)` takes the rest: fragments, radial averages, what late learners keep. Ranks count their own steps.
+    A round needs at least `quorum` of the ranks, and takes all that arrive within the slack; its result is applied a step
+    later. `quorum_rounds(...)` sets the rest: fragments, radial averages, what late ranks keep. Ranks count their own steps.
 
-    Use: across sites, on machines that are slow now and then or of unlike speed, and on links that an average crosses in
-    a step or two.
+    Use: across sites, on machines of different or varying speed, and on links that an average crosses in a step or two.
 
-    Not for: runs that must repeat themselves to the bit, nor a few rounds, as `diloco`. A process that dies is an error, but with `gossamer.members()`.
+    Not for: runs that must be reproducible to the bit, nor runs of a few rounds, as `diloco`. A process that dies is an error,
+    except with `gossamer.members()`.
 
     Paper: Douillard et al., Decoupled DiLoCo, arXiv 2604.21428, 2026.
     """
@@ -166,15 +168,15 @@ def decoupled_diloco(every: int = 100, quorum: int = 1, rate: float = 0.7, momen
 
 @preset
 def sparse_loco(every: int = 30, keep: int = 64, rate: float = 1.0, decay: float = 0.95) -> Recipe:
-    """Rounds of local steps; of the way a rank went the largest elements travel, in 2 bits.
+    """Top-k of the model difference after 30 local steps, in 2 bits, with error feedback.
 
     e_i = decay e_i + D_i; send the largest `keep` of every 64 x 64 of it; e_i -= what was sent;  a -= rate mean(sent). There is
-    no outer momentum: what is held back is one. The mean is that of all ranks; the authors' code divides each element by the
-    number of ranks that sent it, and cuts ranks' values to their median length.
+    no outer momentum: the residual acts as one. The mean is over all ranks; the authors' code divides each element by the
+    number of ranks that sent it, and clips ranks' values to their median norm.
 
-    Use: across sites among a few ranks, where `diloco` is still too much: a message is 146 times shorter than the model.
+    Use: across sites among a few ranks, where `diloco` still sends too much: a message is 146 times shorter than the model.
 
-    Not for: many ranks: bytes grow with their number. Nor a few rounds: most of what was learned waits.
+    Not for: many ranks: bytes grow with their number. Nor runs of a few rounds: most of the updates wait in the residual.
 
     Paper: Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025.
     """
@@ -187,12 +189,12 @@ def sparse_loco(every: int = 30, keep: int = 64, rate: float = 1.0, decay: float
 
 @preset
 def lookahead(every: int = 5, alpha: float = 0.5) -> Recipe:
-    """Steps forward, then a part of the way back, on one rank as well.
+    """Model averages after local steps, then an interpolation between old and new weights; works on one rank as well.
 
-    Use: around an optimizer whose steps are large or noisy, on one rank or many.
+    Use: around an optimizer with large or noisy steps, on one rank or many.
 
-    Not for: saving time: of every step a share of `alpha` is kept, so raise the learning rate. On `digits` it gained
-    nothing over `local_sgd` at its own best rate: .146, and .514 by label.
+    Not for: saving time: a share `alpha` of every step is kept, so raise the learning rate. On `digits` it gained nothing
+    over `local_sgd` at its own best rate: .146, and .514 by label.
 
     Paper: Zhang, Lucas, Hinton, Ba, Lookahead Optimizer, NeurIPS 2019.
     """
@@ -201,13 +203,12 @@ def lookahead(every: int = 5, alpha: float = 0.5) -> Recipe:
 
 @preset
 def post_local(steps: int, every: int = 8) -> Recipe:
-    """Synchronous training at first, and local steps after.
+    """Full gradients for the first `steps` steps, then model averages after local steps.
 
-    Use: where `local_sgd` from the start costs quality: models part the most while gradients change fast. `steps` are
-    those up to the first cut of the learning rate, usually. On `digits` by label a quarter of the steps brought the loss
-    from .425 down to .278.
+    Use: where `local_sgd` from the start costs quality: models drift apart most while gradients change fast. Usually `steps`
+    ends at the first cut of the learning rate. On `digits` by label a quarter of the steps lowered the loss from .425 to .278.
 
-    Not for: links on which even the first steps cannot wait for every average.
+    Not for: links so slow that even the first steps cannot send full gradients.
 
     Paper: Lin, Stich, Patel, Jaggi, Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020.
     """
@@ -216,12 +217,12 @@ def post_local(steps: int, every: int = 8) -> Recipe:
 
 @preset
 def hierarchical(near: int = 2, ranks: int = 8, every: int = 16) -> Recipe:
-    """Neighbours average often, and all ranks now and then.
+    """Model averages among the ranks of a node often, among all ranks rarely.
 
-    Use: nodes of `ranks` ranks behind one slow link each: inside, averages cost little, and rounds between can be long.
-    On `digits` in pairs, every third step, .114 (`local_sgd` .136), and .299 by label (.425).
+    Use: on nodes of `ranks` ranks with one slow link each: averages inside a node are cheap, and rounds between nodes can be
+    long. On `digits` in pairs, every third step, it lost .114 (`local_sgd` .136), and .299 by label (.425).
 
-    Not for: ranks whose links are all alike: a shorter round of all of them does more for as many bytes.
+    Not for: ranks with equal links: shorter rounds of all ranks learn more for as many bytes.
 
     Paper: Lin, Stich, Patel, Jaggi, Don't Use Large Mini-Batches, Use Local SGD, ICLR 2020.
     """
@@ -230,12 +231,13 @@ def hierarchical(near: int = 2, ranks: int = 8, every: int = 16) -> Recipe:
 
 @preset
 def cocod(every: int = 8) -> Recipe:
-    """Local steps while the last average is still travelling, at the learning rate as it is.
+    """Model averages sent during the next local steps, whose progress is then added (CoCoD-SGD).
 
-    Use: where an average takes as long as a few local steps: it travels while they are computed, and nobody waits.
+    Use: where an average takes as long as a few local steps: it is sent while they are computed, and no rank waits. The
+    learning rate stays as it is.
 
-    Not for: ranks whose data differ much, unless rounds are short: only the average itself holds them together, and
-    it is a round old. On `digits` .206, and .859 by label; `overlap_local_sgd` .136 and .550.
+    Not for: ranks whose data differ much, unless rounds are short: only the average keeps the models close, and it is a
+    round old. On `digits` it lost .206, and .859 by label; `overlap_local_sgd` .136 and .550.
 
     Paper: Shen, Xu, Liu, Cheng, CoCoD-SGD, IJCAI 2019.
     """
@@ -244,14 +246,13 @@ def cocod(every: int = 8) -> Recipe:
 
 @preset
 def easgd(every: int = 10, alpha: float | None = None) -> Recipe:
-    """Ranks that explore, tied to a centre by a spring.
+    """Elastic averaging: each rank's model is pulled towards a centre model, and the centre towards the ranks' mean.
 
-    Use: on slow links, with an optimizer of much momentum (EAMSGD: SGD with Nesterov momentum of 0.99). The sum
-    travels while the next round is computed.
+    Use: on slow links, with an optimizer of high momentum (EAMSGD: SGD with Nesterov momentum of 0.99). The sum is sent
+    while the next round is computed.
 
-    Not for: short runs, nor ranks whose data differ: ranks stay apart, and the centre follows slowly. After a dozen
-    rounds on `digits` it lost .177, and 1.04 by label. Evaluate under `comm.consensus()`, which is
-    the centre.
+    Not for: short runs, nor ranks whose data differ: the ranks' models stay different, and the centre follows slowly. After a
+    dozen rounds on `digits` it lost .177, and 1.04 by label. Evaluate under `comm.consensus()`, which is the centre.
 
     Paper: Zhang, Choromanska, LeCun, Deep Learning with Elastic Averaging SGD, NIPS 2015.
     """

@@ -1,4 +1,4 @@
-"""The largest elements of gradients, or a sketch of them."""
+"""Sparsified gradients: the largest elements, random elements, or a sketch."""
 
 from typing import Literal
 
@@ -13,18 +13,18 @@ from gossamer.schedules import Resync
 
 @preset
 def topk(ratio: float = 0.01, scope: Literal["tensor", "block", "global"] = "block") -> Recipe:
-    """The largest one percent of a gradient, and error feedback for the rest.
+    """Top one percent of the gradient's elements, with error feedback.
 
     Use: below about 1 Gbit/s between few ranks, where few elements of a gradient matter; the others are sent later.
 
-    Not for: many ranks: everybody reads everybody's message, so bytes grow with their number, and from 100 ranks on
-    one percent is more than dense; `scatter(topk()) + error_feedback()` does not grow. It keeps a residual as large
+    Not for: many ranks: every rank receives every other rank's message, so bytes grow with the number of ranks, and from 100
+    ranks on one percent is more than dense; `scatter(topk()) + error_feedback()` does not grow. It keeps a residual as large
     as the model.
 
-    One percent of a block and not of each tensor: a language model (`lm`, 48 steps, 1.3 times its rate, 4 ranks, seeds 20,
-    21 and 22) ended with 5.22, 5.17 and 5.05 nats, and with `scope="tensor"` with 5.29, 5.26 and 5.13; `fashion` (96 steps,
-    2.2 times its rate) with .76, .77 and .75 right, and with .72, .72 and .67. Where other presets give figures of `topk`
-    beside theirs, both sent one percent of each tensor.
+    The one percent is taken of a bucket, not of each tensor: a language model (`lm`, 48 steps, 1.3 times its learning rate,
+    4 ranks, seeds 20, 21 and 22) ended with 5.22, 5.17 and 5.05 nats, and with `scope="tensor"` with 5.29, 5.26 and 5.13;
+    `fashion` (96 steps, 2.2 times its learning rate) with an accuracy of .76, .77 and .75, and with .72, .72 and .67. Where
+    other presets compare themselves with `topk`, both sent one percent of each tensor.
 
     Paper: Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017.
     """
@@ -33,14 +33,14 @@ def topk(ratio: float = 0.01, scope: Literal["tensor", "block", "global"] = "blo
 
 @preset
 def sparse_scatter(ratio: float = 0.01) -> Recipe:
-    """The largest one percent of a gradient for each chunk's owner, and the largest one percent of the mean from it.
+    """Top one percent in a reduce-scatter, then the top one percent of the mean in an all-gather, with error feedback.
 
-    Use: in place of `topk` from three ranks on: bytes do not grow with their number, 49.9 times fewer bytes than dense.
+    Use: in place of `topk` from three ranks on: bytes do not grow with the number of ranks, 49.9 times fewer than dense.
 
-    Not for: two ranks, among which `topk` sends as much and chooses once. It keeps a residual as large as the model, and an
-    owner one of what its answers left out.
+    Not for: two ranks: there `topk` sends as many bytes and selects only once. It keeps a residual as large as the model, and
+    each rank a second residual for its chunk of the mean.
 
-    In the setting of `gtopk`'s figures it ended with a loss of .73, where that had .62 in as many bytes.
+    In the setting of `gtopk`'s figures it ended with a loss of .73, `gtopk` with .62 in as many bytes.
 
     Paper: Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning, PPoPP 2022, which goes in two such phases.
     """
@@ -49,12 +49,12 @@ def sparse_scatter(ratio: float = 0.01) -> Recipe:
 
 @preset
 def gtopk(ratio: float = 0.01) -> Recipe:
-    """The largest one percent of everybody's largest, found on a tree of ranks.
+    """Global top one percent: ranks merge their top-k pairwise on a tree, with error feedback.
 
-    Use: in place of `topk` from three ranks on: bytes do not grow with their number, 49.9 times fewer bytes than dense.
+    Use: in place of `topk` from three ranks on: bytes do not grow with the number of ranks, 49.9 times fewer than dense.
 
-    Not for: links of high latency: messages go up the tree one after the other, and down again; nor a first rank on the
-    slowest link, which takes part in all of them. It keeps a residual as large as the model.
+    Not for: links of high latency: messages go up the tree one after the other, and down again. Nor where rank 0 has the
+    slowest link: it takes part in all of them. It keeps a residual as large as the model.
 
     A small network on Fashion-MNIST (lr .02, momentum .9, 4 ranks, 200 steps, means of three seeds) ended with a loss of .62 in 24.8 kB
     a step, `topk` with .67 in 49.8, `sparse_scatter` with .73 in 25.0. An LSTM language model (`lm-lstm`, 60 steps, one seed) ended at
@@ -68,16 +68,16 @@ def gtopk(ratio: float = 0.01) -> Recipe:
 
 @preset
 def randk(ratio: float = 0.01) -> Recipe:
-    """One percent of a gradient, drawn alike on all ranks, and error feedback for the rest.
+    """Random one percent of the elements, the same on all ranks, with error feedback.
 
-    Use: to see what choosing gains; and for gradients whose elements are all alike, among many ranks: 99.7 times fewer bytes
-    whatever the number of ranks, and nothing is searched.
+    Use: as a baseline for `topk`; and among many ranks, where all elements of a gradient are about as large: 99.7 times fewer
+    bytes whatever the number of ranks, and no selection to compute.
 
-    Not for: a learning rate left as it was: an element waits for a hundred steps, whatever it holds, and then moves by all of
-    them. It keeps a residual as large as the model.
+    Not for: an unchanged learning rate: an element waits for about a hundred steps, then moves by the sum of all of them. It
+    keeps a residual as large as the model.
 
-    In the setting of `gtopk`'s figures, one seed, where that had .64, it ended above where it began (2.90); with a fifth of the
-    learning rate at 1.21; with a tenth of all elements, and the rate as it was, at 1.47.
+    In the setting of `gtopk`'s figures, one seed (`gtopk`: .64), it ended above the loss that it began with (2.90); with a fifth
+    of the learning rate at 1.21; with a tenth of all elements and the unchanged rate at 1.47.
 
     Paper: Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018.
     """
@@ -86,12 +86,12 @@ def randk(ratio: float = 0.01) -> Recipe:
 
 @preset
 def ef21(ratio: float = 0.01, eta: float = 1.0) -> Recipe:
-    """The largest one percent of what a gradient differs in from what is known of it.
+    """Top one percent of the difference between the gradient and its running estimate (EF21).
 
-    Use: on problems whose gradients are exact or nearly so, where the exact optimum is wanted and `topk` stalls: with full
-    gradients of three unlike logistic problems the squared distance to it was 5e-15 after 150 steps, `topk` stayed at .08.
+    Use: with exact or nearly exact gradients, where the exact optimum is wanted and `topk` stalls: with full gradients of
+    three different logistic problems the squared distance to it was 5e-15 after 150 steps, that of `topk` .08.
 
-    Not for: minibatches, on which `topk` learns faster: bytes grow with their number as there, among many ranks. With noise
+    Not for: minibatches, on which `topk` learns faster; nor many ranks: bytes grow with their number. With noisy gradients
     take `eta=0.1` to .3, which averages gradients first, and an optimizer without momentum. It keeps two copies of the
     gradient, and a third with eta below 1.
 
@@ -106,18 +106,18 @@ def ef21(ratio: float = 0.01, eta: float = 1.0) -> Recipe:
 
 @preset
 def strom(threshold: float = 0.1) -> Recipe:
-    """Elements that have grown to a threshold, as one quantum each.
+    """Elements above a threshold, as one signed threshold each, with error feedback.
 
-    Use: between few ranks, with a threshold found by trying: bytes follow from how much there is to say.
+    Use: between few ranks, with a threshold found by trials: the number of bytes follows the gradients.
 
-    Not for: a threshold left as it is on another model: there it sends nearly everything, or nothing for long. Nor GPUs, whose
-    host does not know how long a message will be; nor many ranks: bytes grow with their number. It keeps a residual as large
-    as the model.
+    Not for: another model with the same threshold: there it sends nearly everything, or nothing for long. Nor GPUs: the host
+    does not know in advance how long a message will be. Nor many ranks: bytes grow with their number. It keeps a residual as
+    large as the model.
 
-    In the setting of `gtopk`'s figures, one seed: a loss of .80 in 13 kB a step; with .03, 1.00 in 82; with .01, 3.93 in 252;
-    `topk` had .70 in 50. Below what gradients usually are, a quantum a step is less than there is to send, and what is late does
-    harm. Without momentum, at lr .2, .53 in 10 (`topk` .51). On the LSTM the threshold of the small network sent next to nothing:
-    6.06 in .3 kB; with .01, 5.41 in 53 (`topk` 5.02 in 379).
+    In the setting of `gtopk`'s figures, one seed: a loss of .80 in 13 kB a step; with a threshold of .03, 1.00 in 82; with .01,
+    3.93 in 252; `topk` had .70 in 50. A threshold below the usual size of gradients sends less per step than the gradient adds,
+    and the delayed rest does harm. Without momentum, at lr .2, .53 in 10 (`topk` .51). On the LSTM the threshold of the small
+    network sent next to nothing: 6.06 in .3 kB; with .01, 5.41 in 53 (`topk` 5.02 in 379).
 
     Paper: Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, Interspeech 2015.
     """
@@ -126,15 +126,15 @@ def strom(threshold: float = 0.1) -> Recipe:
 
 @preset
 def adacomp(bin: int = 500, convolutions: int = 50) -> Recipe:
-    """Of every bin the elements that this step's gradient carries above the bin's largest, as signs.
+    """Signs of the elements that residual plus twice the gradient lifts above their bin's maximum, with error feedback.
 
-    Use: between few ranks, where nobody wants to choose how much to send: it sends less by itself where gradients allow it.
+    Use: between few ranks, where you do not want to choose a ratio: it sends less by itself where gradients allow it.
 
-    Not for: GPUs, whose host does not know how long a message will be; nor many ranks: bytes grow with their number. It keeps a
-    residual as large as the model.
+    Not for: GPUs: the host does not know in advance how long a message will be. Nor many ranks: bytes grow with their number.
+    It keeps a residual as large as the model.
 
-    In the setting of `gtopk`'s figures: a loss of .61 in 17 to 22 kB a step, where `topk` had .67 in 49.8. With bins four times
-    as long, one seed: .73 in 7.9. The LSTM: 5.32 in 101 kB, where `topk` had 5.02 in 379.
+    In the setting of `gtopk`'s figures: a loss of .61 in 17 to 22 kB a step, `topk` .67 in 49.8. With bins four times as long,
+    one seed: .73 in 7.9. The LSTM: 5.32 in 101 kB, `topk` 5.02 in 379.
 
     Paper: Chen et al., AdaComp, AAAI 2018; bins of 50 for convolutions, and of 500 for all else.
     """
@@ -151,18 +151,19 @@ def local_gradients(
     every: int = 50,
     sync: Literal["average", "flush"] = "average",
 ) -> Recipe:
-    """The largest one percent of everybody's gradient, and all of a rank's own; models are averaged now and then.
+    """Top one percent of all ranks' gradients plus the rank's own full gradient; models are averaged every 50 steps.
 
-    Use: in place of `topk` where ranks' data are alike and few elements are sent: what is not sent is used at home.
-    With two elements in a thousand, four ranks reached .937 of accuracy on handwritten digits in 300 steps (of three
-    seeds .88 to .97), top-k .907 (.86 to .94), dense .964; with one in a hundred .966, .947 and .964.
+    Use: in place of `topk` where ranks' data are similar and few elements are sent: each rank applies its own unsent elements
+    at once. With two elements in a thousand, four ranks reached an accuracy of .937 on handwritten digits in 300 steps (three
+    seeds: .88 to .97), top-k .907 (.86 to .94), dense .964; with one in a hundred .966, .947 and .964.
 
-    Not for: ranks whose data differ, on which it did no better than top-k (.933 and .937, dense .967), and on one seed
-    worse without averages (.90 and .93); nor "sum" and "errors" there. Nor many ranks: bytes grow with their number.
-    Nor what wants one gradient on all ranks: controllers, sign updates, ZeRO. Models differ between averages: evaluate
-    under `comm.consensus()`.
+    Not for: ranks whose data differ: there it was no better than top-k (.933 and .937, dense .967), and on one seed worse
+    without averages (.90 and .93). Do not use "sum" and "errors" there. Nor many ranks: bytes grow with their number.
+    Nor parts that need the same gradient on all ranks: controllers, sign updates, ZeRO. Models differ between averages:
+    evaluate under `comm.consensus()`.
 
-    `warmup` drops less at first, and is for CPUs; the largest are those of a block with it too. `sync="flush"` pays all debts exactly, and takes plain SGD.
+    `warmup` sends more at first, and is for CPUs; it too selects per bucket. `sync="flush"` sends all residuals exactly, and
+    needs plain SGD.
 
     Paper: Aji, Heafield, Bogoychev, Combining Global Sparse Gradients with Local Gradients in Distributed Neural Network
     Training, EMNLP 2019; 99 percent dropped, a warm-up of 1000 steps, averages every 500.
@@ -174,24 +175,24 @@ def local_gradients(
 
 @preset
 def dgc(ratio: float = 0.001, momentum: float = 0.0, warmup: int = 0, clip: float | None = None) -> Recipe:
-    """The largest element in a thousand, with momentum kept where the gradient is; vectors travel whole.
+    """Top 0.1 percent of the elements, with momentum correction; one-dimensional tensors are sent in full.
 
     Use: below about 1 Gbit/s between few ranks: the fewest bytes of all presets on up to 7. With `momentum=0.9` and an
-    optimizer that has none it is the paper's; without, the optimizer keeps its own, and this is error feedback.
+    optimizer without momentum it is the paper's method; without, the optimizer keeps its momentum, and this is error feedback.
 
-    Not for: many ranks: everybody reads everybody's message, so bytes grow with their number, and with a thousand they are
-    dense's. Nor short runs: an element waits for hundreds of steps. It keeps a residual as large as the model, and with momentum
-    another.
+    Not for: many ranks: every rank receives every other rank's message, so bytes grow with the number of ranks, and with a
+    thousand they equal dense's. Nor short runs: an element waits for hundreds of steps. It keeps a residual as large as the
+    model, and with momentum another.
 
     A small network on Fashion-MNIST (lr .02, 4 ranks, 240 steps, one seed), with the largest of each tensor as in the paper, ended
     with a loss of .49 dense, .66 under `topk`, .79 under `dgc` with momentum in the optimizer and .66 with it here, in an eighth of
-    `topk`'s bytes. The largest of a block, as here, are better ones: `fashion` (96 steps, 2.2 times its rate, seeds 20 to 22) ended
-    with .67, .67 and .67 right, and of each tensor with .58, .42 and .33; `lm` (48 steps, 1.3 times its rate) with 5.33, 5.22 and
-    5.18 nats, and with 5.74, 5.69 and 5.68.
+    `topk`'s bytes. Selecting per bucket, as here, is better: `fashion` (96 steps, 2.2 times its learning rate, seeds 20 to 22)
+    ended with an accuracy of .67, .67 and .67, and per tensor with .58, .42 and .33; `lm` (48 steps, 1.3 times its learning rate)
+    with 5.33, 5.22 and 5.18 nats, and with 5.74, 5.69 and 5.68.
 
-    `warmup` steps begin with a quarter of the elements and end with the ratio, of a block as ever, and are for CPUs; `clip` shortens each rank's
-    gradients to clip / sqrt(N), parameter by parameter, before anything is kept of them. In a run as short as that (200 steps,
-    momentum here: .71) both cost: .83 with `warmup=80`, .77 with `clip=2.0`.
+    `warmup` steps begin with a quarter of the elements and end with the ratio, selected per bucket too, and are for CPUs; `clip`
+    shortens each rank's gradients to clip / sqrt(N), parameter by parameter, before they enter the momentum. In a run as short as
+    that (200 steps, momentum here: .71) both cost: .83 with `warmup=80`, .77 with `clip=2.0`.
 
     Paper: Lin, Han, Mao, Wang, Dally, Deep Gradient Compression, ICLR 2018; a warm-up of four epochs.
     """
@@ -201,16 +202,16 @@ def dgc(ratio: float = 0.001, momentum: float = 0.0, warmup: int = 0, clip: floa
 
 @preset
 def sketched_sgd(ratio: float = 0.002, candidates: int = 8, momentum: float = 0.0) -> Recipe:
-    """The largest elements of the sum, found in a sketch of it and fetched exactly; vectors travel whole.
+    """Top elements of the sum, found by a summed count sketch and then fetched exactly; one-dimensional tensors are sent in full.
 
     Use: below about 1 Gbit/s, where few elements of a gradient matter: 20 times fewer bytes whatever the number of ranks. With
-    `momentum=0.9` and an optimizer that has none it is the paper's.
+    `momentum=0.9` and an optimizer without momentum it is the paper's method.
 
-    Not for: few ranks, among which `topk` says more in fewer bytes, nor gradients without large elements, of which a
-    sketch finds noise. Its two messages go one after the other, and it keeps a residual as large as the model.
+    Not for: few ranks: there `topk` sends more elements in fewer bytes. Nor gradients without large elements: there the sketch
+    finds noise. Its two messages go one after the other, and it keeps a residual as large as the model.
 
-    In the setting of `dgc`'s figures it ended with a loss of .86, and .90 with momentum here, where `topk` had .66 in four
-    fifths of its bytes among 4 ranks; among 16 `topk` sends three times as many.
+    In the setting of `dgc`'s figures it ended with a loss of .86, and .90 with momentum here; `topk` had .66 in four fifths of
+    its bytes among 4 ranks. Among 16 `topk` sends three times as many.
 
     Paper: Ivkin et al., Communication-Efficient Distributed SGD with Sketching, NeurIPS 2019.
     """
@@ -219,19 +220,19 @@ def sketched_sgd(ratio: float = 0.002, candidates: int = 8, momentum: float = 0.
 
 
 def _vectors(momentum: float, clip: float | None = None) -> tuple[Rule, ...]:
-    """Biases and norms, one in a hundred parameters or fewer, travel whole."""
+    """Rules that send one-dimensional tensors (biases, norms: about one percent of all elements) in full."""
     kept = MomentumCorrection(momentum, masking=False, clip=clip) if momentum or clip else NoMemory()
     return (Rule("ndim < 2", DENSE, kept),)
 
 
 @preset
 def fetchsgd(ratio: float = 0.002, momentum: float = 0.0) -> Recipe:
-    """Sketches of gradients, and nothing kept that is not the same on all ranks.
+    """Count sketches of gradients, with momentum and error feedback in the sketch, the same on all ranks.
 
-    Use: where ranks can keep nothing of their own from one step to the next: 20 times fewer bytes whatever the number of ranks.
+    Use: where a rank can keep no state of its own between steps: 20 times fewer bytes whatever the number of ranks.
 
     Not for: ranks that can keep a residual: `sketched_sgd` sends as many bytes and learns faster, since its values are exact.
-    Here they are estimates. In the setting of `dgc`'s figures it ended with a loss of 1.00, and with momentum of its own, .9,
+    Here they are estimates. In the setting of `dgc`'s figures it ended with a loss of 1.00, and with `momentum=0.9` of its own
     with 1.99.
 
     Paper: Rothchild et al., FetchSGD: Communication-Efficient Federated Learning with Sketching, ICML 2020.

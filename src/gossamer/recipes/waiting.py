@@ -1,4 +1,4 @@
-"""Waiting for fewer than all, or for nobody."""
+"""Steps that do not wait for all ranks."""
 
 from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
@@ -7,11 +7,11 @@ from gossamer.schedules import BackupWorkers, OnArrival
 
 @preset
 def backup(backups: int = 1) -> Recipe:
-    """Synchronous training that does not wait for the latest gradients.
+    """Full gradients of all ranks except the `backups` slowest ones, which each step drops.
 
-    Use: where machines are slow now and then, each in its turn: nobody waits for the latest.
+    Use: where any machine may be slow for a while: the others do not wait for it.
 
-    Not for: saving bytes, slow links or dead processes: it hides slow computing only. If machines are all alike,
+    Not for: saving bytes, slow links or dead processes: it hides slow computation only. If all machines are equally fast,
     gradients are dropped for nothing; if one is always last, its data is never learned.
 
     Paper: Chen, Pan, Monga, Bengio, Jozefowicz, Revisiting Distributed Synchronous SGD, 2016.
@@ -21,12 +21,13 @@ def backup(backups: int = 1) -> Recipe:
 
 @preset
 def async_sgd(by_staleness: bool = False) -> Recipe:
-    """Asynchronous SGD: a server adds each rank's step to the model as it arrives, however old the model that it began at.
+    """Asynchronous SGD: a server adds each rank's step to the model on arrival, however stale it is.
 
-    Use: as the baseline of `backup`, whose paper argues against it; among ranks of moody speed behind fast links. Tune the
+    Use: as the baseline of `backup`, whose paper argues against it; among ranks of varying speed with fast links. Tune the
     learning rate for it: each step counts in full, where an average divides by the number of ranks.
 
-    Not for: slow links: all passes that of the last rank, which keeps the model; nor runs that must repeat themselves to the bit.
+    Not for: slow links: all traffic crosses the link of the last rank, which keeps the model. Nor runs that must be
+    reproducible to the bit.
 
     Paper: Dean et al., Large Scale Distributed Deep Networks, NIPS 2012.
     """

@@ -1,4 +1,4 @@
-"""Floor 4: what is made of an agreed gradient. One update per file, one import line here."""
+"""Layer 4: updates, which turn the averaged gradient into a step. One update per file, one import line here."""
 
 from gossamer.updates.onebit_adam_update import OneBitAdamUpdate
 from gossamer.updates.onebit_lamb_update import OneBitLambUpdate

@@ -1,4 +1,4 @@
-"""What updates share that make the steps of an adaptive optimizer: who may take them, moments, and what travels."""
+"""Shared code of updates that compute an adaptive optimizer's step: checks of the optimizer, moments, what is sent."""
 
 from math import inf
 from typing import Any
@@ -12,17 +12,17 @@ from gossamer.core.contracts import Update
 from gossamer.core.errors import AttachError
 
 FAMILY = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
-"""Those who take a whole step as it is; AdamW is no Adam in older versions of torch."""
+"""Optimizers that can apply a finished step; in older versions of torch AdamW is not a subclass of Adam."""
 
 
 def fits(part: Any, binding: Binding, betas: tuple[float, float], eps: float) -> None:
-    """Refuse optimizers that would make something else of whole steps than to take them times their rate."""
+    """Refuse optimizers that would not apply a finished step as learning rate times step."""
     for optimizer in binding.optimizers:
         kind = type(optimizer).__name__
         is_one = isinstance(optimizer, torch.optim.Optimizer)  # pyright: ignore[reportUnnecessaryIsInstance]  (or a stand-in)
         if is_one and not isinstance(optimizer, FAMILY):
             raise AttachError(
-                f"{part} makes Adam's steps, and {kind} would make others of them; use torch.optim.AdamW, or torch.optim.SGD "
+                f"{part} computes Adam's steps, and {kind} would change them; use torch.optim.AdamW, or torch.optim.SGD "
                 "without momentum"
             )
         if isinstance(optimizer, torch.optim.SGD):
@@ -34,29 +34,29 @@ def fits(part: Any, binding: Binding, betas: tuple[float, float], eps: float) ->
 def _check(part: Any, kind: str, group: dict[str, Any], betas: tuple[float, float], eps: float) -> None:
     for flag in ("amsgrad", "maximize", "fused"):
         if group.get(flag):
-            raise AttachError(f"{part} with {kind}({flag}=True): that is not made here; leave {flag} out")
+            raise AttachError(f"{part} with {kind}({flag}=True): {flag} is not supported; leave it out")
     if "betas" not in group:
         return
     said = (*(float(b) for b in group["betas"]), float(group["eps"]))
     if said != (*betas, eps):
         raise AttachError(
-            f"{part} with {kind}(betas={said[:2]}, eps={said[2]}): the steps are made by the recipe, with its own numbers; say the "
-            f"same in both: beta1={said[0]}, beta2={said[1]}, eps={said[2]} in the recipe"
+            f"{part} with {kind}(betas={said[:2]}, eps={said[2]}): the recipe computes the steps, with other values; use the same "
+            f"in both: beta1={said[0]}, beta2={said[1]}, eps={said[2]} in the recipe"
         )
     if group["weight_decay"] and not group.get("decoupled_weight_decay", kind == "AdamW"):
         raise AttachError(
-            f"{part} with {kind}(weight_decay={group['weight_decay']}): Adam adds the decay to the gradient, and what travels is a "
-            "momentum; use AdamW, whose decay is apart"
+            f"{part} with {kind}(weight_decay={group['weight_decay']}): Adam adds the decay to the gradient, but ranks send a "
+            "momentum; use AdamW, which decouples the decay"
         )
 
 
 def frozen(v: Tensor, eps: float) -> Tensor:
-    """What all later momenta are divided by; infinite where nothing was ever seen, so that nothing moves there."""
+    """Frozen divisor of all later steps: sqrt(v) + eps, infinite where v = 0, so that nothing moves there."""
     return v.sqrt().add_(eps).masked_fill_(v == 0, inf)
 
 
 def travels(gradient: Bucket, state: State, beta: float, scale: float) -> Tensor:
-    """From the freeze on b m + (1 - b) g, written over the gradient g; zero where nothing was seen before."""
+    """What a rank sends: g before the freeze, then b m + (1 - b) g, written over g; zero where v was 0 at the freeze."""
     if "divisor" not in state:
         return gradient.flat
     momentum = gradient.flat.mul_(1 - beta).add_(state["m"], alpha=beta * scale)
@@ -64,7 +64,7 @@ def travels(gradient: Bucket, state: State, beta: float, scale: float) -> Tensor
 
 
 def corrected(moment: Tensor, beta: float, steps: int) -> Tensor:
-    """A running mean that began at zero, as if it had not; a new tensor."""
+    """The running mean with Adam's bias correction, as a new tensor."""
     return moment / (1 - beta**steps)
 
 
@@ -74,7 +74,7 @@ def running(old: Tensor | None, new: Tensor, beta: float) -> Tensor:
 
 
 class MomentumStep(Update):
-    """Makes a whole step, and from the freeze on its momentum travels in place of the gradient."""
+    """An update that computes the whole step; after the freeze ranks send its momentum instead of the gradient."""
 
     beta1: float
 

@@ -1,4 +1,4 @@
-"""1-bit Adam's update: Adam, whose second moment is frozen after a warm-up, and whose momentum travels from then on."""
+"""1-bit Adam's update: Adam with a second moment frozen after a warm-up; then ranks send the momentum."""
 
 from math import inf
 from typing import final
@@ -16,24 +16,25 @@ from gossamer.updates.momentum_step import MomentumStep, corrected, fits, frozen
 @final
 @part("onebit_adam_update", sample="onebit_adam_update(2)")
 class OneBitAdamUpdate(MomentumStep):
-    """Adam for `warmup` steps; then momentum SGD, divided by what Adam's second moment was.
+    """Adam for `warmup` steps, then momentum SGD divided by the frozen second moment.
 
-    Up to the freeze: m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, and the step is m^ / (sqrt(v^) + eps), both corrected for
-    their beginning at zero. From then on each rank sends b1 m + (1 - b1) g_i, where m is what all agreed on before, so that
-    ranks differ by (1 - b1) g_i only; the mean is the new m, and the step m / (sqrt(v^) + eps) with v^ of the freeze. So what is
-    lost in few bits is lost of a momentum, evenly long, and an exact exchange gives preconditioned momentum SGD.
+    Before the freeze: m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2, and the step is m^ / (sqrt(v^) + eps), both with bias
+    correction. Afterwards each rank sends b1 m + (1 - b1) g_i, where m is the averaged momentum of the last step, so that
+    ranks differ by (1 - b1) g_i only; the mean is the new m, and the step m / (sqrt(v^) + eps) with v^ of the freeze. So
+    compression errors are errors of a momentum, of even size, and an exact exchange gives preconditioned momentum SGD.
 
-    Elements that never had a gradient before the freeze have v = 0, and stay where they are for good. `v_floor` lets them
-    move: v is at least so many times its tensor's mean. `bias_correction=False` corrects nothing, as DeepSpeed does, whatever
-    its flag says: with betas of .9 and .999 its steps are up to 6.6 times as long at first, and a v frozen after 400 steps keeps
-    them 1.7 times as long for ever. The count is that of steps taken: those that a loss scaler skips are none.
+    Elements that had no gradient before the freeze have v = 0, and never move. `v_floor` lets them move: v is at least so many
+    times its tensor's mean. `bias_correction=False` corrects nothing, as DeepSpeed does, whatever its flag says: with betas of
+    .9 and .999 its steps are up to 6.6 times as long at first, and a v frozen after 400 steps keeps them 1.7 times as long for
+    ever. Only steps that are taken count, not those that a loss scaler skips.
 
-    The optimizer is AdamW (or Adam) with the same betas and eps, or SGD without momentum: it takes the steps times its rate,
-    with its weight decay, decoupled. Its own state stays empty. Clipping acts on the momentum once that travels.
+    The optimizer is AdamW (or Adam) with the same betas and eps, or SGD without momentum: it applies the steps times its
+    learning rate, with its decoupled weight decay. Its own state stays empty. After the freeze clipping acts on the momentum.
 
-    Use: with switch_exchange() that puts signs in force at the freeze; the preset `onebit_adam` is both.
+    Use: with switch_exchange(), which switches to signs at the freeze; the preset `onebit_adam` combines both.
 
-    Not for: short warm-ups: freezing costs, not signs. A v frozen while gradients are large makes all later steps too small.
+    Not for: short warm-ups: the early freeze costs quality, not the signs. A v frozen while gradients are large makes all later
+    steps too small.
 
     Wire: nothing of its own. Memory: two copies of the model, as Adam.
 
@@ -84,7 +85,7 @@ class OneBitAdamUpdate(MomentumStep):
         return m / divisor
 
     def _raised(self, v: Tensor, mean: Bucket) -> Tensor:
-        """No less than so many times the mean of its tensor."""
+        """v, raised to at least `v_floor` times its tensor's mean."""
         if not self.v_floor:
             return v
         v = v.clone()

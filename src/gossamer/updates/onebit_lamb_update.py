@@ -1,4 +1,4 @@
-"""1-bit LAMB's update: LAMB, whose second moment and trust ratios are frozen after a warm-up, and whose momentum travels then."""
+"""1-bit LAMB's update: LAMB with second moment and trust ratios frozen after a warm-up; then ranks send the momentum."""
 
 from math import inf
 from typing import Literal, final
@@ -17,20 +17,20 @@ from gossamer.updates.momentum_step import MomentumStep, corrected, fits, frozen
 @final
 @part("onebit_lamb_update", sample="onebit_lamb_update(2)")
 class OneBitLambUpdate(MomentumStep):
-    """LAMB for `warmup` steps; then with its second moment frozen, and each tensor's trust ratio as it was, times r.
+    """LAMB for `warmup` steps, then with its second moment frozen and each tensor's frozen trust ratio times r.
 
-    Up to the freeze: u = m^ / (sqrt(v^) + eps) + wd x, and the step is c u, with c = |x| / |u| of each tensor, within
-    [min_coeff, max_coeff]; c of the freeze is its running mean. From then on each rank sends b1 m + (1 - b1) g_i, as under
-    onebit_adam_update(). What came back tells the agreed gradient, g~ = (m' - b1 m) / (1 - b1), and so a fresh second moment, which
-    is not divided by: r is the largest ratio of a tensor's frozen roots to its fresh ones, within `ratio`, and moves by a part of
-    `ratio_step` a step. `coefficients="frozen"` leaves r at 1. One outlier sets a tensor's r.
+    Before the freeze: u = m^ / (sqrt(v^) + eps) + wd x, and the step is c u, with c = |x| / |u| of each tensor, within
+    [min_coeff, max_coeff]; the frozen c is its running mean. Afterwards each rank sends b1 m + (1 - b1) g_i, as under
+    onebit_adam_update(). The new mean gives the averaged gradient, g~ = (m' - b1 m) / (1 - b1), and so a fresh second moment,
+    which is no divisor: r is the largest ratio of a tensor's frozen sqrt(v) to its fresh one, within `ratio`, and changes by at
+    most a share `ratio_step` per step. `coefficients="frozen"` leaves r at 1. One outlier sets a tensor's r.
 
-    A tensor has a scale of its own on the wire, so momenta of unlike tensors need not be made alike before they are sent.
+    Each tensor has its own scale on the wire, so momenta of different tensors need no scaling before they are sent.
 
-    The optimizer is AdamW (or Adam) with the same betas and eps, or SGD without momentum, and has no weight decay: LAMB's
-    belongs into the trust ratio, so say it here. Tensors that are spread over ranks have the norms of their shards.
+    The optimizer is AdamW (or Adam) with the same betas and eps, or SGD without momentum, and has no weight decay: LAMB's decay
+    is part of the trust ratio, so set it here. For tensors sharded over ranks the norms are those of the shards.
 
-    Use: with switch_exchange(); the preset `onebit_lamb` is both. For large batches, where LAMB is used.
+    Use: with switch_exchange(); the preset `onebit_lamb` combines both. For large batches, where LAMB is used.
 
     Not for: short warm-ups, as onebit_adam_update().
 
@@ -73,7 +73,7 @@ class OneBitLambUpdate(MomentumStep):
         )
         require(
             0 < self.min_coeff <= self.max_coeff,
-            f"onebit_lamb_update: 0 < min_coeff <= max_coeff, got {self.min_coeff} and {self.max_coeff}; 0.01 and 10 are usual",
+            f"onebit_lamb_update: must have 0 < min_coeff <= max_coeff, got {self.min_coeff} and {self.max_coeff}; 0.01 and 10 are usual",
         )
         low, high = self.ratio
         require(0 < low <= 1 <= high, f"onebit_lamb_update: ratio must hold 1, as (0.5, 4.0), got {self.ratio}")
@@ -87,8 +87,8 @@ class OneBitLambUpdate(MomentumStep):
             for group in optimizer.param_groups:
                 if decay := group.get("weight_decay"):
                     raise AttachError(
-                        f"{self} with {type(optimizer).__name__}(weight_decay={decay}): LAMB's decay belongs into its trust ratio; "
-                        f"say weight_decay=0 to the optimizer, and weight_decay={decay} in the recipe"
+                        f"{self} with {type(optimizer).__name__}(weight_decay={decay}): LAMB's decay is part of its trust ratio; "
+                        f"set weight_decay=0 in the optimizer, and weight_decay={decay} in the recipe"
                     )
 
     def direction(self, mean: Bucket, model: Bucket, state: State, context: Context) -> Tensor:
@@ -114,7 +114,7 @@ class OneBitLambUpdate(MomentumStep):
         return out.flat
 
     def _warm_push(self, mean: Bucket, state: State) -> tuple[Tensor, bool]:
-        """Adam's step; and whether it is the last one before the freeze."""
+        """Adam's step, and True if it is the last one before the freeze."""
         steps = int(state.get("steps", 0)) + 1
         state["steps"] = torch.tensor(steps)
         state["m"] = m = running(state.get("m"), mean.flat, self.beta1)

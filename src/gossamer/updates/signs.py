@@ -1,4 +1,4 @@
-"""The sign of a mean, of gradients or of momenta: every element moves as far as every other."""
+"""Sign update: the sign of the averaged gradient or momentum, so that all elements move equally far."""
 
 from typing import final
 
@@ -14,23 +14,23 @@ from gossamer.core.parts import part, require
 @final
 @part("signs")
 class Signs(Update):
-    """The optimizer is given the signs of the agreed gradient: x -= lr sign(mean g), zero where the mean is zero.
+    """Pass the sign of the averaged gradient to the optimizer: x -= lr sign(mean g), zero where the mean is zero.
 
-    Elements of a gradient differ by powers of ten; here all move equally far, as under Adam without its second moment. A
-    learning rate of SGD's is far too large: a tenth to a thousandth of it is usual. Weight decay, momentum and all else that
-    the optimizer does come after it, as ever.
+    Elements of a gradient differ by powers of ten; here all move equally far, as under Adam with both betas 0. SGD's
+    learning rate is far too large: a tenth to a thousandth of it is usual. Weight decay, momentum and the optimizer's other
+    operations come after the sign.
 
     With `momentum` every rank sends m = momentum m + (1 - momentum) g in place of its gradient g: the sign of one batch's
-    gradient is wrong often, and that of many batches' seldom. The optimizer must have none then, nor where a memory fades: what
-    that holds back is a momentum too. Over votes it is Signum.
+    gradient is often wrong, the sign of an average over many batches rarely. The optimizer must then have no momentum. Nor may
+    it with a memory that decays, since its residual is a momentum too. With majority votes it is Signum.
 
-    Use: with plain SGD where gradients of layers differ by orders of magnitude, and under exchanges that keep directions
-    better than lengths.
+    Use: with plain SGD where gradients of layers differ by orders of magnitude, and with exchanges that preserve directions
+    better than norms.
 
     Not for: adaptive optimizers, which divide by the gradient's size themselves; nor gradients that are noise in most
     elements: a small mean of large numbers of both signs moves the model the wrong way at full length.
 
-    Wire: nothing: the exchange sends the gradients as they are.
+    Wire: nothing of its own: the exchange sends the gradients.
 
     >>> import torch
     >>> from gossamer.core.rng import CounterRng

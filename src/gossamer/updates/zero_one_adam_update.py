@@ -1,4 +1,4 @@
-"""0/1 Adam's update: Adam whose second moment learns of exact means only, and is frozen when ranks step alone."""
+"""0/1 Adam's update: Adam with a second moment updated by exact means only, and frozen during local steps."""
 
 from math import inf
 from typing import final
@@ -16,23 +16,23 @@ from gossamer.updates.momentum_step import corrected, fits, frozen, running
 @final
 @part("zero_one_adam_update")
 class ZeroOneAdamUpdate(StepsApart):
-    """Adam, whose second moment learns of exact means only, and is frozen from the first step that ranks take alone.
+    """Adam with a second moment updated by exact means only, and frozen at the first local step.
 
-    While ranks agree on gradients: m = b1 m + (1 - b1) g, and where g came exactly v = b2 v + (1 - b2) g^2; the step is
-    m^ / (sqrt(v^) + eps), each moment corrected for the means that it has seen. Of a mean that was written in signs v would
-    learn what a sign's square is.
+    While ranks average gradients: m = b1 m + (1 - b1) g, and where the mean g is exact v = b2 v + (1 - b2) g^2; the step is
+    m^ / (sqrt(v^) + eps), each moment corrected for the number of its updates. A mean of signs would spoil v: the square of a
+    sign says nothing of the gradient.
 
-    When ranks step apart, each has a momentum of its own, over what v was: m_i = b1 m_i + (1 - b1) g_i, and u_i adds up
-    lr m_i. Where they meet, U is the mean of u_i, and all go on from where they met last, less U / (sqrt(v) + eps), with
-    m = U / (the sum of the rates): the momentum that leads there in as many steps.
+    During local steps each rank has its own momentum, over the frozen v: m_i = b1 m_i + (1 - b1) g_i, and u_i is the sum of
+    lr m_i. At the end of a round U is the mean of u_i; the model becomes that of the last average minus U / (sqrt(v) + eps), and
+    m = U / (the sum of the learning rates): the momentum that gives the same result in as many steps.
 
-    Elements that never had a gradient in an exact mean stay where they are. The optimizer is AdamW with the same betas and
-    eps, Adam without weight decay, or SGD without momentum; it takes the steps as they are, times its rate, and its weight
-    decay is apart: it enters no momentum.
+    Elements that never had a gradient in an exact mean do not move. The optimizer is AdamW with the same betas and eps, Adam
+    without weight decay, or SGD without momentum; it applies the steps times its learning rate, and its weight decay is
+    decoupled: it enters no momentum.
 
-    Use: under zero_one(); the preset `zero_one_adam` is both.
+    Use: under zero_one(); the preset `zero_one_adam` combines both.
 
-    Not for: schedules of local steps on which no momentum is agreed: they refuse it. Under every_step() it is Adam.
+    Not for: schedules of local steps that average no momentum: they refuse it. Under every_step() it is Adam.
 
     Wire: nothing of its own. Memory: three copies of the model.
 
@@ -92,7 +92,7 @@ class ZeroOneAdamUpdate(StepsApart):
             state["m"] = torch.zeros_like(state["m"])
 
     def _divisor(self, like: Bucket, state: State) -> Tensor:
-        """What momenta are divided by; infinite where no exact mean had anything."""
+        """The divisor of momenta: sqrt(v) + eps, infinite where every exact mean was zero."""
         v = state["v"] if "v" in state else torch.zeros_like(like.flat)
         if self.bias_correction and "learned" in state:
             v = corrected(v, self.beta2, int(state["learned"]))
