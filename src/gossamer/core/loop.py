@@ -1,6 +1,6 @@
 """The loop: a training as schedules see it, and what that asks of whoever trains the model."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -38,6 +38,13 @@ class BucketView(Protocol):
     def empty(self) -> Tensor: ...
 
 
+class Untrained(Protocol):
+    """What a model holds besides what is trained, by name: frozen parameters and buffers."""
+
+    def tensors(self) -> Mapping[str, Tensor]: ...
+    def take(self, values: Mapping[str, Tensor], giver: int) -> None: ...
+
+
 class Host(Protocol):
     """Whoever trains a model, as a loop needs it; `which` counts the model's blocks."""
 
@@ -47,6 +54,7 @@ class Host(Protocol):
     weights: Sequence[float]
     live: dict[str, Any]
     present: Present
+    untrained: Untrained | None
 
     @property
     def buckets(self) -> Sequence[BucketView]: ...
@@ -336,6 +344,11 @@ class Loop:
     def present(self) -> Present:
         """Who is there."""
         return self.host.present
+
+    @property
+    def untrained(self) -> Untrained | None:
+        """What the model holds besides what is trained, where whoever comes to others is given theirs."""
+        return self.host.untrained
 
     def regroup(self, present: Present) -> None:
         """These are there from now on, and ranks are counted among them."""

@@ -67,7 +67,9 @@ class CollectiveFingerprint(NamedTuple):
 
     def meets(self, other: "CollectiveFingerprint") -> bool:
         """Whether both are about to ask the same of the same ranks, but for what each sends to whom."""
-        here, there = (*self[1:4], tuple(self.among)), (*other[1:4], tuple(other.among))
+        # A training loop's request is called by what it was asked for: of those who meet anew, one attaches, another trains.
+        first = 2 if self.by_itself else 1
+        here, there = (*self[first:4], tuple(self.among)), (*other[first:4], tuple(other.among))
         if here != there or self.by_itself != other.by_itself or len(self.sends) != len(other.sends):
             return False
         return self.by_itself or self.step == other.step

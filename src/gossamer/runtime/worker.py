@@ -10,7 +10,7 @@ from torch import Tensor
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import ARREARS, Context, Exchange, Update
-from gossamer.core.loop import Loop, Message
+from gossamer.core.loop import Loop, Message, Untrained
 from gossamer.core.rng import CounterRng
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.core.stream_events import read_numbers, record_stream_use
@@ -76,6 +76,7 @@ class Worker:
         self.descent, self.steering, self.sending = UpdateStep(self), ControllerRunner(self), Averaging(self)
         self.decays = Decay(self)
         self.decays.refuse_unknown()
+        self.untrained: Untrained | None = None
         self.live = dict[str, Any]()  # what the schedule keeps beside the steps
         self.dropped = list[int]()  # steps for whose end this rank's gradient was not waited for
         self.accepted = Counter[
