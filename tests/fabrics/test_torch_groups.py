@@ -86,7 +86,10 @@ def refused(rank: int, size: int) -> list[str]:
 
 def test_a_group_that_nobody_made_or_one_is_no_member_of_is_refused(gang4: Gang) -> None:
     for rank, (stranger, unmade, *wrong) in enumerate(gang4.run(refused)):
-        assert stranger == f"rank {rank} made a request in the group {'2,3' if rank < 2 else '0,1'}, to which it does not belong"
+        assert (
+            stranger
+            == f"rank {rank} made a request in the group {'2,3' if rank < 2 else '0,1'}, to which it does not belong"
+        )
         assert (
             f"no group {rank},{3 - rank} on comm thread 'comm': the part that uses it must list it in `groups`"
             in unmade

@@ -35,7 +35,10 @@ DIES_AT = 10
 class Learners:
     """Processes that train by a user's loop, each started by its number, and perhaps started again."""
 
-    def __init__(self, size: int, port: int, recipe: str, silence: float = 20.0) -> None:
+    def __init__(
+        self, size: int, port: int, recipe: str, silence: float = 20.0, loop: Callable[..., None] | None = None
+    ) -> None:
+        self.loop = loop or learn
         self.size, self.port, self.recipe, self.silence = size, port, recipe, silence
         self.pipes, self.processes = dict[int, Connection](), dict[int, Any]()
         self._context = multiprocessing.get_context("forkserver")
@@ -44,7 +47,7 @@ class Learners:
     def start(self, rank: int, dies: str = "") -> None:
         ours, theirs = self._context.Pipe()
         args = (rank, self.size, self.port, self.recipe, self.silence, dies, theirs)
-        self.pipes[rank], self.processes[rank] = ours, self._context.Process(target=learn, args=args, daemon=True)
+        self.pipes[rank], self.processes[rank] = ours, self._context.Process(target=self.loop, args=args, daemon=True)
         self.processes[rank].start()
         theirs.close()
 

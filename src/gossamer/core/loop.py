@@ -1,6 +1,6 @@
 """The interface between a schedule and the worker that runs it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -38,6 +38,13 @@ class BucketView(Protocol):
     def empty(self) -> Tensor: ...
 
 
+class UntrainedTensors(Protocol):
+    """What a model holds besides what is trained, by name: frozen parameters and buffers."""
+
+    def tensors(self) -> Mapping[str, Tensor]: ...
+    def take(self, values: Mapping[str, Tensor], giver: int) -> None: ...
+
+
 class Host(Protocol):
     """What a loop needs of the worker that trains the model; `which` holds indices of buckets."""
 
@@ -47,6 +54,7 @@ class Host(Protocol):
     weights: Sequence[float]
     live: dict[str, Any]
     present: Present
+    untrained: UntrainedTensors | None
 
     @property
     def buckets(self) -> Sequence[BucketView]: ...
@@ -336,6 +344,11 @@ class Loop:
     def present(self) -> Present:
         """The ranks that take part now."""
         return self.host.present
+
+    @property
+    def untrained(self) -> UntrainedTensors | None:
+        """What the model holds besides what is trained, where whoever comes to others is given theirs."""
+        return self.host.untrained
 
     def regroup(self, present: Present) -> None:
         """Continue with these ranks only, numbered among themselves."""

@@ -67,7 +67,9 @@ class CollectiveFingerprint(NamedTuple):
 
     def meets(self, other: "CollectiveFingerprint") -> bool:
         """True if both are about to make the same request of the same ranks, sizes apart."""
-        here, there = (*self[1:4], tuple(self.among)), (*other[1:4], tuple(other.among))
+        # The label of a training loop's request is not compared: when members meet, one rank attaches and another trains.
+        first = 2 if self.by_itself else 1
+        here, there = (*self[first:4], tuple(self.among)), (*other[first:4], tuple(other.among))
         if here != there or self.by_itself != other.by_itself or len(self.sends) != len(other.sends):
             return False
         return self.by_itself or self.step == other.step

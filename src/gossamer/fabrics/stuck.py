@@ -40,7 +40,8 @@ def _connections(ports: set[Any]) -> Iterator[socket.socket]:
     for name in os.listdir("/dev/fd") if ports else ():
         with suppress(OSError):  # no socket, not connected, or the handle of this list
             found = socket.socket(fileno=os.dup(int(name)))
-            if found.getpeername()[1] in ports:
+            peer = found.getpeername()
+            if isinstance(peer, tuple) and peer[1] in ports:  # a pipe's other end has no port
                 yield found
             else:
                 found.close()

@@ -19,7 +19,7 @@ from gossamer.integrations.closures import refuse_searches
 from gossamer.integrations.communicator import Communicator, attached
 from gossamer.integrations.ddp_wrapper import Passing, refuse_options, wrapper_of
 from gossamer.integrations.devices import device_of, refuse_devices, refuse_lengths, shared_buffers
-from gossamer.integrations.elastic_checks import compare_with_the_first, post_fingerprint, refuse_members
+from gossamer.integrations.elastic_checks import Untrained, compare_with_the_first, post_fingerprint, refuse_members
 from gossamer.integrations.groups import Given, group_of
 from gossamer.integrations.handshake import agree, compare, fingerprint
 from gossamer.integrations.metrics import Meter, OnMetrics, check_callback
@@ -138,6 +138,7 @@ def attach(
         joint = optimizers[0] if len(optimizers) == 1 else Together(optimizers)
         worker = Worker(parsed, params_of(named), joint, fabric.rank, fabric.size, seed)
         worker.regroup(fabric.present)
+        worker.untrained = Untrained(model, worker) if fabric.members else None
         worker.measure_every = measure_every
         worker.on_late = on_late
         if fabric.size > 1:

@@ -1,13 +1,13 @@
 """Consensus: average parameters and buffers over all ranks, and check that replicas are equal."""
 
 from collections.abc import Collection, Mapping
-from zlib import crc32
 
 import torch
 from torch import Tensor, nn
 
 from gossamer.core.bucket import Bucket
 from gossamer.core.errors import PeerError
+from gossamer.core.hashes import hash_of
 from gossamer.core.stream_events import copied_to
 from gossamer.core.verbs import Program, all_gather, all_reduce
 from gossamer.integrations.shared import SharedBuffers
@@ -112,8 +112,3 @@ def _nodes(worker: Worker) -> list[tuple[int, ...]]:
     """Group the ranks that average their gradients together and hold equal models."""
     schedule = worker.recipe.schedule
     return [*dict.fromkeys(schedule.together(rank, worker.size) for rank in range(worker.size))]
-
-
-def hash_of(tensor: Tensor) -> int:
-    """Return a CRC-32 of a tensor's bits."""
-    return crc32(tensor.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy().data) if tensor.numel() else 0

@@ -2,8 +2,11 @@
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError, PeerError
 from gossamer.fabrics.torch import TorchFabric
@@ -47,6 +50,33 @@ def compare_with_the_first(worker: Worker, facts: dict[str, Any], fabric: TorchF
             f"rank {worker.number} has come back, and its set-up differs from the others' (0: the others, 1: this rank):\n  "
             + "\n  ".join(lines)
         )
+
+
+class Untrained:
+    """A model's frozen parameters and its buffers: whoever comes back takes them from one who was at work."""
+
+    def __init__(self, model: nn.Module, worker: Worker) -> None:
+        self._model, self._worker = model, worker
+
+    def tensors(self) -> dict[str, Tensor]:
+        trained = {id(param.parameter) for param in self._worker.params.values()}
+        frozen = {n: p for n, p in self._model.named_parameters() if id(p) not in trained}
+        return frozen | dict(self._model.named_buffers())
+
+    @torch.no_grad()
+    def take(self, values: Mapping[str, Tensor], giver: int) -> None:
+        """These differ from the giver's. That buffers do is no surprise, for they run; another base is one."""
+        held, parameters = self.tensors(), dict(self._model.named_parameters())
+        for name, value in values.items():
+            held[name].copy_(value)
+        if frozen := [name for name in values if name in parameters]:
+            named = ", ".join(map(repr, frozen[:5])) + (f" and {len(frozen) - 5} more" if len(frozen) > 5 else "")
+            warnings.warn(
+                f"rank {self._worker.number} has come back, and {len(frozen)} of its frozen parameters differ from those of the "
+                f"others: {named}. It has taken rank {giver}'s; start it from the same base, so that they need not be sent",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def tell(step: int, rank: int, lost: Sequence[int], back: Sequence[int]) -> None:

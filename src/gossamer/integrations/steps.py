@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.core.errors import AttachError
+from gossamer.core.hashes import hash_of
 from gossamer.core.verbs import Program
 from gossamer.fabrics.torch import TorchFabric
-from gossamer.integrations import consensus
 from gossamer.integrations.closures import Call, closure_of, refuse_closure, served
 from gossamer.integrations.forward_hook import ForwardHook
 from gossamer.integrations.grad_scaler import ScalerHook, refuse_untold
@@ -154,10 +154,7 @@ class StepLoop:
                 f"parameter {first!r} was unfrozen, and under {self.worker.recipe} a parameter cannot be added during a run: "
                 "detach() and attach again"
             )
-        facts = {
-            f"parameter {n}, unfrozen just now": f"{tuple(p.shape)}, hash {consensus.hash_of(p)}"
-            for n, p in new.items()
-        }
+        facts = {f"parameter {n}, unfrozen just now": f"{tuple(p.shape)}, hash {hash_of(p)}" for n, p in new.items()}
         self.fabric.run(compare(self.worker, facts), "unfreezing parameters", self.worker.step)
         self.meter.grows()
         self.worker.follow(params_of(new))

@@ -10,7 +10,7 @@ from torch import Tensor
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import ARREARS, Context, Exchange, Update
-from gossamer.core.loop import Loop, Message
+from gossamer.core.loop import Loop, Message, UntrainedTensors
 from gossamer.core.rng import CounterRng
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.core.stream_events import read_numbers, record_stream_use
@@ -74,6 +74,7 @@ class Worker:
         self.descent, self.steering, self.sending = UpdateStep(self), ControllerRunner(self), Averaging(self)
         self.decays = Decay(self)
         self.decays.refuse_unknown()
+        self.untrained: UntrainedTensors | None = None
         self.live = dict[str, Any]()  # what the schedule keeps between steps
         self.dropped = list[int]()  # steps that ended without this rank's gradient
         self.accepted = Counter[int]()  # the number of steps with each rank's gradient, where not all are waited for

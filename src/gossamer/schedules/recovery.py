@@ -9,10 +9,11 @@ from torch import Tensor
 
 from gossamer.core.bucket import State
 from gossamer.core.errors import WireError
-from gossamer.core.loop import BucketView, Loop
+from gossamer.core.hashes import hash_of
+from gossamer.core.loop import BucketView, Loop, UntrainedTensors
 from gossamer.core.verbs import Program, all_gather_ragged, all_reduce
 
-LONGEST = 2**20  # bytes, at most, of a rank's description of its progress
+LONGEST = 2**24  # bytes, at most, of a rank's description of its progress
 EQUAL = ("anchor", "velocity")  # state that is equal on all ranks, bit for bit
 
 
@@ -28,7 +29,13 @@ class FurthestProgress(NamedTuple):
 def agree(parts: Sequence[Loop], round: int, step: int, members: Sequence[int]) -> Program[FurthestProgress]:
     """Exchange the progress of all ranks; the first rank that is furthest ahead sends its state to the others."""
     places = [place for part in parts for place in part.places]
-    said = {"round": round, "step": step, "members": list(members), "holds": [_held(place) for place in places]}
+    said: dict[str, Any] = {
+        "round": round,
+        "step": step,
+        "members": list(members),
+        "holds": [_held(place) for place in places],
+    }
+    said["untrained"] = _described(parts[0].untrained)
     wire = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8).to(places[0].device)
     answers = yield from all_gather_ragged(wire, LONGEST)
     everyone = [_read(answer, rank, len(places)) for rank, answer in enumerate(answers)]
@@ -38,6 +45,7 @@ def agree(parts: Sequence[Loop], round: int, step: int, members: Sequence[int]) 
     if min(rounds) < max(rounds):
         for place, holds in zip(places, given["holds"]):
             states.append((yield from _give(place, holds, parts[0].rank == giver)))
+    yield from _give_untrained(parts[0], everyone, giver)
     return FurthestProgress(rounds[giver], int(given["step"]), tuple(given["members"]), states)
 
 
@@ -53,6 +61,31 @@ def _give(place: BucketView, holds: Sequence[str], mine: bool) -> Program[State]
     return out
 
 
+def _give_untrained(loop: Loop, everyone: Sequence[dict[str, Any]], giver: int) -> Program[None]:
+    """Whoever has just come gets the frozen parameters and buffers that are other ones than the giver's; others keep theirs."""
+    coming = [rank for rank, told in enumerate(everyone) if not told["round"] and rank != giver]
+    theirs: dict[str, Any] = everyone[giver]["untrained"]
+    wanted = {r: {n for n, what in theirs.items() if everyone[r]["untrained"].get(n) != what} for r in coming}
+    if loop.untrained is None or not (sent := [n for n in theirs if any(n in names for names in wanted.values())]):
+        return
+    mine, got = loop.untrained.tensors(), dict[str, Tensor]()
+    device = loop.places[0].device
+    for name in sent:
+        held = mine[name].detach()
+        bits = held.to(device).contiguous().view(-1).view(torch.uint8)
+        given = bits.clone() if loop.rank == giver else torch.zeros_like(bits)
+        value = (yield from all_reduce(given)).view(held.dtype).view(held.shape)
+        if name in wanted.get(loop.rank, ()):
+            got[name] = value
+    if got:
+        loop.untrained.take(got, loop.present.ranks[giver])
+
+
+def _described(untrained: UntrainedTensors | None) -> dict[str, int]:
+    """By a hash each; shapes and types have been compared before."""
+    return {n: hash_of(t) for n, t in untrained.tensors().items()} if untrained is not None else {}
+
+
 def _held(place: BucketView) -> list[str]:
     return [key for key in EQUAL if key in place.states["schedule"]]
 
@@ -61,9 +94,9 @@ def _read(wire: Tensor, rank: int, blocks: int) -> dict[str, Any]:
     try:
         said: Any = json.loads(wire.cpu().numpy().tobytes())
         fits = isinstance(said["round"], int) and isinstance(said["step"], int) and len(said["holds"]) == blocks
-        fits = fits and all(isinstance(m, int) for m in said["members"])
+        fits = fits and all(isinstance(m, int) for m in [*said["members"], *said["untrained"].values()])
         fits = fits and all(set(keys) <= set(EQUAL) for keys in said["holds"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         fits, said = False, None
     if not fits:
         raise WireError(f"rank {rank} sent no valid description of its progress: {bytes(wire[:80].tolist())!r}")

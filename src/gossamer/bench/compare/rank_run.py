@@ -17,10 +17,10 @@ from gossamer.bench.lab import in_lab, own_counters
 from gossamer.bench.record import Step
 from gossamer.bench.workloads import Batch, Workload
 from gossamer.core.errors import RecipeError
+from gossamer.core.hashes import hash_of
 from gossamer.core.parts import nearest, registry
 from gossamer.fabrics.ledger import Ledger
 from gossamer.integrations import Communicator, attach
-from gossamer.integrations.consensus import hash_of
 from gossamer.recipe import Recipe
 
 

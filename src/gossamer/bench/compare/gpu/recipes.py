@@ -20,8 +20,8 @@ from gossamer.bench.catalogue import example
 from gossamer.bench.compare.gpu.check_spec import WAYS, CheckSpec, Path, Placement
 from gossamer.bench.compare.gpu.findings import Finding
 from gossamer.core.errors import AttachError
+from gossamer.core.hashes import hash_of
 from gossamer.integrations import Communicator
-from gossamer.integrations.consensus import hash_of
 from gossamer.integrations.devices import refuse_lengths
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
