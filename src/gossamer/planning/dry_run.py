@@ -109,6 +109,7 @@ class DryRun:
         self.live, self.rates = dict[str, Any](), [1.0]
         self.weights: Sequence[float] = ()
         self.present = Present.all_of(0, size)
+        self.untrained = None
         self._flights, self._wires = dict[int, Tensor](), dict[int, list[Tensor]]()
         self._loop = Loop(self)
         self._last: DeferredProgram | None = None  # the program started last
