@@ -11,7 +11,7 @@ from torch import Tensor
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Context, Exchange, ReduceResult, Update
 from gossamer.core.errors import GossamerError
-from gossamer.core.loop import Loop, Message
+from gossamer.core.loop import Loop, Message, UntrainedTensors
 from gossamer.core.lossless import LosslessExchange
 from gossamer.core.parts import require
 from gossamer.core.programs import drive
@@ -109,7 +109,7 @@ class DryRun:
         self.live, self.rates = dict[str, Any](), [1.0]
         self.weights: Sequence[float] = ()
         self.present = Present.all_of(0, size)
-        self.untrained = None
+        self.untrained: UntrainedTensors | None = None
         self._flights, self._wires = dict[int, Tensor](), dict[int, list[Tensor]]()
         self._loop = Loop(self)
         self._last: DeferredProgram | None = None  # the program started last
