@@ -177,7 +177,7 @@ def test_ranks_that_leave_no_mean_are_refused_at_attach(gang2: Gang, backups: in
 
 def patient(rank: int, size: int) -> tuple[list[int], list[float], torch.Tensor]:
     """Nobody is late by a million times what is usual."""
-    with attached("allreduce(fp32()) + first(grace=1000000.0, limit=60.0)") as (model, optimizer, comm):
+    with attached("allreduce(fp32()) + backup_workers(grace=1000000.0, limit=60.0)") as (model, optimizer, comm):
         while comm.step < STEPS:
             optimizer.zero_grad()
             loss_of(model, rank, comm.step + 1).backward()

@@ -293,7 +293,7 @@ def test_grace_waits_for_all_until_the_deadline_that_follows_them() -> None:
     def seconds(rank: int, step: int) -> float:
         return 9.0 if (rank, step) == (3, 6) else 1.0 + rank / 10
 
-    ranks = make("allreduce(fp32()) + first(grace=10.0)", 4)
+    ranks = make("allreduce(fp32()) + backup_workers(grace=10.0)", 4)
     run = train(ranks, pull, 6, seconds=seconds)
     seen = ranks[0].worker.live["quorum"].accepted
     assert all(seen[step] == (0, 1, 2, 3) for step in range(1, 6))
@@ -304,7 +304,7 @@ def test_grace_waits_for_all_until_the_deadline_that_follows_them() -> None:
 
 
 def test_grace_without_late_ranks_is_synchronous_training() -> None:
-    ranks, plain = make("allreduce(fp32()) + first(grace=5.0)", 3), make("allreduce", 3)
+    ranks, plain = make("allreduce(fp32()) + backup_workers(grace=5.0)", 3), make("allreduce", 3)
     train(ranks, pull, 6, seconds=lambda rank, step: 1.0 + rank / 10)
     train(plain, pull, 6)
     assert all(r.worker.dropped == [] for r in ranks)
@@ -316,7 +316,7 @@ def stuck(rank: int, step: int) -> float:
 
 
 def test_an_exhausted_step_shrinks() -> None:
-    ranks = make("allreduce(fp32()) + first(limit=5.0, on_exhausted='shrink')", 4)
+    ranks = make("allreduce(fp32()) + backup_workers(limit=5.0, on_exhausted='shrink')", 4)
     train(ranks, pull, 4, seconds=stuck)
     quorum = ranks[0].worker.live["quorum"]
     assert sorted(quorum.accepted[2]) == [0, 1]
@@ -326,7 +326,7 @@ def test_an_exhausted_step_shrinks() -> None:
 
 def test_an_exhausted_step_is_an_error_that_names_who_is_missing() -> None:
     with pytest.raises(PeerError, match=r"only 2 of 3 gradients came within 5 seconds, none from ranks \[2, 3\]"):
-        train(make("allreduce(fp32()) + first(limit=5.0)", 4), pull, 4, seconds=stuck)
+        train(make("allreduce(fp32()) + backup_workers(limit=5.0)", 4), pull, 4, seconds=stuck)
 
 
 def test_samples_of_what_was_dropped_are_told_and_written_down() -> None:

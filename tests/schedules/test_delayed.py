@@ -151,7 +151,7 @@ def looped(rank: int, size: int) -> list[bool]:
             else:
                 optimizer.step()
             if step == 1:
-                assert all(p.is_synced(b) for p, b in zip(model.parameters(), before))
+                assert all(p.equal(b) for p, b in zip(model.parameters(), before))
             comm.check_sync()
         return seen
 
