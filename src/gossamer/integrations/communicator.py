@@ -146,8 +146,9 @@ class Communicator:
 
     @property
     def spoilt(self) -> dict[int, int]:
-        """How many averages each rank has spoilt with values that were not finite, by rank; those that spoilt none are left out."""
-        return dict(sorted(self.worker.spoilt.items()))
+        """How many averages each rank has spoilt with values that were not finite, by rank, and under gossip at how many steps
+        its model was left out, as far as this rank met it; those that spoilt none are left out."""
+        return self.worker.count_spoilers()
 
     @property
     def accumulate(self) -> int:

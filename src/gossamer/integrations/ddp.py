@@ -74,7 +74,7 @@ class Hook:
     @property
     def spoilt(self) -> dict[int, int]:
         """How many averages each rank has spoilt with values that were not finite; those that spoilt none are left out."""
-        return dict(sorted(self.worker.spoilt.items()))
+        return self.worker.count_spoilers()
 
     @property
     def ledger(self) -> Ledger:
