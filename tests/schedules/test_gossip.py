@@ -113,8 +113,8 @@ def test_delays_change_no_bit() -> None:
 
 def test_an_average_that_is_not_finite_is_not_taken() -> None:
     ranks = disagreeing("gossip_pga(2)", 4)
-    ranks[1].model.get_parameter("x").data[0] = float("nan")
     train(ranks, still, 1)
+    ranks[1].model.get_parameter("x").data[0] = float("nan")
     before = parameters(ranks)
     train(ranks, still, 1)
     assert all(bit_equal(pair) for pair in zip(before, parameters(ranks), strict=True))

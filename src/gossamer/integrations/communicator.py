@@ -148,8 +148,9 @@ class Communicator:
 
     @property
     def spoilt(self) -> dict[int, int]:
-        """Number of averages that values of a rank made non-finite, by rank; ranks with none are left out."""
-        return dict(sorted(self.worker.spoilt.items()))
+        """Number of averages that values of a rank made non-finite, by rank, and under gossip of the steps at which its model was
+        left out, as far as this rank met it; ranks with none are left out."""
+        return self.worker.count_spoilers()
 
     @property
     def accumulate(self) -> int:

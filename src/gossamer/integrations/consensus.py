@@ -1,6 +1,7 @@
 """Consensus: average parameters and buffers over all ranks, and check that replicas are equal."""
 
-from collections.abc import Collection, Mapping
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -8,9 +9,11 @@ from torch import Tensor, nn
 from gossamer.core.bucket import Bucket
 from gossamer.core.errors import PeerError
 from gossamer.core.hashes import hash_of
-from gossamer.core.stream_events import copied_to
+from gossamer.core.schedule import Share
+from gossamer.core.stream_events import copied_to, read_numbers
 from gossamer.core.verbs import Program, all_gather, all_reduce
 from gossamer.integrations.shared import SharedBuffers
+from gossamer.kernels.finite import all_finite
 from gossamer.runtime import Worker
 
 TOUCHED = -1  # in place of the hash of a buffer that has changed since the last averaging
@@ -32,11 +35,40 @@ def swap_in(worker: Worker, buffers: SharedBuffers) -> Program[None]:
     """Set parameters to sum x / sum w over all ranks, including messages in flight, and float buffers to their mean."""
     yield from worker.quiesce()
     judged = worker.recipe.schedule.consensus_share(worker.loop)
+    finite = [True]
+    if judged:
+        finite = yield from _who_is_finite(worker, all_finite([share.value for share in judged]))
+        _say_who_is_left_out(worker, finite)
     for bucket, share in zip(worker.buckets, judged or []):
+        if not finite[worker.rank]:
+            share = Share(torch.zeros_like(share.value), torch.zeros_like(share.weight))
         given = torch.cat([share.value, share.weight.to(share.value).view(1)])
         total = yield from all_reduce(given if worker.weight == 1 else given.mul_(worker.weight))
         bucket.write(total[:-1] / total[-1])
     yield from buffers.average()
+
+
+def _who_is_finite(worker: Worker, fine: bool) -> Program[list[bool]]:
+    """By rank, where each tells of its own."""
+    if worker.size == 1:
+        return [fine]
+    flag = torch.tensor([fine], dtype=torch.uint8, device=worker.device)
+    return [bool(answer) for answer in (yield from all_gather(flag))]
+
+
+def _say_who_is_left_out(worker: Worker, finite: Sequence[bool]) -> None:
+    left_out = [worker.present.ranks[i] for i, fine in enumerate(finite) if not fine]
+    if len(left_out) == len(finite):
+        raise PeerError(
+            f"at step {worker.step}, no rank's model is finite, so there is nothing that all could agree on: load the last "
+            "checkpoint, and look at the learning rate and the loss scale"
+        )
+    if left_out:
+        warnings.warn(
+            f"rank {worker.number}, step {worker.step}: the model of rank(s) {left_out} is not finite, and is left out of what "
+            "all ranks agree on",
+            stacklevel=2,
+        )
 
 
 def count(worker: Worker, flags: Tensor) -> Program[Tensor]:
@@ -62,21 +94,38 @@ def check(
         everywhere[name] = hash_of(agreed) if as_agreed else TOUCHED
     inside = _hashes_inside(worker)
     hashed = everywhere | inside
-    if not hashed:
-        return
+    spoilt = _not_finite(model)
     counted = 0 if worker.recipe.schedule.is_async else worker.step
-    table = torch.tensor([counted, *hashed.values()], dtype=torch.int64)
+    table = torch.tensor([not spoilt, counted, *hashed.values()], dtype=torch.int64)
     answers = yield from all_gather(table.to(worker.device).view(torch.uint8))
     rows = [a.clone().view(torch.int64).tolist() for a in answers]
+    _refuse_not_finite(worker, spoilt, [not fine for fine, *_ in rows])
     everybody, nodes = [tuple(range(len(rows)))], _nodes(worker)
     for i, name in enumerate(["the step count", *hashed]):
         for ranks in nodes if name in inside else everybody:
-            values = {rank: rows[rank][i] for rank in ranks}
+            values = {rank: rows[rank][i + 1] for rank in ranks}
             if len(set(values.values())) > 1 and TOUCHED not in values.values():
                 raise PeerError(
                     f"at step {worker.step}, {name} differs {_strays(values)}: the replicas are no longer equal. "
                     "Check what was changed on one rank only, such as a parameter, a clipped gradient or the learning rate"
                 )
+
+
+def _not_finite(model: nn.Module) -> list[str]:
+    """The names of parameters that hold inf or NaN, and of buffers that hold NaN: inf may be meant, as in a mask."""
+    spoilt = {n: ~p.detach().isfinite().all() for n, p in model.named_parameters()}
+    spoilt |= {n: b.isnan().any() for n, b in model.named_buffers()}
+    return [name for name, answer in zip(spoilt, read_numbers(*spoilt.values()), strict=True) if answer]
+
+
+def _refuse_not_finite(worker: Worker, own: Sequence[str], spoilt: Sequence[bool]) -> None:
+    ranks = [worker.present.ranks[i] for i, bad in enumerate(spoilt) if bad]
+    if ranks:
+        here = f" (here: {', '.join(own[:4])})" if own else ""
+        raise PeerError(
+            f"at step {worker.step}, the model of rank(s) {ranks} is not finite{here}: look at that rank's data, learning rate "
+            "and loss scale, or load the last checkpoint"
+        )
 
 
 def _strays(values: Mapping[int, int]) -> str:

@@ -81,7 +81,7 @@ class Hook:
     @property
     def spoilt(self) -> dict[int, int]:
         """Number of averages that values of a rank made non-finite, by rank; ranks with none are left out."""
-        return dict(sorted(self.worker.spoilt.items()))
+        return self.worker.count_spoilers()
 
     @property
     def ledger(self) -> Ledger:

@@ -63,6 +63,14 @@ class LoopWarnings:
                     "the data, learning rate and loss scale of that rank",
                 )
 
+        for rank, step in self._worker.reports.first.items():
+            whose = "this rank's model" if rank == self._worker.number else f"the model of rank {rank}"
+            self._say(
+                f"not finite {rank}",
+                f"{whose} was not finite at step {step}, and was left out where models met; that rank takes what the others "
+                "hold. Look at its data, its learning rate and its loss scale",
+            )
+
     def _say(self, what: str, text: str) -> None:
         if what not in self._said:
             self._said.add(what)

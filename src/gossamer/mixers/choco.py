@@ -9,12 +9,14 @@ from torch import Tensor
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Codec, Context, Mixer, Topology
+from gossamer.core.contracts.mixer import Report
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange
 from gossamer.core.verbs import Program
 from gossamer.core.wire import expect, pack, take
 from gossamer.mixers.consensus_rate import consensus_rate, damping
+from gossamer.mixers.healing import finite_or_zero, is_finite, keep_sources, pick, replaced, take_sources
 from gossamer.mixers.push_sum import deliver, numerator
 from gossamer.mixers.weights import metropolis, refuse_directed
 from gossamer.topologies import Ring, TwoWay
@@ -104,6 +106,7 @@ class Choco(Mixer):
         gamma = consensus_rate(self.codec, self.topology, context.size) if self.gamma is None else self.gamma
         state["gamma"] = torch.tensor(gamma, dtype=torch.float64)
         order = dict(zip(peers.to, weights))
+        keep_sources(state, peers.source)
         state |= {f"weight{i}": torch.tensor(order[peer], dtype=torch.float64) for i, peer in enumerate(peers.source)}
         wire = self._wire(x, block, state, context, sum(weights))
         return deliver([wire] * len(peers.to), peers, wire.numel())
@@ -111,27 +114,56 @@ class Choco(Mixer):
     def _wire(self, x: Tensor, block: Bucket, state: State, context: Context, others: float) -> Tensor:
         """Encode this rank's message, and update its own copy as neighbours will. `others` is the sum of their weights."""
         if "belief" not in state:
-            state["belief"], state["pull"] = x, torch.mul(x, -others, out=block.new())
+            state["belief"] = finite_or_zero(x)
+            state["pull"] = torch.mul(state["belief"], -others, out=block.new())
             state["whole"] = torch.ones((), dtype=torch.float32)
             return pack(x)
         news = torch.sub(x, state["belief"], out=block.new())
         wire = self.codec.encode(block.like(news), {}, context)
         through = block.new()
         self.codec.overwrite(wire, block.layout, through)
-        through.mul_(damping(self.codec, block.layout))
+        through = finite_or_zero(through.mul_(damping(self.codec, block.layout)))  # as the neighbours will take it
         state["belief"] = torch.add(state["belief"], through, out=block.new())
         state["pull"] = torch.add(state["pull"], through, alpha=-others, out=block.new())
         return wire
 
+    def heal(
+        self, block: Bucket, state: State, arrived: Sequence[Tensor], report: Report
+    ) -> tuple[Bucket, Sequence[Tensor]]:
+        """Who gets what is not finite does without it; whose own model is not takes the mean of what its neighbours are known by."""
+        if not arrived:
+            return block, arrived
+        own, whole = is_finite(block.flat), "whole" in state
+        weights = [float(state[f"weight{i}"]) for i in range(len(arrived))]
+        pull = block.new().copy_(state["pull"])
+        for wire, weight, source in zip(arrived, weights, take_sources(state, len(arrived)), strict=True):
+            pulled = block.new().copy_(pull)
+            self._add(wire, block.layout, pulled, weight, whole)
+            fine = is_finite(pulled)
+            pull = pick(fine, pulled, pull)
+            if source is not None:
+                report(source, fine)
+        report(None, own)
+        state.pop("whole", None)
+        state["pull"], state["came"] = pull, torch.ones((), dtype=torch.float32)
+        if own is True:
+            return block, []
+        known = state["belief"] + pull * (
+            1 / sum(weights) - float(state["gamma"])
+        )  # `absorb` adds gamma times the pull
+        return replaced(block, state, own, pick(own, block.flat, known), 1.0), []
+
     def absorb(self, block: Bucket, state: State, arrived: Sequence[Tensor]) -> Tensor:
         x = numerator(block, state)[0]
+        came = state.pop("came", None) is not None
         if arrived:
             pull = block.new().copy_(state["pull"])
             whole = state.pop("whole", None) is not None
             for i, wire in enumerate(arrived):
                 self._add(wire, block.layout, pull, float(state[f"weight{i}"]), whole)
             state["pull"] = pull
-            x = torch.add(x, pull, alpha=float(state["gamma"]), out=block.new())
+        if arrived or came:
+            x = torch.add(x, state["pull"], alpha=float(state["gamma"]), out=block.new())
         state["x"] = x
         return x
 

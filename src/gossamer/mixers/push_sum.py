@@ -8,10 +8,13 @@ from torch import Tensor
 
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Context, Mixer, Peers, Topology
+from gossamer.core.contracts.mixer import Report
 from gossamer.core.parts import part
 from gossamer.core.verbs import Program, receive, send
 from gossamer.core.wire import expect, take
 from gossamer.kernels import follow
+from gossamer.kernels.finite import all_finite
+from gossamer.mixers.healing import heal, keep_sources, take_sources
 from gossamer.topologies import Exponential
 
 
@@ -55,9 +58,25 @@ class PushSum(Mixer):
         peers = self.topology.peers(context.rank, context.size, round)
         messages = {share: _message(x, share, w * share, block) for share in dict.fromkeys(peers.shares)}
         state["x"], state["w"], state["z"] = _times(x, peers.keep, messages, block), w * peers.keep, block.flat
+        keep_sources(state, peers.source)
         if self.topology.alike:
             state["gave"] = w * (peers.shares[0] if peers.to else 0.0)
         return deliver([messages[share] for share in peers.shares], peers, _length(x))
+
+    def heal(
+        self, block: Bucket, state: State, arrived: Sequence[Tensor], report: Report
+    ) -> tuple[Bucket, Sequence[Tensor]]:
+        if not arrived:
+            return block, arrived
+        x, weights, messages = state["x"], list[float](), list[Tensor]()
+        for wire in arrived:
+            expect(wire, _length(x), "push_sum")
+            more, rest = take(wire, x.dtype, x.numel())
+            messages.append(more)
+            weights.append(float(self._weight(rest, x.dtype, state)))
+        block, healed = heal(block, state, messages, weights, float(state["w"]), report)
+        wires = [w if a is b else _wire(a, v) for w, a, b, v in zip(arrived, healed, messages, weights, strict=True)]
+        return block, wires
 
     def absorb(self, block: Bucket, state: State, arrived: Sequence[Tensor]) -> Tensor:
         """Add the messages that arrived, if any. `block` is the model after the optimizer's step."""
@@ -85,6 +104,9 @@ class PushSum(Mixer):
         if "x" not in state or len(arrived) > 1 or not (parts := pieces()):
             return None
         kept, was = state["x"], state["w"]
+        if arrived and not self._is_sound(parts, kept, arrived):
+            return None
+        take_sources(state, len(arrived))
         came, w = self._open(arrived, kept, was, state)
         x = layout.buffers.like(kept)
         follow(parts, state.pop("z", float(was)), kept, came[0] if came else None, float(w), x)
@@ -93,6 +115,12 @@ class PushSum(Mixer):
             return [x]
         state["x"], state["w"] = x, w
         return []
+
+    def _is_sound(self, parts: Sequence[Tensor], kept: Tensor, arrived: Sequence[Tensor]) -> bool:
+        """Whether all there is to merge is finite; a device is not asked, and takes the way that needs no answer."""
+        return kept.device.type == "cpu" and all_finite(
+            [*parts, *(take(w, kept.dtype, kept.numel())[0] for w in arrived)]
+        )
 
     def _open(self, arrived: Sequence[Tensor], x: Tensor, w: Tensor, state: State) -> tuple[list[Tensor], Tensor]:
         """Return the parts of x that arrived, and w plus the weights that arrived."""
@@ -142,6 +170,10 @@ def _message(x: Tensor, share: float, weight: Tensor, block: Bucket) -> Tensor:
     torch.mul(x, share, out=numbers[:-1])
     numbers[-1:].fill_(float(weight))
     return wire
+
+
+def _wire(x: Tensor, weight: float) -> Tensor:
+    return torch.cat([x, x.new_full((1,), weight)]).view(torch.uint8)
 
 
 def _times(x: Tensor, share: float, messages: Mapping[float, Tensor], block: Bucket) -> Tensor:

@@ -9,9 +9,11 @@ from torch import Tensor
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Context, Mixer, Topology
+from gossamer.core.contracts.mixer import Report
 from gossamer.core.parts import part
 from gossamer.core.verbs import Program
 from gossamer.core.wire import expect, take
+from gossamer.mixers.healing import heal, keep_sources
 from gossamer.mixers.push_sum import deliver, numerator
 from gossamer.mixers.weights import given, metropolis, refuse_directed, refuse_unequal
 from gossamer.topologies import Ring, TwoWay
@@ -66,8 +68,25 @@ class Symmetric(Mixer):
         weigh = metropolis if self.weights == "metropolis" else given
         weights = weigh(self.topology, context.rank, context.size, round)
         state["x"], state["z"], state["keep"] = x, block.flat, torch.tensor(1 - sum(weights), dtype=torch.float64)
+        order = dict(zip(peers.to, weights, strict=True))
+        keep_sources(state, peers.source)
+        state |= {f"weight{i}": torch.tensor(order[j], dtype=torch.float64) for i, j in enumerate(peers.source)}
         messages = {w: torch.mul(x, w, out=block.new()).view(torch.uint8) for w in dict.fromkeys(weights)}
         return deliver([messages[w] for w in weights], peers, x.numel() * x.element_size())
+
+    def heal(
+        self, block: Bucket, state: State, arrived: Sequence[Tensor], report: Report
+    ) -> tuple[Bucket, Sequence[Tensor]]:
+        weights = [state.pop(f"weight{i}", None) for i in range(len(arrived))]
+        if not arrived or any(weight is None for weight in weights):  # of a checkpoint that did not keep them
+            return block, arrived
+        messages, length = list[Tensor](), block.numel * block.flat.element_size()
+        for wire in arrived:
+            expect(wire, length, "symmetric")
+            messages.append(take(wire, block.flat.dtype, block.numel)[0])
+        shares = [float(weight) for weight in weights if weight is not None]
+        block, healed = heal(block, state, messages, shares, 1.0, report)
+        return block, [message.view(torch.uint8) for message in healed]
 
     def absorb(self, block: Bucket, state: State, arrived: Sequence[Tensor]) -> Tensor:
         """Return W x plus the optimizer steps since the push. `block` is the model after the optimizer's step."""

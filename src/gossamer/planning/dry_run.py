@@ -284,6 +284,9 @@ class DryRun:
     def give_up(self) -> None:
         pass
 
+    def report_finite(self, rank: int | None, fine: bool | Tensor) -> None:
+        pass
+
     def reset_optimizer(self) -> None:
         pass
 

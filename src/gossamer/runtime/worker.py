@@ -22,6 +22,7 @@ from gossamer.runtime.averaging import Averaging
 from gossamer.runtime.buckets import build, settle
 from gossamer.runtime.controller_runner import ControllerRunner
 from gossamer.runtime.decay import Decay
+from gossamer.runtime.finite_reports import FiniteReports
 from gossamer.runtime.in_flight import InFlight, InFlightTable
 from gossamer.runtime.measuring import relative_errors
 from gossamer.runtime.optimizer_state import OptimizerState, gain
@@ -67,6 +68,7 @@ class Worker:
         self.errors: dict[str, float] = {}  # relative compression error of each parameter, when last measured
         self.skipped = self.dropped_rounds = 0  # steps without optimizer step, and dropped averages of models
         self.spoilt = Counter[int]()  # the number of averages that each rank made non-finite
+        self.reports = FiniteReports()
         self.row = Counter[int]()  # and how many of them in a row, up to the last average
         self.buckets = build(recipe, self.params, self.rate_groups(), self.size)
         self._refuse_misfits()
@@ -233,6 +235,15 @@ class Worker:
     def give_up(self) -> None:
         self.dropped_rounds += 1
         self.momenta.heal()
+
+    def report_finite(self, rank: int | None, fine: bool | Tensor) -> None:
+        self.reports.hear(self.number if rank is None else rank, self.step, fine)
+        if rank is None and fine is False:
+            self.momenta.heal()
+
+    def count_spoilers(self) -> dict[int, int]:
+        """How many averages each rank has spoilt, and of how many steps its model was left out."""
+        return dict(sorted((self.spoilt + self.reports.count()).items()))
 
     def _weighted(self, flat: Tensor) -> Tensor:
         return flat if self.weight == 1 else flat.mul_(self.weight)

@@ -136,6 +136,7 @@ class AsyncWorker:
             fragment.forget()
             self._since, self._due = 0, self._steps
             self._loop.give_up()
+            self._loop.report_finite(None, False)
             return
         if not self._closing.may_answer(round):
             return

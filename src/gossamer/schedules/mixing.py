@@ -89,8 +89,13 @@ def _shares(loop: Loop, mixer: Mixer) -> Iterator[Share]:
     for block, kept, wires in zip(loop.blocks(), loop.mixing, loop.arrived(), strict=True):
         state: State = dict(kept)
         if wires:
+            block, wires = mixer.heal(block, state, wires, _unheard)
             block = block.like(mixer.absorb(block, state, wires))
         yield Share(mixer.numerator(block, state), state.get("w", torch.ones((), dtype=torch.float32)))
+
+
+def _unheard(rank: int | None, fine: bool | Tensor) -> None:
+    """Looking ahead counts nobody."""
 
 
 def _push(loop: Loop, mixer: Mixer, round: int, pushed: list[Bucket]) -> Program[None]:
@@ -120,6 +125,7 @@ def _absorb(loop: Loop, mixer: Mixer, arrived: Sequence[Sequence[Tensor]]) -> It
 def _write(one: Loop, mixer: Mixer, block: Bucket, wires: Sequence[Tensor]) -> Tensor:
     """Absorb messages into one bucket, and write it; returns the model as the parameters hold it."""
     (state,) = one.mixing
+    block, wires = mixer.heal(block, state, wires, one.report_finite)
     (taken,) = one.write([mixer.absorb(block, state, wires)])
     mixer.wrote(block.like(taken), state)
     return taken

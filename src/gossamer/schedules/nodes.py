@@ -9,6 +9,7 @@ from torch import Tensor
 from gossamer.codecs import FP32
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Context, Mixer, Policy, ReduceResult
+from gossamer.core.contracts.mixer import Report
 from gossamer.core.groups import within
 from gossamer.core.lossless import LosslessExchange
 from gossamer.core.rng import CounterRng
@@ -65,6 +66,14 @@ class Between(Mixer):
         place = context._replace(rank=node.number, size=len(node.leaders), rng=first)
         program = self.mixer.push(block, state, place, round)
         return as_one(program, node, block.flat.device, block.layout.buffers)
+
+    def heal(
+        self, block: Bucket, state: State, arrived: Sequence[Tensor], report: Report
+    ) -> tuple[Bucket, Sequence[Tensor]]:
+        def of_rank(node: int | None, fine: bool | Tensor) -> None:
+            report(None if node is None else node * self.per_node, fine)
+
+        return self.mixer.heal(block, state, arrived, of_rank)
 
     def absorb(self, block: Bucket, state: State, arrived: Sequence[Tensor]) -> Tensor:
         return self.mixer.absorb(block, state, arrived)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.loop import Loop
+from gossamer.kernels.finite import all_finite
 
 Landing = Literal["", "progress", "anchor"]
 LANDINGS: tuple[Landing, ...] = ("", "progress", "anchor")
@@ -42,6 +43,10 @@ class PendingFragment:
         values = [s["anchor"] for s in states]
         if self.landing == "progress" and self.steps:
             values = [x.sub_(s["start"]).add_(s["anchor"]) for x, s in zip(self.loop.parameters(), states)]
+            if not all_finite(values):  # its steps since are lost, and with them what was not finite
+                self.steps, self.tokens, values = 0, 0.0, [s["anchor"] for s in states]
+                self.loop.give_up()
+                self.loop.report_finite(None, False)
         self.loop.write(values)
         for state in states:
             state.pop("start", None)

@@ -12,6 +12,9 @@ from gossamer.core.contracts.entries import Policy
 from gossamer.core.parts import Part
 from gossamer.core.verbs import Program
 
+Report = Callable[[int | None, "bool | Tensor"], None]
+"""Hears which rank it is about (None: this one), and whether its model is finite; a device has not said yet what a tensor is."""
+
 
 class Mixer(Part):
     """Mixes the model with those of peers, as in gossip; the part that a schedule which mixes is made of.
@@ -21,6 +24,9 @@ class Mixer(Part):
     `wrote` then gets the model as stored in the parameters: the same tensor, unless they have fewer bits than the bucket.
     What was pushed is absorbed before the next push. `follow` does as `absorb` and `wrote` do, and writes the model, piece by
     piece where the parameters lie: a mixer that passes over a model often saves most of the way to memory by it.
+
+    A model that is not finite neither gives nor is merged (`heal`): who gets one takes its own in that one's place, with its
+    weight; whose own is not takes what came.
 
     Law: the sum of all numerators, those in flight included, and the sum of all weights, never change but by what the
     optimizers do, whatever the parameters' precision.
@@ -47,6 +53,12 @@ class Mixer(Part):
 
     @abstractmethod
     def push(self, block: Bucket, state: State, context: Context, round: int) -> Program[list[Tensor]]: ...
+
+    def heal(
+        self, block: Bucket, state: State, arrived: Sequence[Tensor], report: Report
+    ) -> tuple[Bucket, Sequence[Tensor]]:
+        """What `absorb` is given, without what is not finite: `report` hears of every rank whether its model is."""
+        return block, arrived
 
     @abstractmethod
     def absorb(self, block: Bucket, state: State, arrived: Sequence[Tensor]) -> Tensor: ...
