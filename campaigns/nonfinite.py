@@ -2,14 +2,15 @@
 
     python -m campaigns.nonfinite [--rounds 2] [--seed 1] [--ranks 2]
 
-Each run is a loop with a GradScaler, some of whose gradients are spoilt (backup workers, which refuse one, are left out). It judges:
-every run ends; model, optimizer, memories and running statistics are finite on all ranks; what should be equal is equal
+Each run is a loop with a GradScaler, some of whose gradients are spoilt (backup workers, which refuse one, are left out);
+under gossip a parameter of one rank becomes NaN as well. It judges: every run ends; model, optimizer, memories and running statistics are finite on all ranks; what should be equal is equal
 (`check_sync`); all ranks tell the same of who spoilt how much, and nobody is blamed who did nothing. Prints counts.
 """
 
 import argparse
 import random
 import sys
+import warnings
 from typing import Any
 
 import torch
@@ -33,12 +34,18 @@ class Normalised(nn.Module):
         return self.body(self.norm(x))
 
 
-def run(rank: int, size: int, recipe: str, spoil: Spoil, buffers: str | None) -> dict[str, Any]:
+def run(
+    rank: int, size: int, recipe: str, spoil: Spoil, buffers: str | None, sick: tuple[int, int] | None
+) -> dict[str, Any]:
+    warnings.filterwarnings("ignore", message=".*was not finite at step")  # it is what this injects
     torch.manual_seed(0)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=4)
     with attached(recipe, Normalised(), scaler=scaler, buffers=buffers) as (model, optimizer, comm):
         for i in range(1, STEPS + 1):
             optimizer.zero_grad()
+            if (rank, i) == sick:
+                with torch.no_grad():
+                    next(model.parameters()).view(-1)[0] = float("nan")
             last = False
             while not last:
                 with comm.accumulating() as last:
@@ -53,13 +60,13 @@ def run(rank: int, size: int, recipe: str, spoil: Spoil, buffers: str | None) ->
         return {"finite": all(bool(t.isfinite().all()) for t in numbers), "spoilt": comm.spoilt}
 
 
-def judge(outcomes: list[dict[str, Any]], spoil: Spoil) -> str:
+def judge(outcomes: list[dict[str, Any]], spoil: Spoil, alike: bool) -> str:
     """What is wrong; empty if nothing is."""
     if not all(outcome["finite"] for outcome in outcomes):
         return "something is not finite"
-    if any(outcome["spoilt"] != outcomes[0]["spoilt"] for outcome in outcomes):
+    if alike and any(outcome["spoilt"] != outcomes[0]["spoilt"] for outcome in outcomes):
         return f"ranks tell different things: {[outcome['spoilt'] for outcome in outcomes]}"
-    innocent = set(outcomes[0]["spoilt"]) - {rank for rank, _ in spoil}
+    innocent = {rank for outcome in outcomes for rank in outcome["spoilt"]} - {rank for rank, _ in spoil}
     return f"ranks {sorted(innocent)} are blamed and did nothing" if innocent else ""
 
 
@@ -83,10 +90,13 @@ def main() -> None:
     counts = {"runs": 0, "injections": 0, "wrong": 0, "errors": 0}
     for recipe in [*fleet.SYNCHRONOUS, *fleet.LOCAL, *fleet.OVERLAP, *fleet.GOSSIP] * args.rounds:
         spoil, buffers = plan(recipe, rng, args.ranks)
+        sick = (rng.randrange(args.ranks), rng.randint(2, STEPS - 4)) if recipe in fleet.GOSSIP else None
         counts["runs"] += 1
         counts["injections"] += len(spoil)
         try:
-            said = judge(gang.run(run, recipe, spoil, buffers), spoil)
+            said = judge(
+                gang.run(run, recipe, spoil, buffers, sick), spoil | ({sick: 0.0} if sick else {}), sick is None
+            )
         except GangError as error:
             counts["errors"] += 1
             said = str(error)
