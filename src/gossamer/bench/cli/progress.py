@@ -21,7 +21,7 @@ from gossamer.bench.report.formatting import seconds, size
 Show = Callable[[dict[str, Any]], None]
 
 
-class RunRow:
+class ProgressRow:
     """Latest numbers of one run."""
 
     def __init__(self, name: str, steps: int) -> None:
@@ -94,7 +94,7 @@ class LiveTable(AbstractContextManager["LiveTable"]):
     """Live table; a context manager that restores the terminal."""
 
     def __init__(self, plan: ComparePlan | ScriptPlan, console: Console | None = None) -> None:
-        self.rows = {n: RunRow(n, plan.steps) for n in plan.contenders}
+        self.rows = {n: ProgressRow(n, plan.steps) for n in plan.contenders}
         self.began = monotonic()
         self.ranks = 0  # ranks that have started
         self.training_since = 0.0
@@ -158,7 +158,7 @@ class LiveTable(AbstractContextManager["LiveTable"]):
         return max(1.0, (monotonic() - self.training_since - first) / trained) if trained > 0 else 1.0
 
 
-def _expected(row: RunRow, rows: dict[str, RunRow]) -> float:
+def _expected(row: ProgressRow, rows: dict[str, ProgressRow]) -> float:
     """Seconds left for a run; one that has not trained yet gets the mean pace of the others."""
     if row.state not in ("to come", "ready"):
         return row.left
@@ -178,7 +178,7 @@ class PlainLines:
     """Prints one line per evaluation, note and failure."""
 
     def __init__(self, plan: ComparePlan | ScriptPlan) -> None:
-        self.rows = {n: RunRow(n, plan.steps) for n in plan.contenders}
+        self.rows = {n: ProgressRow(n, plan.steps) for n in plan.contenders}
         self.width = min(24, max(map(len, self.rows)))
 
     def show(self, event: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ class PlainLines:
             troubles(event)
 
 
-def _line(row: RunRow) -> str:
+def _line(row: ProgressRow) -> str:
     """Line of one evaluation; unknown numbers are left out."""
     numbers = row.numbers()
     wide = 2 * len(str(row.steps)) + 2  # one more than needed: extra steps may need another digit
@@ -200,7 +200,7 @@ def _line(row: RunRow) -> str:
     return "  ".join(told) + _lost(row)
 
 
-def _lost(row: RunRow) -> str:
+def _lost(row: ProgressRow) -> str:
     return f", {row.lost} spoilt" if row.lost else ""
 
 
