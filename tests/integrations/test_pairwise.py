@@ -137,7 +137,7 @@ def frozen_buffers(rank: int, size: int) -> list[str]:
 def test_what_needs_all_ranks_at_every_step_is_refused(gang4: Gang) -> None:
     for said in gang4.run(frozen_buffers):
         assert "pass buffers='local'" in said[0]
-        assert "say 'local'" in said[1]
+        assert "pass 'local'" in said[1]
         assert "needs all ranks at every step" in said[2]
         assert "weight" in said[3]
 

@@ -125,7 +125,7 @@ def refusals(rank: int, size: int) -> list[str]:
 def test_what_needs_all_ranks_at_every_step_is_refused(gang2: Gang) -> None:
     for said in gang2.run(refusals):
         assert "pass buffers='local'" in said[0]
-        assert "say 'local'" in said[1]
+        assert "pass 'local'" in said[1]
         assert "needs all ranks at every step" in said[2]
 
 

@@ -5,7 +5,7 @@ is run once, by one rank after the other, as if all others did the same. The exc
 full length; only encoding and decoding are left out where a wire's length is known without them.
 """
 
-from gossamer.planning.bytes import bytes_between, bytes_per_step
+from gossamer.planning.bytes import Momenta, bytes_between, bytes_per_step
 from gossamer.planning.dry_run import DryRun, span
 
-__all__ = ["DryRun", "bytes_between", "bytes_per_step", "span"]
+__all__ = ["DryRun", "Momenta", "bytes_between", "bytes_per_step", "span"]

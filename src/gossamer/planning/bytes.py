@@ -28,11 +28,13 @@ from gossamer.runtime.optimizer_state import requests
 from gossamer.runtime.params import params_of
 
 SMALL = Layout.of({"x": (1,)})
+Momenta = int | Callable[[], int]
+"""How many tensors the optimizer keeps of each parameter; a function is only called where a schedule averages them."""
 LATER = 10**9  # the step whose messages are counted, after any codec's warm-up
 
 
 def bytes_per_step(
-    recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int, *, momenta: int = 1
+    recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int, *, momenta: Momenta = 1
 ) -> float:
     """The bytes that one rank of `size` sends per step, averaged over ranks and over whole rounds of the schedule.
 
@@ -57,7 +59,7 @@ def bytes_between(
     size: int,
     per_node: int,
     *,
-    momenta: int = 1,
+    momenta: Momenta = 1,
 ) -> float:
     """The bytes that one node of `per_node` ranks sends to other nodes per step, averaged over nodes.
 
@@ -92,7 +94,7 @@ def _counted(
     shapes: "Mapping[str, tuple[int, ...] | Tensor]",
     size: int,
     per_node: int,
-    momenta: int,
+    momenta: Momenta,
 ) -> tuple[Count, int]:
     """The bytes of whole rounds of the schedule, and the number of their steps."""
     parsed = Recipe.of(recipe)
@@ -116,7 +118,9 @@ def _counted(
     mixer = parsed.schedule.drives
     counter = _Counter(buckets, size, per_node, begins=mixer is not None and mixer.begins)
     done = [counter.averaged(run.averages), counter.mailed(run.mail), counter.asked(run.besides)]
-    done.append(counter.asked(requests([c.layout for c in buckets], momenta)).times(run.pooled))
+    if run.pooled:
+        kept = momenta if isinstance(momenta, int) else momenta()
+        done.append(counter.asked(requests([c.layout for c in buckets], kept)).times(run.pooled))
     return _sum(done), last - first + 1
 
 

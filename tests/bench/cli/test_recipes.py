@@ -68,7 +68,7 @@ def test_what_bytes_are_promised_is_counted(name: str) -> None:
     few = 2 + getattr(recipe.schedule, "backups", 0)
     ratios = {n: bytes_per_step("allreduce", shapes, n) / bytes_per_step(recipe, shapes, n) for n in (few, 4, 32, 100)}
     grows = ratios[100] < ratios[4] / 4
-    assert ("bytes grow with their number" in docs.not_for) == grows
+    assert bool(re.search("bytes grow with (their|the) number", docs.not_for)) == grows
     if "whatever the number of ranks" in docs.use:
         assert ratios[100] > 0.75 * ratios[4]
     for times in re.findall(r"([\d.]+) times fewer bytes", docs.use):
@@ -183,12 +183,12 @@ def test_ddp_takes_what_is_not_said_to_be_refused(name: str) -> None:
     [
         ("backup", "attach(..., scaler=GradScaler())", "use bf16"),
         ("backup", "attach(..., buffers='average')", "late ranks are left out"),
-        ("backup", "backup + error_feedback()", "would be lost silently"),
+        ("backup", "backup + error_feedback()", "would be lost"),
         ("backup", "training on 2 ranks", "one gradient a step"),
         ("local_sgd", "attach(a model with BatchNorm, ...)", "pass buffers="),
         ("local_sgd", "local_sgd + error_feedback(units='update')", "leave units out"),
         ("slowmo", "gossamer.ddp.register(ddp_model, 'slowmo')", "use gossamer.attach"),
-        ("sgp", "attach(..., buffers='average')", "say 'local'"),
+        ("sgp", "attach(..., buffers='average')", "pass 'local'"),
         ("sgp", "sgp + error_feedback()", "drop the memory"),
         ("qsgd", "allreduce(qsgd())", "scatter(qsgd())"),
         ("powersgd", "powersgd + none()", "error_feedback()"),
@@ -347,7 +347,7 @@ def screen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
     """What a terminal shows, without the white space: lines are folded, but nothing is cut off."""
     shown = io.StringIO()
     made = Console(file=shown, force_terminal=True, width=request.param, highlight=False, color_system=None)
-    for module in ("cards", "lists"):
+    for module in ("help_pages", "list_tables"):
         monkeypatch.setattr(f"gossamer.bench.cli.{module}.console", lambda: made)
 
     def read() -> str:

@@ -15,7 +15,7 @@ from gossamer.bench.workloads import get
 from gossamer.core import plugins
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, nearest, parse, registry
-from gossamer.planning import bytes_between, bytes_per_step
+from gossamer.planning import Momenta, bytes_between, bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 from gossamer.runtime.optimizer_state import kept_by
@@ -33,7 +33,7 @@ class CostQuery(NamedTuple):
     numel: int
     hosts: int
     rate: int | None = None  # bit/s
-    momenta: int = 1  # tensors that the optimizer keeps of each parameter
+    momenta: Momenta = 1  # tensors that the optimizer keeps of each parameter
 
     def sent(self, recipe: Recipe) -> float:
         return bytes_per_step(recipe, self.parameters, self.hosts, momenta=self.momenta)
@@ -120,10 +120,17 @@ def query(workload: str | None, parameters: int | None, hosts: int, rate: str | 
         return CostQuery(title, {**shapes}, 4 * numel, numel, hosts, _rate(rate))
     model = workload or MODEL
     trained = get(model).model()
-    momenta = kept_by(get(model).optimizer(trained))
     named = {n: p.detach() for n, p in trained.named_parameters() if p.requires_grad}
     dense, numel = sum(p.nbytes for p in named.values()), sum(p.numel() for p in named.values())
-    return CostQuery(f"the model of {model}", {**named}, dense, numel, hosts, _rate(rate), momenta)
+    return CostQuery(
+        f"the model of {model}",
+        {**named},
+        dense,
+        numel,
+        hosts,
+        _rate(rate),
+        lambda: kept_by(get(model).optimizer(trained)),
+    )
 
 
 def _rate(text: str | None) -> int | None:
@@ -191,7 +198,6 @@ def _model(query: CostQuery) -> dict[str, Any]:
         "parameters": query.numel,
         "hosts": query.hosts,
         "rate": query.rate,
-        "momenta": query.momenta,
         "dense_bytes_per_step": round(dense),
         "dense_seconds_per_step": query.seconds(dense),
     }
