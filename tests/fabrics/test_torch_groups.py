@@ -78,7 +78,7 @@ def refused(rank: int, size: int) -> list[str]:
 
     out = fabric.join(fabric.start(program()))
     fabric.run(verbs.all_reduce(torch.ones(1), among=HALVES[rank // 2]))
-    with pytest.raises(ValueError, match="different ranks from 0 to 3"):
+    with pytest.raises(ValueError, match="distinct ranks from 0 to 3"):
         fabric.form([(2, 4)])
     fabric.close()
     return out
@@ -94,7 +94,7 @@ def test_a_group_that_nobody_made_or_one_is_no_member_of_is_refused(gang4: Gang)
             f"no group {rank},{3 - rank} on comm thread 'comm': the part that uses it must list it in `groups`"
             in unmade
         )
-        assert all("different ranks from 0 to 3" in text for text in wrong)
+        assert all("distinct ranks from 0 to 3" in text for text in wrong)
 
 
 def other_groups(rank: int, size: int) -> str:

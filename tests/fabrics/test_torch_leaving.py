@@ -13,7 +13,7 @@ LEAVING = """
 import gc, os, sys, warnings
 warnings.simplefilter("error")
 import torch, torch.distributed as dist
-from gossamer.core.verbs import all_reduce, claim, closed
+from gossamer.core.verbs import all_reduce, take_ticket, wait_quorum
 from gossamer.fabrics.torch import TorchFabric
 
 folder, *plans = sys.argv[1:]
@@ -44,7 +44,7 @@ assert fabric.run(all_reduce(torch.ones(1))).item() == 2
 if "stuck" in how and rank == 0:
     fabric.start(all_reduce(torch.ones(1)))
 if "polling" in how:
-    fabric.start(closed("never", 3))
+    fabric.start(wait_quorum("never", 3))
 if "early" in how:
     fabric.close()
 if "destroy" in how:

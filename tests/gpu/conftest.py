@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.gpu.loops import Binding
+from tests.gpu.loops import World
 from tests.gpu.nursery import Nursery
 
 
@@ -15,5 +15,5 @@ def nursery() -> Iterator[Nursery]:
 
 
 @pytest.fixture(scope="session")
-def world(nursery: Nursery) -> Binding:
-    return Binding(nursery)
+def world(nursery: Nursery) -> World:
+    return World(nursery)

@@ -44,7 +44,7 @@ class Seen:
     """What one rank's device saw, from the first step that is counted to the last."""
 
     parameters: int
-    channels: int
+    buckets: int
     steps: int
     losses: list[float]
     syncs: Counter[str]
@@ -70,7 +70,7 @@ class Seen:
         return sum(self.launches.values()) / self.steps
 
 
-class Binding:
+class World:
     """What has been seen of each plan; each is run once, and may be asked for by many tests."""
 
     def __init__(self, nursery: Nursery) -> None:
@@ -138,11 +138,11 @@ def _train(rank: int, plan: Plan) -> Seen:
         kept, peak = max(live) - STATE * count, diary.peak - STATE * count
         syncs, lane_syncs, launches = (now - then for now, then in zip(_counters(), counted))
         crossed = diary.crossings - crossed
-        channels = len(comm.worker.buckets)
+        buckets = len(comm.worker.buckets)
         remembers = end(comm)
     return Seen(
         parameters=count,
-        channels=channels,
+        buckets=buckets,
         steps=plan.steps,
         losses=[float(loss) for loss in losses],
         syncs=syncs,

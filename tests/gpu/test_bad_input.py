@@ -99,7 +99,7 @@ def test_what_one_rank_refuses_all_are_told(nursery: Nursery) -> None:
 def test_a_model_on_the_cpu_needs_a_group_for_it(nursery: Nursery) -> None:
     for kind, text in nursery.run(2, refused, on_the_cpu, "nccl"):
         assert kind == "AttachError"
-        assert text.startswith("the model is on cpu, and the process group has no backend that gossamer can use for it")
+        assert text.startswith("the model is on cpu, and the process group has no backend that gossamer can use there")
 
 
 def on_the_first_gpu(rank: int) -> nn.Module:

@@ -5,7 +5,7 @@ import math
 import pytest
 from tests.gpu import limits
 from tests.gpu.known import cases
-from tests.gpu.loops import Binding
+from tests.gpu.loops import World
 from tests.gpu.subjects import (
     is_async,
     named,
@@ -29,7 +29,7 @@ FEW = {str(plan) for text in ALIKE for plan in plans_under_nccl(text)}
 
 
 @pytest.mark.parametrize("name", cases("test_it_trains_under_nccls_rules", UNDER_NCCL, always=FEW))
-def test_it_trains_under_nccls_rules(world: Binding, name: str) -> None:
+def test_it_trains_under_nccls_rules(world: World, name: str) -> None:
     """With two and three ranks, communicators made lazily and at once, and whatever the user's group is called."""
     for seen in world.run(UNDER_NCCL[name]):
         assert seen.crossed > 0
@@ -40,7 +40,7 @@ def test_it_trains_under_nccls_rules(world: Binding, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", cases("test_no_communicator_is_left", short_presets(), always=one_of_each_codec()))
-def test_no_communicator_is_left(world: Binding, name: str) -> None:
+def test_no_communicator_is_left(world: World, name: str) -> None:
     """After `detach` each is destroyed; or they pile up in the GPU's memory."""
     for seen in seen_of(world, plan_of(named()[name])):
         assert seen.groups
@@ -48,7 +48,7 @@ def test_no_communicator_is_left(world: Binding, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", cases("test_launches_do_not_grow", short_presets(), always=one_of_each_codec()))
-def test_launches_do_not_grow(world: Binding, name: str) -> None:
+def test_launches_do_not_grow(world: World, name: str) -> None:
     """Six more parameters cost their copies, and nothing for each of three ranks."""
     few, many = plans_under_nccl(named()[name])[:2]
     recipe = Recipe.of(named()[name])
@@ -64,7 +64,7 @@ RESUMED = [n for n, text in short_presets().items() if not (waits_for_few(text) 
 
 
 @pytest.mark.parametrize("name", cases("test_a_checkpoint_on_the_cpu_resumes", RESUMED))
-def test_a_checkpoint_on_the_cpu_resumes(world: Binding, name: str) -> None:
+def test_a_checkpoint_on_the_cpu_resumes(world: World, name: str) -> None:
     """As if nothing had been: the losses are those of a run that went on."""
     straight = seen_of(world, plan_of(named()[name]))
     if not straight[0].remembers:
@@ -73,11 +73,15 @@ def test_a_checkpoint_on_the_cpu_resumes(world: Binding, name: str) -> None:
         assert b.losses == a.losses[: len(b.losses)]
 
 
-THERE = ("fabrics/staged.py", "schedules/pair_server.py")  # the latter reads what it is asked, on a lane of its own
+THERE = (
+    "fabrics/staged.py",
+    "schedules/pair_server.py",
+    "schedules/server.py",
+)  # servers read what they are asked, on a thread of their own
 
 
 @pytest.mark.parametrize("name", cases("test_it_trains_over_staged_gloo", (*one_of_a_kind(), NODES)))
-def test_it_trains_over_staged_gloo(world: Binding, name: str) -> None:
+def test_it_trains_over_staged_gloo(world: World, name: str) -> None:
     """A CUDA model over a gloo group. A lane may wait for the copies to pinned memory, and for nothing else."""
     plan = plan_of(named()[name], backends="gloo", warm=1, steps=2)
     for seen in world.run(plan):
@@ -91,7 +95,7 @@ WITHOUT_A_DEVICE = ("allreduce", "qsgd", "overlap_local_sgd", "osgp", "backup")
 
 
 @pytest.mark.parametrize("name", cases("test_nobody_need_set_a_device", WITHOUT_A_DEVICE))
-def test_nobody_need_set_a_device(world: Binding, name: str) -> None:
+def test_nobody_need_set_a_device(world: World, name: str) -> None:
     """A loop that says `model.to("cuda:1")`, and no more: all that gossamer does is on that device, and in order."""
     for seen in world.run(plan_of(named()[name], sets_device=False, warm=1, steps=2)):
         assert not seen.races
@@ -103,7 +107,7 @@ WITHOUT_TRITON = ("qsgd", "terngrad", "allreduce(ternary())")
 
 
 @pytest.mark.parametrize("name", cases("test_no_lane_waits_where_there_is_no_triton", WITHOUT_TRITON))
-def test_no_lane_waits_where_there_is_no_triton(world: Binding, name: str) -> None:
+def test_no_lane_waits_where_there_is_no_triton(world: World, name: str) -> None:
     for seen in world.run(plan_of(named()[name], triton=False)):
         assert not seen.races
         assert not seen.lane_syncs

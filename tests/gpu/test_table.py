@@ -1,14 +1,14 @@
 """The table of docs/gpu.md says what is measured today."""
 
 import pytest
-from tests.gpu.loops import Binding
+from tests.gpu.loops import World
 from tests.gpu.subjects import is_async, short_presets, waits_for_few
 from tests.gpu.table import PAGE, differs, rows, written
 
 pytestmark = pytest.mark.gang
 
 
-def test_the_page_is_not_stale(world: Binding) -> None:
+def test_the_page_is_not_stale(world: World) -> None:
     there, found = written(PAGE.read_text()), rows(world.run, without_triton=False)
     assert there.keys() == found.keys(), "python -m tests.gpu.table writes it anew"
     texts = short_presets()

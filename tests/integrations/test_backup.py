@@ -170,7 +170,9 @@ def too_few(rank: int, size: int, recipe: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("backups", "words"), [(1, "2 ranks leave one gradient"), (2, "2 ranks leave nobody")])
+@pytest.mark.parametrize(
+    ("backups", "words"), [(1, "2 ranks leave one gradient"), (2, "2 ranks leave no gradient to wait for")]
+)
 def test_ranks_that_leave_no_mean_are_refused_at_attach(gang2: Gang, backups: int, words: str) -> None:
     assert all(words in text for text in gang2.run(too_few, f"backup({backups})"))
 

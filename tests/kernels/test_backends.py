@@ -62,9 +62,9 @@ WARM = """
 import sys, torch
 from gossamer import kernels
 from gossamer.codecs.warm import warm
-from gossamer.core.bucket import Block
+from gossamer.core.bucket import Bucket
 from gossamer.core.contracts import Context
-from gossamer.core.rng import Dice
+from gossamer.core.rng import CounterRng
 from gossamer.recipe import Recipe
 
 def loaded():
@@ -78,9 +78,9 @@ recipe = Recipe.of("scatter(ternary(), answer=qsgd(bits=3))")
 warm(recipe, torch.device("cpu"))
 known = loaded()
 assert "_absmax_and_rms" in known and "_compact" not in known, known
-block = Block.of({"a": torch.randn(1000), "b": torch.randn(3, 4)})
+block = Bucket.of({"a": torch.randn(1000), "b": torch.randn(3, 4)})
 for codec in (recipe.exchange.codec, recipe.exchange.answer):
-    codec.decode(codec.encode(block, {}, Context(0, 1, 0, Dice(0, 0, 0))), block)
+    codec.decode(codec.encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0))), block)
 assert loaded() == known
 try:
     kernels.warmup("lanes", "ternery")

@@ -217,7 +217,9 @@ def test_a_checkpoint_of_another_recipe_is_refused_with_both_names() -> None:
 def test_a_state_of_no_known_shape_is_refused_and_not_cut_up() -> None:
     worker = one("topk(ratio=0.1)", 2, size=2)
     worker.buckets[0].states["memory"]["sketch"] = torch.zeros(3, 4)
-    with pytest.raises(CheckpointError, match=r"'sketch' of the bucket of 'scale' has 12 elements.*as 'sketch:NAME'"):
+    with pytest.raises(
+        CheckpointError, match=r"'sketch' of the bucket of 'scale' has 12 elements.*under 'sketch:NAME'"
+    ):
         checkpoint.save(worker)
 
 

@@ -140,7 +140,7 @@ def test_whoever_was_done_before_an_interruption_is_done(heard: Heard) -> None:
 def test_a_record_knows_the_model_and_the_recipes_before_any_rank_speaks(heard: Heard) -> None:
     record, _ = heard.builder.follow(lambda: 1)
     assert record.parameters == 32
-    assert record.runs[0].about == "Gradients in 16-bit brain floats, summed in float32."
+    assert record.runs[0].about == "Gradients in bfloat16, summed in float32."
     assert not record.runs[0].yardstick
 
 
