@@ -6,7 +6,7 @@ python -m tests.gpu.table          # measure, and write it between its marks
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.gpu.loops import World, Plan, Seen
+from tests.gpu.loops import Plan, Seen, World
 from tests.gpu.nursery import Nursery, RankError
 from tests.gpu.subjects import named, plan_of, short_presets, waits_for_few
 

@@ -5,7 +5,7 @@ import math
 import pytest
 from tests.gpu import limits
 from tests.gpu.known import cases
-from tests.gpu.loops import World, Plan, Seen
+from tests.gpu.loops import Plan, Seen, World
 from tests.gpu.nursery import RankError
 from tests.gpu.subjects import is_async, named, plan_of, short_presets
 

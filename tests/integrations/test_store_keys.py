@@ -1,10 +1,12 @@
 """What a run writes into the store that ranks meet in, it takes away again when all have left."""
 
 import pytest
+import torch
 import torch.distributed as dist
 from tests.gang import Gang
 from tests.integrations.loops import attached, small_step
 from tests.laws.samples import preset_recipes
+from torch import nn
 
 from gossamer.fabrics.store import default_store
 from gossamer.recipe import Recipe
@@ -32,6 +34,11 @@ NAMES = {
 STEPS = 80  # more rounds than tickets are kept of
 
 
+def gentle(model: nn.Module) -> torch.optim.Optimizer:
+    """Slow enough for the outer momentum of rounds of two steps: training must not diverge, for a warning is an error."""
+    return torch.optim.SGD(model.parameters(), lr=0.001)
+
+
 def kept(rank: int, size: int, recipes: list[tuple[str, str]]) -> dict[str, int]:
     """How many keys more there are after each recipe has been attached, trained with and detached."""
     counts = dict[str, int]()
@@ -39,7 +46,7 @@ def kept(rank: int, size: int, recipes: list[tuple[str, str]]) -> dict[str, int]
         dist.barrier()
         before = default_store().num_keys()
         dist.barrier()
-        with attached(Recipe.of(text)) as (model, optimizer, comm):
+        with attached(Recipe.of(text), optimizer=gentle) as (model, optimizer, comm):
             while comm.step < STEPS:
                 small_step(model, optimizer, comm, rank)
             comm.finish()
