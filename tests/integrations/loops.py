@@ -56,7 +56,10 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-def usual(recipe: str | Recipe) -> Callable[[nn.Module], torch.optim.Optimizer]:
+Optimizers = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def usual(recipe: str | Recipe) -> Optimizers:
     """SGD with momentum; without, where the recipe brings its own."""
     parsed = Recipe.of(recipe)
     update = parsed.update
@@ -126,19 +129,19 @@ def simulated(recipe: str | Recipe, size: int, steps: int) -> list[list[Tensor]]
     return out
 
 
-def learning(rank: int, size: int, recipe: str) -> list[float]:
+def learning(rank: int, size: int, recipe: str, optimizer: Optimizers | None = None) -> list[float]:
     """A rank's losses on what it sees again and again, of ranks that go at their own pace and meet in the end.
 
     So many steps that it has long learned it: what another learned while this rank was held up lands all at once, and for
     some steps it is worse again.
     """
-    with attached(recipe) as (model, optimizer, comm):
+    with attached(recipe, optimizer=optimizer) as (model, made, comm):
         losses = list[float]()
         for _ in range(160):
-            optimizer.zero_grad()
+            made.zero_grad()
             loss = loss_of(model, rank, 1)
             loss.backward()
-            optimizer.step()
+            made.step()
             losses.append(loss.item())
         comm.finish()
         return losses

@@ -263,7 +263,7 @@ def about(kind: str) -> str:
     """Summary line of a preset or a baseline; empty for an expression.
 
     >>> about("topk(ratio=0.1)"), about("scatter(bf16())")
-    ('Top one percent of the gradient's elements, with error feedback.', '')
+    ("Top one percent of the gradient's elements, with error feedback.", '')
     """
     from gossamer.recipes import presets
 
