@@ -210,7 +210,7 @@ def test_slow_momentum_that_comes_into_force_again_begins_at_the_model_there_is(
         (f"{DENSE} + backup_workers(backups=1)", "late ranks would change the recipe at another step"),
         (f"{DENSE} + post_local(3, local_sgd(2))", "gradients with models"),
         (f"{DENSE} + hierarchical(1, 2, local_sgd(2))", "the controller does not see that"),
-        ("gather(topk(ratio=0.2)) + own_gradient() + resync(4)", "each has its own"),
+        ("gather(topk(ratio=0.2)) + own_gradient() + resync(4)", "each rank has its own"),
         ("fetchsgd(ratio=0.02)", "keeps a momentum or a debt of its own"),
         ("gather(topk(ratio=0.2)) + momentum_correction(0.9)", "counts 10 times"),
         ("scatter(qsgd()) + diana(momentum=0.5)", "counts 2 times"),

@@ -109,7 +109,7 @@ def test_the_batch_grows_with_the_noise_and_the_rate_with_it_up_to_the_most() ->
     [
         ("qsgd + adascale()", "adds its own noise"),
         ("qsgd + noise_batch(4)", r"accordion_batch\(\)"),
-        ("local_sgd(4) + adascale()", "none"),
+        ("local_sgd(4) + adascale()", "sends no gradients"),
         ("allreduce + adascale(slack=1.0)", r"\[0.01, 1\)"),
         ("allreduce + noise_batch(0)", "at least 1 micro-batch"),
         ("allreduce + noise_batch(4, factor=1)", "at least 2"),

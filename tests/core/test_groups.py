@@ -105,7 +105,7 @@ def test_closing_closes_the_program() -> None:
 
 @pytest.mark.parametrize("among", [(0, 0), (0, 4), (-1, 0), ()])
 def test_a_group_is_of_different_ranks_that_there_are(among: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="different ranks from 0 to 3"):
+    with pytest.raises(ValueError, match="distinct ranks from 0 to 3"):
         refuse_group(AllReduce(torch.ones(1), among=among), 0, 4)
     with pytest.raises(ValueError, match="rank 2 made a request in the group 0,1, to which it does not belong"):
         refuse_group(AllReduce(torch.ones(1), among=(0, 1)), 2, 4)

@@ -47,7 +47,7 @@ def test_pack_reads_views_in_their_logical_order() -> None:
 @given(st.sampled_from(DTYPES), st.integers(1, 9), st.integers(1, 80))
 def test_a_wire_that_ends_early_is_refused(dtype: torch.dtype, count: int, missing: int) -> None:
     length = max(count * dtype.itemsize - missing, 0)
-    with pytest.raises(WireError, match="ends early"):
+    with pytest.raises(WireError, match="ends too early"):
         take(torch.zeros(length, dtype=torch.uint8), dtype, count)
 
 

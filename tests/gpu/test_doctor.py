@@ -167,4 +167,4 @@ def test_ranks_and_ways_that_do_not_agree_are_told_apart() -> None:
     strayed = recipes.compared("allreduce", {"cpu": fine, "nccl": {0: of([1.0, 2.0]), 1: of([3.0, 2.0], 2)}})
     assert (strayed.outcome, "differs between them over NCCL" in strayed.says) == ("failed", True)
     apart = recipes.compared("allreduce", {"cpu": fine, "nccl": {0: of([1.0, 2.1]), 1: of([3.0, 2.0])}})
-    assert apart.says == "mean losses over NCCL are 2, 2.05, and over gloo, on the CPU 2, 2"
+    assert apart.says == "over NCCL they are 2, 2.05, and over gloo, on the CPU 2, 2"

@@ -64,20 +64,20 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     # momenta
     "onebit_adam(0)": ("at least 1 step", "15 to 25 %"),
     "onebit_adam(3) + slowmo(4)": ("sends a momentum", "every_step()"),
-    "onebit_adam(3) + local_sgd(4)": ("under local_sgd(4) there is none", "every_step()"),
-    "onebit_lamb(3) + local_sgd(4)": ("under local_sgd(4) there is none", "every_step()"),
-    "zero_one_adam(3) + slowmo(4)": ("under slowmo(4) they do not", "zero_one(1000)"),
+    "onebit_adam(3) + local_sgd(4)": ("local_sgd(4) averages none", "every_step()"),
+    "onebit_lamb(3) + local_sgd(4)": ("local_sgd(4) averages none", "every_step()"),
+    "zero_one_adam(3) + slowmo(4)": ("slowmo(4) has neither", "zero_one(1000)"),
     "allreduce(fp32()) + backup_workers() + onebit_adam_update(3)": ("late ranks miss it", "every_step()"),
-    "gather(topk()) + momentum_correction(0.9) + onebit_adam_update(3)": ("make another one", "momentum=0.0"),
+    "gather(topk()) + momentum_correction(0.9) + onebit_adam_update(3)": ("would add a second one", "momentum=0.0"),
     "zero_one_adam(3) + momentum_correction(0.9)": ("adds a second one", "momentum=0.0"),
     "onebit_adam(3) + every_step(l1=0.1)": ("gradient's length", "leave l1 out"),
     "onebit_lamb(3) + every_step(l1=0.1)": ("gradient's length", "leave l1 out"),
     "zero_one_adam(3) + every_step(l1=0.1)": ("gradient's length", "leave l1 out"),
     "signsgd + every_step(l1=0.1)": ("gradient's length", "leave l1 out"),
-    "signsgd + local_sgd(4)": ("under local_sgd(4) there is none", "every_step()"),
+    "signsgd + local_sgd(4)": ("local_sgd(4) averages none", "every_step()"),
     "signsgd + gossip()": ("would send nothing", "choco()"),
     "demo + every_step(l1=0.1)": ("gradient's length", "leave l1 out"),
-    "demo + local_sgd(4)": ("under local_sgd(4) there is none", "every_step()"),
+    "demo + local_sgd(4)": ("local_sgd(4) averages none", "every_step()"),
     "demo + momentum_correction(0.9)": ("would stop all momentum", "masking=False"),
     "signsgd + delayed()": ("a step may have none", "use every_step()"),
     "onebit_adam(3) + delayed()": ("a step may have none", "use every_step()"),
@@ -110,7 +110,10 @@ OPTIMIZERS: dict[str, tuple[Callable[[nn.Module], torch.optim.Optimizer], str]] 
     "not of Adam's family": (lambda m: torch.optim.RMSprop(m.parameters()), "use torch.optim.AdamW"),
     "a second momentum": (lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), "both add momentum"),
     "other numbers": (lambda m: torch.optim.AdamW(m.parameters(), betas=(0.8, 0.99)), "in the recipe"),
-    "amsgrad": (lambda m: torch.optim.AdamW(m.parameters(), weight_decay=0.0, amsgrad=True), "leave amsgrad out"),
+    "amsgrad": (
+        lambda m: torch.optim.AdamW(m.parameters(), weight_decay=0.0, amsgrad=True),
+        "amsgrad is not supported",
+    ),
 }
 
 

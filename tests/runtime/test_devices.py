@@ -130,7 +130,7 @@ def test_backup_workers_are_as_fast_as_their_devices(monkeypatch: pytest.MonkeyP
         def precedes(self) -> None:
             story.append("read after it")
 
-    claim = quorum.claim
+    claim = quorum.take_ticket
 
     def claiming(name: str) -> Program[int]:
         story.append("claimed")

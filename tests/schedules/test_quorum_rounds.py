@@ -353,7 +353,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "diana + quorum_rounds(4)": ("late ranks are left out", "use error_feedback()"),
     "ef21 + quorum_rounds(4)": ("late ranks are left out", "use error_feedback()"),
     "allreduce + quorum_rounds(4) + adacomm(6)": ("ranks are at different steps", "use diloco"),
-    "signsgd + quorum_rounds(4)": ("there is none", "every_step()"),
+    "signsgd + quorum_rounds(4)": ("averages none", "every_step()"),
     "gather(topk()) + momentum_correction(0.9) + quorum_rounds(4)": ("differences of models hold", "error_feedback()"),
 }
 

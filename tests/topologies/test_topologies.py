@@ -224,8 +224,8 @@ def test_matrices_that_lose_mass_or_leave_somebody_out_are_refused(columns: list
     [
         ("", "no edges given; list them, such as"),
         ("0>", "'0>' is not an edge; write '0>1'"),
-        ("0>0 0-1", "nobody is its own neighbour"),
-        ("0-1 1>0", "1>0 is named twice"),
+        ("0>0 0-1", "without itself"),
+        ("0-1 1>0", "1>0 is listed twice"),
         ("0-1 2-3", "not connected: among 4 ranks.*never receives news of ranks 2, 3"),
         ("0-1; 2-3; 2>1", "rank 0 never sends news to ranks 2, 3"),
         ("0>1:.6 0>2:.4 1>0 2>0", "not column-stochastic.*rank 0 gives ranks 1, 2.*keeps 0"),

@@ -60,7 +60,7 @@ def test_late_ranks_take_the_directions_that_they_missed() -> None:
     ("text", "words"),
     [
         ("allreduce(fp32()) + local_sgd(8) + signs()", "local_sgd(8) averages none: use every_step()"),
-        ("sgp + signs()", "under gossip() there is none"),
+        ("sgp + signs()", "gossip() averages none"),
         ("allreduce(fp32()) + every_step(l1=0.1) + signs()", "the threshold needs the gradient's length"),
     ],
 )

@@ -21,7 +21,7 @@ SWEEPS = 8  # of the subspace iteration, which begins with the directions of bef
 @final
 @part("gradiveq", sample="gradiveq(length=16, ratio=3, learn=1)")
 class GradiVeQ(LinearCodec):
-    """Project slices of matrices on principal directions of earlier gradients; the projections are linear, so they can be summed.
+    """Project slices of matrices on principal directions of earlier gradients; projections can be summed.
 
     A matrix's rows are cut into equal slices s of at most `length` elements, at the same positions in every row. For `learn`
     steps the gradient is sent in full, and C = sum s s^T of the mean is accumulated; U are its leading eigenvectors, one for

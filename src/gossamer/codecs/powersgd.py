@@ -270,18 +270,17 @@ def _warm_start(group: _SameRank, state: State, context: Context, like: Tensor) 
     rows = list[Tensor]()
     for s in group.segments:
         q = state.get(f"q:{s.name}")
-        if q is not None:
-            q = _moved(q, -_shift(q))
         if q is None or q.shape[0] < group.rank:
             fresh = context.rng.shared_normal(f"{s.name}/powersgd", group.rank, group.m).to(like)
-            q = fresh if q is None else torch.cat([q, fresh[q.shape[0] :]])
+            q = fresh if q is None else torch.cat([_moved(q, -_shift(q)), fresh[q.shape[0] :]])
         rows.append(q[: group.rank])
-    return torch.stack(rows)
+    starts = torch.stack(rows)
+    return _moved(starts, -_shift(starts))  # of all matrices at once
 
 
 def _shift(x: Tensor) -> Tensor:
-    """Exponent of two that scales a matrix near to one; 0 where its product with another matrix is safe anyway."""
-    exponent = torch.frexp(x.abs().amax()).exponent
+    """Exponent of two that scales each matrix near to one; 0 where its product with another matrix is safe anyway."""
+    exponent = torch.frexp(x.abs().amax(dim=(-2, -1), keepdim=True)).exponent
     return exponent.masked_fill(exponent.abs() <= NEAR, 0)
 
 

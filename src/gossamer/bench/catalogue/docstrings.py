@@ -26,7 +26,7 @@ def read(subject: Any) -> Docs:
 
     >>> from gossamer.memories import ErrorFeedback
     >>> read(ErrorFeedback).wire
-    'that of the exchange inside. Memory: one copy of the gradient.'
+    'that of the exchange. Memory: one copy of the gradient.'
     """
     summary, *paragraphs = (inspect.getdoc(subject) or "").split("\n\n")
     body, found = list[str](), dict[str, str]()
