@@ -25,8 +25,8 @@ COUNTING, RECIPE, REPORT = (
 
 MUTATIONS = (
     # the worker, whatever the recipe
-    Mutation("engine: spoilt means change memories", "runtime/averaging.py", "PendingCommit(flight.drafts if worker.finite else [])", "PendingCommit(flight.drafts)", f"{NOT_FINITE}::test_a_lost_model_costs_one_round_and_no_memory[topk(ratio=0.1) + slowmo(3, by_lr=False)]"),
-    Mutation("engine: a spoilt round is taken", "runtime/averaging.py", "flight.lost = not worker.finite", "flight.lost = False", f"{NOT_FINITE}::test_a_lost_model_costs_one_round_and_no_memory[slowmo(3)]"),
+    Mutation("engine: spoilt means change memories", "runtime/averaging.py", "PendingCommit(flight.drafts if self.finite else [])", "PendingCommit(flight.drafts)", f"{NOT_FINITE}::test_a_lost_model_costs_one_round_and_no_memory[topk(ratio=0.1) + slowmo(3, by_lr=False)]"),
+    Mutation("engine: a spoilt round is taken", "runtime/averaging.py", "flight.lost = not self.finite", "flight.lost = False", f"{NOT_FINITE}::test_a_lost_model_costs_one_round_and_no_memory[slowmo(3)]"),
     Mutation("engine: channels in any order", "runtime/buckets.py", "finished.sort(key=lambda names: position[names[-1]])", "pass", "tests/runtime/test_buckets.py::test_channels_go_in_the_order_in_which_backward_fills_them"),
     Mutation("engine: rates stay multiplied", "runtime/update_step.py", "for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):\n            group", "for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):\n            dict(group)", f"{ACCORDION}::test_the_rate_grows_at_the_same_step_as_the_batch"),
     Mutation("engine: momenta of strangers are averaged", "runtime/optimizer_state.py", "return largest == -smallest", "return True", f"{SLOWMO}::test_a_rank_without_buffers_yet_does_not_stop_the_others"),
@@ -60,8 +60,8 @@ MUTATIONS = (
     Mutation("schedule: a warm-up ends a step early", "schedules/local_sgd.py", "1 if loop.step <= self.warmup else", "1 if loop.step < self.warmup else", f"{SLOWMO}::test_warm_up_averages_at_every_step"),
     Mutation("schedule: the pull is too weak", "schedules/overlap_local_sgd.py", "torch.lerp(x, a, self.alpha, out=x)", "torch.lerp(x, a, 1 - self.alpha, out=x)", f"{OVERLAP}::test_it_is_the_formula_of_the_paper"),
     Mutation("schedule: the threshold knows no momentum", "schedules/every_step.py", "[gain * lr * self.l1 for", "[lr * self.l1 for", "tests/schedules/test_penalty.py::test_the_optimum_of_lasso_and_ridge_is_found_with_momentum"),
-    Mutation("schedule: a mean over those who are late too", "schedules/quorum.py", "result.mean.mul_(loop.size / len(accepted))", "result.mean", f"{FIRST}::test_the_mean_is_over_the_accepted_and_nothing_else"),
-    Mutation("schedule: all speak of the rate at once", "schedules/quorum.py", "numbers.clone() if loop.rank == accepted[0] else", "numbers.clone() if loop.rank >= 0 else", f"{FIRST}::test_a_late_rank_takes_missed_updates_with_the_rates_of_their_steps"),
+    Mutation("schedule: a mean over those who are late too", "schedules/quorum.py", "result.mean.mul_(loop.ranks.size / len(accepted))", "result.mean", f"{FIRST}::test_the_mean_is_over_the_accepted_and_nothing_else"),
+    Mutation("schedule: all speak of the rate at once", "schedules/quorum.py", "numbers.clone() if loop.ranks.rank == accepted[0] else", "numbers.clone() if loop.ranks.rank >= 0 else", f"{FIRST}::test_a_late_rank_takes_missed_updates_with_the_rates_of_their_steps"),
     Mutation("schedule: messages are absorbed at once", "schedules/gossip.py", "(step + self.overlap) % self.every", "step % self.every", "tests/laws/test_laws_replicas.py::test_a_round_whose_messages_travel_ends_just_before_they_land"),
     # controllers
     Mutation("controller: at the threshold it is mild", "controllers/regimes.py", "abs(old - now) / old >= threshold", "abs(old - now) / old > threshold", f"{ACCORDION}::test_a_parameter_is_critical_exactly_at_the_drop"),

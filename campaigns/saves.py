@@ -98,7 +98,7 @@ def rank(case: Case, rank: int, port: int, deadline: float, folder: str) -> None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     comm = gossamer.attach(model, optimizer, case.recipe, deadline=deadline)
     took, number = 0.0, 0
-    before = case.call == "load" and comm.recipe.schedule.lane  # these load before the first step only
+    before = case.call == "load" and comm.recipe.schedule.shape.lane  # these load before the first step only
 
     def call() -> None:
         """The first two tell how long it takes; all others are hit, on one rank."""

@@ -12,7 +12,7 @@ from gossamer.combinations import ways
 from gossamer.core.constraints import agree
 from gossamer.core.contracts import Exchange, Memory
 from gossamer.core.parts import require
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Schedule, TrainsElsewhere
 
 ANEW = "make the change between two runs instead: save, and attach the model again with the other recipe"
 
@@ -42,11 +42,21 @@ def begins_anew(before: Schedule, after: Schedule) -> bool:
 
 def crosses(before: Schedule, after: Schedule) -> bool:
     """Whether one averages gradients and the other models, so that nothing that a memory learned of one holds for the other."""
-    return before.averages_gradients != after.averages_gradients
+    return before.shape.averages_gradients != after.shape.averages_gradients
 
 
 def _kind(schedule: Schedule) -> tuple[Any, ...]:
-    return type(schedule), schedule.averages_gradients, schedule.drives
+    return type(schedule), schedule.shape.averages_gradients, schedule.shape.mixer
+
+
+def _hands_over(schedule: Schedule) -> bool:
+    """True if another schedule may take over after any step at which a controller is asked: all models are equal then,
+    nothing is in flight, and no state of it is needed later.
+    """
+    shape = schedule.shape
+    steps = range(shape.prelude + 1, shape.prelude + shape.period + 1)
+    kept = bool(shape.lane) or isinstance(schedule, TrainsElsewhere) or not shape.hands_over
+    return not kept and any(map(schedule.is_synced, steps))
 
 
 def _check_schedules(recipe: Any, found: Sequence[Any]) -> None:
@@ -60,7 +70,7 @@ def _check_schedules(recipe: Any, found: Sequence[Any]) -> None:
     )
     for one in schedules:
         require(
-            one.hands_over,
+            _hands_over(one),
             f"{recipe.controller} could change between {named}: under {one} models differ, something is on its way or a second "
             "model is kept when a controller decides, which another schedule would lose. Change between schedules after whose "
             f"rounds all models are equal, such as every_step(), local_sgd(8) and slowmo(8); or {ANEW}",

@@ -25,7 +25,7 @@ from gossamer.core.contracts import (
 )
 from gossamer.core.errors import RecipeError, UnknownPartError
 from gossamer.core.parts import Part, nearest, parse, part, require
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Resyncing, Schedule
 from gossamer.core.text import LONGEST, MOST_TERMS, cut, shown, table
 from gossamer.memories import NoMemory
 from gossamer.rules import Route, Rule
@@ -141,7 +141,9 @@ class Recipe:
     def is_synced(self, step: int) -> bool:
         """True if all ranks hold equal models after this step."""
         parted = any("parts models" in one.traits for one in self.parts())
-        return self.schedule.resyncs(step) if parted else self.schedule.is_synced(step)
+        if not parted:
+            return self.schedule.is_synced(step)
+        return isinstance(self.schedule, Resyncing) and self.schedule.resyncs(step)
 
     @cached_property
     def reached(self) -> list["Recipe"]:
@@ -166,7 +168,7 @@ class Recipe:
     @property
     def may_average(self) -> bool:
         """True if the recipe averages gradients, now or after a controller's change."""
-        return any(one.schedule.averages_gradients for one in (self, *self.reached))
+        return any(one.schedule.shape.averages_gradients for one in (self, *self.reached))
 
     def _single(self) -> dict[str, Part]:
         """The one part of each kind, by kind."""

@@ -91,8 +91,7 @@ def train(
     """
     ledger = Ledger(per_node=ranks[0].worker.origin.ranks_per_node)
     for replica in ranks:
-        replica.worker.on_decision, replica.worker.on_drop = ledger.decide, ledger.drop
-        replica.worker.on_age = ledger.age
+        replica.worker.record.listener = ledger.hear
     programs = [listen(r.worker.rank, _run(r, backward, steps, seconds)) for r in ranks]
     outcome = simulate(programs, network, ledger)
     for replica, clock in zip(ranks, outcome.clocks, strict=True):
@@ -159,12 +158,12 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
     worker = replica.worker
     last = worker.step + steps
     alone = worker.size == 1  # one rank trains as under `attach`: only parts that change the optimizer's steps act
-    plain = alone and not worker.recipe.schedule.works_alone
+    plain = alone and not worker.recipe.schedule.shape.works_alone
     if not alone:
         yield from worker.reopen()  # programs of an earlier `train` wait in a simulation that has ended
         yield from worker.begin()
     while worker.step < last:
-        rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.accumulate
+        rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.shape.micro_batches
         loss = yield Compute(lambda: _gradients(replica, backward), "compute", parts * seconds(rank, step))
         replica.losses.append(loss)
         worker.loss = loss
@@ -174,14 +173,14 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
             worker.step += 1
         else:
             yield from worker.train_step(gradients, partial(_descend, replica), replica.optimizer.step)
-        worker.descent.leave(replica.optimizer)
+        worker.update_step.leave(replica.optimizer)
     if not alone:
         yield from worker.rest()
 
 
 def _gradients(replica: Replica, backward: Backward) -> float:
     """Compute the mean gradient over the schedule's micro-batches; returns the mean loss."""
-    parts = replica.worker.recipe.schedule.accumulate
+    parts = replica.worker.recipe.schedule.shape.micro_batches
     replica.optimizer.zero_grad(set_to_none=True)
     losses, sums = list[float](), dict[Tensor, Tensor]()
     for _ in range(parts):
@@ -199,13 +198,13 @@ def _descend(replica: Replica) -> bool:
     """Set the agreed gradients and step the optimizer; skips the step if they are not finite."""
     worker = replica.worker
     if worker.recipe.schedule.averages(worker.step) and worker.size > 1:
-        worker.descent.put()
-        finite = worker.finite
+        worker.update_step.put()
+        finite = worker.averaging.finite
     else:
         finite = all_finite([p.grad for p in replica.model.parameters() if p.grad is not None])
     if finite:  # as a loss scaler would
         worker.redirect()
-        worker.descent.enter(replica.optimizer)
+        worker.update_step.enter(replica.optimizer)
         replica.optimizer.step()
     return finite
 

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, TypeVar, final
 
 from gossamer.core.contracts import Exchange
 from gossamer.core.parts import Part, part, require
+from gossamer.core.schedule import BetweenNodes, Schedule
 from gossamer.exchanges import Nodes
 
 R = TypeVar("R")
@@ -51,6 +52,7 @@ def in_two_levels(recipe: R, per_node: int) -> R:
     nodes(scatter(qsgd()), 4) + rule('ndim < 2', nodes(allreduce(fp32()), 4))
     """
     given: Any = recipe
+    schedule: Schedule = given.schedule
     said: int = given.ranks_per_node
     require(
         said in (1, per_node),
@@ -61,7 +63,7 @@ def in_two_levels(recipe: R, per_node: int) -> R:
     return replace(
         given,
         exchange=Nodes(given.exchange, per_node),
-        schedule=given.schedule.between_nodes(per_node),
+        schedule=schedule.between_nodes(per_node) if isinstance(schedule, BetweenNodes) else schedule,
         rules=tuple(_within(rule, per_node) for rule in given.rules),
         controller=_within(given.controller, per_node),
         routes={name: Nodes(exchange, per_node) for name, exchange in given.routes.items()},

@@ -391,7 +391,7 @@ def test_rounds_that_do_not_divide_an_epoch_are_judged_all_the_same(schedule: st
 
 
 def batch(script: Script) -> tuple[int, float]:
-    return script.recipe.schedule.accumulate, script.recipe.schedule.lr_factor
+    return script.recipe.schedule.shape.micro_batches, script.recipe.schedule.shape.lr_factor
 
 
 def batched(**options) -> Recipe:
@@ -476,7 +476,7 @@ def test_growing_the_batch_keeps_memories_and_resumes() -> None:
         old = by_name(ranks[0].worker.buckets, "memory", "residual")
         buckets = ranks[0].worker.buckets
         train(ranks, pull, 1)
-        grown = [*grown, ranks[0].worker.recipe.schedule.accumulate == 4]
+        grown = [*grown, ranks[0].worker.recipe.schedule.shape.micro_batches == 4]
         assert ranks[0].worker.buckets is buckets
         assert old.keys() == by_name(ranks[0].worker.buckets, "memory", "residual").keys()
     assert grown == [True] * 4

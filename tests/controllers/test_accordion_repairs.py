@@ -8,8 +8,9 @@ from tests.controllers.repairs import RECIPES, curve
 
 from gossamer.core.bucket import Bucket
 from gossamer.core.contracts import Facts
+from gossamer.core.events import Decision
 from gossamer.core.parts import Part
-from gossamer.fabrics.ledger import Decision, Ledger
+from gossamer.fabrics.ledger import Ledger
 from gossamer.recipe import Recipe
 
 KNOBS = {
@@ -37,7 +38,7 @@ def test_it_repairs_what_rank_one_spoils_and_sends_less_than_rank_eight() -> Non
 
 def test_a_ledger_keeps_decisions_in_its_file(tmp_path: Path) -> None:
     ledger = Ledger()
-    ledger.decide(7, 0, "gather(topk()) for all 3 parameters")
+    ledger.hear(Decision(7, 0, "gather(topk()) for all 3 parameters"))
     ledger.write(tmp_path / "ledger")
     assert (
         Ledger.read(tmp_path / "ledger").decisions

@@ -130,7 +130,7 @@ def test_an_error_that_may_be_made_is_kept_to_and_a_smaller_one_takes_more_bits(
     for error in (200.0, 40.0):
         seen, _, ranks = history(f"gather(qsgd(bits=4)) + dqsgd({STEPS}, error={error})", steady)
         used.append(sum(b["large"] for b in seen))
-        assert float(ranks[0].worker.steering.state["made"]) <= error
+        assert float(ranks[0].worker.controller.state["made"]) <= error
     assert used[0] + STEPS / 2 < used[1]
 
 

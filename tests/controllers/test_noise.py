@@ -74,7 +74,7 @@ def test_a_step_is_as_long_as_it_is_worth_and_progress_counts_it(noisy: bool, wo
     assert float((before - parameters(ranks)[0]).mean()) == pytest.approx(
         0.1 * mean * worth, rel=0.03
     )  # rates lie 5 % apart
-    (progress,) = {float(r.worker.steering.state["progress"]) for r in ranks}
+    (progress,) = {float(r.worker.controller.state["progress"]) for r in ranks}
     assert progress == pytest.approx(1.0 + worth, rel=0.03)
     assert bit_equal(parameters(ranks))
 
@@ -83,8 +83,8 @@ def test_the_rate_of_a_schedule_counts_besides() -> None:
     ranks = make(DENSE + "every_step(rate=0.5) + adascale()", 2, lambda: Flat(5), known_sgd())
     opposed = backward(lambda rank, step: 1e-9 + (-1.0) ** rank * torch.ones(5, dtype=torch.float64))
     train(ranks, opposed, 3)
-    assert ranks[0].worker.recipe.schedule.lr_factor == pytest.approx(1.0, rel=0.03)
-    assert float(ranks[0].worker.steering.state["progress"]) == pytest.approx(1.0 + 2.0 + 2.0, rel=0.03)
+    assert ranks[0].worker.recipe.schedule.shape.lr_factor == pytest.approx(1.0, rel=0.03)
+    assert float(ranks[0].worker.controller.state["progress"]) == pytest.approx(1.0 + 2.0 + 2.0, rel=0.03)
 
 
 def test_the_batch_grows_with_the_noise_and_the_rate_with_it_up_to_the_most() -> None:
@@ -96,12 +96,12 @@ def test_the_batch_grows_with_the_noise_and_the_rate_with_it_up_to_the_most() ->
     for _ in range(12):
         train(ranks, backward(loud), 1)
         schedule = ranks[0].worker.recipe.schedule
-        seen.append((schedule.accumulate, schedule.lr_factor))
+        seen.append((schedule.shape.micro_batches, schedule.shape.lr_factor))
     assert seen[1] == (1, 1.0)
     assert list(dict.fromkeys(seen)) == [(1, 1.0), (2, 2.0), (4, 4.0)]
     quiet = make(DENSE + "noise_batch(8, warmup=3)", RANKS, lambda: Flat(5), known_sgd())
     train(quiet, backward(lambda rank, step: 1 + 0.1 * loud(rank, step)), 12)
-    assert quiet[0].worker.recipe.schedule.accumulate == 1
+    assert quiet[0].worker.recipe.schedule.shape.micro_batches == 1
 
 
 @pytest.mark.parametrize(

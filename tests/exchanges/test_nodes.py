@@ -217,7 +217,7 @@ def test_every_preset_trains_in_two_levels_or_is_refused_with_the_reason(name: s
         assert re.search(r"rank to rank|talks to the server|the memory keeps the residual|is for nodes of", why)
         return
     recipe = Recipe.of(text)
-    gossips = recipe.schedule.drives is not None  # between nodes of one size
+    gossips = recipe.schedule.shape.mixer is not None  # between nodes of one size
     ranks = make(repr(recipe), 4 if gossips else 5)
     run(ranks, pull, 9)
     models = parameters(ranks)

@@ -108,16 +108,18 @@ def syncs(recipe: Recipe) -> float:
     """How often the host may wait for the device, a step."""
     if "waits for few" in recipe.schedule.traits:
         return 2  # once more before it claims its place: who is first is for the devices to say
-    if not (recipe.schedule.averages_gradients or recipe.schedule.mixes or "push_sum" in repr(recipe)):
+    if not (recipe.schedule.shape.averages_gradients or recipe.schedule.shape.mixes or "push_sum" in repr(recipe)):
         every = getattr(recipe.schedule, "every", 1)
-        if recipe.schedule.is_async:
+        if recipe.schedule.shape.is_async:
             return 2 / every  # once more before it claims its place
-        if recipe.schedule.skips_steps:
-            return 2 / recipe.schedule.period  # once more for what ranks tell of their speed, when the average has come
+        if recipe.schedule.shape.skips_steps:
+            return (
+                2 / recipe.schedule.shape.period
+            )  # once more for what ranks tell of their speed, when the average has come
         fragments = min(every, 2) if getattr(recipe.schedule, "fragments", 1) is None else 1  # each lands by itself
         return (fragments + recipe.controller.hears_loss) / every
     if "resyncs" in recipe.schedule.traits:
-        return 1 + 1 / recipe.schedule.period
+        return 1 + 1 / recipe.schedule.shape.period
     watches: Controller = recipe.controller
     return 1 if isinstance(watches, Fixed) else 1 + 1 / getattr(watches, "epoch", 1)
 

@@ -12,6 +12,7 @@ from tests.gpu.nursery import Nursery, RankError
 from torch import Tensor, nn
 
 import gossamer
+from gossamer.core.schedule import TrainsElsewhere
 from gossamer.integrations import Communicator
 from gossamer.recipe import Recipe
 
@@ -114,7 +115,9 @@ def _train(rank: int, plan: Plan) -> Seen:
     torch.manual_seed(0)
     model = net(plan).to(device)
     recipe = Recipe.of(plan.recipe)
-    own = recipe.schedule.trains_elsewhere or any("sends momentum" in part.traits for part in recipe.parts())
+    own = isinstance(recipe.schedule, TrainsElsewhere) or any(
+        "sends momentum" in part.traits for part in recipe.parts()
+    )
     own |= recipe.update is not None and (recipe.update.is_step or "fades" in recipe.memory.traits)
     momentum = 0.0 if own else 0.9
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)

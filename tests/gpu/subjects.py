@@ -109,7 +109,7 @@ def waits_for_few(text: str) -> bool:
 
 def is_async(text: str) -> bool:
     """Whether ranks pair up at their own pace: in an even number, and what they do depends on time."""
-    return Recipe.of(text).schedule.is_async
+    return Recipe.of(text).schedule.shape.is_async
 
 
 def is_cut(text: str) -> bool:
@@ -120,7 +120,11 @@ def is_cut(text: str) -> bool:
 def talks_to_one(text: str) -> bool:
     """Whether it sends point to point."""
     recipe = Recipe.of(text)
-    return recipe.schedule.mixes or recipe.schedule.serves or any(isinstance(part, Mixer) for part in parts_of(recipe))
+    return (
+        recipe.schedule.shape.mixes
+        or recipe.schedule.shape.serves
+        or any(isinstance(part, Mixer) for part in parts_of(recipe))
+    )
 
 
 @cache

@@ -53,7 +53,7 @@ def _row(run: Callable[[Plan], list[Seen]], text: str, without_triton: bool) -> 
 
 def _round(text: str) -> str:
     """The judges' rounds have two steps."""
-    return "" if Recipe.of(text).schedule.averages_gradients else ", rounds of 2" if "every=2" in text else ""
+    return "" if Recipe.of(text).schedule.shape.averages_gradients else ", rounds of 2" if "every=2" in text else ""
 
 
 def _number(value: float) -> str:

@@ -53,7 +53,7 @@ def test_launches_do_not_grow(world: World, name: str) -> None:
     few, many = plans_under_nccl(named()[name])[:2]
     recipe = Recipe.of(named()[name])
     cut = getattr(recipe.schedule, "fragments", 1) is None
-    blocks = min(recipe.schedule.period, 2) if cut else 1 + bool(recipe.rules)
+    blocks = min(recipe.schedule.shape.period, 2) if cut else 1 + bool(recipe.rules)
     more = limits.launches(name) * 2 * (many.depth - few.depth)
     for a, b in zip(seen_of(world, few), seen_of(world, many), strict=True):
         assert a.buckets == b.buckets == blocks  # vectors may travel apart, and so do fragments

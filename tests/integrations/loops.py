@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import gossamer
+from gossamer.core.schedule import TrainsElsewhere
 from gossamer.integrations import Communicator
 from gossamer.recipe import Recipe
 from gossamer.simulate import replicas, train
@@ -63,7 +64,7 @@ def usual(recipe: str | Recipe) -> Optimizers:
     """SGD with momentum; without, where the recipe brings its own."""
     parsed = Recipe.of(recipe)
     update = parsed.update
-    own = parsed.schedule.trains_elsewhere or any("adds momentum" in part.traits for part in parsed.parts())
+    own = isinstance(parsed.schedule, TrainsElsewhere) or any("adds momentum" in part.traits for part in parsed.parts())
     own |= update is not None and (update.sends_momentum or update.is_step or "fades" in parsed.memory.traits)
     return (lambda model: torch.optim.SGD(model.parameters(), lr=0.05)) if own else sgd
 

@@ -11,15 +11,16 @@ from torch import nn
 
 import gossamer
 from gossamer.core.errors import AttachError, RecipeError
+from gossamer.core.schedule import TrainsElsewhere
 from gossamer.recipe import Recipe
 
 PRESETS = preset_recipes()
 PLAIN = [
     name
     for name, r in PRESETS.items()
-    if (r.schedule.averages_gradients or not r.schedule.works_alone)
-    and r.schedule.accumulate == 1
-    and not r.schedule.trains_elsewhere
+    if (r.schedule.shape.averages_gradients or not r.schedule.shape.works_alone)
+    and r.schedule.shape.micro_batches == 1
+    and not isinstance(r.schedule, TrainsElsewhere)
     and r.update is None
 ]
 
@@ -59,7 +60,7 @@ def test_one_rank_is_plain_training_bit_for_bit(name: str) -> None:
 
 
 ALONE = [  # what they do to the optimizer's steps does not need a second rank
-    *(f"allreduce + {s}" for s in samples("schedule") if s.works_alone and "waits for few" not in s.traits),
+    *(f"allreduce + {s}" for s in samples("schedule") if s.shape.works_alone and "waits for few" not in s.traits),
     *(f"allreduce + {u}" for u in samples("update")),
     *(
         f"allreduce + {c}"

@@ -201,7 +201,7 @@ def shrinking(rank: int, size: int) -> dict[str, Any]:
     told, used = list[tuple[int, Any]](), dict[int, tuple[int, ...]]()
     recipe = "allreduce(fp32()) + backup_workers(backups=0, limit=0.2, on_exhausted='shrink')"
     with milestones(rank) as others, attached(recipe) as (model, optimizer, comm):
-        comm.worker.on_late = lambda step: told.append((step, comm.dropped_samples[step]))
+        comm._steps.meter.on_late = lambda step: told.append((step, comm.dropped_samples[step]))
 
         def before() -> None:
             used[len(used) + 1] = comm.accepted

@@ -120,7 +120,7 @@ def measured(rank: int, size: int, recipe: str) -> tuple[dict[str, float], dict[
         before = comm.metrics()
         for _ in range(4):
             small_step(model, optimizer, comm, rank)
-        return before, comm.metrics(), dict(comm.worker.errors)
+        return before, comm.metrics(), dict(comm.worker.measurement.errors)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def measured_behind(rank: int, size: int) -> dict[str, float]:
         gate.set()
         optimizer.step()
         comm.state_dict()  # waits for what is under way
-        return comm.worker.errors
+        return comm.worker.measurement.errors
 
 
 def _waiting(gate: Event) -> Program[None]:

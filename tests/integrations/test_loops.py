@@ -115,7 +115,7 @@ def refused(rank: int, size: int, recipe: str) -> list[str]:
     """What is said about steps that cannot be right."""
     said = list[str]()
     with attached(recipe) as (model, optimizer, comm):
-        if comm.recipe.schedule.averages_gradients:
+        if comm.recipe.schedule.shape.averages_gradients:
             for closure in (None, lambda: loss_of(model, rank, 1)):
                 with pytest.raises(AttachError) as caught:
                     optimizer.step(closure)

@@ -27,7 +27,7 @@ def trained(rank: int, size: int, recipe: str, quiet: bool) -> tuple[Tensor, lis
                 comm.quiet()
                 requests = comm.ledger.requests
                 dist.all_reduce(torch.ones(1))
-                waited.append(sending and requests == comm.ledger.requests and bool(comm.worker.flights.landing()))
+                waited.append(sending and requests == comm.ledger.requests and bool(comm.worker.in_flight.landing()))
         return flat(model), waited
 
 

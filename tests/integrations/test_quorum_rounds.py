@@ -39,7 +39,7 @@ def one_is_late(rank: int, size: int, recipe: str, slow: int) -> dict[str, Any]:
             wait_for_the_others(step)
         comm.check_sync()
         learner = comm.worker.live["learner"]
-        accepted, rounds, steps = Counter(comm.worker.accepted), comm.worker.closed, comm.step
+        accepted, rounds, steps = Counter(comm.worker.record.accepted), comm.worker.record.closed_steps, comm.step
         merged = sum(f.merged + f.steps for f in learner._fragments)
         comm.finish()
         for step in range(1, STEPS + 1):

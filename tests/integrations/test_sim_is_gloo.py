@@ -111,7 +111,7 @@ def test_gloo_is_the_simulator_up_to_rounding(request: pytest.FixtureRequest, re
     for rank in range(size):
         torch.testing.assert_close(real[rank][-1], virtual[rank][-1], rtol=1e-5, atol=1e-6)
         assert not same(real[rank][0], real[rank][-1])
-    if Recipe.of(recipe).schedule.averages_gradients:
+    if Recipe.of(recipe).schedule.shape.averages_gradients:
         assert all(same(mine, real[0][-1]) for mine in (r[-1] for r in real))
 
 

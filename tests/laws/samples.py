@@ -196,13 +196,13 @@ def memories() -> list[Memory]:
 
 def schedules() -> list[Schedule]:
     """Mixers are driven by one. Those at their own pace have a law of their own, with their trait."""
-    in_step = [s for s in samples("schedule") if not s.is_async]
+    in_step = [s for s in samples("schedule") if not s.shape.is_async]
     return list(dict.fromkeys([*in_step, *(parse(f"gossip({m})") for m in mixers())]))
 
 
 def unpaced() -> list[Schedule]:
     """Those whose ranks wait for nobody."""
-    return [s for s in samples("schedule") if s.is_async]
+    return [s for s in samples("schedule") if s.shape.is_async]
 
 
 def updates() -> list[Update]:
@@ -256,7 +256,7 @@ def preset_recipes() -> dict[str, Recipe]:
 @cache
 def recipes() -> tuple[Recipe, ...]:
     """All presets, every exchange with every memory it bears, every schedule and controller with what bears it."""
-    carriers = [r for r in preset_recipes().values() if not r.schedule.is_async]
+    carriers = [r for r in preset_recipes().values() if not r.schedule.shape.is_async]
     out = [*carriers, *pairs()]
     for base, schedule in product(carriers, schedules()):
         out += legal(Recipe, base.exchange, base.memory, schedule)

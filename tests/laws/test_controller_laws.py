@@ -40,7 +40,7 @@ def test_what_it_remembers_is_tensors(recipe: Recipe) -> None:
     ranks = make(recipe, 2)
     train(ranks, pull, STEPS)
     for rank in ranks:
-        assert {type(t).__name__ for t in rank.worker.steering.state.values()} <= {"Tensor"}
+        assert {type(t).__name__ for t in rank.worker.controller.state.values()} <= {"Tensor"}
 
 
 def _uncontrolled(recipe: Recipe) -> Recipe:

@@ -1,6 +1,7 @@
 """What a request raises, a part may catch: on every fabric, wherever the part is in the chain of programs."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from gossamer.codecs import FP32
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Context, Exchange, ReduceResult
 from gossamer.core.loop import Loop
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Schedule, Shape
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.core.verbs import Compute, OptimizerStep, Program
 from gossamer.exchanges import AllReduced
@@ -43,13 +44,13 @@ class CarefulSchedule(Schedule):
 
     name = "careful_schedule"
 
-    @property
-    def averages_gradients(self) -> bool:
-        return True
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(averages_gradients=True, works_alone=True)
 
     def step(self, loop: Loop) -> Program[None]:
         yield from attempt("before the descent")
-        yield from loop.average_gradients()
+        yield from loop.averages.wait_gradients()
         yield OptimizerStep()
         yield from attempt("after the descent")
 

@@ -93,7 +93,7 @@ def test_a_lost_model_costs_one_round_and_no_memory(recipe: str) -> None:
     memories, models = [remembered(r.worker) for r in ranks], parameters(ranks)
     train(ranks, broken((1, 5)), 3)
     if (
-        ranks[0].worker.recipe.schedule.drives is None
+        ranks[0].worker.recipe.schedule.shape.mixer is None
     ):  # under gossip the rank takes its neighbours' model, and no round is lost
         assert all(same_memory(before, remembered(r.worker)) for before, r in zip(memories, ranks))
         assert all(bit_equal(pair) for pair in zip(models, parameters(ranks)))

@@ -18,8 +18,8 @@ def steps(replica: Replica, count: int, taken: bool) -> Program[None]:
     worker, optimizer = replica.worker, replica.optimizer
 
     def descend() -> bool:
-        worker.descent.put()
-        worker.descent.enter(optimizer)
+        worker.update_step.put()
+        worker.update_step.enter(optimizer)
         worker.redirect()
         if taken:
             optimizer.step()
@@ -29,13 +29,13 @@ def steps(replica: Replica, count: int, taken: bool) -> Program[None]:
         pull(replica.model, worker.rank, worker.step)
         yield from worker.begin()
         yield from worker.train_step([c.gradients() for c in worker.buckets], descend, optimizer.step)
-        worker.descent.leave(optimizer)
+        worker.update_step.leave(optimizer)
 
 
 def known(replica: Replica) -> dict[str, Any]:
     """All that moves on with the gradients that were taken."""
     worker = replica.worker
-    return remembered(worker, *ROLES) | {f"control/{k}": t.clone() for k, t in worker.steering.state.items()}
+    return remembered(worker, *ROLES) | {f"control/{k}": t.clone() for k, t in worker.controller.state.items()}
 
 
 @pytest.mark.parametrize("recipe", fleet.each(fleet.PROMPT))
@@ -45,10 +45,10 @@ def test_a_step_that_is_left_out_late_leaves_no_trace(recipe: str) -> None:
     memories, models, recipes = [known(r) for r in ranks], parameters(ranks), [r.worker.recipe for r in ranks]
     simulate([steps(r, 2, taken=False) for r in ranks])
     for r, memory, model, before in zip(ranks, memories, models, recipes, strict=True):
-        assert r.worker.finite
-        assert r.worker.skipped == 2
+        assert r.worker.averaging.finite
+        assert r.worker.record.skipped == 2
         assert same_memory(known(r), memory)
-        assert r.worker.steering.due == before
+        assert r.worker.controller.due == before
         assert bit_equal([r.flat(), model])
     simulate([steps(r, 1, taken=True) for r in ranks])
     assert not bit_equal([ranks[0].flat(), models[0]])

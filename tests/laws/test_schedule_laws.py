@@ -88,7 +88,7 @@ def test_training_goes_somewhere(recipe: Recipe) -> None:
 
 @every_carried
 def test_what_it_asks_for_repeats_after_its_period(recipe: Recipe) -> None:
-    period, prelude = recipe.schedule.period, recipe.schedule.prelude
+    period, prelude = recipe.schedule.shape.period, recipe.schedule.shape.prelude
     begin = -(-prelude // period) * period
     run, asked = DryRun(recipe, step=begin + 1), list[tuple[int, int]]()
     for _ in range(period):

@@ -34,7 +34,7 @@ from gossamer.core.constraints import TRAITS, requires
 from gossamer.core.contracts import Controller, Exchange, Memory, ReduceResult, Update
 from gossamer.core.errors import RecipeError
 from gossamer.core.loop import Loop
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Resyncing, Schedule
 from gossamer.memories import NoMemory
 from gossamer.recipe import Recipe
 from gossamer.runtime import Worker
@@ -222,6 +222,7 @@ def makes_models_equal_that_have_parted(schedule: Schedule) -> None:
     for step in range(1, 10):
         train(ranks, pull, 1)
         equal.append(bit_equal(parameters(ranks)))
+        assert isinstance(schedule, Resyncing)
         assert equal[-1] == schedule.resyncs(step) == ranks[0].worker.recipe.is_synced(step)
     assert set(equal) == {True, False}
 
@@ -389,7 +390,7 @@ def goes_on_without_the_latest(schedule: Schedule) -> None:
     train(ranks, pull, 6, seconds=lambda rank, step: 100.0 if rank == 2 else 1.0)
     late = "backups=0" not in repr(schedule)
     assert [r.clock for r in ranks] == ([6.0, 6.0, 100.0] if late else [600.0] * 3)
-    assert [r.worker.dropped for r in ranks] == [[], [], [1] if late else []]
+    assert [r.worker.record.dropped_steps for r in ranks] == [[], [], [1] if late else []]
     assert bit_equal(parameters(ranks))
 
 
@@ -404,13 +405,13 @@ def makes_one_step_of_several_batches(schedule: Schedule) -> None:
     ranks = make(f"allreduce(fp32()) + {schedule}", 2)
     passes = list[int]()
     train(ranks, lambda model, rank, step: (passes.append(rank), pull(model, rank, step))[1], 3)
-    assert len(passes) == 2 * 3 * schedule.accumulate > 6
+    assert len(passes) == 2 * 3 * schedule.shape.micro_batches > 6
 
 
 @law("own step")
 def moves_otherwise_than_the_optimizer(schedule: Schedule) -> None:
     own = make(Recipe.of(f"allreduce(fp32()) + {schedule}"), 2)
-    plain = make(f"allreduce(fp32()) + every_step(micro_batches={schedule.accumulate})", 2)
+    plain = make(f"allreduce(fp32()) + every_step(micro_batches={schedule.shape.micro_batches})", 2)
     train(own, pull, 3)
     train(plain, pull, 3)
     assert not bit_equal([parameters(own)[0], parameters(plain)[0]])
@@ -505,7 +506,7 @@ def has_blocks_of_one_rate(part: Any) -> None:
 @law("singles out")
 def is_refused_where_all_go_one_way(singled: ConstrainedRules) -> None:
     for schedule in schedules():
-        if schedule.mixes:
+        if schedule.shape.mixes:
             with pytest.raises(RecipeError, match="cannot single out"):
                 Recipe.of(f"allreduce(fp32()) + {schedule} + rule('ndim < 2', allreduce(fp32()))")
 

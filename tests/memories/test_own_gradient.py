@@ -105,7 +105,7 @@ def test_what_is_sent_and_what_is_kept_is_what_was_given() -> None:
 def whole(ranks: list[Replica]) -> list[Tensor]:
     """x_i + 1/N of what rank i owes, as the steps that plain SGD would take with it."""
     loops = [r.worker.loop for r in ranks]
-    sums = [[x + o / len(ranks) for x, o in zip(lp.parameters(), lp.residuals(), strict=True)] for lp in loops]
+    sums = [[x + o / len(ranks) for x, o in zip(lp.parameters(), lp.averages.residuals(), strict=True)] for lp in loops]
     return [torch.cat(s) for s in sums]
 
 
@@ -145,11 +145,11 @@ def test_a_flush_loses_nothing_and_counts_nothing_twice(size: int) -> None:
     never = make(f"{recipe} + resync(1000, sync='flush')", size, wide, plain)
     train(flushed, pull, 7)
     train(never, pull, 7)
-    owed = [torch.cat(r.worker.loop.residuals()) for r in never]
+    owed = [torch.cat(r.worker.loop.averages.residuals()) for r in never]
     expected = parameters(never)[0] - (sum(owed) - owed[0]) / size
     torch.testing.assert_close(parameters(flushed)[0], expected, rtol=0, atol=1e-14)
     assert bit_equal(parameters(flushed))
-    assert all(not d.any() for r in flushed for d in r.worker.loop.residuals())
+    assert all(not d.any() for r in flushed for d in r.worker.loop.averages.residuals())
 
 
 def push(model: nn.Module, rank: int, step: int) -> float:
@@ -189,7 +189,8 @@ def test_an_average_takes_models_and_leaves_debts() -> None:
     torch.testing.assert_close(parameters(ranks)[0], torch.stack(parameters(never)).mean(0))
     assert bit_equal(parameters(ranks))
     assert all(
-        bit_equal([*a.worker.loop.residuals(), *b.worker.loop.residuals()]) for a, b in zip(ranks, never, strict=True)
+        bit_equal([*a.worker.loop.averages.residuals(), *b.worker.loop.averages.residuals()])
+        for a, b in zip(ranks, never, strict=True)
     )
 
 
@@ -208,7 +209,7 @@ def test_a_flush_that_falls_on_a_spoilt_step_flushes_what_was_owed_before() -> N
     train(ranks, spoiled([(1, 4)], float("nan")), 4)
     assert bit_equal(parameters(ranks))
     assert parameters(ranks)[0].isfinite().all()
-    assert all(not d.any() for r in ranks for d in r.worker.loop.residuals())
+    assert all(not d.any() for r in ranks for d in r.worker.loop.averages.residuals())
 
 
 @pytest.mark.parametrize("mode", ["partial", "sum", "errors"])

@@ -227,7 +227,7 @@ class Chatty(Schedule):
 
 def test_a_schedule_that_talks_past_its_loop_cannot_be_counted() -> None:
     recipe = replace(Recipe.of("allreduce"), schedule=Chatty())
-    with pytest.raises(GossamerError, match=r"makes the request AllReduce itself.*use loop.average"):
+    with pytest.raises(GossamerError, match=r"makes the request AllReduce itself.*use loop.averages"):
         bytes_per_step(recipe, SHAPES, 4)
 
 
@@ -240,7 +240,7 @@ def test_a_rehearsal_notes_what_is_asked() -> None:
     local = DryRun(Recipe.of("overlap_local_sgd(2)"))
     for _ in range(5):
         local.take_step()
-    assert (len(local.averages), local.in_flight([0])) == (2, True)
+    assert (len(local.averages), [*local.launched]) == (2, [0])
     late = DryRun(Recipe.of("backup"), size=3)
     for _ in range(2):
         late.take_step()

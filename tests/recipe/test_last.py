@@ -53,7 +53,7 @@ def test_the_last_layer_is_exact_in_full_precision() -> None:
         pull(r.model, r.worker.rank, 1)
     wanted = torch.stack([r.model.get_parameter("head.weight").grad for r in ranks]).mean(0)  # pyright: ignore
     train(ranks, pull, 1)
-    assert torch.equal(ranks[0].worker.by_name(ranks[0].worker.means)["head.weight"], wanted)
+    assert torch.equal(ranks[0].worker.by_name(ranks[0].worker.averaging.means)["head.weight"], wanted)
 
 
 def test_the_recipe_in_force_says_it_by_name_and_a_run_is_resumed() -> None:

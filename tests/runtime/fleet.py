@@ -142,7 +142,7 @@ def each(recipes: Iterable[str]) -> list[Any]:
 SETTLING = [
     r
     for r in ALL
-    if r not in OWN and "waits for few" not in (s := Recipe.of(r).schedule).traits and s.averages_gradients
+    if r not in OWN and "waits for few" not in (s := Recipe.of(r).schedule).traits and s.shape.averages_gradients
 ]  # equal after every step
 PROMPT = [r for r in SETTLING if "lags" not in Recipe.of(r).schedule.traits]  # and each takes its own gradients
 

@@ -107,7 +107,7 @@ def weighted_optimum(schedule: Any) -> float:
     """Where two ranks end under f_i = (x - i)^2 / 2 if the first counts three times as much: it should be 1/4."""
     ranks = make(f"allreduce(fp32()) + {schedule}", 2, Odd, sgd(0.02, 0.0))
     for r in ranks:
-        r.worker.weights = (1.5, 0.5)
+        r.worker.ranks.weights = (1.5, 0.5)
     train(ranks, _to_its_number, 600)
     return float(torch.stack(parameters(ranks)).mean())
 
@@ -157,7 +157,7 @@ def by_name(buckets: Sequence[BucketState], role: str, key: str) -> dict[str, Te
 
 def land(worker: Worker) -> Program[None]:
     """Absorb what is on its way to the worker's mixer."""
-    mixer = worker.recipe.schedule.drives
+    mixer = worker.recipe.schedule.shape.mixer
     assert mixer is not None
     yield from mixing.land(worker.loop, mixer)
 

@@ -96,7 +96,7 @@ def test_groups_with_rates_of_their_own_train_as_the_optimizer_does_alone() -> N
 
     for recipe in ("allreduce", "slowmo(2, beta=0.5)", "gather(fp32()) + error_feedback(units='update')"):
         ranks = make(recipe, 3, optimizer=grouped)
-        assert sorted(ranks[0].worker.loop.lrs) == ([0.01] if recipe == "allreduce" else [0.01, 0.1])
+        assert sorted(ranks[0].worker.loop.optimizer.lrs) == ([0.01] if recipe == "allreduce" else [0.01, 0.1])
         train(ranks, pull, 4)
         assert bit_equal(parameters(ranks))
     alone, model = make("allreduce", 1, optimizer=grouped), Odd()
@@ -139,7 +139,7 @@ def test_groups_that_start_with_one_rate_are_followed_each(recipe: str) -> None:
     """Every group trains as it would in a model of its own; with powersgd a model of its own has other dice."""
     ranks = make(recipe, 2, optimizer=parting)
     train(ranks, drifting, 6)
-    assert sorted(ranks[0].worker.loop.lrs) == pytest.approx([0.1 / 6, 0.1])
+    assert sorted(ranks[0].worker.loop.optimizer.lrs) == pytest.approx([0.1 / 6, 0.1])
     if "powersgd" not in recipe:
         for names, rate in (("matrix", "scale"), lambda step: 0.1 / step), (("turned", "bias"), lambda step: 0.1):
             alone = make(recipe, 2, optimizer=parting)
@@ -191,9 +191,9 @@ def test_models_of_other_precisions_train_with_equal_replicas(recipe: str, dtype
 def test_the_measured_error_is_relative_to_what_was_given(recipe: str, most: float) -> None:
     ranks = make(recipe, 2)
     for r in ranks:
-        r.worker.measure_every = 1
+        r.worker.measurement.every = 1
     train(ranks, pull, 2)
-    errors = ranks[0].worker.errors
+    errors = ranks[0].worker.measurement.errors
     assert errors.keys() == set(NAMES)
     assert all(0 <= e <= most for e in errors.values())
     assert errors["still"] == errors["empty"] == 0.0

@@ -95,12 +95,12 @@ def pull(model: nn.Module, rank: int, step: int) -> float:
 
 
 def ranks_of(recipe: str) -> int:
-    return RANKS + Recipe.of(recipe).schedule.is_async  # pairs are of an even number
+    return RANKS + Recipe.of(recipe).schedule.shape.is_async  # pairs are of an even number
 
 
 def made(recipe: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """What a whole round makes when some have gone before."""
-    period = Recipe.of(recipe).schedule.period
+    period = Recipe.of(recipe).schedule.shape.period
     ranks = replicas(recipe, Model, lambda m: torch.optim.SGD(m.parameters(), lr=0.01), ranks_of(recipe))
     train(ranks, pull, 3 * period + 2)
     with monkeypatch.context() as patch, Watch(patch) as watch:

@@ -27,9 +27,9 @@ def remembered(worker: Worker) -> Iterator[tuple[str, Tensor]]:
     for bucket in worker.buckets:
         for role, state in bucket.states.items():
             yield from ((f"{role}/{key}", tensor) for key, tensor in state.items())
-    yield from worker.steering.state.items()
-    yield from (("landing", mean) for mean in worker.flights.landing().values())
-    yield from (("arrived", wire) for wires in worker.loop.arrived() for wire in wires)
+    yield from worker.controller.state.items()
+    yield from (("landing", mean) for mean in worker.in_flight.landing().values())
+    yield from (("arrived", wire) for wires in worker.loop.messages.arrived() for wire in wires)
 
 
 @pytest.mark.parametrize("recipe", fleet.each(fleet.ALL))
@@ -88,7 +88,7 @@ def test_a_host_asks_the_device_once_a_step(recipe: str, questions: Callable[[],
     train(ranks, zeros, 7)
     worker = ranks[0].worker
     schedule, controller = worker.recipe.schedule, worker.recipe.controller
-    models = not (schedule.averages_gradients or schedule.mixes) or "resyncs" in schedule.traits
+    models = not (schedule.shape.averages_gradients or schedule.shape.mixes) or "resyncs" in schedule.traits
     rounds = len(landings(worker)) if models else 0
     told = rounds if controller.hears_loss else 7 if controller.counts else 0
     assert questions() <= size * (7 + rounds + told)
@@ -97,7 +97,7 @@ def test_a_host_asks_the_device_once_a_step(recipe: str, questions: Callable[[],
 def landings(worker: Worker) -> list[int]:
     """The steps out of seven after which something lands; of a model in fragments, each has rounds of its own."""
     schedule, fragments = worker.recipe.schedule, 1 + max(c.fragment for c in worker.buckets)
-    early = [schedule.period * p // fragments for p in range(fragments)]
+    early = [schedule.shape.period * p // fragments for p in range(fragments)]
     return [step for step in range(1, 8) for e in early if schedule.ends_round(step + e)]
 
 
@@ -148,7 +148,7 @@ def test_what_a_lane_is_given_is_kept_until_its_program_is_joined() -> None:
     """A stream's order keeps what a program is started with: the caller of `launch` lets go of it at once."""
     worker = make("overlap_local_sgd(2)", 2)[0].worker
     message = torch.zeros(worker.buckets[0].layout.numel)
-    started: Any = worker.sending.program(0, message)[0]
+    started: Any = worker.averaging.program(0, message)[0]
     assert any(kept is message for kept in inspect.getgeneratorlocals(started).values())
 
 

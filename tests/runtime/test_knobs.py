@@ -50,7 +50,7 @@ def test_channels_and_memories_are_those_that_there_were(knob: tuple[str, str, s
     buckets, exchange = worker.buckets, worker.recipe.exchange
     kept = {k: t for c in buckets for role in ("memory", "exchange") for k, t in c.states[role].items()}
     held = {k: t.data_ptr() for k, t in kept.items()}
-    worker.steering.adopt(replace(worker.recipe, exchange=parse(knob[0])))
+    worker.controller.adopt(replace(worker.recipe, exchange=parse(knob[0])))
     assert worker.buckets is buckets
     assert buckets[0].exchange == worker.recipe.exchange != exchange
     assert buckets[0].shift == buckets[0].memory.follow(buckets[0].exchange.omega(buckets[0].layout, 3))
@@ -65,14 +65,14 @@ def test_nothing_is_lost_as_it_turns(knob: tuple[str, str, str]) -> None:
     got = given = 0.0
     for step in range(1, steps + 1):
         train(ranks, pull, 1)
-        mean = ranks[0].worker.by_name(ranks[0].worker.means)["matrix"]
+        mean = ranks[0].worker.by_name(ranks[0].worker.averaging.means)["matrix"]
         got = got + mean.double()
         alone = make("allreduce", size)
         for r, other in zip(ranks, alone, strict=True):
             other.model.load_state_dict(r.model.state_dict())
             other.worker.step = step
         train(alone, pull, 1)
-        given = given + alone[0].worker.by_name(alone[0].worker.means)["matrix"].double()
+        given = given + alone[0].worker.by_name(alone[0].worker.averaging.means)["matrix"].double()
         residual = [by_name(r.worker.buckets, "memory", "residual")["matrix"].double() for r in ranks]
         owed = [by_name(r.worker.buckets, "exchange", "owed").get("matrix", torch.zeros(())).double() for r in ranks]
         if "gather" in repr(ranks[0].worker.buckets[0].exchange):

@@ -60,7 +60,7 @@ def test_a_scale_that_is_no_scale_spoils_no_memory(scale: float) -> None:
         under(8.0, run, steps=2)
     for r in ranks:
         r.worker.scale = scale
-        r.worker.sending.program(0, torch.zeros(r.worker.buckets[0].layout.numel))
+        r.worker.averaging.program(0, torch.zeros(r.worker.buckets[0].layout.numel))
         kept, before = r.worker.buckets[0].states["memory"], others[r.worker.rank].worker.buckets[0].states["memory"]
         assert same_memory(kept, before)
-        assert r.worker.unit == 8.0
+        assert r.worker.averaging.unit == 8.0

@@ -125,8 +125,8 @@ def over_two_ranks(rank: int, size: int, recipe: str, sharded: bool) -> list[Ten
             gradients = [c.gradients() for c in worker.buckets]
 
             def descend() -> bool:
-                if worker.recipe.schedule.averages_gradients:
-                    worker.descent.put()
+                if worker.recipe.schedule.shape.averages_gradients:
+                    worker.update_step.put()
                 optimizer.step()
                 return True
 

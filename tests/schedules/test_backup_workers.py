@@ -42,7 +42,7 @@ def test_no_backups_is_synchronous_training_bit_for_bit_though_ranks_are_uneven(
     train(quorum, pull, 12, Network(latency=1e-3), uneven)
     train(plain, pull, 12, Network(latency=1e-3), uneven)
     assert all(bit_equal(pair) for pair in zip(parameters(quorum), parameters(plain)))
-    assert all(r.worker.dropped == [] for r in quorum)
+    assert all(r.worker.record.dropped_steps == [] for r in quorum)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_first_to_finish_are_accepted_in_order_and_nobody_waits_for_the_rest
     assert all(r.worker.live["quorum"].accepted[1] == tuple(accepted) for r in ranks)
     assert all(ranks[r].clock == times[accepted[-1]] for r in accepted)
     assert all(ranks[r].clock == times[r] for r in late)  # a late rank learns it when it is done
-    assert [r.worker.dropped for r in ranks] == [[1] if r in late else [] for r in range(size)]
+    assert [r.worker.record.dropped_steps for r in ranks] == [[1] if r in late else [] for r in range(size)]
 
 
 def test_the_fast_ranks_never_wait_for_a_rank_that_is_always_slow() -> None:
@@ -92,7 +92,7 @@ def test_the_fast_ranks_never_wait_for_a_rank_that_is_always_slow() -> None:
     assert [r.clock for r in ranks] == pytest.approx([10.0, 10.0, 100.0])
     assert [set(ranks[0].worker.live["quorum"].accepted[k]) for k in range(1, 11)] == [{0, 1}] * 10
     assert bit_equal(parameters(ranks))
-    assert ranks[2].worker.dropped == [1]
+    assert ranks[2].worker.record.dropped_steps == [1]
     assert len(ranks[2].losses) == 1  # it computed one gradient, and took the ten updates
 
 
@@ -135,7 +135,7 @@ def test_replicas_stay_bit_equal_though_some_are_late(recipe: str, latency: floa
     )
     assert bit_equal(parameters(ranks))
     assert {r.worker.step for r in ranks} == {26}
-    dropped = [r.worker.dropped for r in ranks]
+    dropped = [r.worker.record.dropped_steps for r in ranks]
     assert sum(map(len, dropped)) > 10
     momenta = [r.optimizer.state[r.model.get_parameter("matrix")]["momentum_buffer"] for r in ranks]
     assert bit_equal(momenta)
@@ -145,12 +145,11 @@ def test_replicas_stay_bit_equal_though_some_are_late(recipe: str, latency: floa
 
 
 def test_dropped_steps_are_told_to_the_worker_that_computed_them() -> None:
-    ranks, told = make("backup(1)", 4), list[tuple[int, int]]()
-    for r in ranks:
-        r.worker.on_late = lambda step, rank=r.worker.rank: told.append((rank, step))
+    ranks = make("backup(1)", 4)
     backward, computed = watched(ranks)
-    train(ranks, backward, 15, Network(latency=0.01), uneven)
-    dropped = {(r.worker.rank, step) for r in ranks for step in r.worker.dropped}
+    run = train(ranks, backward, 15, Network(latency=0.01), uneven)
+    told = [(drop.rank, drop.step) for drop in run.ledger.drops]
+    dropped = {(r.worker.rank, step) for r in ranks for step in r.worker.record.dropped_steps}
     assert set(told) == dropped
     assert len(told) == len(dropped) > 0
     accepted = {(rank, step) for step, who in ranks[0].worker.live["quorum"].accepted.items() for rank in who}
@@ -192,7 +191,7 @@ def test_a_late_rank_takes_missed_updates_with_the_rates_of_their_steps() -> Non
     train(ranks, backward, 12, seconds=lambda rank, step: 4.5 if rank == 2 else 1.0 + rank / 10)
     assert bit_equal(parameters(ranks))
     assert [r.optimizer.param_groups[0]["lr"] for r in ranks] == [rate(12)] * 3
-    assert len(ranks[2].worker.dropped) >= 2
+    assert len(ranks[2].worker.record.dropped_steps) >= 2
 
 
 def test_parameter_groups_with_rates_of_their_own_close_with_one_ticket() -> None:
@@ -298,7 +297,7 @@ def test_grace_waits_for_all_until_the_deadline_that_follows_them() -> None:
     seen = ranks[0].worker.live["quorum"].accepted
     assert all(seen[step] == (0, 1, 2, 3) for step in range(1, 6))
     assert seen[6] == (0, 1, 2)
-    assert ranks[3].worker.dropped[-1] == 6
+    assert ranks[3].worker.record.dropped_steps[-1] == 6
     assert bit_equal(parameters(ranks))
     assert min(r.clock for r in run.replicas) == pytest.approx(5 * 1.3 + 2.15)
 
@@ -307,7 +306,7 @@ def test_grace_without_late_ranks_is_synchronous_training() -> None:
     ranks, plain = make("allreduce(fp32()) + backup_workers(grace=5.0)", 3), make("allreduce", 3)
     train(ranks, pull, 6, seconds=lambda rank, step: 1.0 + rank / 10)
     train(plain, pull, 6)
-    assert all(r.worker.dropped == [] for r in ranks)
+    assert all(r.worker.record.dropped_steps == [] for r in ranks)
     assert all(bit_equal(pair) for pair in zip(parameters(ranks), parameters(plain)))
 
 
@@ -330,18 +329,19 @@ def test_an_exhausted_step_is_an_error_that_names_who_is_missing() -> None:
 
 
 def test_samples_of_what_was_dropped_are_told_and_written_down() -> None:
-    ranks, told = make("backup(1)", 3), list[tuple[int, object]]()
-    last = ranks[2].worker
-    last.on_late = lambda step: told.append((step, last.dropped_samples[step]))
+    ranks = make("backup(1)", 3)
+    last = ranks[2].worker.record
 
     def backward(model: torch.nn.Module, rank: int, step: int) -> float:
-        ranks[rank].worker.samples += [f"{rank}-{step}a", f"{rank}-{step}b"]
+        ranks[rank].worker.record.samples += [f"{rank}-{step}a", f"{rank}-{step}b"]
         return pull(model, rank, step)
 
     run = train(ranks, backward, 6, seconds=lambda rank, step: 2.5 if rank == 2 else 1.0)
-    assert told == [(step, [f"2-{step}a", f"2-{step}b"]) for step in last.dropped]
-    assert [(d.step, d.rank, d.dropped) for d in run.ledger.drops] == [(s, 2, samples) for s, samples in told]
-    assert last.accepted[0] == last.accepted[1] == last.closed == 6
+    told = [(drop.step, drop.dropped) for drop in run.ledger.drops if drop.rank == 2]
+    assert told == [(step, [f"2-{step}a", f"2-{step}b"]) for step in last.dropped_steps]
+    assert told == [*last.dropped_samples.items()]
+    assert len(told) == len(run.ledger.drops)
+    assert last.accepted[0] == last.accepted[1] == last.closed_steps == 6
     assert last.accepted[2] == 0
 
 

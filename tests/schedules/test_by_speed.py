@@ -41,7 +41,7 @@ def test_it_ends_where_its_weights_say(weigh: str, optimum: float) -> None:
 def test_weights_of_data_count_besides() -> None:
     ranks = make("allreduce(fp32()) + by_speed(local_sgd(3))", 2, lambda: Flat(1), sgd(0.05, 0.0))
     for r in ranks:
-        r.worker.weights = (1.5, 0.5)
+        r.worker.ranks.weights = (1.5, 0.5)
     train(ranks, towards_its_rank, 3 * 120, seconds=thrice)
     assert float(parameters(ranks)[0]) == pytest.approx(1 / 4, abs=0.02)
 

@@ -108,7 +108,7 @@ def test_a_mean_that_is_not_finite_is_dropped_on_all_ranks() -> None:
     train(ranks, pull, 1)  # it would land here
     assert bit_equal([*models, *parameters(ranks)])
     assert all(same_memory(before, remembered(r.worker)) for before, r in zip(memories, ranks))
-    assert [(r.worker.dropped_rounds, dict(r.worker.spoilt)) for r in ranks] == [(1, {1: 1})] * 3
+    assert [(r.worker.record.dropped_rounds, dict(r.worker.record.spoilt)) for r in ranks] == [(1, {1: 1})] * 3
     train(ranks, pull, 1)
     assert bit_equal(parameters(ranks))
     assert not bit_equal([models[0], parameters(ranks)[0]])

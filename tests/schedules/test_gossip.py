@@ -118,4 +118,4 @@ def test_an_average_that_is_not_finite_is_not_taken() -> None:
     before = parameters(ranks)
     train(ranks, still, 1)
     assert all(bit_equal(pair) for pair in zip(before, parameters(ranks), strict=True))
-    assert [r.worker.dropped_rounds for r in ranks] == [1] * 4
+    assert [r.worker.record.dropped_rounds for r in ranks] == [1] * 4

@@ -150,7 +150,7 @@ def poisoned(rank: int, size: int) -> tuple[dict[int, int], int, bool]:
                 comm.skip()
         comm.check_sync()
         comm.finish()
-        return comm.spoilt, comm.worker.skipped, bool(flat(model).isfinite().all())
+        return comm.spoilt, comm.worker.record.skipped, bool(flat(model).isfinite().all())
 
 
 @pytest.mark.gang

@@ -1,6 +1,7 @@
 """The loop, seen by schedules that a user might write: a sort of exchange of their own, fragments, a second exchange."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import final
 
 import pytest
@@ -25,7 +26,7 @@ from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Context
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, registry
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Schedule, Shape
 from gossamer.core.verbs import OptimizerStep, Program, receive, send
 from gossamer.core.wire import pack
 from gossamer.exchanges import AllReduced
@@ -47,8 +48,8 @@ def registered() -> Iterator[None]:
 
         def step(self, loop: Loop) -> Program[None]:
             yield OptimizerStep()
-            yield from loop.post(swap)
-            models = zip(loop.parameters(), (yield from loop.collect()))
+            yield from loop.messages.post(swap)
+            models = zip(loop.parameters(), (yield from loop.messages.collect()))
             loop.write([(mine + wires[0].view(mine.dtype)) / 2 for mine, wires in models])
 
     @final
@@ -58,12 +59,12 @@ def registered() -> Iterator[None]:
 
         def step(self, loop: Loop) -> Program[None]:
             yield OptimizerStep()
-            for i in range(len(loop.which)):
+            for i in range(len(loop.buckets)):
                 fragment = loop.part([i])
-                if fragment.in_flight() and (means := (yield from fragment.land())) is not None:
+                if fragment.averages.in_flight() and (means := (yield from fragment.averages.wait())) is not None:
                     fragment.assign(means)
-            yield from loop.part([loop.step % len(loop.which)]).launch(
-                loop.part([loop.step % len(loop.which)]).parameters()
+            yield from loop.part([loop.step % len(loop.buckets)]).averages.launch(
+                loop.part([loop.step % len(loop.buckets)]).parameters()
             )
 
     @final
@@ -71,15 +72,15 @@ def registered() -> Iterator[None]:
     class Beside(Schedule):
         """Gradients go through memory and exchange, and every second step the models through another exchange."""
 
-        @property
-        def averages_gradients(self) -> bool:
-            return True
+        @cached_property
+        def shape(self) -> Shape:
+            return Shape(averages_gradients=True, works_alone=True)
 
         def step(self, loop: Loop) -> Program[None]:
-            yield from loop.average_gradients()
+            yield from loop.averages.wait_gradients()
             yield OptimizerStep()
             if loop.step % 2 == 0:
-                means = yield from loop.average(loop.parameters(), over=AllReduced(FP32()))
+                means = yield from loop.averages.of(loop.parameters(), over=AllReduced(FP32()))
                 assert means is not None
                 loop.assign(means)
 
@@ -160,7 +161,7 @@ def test_a_lost_fragment_is_dropped_and_the_others_land() -> None:
     recipe = f"allreduce(fp32()) + fragments(){SMALL}"
     ranks = make(recipe, SIZE)
     train(ranks, spoilt, 8)
-    lost = {r.worker.dropped_rounds for r in ranks}
+    lost = {r.worker.record.dropped_rounds for r in ranks}
     assert len(lost) == 1
     assert lost.pop() > 0
     again = resumed(recipe, saved(ranks))

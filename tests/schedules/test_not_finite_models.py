@@ -44,8 +44,8 @@ def test_one_rank_with_nan_takes_the_others_model(recipe: str, at: int) -> None:
     ranks = make(recipe, 4)
     train(ranks, backward, 20)
     assert all(bool(p.isfinite().all()) for p in parameters(ranks))
-    assert ranks[2].worker.count_spoilers() == {2: 1}
-    assert all(set(r.worker.count_spoilers()) <= {2} for r in ranks)
+    assert ranks[2].worker.record.spoilers() == {2: 1}
+    assert all(set(r.worker.record.spoilers()) <= {2} for r in ranks)
 
 
 @pytest.mark.parametrize("recipe", ["sgp", "d_psgd(overlap=False)"])

@@ -78,7 +78,7 @@ def test_it_is_the_baseline_that_the_simulator_has() -> None:
         stale.append(done - began[rank])
         began[rank] = done + 1
     torch.testing.assert_close(kept(ranks), model.x.detach(), rtol=0, atol=1e-12)
-    assert sorted(a for r in ranks for a in r.worker.ages.elements()) == sorted(stale)
+    assert sorted(a for r in ranks for a in r.worker.record.ages.elements()) == sorted(stale)
     assert [r.clock for r in ranks] == pytest.approx([10 * p for p in PACES])
     assert outcome.seconds == pytest.approx(26.0)
 
@@ -103,7 +103,7 @@ def test_its_models_are_those_of_train_on_arrival() -> None:
 def test_ranks_that_are_alike_are_stale_by_all_others() -> None:
     ranks = replicas("async_sgd", Point, plain, 4, seed=0)
     train(ranks, towards, 12, seconds=lambda rank, step: 1 + 0.01 * rank)
-    assert [dict(r.worker.ages) for r in ranks] == [{0: 1, 3: 11}, {1: 1, 3: 11}, {2: 1, 3: 11}, {3: 12}]
+    assert [dict(r.worker.record.ages) for r in ranks] == [{0: 1, 3: 11}, {1: 1, 3: 11}, {2: 1, 3: 11}, {3: 12}]
 
 
 def test_by_staleness_a_step_counts_less() -> None:
@@ -147,7 +147,7 @@ def test_a_step_that_is_not_finite_is_handed_in_as_none() -> None:
     train(ranks, spoilt, 6, seconds=pace)
     assert all(bool(r.flat().isfinite().all()) for r in ranks)
     assert bool(kept(ranks).isfinite().all())
-    assert [r.worker.dropped_rounds for r in ranks] == [0, 1, 0]
+    assert [r.worker.record.dropped_rounds for r in ranks] == [0, 1, 0]
 
 
 def test_it_goes_on_where_it_was_after_a_rest() -> None:
@@ -208,4 +208,4 @@ def test_two_precisions_make_no_one_message() -> None:
         AttachError, match="all parameters in one bucket; give them all the same dtype and the same device"
     ):
         replicas(Recipe.of("async_sgd"), Mixed, plain, 2)
-    assert OnArrival().is_async
+    assert OnArrival().shape.is_async

@@ -204,7 +204,7 @@ def test_saving_with_a_message_in_flight_changes_no_bit(stop: int) -> None:
     train(ranks, pull, stop)
     files = saved(ranks)
     again = resumed(recipe, files)
-    assert again[0].worker.loop.in_flight() == (stop >= 3)
+    assert again[0].worker.loop.averages.in_flight() == (stop >= 3)
     for crew_ in (ranks, again):  # saving disturbs the run that goes on as little as the one that resumes
         train(crew_, pull, 12 - stop)
         assert all(bit_equal(pair) for pair in zip(parameters(whole), parameters(crew_)))
@@ -217,7 +217,7 @@ def test_waiting_for_what_is_in_flight_does_not_let_it_land() -> None:
     on_all(ranks, lambda w: w.quiesce())
     on_all(ranks, lambda w: w.quiesce())
     assert all(bit_equal(pair) for pair in zip(before, [anchors(r) for r in ranks]))
-    assert all(r.worker.loop.in_flight() for r in ranks)
+    assert all(r.worker.loop.averages.in_flight() for r in ranks)
 
 
 @pytest.mark.parametrize(

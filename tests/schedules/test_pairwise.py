@@ -82,7 +82,7 @@ def test_a_meeting_is_doubly_stochastic_in_expectation() -> None:
     loop = make(Recipe.of(f"allreduce + {schedule}"), size)[0].worker.loop
     met = torch.zeros(size, dtype=torch.float64)
     for step in range(1, 4001):
-        context = loop.context(step)._replace(rng=CounterRng(7, step, 0))
+        context = loop.ranks.context(step)._replace(rng=CounterRng(7, step, 0))
         met[schedule._partner(context)] += 1
     assert met.nonzero().flatten().tolist() == [1, 5]
     assert abs(float(met[1]) - 2000) < 5 * 1000**0.5
@@ -126,10 +126,10 @@ def test_how_old_an_answer_was_is_noted() -> None:
     for latency, age in (0.0, 1), (0.7, 2), (1.2, 3):
         ranks = make("ad_psgd", 2)
         run = train(ranks, pull, 13, Network(latency), lambda rank, step: 1.0)
-        assert set(ranks[0].worker.ages) == {age}
+        assert set(ranks[0].worker.record.ages) == {age}
         assert {(a.rank, a.age) for a in run.ledger.ages} == {(0, age)}
         assert [a.step for a in run.ledger.ages] == [*range(1 + age, 14, age)]
-        assert not ranks[1].worker.ages  # it answers, and its model is that of its last step
+        assert not ranks[1].worker.record.ages  # it answers, and its model is that of its last step
 
 
 @pytest.mark.parametrize("late", [0.0, 0.25])

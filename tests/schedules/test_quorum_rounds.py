@@ -89,7 +89,7 @@ def test_fewer_with_all_in_time_is_as_if_all_were_waited_for() -> None:
     for crew in ranks, twins:
         train(crew, pull, 14)
     assert all(bit_equal(pair) for pair in zip(parameters(ranks), parameters(twins)))
-    assert ranks[0].worker.accepted == dict.fromkeys(range(3), 3)
+    assert ranks[0].worker.record.accepted == dict.fromkeys(range(3), 3)
 
 
 # -- time --------------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_grace_takes_in_who_comes_within_the_slack_and_no_more() -> None:
     def taken(grace: float) -> set[int]:
         ranks = make(f"allreduce + quorum_rounds(4, grace={grace})", 4)
         train(ranks, pull, 5, seconds=a_bit)
-        return set(ranks[0].worker.last_accepted)
+        return set(ranks[0].worker.record.last_accepted)
 
     # Rank 0 opens the round at 4.0, and lands a second later; the others' steps end at 4.6, 5.2 and 4.35.
     assert [taken(grace) for grace in (0.0, 0.5, 1.0)] == [{0}, {0, 3}, {0, 1, 3}]
@@ -221,7 +221,7 @@ def test_what_error_feedback_keeps_of_a_late_rank_stays() -> None:
     before = remembered(ranks[0].worker, "memory")
     assert before
     train(ranks, pull, 3, seconds=lambda rank, step: 100.0 if rank == 0 else 1.0)
-    assert ranks[1].worker.accepted[0] == 1
+    assert ranks[1].worker.record.accepted[0] == 1
     assert all(bit_equal([before[k], v]) for k, v in remembered(ranks[0].worker, "memory").items())
 
 
@@ -235,7 +235,7 @@ def test_a_rank_whose_model_is_not_finite_returns_to_the_anchor_and_spoils_nothi
     ranks = make("decoupled_diloco(3)", 4)
     train(ranks, backward, 14)
     assert all(p.isfinite().all() for p in [*parameters(ranks), *map(anchors, ranks)])
-    assert [r.worker.dropped_rounds for r in ranks] == [0, 0, 1, 0]
+    assert [r.worker.record.dropped_rounds for r in ranks] == [0, 0, 1, 0]
 
 
 def test_it_learns_though_one_rank_is_slow() -> None:

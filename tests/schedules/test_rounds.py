@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gossamer.codecs import TopK
 from gossamer.core.errors import AttachError, RecipeError
-from gossamer.core.loop import Loop
 from gossamer.integrations.attach import check
 from gossamer.mixers import Choco
 from gossamer.recipe import Recipe
@@ -42,7 +41,7 @@ def test_bmuf_is_its_formula_and_judges_the_model_behind_the_look_ahead(nesterov
         at = kept + 0.6 * velocity if nesterov else kept
         torch.testing.assert_close(model(ranks[0]), at, rtol=0, atol=1e-14)
         worker = ranks[0].worker
-        (share,) = worker.recipe.schedule.consensus_share(Loop(worker)) or []
+        (share,) = worker.recipe.schedule.consensus_share(worker.loop) or []
         torch.testing.assert_close(share.value, kept, rtol=0, atol=1e-14)
 
 
@@ -104,7 +103,7 @@ def test_block_momentum_begins_with_its_rate_and_comes_to_rest_at_its_look_ahead
     torch.testing.assert_close(model(ranks[0]) - start(), gain * plain, rtol=1e-12, atol=1e-14)
     apart = list[float]()
     for _ in range(2):
-        (share,) = worker.recipe.schedule.consensus_share(Loop(worker)) or []
+        (share,) = worker.recipe.schedule.consensus_share(worker.loop) or []
         apart.append(float((share.value - model(ranks[0])).abs().max()))
         train(ranks, scheduled(constant, hill), 400)
     assert (apart[0] > 0.01) == nesterov
@@ -245,7 +244,7 @@ def test_groups_are_equal_inside_in_between_and_the_mean_is_that_of_all_ranks() 
 def test_groups_weigh_as_their_data_do_and_so_do_all(weights: tuple[float, ...]) -> None:
     ranks = make(DENSE + "hierarchical(2, 2, local_sgd(6))", 5, lambda: Flat(NUMEL), known_sgd())
     for r in ranks:
-        r.worker.weights = weights
+        r.worker.ranks.weights = weights
     models = [start() for _ in range(5)]
     for step in range(1, 13):
         train(ranks, scheduled(constant), 1)

@@ -67,7 +67,7 @@ def test_ranks_may_count_differently() -> None:
     for recipe in DENSE + "slowmo(3)", SHARDED:
         ranks = make(recipe, 3)
         for r in ranks:
-            r.worker.weights = (0.5, 1.5, 1.0)
+            r.worker.ranks.weights = (0.5, 1.5, 1.0)
         train(ranks, pull, 6)
         ends.append(parameters(ranks)[0])
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-5)

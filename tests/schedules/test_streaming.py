@@ -114,7 +114,7 @@ def test_a_fragment_that_is_spoilt_goes_back_alone() -> None:
     assert [bit_equal([before[p], after[p]]) for p in (0, 1)] == [True, False]
     assert all(p.isfinite().all() for p in parameters(ranks))
     assert bit_equal([anchors(r) for r in ranks])
-    assert {r.worker.dropped_rounds for r in ranks} == {1}
+    assert {r.worker.record.dropped_rounds for r in ranks} == {1}
 
 
 def test_in_four_bits_anchors_are_equal_and_the_model_learns() -> None:

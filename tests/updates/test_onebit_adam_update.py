@@ -89,7 +89,7 @@ def test_momenta_that_got_through_and_what_is_owed_are_momenta_that_were_given()
     for step in range(4, 10):
         given, owed = travelling(ranks, step), debts(ranks)
         train(ranks, pull, 1)
-        got = ranks[0].worker.means[0]
+        got = ranks[0].worker.averaging.means[0]
         torch.testing.assert_close(got.double() + debts(ranks), given + owed, rtol=1e-6, atol=1e-6)
 
 
@@ -114,7 +114,7 @@ def test_a_step_that_is_not_finite_changes_nothing_before_at_and_after_the_freez
     """It is not counted, so that the freeze and the signs come a step later, together."""
     ranks = make("onebit_adam(3)", 2, optimizer=adamw)
     train(ranks, spoiled([(0, 3), (1, 5), (0, 7)], float("inf")), 9)
-    assert [r.worker.skipped for r in ranks] == [3, 3]
+    assert [r.worker.record.skipped for r in ranks] == [3, 3]
     assert all(p.isfinite().all() for p in parameters(ranks))
     assert bit_equal(parameters(ranks))
     calm = make("onebit_adam(3)", 2, optimizer=adamw)

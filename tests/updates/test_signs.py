@@ -52,7 +52,7 @@ def test_what_travels_is_the_gradient_and_its_length_does_not_matter(scale: floa
 def test_late_ranks_take_the_directions_that_they_missed() -> None:
     ranks = make("allreduce(fp32()) + backup_workers() + signs()", 3, lambda: Flat(NUMEL), sgd(0.01))
     train(ranks, uneven, 8, seconds=lambda rank, step: 3.5 if rank == 2 else 1.0)
-    assert ranks[2].worker.dropped
+    assert ranks[2].worker.record.dropped_steps
     assert torch.equal(ranks[0].flat(), ranks[2].flat())
 
 

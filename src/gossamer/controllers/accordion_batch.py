@@ -71,7 +71,7 @@ class AccordionBatch(Controller):
         return replace(recipe, schedule=replace(recipe.schedule, micro_batches=self.factor, rate=float(self.factor)))
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
-        if recipe.schedule.accumulate > 1 or self.factor == 1:
+        if recipe.schedule.shape.micro_batches > 1 or self.factor == 1:
             return recipe
         looks = EpochMonitor(self.epoch, self.interval).watch(facts, state)
         if looks is None or any(critical(look, self.threshold) for look in self._judged(looks)):

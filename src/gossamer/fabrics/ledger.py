@@ -1,11 +1,12 @@
 """The ledger: every request that crossed the network, with its bytes and seconds."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gossamer.core.events import Age, Decision, Drop, Event, Presence
 from gossamer.core.groups import members, place
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Among, Receive, Send, Shared, Verb
 
@@ -29,41 +30,7 @@ class LedgerEntry:
     among: Among = None
 
 
-@dataclass(frozen=True)
-class Decision:
-    """A controller's decision that is in force from this step on, in words."""
-
-    step: int
-    rank: int
-    decision: str
-
-
-@dataclass(frozen=True)
-class Drop:
-    """A gradient that was too late for its step, and its samples, if the training loop named them."""
-
-    step: int
-    rank: int
-    dropped: list[Any]
-
-
-@dataclass(frozen=True)
-class Age:
-    """A reply to this rank's model has arrived, `age` steps after the model was sent."""
-
-    step: int
-    rank: int
-    age: int
-
-
-@dataclass(frozen=True)
-class Presence:
-    """Ranks that were lost at this step, and ranks that came back."""
-
-    step: int
-    rank: int
-    lost: list[int]
-    back: list[int]
+EVENTS: dict[str, type[Event]] = {"decision": Decision, "dropped": Drop, "age": Age, "lost": Presence}  # by a field
 
 
 class Ledger:
@@ -79,6 +46,12 @@ class Ledger:
         self.drops = list[Drop]()
         self.ages = list[Age]()
         self.presences = list[Presence]()
+        self._events: dict[type[Event], list[Any]] = {
+            Decision: self.decisions,
+            Drop: self.drops,
+            Age: self.ages,
+            Presence: self.presences,
+        }
         self.handed = self.sent = self.received = self.requests = 0
         self.inside = 0  # of what was sent
         self.seconds = 0.0
@@ -100,25 +73,11 @@ class Ledger:
             self.entries.append(entry)
         return self.requests - 1
 
-    def decide(self, step: int, rank: int, decision: str) -> None:
-        """Add a controller's decision: from this step on, requests are those of another recipe."""
-        if len(self.decisions) < self.keep:
-            self.decisions.append(Decision(step, rank, decision))
-
-    def drop(self, step: int, rank: int, samples: Sequence[Any]) -> None:
-        """Add a dropped gradient: this rank's gradient of a step was not used."""
-        if len(self.drops) < self.keep:
-            self.drops.append(Drop(step, rank, [*samples]))
-
-    def age(self, step: int, rank: int, age: int) -> None:
-        """Add the age, in steps, of a model that arrived at this step."""
-        if len(self.ages) < self.keep:
-            self.ages.append(Age(step, rank, age))
-
-    def presence(self, step: int, rank: int, lost: Sequence[int], back: Sequence[int]) -> None:
-        """Add ranks that were lost, or came back, at this step."""
-        if len(self.presences) < self.keep:
-            self.presences.append(Presence(step, rank, [*lost], [*back]))
+    def hear(self, event: Event) -> None:
+        """Add an event of the run."""
+        kept: list[Any] = self._events[type(event)]
+        if len(kept) < self.keep:
+            kept.append(event)
 
     def amend(self, place: int, seconds: float) -> None:
         """Set the seconds of a request that was noted before it ended."""
@@ -145,17 +104,8 @@ class Ledger:
         ledger = Ledger()
         for line in path.read_text().splitlines():
             record = json.loads(line)
-            if "decision" in record:
-                ledger.decide(**record)
-                continue
-            if "dropped" in record:
-                ledger.drop(record["step"], record["rank"], record["dropped"])
-                continue
-            if "age" in record:
-                ledger.age(**record)
-                continue
-            if "lost" in record:
-                ledger.presence(**record)
+            if (kind := next((EVENTS[key] for key in EVENTS if key in record), None)) is not None:
+                ledger.hear(kind(**record))
                 continue
             among = record.pop("among", None)
             ledger.note(LedgerEntry(**record, among=None if among is None else tuple(among)))

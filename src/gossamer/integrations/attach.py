@@ -137,10 +137,9 @@ def attach(
         comes = fabric.present.joins  # to others that are at work
         joint = optimizers[0] if len(optimizers) == 1 else Together(optimizers)
         worker = Worker(parsed, params_of(named), joint, fabric.rank, fabric.size, seed)
-        worker.regroup(fabric.present)
+        worker.ranks.regroup(fabric.present)
         worker.untrained = Untrained(model, worker) if fabric.members else None
-        worker.measure_every = measure_every
-        worker.on_late = on_late
+        worker.measurement.every = measure_every
         if fabric.size > 1:
             # Compile kernels now: the first step has a deadline.
             warm(parsed, fabric.device, worker.buckets[0].layout.dtype)
@@ -155,6 +154,7 @@ def attach(
                 fabric.run(make_equal(model, optimizers, worker), "attach")
                 post_fingerprint(worker, facts, fabric)
         meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
+        meter.on_late = on_late
         meter.begin(kind)
         steps = StepLoop(
             model, optimizers, worker, fabric, meter, buffers=policy, scaler=scaler, before_step=before_step

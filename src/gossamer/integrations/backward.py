@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError
+from gossamer.core.schedule import together
 from gossamer.core.verbs import Program, join
 from gossamer.integrations import consensus, engine
 from gossamer.integrations.ddp_wrapper import syncs
@@ -42,7 +43,7 @@ class Backward:
         averages = self.steps.averages_gradients or self.worker.recipe.may_average
         if self.steps.scaler is not None and averages:  # differences of parameters know no scale
             self._scale = KnownScale(self.steps.scaler)
-        self.worker.hand_over = self.worker.descent.put
+        self.worker.averaging.hand_over = self.worker.update_step.put
         self.steps.on_new_channels, self.steps.average_late = self.rebuild, self._average_late
         self.rebuild()
         return [self]
@@ -115,7 +116,7 @@ class Backward:
         self.steps.settle_skipped(parameter)
         if self._scale is not None:
             self.worker.scale = self._scale.now() if self.steps.averages_gradients else 1.0
-        self.worker.means = []
+        self.worker.averaging.means = []
         if not self.steps.averages_gradients:
             self._buckets = None  # gradients are no longer averaged: free its memory
         if self._buckets is not None:
@@ -143,15 +144,15 @@ class Backward:
         if self.find_unused:
             self._ask_who_used(unused)
         self.steps.begin()
-        if not self.worker.finite and "waits for few" in self.worker.recipe.schedule.traits:
+        if not self.worker.averaging.finite and "waits for few" in self.worker.recipe.schedule.traits:
             self._forget([*self.worker.params])  # as on late ranks, which never apply such an update
             return
-        if not self.worker.finite:
+        if not self.worker.averaging.finite:
             own = [g for param in self.worker.params.values() if (g := param.gradient) is not None]
             fine = all_peaks_finite(self._own_peaks) if self._own_peaks else all_finite(own)
-            together = self.worker.recipe.schedule.together(self.worker.rank, self.worker.size)
-            self.fabric.run(self.worker.name_spoilers(fine, together), "backward", self.worker.step)
-        self.worker.descent.put()
+            ranks = together(self.worker.recipe.schedule, self.worker.rank, self.worker.size)
+            self.fabric.run(self.worker.averaging.name_spoilers(fine, ranks), "backward", self.worker.step)
+        self.worker.update_step.put()
         if self.find_unused:
             self._forget_unused(unused)
 
@@ -167,15 +168,15 @@ class Backward:
             counts, named = (yield from join(handle)), self.worker.by_name(means)
             return [counts, *(named[name].any() for name in unused)]
 
-        self.worker.besides = besides
+        self.worker.averaging.besides = besides
 
     def _forget_unused(self, unused: list[str]) -> None:
         """Drop the gradient of parameters that no rank used, so that weight decay does not move them.
 
         A parameter keeps a mean that is not zero: a memory has sent its residual.
         """
-        counts = dict(zip(self.worker.params, self.worker.told))
-        arrived = self.worker.told[len(counts) :]
+        counts = dict(zip(self.worker.params, self.worker.averaging.besides_values))
+        arrived = self.worker.averaging.besides_values[len(counts) :]
         self._forget([name for name, nonzero in zip(unused, arrived, strict=True) if not (counts[name] or nonzero)])
 
     def _forget(self, names: list[str]) -> None:

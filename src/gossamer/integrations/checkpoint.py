@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from gossamer.core.errors import CheckpointError, PeerError, plainly
+from gossamer.core.schedule import TrainsElsewhere
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.integrations.communicator import Communicator
 from gossamer.integrations.dcp_reader import Folder, read
@@ -75,7 +76,7 @@ def _save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None)
     everyone = _gathered(comm, {"step": comm.step, "sums": sums, "taken": (Path(path) / ".metadata").exists()})
     _check_together(everyone, path)
     equal = {name for name in sums if all(other["sums"].get(name) == sums[name] for other in everyone)}
-    if comm.recipe.schedule.trains_elsewhere:  # the stored `model` is then not the model that trains
+    if isinstance(comm.recipe.schedule, TrainsElsewhere):  # the stored `model` is then not the model that trains
         equal -= {name for name in equal if name.startswith("model/")}
     model = _consensus(
         comm, {name.removeprefix("model/"): tensors[name] for name in equal if name.startswith("model/")}

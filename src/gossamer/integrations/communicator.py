@@ -8,6 +8,7 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError, CheckpointError, GossamerError, PeerError
+from gossamer.core.schedule import Elastic, TrainsElsewhere
 from gossamer.fabrics.ledger import Ledger
 from gossamer.integrations import consensus
 from gossamer.integrations.backward import Backward
@@ -70,7 +71,7 @@ class Communicator:
     @property
     def present(self) -> tuple[int, ...]:
         """Ranks that take part now; under `members()` ranks may be lost and come back."""
-        return self.worker.present.ranks
+        return self.worker.ranks.present.ranks
 
     @property
     def ledger(self) -> Ledger:
@@ -80,17 +81,17 @@ class Communicator:
     @property
     def dropped(self) -> list[int]:
         """Steps at which this rank's gradient was too late and was not used."""
-        return list(self.worker.dropped)
+        return list(self.worker.record.dropped_steps)
 
     @property
     def dropped_samples(self) -> dict[int, list[Any]]:
         """Samples of the dropped steps, as given to `samples()`: feed them again, or log them."""
-        return dict(self.worker.dropped_samples)
+        return dict(self.worker.record.dropped_samples)
 
     @property
     def accepted(self) -> tuple[int, ...]:
         """Ranks whose gradients are in the current or last update; empty if every step waits for all ranks."""
-        return self.worker.last_accepted
+        return self.worker.record.last_accepted
 
     @property
     def acceptance(self) -> list[float]:
@@ -99,7 +100,11 @@ class Communicator:
         A rank near zero is always late, and its data are not learned. Give it another shard now and then.
         """
         worker = self.worker
-        return [worker.accepted[rank] / worker.closed for rank in range(self.size)] if worker.closed else []
+        return (
+            [worker.record.accepted[rank] / worker.record.closed_steps for rank in range(self.size)]
+            if worker.record.closed_steps
+            else []
+        )
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -108,14 +113,14 @@ class Communicator:
         Under `async_sgd` the age of this rank's updates: steps that the model has moved on when they are added. Empty if
         messages arrive by schedule, and on ranks that only serve others.
         """
-        return dict(sorted(self.worker.ages.items()))
+        return dict(sorted(self.worker.record.ages.items()))
 
     def samples(self, *batch: Any) -> None:
         """Name the samples of this step's gradient, by indices or any other values.
 
         If the gradient is too late, they are in `dropped_samples[step]` when `on_late(step)` is called, and in the ledger.
         """
-        self.worker.samples += batch
+        self.worker.record.samples += batch
 
     def share(self, samples: int, seconds: float | None = None, most: int | None = None) -> int:
         """Return how many of a step's `samples` this rank should take, so that all ranks finish at the same time.
@@ -136,7 +141,7 @@ class Communicator:
             if not self._watch.stop(self.exposed_seconds, self.step, mine) and sum(self._shares) == samples:
                 self._watch.start(self.exposed_seconds, self.step)
                 return mine
-            seconds = self._watch.seconds(self.worker.weight)
+            seconds = self._watch.seconds(self.worker.ranks.weight)
         mine = self._plan(samples, 1.0 if seconds is None else seconds, most)
         self._watch.start(self.exposed_seconds, self.step)
         return mine
@@ -150,12 +155,12 @@ class Communicator:
     def spoilt(self) -> dict[int, int]:
         """Number of averages that values of a rank made non-finite, by rank, and under gossip of the steps at which its model was
         left out, as far as this rank met it; ranks with none are left out."""
-        return self.worker.count_spoilers()
+        return self.worker.record.spoilers()
 
     @property
     def accumulate(self) -> int:
         """Number of micro-batches per step, as of now."""
-        return self.recipe.schedule.accumulate
+        return self.recipe.schedule.shape.micro_batches
 
     def loss(self, loss: Tensor | float) -> None:
         """Pass the loss to the controller only; older form of `log(loss=loss)`."""
@@ -164,7 +169,7 @@ class Communicator:
     @property
     def progress(self) -> float:
         """Steps so far, counted in steps with one rank's batch: under `adascale` more than `step`."""
-        known = self.worker.steering.state.get("progress")
+        known = self.worker.controller.state.get("progress")
         return float(self.step if known is None else known)
 
     @property
@@ -247,7 +252,11 @@ class Communicator:
     def _may_differ_from_the_consensus(self) -> bool:
         """True if the model may differ from the consensus; also with one rank, if a schedule trains another model."""
         schedule = self.recipe.schedule
-        return self.size > 1 or schedule.trains_elsewhere or (schedule.works_alone and not schedule.averages_gradients)
+        return (
+            self.size > 1
+            or isinstance(schedule, TrainsElsewhere)
+            or (schedule.shape.works_alone and not schedule.shape.averages_gradients)
+        )
 
     def _swap_in(self, own: dict[str, Tensor]) -> None:
         """Write the consensus into the model; if a rank is lost and the others can go on, start again from `own`."""
@@ -255,10 +264,11 @@ class Communicator:
             try:
                 return self.fabric.run(consensus.swap_in(self.worker, self._steps.shared))
             except PeerError as failure:
-                if not self.fabric.members:
+                schedule = self.recipe.schedule
+                if not self.fabric.members or not isinstance(schedule, Elastic):
                     raise
                 consensus.restore(self.model, own)
-                self.fabric.run(self.recipe.schedule.outlive(self.worker.loop, failure))
+                self.fabric.run(schedule.outlive(self.worker.loop, failure))
 
     def heterogeneity(self, losses: Iterable[Tensor]) -> Heterogeneity:
         """Measure how much the ranks' gradients differ at the consensus model; all ranks call it together, between steps.
@@ -302,7 +312,7 @@ class Communicator:
 
     def apart(self) -> str:
         """Return why ranks may be at different steps now, so that waiting for all of them would hang; "" if they are not."""
-        if self.size == 1 or self.ends_round or not self.recipe.schedule.skips_steps:
+        if self.size == 1 or self.ends_round or not self.recipe.schedule.shape.skips_steps:
             return ""
         return (
             f"rank {self.rank} is at step {self.step}, within a round of {self.recipe.schedule}, in which ranks step at their own "
@@ -345,7 +355,7 @@ class Communicator:
         All ranks load together; if one rank cannot load, all raise an error. Attach first, then load the model, the
         optimizer and this: attaching makes all models equal to rank 0's.
         """
-        if self.worker.live and self.recipe.schedule.lane:
+        if self.worker.live and self.recipe.schedule.shape.lane:
             raise CheckpointError(
                 f"under {self.recipe} a checkpoint can be loaded only before the first step: the comm threads of other ranks wait "
                 "for the current step; detach, attach again, then load"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from gossamer.core.bucket import Bucket
 from gossamer.core.errors import PeerError
 from gossamer.core.hashes import hash_of
-from gossamer.core.schedule import Share
+from gossamer.core.schedule import Share, together
 from gossamer.core.stream_events import copied_to, read_numbers
 from gossamer.core.verbs import Program, all_gather, all_reduce
 from gossamer.integrations.shared import SharedBuffers
@@ -43,7 +43,7 @@ def swap_in(worker: Worker, buffers: SharedBuffers) -> Program[None]:
         if not finite[worker.rank]:
             share = Share(torch.zeros_like(share.value), torch.zeros_like(share.weight))
         given = torch.cat([share.value, share.weight.to(share.value).view(1)])
-        total = yield from all_reduce(given if worker.weight == 1 else given.mul_(worker.weight))
+        total = yield from all_reduce(given if worker.ranks.weight == 1 else given.mul_(worker.ranks.weight))
         bucket.write(total[:-1] / total[-1])
     yield from buffers.average()
 
@@ -57,7 +57,7 @@ def _who_is_finite(worker: Worker, fine: bool) -> Program[list[bool]]:
 
 
 def _say_who_is_left_out(worker: Worker, finite: Sequence[bool]) -> None:
-    left_out = [worker.present.ranks[i] for i, fine in enumerate(finite) if not fine]
+    left_out = [worker.ranks.present.ranks[i] for i, fine in enumerate(finite) if not fine]
     if len(left_out) == len(finite):
         raise PeerError(
             f"at step {worker.step}, no rank's model is finite, so there is nothing that all could agree on: load the last "
@@ -65,7 +65,7 @@ def _say_who_is_left_out(worker: Worker, finite: Sequence[bool]) -> None:
         )
     if left_out:
         warnings.warn(
-            f"rank {worker.number}, step {worker.step}: the model of rank(s) {left_out} is not finite, and is left out of what "
+            f"rank {worker.ranks.number}, step {worker.step}: the model of rank(s) {left_out} is not finite, and is left out of what "
             "all ranks agree on",
             stacklevel=2,
         )
@@ -95,7 +95,7 @@ def check(
     inside = _hashes_inside(worker)
     hashed = everywhere | inside
     spoilt = _not_finite(model)
-    counted = 0 if worker.recipe.schedule.is_async else worker.step
+    counted = 0 if worker.recipe.schedule.shape.is_async else worker.step
     table = torch.tensor([not spoilt, counted, *hashed.values()], dtype=torch.int64)
     answers = yield from all_gather(table.to(worker.device).view(torch.uint8))
     rows = [a.clone().view(torch.int64).tolist() for a in answers]
@@ -119,7 +119,7 @@ def _not_finite(model: nn.Module) -> list[str]:
 
 
 def _refuse_not_finite(worker: Worker, own: Sequence[str], spoilt: Sequence[bool]) -> None:
-    ranks = [worker.present.ranks[i] for i, bad in enumerate(spoilt) if bad]
+    ranks = [worker.ranks.present.ranks[i] for i, bad in enumerate(spoilt) if bad]
     if ranks:
         here = f" (here: {', '.join(own[:4])})" if own else ""
         raise PeerError(
@@ -160,4 +160,4 @@ def _hashes_inside(worker: Worker) -> dict[str, int]:
 def _nodes(worker: Worker) -> list[tuple[int, ...]]:
     """Group the ranks that average their gradients together and hold equal models."""
     schedule = worker.recipe.schedule
-    return [*dict.fromkeys(schedule.together(rank, worker.size) for rank in range(worker.size))]
+    return [*dict.fromkeys(together(schedule, rank, worker.size) for rank in range(worker.size))]

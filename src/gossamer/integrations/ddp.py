@@ -81,7 +81,7 @@ class Hook:
     @property
     def spoilt(self) -> dict[int, int]:
         """Number of averages that values of a rank made non-finite, by rank; ranks with none are left out."""
-        return self.worker.count_spoilers()
+        return self.worker.record.spoilers()
 
     @property
     def ledger(self) -> Ledger:
@@ -128,7 +128,7 @@ class Hook:
             alone.set_result(bucket.buffer())
             return alone
         if not self.intake.arrived:
-            self.worker.means = []
+            self.worker.averaging.means = []
             self.worker.scale = 1.0 if self._scale is None else self._scale.now()
         names = [self._name_of(p) for p in bucket.parameters()]
         buffer = bucket.buffer()
@@ -173,11 +173,11 @@ class Hook:
         self.intake.reset()
         with self.fabric.during("backward", self.worker.step):
             with self.fabric.standstill.counted():
-                self.fabric.run(self.worker.average_gradients())
-            if not self.worker.finite:
+                self.fabric.run(self.worker.averaging.wait_gradients())
+            if not self.worker.averaging.finite:
                 own = [g.coalesce().values() if g.is_sparse else g for gradients, *_ in waiting for g in gradients]
-                self.fabric.run(self.worker.name_spoilers(all_finite(own)))
-        means = self.worker.by_name(self.worker.means)
+                self.fabric.run(self.worker.averaging.name_spoilers(all_finite(own)))
+        means = self.worker.by_name(self.worker.averaging.means)
         answers = [_put(gradients, [means[n] for n in names], buffer) for gradients, names, _, buffer in waiting]
         self.worker.end_step()
         if self.worker.buckets is not buckets:

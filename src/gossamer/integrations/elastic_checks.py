@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError, PeerError
+from gossamer.core.schedule import Elastic
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.integrations.handshake import differences
 from gossamer.recipe import Recipe
@@ -17,7 +18,7 @@ from gossamer.runtime import Worker
 
 def refuse_members(recipe: Recipe, nodes: object, weight: float) -> None:
     """Refuse what `members()` does not support, before other ranks wait for this one."""
-    if not recipe.schedule.outlives:
+    if not isinstance(recipe.schedule, Elastic):
         raise AttachError(
             f"members() with {recipe}: it waits for all ranks, so the loss of one rank ends training; use decoupled_diloco, or "
             "torch.distributed.init_process_group() instead"
@@ -33,7 +34,7 @@ def refuse_members(recipe: Recipe, nodes: object, weight: float) -> None:
 
 def post_fingerprint(worker: Worker, facts: dict[str, Any], fabric: TorchFabric) -> None:
     """Store the set-up of all ranks, for ranks that come back."""
-    if fabric.members is not None and worker.number == 0:
+    if fabric.members is not None and worker.ranks.number == 0:
         fabric.members.beginning.raise_flag("setup", json.dumps(facts))
 
 
@@ -47,7 +48,7 @@ def compare_with_the_first(worker: Worker, facts: dict[str, Any], fabric: TorchF
     lines = differences([json.loads(text), json.loads(json.dumps(facts))])
     if lines:
         raise PeerError(
-            f"rank {worker.number} has come back, and its set-up differs from the others' (0: the others, 1: this rank):\n  "
+            f"rank {worker.ranks.number} has come back, and its set-up differs from the others' (0: the others, 1: this rank):\n  "
             + "\n  ".join(lines)
         )
 
@@ -72,7 +73,7 @@ class Untrained:
         if frozen := [name for name in values if name in parameters]:
             named = ", ".join(map(repr, frozen[:5])) + (f" and {len(frozen) - 5} more" if len(frozen) > 5 else "")
             warnings.warn(
-                f"rank {self._worker.number} has come back, and {len(frozen)} of its frozen parameters differ from those of the "
+                f"rank {self._worker.ranks.number} has come back, and {len(frozen)} of its frozen parameters differ from those of the "
                 f"others: {named}. It has taken rank {giver}'s; start it from the same base, so that they need not be sent",
                 RuntimeWarning,
                 stacklevel=2,

@@ -93,7 +93,7 @@ def refuse_untold(recipe: Recipe, optimizer: Optimizer) -> None:
     if not _is_called_by_scaler():
         return
     refuse(recipe, *SCALED)
-    if recipe.schedule.averages_gradients:
+    if recipe.schedule.shape.averages_gradients:
         refuse(recipe, *UNTOLD_MEANS, *UNTOLD_MOMENTUM)
     elif not _skips_inside(optimizer):  # else the scaler always calls step(), which skips by itself
         refuse(recipe, *UNTOLD_LOCAL)

@@ -17,7 +17,7 @@ WORDS = 4096  # bytes of an error that are sent to other ranks
 
 def fingerprint(worker: Worker, extras: dict[str, Any], model: nn.Module) -> dict[str, Any]:
     """Return everything that must be equal on all ranks, by name."""
-    facts: dict[str, Any] = {"gossamer": gossamer.__version__, "recipe": repr(worker.recipe), "seed": worker.seed}
+    facts: dict[str, Any] = {"gossamer": gossamer.__version__, "recipe": repr(worker.recipe), "seed": worker.ranks.seed}
     facts |= extras
     facts["number of parameters"] = len(worker.params)
     for name, param in worker.params.items():

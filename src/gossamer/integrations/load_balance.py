@@ -84,7 +84,7 @@ def share_out(worker: Worker, samples: int, seconds: float, most: int | None, no
     plan = planned(samples, [t[1] for t in replies], caps, now)
     if plan != now:
         _refuse_learned(worker)
-    worker.weights = [worker.size * share / samples for share in plan] if len(set(plan)) > 1 else ()
+    worker.ranks.weights = [worker.size * share / samples for share in plan] if len(set(plan)) > 1 else ()
     return plan
 
 

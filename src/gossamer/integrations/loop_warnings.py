@@ -55,7 +55,7 @@ class LoopWarnings:
 
     def look_for_spoilers(self) -> None:
         """Warn if one rank makes average after average non-finite, which stops all ranks from learning."""
-        for rank, count in self._worker.row.items():
+        for rank, count in self._worker.record.row.items():
             if count >= IN_A_ROW:
                 self._say(
                     f"spoiler {rank}",
@@ -63,8 +63,8 @@ class LoopWarnings:
                     "the data, learning rate and loss scale of that rank",
                 )
 
-        for rank, step in self._worker.reports.first.items():
-            whose = "this rank's model" if rank == self._worker.number else f"the model of rank {rank}"
+        for rank, step in self._worker.record.models.first.items():
+            whose = "this rank's model" if rank == self._worker.ranks.number else f"the model of rank {rank}"
             self._say(
                 f"not finite {rank}",
                 f"{whose} was not finite at step {step}, and was left out where models met; that rank takes what the others "

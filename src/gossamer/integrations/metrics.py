@@ -1,13 +1,14 @@
 """Metrics: totals of a run, rates since the last report, and when to report."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from gossamer.core.errors import AttachError
+from gossamer.core.events import Drop, Event, Presence
 from gossamer.fabrics.ledger import Ledger
 from gossamer.integrations.elastic_checks import tell
 from gossamer.integrations.run_observer import ObserverSlot
@@ -36,15 +37,21 @@ class Meter:
 
     def __init__(self, worker: Worker, ledger: Ledger, on_metrics: OnMetrics | None, every: int) -> None:
         self.worker, self.ledger, self.on_metrics, self.every = worker, ledger, on_metrics, every
-        worker.on_decision, worker.on_drop, worker.on_age = ledger.decide, ledger.drop, ledger.age
-        worker.on_presence = self._present
+        self.on_late: Callable[[int], None] | None = None  # called with the step of a gradient that came too late
+        worker.record.listener = self._hear
         self.overseer = ObserverSlot.overseer
         self.logged = dict[str, Any]()  # tensors as logged: read from the GPU only when a number is needed
         self.restart()
 
-    def _present(self, step: int, rank: int, lost: Sequence[int], back: Sequence[int]) -> None:
-        self.ledger.presence(step, rank, lost, back)
-        tell(step, rank, lost, back)
+    def _hear(self, event: Event) -> None:
+        self.ledger.hear(event)
+        match event:
+            case Presence(step, rank, lost, back):
+                tell(step, rank, lost, back)
+            case Drop(step) if self.on_late is not None:
+                self.on_late(step)
+            case _:
+                pass
 
     def begin(self, kind: str) -> None:
         """Tell the run observer, if there is one, that the model is attached."""
@@ -105,15 +112,19 @@ class Meter:
             **self._ratio("ratio_to_dense", self._first, now),
             "exposed_seconds": now.exposed,
             "residual_norm": worker.residual_norm(),
-            "dropped_steps": float(len(worker.dropped)),
-            **({"accepted_share": worker.accepted[worker.number] / worker.closed} if worker.closed else {}),
-            **_ages(worker.ages),
-            "skipped_steps": float(worker.skipped),
-            "dropped_rounds": float(worker.dropped_rounds),
+            "dropped_steps": float(len(worker.record.dropped_steps)),
+            **(
+                {"accepted_share": worker.record.accepted[worker.ranks.number] / worker.record.closed_steps}
+                if worker.record.closed_steps
+                else {}
+            ),
+            **_ages(worker.record.ages),
+            "skipped_steps": float(worker.record.skipped),
+            "dropped_rounds": float(worker.record.dropped_rounds),
         }
         out |= {name: float(value) for name, value in self.logged.items()}
-        if worker.errors:
-            out["relative_error"] = sum(worker.errors.values()) / len(worker.errors)
+        if worker.measurement.errors:
+            out["relative_error"] = sum(worker.measurement.errors.values()) / len(worker.measurement.errors)
         return out
 
     def _rates(self, before: Progress, now: Progress) -> dict[str, float]:

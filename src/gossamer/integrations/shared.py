@@ -117,7 +117,7 @@ class SharedBuffers:
         worker, tensors = self._worker, [*buffers.values()]
         said = torch.tensor([*changed.values()], dtype=torch.uint8, device=worker.device)
         if policy == "average":
-            weights = worker.weights or [1.0] * worker.size
+            weights = worker.ranks.weights or [1.0] * worker.size
             values, answers = yield from mean_of(tensors, said, weights, worker.rank)
         else:
             values, answers = yield from first_of(tensors, said, worker.rank, worker.size)

@@ -64,9 +64,9 @@ class StepLoop:
 
     def install(self) -> list[Any]:
         """Register the hooks and return their handles; with one rank they only count steps."""
-        lane, handles = self.worker.recipe.schedule.lane, list[Any]()
+        lane, handles = self.worker.recipe.schedule.shape.lane, list[Any]()
         if self.fabric.size > 1 and lane:
-            self.fabric.open_lane(lane, served=self.worker.recipe.schedule.serves)
+            self.fabric.open_lane(lane, served=self.worker.recipe.schedule.shape.serves)
             self.fabric.before_close = self._leave
             handles.append(self.model.register_forward_pre_hook(ForwardHook(self._begin_forward)))
         if self.fabric.size > 1 and self.scaler is not None:
@@ -89,7 +89,7 @@ class StepLoop:
             self.ask_for_buffers()
         steps = self.worker.steps()
         while missed := self._wait_for(until_optimizer_step(steps)):
-            self.worker.descent.make_up(missed, self._step_for_it, self.before_step)
+            self.worker.update_step.make_up(missed, self._step_for_it, self.before_step)
         self._under_way = steps
 
     def ask_for_buffers(self) -> None:
@@ -119,7 +119,7 @@ class StepLoop:
             self._finish(descended=True, share=not inside)
             return
         thrown_away = self._gradients_are_gone(arriving)
-        if inside and self.worker.finite:
+        if inside and self.worker.averaging.finite:
             self.doubts.never_stepped(thrown_away)
         self._finish(descended=False, share=not inside, kept=not thrown_away)
 
@@ -134,7 +134,7 @@ class StepLoop:
 
     def settle_local(self) -> None:
         """End a skipped step before all ranks do something together, since other ranks may wait for its round."""
-        if not self.averages_gradients or self.worker.recipe.schedule.drives is not None:
+        if not self.averages_gradients or self.worker.recipe.schedule.shape.mixer is not None:
             self.settle_skipped()
 
     def forget(self) -> None:
@@ -149,7 +149,7 @@ class StepLoop:
         if not new:
             return False
         first = next(iter(new))
-        if self.worker.recipe.schedule.lane or self.worker.is_sending():
+        if self.worker.recipe.schedule.shape.lane or self.worker.is_sending():
             raise AttachError(
                 f"parameter {first!r} was unfrozen, and under {self.worker.recipe} a parameter cannot be added during a run: "
                 "detach() and attach again"
@@ -176,7 +176,7 @@ class StepLoop:
         call = self._serve(optimizer, args, kwargs)
         if not self._done:
             self._first_is_about_to_step(optimizer)
-        self.worker.descent.enter(optimizer)
+        self.worker.update_step.enter(optimizer)
         return call
 
     def _first_is_about_to_step(self, optimizer: Optimizer) -> None:
@@ -184,7 +184,7 @@ class StepLoop:
             self._check(optimizer)
             if self._under_way is None:
                 self.begin()
-        elif self.worker.recipe.schedule.works_alone:
+        elif self.worker.recipe.schedule.shape.works_alone:
             # Nothing is averaged, but the schedule may do more than average, such as a penalty or a growing batch.
             self.begin()
         if self.before_step is not None:
@@ -243,7 +243,7 @@ class StepLoop:
             self.worker.step += 1
         elif over:
             self._finish(descended=any(self._done.values()))
-        self.worker.descent.leave(optimizer)
+        self.worker.update_step.leave(optimizer)
         if over and stepped:
             self.meter.step_ended()
 
@@ -253,7 +253,7 @@ class StepLoop:
         others = [param.gradient for param in params if param.parameter is not arriving]
         if others or arriving is None:
             return not any(g is not None and bool(g.any()) for g in others)
-        agreed = {mean.untyped_storage().data_ptr() for mean in self.worker.means}
+        agreed = {mean.untyped_storage().data_ptr() for mean in self.worker.averaging.means}
         (only,) = [param.gradient for param in params]  # a model of one parameter
         return only is None or only.untyped_storage().data_ptr() not in agreed
 
@@ -266,7 +266,7 @@ class StepLoop:
             self.worker.discard()
         steps, self._under_way, self._done, self._mixed = self._under_way, None, {}, False
         assert steps is not None
-        buckets, averaged = self.worker.buckets, self.worker.recipe.schedule.averages_gradients
+        buckets, averaged = self.worker.buckets, self.worker.recipe.schedule.shape.averages_gradients
         self._wait_for(after_optimizer_step(steps, descended))
         agreed = self.worker.assigned or self.worker.recipe.schedule.is_synced(self.worker.step)
         if agreed and share and self.fabric.size > 1:
@@ -274,7 +274,7 @@ class StepLoop:
         self.shared.let_go()
         self.worker.end_step(descended)
         self.doubts.look_for_spoilers()
-        if self.worker.buckets is not buckets or self.worker.recipe.schedule.averages_gradients != averaged:
+        if self.worker.buckets is not buckets or self.worker.recipe.schedule.shape.averages_gradients != averaged:
             self.on_new_channels()
 
     def _wait_for(self, program: Program[T]) -> T:

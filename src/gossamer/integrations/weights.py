@@ -38,4 +38,4 @@ def agree_on_weights(worker: Worker, weight: float) -> Program[None]:
             "weight is 0 on all ranks, so there is nothing to average; give at least one rank a positive weight"
         )
     refuse_weights(worker)
-    worker.weights = [worker.size * each / sum(weights) for each in weights]
+    worker.ranks.weights = [worker.size * each / sum(weights) for each in weights]

@@ -59,7 +59,7 @@ def refuse_capture(device: torch.device) -> None:
 
 def refuse_optimizers(optimizers: Sequence[Optimizer], recipe: Recipe) -> None:
     """Refuse optimizers with which a recipe would have no effect, or another effect than documented."""
-    local = not recipe.schedule.averages_gradients
+    local = not recipe.schedule.shape.averages_gradients
     parted = any("parts models" in one.traits for one in recipe.parts())
     for optimizer in optimizers:
         kinds = _kinds(type(optimizer))

@@ -115,7 +115,7 @@ def _counted(
     )
     while run.step <= last:
         run.take_step()
-    mixer = parsed.schedule.drives
+    mixer = parsed.schedule.shape.mixer
     counter = _Counter(buckets, size, per_node, begins=mixer is not None and mixer.begins)
     done = [counter.averaged(run.averages), counter.mailed(run.mail), counter.asked(run.besides)]
     if run.pooled:

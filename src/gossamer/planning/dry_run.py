@@ -1,6 +1,6 @@
 """Runs a schedule without training, and records its requests and their steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar, NamedTuple
@@ -11,7 +11,17 @@ from torch import Tensor
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Context, Exchange, ReduceResult, Update
 from gossamer.core.errors import GossamerError
-from gossamer.core.loop import Loop, Message, UntrainedTensors
+from gossamer.core.loop import (
+    Averages,
+    ErrorMeter,
+    Loop,
+    Message,
+    Messages,
+    OptimizerView,
+    Ranks,
+    Record,
+    UntrainedTensors,
+)
 from gossamer.core.lossless import LosslessExchange
 from gossamer.core.parts import require
 from gossamer.core.programs import drive
@@ -41,8 +51,8 @@ LEAST = 60  # steps to rehearse: whole periods of every topology that has up to 
 
 def span(recipe: Recipe) -> tuple[int, int]:
     """The first and the last step of the dry run: whole rounds, after the warm-up."""
-    every = recipe.schedule.period
-    warmup = ceil(recipe.schedule.prelude / every) * every
+    every = recipe.schedule.shape.period
+    warmup = ceil(recipe.schedule.shape.prelude / every) * every
     require(
         every <= MOST, f"{recipe.schedule}: a round of more than {MOST:,} steps is not counted, for that takes too long"
     )
@@ -101,19 +111,20 @@ class DryRun:
         parameters: int = 1,
         fragments: Sequence[int] = (),
     ) -> None:
-        self._parameters = parameters
-        self.recipe, self.rank, self.size, self.step = recipe, 0, size, step
+        self.parameters = parameters
+        self.recipe, self.step, self.live = recipe, step, dict[str, Any]()
         self.averages, self.mail, self.besides = list[AverageRequest](), list[MessageRequest](), list[Verb]()
         self.buckets = [self._channel(i, fragment) for i, fragment in enumerate(fragments or [0] * blocks)]
         self.pooled = 0  # how often the optimizer's state was averaged
-        self.live, self.rates = dict[str, Any](), [1.0]
-        self.weights: Sequence[float] = ()
-        self.present = Present.all_of(0, size)
-        self.untrained: UntrainedTensors | None = None
-        self._flights, self._wires = dict[int, Tensor](), dict[int, list[Tensor]]()
-        self._loop = Loop(self)
+        self.ranks = DryRanks(size)
+        self.launched, self.wires = dict[int, Tensor](), dict[int, list[Tensor]]()
+        self.over: Exchange | None = None  # what gradients go through that go past the recipe
+        self._loop = DryLoop(self)
         self._last: DeferredProgram | None = None  # the program started last
-        self._over: Exchange | None = None  # what gradients go through that go past the recipe
+
+    @property
+    def size(self) -> int:
+        return self.ranks.size
 
     def _channel(self, index: int, fragment: int) -> BucketState:
         noting = NotingExchange(lambda: self.averages.append(AverageRequest((index,))))
@@ -147,7 +158,7 @@ class DryRun:
                 case _:
                     raise GossamerError(
                         f"{self.recipe.schedule} makes the request {type(verb).__name__} itself; only requests through its "
-                        "loop can be counted: use loop.average, loop.launch or loop.post"
+                        "loop can be counted: use loop.averages or loop.messages"
                     )
 
         drive(steps, answer)
@@ -156,10 +167,10 @@ class DryRun:
         if handle is None:
             return None
         if not handle.ended:
-            handle.result, handle.ended = self._alone(handle.program, sent), True
+            handle.result, handle.ended = self.alone(handle.program, sent), True
         return handle.result
 
-    def _alone(self, program: Program[Any], sent: list[Verb]) -> Any:
+    def alone(self, program: Program[Any], sent: list[Verb]) -> Any:
         """Run a program of a comm thread and record its requests, except those of exchanges, whose size depends on the model."""
 
         def answer(verb: Verb) -> Any:
@@ -175,127 +186,195 @@ class DryRun:
 
         return drive(program, answer)
 
-    @property
-    def _everything(self) -> tuple[int, ...]:
-        return tuple(range(len(self.buckets)))
 
-    def rate(self, index: int) -> float:
-        return 1.0
+class DryLoop(Loop):
+    """The loop of a dry run, for all buckets or some of them."""
 
-    def gain(self, index: int) -> float:
-        return 1.0
-
-    def decay(self, index: int) -> float:
-        return 0.0
+    def __init__(self, run: DryRun, which: Sequence[int] | None = None) -> None:
+        self.run, self._which, self.live, self.ranks = run, which, run.live, run.ranks
+        self.averages, self.messages = DryAverages(self), DryMessages(self)
+        self.optimizer, self.record = DryOptimizer(self), DryRecord()
 
     @property
-    def update(self) -> Update | None:
-        return None  # a dry run has no numbers to measure
+    def which(self) -> Sequence[int]:
+        return range(len(self.run.buckets)) if self._which is None else self._which
 
-    def updates(self, which: Sequence[int]) -> list[State]:
-        return [{} for _ in which]
+    @property
+    def buckets(self) -> list[BucketState]:
+        return [self.run.buckets[i] for i in self.which]
 
-    def context(self, index: int) -> Context:
-        return self.plain_context(self.step)
+    @property
+    def step(self) -> int:
+        return self.run.step
 
-    def plain_context(self, step: int) -> Context:
-        return Context(self.rank, self.size, step, CounterRng(0, step, self.rank))
+    @step.setter
+    def step(self, step: int) -> None:
+        self.run.step = step
 
-    def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
-        self._over = over
-        yield from ()
+    @property
+    def untrained(self) -> UntrainedTensors | None:
+        return None
 
-    def average_gradients(self) -> Program[None]:
-        self.averages.append(AverageRequest(self._everything, self._over))
-        if counts := self.recipe.controller.counts:
-            of = self._parameters if self.recipe.controller.counts_each else len(self.buckets)
-            self.besides.append(AllReduce(torch.zeros(of, counts, dtype=torch.float64)))
-        yield from ()
+    def part(self, which: Iterable[int]) -> "DryLoop":
+        return DryLoop(self.run, [self.which[i] for i in which])
 
-    def residuals(self, which: Sequence[int]) -> list[Tensor]:
-        return [torch.zeros(1, dtype=torch.float32) for _ in which]
+    def counting(self, times: float) -> "DryLoop":
+        return self
 
-    def settle(self, which: Sequence[int]) -> None:
-        pass
+    def assign(self, values: Sequence[Tensor]) -> None:
+        self.write(values)
 
-    def launch(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange | None) -> Program[None]:
-        self.averages.append(AverageRequest(tuple(which), over))
-        self._flights |= dict(zip(which, values))
-        yield from ()
 
-    def local_average(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
-        self.averages.append(AverageRequest(tuple(which), over))
-        yield from ()
-        return list(values)
+class DryRanks(Ranks):
+    """Rank 0 of a world that never changes."""
 
-    def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]:
-        yield from ()
-        landed = [self._flights.pop(i) for i in which if i in self._flights]
-        if landed and self.recipe.controller.hears_loss:
-            self.besides.append(AllReduce(torch.zeros(2, dtype=torch.float64)))
-        return landed or None
-
-    def in_flight(self, which: Sequence[int]) -> bool:
-        return any(i in self._flights for i in which)
-
-    def post(self, which: Sequence[int], message: Message, models: Sequence[Tensor] | None) -> Program[None]:
-        self.mail.append(MessageRequest(tuple(which), message))
-        for place, i in enumerate(which):
-            c = self.buckets[i]
-            model = c.read() if models is None else models[place]
-            said = message(Bucket(model, c.layout), c.states["mixer"], self.context(i))
-            self._wires[i] = self._alone(said, [])
-        yield from ()
-
-    def collect(self, which: Sequence[int]) -> Program[list[list[Tensor]]]:
-        yield from ()
-        return [self._wires.pop(i) for i in which if i in self._wires]
-
-    def arrived(self, which: Sequence[int]) -> list[list[Tensor]]:
-        return [self._wires.get(i, []) for i in which]
-
-    def has_posted(self, which: Sequence[int]) -> bool:
-        return any(i in self._wires for i in which)
-
-    def has_come(self, which: Sequence[int]) -> bool:
-        return self.has_posted(which)
-
-    def wait(self, which: Sequence[int]) -> Program[None]:
-        yield from ()
-
-    def deliver(self, means: Sequence[Tensor], finite: bool, rates: Sequence[float]) -> None:
-        pass
-
-    def drop(self, step: int) -> None:
-        pass
-
-    def accept(self, ranks: Sequence[int]) -> None:
-        pass
-
-    def age(self, steps: int) -> None:
-        pass
+    def __init__(self, size: int) -> None:
+        self.rank, self.size, self.weights, self.present = 0, size, (), Present.all_of(0, size)
 
     def regroup(self, present: Present) -> None:
         pass
 
-    def agreed(self) -> None:
-        pass
+    def context(self, step: int) -> Context:
+        return Context(self.rank, self.size, step, CounterRng(0, step, self.rank))
 
-    def give_up(self) -> None:
-        pass
 
-    def report_finite(self, rank: int | None, fine: bool | Tensor) -> None:
-        pass
+class DryAverages(Averages):
+    """Records averages; each rank's values are the mean."""
 
-    def reset_optimizer(self) -> None:
-        pass
+    def __init__(self, loop: DryLoop) -> None:
+        self._loop, self._run = loop, loop.run
 
-    def average_optimizer(self) -> Program[None]:
-        self.pooled += 1
+    def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
+        self._run.over = over
         yield from ()
 
-    def measures(self, step: int) -> bool:
-        return False
+    def wait_gradients(self) -> Program[None]:
+        run, controller = self._run, self._run.recipe.controller
+        run.averages.append(AverageRequest(tuple(range(len(run.buckets))), run.over))
+        if counts := controller.counts:
+            of = run.parameters if controller.counts_each else len(run.buckets)
+            run.besides.append(AllReduce(torch.zeros(of, counts, dtype=torch.float64)))
+        yield from ()
 
-    def measure(self, block: Bucket, add_sent: Callable[[Tensor, float], None]) -> None:
+    def launch(self, values: Sequence[Tensor], over: Exchange | None = None) -> Program[None]:
+        self._run.averages.append(AverageRequest(tuple(self._loop.which), over))
+        self._run.launched |= dict(zip(self._loop.which, values))
+        yield from ()
+
+    def wait(self) -> Program[list[Tensor] | None]:
+        yield from ()
+        run = self._run
+        landed = [run.launched.pop(i) for i in self._loop.which if i in run.launched]
+        if landed and run.recipe.controller.hears_loss:
+            run.besides.append(AllReduce(torch.zeros(2, dtype=torch.float64)))
+        return landed or None
+
+    def in_flight(self) -> bool:
+        return any(i in self._run.launched for i in self._loop.which)
+
+    def local(self, values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
+        self._run.averages.append(AverageRequest(tuple(self._loop.which), over))
+        yield from ()
+        return list(values)
+
+    def residuals(self) -> list[Tensor]:
+        return [torch.zeros(1, dtype=torch.float32) for _ in self._loop.which]
+
+    def clear_residuals(self) -> None:
+        pass
+
+    def error_meter(self, step: int) -> ErrorMeter | None:
+        return None
+
+
+class DryMessages(Messages):
+    """Records messages, and runs their programs with canned answers."""
+
+    def __init__(self, loop: DryLoop) -> None:
+        self._loop, self._run = loop, loop.run
+
+    def post(self, message: Message, models: Sequence[Tensor] | None = None) -> Program[None]:
+        run = self._run
+        run.mail.append(MessageRequest(tuple(self._loop.which), message))
+        for place, i in enumerate(self._loop.which):
+            bucket = run.buckets[i]
+            model = bucket.read() if models is None else models[place]
+            said = message(Bucket(model, bucket.layout), bucket.states["mixer"], run.ranks.context(run.step))
+            run.wires[i] = run.alone(said, [])
+        yield from ()
+
+    def wait(self) -> Program[None]:
+        yield from ()
+
+    def collect(self) -> Program[list[list[Tensor]]]:
+        yield from ()
+        return [self._run.wires.pop(i) for i in self._loop.which if i in self._run.wires]
+
+    def arrived(self) -> list[list[Tensor]]:
+        return [self._run.wires.get(i, []) for i in self._loop.which]
+
+    def has_posted(self) -> bool:
+        return any(i in self._run.wires for i in self._loop.which)
+
+    def has_come(self) -> bool:
+        return self.has_posted()
+
+
+class DryOptimizer(OptimizerView):
+    """An optimizer with a learning rate of 1 and without state; a dry run has no numbers to measure."""
+
+    def __init__(self, loop: DryLoop) -> None:
+        self._run, self._count = loop.run, len(loop.which)
+
+    @property
+    def rates(self) -> list[float]:
+        return [1.0]
+
+    @property
+    def lrs(self) -> list[float]:
+        return [1.0] * self._count
+
+    @property
+    def gains(self) -> list[float]:
+        return [1.0] * self._count
+
+    @property
+    def decays(self) -> list[float]:
+        return [0.0] * self._count
+
+    @property
+    def update(self) -> Update | None:
+        return None
+
+    @property
+    def update_states(self) -> list[State]:
+        return [{} for _ in range(self._count)]
+
+    def give(self, means: Sequence[Tensor], finite: bool = True, rates: Sequence[float] = ()) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+    def average(self) -> Program[None]:
+        self._run.pooled += 1
+        yield from ()
+
+
+class DryRecord(Record):
+    """Records nothing."""
+
+    def closed(self, ranks: Sequence[int]) -> None:
+        pass
+
+    def dropped(self, step: int) -> None:
+        pass
+
+    def aged(self, steps: int) -> None:
+        pass
+
+    def finite(self, rank: int | None, fine: bool | Tensor) -> None:
+        pass
+
+    def round_dropped(self) -> None:
         pass

@@ -1,16 +1,18 @@
 """Averaging: sends a bucket's values through its memory and its exchange, and handles the mean."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, PendingState
 from gossamer.core.contracts import ARREARS, Context, Exchange, ReduceResult
 from gossamer.core.stream_events import read_numbers
-from gossamer.core.verbs import Program, all_reduce, join, start
-from gossamer.kernels.finite import peak
+from gossamer.core.verbs import Among, Program, all_gather, all_reduce, join, start
+from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.runtime import loss_scale
 from gossamer.runtime.in_flight import Carried, InFlight
 from gossamer.runtime.pending_commit import PendingCommit
@@ -18,12 +20,134 @@ from gossamer.runtime.pending_commit import PendingCommit
 if TYPE_CHECKING:
     from gossamer.runtime.worker import Worker
 
+Besides = Callable[[list[Tensor]], Program[list[Tensor]]]
+
 
 class Averaging:
     """Starts averages on the comm thread and joins them; their state changes wait in pending states."""
 
     def __init__(self, worker: "Worker") -> None:
         self._worker = worker
+        self.unit = 1.0  # the loss scale of the memories' state
+        self.means: list[Tensor] = []  # this step's agreed gradients
+        self.finite = True  # false if one of them is not finite
+        self.held = PendingCommit()  # this step's state changes, to commit after the optimizer step
+        self.besides: Besides | None = None  # further scalars that an integration reads from the device at a step
+        self.besides_values = list[float]()
+        # How an integration sets the parameters' gradients to the means; this frees their own gradients' memory.
+        self.hand_over: Callable[[], None] | None = None
+        self._gradients = InFlight()  # this step's averages
+
+    # -- gradients ---------------------------------------------------------------------------------------------------
+
+    def send_gradient(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
+        """Start averaging a bucket's gradient; the mean may be written over it."""
+        worker, flat = self._worker, self._weighted(flat)
+        worker.controller.note(index, flat)
+        given = worker.update_step.outgoing(index, flat, worker.scale) if over is None else flat
+        yield from self._launch(self._gradients, index, given, over)
+
+    def wait_gradients(self) -> Program[None]:
+        """Wait for the averages of all gradients, and ask the controller."""
+        worker, controller = self._worker, self._worker.controller
+        sums: Sequence[Tensor] = ()
+        if worker.size > 1 or self._gradients.handles:
+            summing = yield from controller.ask()
+            self.held = yield from self._arrive(self._gradients)
+            self.means, self._gradients = [*self._gradients.means.values()], InFlight()
+            worker.decay.take_out(self.means)
+            sums = yield from controller.told(summing)
+        else:
+            self.means = controller.look_alone()
+            self.finite = all_finite(self.means)
+        if self.finite and self.means:
+            if self.hand_over is not None and "control" in worker.recipe.controller.traits:
+                self.hand_over()
+            state = controller.draft()
+            self.held.decided = controller.decide(self.means, sums, state)
+            self.held.drafts.append(state)
+
+    # -- values that are launched and landed -------------------------------------------------------------------------
+
+    def launch(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange | None = None) -> Program[None]:
+        """Start averaging one tensor for each of these buckets."""
+        worker, values = self._worker, [self._weighted(value) for value in values]
+        flight = InFlight(given=[peak(value) for value in values])
+        if worker.size == 1:  # the mean over one rank, without codec or memory
+            flight.means, flight.lost = dict(zip(which, values, strict=True)), not all_finite(values)
+        else:
+            for index, value in zip(which, values, strict=True):
+                yield from self._launch(flight, index, value, over)
+        worker.in_flight.add(which, flight)
+
+    def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]:
+        """Wait for the average of these buckets; None if it is not finite."""
+        worker, flights = self._worker, self._worker.in_flight.of(which)
+        for flight in flights:
+            yield from self.settle(flight)
+        worker.in_flight.pop(which)
+        lost = any(flight.lost for flight in flights)
+        if lost:
+            worker.record.dropped_rounds += 1
+            if worker.size == 1:
+                worker.optimizer_state.heal()
+            given = [value for flight in flights for value in flight.given]
+            yield from self.name_spoilers(all_peaks_finite(given))
+        landed = {i: mean for flight in flights for i, mean in flight.means.items()}
+        means = None if lost or not flights else [landed[i] for i in which]
+        means = worker.controller.adopt_for(means)
+        if means is not None:
+            loss = yield from worker.controller.mean_loss()
+            worker.controller.next = worker.controller.decide(means, loss=loss)
+        return means
+
+    def local(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
+        """Average among some ranks, without a check that the means are finite."""
+        flight = InFlight()
+        for index, value in zip(which, values, strict=True):
+            yield from self._launch(flight, index, value, over)
+        means = list[Tensor]()
+        for handle in flight.handles.values():
+            mean, _ = yield from join(handle)
+            means.append(mean)
+        return means
+
+    def settle(self, flight: InFlight) -> Program[None]:
+        """Wait for an average in flight, and commit the memories' pending states."""
+        if flight.handles:
+            (yield from self._arrive(flight)).commit()
+            if flight.lost:
+                self._worker.optimizer_state.heal()
+
+    def name_spoilers(self, fine: bool, among: Among = None) -> Program[None]:
+        """Count which ranks made an average non-finite. `fine`: this rank's input is finite.
+
+        For gradients this runs among the ranks that average them together.
+        """
+        worker = self._worker
+        flag = torch.tensor([not fine], dtype=torch.uint8, device=worker.device)
+        answers = yield from all_gather(flag, among)
+        ranks = among or range(worker.size)
+        guilty = [rank for rank, flag in zip(ranks, answers, strict=True) if int(flag)]
+        worker.record.spoilt.update(guilty)
+        worker.record.row = Counter({rank: worker.record.row[rank] + 1 for rank in guilty})
+
+    # -- one bucket --------------------------------------------------------------------------------------------------
+
+    def _weighted(self, flat: Tensor) -> Tensor:
+        weight = self._worker.ranks.weight
+        return flat if weight == 1 else flat.mul_(weight)
+
+    def _launch(self, flight: InFlight, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
+        """Start averaging these values; through `over` instead of the recipe's exchange and memory, if that is given."""
+        worker, bucket = self._worker, self._worker.buckets[index]
+        if over is None:
+            program, drafts = self.program(index, flat)
+        else:
+            result = over.average(Bucket(flat, bucket.layout, flat), {}, worker.context(index))
+            program, drafts = _carry(_mean_of(result), flat, []), list[PendingState]()
+        handle = yield from start(program, bucket.name, worker.step)
+        flight.add(index, handle, drafts)
 
     def program(self, index: int, flat: Tensor) -> tuple[Program[Carried], list[PendingState]]:
         """The program that averages one bucket's values, and the pending states to commit when all buckets have arrived.
@@ -31,10 +155,10 @@ class Averaging:
         The mean may be written over the values.
         """
         worker, bucket = self._worker, self._worker.buckets[index]
-        measures = worker.measures(worker.step)
-        block = Bucket(flat, bucket.layout, None if measures else flat)
+        meter = worker.measurement.meter(worker.step)
+        block = Bucket(flat, bucket.layout, flat if meter is None else None)
         # No average of an earlier step is in flight.
-        worker.unit = loss_scale.follow(worker.buckets, worker.unit, worker.scale)
+        self.unit = loss_scale.follow(worker.buckets, self.unit, worker.scale)
         kept, carried, found = (
             PendingState(bucket.states["memory"]),
             PendingState(bucket.states["exchange"]),
@@ -47,8 +171,8 @@ class Averaging:
                 found.append(peak(result.mean) if result.largest is None else result.largest)
             elif bucket.memory.hands_on and result.largest is not None:
                 found.append(result.largest)
-            if measures:
-                worker.measure(block, result.add_sent)
+            if meter is not None:
+                meter(block, result.add_sent)
             return result
 
         average = bucket.memory.around(block, kept, send, worker.context(index))
@@ -56,52 +180,23 @@ class Averaging:
             average = _with(average, kept, found, worker.size)
         return _carry(average, flat, found), [kept, carried]
 
-    def launch(self, flight: InFlight, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
-        """Start averaging these values; through `over` instead of the recipe's exchange and memory, if that is given."""
-        worker, bucket = self._worker, self._worker.buckets[index]
-        if over is None:
-            program, drafts = self.program(index, flat)
-        else:
-            result = over.average(Bucket(flat, bucket.layout, flat), {}, worker.context(index))
-            program, drafts = _carry(_mean_of(result), flat, []), list[PendingState]()
-        handle = yield from start(program, bucket.name, worker.step)
-        flight.add(index, handle, drafts)
-
-    def near(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
-        """Average among some ranks, without a check that the means are finite."""
-        flight = InFlight()
-        for index, value in zip(which, values, strict=True):
-            yield from self.launch(flight, index, value, over)
-        means = list[Tensor]()
-        for handle in flight.handles.values():
-            mean, _ = yield from join(handle)
-            means.append(mean)
-        return means
-
-    def settle(self, flight: InFlight) -> Program[None]:
-        """Wait for an average in flight, and commit the memories' pending states."""
-        if flight.handles:
-            (yield from self.arrive(flight)).commit()
-            if flight.lost:
-                self._worker.momenta.heal()
-
-    def arrive(self, flight: InFlight) -> Program[PendingCommit]:
+    def _arrive(self, flight: InFlight) -> Program[PendingCommit]:
         """Wait for all means of a step. Memories may be committed only if every bucket's mean is finite, on which all ranks agree.
 
         They are not committed here: the means may still be dropped.
         """
-        worker, peaks = self._worker, list[Tensor]()
+        peaks = list[Tensor]()
         handles, flight.handles = flight.handles, {}
         for index, handle in handles.items():
             flight.means[index], largest = yield from join(handle)
             peaks.append(largest)
-        also = [] if worker.besides is None else (yield from worker.besides([*flight.means.values()]))
-        answers, worker.besides = read_numbers(*peaks, *also), None
-        worker.finite, worker.told = all(map(isfinite, answers[: len(peaks)])), answers[len(peaks) :]
-        if worker.finite:
-            worker.row.clear()
-        flight.lost = not worker.finite
-        held, flight.drafts = PendingCommit(flight.drafts if worker.finite else []), []
+        also = [] if self.besides is None else (yield from self.besides([*flight.means.values()]))
+        answers, self.besides = read_numbers(*peaks, *also), None
+        self.finite, self.besides_values = all(map(isfinite, answers[: len(peaks)])), answers[len(peaks) :]
+        if self.finite:
+            self._worker.record.row.clear()
+        flight.lost = not self.finite
+        held, flight.drafts = PendingCommit(flight.drafts if self.finite else []), []
         return held
 
 

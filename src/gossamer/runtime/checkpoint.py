@@ -11,6 +11,7 @@ from torch import Tensor
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Policy
 from gossamer.core.errors import CheckpointError
+from gossamer.core.schedule import TrainsElsewhere
 from gossamer.core.stream_events import record_stream_use
 from gossamer.core.version import __version__
 from gossamer.runtime import shards
@@ -32,16 +33,16 @@ def save(worker: "Worker") -> dict[str, Any]:
         "gossamer": __version__,
         "recipe": repr(worker.origin),
         "adopted": repr(worker.recipe),
-        "due": repr(worker.steering.due),
-        "lost": bool(worker.flights.lost),
+        "due": repr(worker.controller.due),
+        "lost": bool(worker.in_flight.lost),
         "step": worker.step,
-        "seed": worker.seed,
+        "seed": worker.ranks.seed,
         "size": worker.size,
-        "unit": worker.unit,
+        "unit": worker.averaging.unit,
         "parameters": json.dumps(parameters(worker)),
         "cut": json.dumps(cut(worker.buckets)),
     }
-    for key, value in worker.steering.state.items():
+    for key, value in worker.controller.state.items():
         out[f"equal/control/{key}"] = value.to("cpu", copy=True)
     for bucket, pending in zip(worker.buckets, _pending(worker), strict=True):
         for role in ROLES:
@@ -83,16 +84,21 @@ def prepare(worker: "Worker", saved: "Mapping[str, Any] | Sequence[Mapping[str, 
     control = {k: _home(v, buckets[0]) for k, v in _role(found.equal, "control").items()}
 
     def put() -> None:
-        worker.step, worker.seed = found.head["step"], found.head["seed"]
-        worker.unit = found.head["unit"]
-        worker.steering.restore(adopted, due, control)
+        worker.step, worker.ranks.seed = found.head["step"], found.head["seed"]
+        worker.averaging.unit = found.head["unit"]
+        worker.controller.restore(adopted, due, control)
         for bucket, state in zip(worker.buckets, states, strict=True):
             bucket.states.update(state)
-        worker.flights.restore(landing, lost, arrived)
+        worker.in_flight.restore(landing, lost, arrived)
         if found.head["size"] != worker.size:
-            worker.recipe.schedule.moves_in(worker.loop)
+            _move_in(worker)
 
     return put
+
+
+def _move_in(worker: "Worker") -> None:
+    if isinstance(worker.recipe.schedule, TrainsElsewhere):
+        worker.recipe.schedule.moves_in(worker.loop)
 
 
 def carry_over(old: Sequence[BucketState], new: Sequence[BucketState], size: int) -> None:
@@ -207,7 +213,7 @@ def _policy(bucket: BucketState, role: str, key: str, worker: "Worker") -> Polic
         "memory": bucket.memory,
         "exchange": bucket.exchange,
         "schedule": schedule,
-        "mixer": schedule.drives,
+        "mixer": schedule.shape.mixer,
         "update": worker.recipe.update,
     }
     keeper = keepers[role]
@@ -268,7 +274,7 @@ def _role(entries: Mapping[str, Tensor], role: str) -> dict[str, Tensor]:
 def _pending(worker: "Worker") -> list[dict[str, State]]:
     """The results that have arrived but are not applied yet, per bucket."""
     out: list[dict[str, State]] = [{} for _ in worker.buckets]
-    flights, everything = worker.flights, range(len(worker.buckets))
+    flights, everything = worker.in_flight, range(len(worker.buckets))
     for i, mean in flights.landing().items():
         out[i]["schedule"] = {"pending": mean}
     for i in flights.lost if len(flights.lost) < len(worker.buckets) else []:

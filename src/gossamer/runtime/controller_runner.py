@@ -10,6 +10,7 @@ from torch import Tensor
 from gossamer.changes import begins_anew
 from gossamer.core.bucket import Bucket, PendingState, State
 from gossamer.core.contracts import Facts, ParamGroup
+from gossamer.core.events import Decision
 from gossamer.core.stream_events import read_numbers
 from gossamer.core.verbs import Handle, Program, join
 from gossamer.recipe import Recipe
@@ -91,7 +92,7 @@ class ControllerRunner:
         blocks = [self._unscaled(mean, c) for mean, c in zip(means, worker.buckets)]
         if controller.counts and not sums:  # a single rank: its own gradients are the means
             sums = [numbers(controller, b, c.exchange) for b, c in zip(blocks, worker.buckets, strict=True)]
-        facts = Facts(worker.step, max(worker.rates), blocks, sums, loss, self._groups())
+        facts = Facts(worker.step, max(worker.loop.optimizer.rates), blocks, sums, loss, self._groups())
         decided = controller.decide(facts, worker.recipe, self.state if state is None else state)
         return decided if decided != worker.recipe else None
 
@@ -104,8 +105,7 @@ class ControllerRunner:
         old, before, self.next, worker.recipe = worker.buckets, worker.recipe, None, recipe
         if begins_anew(before.schedule, recipe.schedule):
             worker.live.clear()
-        if worker.on_decision is not None:
-            worker.on_decision(worker.step, worker.rank, describe(before, recipe, len(worker.params)))
+        worker.record.tell(Decision(worker.step, worker.rank, describe(before, recipe, len(worker.params))))
         if not recipe.controller.cuts:
             retell(recipe, worker.buckets, worker.size)
         elif _cut(recipe) != _cut(before):  # else all buckets stay as they are
@@ -120,7 +120,7 @@ class ControllerRunner:
 
     def adopt_for(self, means: list[Tensor] | None) -> list[Tensor] | None:
         """Apply the recipe decided while these means were in flight; returns them in the layout of the new buckets."""
-        if self.next is None or self._worker.flights.averages:
+        if self.next is None or self._worker.in_flight.averages:
             return means
         old = self.adopt(self.next)
         if means is None or old is self._worker.buckets:
@@ -154,5 +154,5 @@ class ControllerRunner:
 def _cut(recipe: Recipe) -> tuple[Any, ...]:
     """The parts of a recipe that determine the cut into buckets and each bucket's exchange and memory."""
     schedule = recipe.schedule
-    kind = type(schedule), schedule.averages_gradients, schedule.drives
+    kind = type(schedule), schedule.shape.averages_gradients, schedule.shape.mixer
     return recipe.exchange, recipe.memory, recipe.routes, recipe.bucket, recipe.follows_rate, kind

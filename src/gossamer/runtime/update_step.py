@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gossamer.core.bucket import Bucket, PendingState
 from gossamer.core.contracts import Context
+from gossamer.core.schedule import CompressesSome
 from gossamer.core.verbs import LateUpdate
 
 if TYPE_CHECKING:
@@ -25,12 +26,12 @@ class UpdateStep:
 
     def put(self) -> None:
         """Set the parameters' gradients to the agreed means; to None where this step has none."""
-        if not self._worker.means:
+        if not self._worker.averaging.means:
             for param in self._worker.params.values():
                 if param.trains:
                     param.forget_gradient()
             return
-        for bucket, mean in zip(self._worker.buckets, self._worker.means, strict=True):
+        for bucket, mean in zip(self._worker.buckets, self._worker.averaging.means, strict=True):
             bucket.put_gradient(mean)
 
     def outgoing(self, index: int, flat: Tensor, scale: float) -> Tensor:
@@ -60,13 +61,12 @@ class UpdateStep:
 
     def _context(self, index: int) -> Context:
         schedule, step = self._worker.recipe.schedule, self._worker.step
-        return self._worker.context(index)._replace(
-            is_compressed=schedule.is_compressed(step), own=not schedule.averages(step)
-        )
+        compressed = isinstance(schedule, CompressesSome) and schedule.is_compressed(step)
+        return self._worker.context(index)._replace(is_compressed=compressed, own=not schedule.averages(step))
 
     def enter(self, optimizer: Any) -> None:
         """Set the optimizer's rates to those of the schedule, before its step."""
-        factor = self._worker.recipe.schedule.lr_factor
+        factor = self._worker.recipe.schedule.shape.lr_factor
         if factor != 1:
             self._rates[optimizer] = [group["lr"] for group in optimizer.param_groups]
             for group in optimizer.param_groups:
@@ -99,7 +99,7 @@ class UpdateStep:
         if missed.gradient is None:
             return
         self._worker.set_rates(missed.rates)
-        self._worker.decays.take_out([missed.gradient])
+        self._worker.decay.take_out([missed.gradient])
         self._worker.buckets[0].put_gradient(missed.gradient)
         if before is not None:
             before()

@@ -1,6 +1,7 @@
 """Accelerated minibatch SGD, and the lengths of its stages."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from math import ceil, sqrt
 from typing import Any, NamedTuple, final
 
@@ -14,13 +15,13 @@ from gossamer.core.contracts import Policy
 from gossamer.core.errors import AttachError
 from gossamer.core.loop import BucketView, Loop
 from gossamer.core.parts import part, require
-from gossamer.core.schedule import Schedule, Share
+from gossamer.core.schedule import Schedule, Shape, Share, TrainsElsewhere
 from gossamer.core.verbs import OptimizerStep, Program
 
 
 @final
 @part("accelerated")
-class Accelerated(Schedule):
+class Accelerated(Schedule, TrainsElsewhere):
     """Averages the gradients of `micro_batches` micro-batches over all ranks, then takes an accelerated SGD step (AC-SA).
 
     x_md = x / b + (1 - 1/b) x_ag, where the gradient g is taken.  x = x - lr (r + 1) / 2 g;  x_ag = x / b + (1 - 1/b) x_ag,
@@ -71,17 +72,9 @@ class Accelerated(Schedule):
             ),
         )
 
-    @property
-    def averages_gradients(self) -> bool:
-        return True
-
-    @property
-    def accumulate(self) -> int:
-        return self.micro_batches
-
-    @property
-    def trains_elsewhere(self) -> bool:
-        return True
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(averages_gradients=True, works_alone=True, micro_batches=self.micro_batches)
 
     def policy(self, key: str) -> Policy:
         return (
@@ -98,11 +91,11 @@ class Accelerated(Schedule):
         loop.assign([state.get("aggregate", x) for state, x in held])
 
     def step(self, loop: Loop) -> Program[None]:
-        yield from loop.average_gradients()
+        yield from loop.averages.wait_gradients()
         if not (yield OptimizerStep()):
             return
-        loop.assign([self._moved(*pair) for pair in zip(loop.places, loop.parameters(), strict=True)])
-        for place in loop.places:
+        loop.assign([self._moved(*pair) for pair in zip(loop.buckets, loop.parameters(), strict=True)])
+        for place in loop.buckets:
             if place.narrow:  # x_md as the parameters hold it, rounded
                 place.states["schedule"]["middle"] = place.read()
 

@@ -47,7 +47,7 @@ class AsyncWorker:
     def open(self) -> Program[None]:
         """Start waiting for the first round, or, in a rank that joins, for the round of the others."""
         self._timed = (yield from now()), self._steps
-        if self._loop.present.joins:
+        if self._loop.ranks.present.joins:
             self._number = 0
             yield from self.surviving(self._meet_the_others)
         else:
@@ -59,7 +59,7 @@ class AsyncWorker:
         self._since += 1
         for fragment in self._fragments:
             fragment.steps += 1
-            fragment.tokens += self._loop.weight
+            fragment.tokens += self._loop.ranks.weight
         began, before = self._timed
         self._closing.pace = ((yield from now()) - began) / (self._steps - before)
         yield from self.surviving(self._land_and_answer)
@@ -135,8 +135,8 @@ class AsyncWorker:
         if not all_finite(held):
             fragment.forget()
             self._since, self._due = 0, self._steps
-            self._loop.give_up()
-            self._loop.report_finite(None, False)
+            self._loop.record.round_dropped()
+            self._loop.record.finite(None, False)
             return
         if not self._closing.may_answer(round):
             return
@@ -170,11 +170,11 @@ class AsyncWorker:
         self._now, self._number = settled.follows, settled.follows.round.number
         fragment = self._fragment(round.number)
         before, fine = [s["anchor"] for s in fragment.loop.states], all(map(isfinite, read_numbers(settled.largest)))
-        for place, mean in zip(fragment.loop.places, settled.means if fine else []):
+        for place, mean in zip(fragment.loop.buckets, settled.means if fine else []):
             self._rule.outer.take(place, mean, 1.0)
-        self._merged = tuple(self._loop.present.ranks[i] for i in settled.members)
+        self._merged = tuple(self._loop.ranks.present.ranks[i] for i in settled.members)
         if fine:
-            self._loop.accept(self._merged)
+            self._loop.record.closed(self._merged)
         self._is_over(fragment, settled.merged, fine, before)
 
     def _is_over(self, fragment: PendingFragment, merged: bool, fine: bool, before: Sequence[Tensor]) -> None:
@@ -182,7 +182,7 @@ class AsyncWorker:
         sent, self._sent = self._sent, None
         if merged and not fine:
             fragment.forget()
-            self._loop.give_up()
+            self._loop.record.round_dropped()
         elif merged and sent is not None:
             fragment.is_merged(*sent)
         elif fine:
@@ -205,8 +205,8 @@ class AsyncWorker:
         while self._now is not None and self._now.handle.done() and not self._now.handle.failed():
             yield from self._take()
         while True:
-            present, life = (yield from regroup(failure)), self._loop.present.life
-            self._loop.regroup(present)
+            present, life = (yield from regroup(failure)), self._loop.ranks.present.life
+            self._loop.ranks.regroup(present)
             if present.life != life:  # this rank was silent for so long that the others counted it as lost
                 self._number = 0
             try:
@@ -236,7 +236,7 @@ class AsyncWorker:
         comes, self._merged = not self._number, latest.members
         fragment = self._fragment(self._number or latest.round)
         before = [s["anchor"] for s in fragment.loop.states]
-        for place, state in zip((p for part in self._parts for p in part.places), latest.states):
+        for place, state in zip((p for part in self._parts for p in part.buckets), latest.states):
             place.states["schedule"].update(state)
         self._number = latest.round
         if comes:
@@ -244,9 +244,9 @@ class AsyncWorker:
                 each.forget()
                 each.write()
             self._since, self._due, self._sent = 0, None, None
-            self._loop.catch_up(latest.step)
+            self._loop.step = latest.step
         else:
-            merged = self._sent is not None and self._loop.present.ranks[self._loop.rank] in self._merged
+            merged = self._sent is not None and self._loop.ranks.present.ranks[self._loop.ranks.rank] in self._merged
             self._is_over(fragment, merged, True, before)
 
     # -- checkpoint state ------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Backup workers: a step ends when enough gradients have arrived, without waiting for the last ones."""
 
-from typing import ClassVar, Literal, final
+from functools import cached_property
+from typing import Literal, final
 
 from torch import Tensor
 
@@ -9,7 +10,7 @@ from gossamer.core.constraints import Constraint, excludes, those
 from gossamer.core.errors import AttachError
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Schedule, Shape
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules.quorum import Quorum, QuorumDeadline
 
@@ -44,8 +45,6 @@ class BackupWorkers(Schedule):
     Paper: Chen, Pan, Monga, Bengio, Jozefowicz, Revisiting Distributed Synchronous SGD, 2016.
     """
 
-    lane: ClassVar[str] = "quorum"
-
     backups: int = 1
     grace: float = 0.0
     limit: float = 0.0
@@ -60,9 +59,9 @@ class BackupWorkers(Schedule):
             "backup_workers: on_exhausted='shrink' needs a limit, the seconds after which a step takes fewer gradients; set limit",
         )
 
-    @property
-    def averages_gradients(self) -> bool:
-        return True
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(averages_gradients=True, works_alone=True, lane="quorum")
 
     @property
     def traits(self) -> frozenset[str]:
@@ -106,8 +105,8 @@ class BackupWorkers(Schedule):
 
     def begin(self, loop: Loop) -> Program[None]:
         if "quorum" not in loop.live:
-            patience = QuorumDeadline(loop.size - self.backups, self.grace, self.limit)
-            loop.live["quorum"] = quorum = Quorum(loop, patience, self.on_exhausted == "shrink", self.lane)
+            patience = QuorumDeadline(loop.ranks.size - self.backups, self.grace, self.limit)
+            loop.live["quorum"] = quorum = Quorum(loop, patience, self.on_exhausted == "shrink", self.shape.lane)
             yield from quorum.open()
 
     def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
@@ -115,22 +114,23 @@ class BackupWorkers(Schedule):
         yield from self._quorum(loop).offer(flat)
 
     def step(self, loop: Loop) -> Program[None]:
-        if loop.size > 1:
+        if loop.ranks.size > 1:
             yield from self._catch_up(loop)
         else:
-            yield from loop.average_gradients()
+            yield from loop.averages.wait_gradients()
         yield OptimizerStep()
 
     def _catch_up(self, loop: Loop) -> Program[None]:
         """Take the update of this rank's step and of all later closed steps; leave the last for the optimizer."""
         quorum = self._quorum(loop)
         outcome = yield from quorum.take()
-        if loop.rank not in outcome.accepted:
-            loop.drop(loop.step)
+        if loop.ranks.rank not in outcome.accepted:
+            loop.record.dropped(loop.step)
         while quorum.is_late():
-            yield from loop.missed(outcome.missed)
+            yield OptimizerStep(outcome.missed)
+            loop.step += 1
             outcome = yield from quorum.take()
-        loop.deliver(outcome.mean, outcome.fine, outcome.rates)
+        loop.optimizer.give([outcome.mean], outcome.fine, outcome.rates)
 
     def _quorum(self, loop: Loop) -> Quorum:
         return loop.live["quorum"]

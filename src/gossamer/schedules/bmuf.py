@@ -1,5 +1,6 @@
 """Block momentum (BMUF): momentum over rounds of local steps."""
 
+from functools import cached_property
 from typing import Annotated, Literal, final
 
 import torch
@@ -9,7 +10,7 @@ from gossamer.core.contracts import Policy
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
-from gossamer.core.schedule import Schedule, Share
+from gossamer.core.schedule import Schedule, Shape, Share
 from gossamer.core.verbs import Program
 from gossamer.schedules import shards
 from gossamer.schedules.slowmo import SlowMo
@@ -63,13 +64,9 @@ class BMUF(Schedule):
     def constraints(self) -> tuple[Constraint, ...]:
         return self._slow(0.0).constraints
 
-    @property
-    def works_alone(self) -> bool:
-        return self._slow(self._momentum(1)).works_alone
-
-    @property
-    def period(self) -> int:
-        return self.every
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(period=self.every, works_alone=self._slow(self._momentum(1)).shape.works_alone)
 
     def policy(self, key: str) -> Policy:
         return self._slow(0.0).policy(key)
@@ -84,17 +81,17 @@ class BMUF(Schedule):
         """Return the models without the look-ahead of `nesterov`."""
         models, one = loop.parameters(), torch.ones((), dtype=torch.float32)
         if self.nesterov:
-            ahead = self.rate * self._momentum(loop.size)
-            for place, x in zip(loop.places, models):
+            ahead = self.rate * self._momentum(loop.ranks.size)
+            for place, x in zip(loop.buckets, models):
                 velocity = place.states["schedule"].get("velocity")
                 if velocity is not None and self.sharded:
-                    shards.add_own(x, velocity, ahead * loop.size, loop, place)  # each rank adds its own chunk
+                    shards.add_own(x, velocity, ahead * loop.ranks.size, loop, place)  # each rank adds its own chunk
                 elif velocity is not None:
                     x.add_(velocity, alpha=ahead)
         return [Share(x, one) for x in models]
 
     def step(self, loop: Loop) -> Program[None]:
-        yield from self._slow(self._momentum(loop.size)).step(loop)
+        yield from self._slow(self._momentum(loop.ranks.size)).step(loop)
 
     def _slow(self, momentum: float) -> SlowMo:
         """Return the equivalent SlowMo."""

@@ -1,6 +1,8 @@
 """Local steps by measured speed: a slow rank takes fewer steps per round, so that all ranks end it together."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, final
 
 import torch
@@ -12,7 +14,7 @@ from gossamer.core.contracts import Policy
 from gossamer.core.load_balance import local_steps
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Schedule, Shape
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.core.stream_events import StepTimer, copied_to, read_numbers
 from gossamer.core.verbs import Handle, OptimizerStep, Program, all_gather, join, now, start
@@ -82,13 +84,9 @@ class BySpeed(Wrapping):
             *([] if self.weigh == "equal" else [excludes("remembers all", because=learned + "use error_feedback()")]),
         )
 
-    @property
-    def skips_steps(self) -> bool:
-        return True
-
-    @property
-    def prelude(self) -> int:
-        return self.then.prelude
+    @cached_property
+    def shape(self) -> Shape:
+        return replace(self.inherited, prelude=self.then.shape.prelude, skips_steps=True)
 
     def policy(self, key: str) -> Policy:
         return "drop" if key == "pace" else self.then.policy(key)
@@ -103,39 +101,39 @@ class BySpeed(Wrapping):
 
     def begin(self, loop: Loop) -> Program[None]:
         if LAPS not in loop.live:
-            loop.live[LAPS] = [StepTimer(loop.places[0].device, (yield from now()))]
+            loop.live[LAPS] = [StepTimer(loop.buckets[0].device, (yield from now()))]
 
     def step(self, loop: Loop) -> Program[None]:
-        state, every = loop.states[0], self.then.period
+        state, every = loop.states[0], self.then.shape.period
         pace = Pace.of(state, every)
-        by_speed = (loop.step - 1) // every * every >= self.then.prelude
+        by_speed = (loop.step - 1) // every * every >= self.then.shape.prelude
         if by_speed:
-            loop.count_on(pace.number(loop.step, every))
+            loop.step = pace.number(loop.step, every)
         steps = self.then.step(loop.counting(pace.counts if by_speed else 1.0))
         yield from until_optimizer_step(steps)
         stepped = yield OptimizerStep()
         laps = _ended(loop.live, (yield from now()))
         pace = _timed(pace, laps)
-        sends = loop.size > 1 and loop.step % every == 0
+        sends = loop.ranks.size > 1 and loop.step % every == 0
         handle = (yield from self._tell(loop, pace)) if sends else None
         yield from after_optimizer_step(steps, stepped)
         if handle is not None:
             pace = self._plan(loop, pace, (yield from join(handle)))
         state["pace"] = pace.kept()
-        laps.append(StepTimer(loop.places[0].device, (yield from now())))  # waiting is not computing
+        laps.append(StepTimer(loop.buckets[0].device, (yield from now())))  # waiting is not computing
 
     def _tell(self, loop: Loop, pace: "Pace") -> Program[Handle[list[Tensor]]]:
         """Start sending this rank's speed to all ranks, at the same time as the round's average."""
-        mine = torch.tensor([pace.known(), loop.weight, pace.steps], dtype=torch.float64)
-        wire = copied_to(mine, loop.places[0].device).view(torch.uint8)
+        mine = torch.tensor([pace.known(), loop.ranks.weight, pace.steps], dtype=torch.float64)
+        wire = copied_to(mine, loop.buckets[0].device).view(torch.uint8)
         return (yield from start(all_gather(wire), "pace", loop.step))
 
     def _plan(self, loop: Loop, pace: "Pace", answers: Sequence[Tensor]) -> "Pace":
         """Return the pace of the next round. The average has arrived, so reading `answers` does not block on the device."""
         table = torch.tensor(read_numbers(*(a.clone().view(torch.float64) for a in answers)), dtype=torch.float64)
         seconds, weights, before = table.view(-1, 3).t().tolist()
-        steps = local_steps(self.then.period, seconds, [int(n) for n in before])
-        own, mean = steps[loop.rank], sum(w * n for w, n in zip(weights, steps, strict=True)) / loop.size
+        steps = local_steps(self.then.shape.period, seconds, [int(n) for n in before])
+        own, mean = steps[loop.ranks.rank], sum(w * n for w, n in zip(weights, steps, strict=True)) / loop.ranks.size
         counts = {"nova": mean / own, "tokens": own / mean, "equal": 1.0}[self.weigh] if len(set(steps)) > 1 else 1.0
         return Pace(float(own), counts, pace.known())
 

@@ -1,5 +1,6 @@
 """CoCoD-SGD: the average arrives a round later, and local progress made meanwhile is kept."""
 
+from functools import cached_property
 from typing import Annotated, final
 
 import torch
@@ -9,7 +10,7 @@ from gossamer.core.contracts import Policy
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Schedule, Shape
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules.rounds import just_before_landing, lands, refuse_delay, remember_anchor
 
@@ -51,9 +52,9 @@ class CoCoD(Schedule):
     def policy(self, key: str) -> Policy:
         return "mean" if key == "start" else "equal"
 
-    @property
-    def period(self) -> int:
-        return self.every
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(period=self.every)
 
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, self.delay)
@@ -64,7 +65,7 @@ class CoCoD(Schedule):
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)
         yield OptimizerStep()
-        if lands(loop.step, self.every, self.delay) and loop.in_flight():
+        if lands(loop.step, self.every, self.delay) and loop.averages.in_flight():
             yield from self._land(loop)
         if loop.step % self.every:
             return
@@ -74,16 +75,16 @@ class CoCoD(Schedule):
 
     def _launch(self, loop: Loop) -> Program[None]:
         moved = list[Tensor]()
-        for place, x in zip(loop.places, loop.parameters()):
+        for place, x in zip(loop.buckets, loop.parameters()):
             state = place.states["schedule"]
             state["start"] = x
             moved.append(torch.sub(state["anchor"], x, out=place.layout.buffers.like(x)))
-        yield from loop.launch(moved)
+        yield from loop.averages.launch(moved)
 
     def _land(self, loop: Loop) -> Program[None]:
-        means = yield from loop.land()
+        means = yield from loop.averages.wait()
         models = loop.parameters()
-        for place, mean, x in zip(loop.places, means or [], models):
+        for place, mean, x in zip(loop.buckets, means or [], models):
             state = place.states["schedule"]
             state["anchor"] = torch.sub(state["anchor"], mean, out=mean)
             x.sub_(state["start"]).add_(state["anchor"])

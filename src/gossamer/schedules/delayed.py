@@ -1,6 +1,7 @@
 """Average gradients at every step, while the next gradients are computed."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import final
 
 import torch
@@ -10,7 +11,7 @@ from gossamer.core.bucket import Bucket
 from gossamer.core.constraints import Constraint, excludes, those
 from gossamer.core.loop import BucketView, Loop
 from gossamer.core.parts import part
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Schedule, Shape
 from gossamer.core.verbs import OptimizerStep, Program
 
 
@@ -57,17 +58,9 @@ class Delayed(Schedule):
         because = "{update} under {schedule}: it needs a mean at every step, and a step may have none; use every_step()"
         return (excludes("directs", because=because),)
 
-    @property
-    def averages_gradients(self) -> bool:
-        return True
-
-    @property
-    def hands_over(self) -> bool:
-        return False  # a mean is in flight
-
-    @property
-    def works_alone(self) -> bool:
-        return False
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(averages_gradients=True, hands_over=False)
 
     def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
         """Keep the gradient: it is launched after the mean in flight has arrived, which updates the memory."""
@@ -76,10 +69,10 @@ class Delayed(Schedule):
 
     def step(self, loop: Loop) -> Program[None]:
         gradients: dict[int, Tensor] = loop.live.pop("gradients")
-        given = [Bucket(gradients[i], place.layout) for i, place in enumerate(loop.places)]
-        loop.hand_over((yield from loop.land()))
+        given = [Bucket(gradients[i], place.layout) for i, place in enumerate(loop.buckets)]
+        loop.optimizer.give((yield from loop.averages.wait()) or [])
         if (yield OptimizerStep()):
-            yield from loop.launch(_copies(given, loop.places))
+            yield from loop.averages.launch(_copies(given, loop.buckets))
 
 
 def _copies(given: Sequence[Bucket], places: Sequence[BucketView]) -> list[Tensor]:

@@ -17,7 +17,7 @@ def divergence_rate(outer: OuterStep, base: Schedule, every: int, size: int) -> 
     A difference that a round's mixing multiplies by L follows (a, v) -> outer step of (1 - L) a. If a topology has
     several stages, the worst of them counts.
     """
-    return max(_growth(outer, stage, every // base.period, size) for stage in _topology(base.drives).stages)
+    return max(_growth(outer, stage, every // base.shape.period, size) for stage in _topology(base.shape.mixer).stages)
 
 
 def _growth(outer: OuterStep, topology: Topology, messages: int, size: int) -> float:

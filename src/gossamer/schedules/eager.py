@@ -1,5 +1,6 @@
 """Eager updates: a rank applies its own progress at once, and that of the others a round later."""
 
+from functools import cached_property
 from typing import Annotated, Literal, final
 
 import torch
@@ -9,7 +10,7 @@ from gossamer.core.contracts import Policy
 from gossamer.core.loop import BucketView, Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
-from gossamer.core.schedule import Schedule, Share
+from gossamer.core.schedule import Schedule, Shape, Share
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules.rounds import OuterStep, differences, just_before_landing, remember_anchor
 
@@ -51,13 +52,9 @@ class Eager(Schedule):
         require(self.rate > 0, f"eager: rate must be positive, got {self.rate}; 0 would freeze the model")
         require(0 <= self.momentum < 1, f"eager: momentum must lie in [0, 1), got {self.momentum}; 0.9 is usual")
 
-    @property
-    def works_alone(self) -> bool:
-        return True
-
-    @property
-    def period(self) -> int:
-        return self.every
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(period=self.every, works_alone=True)
 
     def policy(self, key: str) -> Policy:
         return "mean" if key in ("anchor", "velocity", "own") else "equal"
@@ -76,16 +73,16 @@ class Eager(Schedule):
         yield OptimizerStep()
         if loop.step % self.every:
             return
-        in_flight = loop.in_flight()
-        means = (yield from loop.land()) if in_flight else None
+        in_flight = loop.averages.in_flight()
+        means = (yield from loop.averages.wait()) if in_flight else None
         if in_flight and means is None:
             return self._return(loop)
         own = differences(loop, loop.parameters())
-        copies = [place.layout.buffers.like(d).copy_(d) for place, d in zip(loop.places, own)]
-        for i, (place, mine, lr) in enumerate(zip(loop.places, own, loop.lrs)):
-            self._take(place, mine, None if means is None else means[i], loop.size, lr)
+        copies = [place.layout.buffers.like(d).copy_(d) for place, d in zip(loop.buckets, own)]
+        for i, (place, mine, lr) in enumerate(zip(loop.buckets, own, loop.optimizer.lrs)):
+            self._take(place, mine, None if means is None else means[i], loop.ranks.size, lr)
         loop.write([s["anchor"] for s in loop.states])
-        yield from loop.launch(copies)
+        yield from loop.averages.launch(copies)
 
     def _take(self, place: BucketView, mine: Tensor, mean: Tensor | None, size: int, lr: float) -> None:
         """Take the outer step of a bucket, on this rank's own anchor and on the agreed one."""

@@ -1,5 +1,6 @@
 """Elastic averaging SGD: local steps, with every model pulled towards a common centre."""
 
+from functools import cached_property
 from typing import Annotated, final
 
 import torch
@@ -10,7 +11,7 @@ from gossamer.core.errors import AttachError
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.schedule import Schedule, Share
+from gossamer.core.schedule import Schedule, Shape, Share
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules.rounds import just_before_landing, remember_anchor
 
@@ -63,13 +64,9 @@ class EASGD(Schedule):
                 f"mean and oscillates; use alpha={CENTRE / binding.size:.3g}, or leave it out"
             )
 
-    @property
-    def works_alone(self) -> bool:
-        return True
-
-    @property
-    def period(self) -> int:
-        return self.every
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(period=self.every, works_alone=True)
 
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, None)
@@ -84,20 +81,20 @@ class EASGD(Schedule):
         yield OptimizerStep()
         if loop.step % self.every:
             return
-        lost = loop.in_flight() and not (yield from self._land(loop))
+        lost = loop.averages.in_flight() and not (yield from self._land(loop))
         if lost:
             loop.assign([s["anchor"] for s in loop.states])
         pulled, apart = self._pull(loop)
         loop.assign(pulled)
-        yield from loop.launch(apart)
+        yield from loop.averages.launch(apart)
 
     def _alpha(self, size: int) -> float:
         return CENTRE / size if self.alpha is None else self.alpha
 
     def _pull(self, loop: Loop) -> tuple[list[Tensor], list[Tensor]]:
         """Pull the models towards the centre; returns them, and centre minus model from before."""
-        pulled, apart, alpha = list[Tensor](), list[Tensor](), self._alpha(loop.size)
-        for place, x in zip(loop.places, loop.parameters()):
+        pulled, apart, alpha = list[Tensor](), list[Tensor](), self._alpha(loop.ranks.size)
+        for place, x in zip(loop.buckets, loop.parameters()):
             z = place.states["schedule"]["anchor"]
             apart.append(torch.sub(z, x, out=place.layout.buffers.like(x)))
             pulled.append(x.add_(apart[-1], alpha=alpha))
@@ -105,7 +102,7 @@ class EASGD(Schedule):
 
     def _land(self, loop: Loop) -> Program[bool]:
         """Wait for the sum and move the centre; returns False, and leaves it, if the sum was not finite."""
-        means, share = (yield from loop.land()), self._alpha(loop.size) * loop.size
+        means, share = (yield from loop.averages.wait()), self._alpha(loop.ranks.size) * loop.ranks.size
         for state, mean in zip(loop.states, means or []):
             state["anchor"] = torch.sub(state["anchor"], mean.mul_(share), out=mean)
         return means is not None

@@ -1,6 +1,7 @@
 """Average gradients at every step."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, final
 
 import torch
@@ -12,7 +13,7 @@ from gossamer.core.constraints import Constraint, excludes, those
 from gossamer.core.errors import AttachError
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Schedule, Shape
 from gossamer.core.verbs import OptimizerStep, Program
 
 
@@ -56,31 +57,23 @@ class EveryStep(Schedule):
         because = "{schedule} under {update}: the threshold needs the gradient's length, which the update removes; leave l1 out"
         return (excludes("directs", because=because),)
 
-    @property
-    def averages_gradients(self) -> bool:
-        return True
-
-    @property
-    def nests(self) -> bool:
-        return True
-
-    @property
-    def accumulate(self) -> int:
-        return self.micro_batches
-
-    @property
-    def lr_factor(self) -> float:
-        return self.rate
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(
+            averages_gradients=True, works_alone=True, nests=True, micro_batches=self.micro_batches, lr_factor=self.rate
+        )
 
     @property
     def follows_rate(self) -> bool:
         return self.l1 > 0
 
     def step(self, loop: Loop) -> Program[None]:
-        yield from loop.average_gradients()
+        yield from loop.averages.wait_gradients()
         stepped = yield OptimizerStep()
         if self.l1 and stepped:
-            thresholds = [gain * lr * self.l1 for gain, lr in zip(loop.gains, loop.lrs, strict=True)]
+            thresholds = [
+                gain * lr * self.l1 for gain, lr in zip(loop.optimizer.gains, loop.optimizer.lrs, strict=True)
+            ]
             loop.assign([_shrunk(*pair) for pair in zip(loop.blocks(), thresholds, strict=True)])
 
     def fits(self, binding: Binding) -> None:

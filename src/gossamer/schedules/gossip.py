@@ -1,6 +1,7 @@
 """Gossip: mix parameters with a few neighbours."""
 
 from dataclasses import replace
+from functools import cached_property
 from math import lcm
 from typing import Annotated, final
 
@@ -13,7 +14,7 @@ from gossamer.core.errors import AttachError
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.schedule import Schedule, Share
+from gossamer.core.schedule import BetweenNodes, Schedule, Shape, Share
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.exchanges.as_one import Node
 from gossamer.mixers import PushSum
@@ -23,7 +24,7 @@ from gossamer.schedules.nodes import Between, Inside, groups_of
 
 @final
 @part("gossip")
-class Gossip(Schedule):
+class Gossip(Schedule, BetweenNodes):
     """Runs one round of a mixer after every `every`-th step.
 
     For the first `warmup` steps, and then at every `exact`-th step, models are averaged over all ranks instead, by the recipe's
@@ -78,9 +79,19 @@ class Gossip(Schedule):
             f"gossip: per_node, the number of ranks per node, must be 1 or more, got {self.per_node}",
         )
 
-    @property
-    def drives(self) -> Mixer:
+    @cached_property
+    def _mixer(self) -> Mixer:
         return self.mixer if self.per_node == 1 else Between(self.mixer, self.per_node)
+
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(
+            period=lcm(self.every, self.exact or 1),
+            prelude=max(self.warmup, self.mixer.prelude * self.every),
+            mixer=self._mixer,
+            mixes=not self.exact,
+            nests=True,
+        )
 
     def between_nodes(self, per_node: int) -> Schedule:
         return replace(self, per_node=per_node)
@@ -105,14 +116,6 @@ class Gossip(Schedule):
         return max(size // self.per_node, 1)
 
     @property
-    def mixes(self) -> bool:
-        return not self.exact
-
-    @property
-    def nests(self) -> bool:
-        return True
-
-    @property
     def constraints(self) -> tuple[Constraint, ...]:
         return mixing.whole_models(
             "with changing neighbours the error does not vanish, and push-sum must not lose any part of x or w; drop the memory, or "
@@ -121,14 +124,6 @@ class Gossip(Schedule):
             "neighbour to neighbour, uncompressed; use 'allreduce(fp32()) + {schedule}', with choco() as its mixer to compress, "
             "or '{exchange} + slowmo(48)'",
         )
-
-    @property
-    def period(self) -> int:
-        return lcm(self.every, self.exact or 1)
-
-    @property
-    def prelude(self) -> int:
-        return max(self.warmup, self.mixer.prelude * self.every)
 
     def averages(self, step: int) -> bool:
         return self.per_node > 1
@@ -144,20 +139,20 @@ class Gossip(Schedule):
         return self.is_synced(step) or (step + self.overlap) % self.every == 0
 
     def consensus_share(self, loop: Loop) -> list[Share]:
-        return mixing.shares(loop, self.drives)
+        return mixing.shares(loop, self._mixer)
 
     def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
-        yield from loop.send(index, flat, Inside(self.per_node))
+        yield from loop.averages.send(index, flat, Inside(self.per_node))
 
     def step(self, loop: Loop) -> Program[None]:
         if self.per_node > 1:
-            yield from loop.average_gradients()
+            yield from loop.averages.wait_gradients()
         yield OptimizerStep()
-        if self._nodes(loop.size) > 1:
+        if self._nodes(loop.ranks.size) > 1:
             yield from self._mix(loop)
 
     def _mix(self, loop: Loop) -> Program[None]:
-        round, mixer = loop.step // self.every - 1, self.drives
+        round, mixer = loop.step // self.every - 1, self._mixer
         if self.is_synced(loop.step):
             yield from mixing.agree(loop, mixer)
         elif loop.step % self.every:
@@ -168,4 +163,4 @@ class Gossip(Schedule):
             yield from mixing.mix(loop, mixer, round)
 
     def close(self, loop: Loop) -> Program[None]:
-        yield from mixing.land(loop, self.drives)
+        yield from mixing.land(loop, self._mixer)

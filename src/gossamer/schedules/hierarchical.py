@@ -1,12 +1,14 @@
 """Hierarchical local SGD: groups with fast links average often, and all ranks average seldom."""
 
+from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, final
 
 from gossamer.core.constraints import Constraint, excludes
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Schedule, Shape
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.exchanges.as_one import Node
@@ -48,12 +50,17 @@ class Hierarchical(Wrapping):
         require(self.near >= 1, f"hierarchical: near must be at least 1 step, got {self.near}")
         require(self.ranks >= 1, f"hierarchical: a group has at least 1 rank, got ranks={self.ranks}")
         require(
-            not (self.then.averages_gradients or self.then.drives or self.then.mixes or self.then.serves),
+            not (
+                self.then.shape.averages_gradients
+                or self.then.shape.mixer
+                or self.then.shape.mixes
+                or self.then.shape.serves
+            ),
             f"hierarchical: {self.then} averages at every step, or keeps state that an average inside a group would break; "
             "use local_sgd(...), slowmo(...) or another schedule of local steps",
         )
         require(
-            not self.then.skips_steps,
+            not self.then.shape.skips_steps,
             f"hierarchical: under {self.then} ranks of a group are at different steps within a round, and would wait for each "
             "other for ever; use the rounds without by_speed",
         )
@@ -63,9 +70,9 @@ class Hierarchical(Wrapping):
         because = "{controller} under {schedule}: averages inside a group change models, and the controller does not see that; drop it"
         return (*self.then.constraints, excludes("control", because=because))
 
-    @property
-    def prelude(self) -> int:
-        return self.then.prelude
+    @cached_property
+    def shape(self) -> Shape:
+        return replace(self.inherited, prelude=self.then.shape.prelude)
 
     @property
     def ranks_per_node(self) -> int:
@@ -85,13 +92,13 @@ class Hierarchical(Wrapping):
         steps = self.then.step(loop)
         yield from until_optimizer_step(steps)
         stepped = yield OptimizerStep()
-        if self._meets(loop.step) and min(loop.size, self.ranks) > 1:
+        if self._meets(loop.step) and min(loop.ranks.size, self.ranks) > 1:
             yield from self._average_inside(loop)
         yield from after_optimizer_step(steps, stepped)
 
     def _meets(self, step: int) -> bool:
         """True if groups average after a step; False where a larger group or all ranks do."""
-        more = step % self.then.period == 0 or self.then.is_synced(step)
+        more = step % self.then.shape.period == 0 or self.then.is_synced(step)
         return (
             step % self.near == 0 and not more and not (isinstance(self.then, Hierarchical) and self.then._meets(step))
         )
@@ -101,11 +108,11 @@ class Hierarchical(Wrapping):
         if counts is None:
             return
         weighted = values if counts == 1 else [value.mul_(counts) for value in values]
-        loop.write((yield from loop.local_average(weighted, Inside(self.ranks))))
+        loop.write((yield from loop.averages.local(weighted, Inside(self.ranks))))
 
     def _counts(self, loop: Loop) -> float | None:
         """Return this rank's weight, scaled so that its group's mean weight is 1; None if all weights of the group are 0."""
-        if not loop.weights:
+        if not loop.ranks.weights:
             return 1.0
-        group = [loop.weights[rank] for rank in Node.of(loop.rank, loop.size, self.ranks).ranks]
-        return len(group) * loop.weight / sum(group) if sum(group) else None
+        group = [loop.ranks.weights[rank] for rank in Node.of(loop.ranks.rank, loop.ranks.size, self.ranks).ranks]
+        return len(group) * loop.ranks.weight / sum(group) if sum(group) else None

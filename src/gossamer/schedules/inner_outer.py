@@ -1,5 +1,6 @@
 """Local steps with an inner learning rate, and a step per round with the full one."""
 
+from functools import cached_property
 from typing import Annotated, final
 
 import torch
@@ -8,7 +9,7 @@ from gossamer.core.contracts import Policy
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Schedule, Shape
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules.local_sgd import LocalSGD
 from gossamer.schedules.rounds import remember_anchor, return_to_anchor
@@ -48,13 +49,9 @@ class InnerOuter(Schedule):
             f"inner_outer: inner must lie in [0, 1], got {self.inner}; it is the inner rate divided by the outer one",
         )
 
-    @property
-    def works_alone(self) -> bool:
-        return self.inner != 1
-
-    @property
-    def period(self) -> int:
-        return self.every
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(period=self.every, works_alone=self.inner != 1)
 
     def policy(self, key: str) -> Policy:
         return "equal" if key == "anchor" else "drop"
@@ -78,7 +75,7 @@ class InnerOuter(Schedule):
             held = zip(loop.states, before, strict=True)
             loop.write([torch.sub(s["anchor"], s["moved"], alpha=self.inner, out=room) for s, room in held])
             return
-        means = yield from loop.average([s.pop("moved") for s in loop.states])
+        means = yield from loop.averages.of([s.pop("moved") for s in loop.states])
         for state, mean in zip(loop.states, means or []):
             state["anchor"] = torch.sub(state["anchor"], mean, out=mean)
         return_to_anchor(loop)

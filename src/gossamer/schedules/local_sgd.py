@@ -1,12 +1,13 @@
 """Local SGD: local steps, then an average."""
 
+from functools import cached_property
 from typing import Annotated, final
 
 from gossamer.core.constraints import those
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Schedule, Shape
 from gossamer.core.verbs import Program
 from gossamer.schedules.slowmo import SlowMo
 
@@ -42,13 +43,9 @@ class LocalSGD(Schedule):
     def traits(self) -> frozenset[str]:
         return super().traits | those(rounds=True)
 
-    @property
-    def period(self) -> int:
-        return self.every
-
-    @property
-    def prelude(self) -> int:
-        return self.warmup
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(period=self.every, prelude=self.warmup)
 
     def ends_round(self, step: int) -> bool:
         return step <= self.warmup or step % self.every == 0

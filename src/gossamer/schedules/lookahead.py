@@ -1,11 +1,12 @@
 """Lookahead: slow weights follow fast weights, on one rank too."""
 
+from functools import cached_property
 from typing import Annotated, final
 
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Schedule, Shape
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules.slowmo import SlowMo
 
@@ -40,13 +41,9 @@ class Lookahead(Schedule):
             f"lookahead: alpha must lie in (0, 1], got {self.alpha}: 0 freezes the model; the paper uses 0.5 and 0.8",
         )
 
-    @property
-    def works_alone(self) -> bool:
-        return True
-
-    @property
-    def period(self) -> int:
-        return self.every
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(period=self.every, works_alone=True)
 
     def ends_round(self, step: int) -> bool:
         return step % self.every == 0
@@ -55,7 +52,7 @@ class Lookahead(Schedule):
         return step % self.every == 0
 
     def step(self, loop: Loop) -> Program[None]:
-        if loop.size == 1 and self.alpha == 1:
+        if loop.ranks.size == 1 and self.alpha == 1:
             yield OptimizerStep()
             return
         yield from SlowMo(self.every, beta=0.0, alpha=self.alpha).step(loop)

@@ -32,7 +32,7 @@ def mix(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
 
     At most two buckets are in flight: one travels and the next waits in its comm thread. This bounds memory.
     """
-    blocks = [loop.part([i]) for i in range(len(loop.which))]
+    blocks = [loop.part([i]) for i in range(len(loop.buckets))]
     pushed = list[Bucket]()
     for one, before in zip(blocks, [None, *blocks]):
         yield from _push(one, mixer, round, pushed)
@@ -44,20 +44,20 @@ def mix(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
 
 def overlap(loop: Loop, mixer: Mixer, round: int) -> Program[None]:
     """Absorb the messages of the last round, and start the next round, bucket by bucket."""
-    for i in range(len(loop.which)):
+    for i in range(len(loop.buckets)):
         one = loop.part([i])
         landed = yield from land(one, mixer)
-        yield from one.post(partial(mixer.push, round=round), landed or None)
+        yield from one.messages.post(partial(mixer.push, round=round), landed or None)
 
 
 def land(loop: Loop, mixer: Mixer) -> Program[list[Tensor]]:
     """Absorb the messages in flight; returns the models, without those that exist only as parameters. Empty if none was sent."""
-    return [*_absorb(loop, mixer, (yield from loop.collect()))]
+    return [*_absorb(loop, mixer, (yield from loop.messages.collect()))]
 
 
 def settle(loop: Loop, mixer: Mixer) -> None:
     """Update the models after a local step, while a part of their mass is in flight."""
-    for _ in _absorb(loop, mixer, [[] for _ in loop.which]):
+    for _ in _absorb(loop, mixer, [[] for _ in loop.buckets]):
         pass  # bucket by bucket, so that no second copy of the model is made
 
 
@@ -67,7 +67,7 @@ def agree(loop: Loop, mixer: Mixer) -> Program[None]:
     If the average is not finite, each rank keeps its own model.
     """
     yield from land(loop, mixer)
-    means = yield from loop.average(numerators(loop, mixer))
+    means = yield from loop.averages.of(numerators(loop, mixer))
     if means is None:
         return
     loop.assign(means)
@@ -86,7 +86,7 @@ def shares(loop: Loop, mixer: Mixer) -> list[Share]:
 
 
 def _shares(loop: Loop, mixer: Mixer) -> Iterator[Share]:
-    for block, kept, wires in zip(loop.blocks(), loop.mixing, loop.arrived(), strict=True):
+    for block, kept, wires in zip(loop.blocks(), loop.mixing, loop.messages.arrived(), strict=True):
         state: State = dict(kept)
         if wires:
             block, wires = mixer.heal(block, state, wires, _unheard)
@@ -105,11 +105,11 @@ def _push(loop: Loop, mixer: Mixer, round: int, pushed: list[Bucket]) -> Program
         pushed.append(block)
         return mixer.push(block, state, context, round)
 
-    yield from loop.post(message)
+    yield from loop.messages.post(message)
 
 
 def _land(loop: Loop, mixer: Mixer, pushed: Sequence[Bucket]) -> Program[None]:
-    for i, wires in enumerate((yield from loop.collect())):
+    for i, wires in enumerate((yield from loop.messages.collect())):
         _write(loop.part([i]), mixer, pushed[i], wires)
 
 
@@ -117,7 +117,7 @@ def _absorb(loop: Loop, mixer: Mixer, arrived: Sequence[Sequence[Tensor]]) -> It
     """Absorb and write each bucket; yields its model if it lies in one tensor."""
     for i, wires in enumerate(arrived):
         one = loop.part([i])
-        (place,), (state,) = one.places, one.mixing
+        (place,), (state,) = one.buckets, one.mixing
         followed = mixer.follow(place.pieces, place.layout, state, wires)
         yield from [_write(one, mixer, one.blocks()[0], wires)] if followed is None else followed
 
@@ -125,7 +125,7 @@ def _absorb(loop: Loop, mixer: Mixer, arrived: Sequence[Sequence[Tensor]]) -> It
 def _write(one: Loop, mixer: Mixer, block: Bucket, wires: Sequence[Tensor]) -> Tensor:
     """Absorb messages into one bucket, and write it; returns the model as the parameters hold it."""
     (state,) = one.mixing
-    block, wires = mixer.heal(block, state, wires, one.report_finite)
+    block, wires = mixer.heal(block, state, wires, one.record.finite)
     (taken,) = one.write([mixer.absorb(block, state, wires)])
     mixer.wrote(block.like(taken), state)
     return taken

@@ -1,6 +1,7 @@
 """Asynchronous SGD: a server applies every step when it arrives, however old its model was."""
 
-from typing import ClassVar, final
+from functools import cached_property
+from typing import final
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from gossamer.core.contracts import Context
 from gossamer.core.errors import AttachError
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part
-from gossamer.core.schedule import Schedule, Share
+from gossamer.core.schedule import Schedule, Shape, Share
 from gossamer.core.verbs import OptimizerStep, Program, all_reduce, start
 from gossamer.core.wire import take
 from gossamer.kernels.finite import all_finite
@@ -54,18 +55,11 @@ class OnArrival(Schedule):
     Distributed Deep Learning, IJCAI 2016.
     """
 
-    lane: ClassVar[str] = "server"
-    serves: ClassVar[bool] = True
-
     by_staleness: bool = False
 
-    @property
-    def is_async(self) -> bool:
-        return True
-
-    @property
-    def counts_alike(self) -> bool:
-        return True
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(is_async=True, counts_alike=True, lane="server", serves=True)
 
     @property
     def traits(self) -> frozenset[str]:
@@ -95,7 +89,7 @@ class OnArrival(Schedule):
             )
 
     def consensus_share(self, loop: Loop) -> list[Share]:
-        if loop.rank == _server(loop.size):
+        if loop.ranks.rank == _server(loop.ranks.size):
             return [
                 Share(
                     loop.live["server"].model() if loop.live else self._kept(loop), torch.ones((), dtype=torch.float32)
@@ -104,10 +98,10 @@ class OnArrival(Schedule):
         return [Share(torch.zeros_like(x), torch.zeros((), dtype=torch.float32)) for x in loop.parameters()]
 
     def begin(self, loop: Loop) -> Program[None]:
-        if loop.size == 1 or "server" in loop.live:
+        if loop.ranks.size == 1 or "server" in loop.live:
             return
-        serves = loop.rank == _server(loop.size)
-        loop.live["server"] = server = Server(loop, self.by_staleness, self.lane) if serves else None
+        serves = loop.ranks.rank == _server(loop.ranks.size)
+        loop.live["server"] = server = Server(loop, self.by_staleness, self.shape.lane) if serves else None
         if server is not None:
             yield from server.open()
 
@@ -125,31 +119,31 @@ class OnArrival(Schedule):
             number, model = server.add(move, taken)
         loop.write([model])
         state["taken"] = torch.tensor(number)
-        loop.age(number - 1 - taken)
+        loop.record.aged(number - 1 - taken)
 
     def quiesce(self, loop: Loop) -> Program[None]:
         """Wait for all ranks; a rank that is here has sent all its steps."""
-        if loop.size > 1:
-            yield from all_reduce(torch.zeros(1, dtype=torch.float32, device=loop.places[0].device))
+        if loop.ranks.size > 1:
+            yield from all_reduce(torch.zeros(1, dtype=torch.float32, device=loop.buckets[0].device))
 
     def leave(self, loop: Loop) -> Program[None]:
         """Send a shutdown message to the server, which answers until it has one from every other rank."""
         yield from self.begin(loop)
-        if (server := _server(loop.size)) != loop.rank:
-            yield from start(send_shutdown([server], loop.places[0].device), "goodbye", lane=self.lane)
+        if (server := _server(loop.ranks.size)) != loop.ranks.rank:
+            yield from start(send_shutdown([server], loop.buckets[0].device), "goodbye", lane=self.shape.lane)
 
     def _moved(self, loop: Loop, before: Tensor) -> Tensor:
         """Return this rank's step; zeros if it is not finite."""
         (after,) = loop.parameters()
         move = after.sub_(before)
         if not all_finite([move]):
-            loop.give_up()
+            loop.record.round_dropped()
             move.zero_()
         return move
 
     def _hand_in(self, loop: Loop, move: Tensor) -> Program[tuple[int, Tensor]]:
-        yield from loop.post(self._message, [move])
-        ((number, wire),) = yield from loop.collect()
+        yield from loop.messages.post(self._message, [move])
+        ((number, wire),) = yield from loop.messages.collect()
         return number_in(number), take(wire, move.dtype, move.numel())[0]
 
     def _message(self, move: Bucket, state: State, context: Context) -> Program[list[Tensor]]:

@@ -1,5 +1,6 @@
 """Overlap local SGD: local steps while the last round's average is in flight."""
 
+from functools import cached_property
 from typing import Annotated, final
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Schedule, Shape
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules.rounds import (
     differences,
@@ -68,17 +69,13 @@ class OverlapLocalSGD(Schedule):
             f"overlap_local_sgd: beta must lie in [0, 1), got {self.beta}; the paper uses 0.7",
         )
 
-    @property
-    def works_alone(self) -> bool:
-        return self.alpha < 1 or self.beta > 0
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(period=self.every, works_alone=self.alpha < 1 or self.beta > 0)
 
     @property
     def follows_rate(self) -> bool:
         return self.by_lr and self.beta > 0
-
-    @property
-    def period(self) -> int:
-        return self.every
 
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, self.delay)
@@ -94,13 +91,13 @@ class OverlapLocalSGD(Schedule):
             held = yield from self._pull(loop)
         if loop.step % self.every:
             return
-        yield from loop.launch(differences(loop, loop.parameters() if held is None else held))
+        yield from loop.averages.launch(differences(loop, loop.parameters() if held is None else held))
         if self.delay == 0:
             yield from self._pull(loop)
 
     def _pull(self, loop: Loop) -> Program[list[Tensor]]:
         """Apply the average to the anchor and pull the models towards it; all the way if the average was not finite."""
-        lost = loop.in_flight() and not (yield from self._land(loop))
+        lost = loop.averages.in_flight() and not (yield from self._land(loop))
         anchors = [s["anchor"] for s in loop.states]
         held = zip(loop.parameters(), anchors)
         pulled = [x.copy_(a) if lost else torch.lerp(x, a, self.alpha, out=x) for x, a in held]
@@ -109,8 +106,8 @@ class OverlapLocalSGD(Schedule):
 
     def _land(self, loop: Loop) -> Program[bool]:
         """Wait for the average and move the anchor; returns False, and leaves it, if the average was not finite."""
-        means = yield from loop.land()
-        for place, mean, lr in zip(loop.places, means or [], loop.lrs):
+        means = yield from loop.averages.wait()
+        for place, mean, lr in zip(loop.buckets, means or [], loop.optimizer.lrs):
             state = place.states["schedule"]
             velocity = slow_velocity(state, mean.neg_(), lr, self.beta, self.by_lr)
             state["anchor"] = torch.add(state["anchor"], velocity, out=place.layout.buffers.like(velocity))

@@ -115,7 +115,9 @@ class PairServer:
 
     def _coming(self) -> Iterator[tuple[Bucket, State]]:
         """Yield the buckets with their state, including answers that have arrived but are not added yet."""
-        for block, kept, wires in zip(self._loop.blocks(), self._loop.mixing, self._loop.arrived(), strict=True):
+        for block, kept, wires in zip(
+            self._loop.blocks(), self._loop.mixing, self._loop.messages.arrived(), strict=True
+        ):
             state = dict(kept)
             for wire in wires:
                 add_residual(state, wire.view(block.flat.dtype), block)

@@ -1,7 +1,7 @@
 """AD-PSGD: average with one neighbour at a time, without waiting for the others."""
 
-from functools import partial
-from typing import Annotated, ClassVar, Literal, final
+from functools import cached_property, partial
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from gossamer.core.contracts import Context, Topology
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.schedule import Schedule, Share
+from gossamer.core.schedule import Schedule, Shape, Share
 from gossamer.core.topology import rounds, sides
 from gossamer.core.verbs import OptimizerStep, Program, all_reduce, start
 from gossamer.mixers.weights import refuse_directed
@@ -61,9 +61,6 @@ class Pairwise(Schedule):
     Paper: Lian, Zhang, Zhang, Liu, Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018.
     """
 
-    lane: ClassVar[str] = "pairs"
-    serves: ClassVar[bool] = True
-
     topology: Topology = Bipartite()
     every: Annotated[int, Choice(1, 2, 4)] = 1
     partners: Literal["random", "in turn"] = "random"
@@ -71,13 +68,16 @@ class Pairwise(Schedule):
     def __post_init__(self) -> None:
         require(self.every >= 1, f"pairwise: every must be at least 1 step, got {self.every}")
 
-    @property
-    def mixes(self) -> bool:
-        return True
-
-    @property
-    def is_async(self) -> bool:
-        return True
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(
+            period=self.every,
+            prelude=self.topology.prelude * self.every,
+            mixes=True,
+            is_async=True,
+            lane="pairs",
+            serves=True,
+        )
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
@@ -87,14 +87,6 @@ class Pairwise(Schedule):
             "whole models are averaged; drop the {rules}",
             "rank to rank, uncompressed; use 'allreduce(fp32()) + {schedule}', or gossip(choco()) to compress",
         )
-
-    @property
-    def period(self) -> int:
-        return self.every
-
-    @property
-    def prelude(self) -> int:
-        return self.topology.prelude * self.every
 
     def ends_round(self, step: int) -> bool:
         return step % self.every == 0
@@ -111,7 +103,7 @@ class Pairwise(Schedule):
         return [Share(model, torch.ones((), dtype=torch.float32)) for model in desk.models()]
 
     def begin(self, loop: Loop) -> Program[None]:
-        if loop.size > 1 and "desk" not in loop.live:
+        if loop.ranks.size > 1 and "desk" not in loop.live:
             loop.live["desk"] = desk = self._desk(loop)
             yield from desk.open()
 
@@ -122,23 +114,23 @@ class Pairwise(Schedule):
         if desk.serves:
             yield from desk.take()
             return
-        if loop.has_come():
-            desk.land((yield from loop.collect()))
+        if loop.messages.has_come():
+            desk.land((yield from loop.messages.collect()))
             if desk.asked is not None:
-                loop.age(loop.step - desk.asked)
-        if loop.step % self.every == 0 and not loop.has_posted():
+                loop.record.aged(loop.step - desk.asked)
+        if loop.step % self.every == 0 and not loop.messages.has_posted():
             desk.asked = loop.step
-            for i in range(len(loop.which)):
-                yield from loop.part([i]).post(partial(self._meet, index=i))
+            for i in range(len(loop.buckets)):
+                yield from loop.part([i]).messages.post(partial(self._meet, index=i))
 
     def quiesce(self, loop: Loop) -> Program[None]:
         """Wait until every pair has finished its average. All ranks must call it."""
-        if loop.size == 1:
+        if loop.ranks.size == 1:
             return
-        asked = yield from self._tell(loop, loop.has_posted())
+        asked = yield from self._tell(loop, loop.messages.has_posted())
         if asked:
             yield from self.begin(loop)  # on a rank that has never trained
-            yield from loop.wait()
+            yield from loop.messages.wait()
             yield from self._tell(loop, False)
 
     def leave(self, loop: Loop) -> Program[None]:
@@ -146,16 +138,20 @@ class Pairwise(Schedule):
         yield from self.begin(loop)
         desk: PairServer = loop.live["desk"]
         if not desk.serves:
-            yield from start(pair_server.send_shutdown(desk.near, loop.places[0].device), "goodbye", lane=self.lane)
+            yield from start(
+                pair_server.send_shutdown(desk.near, loop.buckets[0].device), "goodbye", lane=self.shape.lane
+            )
 
     def _tell(self, loop: Loop, mine: bool) -> Program[bool]:
         """Return True if `mine` is True on any rank; waits for all ranks."""
-        flag = torch.tensor([float(mine)], device=loop.places[0].device, dtype=torch.float32)
+        flag = torch.tensor([float(mine)], device=loop.buckets[0].device, dtype=torch.float32)
         return bool((yield from all_reduce(flag, "max")))
 
     def _desk(self, loop: Loop) -> PairServer:
-        asking, _ = sides(self.topology, loop.size)
-        return PairServer(loop, self._near(loop.rank, loop.size), loop.rank not in asking, self.lane)
+        asking, _ = sides(self.topology, loop.ranks.size)
+        return PairServer(
+            loop, self._near(loop.ranks.rank, loop.ranks.size), loop.ranks.rank not in asking, self.shape.lane
+        )
 
     def _near(self, rank: int, size: int) -> list[int]:
         """Return a rank's neighbours, each once per round in which it is one."""

@@ -46,8 +46,8 @@ class PendingFragment:
             # On a device the next answer finds it: here the host would wait for the device.
             if values[0].device.type == "cpu" and not all_finite(values):
                 self.steps, self.tokens, values = 0, 0.0, [s["anchor"] for s in states]
-                self.loop.give_up()
-                self.loop.report_finite(None, False)
+                self.loop.record.round_dropped()
+                self.loop.record.finite(None, False)
         self.loop.write(values)
         for state in states:
             state.pop("start", None)
@@ -62,7 +62,7 @@ class PendingFragment:
     def moved(self) -> list[Tensor]:
         """Return anchor minus "start", bucket by bucket."""
         out = list[Tensor]()
-        for place, state in zip(self.loop.places, self.loop.states):
+        for place, state in zip(self.loop.buckets, self.loop.states):
             room = place.layout.buffers.like(state["start"])
             out.append(torch.sub(state["anchor"], state["start"], out=room))
         return out

@@ -1,11 +1,13 @@
 """Post-local SGD: synchronous training at first, local steps later."""
 
+from dataclasses import replace
+from functools import cached_property
 from typing import final
 
 from gossamer.core.constraints import Constraint, excludes
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Schedule, Shape
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules.wrapping import Wrapping
 
@@ -38,7 +40,7 @@ class PostLocal(Wrapping):
     def __post_init__(self) -> None:
         require(self.steps >= 0, f"post_local: steps must be 0 or more, got {self.steps}")
         require(
-            not self.then.averages_gradients and self.then.drives is None and not self.then.lane,
+            not self.then.shape.averages_gradients and self.then.shape.mixer is None and not self.then.shape.lane,
             f"post_local: {self.then} is no schedule of local steps; use local_sgd(...), slowmo(...) or another one",
         )
 
@@ -54,9 +56,9 @@ class PostLocal(Wrapping):
             excludes("control", because="{controller} under {schedule} would compare gradients with models; drop it"),
         )
 
-    @property
-    def prelude(self) -> int:
-        return max(self.steps, self.then.prelude)
+    @cached_property
+    def shape(self) -> Shape:
+        return replace(self.inherited, prelude=max(self.steps, self.then.shape.prelude))
 
     def averages(self, step: int) -> bool:
         return step <= self.steps
@@ -71,5 +73,5 @@ class PostLocal(Wrapping):
         if not self.averages(loop.step):
             yield from self.then.step(loop)
             return
-        yield from loop.average_gradients()
+        yield from loop.averages.wait_gradients()
         yield OptimizerStep()

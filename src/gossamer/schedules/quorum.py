@@ -114,7 +114,7 @@ class Quorum:
         This waits for the device: the order of ranks is that of their devices, not of hosts that run ahead of them.
         """
         round = self._waiting.round
-        rates = torch.tensor(self.loop.rates, dtype=torch.float64)
+        rates = torch.tensor(self.loop.optimizer.rates, dtype=torch.float64)
         round.offer = GradientContribution(flat, rates, ready := StreamMark(flat.device))
         if not round.closed:  # if closed, the gradient is too late for a ticket
             ready.wait()
@@ -128,7 +128,7 @@ class Quorum:
         *rates, largest = read_numbers(settled.told)
         self.accepted[round.step] = settled.accepted
         self.accepted.pop(round.step - KEPT, None)
-        self.loop.accept(settled.accepted)
+        self.loop.record.closed(settled.accepted)
         return StepOutcome(settled.mean, rates, isfinite(largest), settled.accepted)
 
     def is_late(self) -> bool:
@@ -138,33 +138,33 @@ class Quorum:
     # -- on the comm thread ------------------------------------------------------------------------------------------
 
     def _wait(self, round: QuorumStep) -> Program[PendingStep]:
-        handle = yield from start(self._settle(round), self.loop.places[0].layout.name, round.step, self.lane)
+        handle = yield from start(self._settle(round), self.loop.buckets[0].layout.name, round.step, self.lane)
         return PendingStep(round, handle)
 
     def _settle(self, round: QuorumStep) -> Program[StepResult]:
         """Close a step and average its gradients; `told` has all numbers that the host reads, in one tensor."""
-        loop, (place,) = self.loop, self.loop.places
-        carried, context, measures = (
+        loop, (place,) = self.loop, self.loop.buckets
+        carried, context, meter = (
             PendingState(place.states["exchange"]),
-            loop.context(round.step),
-            loop.measures(round.step),
+            loop.ranks.context(round.step),
+            loop.averages.error_meter(round.step),
         )
         accepted = yield from self._wait_for_enough(round.step)
         round.closed = True
         block, numbers = self._given(round, accepted)
         result = yield from place.exchange.average(block, carried, context)
         # All use the learning rates of the first accepted rank, because the schedulers of late ranks lag.
-        rates = yield from all_reduce(numbers.clone() if loop.rank == accepted[0] else torch.zeros_like(numbers))
-        mean = result.mean if len(accepted) == loop.size else result.mean.mul_(loop.size / len(accepted))
-        if measures and round.offer is not None and loop.rank in accepted:
-            loop.measure(Bucket(round.offer.gradient, place.layout), result.add_sent)
+        rates = yield from all_reduce(numbers.clone() if loop.ranks.rank == accepted[0] else torch.zeros_like(numbers))
+        mean = result.mean if len(accepted) == loop.ranks.size else result.mean.mul_(loop.ranks.size / len(accepted))
+        if meter is not None and round.offer is not None and loop.ranks.rank in accepted:
+            meter(Bucket(round.offer.gradient, place.layout), result.add_sent)
         largest = peak(mean)
         carried.commit_if(largest.isfinite())
         follows = yield from self._wait(QuorumStep(round.step + 1))
         return StepResult(mean, accepted, torch.cat([rates, largest.view(1)]), follows)
 
     def _wait_for_enough(self, step: int) -> Program[tuple[int, ...]]:
-        patience, size = self.patience, self.loop.size
+        patience, size = self.patience, self.loop.ranks.size
         count = size if patience.grace else patience.wanted
         accepted = yield from wait_quorum(f"step/{step}", count, patience.fallback(self._arrivals))
         self._arrivals.extend(accepted.seconds)
@@ -178,11 +178,11 @@ class Quorum:
 
     def _given(self, round: QuorumStep, accepted: tuple[int, ...]) -> tuple[Bucket, Tensor]:
         """Return this rank's input to the mean, and its rates: zeros if this rank was not accepted."""
-        (place,) = self.loop.places
-        mine = round.offer if self.loop.rank in accepted else None
+        (place,) = self.loop.buckets
+        mine = round.offer if self.loop.ranks.rank in accepted else None
         if mine is None:
             nothing = place.empty()
-            return Bucket(nothing, place.layout), nothing.new_zeros(len(self.loop.rates), dtype=torch.float64)
+            return Bucket(nothing, place.layout), nothing.new_zeros(len(self.loop.optimizer.rates), dtype=torch.float64)
         mine.ready.precedes()  # the comm thread started earlier
         return Bucket(mine.gradient, place.layout), copied_to(mine.rates, mine.gradient.device)
 

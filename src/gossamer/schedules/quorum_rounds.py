@@ -1,8 +1,8 @@
 """Quorum rounds (Decoupled DiLoCo): local steps, and rounds that close with the first ranks that answer."""
 
 from collections.abc import Mapping
-from functools import partial
-from typing import Annotated, ClassVar, Literal, final
+from functools import cached_property, partial
+from typing import Annotated, Literal, final
 
 import torch
 
@@ -12,7 +12,7 @@ from gossamer.core.contracts import Policy
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Elastic, Schedule, Shape
 from gossamer.core.verbs import OptimizerStep, Program, all_reduce
 from gossamer.schedules import fragments as pieces
 from gossamer.schedules.async_worker import AsyncWorker
@@ -26,7 +26,7 @@ Weighing = Literal["tokens2/steps", "tokens", "equal"]
 
 @final
 @part("quorum_rounds", sample="quorum_rounds(8)")
-class QuorumRounds(Schedule):
+class QuorumRounds(Schedule, Elastic):
     """Takes local steps in rounds that close with the first `quorum` ranks; late ranks are merged in a later round.
 
     D = sum_i w_i (a_i - x_i) / sum_i w_i over the ranks that answered;  v = momentum v + D;  a -= rate (D + momentum v).
@@ -64,11 +64,6 @@ class QuorumRounds(Schedule):
 
     Paper: Douillard et al., Decoupled DiLoCo, arXiv 2604.21428, 2026.
     """
-
-    lane: ClassVar[str] = "quorum"
-    outlives: ClassVar[bool] = True
-    serves: ClassVar[bool] = True
-    """Resting ranks communicate while other rounds are in flight, in no fixed order, which would deadlock in NCCL."""
 
     every: Annotated[int, Choice(4, 8, 12, 24, 48)]
     quorum: int = 1
@@ -113,13 +108,10 @@ class QuorumRounds(Schedule):
         """Return the number of steps from one fragment's round to the next one's."""
         return self.every // self.fragments
 
-    @property
-    def counts_alike(self) -> bool:
-        return self.weigh == "equal"
-
-    @property
-    def is_async(self) -> bool:
-        return True
+    @cached_property
+    def shape(self) -> Shape:
+        # `serves`: resting ranks communicate while other rounds are in flight, in no fixed order, which would deadlock in NCCL.
+        return Shape(period=self.every, is_async=True, counts_alike=self.weigh == "equal", lane="quorum", serves=True)
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
@@ -143,10 +135,6 @@ class QuorumRounds(Schedule):
             f"quorum_rounds(quorum={self.quorum}) on {binding.size} ranks: the quorum is larger than the number of ranks; use at most {binding.size}",
         )
 
-    @property
-    def period(self) -> int:
-        return self.every
-
     def policy(self, key: str) -> Policy:
         return "equal" if key in ("anchor", "velocity", "lr", "round") else "drop"
 
@@ -161,9 +149,9 @@ class QuorumRounds(Schedule):
     # -- a step ----------------------------------------------------------------------------------------------------------
 
     def begin(self, loop: Loop) -> Program[None]:
-        if loop.size > 1 and "learner" not in loop.live:
+        if loop.ranks.size > 1 and "learner" not in loop.live:
             remember_anchor(loop, loop.parameters)
-            loop.live["learner"] = learner = AsyncWorker(loop, fragments_of(loop), self._rule(), self.lane)
+            loop.live["learner"] = learner = AsyncWorker(loop, fragments_of(loop), self._rule(), self.shape.lane)
             yield from learner.open()
 
     def step(self, loop: Loop) -> Program[None]:
@@ -187,7 +175,7 @@ class QuorumRounds(Schedule):
         if "learner" in loop.live:
             learner: AsyncWorker = loop.live["learner"]
             yield from learner.surviving(partial(self._come_together, loop))
-        elif loop.size > 1:
+        elif loop.ranks.size > 1:
             yield from self._come_together(loop)
 
     def outlive(self, loop: Loop, failure: Exception) -> Program[None]:
@@ -199,7 +187,7 @@ class QuorumRounds(Schedule):
     def _come_together(self, loop: Loop) -> Program[None]:
         yield from self.rest(loop)
         mine = float(loop.live["learner"].say()) if "learner" in loop.live else 0.0
-        flag = torch.tensor([mine], dtype=torch.float64, device=loop.places[0].device)
+        flag = torch.tensor([mine], dtype=torch.float64, device=loop.buckets[0].device)
         largest = int((yield from all_reduce(flag, "max")))
         if largest:
             yield from self.begin(loop)  # on a rank that has never trained

@@ -28,7 +28,7 @@ class FurthestProgress(NamedTuple):
 
 def agree(parts: Sequence[Loop], round: int, step: int, members: Sequence[int]) -> Program[FurthestProgress]:
     """Exchange the progress of all ranks; the first rank that is furthest ahead sends its state to the others."""
-    places = [place for part in parts for place in part.places]
+    places = [place for part in parts for place in part.buckets]
     said: dict[str, Any] = {
         "round": round,
         "step": step,
@@ -44,7 +44,7 @@ def agree(parts: Sequence[Loop], round: int, step: int, members: Sequence[int]) 
     given, states = everyone[giver], list[State]()
     if min(rounds) < max(rounds):
         for place, holds in zip(places, given["holds"]):
-            states.append((yield from _give(place, holds, parts[0].rank == giver)))
+            states.append((yield from _give(place, holds, parts[0].ranks.rank == giver)))
     yield from _give_untrained(parts[0], everyone, giver)
     return FurthestProgress(rounds[giver], int(given["step"]), tuple(given["members"]), states)
 
@@ -69,16 +69,16 @@ def _give_untrained(loop: Loop, everyone: Sequence[dict[str, Any]], giver: int) 
     if loop.untrained is None or not (sent := [n for n in theirs if any(n in names for names in wanted.values())]):
         return
     mine, got = loop.untrained.tensors(), dict[str, Tensor]()
-    device = loop.places[0].device
+    device = loop.buckets[0].device
     for name in sent:
         held = mine[name].detach()
         bits = held.to(device).contiguous().view(-1).view(torch.uint8)
-        given = bits.clone() if loop.rank == giver else torch.zeros_like(bits)
+        given = bits.clone() if loop.ranks.rank == giver else torch.zeros_like(bits)
         value = (yield from all_reduce(given)).view(held.dtype).view(held.shape)
-        if name in wanted.get(loop.rank, ()):
+        if name in wanted.get(loop.ranks.rank, ()):
             got[name] = value
     if got:
-        loop.untrained.take(got, loop.present.ranks[giver])
+        loop.untrained.take(got, loop.ranks.present.ranks[giver])
 
 
 def _described(untrained: UntrainedTensors | None) -> dict[str, int]:

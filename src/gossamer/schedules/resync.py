@@ -1,6 +1,7 @@
 """Average gradients at every step, and models now and then, since a memory may let models differ."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, final
 
 import torch
@@ -12,7 +13,7 @@ from gossamer.core.errors import AttachError
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange
-from gossamer.core.schedule import Schedule, Share
+from gossamer.core.schedule import Resyncing, Schedule, Shape, Share
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.exchanges import AllReduced
 
@@ -21,7 +22,7 @@ _DENSE = AllReduced(FP32())
 
 @final
 @part("resync", sample="resync(3)")
-class Resync(Schedule):
+class Resync(Schedule, Resyncing):
     """Averages gradients at every step, and models every `every` steps, densely, without codec and memory.
 
     `sync="average"` sets x_i = mean x_j. 1/N of each residual is in this mean already, and the residual is still sent later.
@@ -69,13 +70,9 @@ class Resync(Schedule):
         )
         return (requires("owes steps", because=because),)
 
-    @property
-    def averages_gradients(self) -> bool:
-        return True
-
-    @property
-    def period(self) -> int:
-        return self.every
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(period=self.every, averages_gradients=True, works_alone=True)
 
     def resyncs(self, step: int) -> bool:
         return step % self.every == 0
@@ -84,22 +81,22 @@ class Resync(Schedule):
         return [Share(x, torch.ones((), dtype=torch.float32)) for x in loop.parameters()]
 
     def step(self, loop: Loop) -> Program[None]:
-        yield from loop.average_gradients()
+        yield from loop.averages.wait_gradients()
         yield OptimizerStep()
-        if loop.step % self.every or loop.size == 1:
+        if loop.step % self.every or loop.ranks.size == 1:
             return
         values = loop.parameters()
         if self.sync == "flush":
-            for x, owed in zip(values, loop.residuals(), strict=True):
-                x.sub_(owed, alpha=1 - 1 / loop.size)
-        means = yield from loop.average(values, over=_DENSE)
+            for x, owed in zip(values, loop.averages.residuals(), strict=True):
+                x.sub_(owed, alpha=1 - 1 / loop.ranks.size)
+        means = yield from loop.averages.of(values, over=_DENSE)
         if means is None:
             return
         loop.assign(means)
         if self.sync == "flush":
-            loop.settle()
+            loop.averages.clear_residuals()
         if self.buffers == "average":
-            yield from loop.average_optimizer()
+            yield from loop.optimizer.average()
 
     def fits(self, binding: Binding) -> None:
         if self.sync == "average":

@@ -96,13 +96,13 @@ class RoundCloser:
 
     def wait(self, number: int) -> Program[PendingRound]:
         self.latest = round = QuorumRound(number)
-        label = self._part(round).places[0].layout.name
+        label = self._part(round).buckets[0].layout.name
         handle = yield from start(self._settle(round), label, number * self._rule.slot, self._lane)
         return PendingRound(round, handle)
 
     def _settle(self, round: QuorumRound) -> Program[RoundResult]:
         members = yield from self._close(round)
-        offer = round.offer if self._loop.rank in members else None
+        offer = round.offer if self._loop.ranks.rank in members else None
         began = yield from now()
         means, largest = yield from self._average(self._part(round), offer, round.number * self._rule.slot)
         self._travel = (yield from now()) - began
@@ -111,7 +111,7 @@ class RoundCloser:
 
     def _close(self, round: QuorumRound) -> Program[tuple[int, ...]]:
         """Wait for the quorum, and for more ranks in the window; returns the ranks that answered, sorted."""
-        size, name = self._loop.size, round.name
+        size, name = self._loop.ranks.size, round.name
         quorum = min(self._rule.quorum, size)  # after a loss there may be fewer ranks than the quorum
         yield from wait_quorum(name, 1)
         round.opened = True
@@ -139,9 +139,9 @@ class RoundCloser:
             offer.ready.precedes()  # the comm thread started earlier
         weights, lengths = yield from self._tell(part, offer)
         total, merge = weights.sum(), self._rule.merge
-        share = weights[part.rank].mul(part.size).div(total)
+        share = weights[part.ranks.rank].mul(part.ranks.size).div(total)
         means, drafts, peaks = list[Tensor](), list[PendingState](), list[Tensor]()
-        for i, place in enumerate(part.places):
+        for i, place in enumerate(part.buckets):
             flat = place.empty()
             if offer is not None:
                 flat = merge.given(offer.moved[i], place.layout).mul_(share.to(flat.dtype))
@@ -161,19 +161,20 @@ class RoundCloser:
     ) -> Program[Tensor]:
         def send(block: Bucket, context: Context) -> Program[ReduceResult]:
             result = yield from place.exchange.average(block, carried, context)
-            if measures and part.measures(step):
-                part.measure(block, result.add_sent)
+            meter = part.averages.error_meter(step) if measures else None
+            if meter is not None:
+                meter(block, result.add_sent)
             return result
 
-        return (yield from place.memory.around(Bucket(flat, place.layout), kept, send, part.context(step)))
+        return (yield from place.memory.around(Bucket(flat, place.layout), kept, send, part.ranks.context(step)))
 
     def _tell(self, part: Loop, offer: Contribution | None) -> Program[tuple[Tensor, list[Tensor]]]:
         """Exchange the weights of all ranks; returns them, and the weighted sums of the norms that the merge needs."""
-        device, size = part.places[0].device, part.size
+        device, size = part.buckets[0].device, part.ranks.size
         mine, weight = torch.zeros(size, dtype=torch.float64), 0.0 if offer is None else offer.weight
-        mine[part.rank] = weight
-        moved = offer.moved if offer is not None else [place.empty() for place in part.places]
-        lengths = [self._rule.merge.lengths(m, place.layout) for m, place in zip(moved, part.places)]
+        mine[part.ranks.rank] = weight
+        moved = offer.moved if offer is not None else [place.empty() for place in part.buckets]
+        lengths = [self._rule.merge.lengths(m, place.layout) for m, place in zip(moved, part.buckets)]
         summed = yield from all_reduce(torch.cat([copied_to(mine, device), *(n.mul(weight) for n in lengths)]))
         weights, *sums = summed.split([size, *(n.numel() for n in lengths)])
         return weights, sums

@@ -5,6 +5,7 @@ learning rate, block momentum does not, Lookahead and Local SGD have beta 0, DiL
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from gossamer.core.bucket import Layout, State
 from gossamer.core.loop import BucketView, Loop
 from gossamer.core.parts import require
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Schedule, Shape
 from gossamer.core.verbs import OptimizerStep, Program
 
 
@@ -44,9 +45,9 @@ class OuterStep(NamedTuple):
 class LocalSteps(Schedule):
     """The default base of a round: every rank takes a local optimizer step."""
 
-    @property
-    def nests(self) -> bool:
-        return True
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(nests=True)
 
     def step(self, loop: Loop) -> Program[None]:
         yield OptimizerStep()

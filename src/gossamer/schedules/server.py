@@ -47,7 +47,7 @@ class Server:
 
     def __init__(self, loop: Loop, by_staleness: bool, lane: str) -> None:
         self._loop, self._by_staleness, self._lane = loop, by_staleness, lane
-        (place,), (state,) = loop.places, loop.mixing
+        (place,), (state,) = loop.buckets, loop.mixing
         if "x" not in state:
             state["x"] = place.read()
         self._layout, self._lock, self._done = place.layout, Lock(), StreamMark(place.device)
@@ -88,7 +88,7 @@ class Server:
 
     def _serve(self) -> Program[None]:
         """Answer ranks as they call, until all others have sent a shutdown message."""
-        callers = {*range(self._loop.size)} - {self._loop.rank}
+        callers = {*range(self._loop.ranks.size)} - {self._loop.ranks.rank}
         while callers:
             caller, message = yield from receive_first(WORD)
             if (taken := number_in(message)) == GOODBYE:

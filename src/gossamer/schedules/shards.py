@@ -113,7 +113,7 @@ def remember(loop: Loop, held: Callable[[], Sequence[Tensor]]) -> None:
     """Set the anchor to a rank's chunk of the first step's model; for parameters added later, when they are added."""
     if all("anchor" in state for state in loop.states):
         return
-    for place, x in zip(loop.places, held()):
+    for place, x in zip(loop.buckets, held()):
         own = _own(x, loop, place).clone()  # a view would keep the whole model in memory
         place.states["schedule"].setdefault("anchor", own)
 
@@ -124,7 +124,7 @@ def add_own(model: Tensor, shard: Tensor, times: float, loop: Loop, place: Bucke
 
 
 def _own(model: Tensor, loop: Loop, place: BucketView) -> Tensor:
-    return Bucket(model, place.layout).chunks(loop.size)[loop.rank].flat
+    return Bucket(model, place.layout).chunks(loop.ranks.size)[loop.ranks.rank].flat
 
 
 def close_round(loop: Loop, held: Sequence[Tensor], step: OuterStep, alike: bool) -> Program[bool]:
@@ -132,9 +132,9 @@ def close_round(loop: Loop, held: Sequence[Tensor], step: OuterStep, alike: bool
     owners = _owners(loop, step)
     over = _ByOwners(alike, owners)
     if alike:
-        anchors = yield from loop.local_average(held, over)
+        anchors = yield from loop.averages.local(held, over)
     else:
-        anchors = yield from loop.average(held, over)
+        anchors = yield from loop.averages.of(held, over)
     if anchors is not None:
         for owner in owners.values():
             owner.draft.commit()
@@ -145,9 +145,9 @@ def close_round(loop: Loop, held: Sequence[Tensor], step: OuterStep, alike: bool
 
 
 def _as_it_was(loop: Loop) -> Program[list[Tensor]]:
-    return (yield from loop.local_average(loop.parameters(), _ByOwners(True, _owners(loop, None))))
+    return (yield from loop.averages.local(loop.parameters(), _ByOwners(True, _owners(loop, None))))
 
 
 def _owners(loop: Loop, step: OuterStep | None) -> dict[Layout, Owner]:
-    rates = zip(loop.places, loop.lrs)
+    rates = zip(loop.buckets, loop.optimizer.lrs)
     return {place.layout: Owner(place.states["schedule"], step, rate) for place, rate in rates}

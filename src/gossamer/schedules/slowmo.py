@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Annotated, Literal, final
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from gossamer.core.errors import AttachError
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
-from gossamer.core.schedule import Schedule, Share
+from gossamer.core.schedule import BetweenNodes, Schedule, Shape, Share, together
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules import mixing, shards
@@ -26,7 +27,7 @@ STABLE = 0.999  # largest allowed growth of ranks' distance per round, with aver
 
 @final
 @part("slowmo", sample="slowmo(8)")
-class SlowMo(Schedule):
+class SlowMo(Schedule, BetweenNodes):
     """Takes `every` steps of a base algorithm, averages models exactly, then takes a momentum step over the round.
 
     a: the anchor, equal on all ranks.  D = mean_i (a - x_i);  v = beta (lr_t / lr_(t-1)) v + D;  a -= alpha v;  x_i = a.
@@ -83,22 +84,22 @@ class SlowMo(Schedule):
         require(0 <= self.beta < 1, f"slowmo: beta must lie in [0, 1), got {self.beta}; the paper uses 0.4 to 0.8")
         require(self.alpha > 0, f"slowmo: alpha must be positive, got {self.alpha}; 0 would freeze the model")
         require(
-            self.base.nests,
+            self.base.shape.nests,
             f"slowmo: inner={self.inner} keeps its own anchor or comm thread, and cannot run inside a round; use a mixer, "
             "gossip(...) or every_step(), or leave inner out. To average models more often than slow momentum steps, use "
             f"hierarchical(2, N, slowmo({self.every})) on N ranks",
         )
         require(
-            self.every % self.base.period == 0,
-            f"slowmo: a round of {self.every} steps is not a multiple of the period of {self.inner}, {self.base.period} steps; "
-            f"use every={self.base.period * -(-self.every // self.base.period)}",
+            self.every % self.base.shape.period == 0,
+            f"slowmo: a round of {self.every} steps is not a multiple of the period of {self.inner}, {self.base.shape.period} steps; "
+            f"use every={self.base.shape.period * -(-self.every // self.base.shape.period)}",
         )
         require(
-            self.average or self.base.drives is not None,
+            self.average or self.base.shape.mixer is not None,
             "slowmo: average=False without a mixer: ranks would never meet; use inner=push_sum() or gossip(...)",
         )
         require(
-            self.average or self.base.drives is None or not self.base.drives.begins,
+            self.average or self.base.shape.mixer is None or not self.base.shape.mixer.begins,
             f"slowmo: average=False over {self.inner}: compressed gossip mixes slower than its graph says, so it is "
             "not known if models stay close; use push_sum() or symmetric(), or leave average as it is",
         )
@@ -114,6 +115,11 @@ class SlowMo(Schedule):
             return Gossip(self.inner)
         return self.inner or LocalSteps()
 
+    @cached_property
+    def shape(self) -> Shape:
+        base, moves = self.base.shape, self.beta > 0 or self.alpha != 1 or self.buffers == "reset"
+        return replace(base, period=self.every, works_alone=moves or base.works_alone, mixes=False, nests=False)
+
     # -- properties of the base, and of the rounds ---------------------------------------------------------------------
 
     @property
@@ -122,51 +128,22 @@ class SlowMo(Schedule):
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
-        terms = self.base.constraints if self.base.averages_gradients or not self.average else ()
+        terms = self.base.constraints if self.base.shape.averages_gradients or not self.average else ()
         return (*terms, *shards.TERMS) if self.sharded else terms
-
-    @property
-    def averages_gradients(self) -> bool:
-        return self.base.averages_gradients
 
     def averages(self, step: int) -> bool:
         return self.base.averages(step)
 
     def together(self, rank: int, size: int) -> tuple[int, ...]:
-        return self.base.together(rank, size)
+        return together(self.base, rank, size)
 
-    def between_nodes(self, per_node: int) -> Schedule:
-        gossips = self.base.drives is not None
-        return replace(self, inner=self.base.between_nodes(per_node)) if gossips else self
-
-    @property
-    def accumulate(self) -> int:
-        return self.base.accumulate
-
-    @property
-    def lr_factor(self) -> float:
-        return self.base.lr_factor
-
-    @property
-    def works_alone(self) -> bool:
-        moves = self.beta > 0 or self.alpha != 1 or self.buffers == "reset"
-        return moves or self.base.works_alone
+    def between_nodes(self, per_node: int) -> "SlowMo":
+        base = self.base
+        return replace(self, inner=base.between_nodes(per_node)) if isinstance(base, BetweenNodes) else self
 
     @property
     def follows_rate(self) -> bool:
         return (self.by_lr and self.beta > 0) or self.base.follows_rate
-
-    @property
-    def drives(self) -> Mixer | None:
-        return self.base.drives
-
-    @property
-    def period(self) -> int:
-        return self.every
-
-    @property
-    def prelude(self) -> int:
-        return self.base.prelude
 
     def policy(self, key: str) -> Policy:
         if key not in ("anchor", "velocity"):
@@ -194,31 +171,32 @@ class SlowMo(Schedule):
         yield from until_optimizer_step(steps)
         stepped = yield OptimizerStep()
         yield from after_optimizer_step(steps, stepped)
-        if loop.step % self.every or (base.averages_gradients and not stepped):
+        if loop.step % self.every or (base.shape.averages_gradients and not stepped):
             return  # a step that all ranks skipped changes nothing; the round goes on
-        yield from base.close(loop)
+        if isinstance(base, Gossip):
+            yield from base.close(loop)
         if not (yield from self._close_round(loop)):
             return
         if self.buffers == "reset":
-            loop.reset_optimizer()
-        elif self.buffers == "average" and loop.size > 1:
-            yield from loop.average_optimizer()
+            loop.optimizer.reset()
+        elif self.buffers == "average" and loop.ranks.size > 1:
+            yield from loop.optimizer.average()
 
     def _base_of(self, loop: Loop) -> Schedule:
         """Return the base; on one rank without its mixer."""
-        alone = loop.size == 1 and not self.base.averages_gradients
+        alone = loop.ranks.size == 1 and not self.base.shape.averages_gradients
         return LocalSteps() if alone else self.base
 
     def _remember(self, loop: Loop) -> None:
-        remember = shards.remember if self.sharded and loop.size > 1 else remember_anchor
+        remember = shards.remember if self.sharded and loop.ranks.size > 1 else remember_anchor
         remember(loop, lambda: self._held(loop))
 
     def _close_round(self, loop: Loop) -> Program[bool]:
         """Take the outer step; returns False, with all ranks back at the anchor, if the average is not finite."""
-        if self.sharded and loop.size > 1:
+        if self.sharded and loop.ranks.size > 1:
             return (yield from shards.close_round(loop, self._held(loop), self._outer, self.base.is_synced(loop.step)))
         means = yield from self._moved(loop)
-        for place, mean, lr in zip(loop.places, means or [], loop.lrs):
+        for place, mean, lr in zip(loop.buckets, means or [], loop.optimizer.lrs):
             self._outer.take(place, mean, lr)
         return_to_anchor(loop)
         return means is not None
@@ -232,11 +210,11 @@ class SlowMo(Schedule):
         moved = differences(loop, self._held(loop))
         if not self.average or self.base.is_synced(loop.step):
             return moved
-        return (yield from loop.average(moved))
+        return (yield from loop.averages.of(moved))
 
     def _held(self, loop: Loop) -> Sequence[Tensor]:
         """Return the values whose mean over all ranks is the model: a mixer's numerators, or the parameters."""
-        mixer = self._base_of(loop).drives
+        mixer = self._base_of(loop).shape.mixer
         return loop.parameters() if mixer is None else mixing.numerators(loop, mixer)
 
     def fits(self, binding: Binding) -> None:
@@ -244,7 +222,7 @@ class SlowMo(Schedule):
         nodes = max(binding.size // self.ranks_per_node, 1)
         if self.average or nodes == 1:
             return
-        largest = divergence_rate(self._outer, self.base.between_nodes(1), self.every, nodes)
+        largest = divergence_rate(self._outer, self.between_nodes(1).base, self.every, nodes)
         if largest > STABLE:
             raise AttachError(
                 f"{self} on {nodes} {'ranks' if nodes == binding.size else 'nodes'}: without an average the distance between models grows {largest:.3g} times with every "

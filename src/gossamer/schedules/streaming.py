@@ -1,6 +1,7 @@
 """Streaming DiLoCo: fragments of the model are averaged one after the other, and applied some steps later."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Literal, final
 
 import torch
@@ -9,7 +10,7 @@ from gossamer.core.constraints import Constraint, excludes
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import Schedule, Shape
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules import fragments as pieces
 from gossamer.schedules.rounds import (
@@ -118,13 +119,9 @@ class Streaming(Schedule):
     def _is_whole(self) -> bool:
         return self.fragments == 1 or (isinstance(self.fragments, tuple) and len(self.fragments) == 1)
 
-    @property
-    def works_alone(self) -> bool:
-        return True
-
-    @property
-    def period(self) -> int:
-        return self.every
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(period=self.every, works_alone=True)
 
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, self.delay)
@@ -150,20 +147,20 @@ class Streaming(Schedule):
         parts = fragments_of(loop)
         since = [loop.step - self.every * (p + 1) // len(parts) for p in range(len(parts))]
         for fragment, steps in zip(parts, since):
-            if self.delay and lands(steps, self.every, self.delay) and fragment.in_flight():
+            if self.delay and lands(steps, self.every, self.delay) and fragment.averages.in_flight():
                 yield from self._land(fragment)
         for fragment, steps in zip(parts, since):
             if steps % self.every:
                 continue
-            yield from fragment.launch(differences(fragment, fragment.parameters()))
+            yield from fragment.averages.launch(differences(fragment, fragment.parameters()))
             if self.delay == 0:
                 yield from self._land(fragment)
 
     def _land(self, fragment: Loop) -> Program[None]:
         """Move the fragment's anchor, and the model towards it; all the way if the average was not finite."""
-        means = yield from fragment.land()
+        means = yield from fragment.averages.wait()
         outer = OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True)
-        for place, mean, lr in zip(fragment.places, means or [], fragment.lrs):
+        for place, mean, lr in zip(fragment.buckets, means or [], fragment.optimizer.lrs):
             outer.take(place, mean, lr)
         if means is None or not self.mixing:
             return_to_anchor(fragment)
@@ -174,5 +171,5 @@ class Streaming(Schedule):
 
 def fragments_of(loop: Loop) -> list[Loop]:
     """Return one loop per fragment of the model."""
-    numbers = [place.fragment for place in loop.places]
+    numbers = [place.fragment for place in loop.buckets]
     return [loop.part([i for i, n in enumerate(numbers) if n == p]) for p in range(max(numbers) + 1)]

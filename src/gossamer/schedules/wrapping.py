@@ -1,39 +1,39 @@
 """A base class for schedules that wrap another schedule, `then`."""
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from gossamer.core.contracts import Policy
 from gossamer.core.loop import Loop
-from gossamer.core.schedule import Schedule, Share
+from gossamer.core.schedule import Schedule, Shape, Share
 
 
 class Wrapping(Schedule):
-    """A schedule that wraps another schedule, `then`, and inherits the properties that it does not change."""
+    """A schedule that wraps another schedule, `then`, and inherits what it does not change."""
 
     then: Schedule
 
-    def policy(self, key: str) -> Policy:
-        return self.then.policy(key)
+    @cached_property
+    def shape(self) -> Shape:
+        return self.inherited
 
     @property
-    def skips_steps(self) -> bool:
-        return self.then.skips_steps
-
-    @property
-    def counts_alike(self) -> bool:
-        return self.then.counts_alike
-
-    @property
-    def works_alone(self) -> bool:
-        return self.then.works_alone
+    def inherited(self) -> Shape:
+        """What it inherits of the other schedule's shape."""
+        then = self.then.shape
+        return Shape(
+            period=then.period,
+            skips_steps=then.skips_steps,
+            works_alone=then.works_alone,
+            counts_alike=then.counts_alike,
+        )
 
     @property
     def follows_rate(self) -> bool:
         return self.then.follows_rate
 
-    @property
-    def period(self) -> int:
-        return self.then.period
+    def policy(self, key: str) -> Policy:
+        return self.then.policy(key)
 
     def fragment_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, int]:
         return self.then.fragment_of(shapes)

@@ -1,6 +1,7 @@
 """The schedule of 0/1 Adam: which averages are exact, and when local steps are averaged."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, final
 
 import torch
@@ -12,7 +13,7 @@ from gossamer.core.contracts import StepsApart
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.schedule import Schedule
+from gossamer.core.schedule import CompressesSome, Schedule, Shape
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.exchanges import AllReduced
 from gossamer.schedules.rounds import differences, remember_anchor
@@ -22,7 +23,7 @@ _DENSE = AllReduced(FP32())
 
 @final
 @part("zero_one", sample="zero_one(3, kappa=1, scaler=2, clipper=4)")
-class ZeroOne(Schedule):
+class ZeroOne(Schedule, CompressesSome):
     """Averages gradients until step `freeze`, few of them exactly; then takes local steps in longer and longer rounds.
 
     Up to step `freeze` gradients are averaged at every step: densely at the steps of T_v, without codec and memory; at the
@@ -82,21 +83,15 @@ class ZeroOne(Schedule):
         because = "{controller} under {schedule} would compare gradients with models; leave it out"
         return (excludes("control", because=because),)
 
-    @property
-    def works_alone(self) -> bool:
-        return True
+    @cached_property
+    def shape(self) -> Shape:
+        return Shape(
+            period=self.clipper, prelude=self.freeze + self.scaler * (self.clipper - 1).bit_length(), works_alone=True
+        )
 
     @property
     def follows_rate(self) -> bool:
         return True
-
-    @property
-    def period(self) -> int:
-        return self.clipper
-
-    @property
-    def prelude(self) -> int:
-        return self.freeze + self.scaler * (self.clipper - 1).bit_length()
 
     def averages(self, step: int) -> bool:
         return step <= self.freeze
@@ -114,17 +109,17 @@ class ZeroOne(Schedule):
         return self.ends_round(step)
 
     def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
-        yield from loop.send(index, flat, None if self.is_compressed(loop.step) else _DENSE)
+        yield from loop.averages.send(index, flat, None if self.is_compressed(loop.step) else _DENSE)
 
     def step(self, loop: Loop) -> Program[None]:
         if self.averages(loop.step):
-            yield from loop.average_gradients()
+            yield from loop.averages.wait_gradients()
             yield OptimizerStep()
             return
         _set_out(loop)
-        rates = loop.lrs
+        rates = loop.optimizer.lrs
         yield OptimizerStep()
-        for state, lr, decay in zip(loop.states, rates, loop.decays, strict=True):
+        for state, lr, decay in zip(loop.states, rates, loop.optimizer.decays, strict=True):
             state["rate"] = _number(state, "rate", 0.0) + lr
             state["kept"] = _number(state, "kept", 1.0) * (1 - lr * decay)
         if self.ends_round(loop.step):
@@ -149,25 +144,25 @@ def _number(state: dict[str, Tensor], key: str, start: float) -> Tensor:
 def _set_out(loop: Loop) -> None:
     """Set the anchor at the first local step, and drop the residuals, which are of gradients."""
     if not any("anchor" in s for s in loop.states):
-        for place in loop.places:
+        for place in loop.buckets:
             place.states["memory"].clear()
             place.states["exchange"].clear()
     remember_anchor(loop, loop.parameters)
 
 
 def _meet(loop: Loop) -> Program[None]:
-    update = loop.update if isinstance(loop.update, StepsApart) else None
+    update = loop.optimizer.update if isinstance(loop.optimizer.update, StepsApart) else None
     moves = differences(loop, loop.parameters()) if update is None else _gone(loop, update)
     means: Sequence[Tensor] | None = moves
-    if loop.size > 1:
-        means = yield from loop.average(moves)
+    if loop.ranks.size > 1:
+        means = yield from loop.averages.of(moves)
     starts = [s["anchor"] for s in loop.states]
     if means is not None and update is None:
         starts = [torch.sub(a, d, out=d) for a, d in zip(starts, means, strict=True)]
     elif means is not None and update is not None:
-        starts = [_met(update, *known) for known in zip(loop.states, loop.updates, means, strict=True)]
+        starts = [_met(update, *known) for known in zip(loop.states, loop.optimizer.update_states, means, strict=True)]
     elif update is not None:
-        for state in loop.updates:
+        for state in loop.optimizer.update_states:
             update.forget(state)
     for state, x in zip(loop.states, starts, strict=True):
         state["anchor"] = x
@@ -177,8 +172,8 @@ def _meet(loop: Loop) -> Program[None]:
 
 
 def _gone(loop: Loop, update: StepsApart) -> list[Tensor]:
-    gone = [update.gone(state) for state in loop.updates]
-    return [place.empty() if u is None else u for place, u in zip(loop.places, gone, strict=True)]
+    gone = [update.gone(state) for state in loop.optimizer.update_states]
+    return [place.empty() if u is None else u for place, u in zip(loop.buckets, gone, strict=True)]
 
 
 def _met(update: StepsApart, state: dict[str, Tensor], kept: dict[str, Tensor], mean: Tensor) -> Tensor:

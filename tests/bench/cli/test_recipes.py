@@ -90,7 +90,7 @@ def test_what_bytes_are_promised_is_counted(name: str) -> None:
 
 
 def test_of_those_that_meet_at_every_step_powersgd_sends_the_fewest_bytes_from_8_ranks_on() -> None:
-    told = [n for n in presets() if Recipe.of(catalogue.example(n)).schedule.averages_gradients]
+    told = [n for n in presets() if Recipe.of(catalogue.example(n)).schedule.shape.averages_gradients]
     sent = {n: bytes_per_step(catalogue.example(n), {"w": (1024, 1024)}, 8) for n in told}
     assert min(sent, key=lambda n: sent[n]) == "powersgd"
 

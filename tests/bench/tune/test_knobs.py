@@ -70,7 +70,7 @@ def test_values_that_do_not_go_together_are_passed_over() -> None:
 
 def test_the_rate_is_part_of_the_recipe_where_it_can_be() -> None:
     assert at_rate(Recipe.of("allreduce"), 0.5) == (Recipe.of("allreduce + every_step(rate=0.5)"), 1.0)
-    assert at_rate(Recipe.of("allreduce + every_step(rate=4.0)"), 0.5)[0].schedule.lr_factor == 2.0
+    assert at_rate(Recipe.of("allreduce + every_step(rate=4.0)"), 0.5)[0].schedule.shape.lr_factor == 2.0
     assert at_rate(Recipe.of("slowmo"), 0.5) == (Recipe.of("slowmo"), 0.5)
 
 

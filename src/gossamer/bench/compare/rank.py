@@ -231,7 +231,7 @@ class RankLoop:
     def _finish(self, run: RankRun) -> None:
         # Under scatter a rank's own chunks are exact, so one rank's errors are not enough. Some ranks may have none:
         # a rank that was late under backup workers has measured nothing.
-        found = self.control.means(run.comm.worker.errors if run.comm else {})
+        found = self.control.means(run.comm.worker.measurement.errors if run.comm else {})
         names = [n for n, _ in run.model.named_parameters() if n in found]  # backward fills them from the last layer
         rest = iter([(n, found[n]) for n in names])
         while some := dict(islice(rest, 16)):  # a line longer than a pipe's page may be mixed with another rank's

@@ -64,8 +64,8 @@ class RankRun:
     def _attach(self, plan: ComparePlan) -> Communicator:
         schedule = Recipe.of(self.kind).schedule
         # A schedule that averages parameters must say what happens to buffers; without a barrier they stay local.
-        alone = schedule.mixes or schedule.is_async
-        buffers = None if schedule.averages_gradients else "local" if alone else "average"
+        alone = schedule.shape.mixes or schedule.shape.is_async
+        buffers = None if schedule.shape.averages_gradients else "local" if alone else "average"
         comm = attach(
             self.model,
             self.optimizer,
@@ -239,7 +239,11 @@ class RankRun:
         state |= {"drawn": self.drawn, "seconds": self.clock.seconds, "nic": self.clock.nic}
         comm = {"comm": self.comm.state_dict()} if self.comm else {}  # may still send what was in flight
         state |= comm | {"sent": self.sent() or 0, "inside": self.inside() or 0, "handed": self.handed() or 0}
-        errors = {"errors": self.comm.worker.errors, "measured": self.comm.worker.measured} if self.comm else {}
+        errors = (
+            {"errors": self.comm.worker.measurement.errors, "measured": self.comm.worker.measurement.last}
+            if self.comm
+            else {}
+        )
         return state | errors | {"spoilt": dict(self._count_spoilt() + self._spoilt_before)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -251,7 +255,7 @@ class RankRun:
             self.comm.load_state_dict(state["comm"])
             now, inside = self._totals(), state.get("inside", 0)  # older checkpoints have one rank per host
             self._before = Totals(now.between - state["sent"], now.inside - inside, now.handed - state["handed"])
-            self.comm.worker.errors, self.comm.worker.measured = state["errors"], state["measured"]
+            self.comm.worker.measurement.errors, self.comm.worker.measurement.last = state["errors"], state["measured"]
             self._spoilt_before = Counter(state["spoilt"]) - self._count_spoilt()
 
     def close(self) -> None:

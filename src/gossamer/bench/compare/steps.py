@@ -84,7 +84,7 @@ def _period(kind: str) -> int:
     if kind in BASELINES:
         return PERIOD if kind == "ddp-postlocal" else 1
     schedule = Recipe.of(kind).schedule
-    return int(getattr(schedule, "every", schedule.period))
+    return int(getattr(schedule, "every", schedule.shape.period))
 
 
 def _row(run: Run, taken: Sequence[float], medians: dict[str, float], record: Record) -> StepRow:

@@ -77,8 +77,8 @@ def explain(recipe: str | Recipe, ranks: int | None = None, spoken: int = 2) -> 
     parsed = Recipe.of(recipe)
     size = ranks or _few(parsed)
     found = _run(parsed, size, spoken)
-    rounds = spoken * parsed.schedule.period
-    for steps in (rounds, parsed.schedule.prelude + rounds):
+    rounds = spoken * parsed.schedule.shape.period
+    for steps in (rounds, parsed.schedule.shape.prelude + rounds):
         if _spoken(found) < spoken and steps > len(found.steps):
             found = _run(parsed, size, min(steps, MOST))
     return _cut(found, spoken)

@@ -1,0 +1,39 @@
+"""The ranks of a run, numbered among those that are present."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gossamer.core.contracts import Context
+from gossamer.core.events import Presence
+from gossamer.core.loop import Ranks
+from gossamer.core.rng import CounterRng
+from gossamer.core.verbs import Present
+from gossamer.runtime.buckets import settle
+
+if TYPE_CHECKING:
+    from gossamer.runtime.worker import Worker
+
+
+class WorkerRanks(Ranks):
+    """The ranks as a worker knows them."""
+
+    def __init__(self, worker: "Worker", rank: int, size: int, seed: int) -> None:
+        self._worker, self.rank, self.size, self.seed = worker, rank, size, seed
+        self.number, self.present = rank, Present.all_of(rank, size)  # this rank's number in the whole world
+        self.weights: Sequence[float] = ()
+
+    def regroup(self, present: Present) -> None:
+        """Continue with the ranks present; owners of chunks change."""
+        before, self.present = self.present, present
+        if before.ranks != present.ranks:
+            for bucket in self._worker.buckets:
+                settle(bucket, self.size)
+            self.rank, self.size = present.place, len(present.ranks)
+            for bucket in self._worker.buckets:
+                bucket.shift = bucket.memory.follow(bucket.exchange.omega(bucket.layout, self.size))
+        lost, back = before.without(present), present.without(before)
+        if lost or back:
+            self._worker.record.tell(Presence(self._worker.step, self.number, [*lost], [*back]))
+
+    def context(self, step: int) -> Context:
+        return Context(self.rank, self.size, step, CounterRng(self.seed, step, self.rank))
