@@ -209,28 +209,28 @@ class Ranks(ABC):
         """The context of this rank at any step, without a loss scale and without a memory."""
 
 
-class Record(ABC):
+class RecordView(ABC):
     """What metrics and the ledger are told."""
 
     @abstractmethod
     def closed(self, ranks: Sequence[int]) -> None:
-        """Record that a step ended with the gradients of these ranks."""
+        """RecordView that a step ended with the gradients of these ranks."""
 
     @abstractmethod
     def dropped(self, step: int) -> None:
-        """Record that this rank's gradient of a step was not waited for."""
+        """RecordView that this rank's gradient of a step was not waited for."""
 
     @abstractmethod
     def aged(self, steps: int) -> None:
-        """Record that the result just taken is from this rank's model of `steps` steps ago."""
+        """RecordView that the result just taken is from this rank's model of `steps` steps ago."""
 
     @abstractmethod
     def finite(self, rank: int | None, fine: bool | Tensor) -> None:
-        """Record whether a rank's model (None: this one's) was finite when models met; one that is not counts once a step."""
+        """RecordView whether a rank's model (None: this one's) was finite when models met; one that is not counts once a step."""
 
     @abstractmethod
     def round_dropped(self) -> None:
-        """Record that a round was dropped; resets optimizer state that is not finite."""
+        """RecordView that a round was dropped; resets optimizer state that is not finite."""
 
 
 class Loop(ABC):
@@ -240,7 +240,7 @@ class Loop(ABC):
     messages: Messages
     optimizer: OptimizerView
     ranks: Ranks
-    record: Record
+    record: RecordView
     live: dict[str, Any]  # what a schedule keeps between steps but not in checkpoints, such as running programs
 
     @property

@@ -19,7 +19,7 @@ from gossamer.core.loop import (
     Messages,
     OptimizerView,
     Ranks,
-    Record,
+    RecordView,
     UntrainedTensors,
 )
 from gossamer.core.lossless import LosslessExchange
@@ -361,7 +361,7 @@ class DryOptimizer(OptimizerView):
         yield from ()
 
 
-class DryRecord(Record):
+class DryRecord(RecordView):
     """Records nothing."""
 
     def closed(self, ranks: Sequence[int]) -> None:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from gossamer.core.events import Age, Drop, Event, Listener
-from gossamer.core.loop import Record
+from gossamer.core.loop import RecordView
 from gossamer.core.stream_events import read_numbers
 
 if TYPE_CHECKING:
     from gossamer.runtime.worker import Worker
 
 
-class RunRecord(Record):
+class RunRecord(RecordView):
     """Counts what happened on this rank so far, and passes events on to a listener."""
 
     def __init__(self, worker: "Worker") -> None:
